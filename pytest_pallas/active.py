@@ -100,6 +100,7 @@ def pytest_configure(config: pytest.Config) -> None:
             earlier = earlier_run(config)
         except OptionError as error:
             raise pytest.UsageError(str(error)) from None
+        state.killed_earlier = earlier.killed
         state.killed |= earlier.killed
         state.marked |= earlier.marked
         config.pluginmanager.register(TestMutantRunner(state, reseed), MUTANTS)
@@ -116,6 +117,13 @@ def pytest_configure(config: pytest.Config) -> None:
             from pytest_pallas.report.traces import TraceReporter
 
             config.pluginmanager.register(TraceReporter(state), "pallas-trace-reporter")
+        if state.options.fleet is not None:
+            from pytest_pallas.fleet.starting import start_fleet
+
+            try:
+                start_fleet(state)
+            except OptionError as error:
+                raise pytest.UsageError(str(error)) from None
         from pytest_pallas.report.progress import Progress
 
         progress = Progress(config, state.options.fuzz_time)

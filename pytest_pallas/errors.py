@@ -190,6 +190,10 @@ class IsolationError(PallasTestError):
     """A test could not run in its own process."""
 
 
+class FleetError(PallasTestError):
+    """The workers of a fleet that ran a test were lost."""
+
+
 class MutantError(PallasTestError):
     """A mutant could not be made; this is no error of the kernel or its checks."""
 

@@ -40,7 +40,12 @@ class ExamplePoint:
 
 @dataclass(kw_only=True)
 class ResultBuilder:
-    """The accumulated examples of one check of one kernel in one test."""
+    """The accumulated examples of one check of one kernel in one test.
+
+    Attributes:
+      failed: whether an example failed.
+      earlier: number of examples that other builders of the same test counted before.
+    """
 
     kernel: str
     check: str
@@ -58,6 +63,8 @@ class ResultBuilder:
     inputs: list[Inputs] = field(default_factory=list["Inputs"])
     evidence: list[Any] = field(default_factory=list[Any])
     withdrawn: str = ""
+    failed: bool = False
+    earlier: int = 0
     goldens: Counter[str] = field(default_factory=Counter[str])
     used_goldens: dict[str, None] = field(default_factory=dict[str, None])
     points: list[ExamplePoint] = field(default_factory=list["ExamplePoint"])
@@ -69,9 +76,7 @@ class ResultBuilder:
 
         self.examples += 1
         self.inputs.append(inputs_of(arguments))
-        if len(self.points) > MOST_POINTS and not self.points[-1].failed:
-            self.points.pop()
-        self.points.append(ExamplePoint(dims=_dims(arguments)))
+        self._add_point(ExamplePoint(dims=_dims(arguments)))
 
     def withdraw(self, reason: str = "") -> None:
         """Undo the last ``begin``: the check does not apply to the example."""
@@ -113,9 +118,38 @@ class ResultBuilder:
 
     def fail(self, failed: Comparison) -> None:
         """Take the errors of the failure that is reported."""
+        self.failed = True
         self.error = failed.error
         self.baseline = failed.baseline_error
         self.multiple = failed.multiple
+
+    def absorb(self, later: ResultBuilder) -> None:
+        """Add the examples of another builder of the same test, which ran later."""
+        self.examples += later.examples
+        self.kernel_seconds += later.kernel_seconds
+        self.compiled += [each for each in later.compiled if each not in self.compiled]
+        for note in later.notes:
+            self.add_note(note)
+        self.unverified.update(later.unverified)
+        self.inputs += later.inputs
+        self.evidence += later.evidence
+        self.withdrawn = later.withdrawn or self.withdrawn
+        self.goldens.update(later.goldens)
+        self.used_goldens.update(later.used_goldens)
+        for point in later.points:
+            self._add_point(point)
+        if later.failed or _is_worse(later, self):
+            self.error, self.baseline = later.error, later.baseline
+            self.multiple = later.multiple
+        elif later.multiple is not None:
+            self.multiple = self.multiple or 0.0
+        self.failed = self.failed or later.failed
+
+    def _add_point(self, point: ExamplePoint) -> None:
+        """Add a point; beyond the limit, it replaces the last one unless that failed."""
+        if len(self.points) > MOST_POINTS and not self.points[-1].failed:
+            self.points.pop()
+        self.points.append(point)
 
     def add_note(self, note: Note) -> None:
         """Add notes, each once."""
@@ -177,6 +211,13 @@ class ResultBuilder:
         from pytest_pallas.checks.inputs import signatures
 
         return signatures(self.inputs)
+
+
+def _is_worse(later: ResultBuilder, earlier: ResultBuilder) -> bool:
+    """Whether the error of a later builder is the worst so far; exact comparisons have none."""
+    if later.error is None or later.multiple is None:
+        return False
+    return earlier.multiple is None or later.multiple >= earlier.multiple
 
 
 def _dims(arguments: Arguments) -> dict[str, int]:

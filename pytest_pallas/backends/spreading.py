@@ -119,10 +119,12 @@ def prepared(
       GangError: the processes have different calls, or one did not come.
       DeviceError: see ``spread_of``.
     """
-    static, arrays = on_host(call)
     if not call.jit:
+        if call.devices > 1:  # what it is spread over is not known before it runs
+            agree("run", subject=words_of(call), timeout=call.timeout)
         static, arrays = split(call)
         return static, arrays, kernels or trace(call, static, arrays), run
+    static, arrays = on_host(call)
     spread: Spread | None = None
     problem: Exception | None = None
     try:

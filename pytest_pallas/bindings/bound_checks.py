@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -96,16 +96,31 @@ def builder_of(
     place: str,
 ) -> ResultBuilder:
     """The builder of a check of a spec in the running test, made at its first use."""
-    return session.builders.setdefault(
-        (spec.name, check, place),
-        ResultBuilder(
-            kernel=spec.name,
-            family=spec.family,
-            check=check,
-            backend=label(backend),
-            mesh=sizes,
-        ),
+    made = new_builder(spec, check, backend, sizes)
+    return session.builders.setdefault((spec.name, check, place), made)
+
+
+def new_builder(
+    spec: KernelSpec, check: str, backend: Backend, sizes: Mapping[str, int]
+) -> ResultBuilder:
+    """A builder without examples."""
+    return ResultBuilder(
+        kernel=spec.name, family=spec.family, check=check, backend=label(backend), mesh=sizes
     )
+
+
+@contextmanager
+def separate_builder(bound: BoundCheck) -> Generator[ResultBuilder]:
+    """Count what runs inside in a builder of its own, and add that to the builder of the test."""
+    whole, key = bound.builder, (bound.spec.name, bound.check.name, bound.place)
+    alone = new_builder(bound.spec, bound.check.name, bound.backend, bound.sizes)
+    alone.earlier = whole.examples
+    bound.session.builders[key] = alone
+    try:
+        yield alone
+    finally:
+        bound.session.builders[key] = whole
+        whole.absorb(alone)
 
 
 def bind(

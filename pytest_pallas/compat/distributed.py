@@ -31,6 +31,16 @@ class Place:
     index: int
     devices: tuple[int, ...] | None = None
 
+    @property
+    def host(self) -> str:
+        """The host of the address."""
+        return self.address.rpartition(":")[0]
+
+    @property
+    def port(self) -> int:
+        """The port of the address."""
+        return int(self.address.rpartition(":")[2])
+
 
 def detect(seconds: float) -> Place | None:
     """The place of this process, by the variables of TPU pods, Slurm, Open MPI and Kubernetes.
@@ -90,7 +100,8 @@ def distributed_program() -> DistributedProgram | None:
     """The program of several processes that this one is part of, or None. It starts no backend."""
     if "jax" not in sys.modules:
         return None
-    state: Any = importlib.import_module("jax._src.distributed").global_state
+    distributed: Any = importlib.import_module("jax._src.distributed")
+    state = distributed.global_state
     if state.client is None or (state.num_processes or 1) < 2:
         return None
     return DistributedProgram(state.process_id, state.num_processes, state.client)

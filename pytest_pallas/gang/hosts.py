@@ -107,10 +107,9 @@ class ServedStore(LocalStore):
           GangError: the port is taken.
         """
         super().__init__()
-        port = int(place.address.rpartition(":")[2])
         try:
             anywhere = "::" if _BOTH else ""
-            self._server = _Server((anywhere, port), logRequests=False, allow_none=True)
+            self._server = _Server((anywhere, place.port), logRequests=False, allow_none=True)
         except OSError as error:
             raise GangError(
                 f"host 0 cannot serve the other hosts at {place.address}: {error.strerror}. Give "

@@ -156,7 +156,7 @@ def of_cluster(place: Place, devices: int, environ: Mapping[str, str]) -> Layout
         first=place.index,
         environments=[environment],
         devices=place.devices,
-        address=place.address.rpartition(":")[0],
+        address=place.host,
         words=f"process {place.index} of {place.count}, coordinated at {place.address}",
     )
 

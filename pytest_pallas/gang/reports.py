@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_pallas.errors import PallasTestError
+from pytest_pallas.explanations import first_line
 from pytest_pallas.gang.merging import ProcessResult, merge_processes
 from pytest_pallas.gang.messages import BECAUSE, TestEnd
 from pytest_pallas.isolation.crash_reports import error_of
@@ -233,7 +234,7 @@ def _texts(
 def _crash(report: pytest.TestReport) -> str:
     """The first line of the error after a space; "" if the text of the report begins with it."""
     crash: Any = getattr(report.longrepr, "reprcrash", None)
-    return "" if crash is None else " " + str(crash.message).partition("\n")[0]
+    return "" if crash is None else f" {first_line(crash.message)}"
 
 
 def _because_of(report: pytest.TestReport) -> tuple[int, ...]:

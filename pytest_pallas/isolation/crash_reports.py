@@ -9,10 +9,8 @@ import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pytest_pallas.analysis.hazards import hazards
-from pytest_pallas.backends import Call
 from pytest_pallas.errors import (
     CrashError,
     HangError,
@@ -23,6 +21,9 @@ from pytest_pallas.errors import (
 from pytest_pallas.explanations import Explanation, Fact
 from pytest_pallas.isolation.messages import StepNote
 from pytest_pallas.workers import JobResult
+
+if TYPE_CHECKING:
+    from pytest_pallas.backends import Call
 
 #: Time limit for everything but a kernel, in seconds at least, and as a multiple of
 #: --pallas-timeout: set-up, drawing, the reference in float64, teardown.
@@ -82,19 +83,23 @@ class Alarm:
             kernel=builder.kernel,
             check=builder.check,
             backend=builder.backend,
-            examples=builder.examples,
+            examples=builder.earlier + builder.examples,
             drawn=[(fact.name, fact.text[:_WIDTH]) for fact in facts[:_LINES]],
         )
         self._step(note)
 
     def traced(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
         """A call starts to be compiled and executed."""
+        from pytest_pallas.analysis.hazards import hazards
+
         self.hazards = self.hazards or []
         self.hazards += [] if jaxpr is None else hazards(jaxpr)
         self._begins(call, kernels)
 
     def simulated(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
         """A call starts to be simulated."""
+        from pytest_pallas.analysis.hazards import hazards
+
         self.hazards = self.hazards or []
         self.hazards += [] if jaxpr is None else hazards(jaxpr, simulated=True)
         self._begins(call, kernels)

@@ -142,6 +142,7 @@ class Isolator:
             timeout=options.timeout,
             seconds=slot(),
             journal=None if journal is None else str(journal),
+            killed=self.session.killed,
         )
         result = run_in(self._pool, self._setup, request)
         if result.status != "done":
@@ -172,6 +173,7 @@ class Isolator:
             hook.pytest_warning_recorded.call_historic(kwargs=dict(warning))
         for name, lost in reply.lost_places.items():
             self.session.lost_places.setdefault(name, lost)
+        self.session.killed |= reply.killed
         if reply.stained:
             self._retired += 1
         if all(report.passed for report in reports.values()):

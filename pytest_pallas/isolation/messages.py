@@ -7,7 +7,7 @@ import json
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,22 @@ class Opening:
     chooses: bool = False
 
 
+@dataclass(frozen=True)
+class Part:
+    """A part of an item; see ``items.parts``.
+
+    Attributes:
+      kind: ``"rounds"`` of fuzzing, or ``"mutants"``.
+      first: number of its first round or mutant, from 0.
+      last: number of its last one, which is included. Numbers beyond the end of the item are left
+        out.
+    """
+
+    kind: Literal["rounds", "mutants"]
+    first: int
+    last: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorkerRequest:
     """A test to run.
@@ -43,6 +59,8 @@ class WorkerRequest:
       journal: the file for the verdicts of its mutants, or None.
       raised: the kernels that raised in earlier tests, as in ``PytestSession``; None where the
         other process decides whether a test runs.
+      part: the part of the item to run; None for the whole.
+      killed: names of the tests and specs that killed mutants, by key, which do not run again.
     """
 
     opening: bytes
@@ -52,6 +70,8 @@ class WorkerRequest:
     seconds: float | None = None
     journal: str | None = None
     raised: Mapping[str, tuple[str, str, bool]] | None = None
+    part: Part | None = None
+    killed: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +85,7 @@ class WorkerReply:
       stained: whether it changed state of the process that could not be undone.
       lost_places: as in ``Session``.
       exit: message and status of a ``pytest.exit`` in the test.
+      killed: the mutants that the test killed, as in ``WorkerRequest``.
     """
 
     reports: Sequence[Mapping[str, Any]] = ()
@@ -73,6 +94,7 @@ class WorkerReply:
     stained: bool = False
     lost_places: Mapping[str, str] = field(default_factory=dict[str, str])
     exit: tuple[str, int | None] | None = None
+    killed: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, kw_only=True)

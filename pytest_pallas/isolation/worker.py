@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import warnings
@@ -12,7 +13,14 @@ import pytest
 
 from pytest_pallas.compat.testing import configured
 from pytest_pallas.isolation.crash_reports import LEAST, Alarm
-from pytest_pallas.isolation.messages import Opening, WorkerReply, WorkerRequest, decoded, encoded
+from pytest_pallas.isolation.messages import (
+    Opening,
+    Part,
+    WorkerReply,
+    WorkerRequest,
+    decoded,
+    encoded,
+)
 from pytest_pallas.mutation_runner.journal import JOURNAL
 from pytest_pallas.session import WORKER, current
 
@@ -21,6 +29,9 @@ ENTRY = "pytest_pallas.isolation.worker:serve"
 
 #: Time in seconds for an item to fuzz, from the parent.
 SECONDS = pytest.StashKey[float]()
+
+#: The part of an item to run, from the parent.
+PART = pytest.StashKey[Part]()
 
 
 def serve(payload: bytes, say: Callable[[bytes], None]) -> bytes:
@@ -80,11 +91,14 @@ class Host:
             self.alarm.stop()
         if item is None:
             return WorkerReply()
-        if request.seconds is not None:
-            item.stash[SECONDS] = request.seconds
-        if request.journal is not None:
-            item.stash[JOURNAL] = request.journal
-        return self.run_item(item, request.timeout)
+        _give(item, SECONDS, request.seconds)
+        _give(item, JOURNAL, request.journal)
+        _give(item, PART, request.part)
+        state = current(self.config)
+        state.killed = {**state.killed_earlier, **request.killed}
+        reply = self.run_item(item, request.timeout)
+        killed = {key: by for key, by in state.killed.items() if key not in request.killed}
+        return dataclasses.replace(reply, killed=killed)
 
     def run_item(self, item: pytest.Item, timeout: float) -> WorkerReply:
         """Run a collected test, and return its reports.
@@ -124,6 +138,14 @@ class Host:
                 for item in self.session.perform_collect(None if path is None else [path]):
                     self.items.setdefault(item.nodeid, item)
         return self.items.get(request.nodeid)
+
+
+def _give(item: pytest.Item, key: pytest.StashKey[Any], value: Any) -> None:
+    """Set a value on an item, or remove that of an earlier request."""
+    if value is not None:
+        item.stash[key] = value
+    elif key in item.stash:
+        del item.stash[key]
 
 
 class Recorder:

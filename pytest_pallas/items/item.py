@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from pytest_pallas.errors import (
 )
 from pytest_pallas.isolation.isolator import NeedsIsolation
 from pytest_pallas.result_builder import ResultBuilder
-from pytest_pallas.session import RAISED, STOPPED_BY, current
+from pytest_pallas.session import PART_OUTCOME, RAISED, STOPPED_BY, current
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
 
 if TYPE_CHECKING:
@@ -177,7 +177,8 @@ class SpecItem(pytest.Item):
             self._run()
 
     def _run(self) -> None:
-        from pytest_pallas.items.running import run_bound
+        from pytest_pallas.isolation.worker import PART
+        from pytest_pallas.items.running import PartRun, part_to_json, run_bound
 
         __tracebackhide__ = True
         progress: Any = self.config.pluginmanager.get_plugin("pallas-progress")
@@ -186,10 +187,18 @@ class SpecItem(pytest.Item):
             if progress is not None:
                 progress.pulse(self.builder.examples)
 
-        requirement = run_bound(self.bound(), slot=self.slot, pulse=pulse)
+        requested = self.stash.get(PART, None)
+        part = None if requested is None else PartRun()
+        try:
+            requirement = run_bound(
+                self.bound(), slot=self.slot, pulse=pulse, rounds=self.rounds(), part=part
+            )
+        finally:
+            if requested is not None and part is not None:
+                self.stash[PART_OUTCOME] = part_to_json(requested, part)
         if requirement:
             self.builder.withdrawn = requirement
-            pytest.skip(f"{self.check.name}: not applicable ({requirement})")
+            pytest.skip(not_applicable(self.check, requirement))
 
     def bound(self) -> BoundCheck:
         """The check bound to backend and mesh; skips if there are too few devices."""
@@ -218,18 +227,35 @@ class SpecItem(pytest.Item):
 
         Computed when the item starts, because earlier items leave unused time.
         """
-        from pytest_pallas.isolation.worker import SECONDS
+        from pytest_pallas.isolation.worker import PART, SECONDS
         from pytest_pallas.items.time_budget import time_budget_of
 
         options = current(self.config).options_for(self)
-        if not options.fuzz_time or options.replay.blob:
-            return None
-        if self.backend.kind == "compiling" or self.expected:
+        if PART in self.stash:
+            return self.stash.get(SECONDS, None)
+        if not options.fuzz_time or not self.fuzzes:
             return None
         if SECONDS not in self.stash:
             clock = time_budget_of(self.config, self.session.items, options.fuzz_time)
             self.stash[SECONDS] = clock.slot(self.nodeid)
         return self.stash[SECONDS]
+
+    def rounds(self) -> Iterable[int] | None:
+        """The numbers of the rounds to fuzz; None without ``--pallas-fuzz-rounds`` and parts."""
+        from pytest_pallas.isolation.worker import PART
+
+        count = current(self.config).options_for(self).fuzz_rounds
+        part = self.stash.get(PART, None)
+        if part is not None:
+            last = min(part.last, count - 1) if count else part.last
+            return range(part.first, last + 1)
+        return range(count) if count and self.fuzzes else None
+
+    @property
+    def fuzzes(self) -> bool:
+        """Whether it may draw more than a fixed number of examples."""
+        replay = current(self.config).options_for(self).replay
+        return not replay and self.backend.kind != "compiling" and not self.expected
 
     @property
     def expected(self) -> bool:
@@ -292,6 +318,11 @@ class SpecItem(pytest.Item):
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """The file of the spec and the name of the item."""
         return Path(self.spec.file), 0, self.name  # pytest needs a line to report a skip
+
+
+def not_applicable(check: Check, requirement: str) -> str:
+    """The reason of an item whose check applies to no example."""
+    return f"{check.name}: not applicable ({requirement})"
 
 
 def expected_failure(spec: KernelSpec, backend: Backend, check: Check) -> ExpectedFailure | None:

@@ -16,7 +16,7 @@ from pytest_pallas.explanations import Fact
 from pytest_pallas.items.item import SpecItem
 from pytest_pallas.mutation_runner.journal import JOURNAL
 from pytest_pallas.result_builder import ResultBuilder
-from pytest_pallas.session import current
+from pytest_pallas.session import PART_OUTCOME, current
 from pytest_pallas.spec import KernelSpec
 
 if TYPE_CHECKING:
@@ -66,11 +66,13 @@ class MutantsItem(SpecItem):
     @property
     def builder(self) -> ResultBuilder:
         """The builder of this item, made at its first use."""
-        return current(self.config).builders.setdefault(
-            (self.spec.name, MUTANTS.name, "all"),
-            ResultBuilder(
-                kernel=self.spec.name, family=self.spec.family, check=MUTANTS.name, backend="all"
-            ),
+        builders, key = current(self.config).builders, (self.spec.name, MUTANTS.name, "all")
+        return builders.setdefault(key, self.new_builder())
+
+    def new_builder(self) -> ResultBuilder:
+        """A builder without mutants."""
+        return ResultBuilder(
+            kernel=self.spec.name, family=self.spec.family, check=MUTANTS.name, backend="all"
         )
 
     @property
@@ -85,10 +87,12 @@ class MutantsItem(SpecItem):
 
     def slot(self) -> float | None:
         """Its time limit in seconds, of the session's time; None for no limit."""
-        from pytest_pallas.isolation.worker import SECONDS
+        from pytest_pallas.isolation.worker import PART, SECONDS
         from pytest_pallas.items.time_budget import time_budget_of
 
         options = current(self.config).options_for(self)
+        if PART in self.stash:
+            return self.stash.get(SECONDS, None)
         if not options.mutate_time:
             return None
         if SECONDS not in self.stash:
@@ -104,9 +108,11 @@ class MutantsItem(SpecItem):
             self._try_all()
 
     def _try_all(self) -> None:
+        from pytest_pallas.isolation.worker import PART
+        from pytest_pallas.items.mutant_results import add_verdicts, mutants_to_json
         from pytest_pallas.items.mutant_runner import SpecMutantRunner
         from pytest_pallas.mutation_runner.journal import Journal
-        from pytest_pallas.mutation_runner.running import run_mutants, sampled, stale
+        from pytest_pallas.mutation_runner.running import sampled, try_mutants
 
         __tracebackhide__ = True
         session = current(self.config)
@@ -125,13 +131,13 @@ class MutantsItem(SpecItem):
 
         runner.running = running
         chosen = sampled(found, options.mutate or 0, options.seed)
-        builder = self.builder
-        verdicts = run_mutants(
-            chosen,
+        part = self.stash.get(PART, None)
+        verdicts = try_mutants(
+            chosen if part is None else chosen[part.first : part.last + 1],
             runner.attempt,
             journal=journal,
             name=self.spec.name,
-            killed=session.killed,
+            killed=session.killed if part is None else dict(session.killed_earlier),
             marked=session.marked,
             until=until,
             same=runner.same,
@@ -139,11 +145,11 @@ class MutantsItem(SpecItem):
             begun=lambda verdict: _tell(self, verdict),
         )
         whole = len(chosen) == len(found) and not session.chosen_operators
-        whole = whole and all(verdict.status != "untried" for verdict in verdicts)
-        builder.examples = sum(verdict.examples for verdict in verdicts)
-        builder.mutants = [dataclasses.asdict(verdict) for verdict in verdicts]
-        builder.notes += stale(self.spec.equivalent, verdicts, whole=whole)
-        builder.notes += runner.notes
+        add_verdicts(self.builder, self.spec, verdicts, runner.notes, whole=whole and part is None)
+        if part is not None:
+            self.stash[PART_OUTCOME] = mutants_to_json(
+                part, verdicts, runner.notes, total=len(chosen), whole=whole
+            )
 
 
 def _tell(item: MutantsItem, verdict: MutantVerdict) -> None:

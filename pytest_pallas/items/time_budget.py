@@ -6,7 +6,7 @@ import itertools
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,21 +56,22 @@ def time_budget_of(config: pytest.Config, items: list[pytest.Item], seconds: flo
     """
     if CLOCK not in config.stash:
         workers = getattr(config, "workerinput", {}).get("workercount", 1)  # of pytest-xdist
-        weights = _weights([*current(config).done_items, *items])
-        left = {item.nodeid: weights.get(item.nodeid, 0.0) for item in items}
-        every = sum(weights.values())
+        weigh = weights([*current(config).done_items, *items])
+        left = {item.nodeid: weigh.get(item.nodeid, 0.0) for item in items}
+        every = sum(weigh.values())
         share = sum(left.values()) / every if every else 1.0
         config.stash[CLOCK] = TimeBudget(seconds * share, left, workers)
     return config.stash[CLOCK]
 
 
-def _weights(items: list[pytest.Item]) -> Mapping[str, float]:
+def weights(items: Sequence[pytest.Item]) -> Mapping[str, float]:
+    """The share of each item that fuzzes, by node id; those of a kernel add up to 1."""
     fuzzed = {item.nodeid: item.spec.name for item in _fuzzing(items)}
     counts = Counter(fuzzed.values())
     return {nodeid: 1 / counts[name] for nodeid, name in fuzzed.items()}
 
 
-def _fuzzing(items: list[pytest.Item]) -> Iterator[Any]:
+def _fuzzing(items: Sequence[pytest.Item]) -> Iterator[Any]:
     """The items that use all of their time."""
     from pytest_pallas.items.item import SpecItem
 

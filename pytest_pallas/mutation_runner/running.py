@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pytest_pallas.mutation import Mutant
 from pytest_pallas.mutation_runner.journal import Journal
@@ -92,7 +93,7 @@ def unknown(mutant: Mutant) -> MutantVerdict:
     )
 
 
-def run_mutants(
+def try_mutants(
     mutants: Iterable[Mutant],
     attempt: Callable[[Mutant], MutantRun],
     *,
@@ -105,7 +106,7 @@ def run_mutants(
     marked: Collection[str] = (),
     begun: Callable[[MutantVerdict], None] = lambda _: None,
 ) -> list[MutantVerdict]:
-    """The verdicts of mutants.
+    """The verdicts of mutants, without the marks of the spec.
 
     Args:
       mutants: the mutants to run.
@@ -116,7 +117,7 @@ def run_mutants(
         do not run again. New ones are added.
       until: when to stop, by ``time.monotonic``; None for never.
       same: returns why a mutant is the same program, or ""; called for mutants that do not run.
-      equivalents: the marks of the spec.
+      equivalents: the marks of the spec, for mutants that need not run again.
       marked: keys of mutants that do not run again as long as the spec marks them.
       begun: called with the verdict of each mutant before it runs.
     """
@@ -125,6 +126,8 @@ def run_mutants(
         verdict = unknown(mutant)
         keys.append(verdict.key)
         if verdict.key in journal.verdicts:
+            if _killed_here(journal.verdicts[verdict.key]):
+                killed.setdefault(verdict.key, name)
             continue
         if killed.get(verdict.key, name) != name:
             by = killed[verdict.key]
@@ -143,7 +146,51 @@ def run_mutants(
             continue
         reason = same(mutant)
         journal.end(_equivalent(untried, reason) if reason else untried)
-    return [settled(journal.verdicts[key], equivalents) for key in dict.fromkeys(keys)]
+    return [journal.verdicts[key] for key in dict.fromkeys(keys)]
+
+
+def run_mutants(
+    mutants: Iterable[Mutant],
+    attempt: Callable[[Mutant], MutantRun],
+    *,
+    equivalents: Sequence[EquivalentMutant] = (),
+    **rest: Any,
+) -> list[MutantVerdict]:
+    """The verdicts of ``try_mutants``, with the marks of the spec."""
+    verdicts = try_mutants(mutants, attempt, equivalents=equivalents, **rest)
+    return [settled(verdict, equivalents) for verdict in verdicts]
+
+
+def merge_verdicts(
+    verdicts: Iterable[MutantVerdict], *, name: str, killed: dict[str, str]
+) -> list[MutantVerdict]:
+    """The verdicts of ``try_mutants``, from verdicts without the kills of other tests and specs.
+
+    Args:
+      verdicts: of ``try_mutants`` in several processes, in the order of the mutants; of the same
+        mutant, the first one counts.
+      name: the name of the test or spec.
+      killed: as for ``try_mutants``: the kills of those before it. New ones are added.
+    """
+    merged: dict[str, MutantVerdict] = {}
+    for verdict in verdicts:
+        by = killed.get(verdict.key, name)
+        if verdict.key in merged:
+            continue
+        if by != name:
+            verdict = dataclasses.replace(verdict, examples=0, seconds=0.0)
+            if verdict.status != "equivalent":
+                verdict = dataclasses.replace(
+                    verdict, status="killed", by=by, on="", how=ELSEWHERE, reason=""
+                )
+        elif _killed_here(verdict):
+            killed[verdict.key] = name
+        merged[verdict.key] = verdict
+    return list(merged.values())
+
+
+def _killed_here(verdict: MutantVerdict) -> bool:
+    return verdict.status == "killed" and verdict.how != ELSEWHERE
 
 
 def _run_one(

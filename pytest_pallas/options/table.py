@@ -174,7 +174,8 @@ def _fleet(text: str) -> FleetPlace | None:
     number = int(port) if port.isdecimal() else 0
     if host == "local" and not scheme and number:
         return FleetPlace(workers=number)
-    if not host or host == "local" or not 0 < number < 2**16:
+    known = scheme in ("", "tcp", "tls", "ucx", "ws", "wss")
+    if not known or not host or host == "local" or not 0 < number < 2**16:
         raise wrong(
             "must be local:N for N worker processes on this machine, or the address of a Dask "
             f"scheduler, such as tcp://HOST:8786, not {text!r}"
@@ -263,6 +264,14 @@ TABLE: tuple[Option, ...] = (
         parse=_amount("seconds", zero=True),
         metavar="SECONDS",
         help="keep drawing examples for about this long; the kernels share the time equally",
+    ),
+    Option(
+        name="fuzz_rounds",
+        parse=_whole(0),
+        metavar="N",
+        help="rounds of examples for each check: 1 is a usual run, each further one has 32 more "
+        "draws with other values of each; the same on every machine (default: 0, no limit on the "
+        "rounds of --pallas-fuzz-time)",
     ),
     Option(
         name="seed",

@@ -113,6 +113,7 @@ class Options:
     max_examples: int = 8
     simulated_examples: int = 0
     fuzz_time: float = 0.0
+    fuzz_rounds: int = 0
     max_bytes: int = DEFAULT_MAX_BYTES
     seed: int = 0
     checks: tuple[str, ...] = ("all",)

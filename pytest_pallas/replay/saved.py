@@ -67,6 +67,12 @@ FOLDER = "pallas-failures"
 _LINE = "# test: "
 
 
+def test_of_script(text: str) -> str:
+    """The test that a script repeats, as its text says; "" if it does not."""
+    lines = (line for line in text.splitlines() if line.startswith(_LINE))
+    return next(lines, "").removeprefix(_LINE)
+
+
 @dataclass(frozen=True)
 class Saved:
     """What became of the script of a failure.
@@ -142,7 +148,7 @@ def _save(
     name = f"{failure.name}-{failure.check}-{label(failure.context.backend)}"
     mesh = getattr(item, "mesh", None) or {}
     name += "".join(f"-{axis}{size}" for axis, size in mesh.items())
-    path = _free(folder, re.sub(r"[^\w.-]+", "-", name).strip("-"), test)
+    path = free_path(folder, re.sub(r"[^\w.-]+", "-", name).strip("-"), test)
     example = _export(session, item, error, path)
     if failure.finding is not None and failure.finding.goldens.get("different"):
         return Saved(None, "it would not have the golden to compare with", example)
@@ -167,7 +173,7 @@ def _export(
     return beside(path)
 
 
-def _free(folder: Path, name: str, test: str) -> Path:
+def free_path(folder: Path, name: str, test: str) -> Path:
     """The first path with a name that no other test has taken."""
     number = 1
     while True:

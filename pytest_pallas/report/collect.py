@@ -21,7 +21,15 @@ from pytest_pallas.explanations import explanation_of
 from pytest_pallas.record import Host, Record, from_json, to_json
 from pytest_pallas.report.pictures import pictures_of
 from pytest_pallas.report.reporter import ATTRIBUTE
-from pytest_pallas.session import RAISED, RAISED_ON, STATUS, STOPPED_BY, PytestSession
+from pytest_pallas.session import (
+    PART_OUTCOME,
+    PART_RESULT,
+    RAISED,
+    RAISED_ON,
+    STATUS,
+    STOPPED_BY,
+    PytestSession,
+)
 
 if TYPE_CHECKING:
     from pytest_pallas.replay.saved import Saved
@@ -141,6 +149,9 @@ def attach(
         setattr(report, STATUS, status)
     if RAISED in item.stash and report.when == "call":
         setattr(report, RAISED_ON, list(item.stash[RAISED]))
+    if PART_OUTCOME in item.stash and report.when == "call":
+        setattr(report, PART_RESULT, item.stash[PART_OUTCOME])
+        del item.stash[PART_OUTCOME]
     add_properties(item, report, records)
     setattr(report, ATTRIBUTE, [to_json(record) for record in records])
 

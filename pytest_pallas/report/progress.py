@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_pallas.report.reporter import ATTRIBUTE
+from pytest_pallas.session import current
 
 #: The fraction of ``--pallas-fuzz-time`` between lines.
 SHARE = 0.1
@@ -65,6 +66,13 @@ class Progress:
         if records and self.seconds:
             self.pulse(0)
 
+    def tick(self) -> None:
+        """Print a line if it is time for one, while other machines run the tests."""
+        if self.seconds:
+            self.pulse(0)
+        else:
+            self._seldom()
+
     def pulse(self, examples: int) -> None:
         """Print a line if it is time for one; ``examples`` are not reported yet."""
         now = time.monotonic()
@@ -74,6 +82,7 @@ class Progress:
         self._print(
             f"{spent:.0f} of {self.seconds:.0f} s, {max(self.seconds - spent, 0):.0f} s left, "
             f"{self.examples + examples:,} examples, {len(self.kernels)} kernels started"
+            f"{self._fleet()}"
         )
 
     def _seldom(self) -> None:
@@ -81,7 +90,16 @@ class Progress:
         late = time.monotonic() - self.last >= SELDOM
         if late and self.kernels and self._seen(0) and not self._seen(1):
             spent = time.monotonic() - self.started
-            self._print(f"{spent:.0f} s, {self.tests} of {self.every} tests")
+            self._print(f"{spent:.0f} s, {self.tests} of {self.every} tests{self._fleet()}")
+
+    def _fleet(self) -> str:
+        """The words about the workers of ``--pallas-fleet``."""
+        fleet = current(self.config).fleet
+        if fleet is None:
+            return ""
+        words = f", {fleet.done} of {fleet.tasks} tasks, {fleet.threads} running at a time"
+        words += f", {len(fleet.refused)} workers refused" if fleet.refused else ""
+        return words + (f", {len(fleet.lost)} workers lost" if fleet.lost else "")
 
     def _seen(self, verbosity: int) -> bool:
         """Whether the output is a terminal, and the verbosity is high enough."""

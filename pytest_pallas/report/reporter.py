@@ -45,6 +45,10 @@ class Reporter:
         self.began_with_header = True
         return terminal.header(self.session)
 
+    def in_order_of(self, ids: Sequence[str]) -> None:
+        """Report in the order of these tests, in whatever order their results come."""
+        self.order = {name: position for position, name in enumerate(ids)}
+
     def pytest_report_collectionfinish(self) -> list[str]:
         """Say it now if the plugin takes part since a test was collected."""
         quiet = self.session.config.get_verbosity() < 0
@@ -65,7 +69,7 @@ class Reporter:
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
         """Record the order of the tests: the records of workers arrive in any order."""
-        self.order = {name: position for position, name in enumerate(ids)}
+        self.in_order_of(ids)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -81,6 +85,7 @@ class Reporter:
         if self.kept is not None and resumed is not None:
             self.order = {name: place for place, name in enumerate(self.kept.collected)}
         self.records.sort(key=lambda record: self.order.get(record.test, len(self.order)))
+        self._sort_failures(session)
         self._record_costs(session)
         self._require_score(session)
         self._join_failures(session)
@@ -101,6 +106,13 @@ class Reporter:
         self.written = list(write_files(self.session, self.records, own, self.kept))
         if not all(done for done, _ in self.written):
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
+
+    def _sort_failures(self, session: pytest.Session) -> None:
+        """Print failures and reasons in the order of the tests."""
+        terminal: Any = session.config.pluginmanager.getplugin("terminalreporter")
+        for found in terminal.stats.values() if terminal is not None and self.order else ():
+            if all(hasattr(each, "nodeid") for each in found):
+                found.sort(key=lambda each: self.order.get(each.nodeid, len(self.order)))
 
     def _join_failures(self, session: pytest.Session) -> None:
         """Print failures with one cause as one block, which names the other checks."""

@@ -14,7 +14,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Any
 from unittest import SkipTest
@@ -143,6 +143,26 @@ def fuzz_until(what: Fuzz, *, seed: int, until: float) -> None:
     spent = _DrawTimes()
     calls = _calls(choice, MOST, lambda: agreed(spent.variants > CHEAP * spent.draw))
     _explore(what, runner, calls, seed=seed, draws=ROUND, spent=spent)
+
+
+def fuzz_round(what: Fuzz, *, seed: int, each: int) -> None:
+    """Run ``ROUND`` draws of different shapes, as far as there are, ``each`` with its variants.
+
+    What it draws depends on the seed alone: neither on earlier rounds nor on the time.
+
+    Args:
+      what: the check to fuzz.
+      seed: seed of the draws.
+      each: the number of calls of a draw, itself included.
+
+    Raises:
+      Exception: as ``fuzz``.
+    """
+    __tracebackhide__ = True
+    runner = ExampleRunner(what.run, what.passed)
+    alone = replace(what, shapes=set[str]())
+    choice = what.source.choose(seed, ROUND, functools.partial(_new, alone))
+    _explore(what, runner, _calls(choice, min(each, MOST)), seed=seed, draws=ROUND)
 
 
 def _new(what: Fuzz, drawn: Any) -> Collection[Any]:

@@ -3,6 +3,8 @@
 from pytest_pallas.session.pytest_session import (
     DONE,
     OUTPUT,
+    PART_OUTCOME,
+    PART_RESULT,
     PROBLEM,
     RAISED,
     RAISED_ON,
@@ -22,6 +24,8 @@ from pytest_pallas.session.state import Harness, LastRun, Session
 __all__ = [
     "DONE",
     "OUTPUT",
+    "PART_OUTCOME",
+    "PART_RESULT",
     "PROBLEM",
     "RAISED",
     "RAISED_ON",

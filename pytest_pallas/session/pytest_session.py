@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pytest_pallas.mutation import Operator
     from pytest_pallas.numerics import Tolerance
     from pytest_pallas.record import NotApplicable
+    from pytest_pallas.session.fleet import FleetFacts
 
 
 @dataclass(kw_only=True)
@@ -43,6 +44,8 @@ class PytestSession(Session):
     generators: list[Any] = field(default_factory=list[Any])
     #: Mutants that a test or spec of this process, or an earlier run, killed: key and name.
     killed: dict[str, str] = field(default_factory=dict[str, str])
+    #: Those that an earlier run killed: ``--pallas-mutate-after``.
+    killed_earlier: dict[str, str] = field(default_factory=dict[str, str])
     #: Keys of survivors of an earlier run that a spec marked as equivalent.
     marked: set[str] = field(default_factory=set[str])
     #: Node ids of the tests to run, if other processes than this one collect them; else None.
@@ -65,6 +68,8 @@ class PytestSession(Session):
     done_items: list[pytest.Item] = field(default_factory=list[pytest.Item])
     #: A line about the shard that runs; "" for the whole.
     shard_line: str = ""
+    #: The workers of ``--pallas-fleet``; None without it.
+    fleet: FleetFacts | None = None
     #: Whether other shards have all tests.
     empty_shard: bool = False
     #: Whether this process has the timeline of a failed test.
@@ -174,6 +179,12 @@ RAISED = pytest.StashKey[tuple[str, str, str, bool]]()
 
 #: Set on an item that does not run because the kernel raised: the name of the item where it did.
 STOPPED_BY = pytest.StashKey[str]()
+
+#: The result of a part of an item, as plain JSON values; see ``items.parts``.
+PART_OUTCOME = pytest.StashKey[dict[str, Any]]()
+
+#: The attribute of a report with the value of ``PART_OUTCOME``.
+PART_RESULT = "pallas_part"
 
 #: The attribute of a report with the value of ``RAISED``.
 RAISED_ON = "pallas_raised"

@@ -230,11 +230,18 @@ class Session:
         root = self.harness.root
         return open_places(self.options.database, root, self.lost_places.setdefault)
 
-    def database_for(self, owner: str, *, others: bool = False) -> ExampleDatabase | None:
-        """The failing examples of the test with this name, or of other tests with the same key."""
+    def database_for(
+        self, owner: str, *, others: bool = False, through: ExampleDatabase | None = None
+    ) -> ExampleDatabase | None:
+        """The failing examples of the test with this name, or of other tests with the same key.
+
+        ``through`` stands for the database, where there is one.
+        """
         from pytest_pallas.database.guarded import Owned
 
-        return None if self.database is None else Owned(self.database, owner, others=others)
+        if self.database is None:
+            return None
+        return Owned(self.database if through is None else through, owner, others=others)
 
     @property
     def cost_file(self) -> Path:

@@ -231,7 +231,10 @@ def mesh_processes(axes: dict[str, int]) -> list[int]:
 
 
 def pytest_run(folder: str, *words: str) -> dict[str, Any]:
-    """A session of pytest in this process: outcome and message of each test, and its records."""
+    """A session of pytest in this process: outcome and message of each test, and its records.
+
+    In ``words``, ``{process}`` is the number of this process.
+    """
     import contextlib
     import io
     import os
@@ -254,7 +257,8 @@ def pytest_run(folder: str, *words: str) -> dict[str, Any]:
     sys.path.insert(0, folder)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-        code = pytest.main(["-q", "-p", "no:cacheprovider", *words], plugins=[Recorder()])
+        own = [word.format(process=jax.process_index()) for word in words]
+        code = pytest.main(["-q", "-p", "no:cacheprovider", *own], plugins=[Recorder()])
     sys.path.remove(folder)
     return {
         "code": int(code),

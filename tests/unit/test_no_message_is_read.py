@@ -191,6 +191,9 @@ def test_no_code_reads_a_message():
 #: By file and function: what is divided at a colon there, which may not be ``file:line``.
 COLONS = {
     ("compat/compilers.py", "_kernel_primitives"): "module:name of a table of JAX",
+    ("compat/distributed.py", "host"): "host:port, as JAX has the address of a coordinator",
+    ("compat/distributed.py", "port"): "host:port, as JAX has the address of a coordinator",
+    ("options/table.py", "_distributed"): "I/N@HOST:PORT, as users write it",
     ("devices/targets.py", "of"): "backend:target, as users write it",
     ("scaffold/loading.py", "_divided"): "module:function, as users write it",
     ("simulator/inspection/inspector.py", "_places"): "the stop_at that a user gave",

@@ -22,7 +22,7 @@ def pictures_of(error: BaseException, builder: ResultBuilder) -> dict[str, Any]:
     try:
         if isinstance(error, PallasTestError):
             found |= shown_of(error)
-        found["examples"] = _examples(builder)
+        found["examples"] = examples_of(builder)
     except Exception as problem:
         found["unavailable"] = f"{type(problem).__name__}: {problem}"[:300]
     return {name: value for name, value in found.items() if value}
@@ -47,7 +47,7 @@ def shown_of(error: PallasTestError) -> Mapping[str, Any]:
     return found
 
 
-def _examples(builder: ResultBuilder) -> list[dict[str, Any]]:
+def examples_of(builder: ResultBuilder) -> list[dict[str, Any]]:
     """The errors of the examples that were measured, if dims were drawn."""
     return [
         {

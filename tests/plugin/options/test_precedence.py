@@ -25,6 +25,7 @@ CASES = {
     "max_examples": (8, ("3", 3), ("4", 4), ("max_examples=5", 5)),
     "max_bytes": (2**26, ("3KiB", 3072), ("1MiB", 2**20), None),
     "fuzz_time": (0.0, ("3", 3.0), ("4.5", 4.5), None),
+    "fuzz_rounds": (0, ("3", 3), ("4", 4), None),
     "seed": (0, ("3", 3), ("4", 4), ("seed=5", 5)),
     "checks": (
         ["all"],
@@ -37,6 +38,7 @@ CASES = {
     "isolate": ("auto", ("never", "never"), ("always", "always"), ("isolate='never'", "never")),
     "missing": ("skip", ("error", "error"), ("skip", "skip"), ("missing='error'", "error")),
     "results": (None, ("a.json", "a.json"), ("b.json", "b.json"), None),
+    "resume": (None, ("a.json", "a.json"), ("b.json", "b.json"), None),
     "html": (None, ("a.html", "a.html"), ("b.html", "b.html"), None),
     "trace": (None, ("a.json", "a.json"), ("b.json", "b.json"), None),
     "dump": (None, ("a", "a"), ("b", "b"), None),
@@ -51,6 +53,7 @@ CASES = {
     "processes": (0, ("2", 2), ("1", 1), None),
     "distributed": (None, (ALONE, ALONE), (OTHER, OTHER), None),
     "join_timeout": (120.0, ("30", 30.0), ("45.5", 45.5), None),
+    "fleet": (None, ("local:1", "local:1"), ("local:2", "local:2"), None),
     "worker_memory": (8.0, ("3", 3.0), ("4.5", 4.5), None),
     "mutate": (None, ("all", 0), ("3", 3), None),
     "mutate_time": (0.0, ("3", 3.0), ("4.5", 4.5), None),
@@ -108,7 +111,11 @@ def test_every_option_is_in_the_table():
     assert {name for name, case in CASES.items() if case[3]} == {o.name for o in TABLE if o.marked}
 
 
-@pytest.mark.parametrize("option", TABLE, ids=lambda option: option.name)
+#: A run that is taken up does not run the test that says what it sees.
+RUNS = [option for option in TABLE if option.name != "resume"]
+
+
+@pytest.mark.parametrize("option", RUNS, ids=lambda option: option.name)
 def test_mark_beats_command_line_beats_ini_beats_default(project, option):
     default, (ini, from_ini), (line, from_line), mark = CASES[option.name]
     if option.name == "isolate":

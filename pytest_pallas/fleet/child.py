@@ -1,0 +1,136 @@
+"""In the process that runs tests for a worker of a fleet: a pytest session with a database apart.
+
+Failing examples that a test saves go to the controller, which writes them to its own database once
+the result counts. So a test that runs twice draws the same both times.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hypothesis import settings
+from hypothesis.database import (
+    DirectoryBasedExampleDatabase,
+    ExampleDatabase,
+    InMemoryExampleDatabase,
+    MultiplexedDatabase,
+)
+
+from pytest_pallas.database.opening import open_places
+from pytest_pallas.database.recorded import Recorded, make_changes
+from pytest_pallas.fleet.child_messages import ChildReply, ChildRequest, ProjectQuestion
+from pytest_pallas.fleet.messages import Change
+from pytest_pallas.fleet.project import Difference, differences
+from pytest_pallas.isolation.worker import Host, host_for
+from pytest_pallas.session import PytestSession, current
+
+_PROFILE = "pallas-fleet"
+
+
+def serve(payload: bytes, say: Callable[[bytes], None]) -> bytes:
+    """Answer a ``ProjectQuestion`` by a list of ``Difference``, a ``ChildRequest`` by its reply."""
+    message: ProjectQuestion | ChildRequest = pickle.loads(payload)
+    if isinstance(message, ProjectQuestion):
+        host = host_for(message.opening, say)
+        host.alarm.stop()
+        found: list[Difference] = differences(message.project, host.config.rootpath)
+        return pickle.dumps(found)
+    host = host_for(message.test.opening, say)
+    changed = _database(host, message.examples)
+    changed.reset(message.changes)
+    reply = host.run(message.test)
+    return pickle.dumps(ChildReply(reply=reply, changes=changed.changes))
+
+
+def _database(host: Host, examples: Mapping[str, bytes] | None) -> ChangedDatabase:
+    """The database of the session of this process, made at the first request."""
+    made: Any = _database_of
+    return made(host, _Files(examples))
+
+
+@dataclass(frozen=True, eq=False)
+class _Files:
+    """Files by path; all are equal, because they are those of one run."""
+
+    content: Mapping[str, bytes] | None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Files)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+@functools.cache
+def _database_of(host: Host, files: _Files) -> ChangedDatabase:
+    session = current(host.config)
+    changed = ChangedDatabase(_copied(session, files.content))
+    if session.database is not None:
+        session.database = changed
+    if settings.default is not None and settings.default.database is not None:
+        settings.register_profile(_PROFILE, parent=settings.default, database=changed)
+        settings.load_profile(_PROFILE)
+    return changed
+
+
+def _copied(session: PytestSession, content: Mapping[str, bytes] | None) -> ExampleDatabase | None:
+    """The database of the controller: a copy of its folders, and servers."""
+    if content is None:
+        return session.database
+    folder = Path(tempfile.mkdtemp(prefix="pallas-examples-"))
+    session.config.add_cleanup(functools.partial(_remove, folder))
+    for name, value in content.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(value)
+    copy = DirectoryBasedExampleDatabase(folder)
+    servers = [each for each in session.options.database if each.kind not in ("folder", "none")]
+    root, report = session.harness.root, session.lost_places.setdefault
+    opened = open_places(servers, root, report) if servers else None
+    return copy if opened is None else MultiplexedDatabase(copy, opened)
+
+
+def _remove(folder: Path) -> None:
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+class ChangedDatabase(ExampleDatabase):
+    """A database with changes, which are kept apart from it."""
+
+    def __init__(self, base: ExampleDatabase | None) -> None:
+        """Without changes of ``base``."""
+        super().__init__()
+        self._base = InMemoryExampleDatabase() if base is None else base
+        self._changed = Recorded(self._base)
+
+    def __repr__(self) -> str:
+        return f"ChangedDatabase({self._base!r})"
+
+    @property
+    def changes(self) -> list[Change]:
+        """All changes."""
+        return self._changed.changes
+
+    def reset(self, changes: Sequence[Change]) -> None:
+        """Have these changes and no others."""
+        self._changed = Recorded(self._base)
+        make_changes(self._changed, changes)
+
+    def fetch(self, key: bytes) -> Iterable[bytes]:
+        """The values of the database, changed."""
+        return self._changed.fetch(key)
+
+    def save(self, key: bytes, value: bytes) -> None:
+        """Add a value."""
+        self._changed.save(key, value)
+
+    def delete(self, key: bytes, value: bytes) -> None:
+        """Remove a value."""
+        self._changed.delete(key, value)

@@ -1,0 +1,37 @@
+"""What a run knows of the workers of ``--pallas-fleet``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(kw_only=True)
+class FleetFacts:
+    """The workers of a run.
+
+    Attributes:
+      place: as on the command line.
+      workers: number of workers that took part.
+      threads: number of tests that they run at a time, now.
+      refused: why workers did not take part, by worker.
+      lost: workers that were lost, with how they ended.
+      tasks: number of tasks.
+      done: number of tasks that are done.
+      repeated: number of times that the worker of a task was lost.
+    """
+
+    place: str
+    workers: int = 0
+    threads: int = 0
+    refused: dict[str, str] = field(default_factory=dict[str, str])
+    lost: dict[str, str] = field(default_factory=dict[str, str])
+    tasks: int = 0
+    done: int = 0
+    repeated: int = 0
+
+
+def to_json(facts: FleetFacts) -> Mapping[str, Any]:
+    """The facts as plain JSON values."""
+    return {**vars(facts), "refused": dict(facts.refused), "lost": dict(facts.lost)}

@@ -1,0 +1,72 @@
+"""Mutants tried in parts, in any order, are reported like those of one process."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from tests.plugin.mutate.test_specs import KERNELS, RUN, SPECS
+
+MARKS = """equivalent=(
+            EquivalentMutant(
+                operator="arithmetic", source="8 * pl.program_id(0)", reason="there is one block"
+            ),
+            EquivalentMutant(operator="store", source="o_ref", reason="?"),
+        ),"""
+
+#: One whose reference is wrong, so that its check fails without mutants, too.
+BROKEN = ("reference=reference", "reference=lambda x: 3 * reference(x)")
+
+
+def without_times(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    plain = copy.deepcopy(records)
+    for record in plain:
+        del record["seconds"], record["kernel_seconds"]
+        for mutant in record["mutants"]:
+            del mutant["seconds"]
+    return plain
+
+
+def specs(*made: tuple[str, str, str]) -> str:
+    """Specs of the same kernel: names, sizes and further fields."""
+    first, *rest = [
+        (SPECS % (sizes, more)).replace('"rows"', f'"{name}"') for name, sizes, more in made
+    ]
+    others = [f"    {name} = " for name in ("SECOND", "THIRD")]
+    return "\n".join(
+        [
+            first,
+            *(
+                other + each.partition("    SPEC = ")[2]
+                for other, each in zip(others, rest, strict=False)
+            ),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("division", "made", "options"),
+    [
+        # the second spec kills what survives the first, and the third what the others leave
+        ("3:0", [("one", "8", ""), ("several", "12, 24", ""), ("two", "16", "")], ()),
+        ("1:1", [("several", "12, 24", ""), ("one", "8", MARKS)], ()),
+        ("1:4", [("one", "8", MARKS), ("several", "12, 24", MARKS)], ("--pallas-mutate=7",)),
+        ("100:2", [("one", "8", MARKS)], ()),
+        ("2:5", [("off", "8", ""), ("one", "8", "")], ()),
+    ],
+)
+def test_parts_have_the_record_of_the_whole(project, monkeypatch, division, made, options):
+    text = specs(*made)
+    if made[0][0] == "off":
+        text = text.replace(*BROKEN, 1)
+    project.write(kernels=KERNELS, specs=text)
+    args = (*RUN, "--pallas-checks=forward,determinism", *options)
+    whole = without_times(project.records(*args))
+    monkeypatch.setenv("PARTS", division)
+    parts = without_times(project.records(*args, "-p", "parts_controller"))
+    assert parts == whole
+    verdicts = [mutant for record in whole for mutant in record["mutants"]]
+    if len(made) > 1 and made[0][0] != "off" and not options:
+        assert "by another" in {mutant["how"] for mutant in verdicts}

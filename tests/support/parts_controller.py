@@ -1,0 +1,91 @@
+"""A plugin that runs divisible items in parts, in this process, in an order of chance.
+
+``PARTS=SIZE:SEED`` in the environment: parts of so many rounds or mutants, each run once or twice,
+in an order that the seed decides. Their reports travel as JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+from _pytest.runner import runtestprotocol
+
+from pytest_pallas.isolation.messages import Part
+from pytest_pallas.isolation.worker import PART
+from pytest_pallas.items.item import SpecItem
+from pytest_pallas.items.parts import (
+    Division,
+    divisible,
+    endless,
+    keep_examples,
+    remaining,
+    result_of,
+)
+from pytest_pallas.report.parts import merged_reports
+from pytest_pallas.session import current
+
+#: Rounds of an item that only the time ends.
+MOST = 12
+
+
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Run an item in parts, and report it as one."""
+    division = divisible(item)
+    if division is None:
+        return None
+    size, seed = map(int, os.environ["PARTS"].split(":"))
+    rng = random.Random(seed)
+    division = dataclasses.replace(division, size=size)
+    hook = item.ihook
+    hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    replies = [_run(item, part) for part in _parts(item, division, rng)]
+    results = [result for reply in replies if (result := result_of(reply)) is not None]
+    reports = merged_reports(cast("SpecItem", item), replies, current(item.config).killed)
+    keep_examples(current(item.config), results)
+    for report in reports:
+        hook.pytest_runtest_logreport(report=report)
+    hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
+def _parts(item: pytest.Item, division: Division, rng: random.Random) -> Iterator[Part]:
+    """All parts, in an order of chance, and some of them twice."""
+    known: list[Any] = []
+    while True:
+        left: list[Part] = []
+        for part in remaining(division, known):
+            if endless(division) and part.first >= MOST:
+                break
+            left.append(part)
+        if not left:
+            return
+        left += rng.sample(left, rng.randint(0, min(2, len(left))))
+        rng.shuffle(left)
+        for part in left:
+            yield part
+            known.append(LAST[item.nodeid])
+
+
+#: The last result of each item.
+LAST: dict[str, Any] = {}
+
+
+def _run(item: pytest.Item, part: Part) -> list[dict[str, Any]]:
+    """The reports of a part, as another process sends them."""
+    item.stash[PART] = part
+    current(item.config).builders.clear()
+    try:
+        reports = runtestprotocol(item, log=False, nextitem=None)
+    finally:
+        del item.stash[PART]
+    hook = item.config.hook
+    plain = [hook.pytest_report_to_serializable(config=item.config, report=r) for r in reports]
+    reply = json.loads(json.dumps(plain))
+    LAST[item.nodeid] = result_of(reply)
+    return reply
