@@ -56,12 +56,22 @@ TESTS = """
     def test_kills():
         if os.path.exists("kill"):
             os.unlink("kill")
-            controller = "PYTEST_XDIST_WORKER" in os.environ
-            os.kill(os.getppid() if controller else os.getpid(), signal.SIGKILL)
+            with open("pid") as file:
+                os.kill(int(file.read()), signal.SIGKILL)
             time.sleep(10)
 
     def test_wrong_kernel(pallas_check):
         pallas_check(add_off, X, X, reference=reference)
+"""
+
+#: The first process, which starts all others, is the one that reports.
+CONFTEST = """
+    import os
+
+    def pytest_configure(config):
+        if not os.path.exists("pid"):
+            with open("pid", "w") as file:
+                file.write(str(os.getpid()))
 """
 
 
@@ -70,7 +80,7 @@ def suite(project, monkeypatch):
     """Specs, of which one is wrong and one raises, and tests."""
     project.specs('name="good", kernel=add', 'name="bad", kernel=add_off',
                   'name="raises", kernel=add_raises')  # fmt: skip
-    project.write(test_own=TESTS)
+    project.write(test_own=TESTS, conftest=CONFTEST)
     monkeypatch.chdir(project.path)
     return project
 
@@ -78,6 +88,7 @@ def suite(project, monkeypatch):
 def killed(project, *words):
     """A run whose process is killed in the middle; its journal."""
     (project.path / "kill").touch()
+    (project.path / "pid").unlink(missing_ok=True)
     result = project.spawn("test_own.py", *RUN, *words)
     assert result.ret == -9 or "passed" not in result.stdout.str()
     assert not (project.path / "results.json").exists()
@@ -109,6 +120,7 @@ def check_that_all_are_there(project, result):
     """The results, the counts and JUnit's file are those of a run in one go."""
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     found = read(project.path / "results.json")
+    found.pop("fleet", None)
     assert not (project.path / "results.json.partial").exists()
     words = ("--pallas-results=once.json", "--junit-xml=once.xml")
     once = project.spawn("test_own.py", *RUN, *words)
@@ -148,6 +160,14 @@ def test_a_controller_of_xdist_that_is_killed(suite):
     result = suite.spawn(
         "test_own.py", *RUN, "-n2", "--pallas-resume=results.json", "--junit-xml=junit.xml"
     )
+    check_that_all_are_there(suite, result)
+
+
+def test_a_controller_of_a_fleet_that_is_killed(suite):
+    """Its worker processes end with it."""
+    killed(suite, "--pallas-fleet=local:2")
+    words = ("--pallas-resume=results.json", "--junit-xml=junit.xml")
+    result = suite.spawn("test_own.py", *RUN, "--pallas-fleet=local:2", *words)
     check_that_all_are_there(suite, result)
 
 
