@@ -178,10 +178,11 @@ def _wait_for_all(
     until = time.monotonic() + timeout
     pause = _FIRST_PAUSE
     while True:
+        # In this order: a process that has ended the test made its statements before.
+        ended = distributed.read_folder(program, _folder("ended"))
         found = distributed.read_folder(program, folder)
         if len(found) == program.processes:
             return [_of(found[str(number)]) for number in range(program.processes)]
-        ended = distributed.read_folder(program, _folder("ended"))
         gone = [_of(text) for number, text in ended.items() if number not in found]
         if gone and own.problem:
             return [own]
