@@ -26,6 +26,8 @@ def time_shares(
       threads: number of tests that run at a time.
     """
     options = current(config).options
+    # Tests that an earlier part of the run has done had their share.
+    items = [*current(config).done_items, *items]
     seconds = options.fuzz_time if options.mutate is None else options.mutate_time
     if not seconds:
         return {}

@@ -65,7 +65,8 @@ class GangPlugin:
         for data in collected.reports:
             report = hook.pytest_report_from_serializable(config=session.config, data=data)
             hook.pytest_collectreport(report=report)
-        self.tests = list(collected.tests)
+        self.tests = [test for test in collected.tests if test[0] not in state.done]
+        state.remote_tests = [nodeid for nodeid, _ in self.tests]
         session.testscollected = len(self.tests)
         backends = [each for name in collected.backends for each in parse(name, state.families)]
         state.selection = Selection(tuple(backends), named=False, left_out={})

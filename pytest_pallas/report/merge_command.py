@@ -87,9 +87,13 @@ def run(given: argparse.Namespace) -> int:
         _say(f"FAILED {test.test} - {_cause(test.failures[0])}")
     for problem in merged.problems:
         _say(f"problem: {problem}")
-    count = Counter(record.outcome for record in whole.records)
+    told = {record.test for record in whole.records}
+    besides = [*merged.other_failures, *(t for t in whole.tests if t.test not in told)]
+    outcomes = {test.test: test.outcome for test in besides}
+    count = Counter((*(record.outcome for record in whole.records), *outcomes.values()))
     words = ", ".join(f"{number} {outcome}" for outcome, number in sorted(count.items()))
-    _say(f"{len(given.files)} files: {words or 'no test'}")
+    files = "1 file" if len(given.files) == 1 else f"{len(given.files)} files"
+    _say(f"{files}: {words or 'no test'}")
     return int(merged.failed)
 
 

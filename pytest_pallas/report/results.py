@@ -94,7 +94,8 @@ def option_values(session: PytestSession) -> dict[str, Any]:
 
 def given_options(session: PytestSession) -> dict[str, Any]:
     """The same before the run, when a process that starts workers must open no accelerator."""
-    if worker_count(session.config) and "selection" not in vars(session):
+    elsewhere = worker_count(session.config) or session.delegates
+    if elsewhere and "selection" not in vars(session):
         return _options(session)
     return option_values(session)
 

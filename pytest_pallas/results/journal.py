@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ class Journal:
     disk, so a machine that loses power may lose the last ones.)
     """
 
-    def __init__(self, path: Path, first: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, path: Path, first: Iterable[Mapping[str, Any]]) -> None:
         """Create the file with its first lines, in place of an earlier one, at once.
 
         Args:
@@ -42,15 +42,15 @@ class Journal:
         self.path = path
         self._torn = False
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        self._handle: int = handle
         try:
-            self._write(b"".join(map(_line, first)))
+            with os.fdopen(handle, "wb") as file:
+                file.writelines(map(_line, first))
             Path(temporary).chmod(0o644)
-            Path(temporary).replace(path)
+            Path(temporary).replace(path)  # closed: Windows replaces no open file
         except BaseException:
-            os.close(handle)
             Path(temporary).unlink(missing_ok=True)
             raise
+        self._handle = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0))
 
     def append(self, plain: Mapping[str, Any]) -> None:
         """Append a line.
@@ -64,9 +64,10 @@ class Journal:
 
     def close(self, *, remove: bool) -> None:
         """Close the file, and remove it if its run has come to its end."""
-        if remove and self._is_there():
-            self.path.unlink()
+        remove = remove and self._is_there()
         os.close(self._handle)
+        if remove:
+            self.path.unlink()
 
     def _write(self, data: bytes) -> None:
         left = b"\n" + data if self._torn else data  # ends what a full disk has cut

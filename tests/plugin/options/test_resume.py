@@ -32,8 +32,8 @@ TESTS = """
         yield
         raise RuntimeError("torn down")
 
-    def test_passes(of_module, record_property):
-        record_property("own", 7)
+    def test_passes(of_module, request):
+        request.node.user_properties.append(("own", 7))
 
     def test_fails(of_module):
         print("some output")
@@ -56,12 +56,22 @@ TESTS = """
     def test_kills():
         if os.path.exists("kill"):
             os.unlink("kill")
-            controller = "PYTEST_XDIST_WORKER" in os.environ
-            os.kill(os.getppid() if controller else os.getpid(), signal.SIGKILL)
+            with open("pid") as file:
+                os.kill(int(file.read()), signal.SIGKILL)
             time.sleep(10)
 
     def test_wrong_kernel(pallas_check):
         pallas_check(add_off, X, X, reference=reference)
+"""
+
+#: The first process, which starts all others, is the one that reports.
+CONFTEST = """
+    import os
+
+    def pytest_configure(config):
+        if not os.path.exists("pid"):
+            with open("pid", "w") as file:
+                file.write(str(os.getpid()))
 """
 
 
@@ -70,7 +80,7 @@ def suite(project, monkeypatch):
     """Specs, of which one is wrong and one raises, and tests."""
     project.specs('name="good", kernel=add', 'name="bad", kernel=add_off',
                   'name="raises", kernel=add_raises')  # fmt: skip
-    project.write(test_own=TESTS)
+    project.write(test_own=TESTS, conftest=CONFTEST)
     monkeypatch.chdir(project.path)
     return project
 
@@ -78,6 +88,7 @@ def suite(project, monkeypatch):
 def killed(project, *words):
     """A run whose process is killed in the middle; its journal."""
     (project.path / "kill").touch()
+    (project.path / "pid").unlink(missing_ok=True)
     result = project.spawn("test_own.py", *RUN, *words)
     assert result.ret == -9 or "passed" not in result.stdout.str()
     assert not (project.path / "results.json").exists()
@@ -93,6 +104,14 @@ def read(path):
     return plain
 
 
+def counts(path):
+    """What JUnit's file counts."""
+    [suite] = re.findall(r"<testsuite [^>]*", path.read_text())
+    found = dict(re.findall(r'(errors|failures|skipped|tests)="(\d+)"', suite))
+    assert len(found) == 4
+    return found
+
+
 def lines(result):
     return "\n".join(result.outlines)
 
@@ -101,13 +120,13 @@ def check_that_all_are_there(project, result):
     """The results, the counts and JUnit's file are those of a run in one go."""
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     found = read(project.path / "results.json")
+    found.pop("fleet", None)
     assert not (project.path / "results.json.partial").exists()
-    once = project.spawn("test_own.py", *RUN, "--pallas-results=once.json")
+    words = ("--pallas-results=once.json", "--junit-xml=once.xml")
+    once = project.spawn("test_own.py", *RUN, *words)
     assert found == read(project.path / "once.json")
     assert result.parseoutcomes() == once.parseoutcomes()
-    [junit] = re.findall(r"<testsuite [^>]*", (project.path / "junit.xml").read_text())
-    assert 'errors="1" failures="4"' in junit
-    assert 'tests="18"' in junit
+    assert counts(project.path / "junit.xml") == counts(project.path / "once.xml")
 
 
 def test_a_run_that_is_killed_is_taken_up(suite, capsys):
@@ -141,6 +160,14 @@ def test_a_controller_of_xdist_that_is_killed(suite):
     result = suite.spawn(
         "test_own.py", *RUN, "-n2", "--pallas-resume=results.json", "--junit-xml=junit.xml"
     )
+    check_that_all_are_there(suite, result)
+
+
+def test_a_controller_of_a_fleet_that_is_killed(suite):
+    """Its worker processes end with it."""
+    killed(suite, "--pallas-fleet=local:2")
+    words = ("--pallas-resume=results.json", "--junit-xml=junit.xml")
+    result = suite.spawn("test_own.py", *RUN, "--pallas-fleet=local:2", *words)
     check_that_all_are_there(suite, result)
 
 
