@@ -209,15 +209,52 @@ def test_failing_examples_are_those_of_the_first_process(two, tmp_path):
     """Each process has another database, as on hosts with disks of their own."""
     text = SPECS.replace("spec(doubled), ", "")
     words = ("--pallas-checks=forward", f"--pallas-database={tmp_path}/examples{{process}}")
+    counts: list[int] = []
     for _ in range(2):
         for session in sessions(two, tmp_path, text, *words):
             [(outcome, message)] = session["tests"].values()
             assert outcome == "failed"
             assert "GangError" not in message
             [record] = session["records"]
-            assert record["examples"] == 1
+            counts.append(record["examples"])
+    assert counts[0] == counts[1]
+    assert counts[2] == counts[3]
     assert any((tmp_path / "examples0").rglob("*"))
     assert not any((tmp_path / "examples1").rglob("*"))
+
+
+def test_a_failure_in_one_process_is_shrunk_in_all(two, tmp_path):
+    """Process 1 is wrong from 24 rows on, in two ways; the smallest example is found."""
+    text = """
+        def wrong_if_long(x, *, mesh):
+            out = doubled(x, mesh=mesh)
+            if jax.process_index() == 1 and x.shape[0] > 120:
+                raise ValueError("too long")
+            if jax.process_index() == 1 and x.shape[0] > 20:
+                return out + 1
+            return out
+
+        SPEC = KernelSpec(
+            name="wrong_if_long",
+            kernel=wrong_if_long,
+            reference=lambda x, *, mesh: 2 * x,
+            meshes=({"x": 4},),
+            inputs=lambda mesh: pst.arrays(
+                "m n", dtype="float32", dims={"m": [4, 8, 16, 24, 32, 64, 128, 256], "n": [128]}
+            ),
+        )
+        test_kernels = pytest_pallas.suite(SPEC)
+    """
+    words = ("--pallas-checks=forward",)
+    first, second = sessions(two, tmp_path, text, *words)
+    for session in (first, second):
+        [(outcome, message)] = session["tests"].values()
+        assert outcome == "failed"
+        assert "GangError" not in message
+    [(_, message)] = second["tests"].values()
+    assert "inputs    float32[24, 128]" in message
+    [record] = second["records"]
+    assert "too long" in record["others"][0]["message"]
 
 
 def test_goldens_are_refused(two, tmp_path):
