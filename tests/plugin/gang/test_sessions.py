@@ -36,7 +36,7 @@ def sessions(program: Program, folder: Path, text: str, *words: str) -> list[dic
     module = f"test_{folder.name.rstrip('0123456789')}"
     (folder / f"{module}.py").write_text(BEGIN + textwrap.dedent(text))
     (folder / "conftest.py").write_text("")
-    options = ("--pallas-backend=interpret", "--pallas-database=none", "--import-mode=importlib")
+    options = ("--pallas-backend=interpret", "--pallas-database=none", "--pallas-max-examples=4")
     return program.values("gang_cases.py", "pytest_run", str(folder), *options, *words)
 
 
@@ -144,7 +144,7 @@ def test_specs_with_a_mesh_and_their_records_as_one(two, tmp_path):
     ]
     records = {(each.kernel, each.check): each for each in merge_processes(results)}
     passed = records["doubled", "forward"]
-    assert (passed.outcome, passed.examples) == ("passed", 8)
+    assert (passed.outcome, passed.examples) == ("passed", 4)
     assert [host.outcome for host in passed.hosts] == ["passed", "passed"]
     failed = records["doubled_but_in_process_1", "forward"]
     assert failed.outcome == "failed"
@@ -273,9 +273,8 @@ def test_a_reference_kernel_over_two_processes(two, tmp_path):
 
         test_kernels = pytest_pallas.suite(SPEC)
     """
-    words = ("--pallas-max-examples=2", "--pallas-checks=forward,gradient")
+    words = ("--pallas-max-examples=2", "--pallas-checks=forward")
     for session in sessions(two, tmp_path, text, *words):
         assert outcomes(session) == {
             "sharded_attention-forward[interpret-x2-y2]": "passed",
-            "sharded_attention-gradient[interpret-x2-y2]": "passed",
         }
