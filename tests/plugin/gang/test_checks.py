@@ -38,6 +38,8 @@ def test_wrong_in_one_process_fails_there_with_process_shard_and_place_in_the_wh
     assert shard.split(maxsplit=1)[1].startswith(("[16:24, 0:128] on device ", "[24:32, 0:128] on"))
     assert right.error == "PeerError"
     assert right.message.startswith("process 1 failed, so this process stops here, too. Process 1")
+    assert right.shared
+    assert wrong.shared
 
 
 def test_the_copy_of_one_process_is_judged(four):
@@ -62,6 +64,8 @@ def test_a_kernel_that_raises_in_one_process_stops_the_others(two):
     stopped, raised = two.call(CASES, "check", "raises_in_process_1", timeout=20)
     assert raised.error == "KernelError"
     assert stopped.error == "PeerError"
+    assert stopped.shared
+    assert raised.shared
     assert "no such tile here" in stopped.message
 
 
