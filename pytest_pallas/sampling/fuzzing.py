@@ -29,7 +29,7 @@ from pytest_pallas.errors import OptionError, PallasTestError
 from pytest_pallas.sampling.causes import distinct
 from pytest_pallas.sampling.diversity import ExampleSource, SelectedExamples, Subjects, words_of
 from pytest_pallas.sampling.example_runner import ExampleRunner
-from pytest_pallas.sampling.together import agreed
+from pytest_pallas.sampling.together import agreed, run_shared, unshared
 from pytest_pallas.strategies.arguments import as_arguments
 from pytest_pallas.strategies.value_variants import MOST, variants
 
@@ -299,7 +299,7 @@ def replay(what: Fuzz, blob: str) -> None:
     test = _test(what, lambda drawn: runner.group(drawn, MOST), phases=[Phase.explicit])
     test = hypothesis.reproduce_failure(hypothesis.__version__, blob.encode())(test)
     try:
-        test()
+        unshared(test)
     except (DidNotReproduce, InvalidArgument) as error:
         if not runner.passed:
             raise OptionError(
@@ -333,13 +333,15 @@ def _remembered(what: Fuzz, runner: ExampleRunner, database: Any) -> None:
     phases = [Phase.reuse, Phase.shrink] if what.shrink else [Phase.reuse]
     # Hypothesis raises SkipTest if nothing is saved.
     with without_module_constants(), suppress(SkipTest):
-        _test(
-            what,
-            lambda drawn: runner.group(drawn, MOST),
-            phases=phases,
-            max_examples=REMEMBERED,
-            database=database,
-        )()
+        unshared(
+            _test(
+                what,
+                lambda drawn: runner.group(drawn, MOST),
+                phases=phases,
+                max_examples=REMEMBERED,
+                database=database,
+            )
+        )
 
 
 def _shrunk(
@@ -368,7 +370,7 @@ def _shrunk(
         database=what.database,
     )
     with without_module_constants():  # as in choose
-        test()
+        unshared(test)
 
 
 def _test(
@@ -384,7 +386,7 @@ def _test(
 
     def run_example(drawn: Any) -> None:
         __tracebackhide__ = True
-        example(drawn)
+        run_shared(example, drawn)
 
     test = hypothesis.given(drawn=what.source.strategy)(run_example)
     if seed is not None:
