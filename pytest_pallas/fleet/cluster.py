@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.util
 import logging
-import socket
+import threading
 import time
 import warnings
 from collections.abc import Callable, Collection, Generator, Mapping
@@ -105,7 +106,8 @@ class Cluster:
             )
             self._close.callback(_closed, address)
         try:
-            _require_listener(self.place.address)
+            if self.place.address:
+                _require_scheduler(self.place.address)
             client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
         except Exception as error:  # of any type: something else may listen there
             text = " ".join(str(error).split()) or type(error).__name__
@@ -233,16 +235,43 @@ class Cluster:
                 self._client.cancel(futures, force=True)
 
 
-def _require_listener(address: str) -> None:
-    """Find out quickly that nobody listens at an address.
+def _require_scheduler(address: str) -> None:
+    """Find out within the time limit whether a scheduler answers: Dask's client waits longer.
 
     Raises:
-      OSError: nobody does.
+      OSError: none does.
     """
+    found: list[BaseException] = []
+
+    def probe() -> None:
+        try:
+            asyncio.run(asyncio.wait_for(_identity(address), CONNECT_SECONDS))
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=probe, name="fleet probe", daemon=True)
+    thread.start()
+    thread.join(2 * CONNECT_SECONDS)
+    if thread.is_alive() or (found and isinstance(found[0], TimeoutError)):
+        raise TimeoutError("no answer")
+    if found:
+        raise OSError(" ".join(str(found[0]).split()) or type(found[0]).__name__)
+
+
+async def _identity(address: str) -> None:
+    from distributed.comm.core import connect
+    from distributed.security import Security
+
     scheme, _, rest = address.rpartition("://")
     host, _, port = rest.rpartition(":")
-    if scheme in ("tcp", "tls"):
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    if scheme in ("tcp", "tls"):  # a closed port says so at once, and Dask tries it again
+        _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        writer.close()
+    options: Any = Security().get_connection_args("client")
+    comm = await connect(address, timeout=CONNECT_SECONDS, **options)
+    await comm.write({"op": "identity", "reply": True})
+    await comm.read()
+    comm.abort()
 
 
 def _closed(closable: Any) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from pytest_pallas.backends import label
 from pytest_pallas.collection.selecting import scope_of
+from pytest_pallas.errors import OptionError
 from pytest_pallas.fleet.cluster import Cluster, ClusterLostError, Ended, WorkerInfo
 from pytest_pallas.fleet.ledger import Group, Ledger, Sent
 from pytest_pallas.fleet.messages import Answer, RunSetup, Task, TestRequest, decoded, encoded
@@ -44,8 +45,9 @@ WAIT_SECONDS = 60.0
 #: Limit on the failing examples that workers get, in bytes.
 _MOST_EXAMPLES = 2**20
 
-#: The variable that sets ``SILENT_SECONDS``.
+#: The variables that set ``SILENT_SECONDS`` and ``WAIT_SECONDS``.
 SILENT_VARIABLE = "PYTEST_PALLAS_FLEET_SILENT_SECONDS"
+WAIT_VARIABLE = "PYTEST_PALLAS_FLEET_WAIT_SECONDS"
 
 
 class FleetRunner:
@@ -59,10 +61,12 @@ class FleetRunner:
         """
         assert session.options.fleet is not None
         self.session = session
-        self.facts = session.fleet = FleetFacts(place=str(session.options.fleet))
-        self.cluster = Cluster(session.options.fleet)
+        place = session.options.fleet
+        self.facts = session.fleet = FleetFacts(place=str(place), processes=place.workers)
+        self.cluster = Cluster(place)
         session.config.add_cleanup(self.cluster.close)
-        self.silence = float(os.environ.get(SILENT_VARIABLE, SILENT_SECONDS))
+        self.silence = _seconds(SILENT_VARIABLE, SILENT_SECONDS)
+        self.patience = _seconds(WAIT_VARIABLE, WAIT_SECONDS)
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
         """Run the tests on the workers.
@@ -93,7 +97,7 @@ class _FleetRun:
         self.config = session.config
         self.pytest_session = session
         self.state, self.facts, self.cluster = runner.session, runner.facts, runner.cluster
-        self.silence = runner.silence
+        self.silence, self.patience = runner.silence, runner.patience
         self.name = uuid.uuid4().hex[:12]
         self.items: Mapping[str, Any] = {item.nodeid: item for item in session.items}
         isolator = isolator_of(self.config)
@@ -157,7 +161,7 @@ class _FleetRun:
         Raises:
           pytest.UsageError: none does.
         """
-        until = time.monotonic() + WAIT_SECONDS
+        until = time.monotonic() + self.patience
         while not self.accepted:
             self._look_at_workers()
             if self.facts.refused and not self.greetings:
@@ -169,7 +173,7 @@ class _FleetRun:
             if time.monotonic() > until:
                 there = f"none of {len(self.known)} workers answers" if self.known else "no worker"
                 raise pytest.UsageError(
-                    f"--pallas-fleet={self.facts.place}: {there} within {WAIT_SECONDS:g} s. Start "
+                    f"--pallas-fleet={self.facts.place}: {there} within {self.patience:g} s. Start "
                     f"some with `dask worker {self.facts.place} --nthreads 1`"
                 )
             try:
@@ -198,10 +202,10 @@ class _FleetRun:
         self.facts.threads = sum(now[address].threads for address in self._active())
         if self.accepted:
             self.alone_since = time.monotonic()
-        elif self.facts.workers and time.monotonic() - self.alone_since > WAIT_SECONDS:
+        elif self.facts.workers and time.monotonic() - self.alone_since > self.patience:
             raise pytest.Session.Interrupted(
                 f"the last worker of --pallas-fleet={self.facts.place} was lost, and no other came "
-                f"within {WAIT_SECONDS:g} s"
+                f"within {self.patience:g} s"
             )
         self._free_tasks_without_worker()
 
@@ -368,6 +372,15 @@ class _FleetRun:
         progress: Progress | None = self.config.pluginmanager.get_plugin("pallas-progress")
         if progress is not None:
             progress.tick()
+
+
+def _seconds(variable: str, default: float) -> float:
+    """A time limit from the environment."""
+    text = os.environ.get(variable, "")
+    try:
+        return float(text) if text else default
+    except ValueError:
+        raise OptionError(f"{variable} must be a number of seconds, not {text!r}") from None
 
 
 def _groups(state: PytestSession, items: Sequence[pytest.Item]) -> Mapping[str, Sequence[str]]:

@@ -19,11 +19,12 @@ from pytest_pallas.report.sections.mutants import others
 from pytest_pallas.report.sections.not_applicable import entries
 from pytest_pallas.report.terminal import distinct
 from pytest_pallas.session import PytestSession
+from pytest_pallas.session.fleet import to_json as to_plain
 
 
 def document(session: PytestSession, records: Sequence[Record]) -> str:
     """The records and the session's data, as JSON."""
-    whole = {
+    whole: dict[str, Any] = {
         "schema": SCHEMA,
         "environment": environment(),
         "options": option_values(session),
@@ -34,6 +35,8 @@ def document(session: PytestSession, records: Sequence[Record]) -> str:
             plain_not_applicable(entry) for entry in entries(session.not_applicable, records)
         ],
     }
+    if session.fleet is not None:
+        whole["fleet"] = to_plain(session.fleet)
     return json.dumps(whole, indent=1) + "\n"
 
 
