@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Collection, Generator, Mapping
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,7 +134,10 @@ class Cluster:
         """
         now = time.monotonic()
         found: dict[str, WorkerInfo] = {}
-        for address, data in self._asked("scheduler_info")["workers"].items():
+        known = self._asked("scheduler_info")
+        if "workers" not in known:
+            raise ClusterLostError("its connection was closed")
+        for address, data in known["workers"].items():
             # Only differences of the scheduler's clock count, which may go wrong.
             stamp, since = self._heard.get(address, (0.0, now))
             if data["last_seen"] != stamp:
@@ -165,7 +169,7 @@ class Cluster:
         try:
             with _quiet():
                 return getattr(self._client, method)(*args, **options)
-        except (OSError, TimeoutError, AttributeError) as error:
+        except Exception as error:  # of several types, also of tornado
             raise ClusterLostError(" ".join(str(error).split()) or type(error).__name__) from None
 
     def greet(self, key: str, setup: str, address: str, ended: Callable[[str], object]) -> None:
@@ -199,16 +203,9 @@ class Cluster:
         addresses: Collection[str] | None,
         ended: Callable[[str], object],
     ) -> None:
-        with _quiet():
-            future = self._client.submit(
-                function,
-                *args,
-                key=key,
-                pure=False,
-                retries=0,
-                workers=None if addresses is None else list(addresses),
-                allow_other_workers=False,
-            )
+        options = {"key": key, "pure": False, "retries": 0, "allow_other_workers": False}
+        workers = None if addresses is None else list(addresses)
+        future = self._asked("submit", function, *args, workers=workers, **options)
         self._futures[key] = future
         future.add_done_callback(lambda _: ended(key))
 
@@ -220,6 +217,8 @@ class Cluster:
         try:
             with _quiet():
                 return Ended(key=key, answer=future.result(timeout=_GATHER_SECONDS))
+        except CancelledError:
+            return None
         except Exception as error:  # of any type: of the function, its import, or Dask
             text = " ".join(str(error).split())
             return Ended(key=key, problem=f"{type(error).__name__}: {text}")

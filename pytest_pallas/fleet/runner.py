@@ -304,9 +304,11 @@ class _FleetRun:
                 self._greeted(address, ended)
             return
         sent = self.ledger.take(key)
-        if sent is None or ended is None:
+        if sent is None:
             return
-        if ended.problem:
+        if ended is None:
+            pass  # with the scheduler, or because all of its workers were lost
+        elif ended.problem:
             # Dask gave up, or the worker could not run anything: another one may.
             self._lost(sent, ended.problem)
         else:
