@@ -72,7 +72,7 @@ def seldom(project: Any, limit: float) -> None:
     path.write_text("from seldom import seldom\n" + path.read_text())
 
 
-@pytest.mark.parametrize("division", DIVISIONS)
+@pytest.mark.parametrize("division", [*DIVISIONS, "1:4:worker"])
 def test_the_first_round_that_fails_gives_the_failure(project, monkeypatch, division):
     seldom(project, 90.0)
     args = ("--pallas-checks=forward", "--pallas-fuzz-rounds=6")
