@@ -145,15 +145,14 @@ def fuzz_until(what: Fuzz, *, seed: int, until: float) -> None:
     _explore(what, runner, calls, seed=seed, draws=ROUND, spent=spent)
 
 
-def fuzz_round(what: Fuzz, *, seed: int, each: int) -> None:
-    """Run ``ROUND`` draws of different shapes, as far as there are, ``each`` with its variants.
+def fuzz_round(what: Fuzz, *, seed: int) -> None:
+    """Run ``ROUND`` draws of different shapes, as far as there are; ``EACH`` calls of each.
 
     What it draws depends on the seed alone: neither on earlier rounds nor on the time.
 
     Args:
       what: the check to fuzz.
       seed: seed of the draws.
-      each: the number of calls of a draw, itself included.
 
     Raises:
       Exception: as ``fuzz``.
@@ -162,7 +161,7 @@ def fuzz_round(what: Fuzz, *, seed: int, each: int) -> None:
     runner = ExampleRunner(what.run, what.passed)
     alone = replace(what, shapes=set[str]())
     choice = what.source.choose(seed, ROUND, functools.partial(_new, alone))
-    _explore(what, runner, _calls(choice, min(each, MOST)), seed=seed, draws=ROUND)
+    _explore(what, runner, _calls(choice, EACH), seed=seed, draws=ROUND)
 
 
 def _new(what: Fuzz, drawn: Any) -> Collection[Any]:
