@@ -109,8 +109,8 @@ class MutantsItem(SpecItem):
 
     def _try_all(self) -> None:
         from pytest_pallas.isolation.worker import PART
-        from pytest_pallas.items.mutant_results import add_verdicts, mutants_to_json
         from pytest_pallas.items.mutant_runner import SpecMutantRunner
+        from pytest_pallas.items.parts.mutant_results import add_verdicts, mutants_to_json
         from pytest_pallas.mutation_runner.journal import Journal
         from pytest_pallas.mutation_runner.running import sampled, try_mutants
 

@@ -13,10 +13,10 @@ from pytest_pallas.backends import label
 from pytest_pallas.bindings.bound_checks import new_builder
 from pytest_pallas.checks.verdict import conclude
 from pytest_pallas.items.item import SpecItem, not_applicable
-from pytest_pallas.items.mutant_results import add_verdicts, merge_mutants
 from pytest_pallas.items.mutants import MutantsItem
-from pytest_pallas.items.parts import check_whole
-from pytest_pallas.items.round_results import RoundOutcome, merge_rounds, rounds_from_json
+from pytest_pallas.items.parts.division import check_whole
+from pytest_pallas.items.parts.mutant_results import add_verdicts, merge_mutants
+from pytest_pallas.items.parts.round_results import RoundOutcome, merge_rounds, rounds_from_json
 from pytest_pallas.mutation_runner.running import merge_verdicts
 from pytest_pallas.mutation_runner.verdict import from_json
 from pytest_pallas.mutation_runner.verdict import to_json as verdict_to_json
