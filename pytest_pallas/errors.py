@@ -36,6 +36,9 @@ class PallasTestError(Exception, Inline):
     #: The script that reproduces it (``replay.saved.Saved``), once it is written.
     script: Any = None
 
+    #: Whether all processes of the program know of it: each raises its own, or a ``PeerError``.
+    shared: bool = False
+
     #: The schedule of the failing run (``backends.variations.Schedule``), unless the default.
     schedule: Any = None
 
@@ -233,6 +236,9 @@ class PeerError(PallasTestError, AssertionError):
 
     #: Whether they have ended what this process still does.
     gone: bool = False
+
+    #: What the first of them did when it failed: a step of ``devices.processes.agree``.
+    step: str = ""
 
 
 #: Errors that an expected failure may have: a wrong output, or a kernel that raised, raced or hung.

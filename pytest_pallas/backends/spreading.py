@@ -148,6 +148,7 @@ def prepared(
         timeout=call.timeout,
     )
     if problem is not None:
+        vars(problem)["shared"] = True  # see PallasTestError
         raise problem
     return static, arrays, kernels, run
 

@@ -63,14 +63,19 @@ def abstract(call: Call) -> tuple[StaticPart, list[Any]]:
 
 
 def on_host(call: Call) -> tuple[StaticPart, list[Any]]:
-    """As ``split``, with numpy arrays, for the simulator. Typed keys stay JAX arrays."""
+    """As ``split``, with numpy arrays, for the simulator.
+
+    Typed keys stay JAX arrays, and so do arrays that are spread over several processes.
+    """
     return _taken_apart(call, _host_copy)
 
 
 def _host_copy(leaf: Any) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return _copied(leaf)  # which raises for it
-    if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if isinstance(leaf, jax.Array) and (
+        jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key) or not leaf.is_fully_addressable
+    ):
         return leaf
     return np.array(leaf)
 

@@ -16,6 +16,7 @@ from pytest_pallas.bindings.platforms import backend_of_call
 from pytest_pallas.checking.specs import check_spec
 from pytest_pallas.checks.context import ComparisonPeer
 from pytest_pallas.checks.cross import accepted
+from pytest_pallas.devices.processes import gang
 from pytest_pallas.errors import BackendUnavailableError, OptionError
 from pytest_pallas.raises import Raises
 from pytest_pallas.relations import AnyRelation
@@ -97,6 +98,7 @@ def check_kernel(
     refuse_others(kernel)
     _refuse_unknown(kernel, reference, backend, properties, keywords)
     call = _call(args, options, tuning)
+    _refuse_spread(call)
     names = [checks] if isinstance(checks, str) else list(checks)
     if isinstance(kernel, KernelSpec):
         _refuse_properties(kernel, reference, properties)
@@ -305,6 +307,24 @@ def refuse_others(kernel: Any) -> None:
         f"a kernel or a KernelSpec is checked, not {kernel!r:.80}; give the function or the spec "
         f"first{old}"
     )
+
+
+def _refuse_spread(call: Arguments) -> None:
+    """Refuse arrays of which this process holds only a part: a reference needs all elements."""
+    __tracebackhide__ = True
+    if gang() is None:
+        return
+    import jax
+
+    for path, leaf in jax.tree_util.tree_leaves_with_path(call.args):
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            first, *rest = path
+            where = f"argument {getattr(first, 'idx', first)}{jax.tree_util.keystr(tuple(rest))}"
+            raise OptionError(
+                f"{where} is a jax.Array that is spread over the processes, and the reference "
+                "needs all of it: give a numpy array that is equal in all processes; each makes "
+                "the shards on its own devices"
+            )
 
 
 def _refuse_unknown(

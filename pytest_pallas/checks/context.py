@@ -230,6 +230,7 @@ def as_kernel_error(error: Exception) -> PallasTestError:
         return error
     wrapped = KernelError(f"the kernel raised {type(error).__name__}: {brief(str(error))}")
     wrapped.__cause__ = error
+    wrapped.shared = vars(error).get("shared", False)
     return wrapped
 
 

@@ -17,6 +17,7 @@ from pytest_pallas.errors import (
     RAISED_BY_KERNEL,
     GangError,
     NotApplicableError,
+    PallasTestError,
     PeerError,
 )
 from pytest_pallas.explanations import Fact, first_line
@@ -24,6 +25,9 @@ from pytest_pallas.numerics import Comparison
 from pytest_pallas.oracle.expected import Leaves
 
 type _Array = np.ndarray[Any, Any]
+
+#: The step of ``agree`` after a check.
+JUDGE = "judge"
 
 #: Compares outputs by path, given where those are present that are not whole.
 type Compare = Callable[[Leaves, Mapping[str, _Array]], Sequence[Comparison]]
@@ -93,13 +97,14 @@ def judge_together[T](judge: Callable[[], T], *, subject: str, timeout: float) -
         raise
     except PeerError as error:
         if error.gone:
+            error.shared = error.step == JUDGE  # they judge the same, and have ended it, too
             raise
         problem = error
     except Exception as error:
         problem = error
     failed = problem is not None and not isinstance(problem, NotApplicableError)
     statements = agree(
-        "judge",
+        JUDGE,
         subject=subject,
         problem=f"{type(problem).__name__}: {first_line(problem)}" if failed and problem else "",
         kernel_raised=_kernel_raised(problem),
@@ -111,6 +116,8 @@ def judge_together[T](judge: Callable[[], T], *, subject: str, timeout: float) -
         words = "; ".join(ended)
         raise GangError(f"{subject}: the check applies in some processes only: {words}")
     if problem is not None:
+        if isinstance(problem, PallasTestError):
+            problem.shared = True
         raise problem
     assert result is not None
     return result

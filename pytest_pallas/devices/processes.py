@@ -216,6 +216,7 @@ def _raise_problems(statements: Sequence[Statement], step: str) -> None:
     error.processes = tuple(each.process for each in failed)
     error.kernel_raised = first.kernel_raised
     error.gone = any(each.step != step for each in failed)
+    error.step, error.shared = first.step, not error.gone
     raise error
 
 

@@ -50,8 +50,7 @@ def serve(payload: bytes, say: Callable[[bytes], None]) -> bytes:
 
 def _database(host: Host, examples: Mapping[str, bytes] | None) -> ChangedDatabase:
     """The database of the session of this process, made at the first request."""
-    made: Any = _database_of
-    return made(host, _Files(examples))
+    return _database_of(host, _Files(examples))
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +69,7 @@ class _Files:
 @functools.cache
 def _database_of(host: Host, files: _Files) -> ChangedDatabase:
     session = current(host.config)
-    changed = ChangedDatabase(_copied(session, files.content))
+    changed: Any = ChangedDatabase(_copied(session, files.content))
     if session.database is not None:
         session.database = changed
     if settings.default is not None and settings.default.database is not None:
@@ -79,7 +78,7 @@ def _database_of(host: Host, files: _Files) -> ChangedDatabase:
     return changed
 
 
-def _copied(session: PytestSession, content: Mapping[str, bytes] | None) -> ExampleDatabase | None:
+def _copied(session: PytestSession, content: Mapping[str, bytes] | None) -> Any:
     """The database of the controller: a copy of its folders, and servers."""
     if content is None:
         return session.database
@@ -104,11 +103,11 @@ def _remove(folder: Path) -> None:
 class ChangedDatabase(ExampleDatabase):
     """A database with changes, which are kept apart from it."""
 
-    def __init__(self, base: ExampleDatabase | None) -> None:
-        """Without changes of ``base``."""
+    def __init__(self, base: Any) -> None:
+        """Without changes of ``base``, a database or None."""
         super().__init__()
         self._base = InMemoryExampleDatabase() if base is None else base
-        self._changed = Recorded(self._base)
+        self._changed: Any = Recorded(self._base)
 
     def __repr__(self) -> str:
         return f"ChangedDatabase({self._base!r})"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.util
 import logging
-import socket
+import threading
 import time
 import warnings
 from collections.abc import Callable, Collection, Generator, Mapping
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,7 +107,8 @@ class Cluster:
             )
             self._close.callback(_closed, address)
         try:
-            _require_listener(self.place.address)
+            if self.place.address:
+                _require_scheduler(self.place.address)
             client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
         except Exception as error:  # of any type: something else may listen there
             text = " ".join(str(error).split()) or type(error).__name__
@@ -131,7 +134,10 @@ class Cluster:
         """
         now = time.monotonic()
         found: dict[str, WorkerInfo] = {}
-        for address, data in self._asked("scheduler_info")["workers"].items():
+        known = self._asked("scheduler_info")
+        if "workers" not in known:
+            raise ClusterLostError("its connection was closed")
+        for address, data in known["workers"].items():
             # Only differences of the scheduler's clock count, which may go wrong.
             stamp, since = self._heard.get(address, (0.0, now))
             if data["last_seen"] != stamp:
@@ -163,7 +169,7 @@ class Cluster:
         try:
             with _quiet():
                 return getattr(self._client, method)(*args, **options)
-        except (OSError, TimeoutError, AttributeError) as error:
+        except Exception as error:  # of several types, also of tornado
             raise ClusterLostError(" ".join(str(error).split()) or type(error).__name__) from None
 
     def greet(self, key: str, setup: str, address: str, ended: Callable[[str], object]) -> None:
@@ -197,16 +203,9 @@ class Cluster:
         addresses: Collection[str] | None,
         ended: Callable[[str], object],
     ) -> None:
-        with _quiet():
-            future = self._client.submit(
-                function,
-                *args,
-                key=key,
-                pure=False,
-                retries=0,
-                workers=None if addresses is None else list(addresses),
-                allow_other_workers=False,
-            )
+        options = {"key": key, "pure": False, "retries": 0, "allow_other_workers": False}
+        workers = None if addresses is None else list(addresses)
+        future = self._asked("submit", function, *args, workers=workers, **options)
         self._futures[key] = future
         future.add_done_callback(lambda _: ended(key))
 
@@ -218,6 +217,8 @@ class Cluster:
         try:
             with _quiet():
                 return Ended(key=key, answer=future.result(timeout=_GATHER_SECONDS))
+        except CancelledError:
+            return None
         except Exception as error:  # of any type: of the function, its import, or Dask
             text = " ".join(str(error).split())
             return Ended(key=key, problem=f"{type(error).__name__}: {text}")
@@ -233,16 +234,43 @@ class Cluster:
                 self._client.cancel(futures, force=True)
 
 
-def _require_listener(address: str) -> None:
-    """Find out quickly that nobody listens at an address.
+def _require_scheduler(address: str) -> None:
+    """Find out within the time limit whether a scheduler answers: Dask's client waits longer.
 
     Raises:
-      OSError: nobody does.
+      OSError: none does.
     """
+    found: list[BaseException] = []
+
+    def probe() -> None:
+        try:
+            asyncio.run(asyncio.wait_for(_identity(address), CONNECT_SECONDS))
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=probe, name="fleet probe", daemon=True)
+    thread.start()
+    thread.join(2 * CONNECT_SECONDS)
+    if thread.is_alive() or (found and isinstance(found[0], TimeoutError)):
+        raise TimeoutError("no answer")
+    if found:
+        raise OSError(" ".join(str(found[0]).split()) or type(found[0]).__name__)
+
+
+async def _identity(address: str) -> None:
+    from distributed.comm.core import connect
+    from distributed.security import Security
+
     scheme, _, rest = address.rpartition("://")
     host, _, port = rest.rpartition(":")
-    if scheme in ("tcp", "tls"):
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    if scheme in ("tcp", "tls"):  # a closed port says so at once, and Dask tries it again
+        _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        writer.close()
+    options: Any = Security().get_connection_args("client")
+    comm = await connect(address, timeout=CONNECT_SECONDS, **options)
+    await comm.write({"op": "identity", "reply": True})
+    await comm.read()
+    comm.abort()
 
 
 def _closed(closable: Any) -> None:

@@ -1,22 +1,78 @@
 """Which tests of a run are to be sent, which are with a worker, and how often each was lost.
 
 The tests of a kernel are a group: they share draws and traces, and a test may depend on earlier
-ones, because a kernel that raised is not tried again. So each group is with one worker at a time.
-If that worker is lost, the rest of the group is sent test by test, which shows the guilty one.
+ones, because a kernel that raised is not tried again. So a group is with one worker at a time,
+except for the parts of one test, which run anywhere. If a worker is lost, the rest of its group is
+sent test by test, which shows the guilty one.
 """
 
 from __future__ import annotations
 
 import itertools
+import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_pallas.fleet.messages import Change
+from pytest_pallas.fleet.messages import Change, TestResult
+from pytest_pallas.isolation.messages import Part
+from pytest_pallas.items.parts import Division, endless, remaining
 
 #: How often a test is sent to a worker that is lost.
 TRIES = 3
+
+
+@dataclass(eq=False)
+class Parts:
+    """A test that runs in parts.
+
+    Attributes:
+      nodeid: its node id.
+      division: how it is divided.
+      budget: seconds that all its parts may take together; None for no limit.
+      results: results of tests that are parts, in the order of their arrival.
+      found: the results of the parts, as ``items.parts.result_of``.
+      sent: the parts that are with workers, and since when, by key.
+      spent: seconds of the parts that have results.
+    """
+
+    nodeid: str
+    division: Division
+    budget: float | None = None
+    results: list[TestResult] = field(default_factory=list[TestResult])
+    found: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
+    sent: dict[str, tuple[Part, float]] = field(default_factory=dict[str, tuple[Part, float]])
+    spent: float = 0.0
+
+    @property
+    def left(self) -> float | None:
+        """Seconds that are left; None without a limit."""
+        if self.budget is None:
+            return None
+        now = time.monotonic()
+        return max(0.0, self.budget - self.spent - sum(now - at for _, at in self.sent.values()))
+
+    def next(self) -> Part | None:
+        """The next part to send; None for none, now."""
+        if self.found and endless(self.division) and self.left == 0:
+            return None
+        there = [part for part, _ in self.sent.values()]
+        for part in remaining(self.division, self.found):
+            if part not in there:
+                return part
+            if not self.found and self.division.total is None:
+                return None  # the first part says how many there are
+        return None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the test has a result."""
+        if not self.found:
+            return False
+        if endless(self.division) and self.left == 0:
+            return not self.sent
+        return next(iter(remaining(self.division, self.found)), None) is None
 
 
 @dataclass(eq=False)
@@ -27,27 +83,34 @@ class Group:
       name: see ``collection.selecting.scope_of``.
       todo: node ids of the tests without a result, in order.
       single: whether they are sent one by one.
-      keys: the tasks that are with workers; several if one of the workers is silent.
-      raised: the kernels that raised so far.
+      keys: the tasks that are with workers; several for parts, or if a worker is silent.
+      parts: the first test of ``todo``, if it runs in parts.
+      undivided: tests that run as a whole, because the process of a part has died.
       changes: changes of the database of failing examples so far.
-      losses: why workers of a test were lost, by node id.
+      losses: why workers of a test or part were lost, by its name.
     """
 
     name: str
     todo: deque[str]
     single: bool = False
     keys: set[str] = field(default_factory=set[str])
-    raised: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    parts: Parts | None = None
+    undivided: set[str] = field(default_factory=set[str])
     changes: Sequence[Change] = ()
     losses: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    """A task that is with a worker: some tests of a group."""
+    """A task that is with a worker: some tests of a group, or a part of one."""
 
     group: Group
     nodeids: Sequence[str]
+    part: Part | None = None
+
+    def name_of(self, nodeid: str) -> str:
+        """The name under which losses of a test count."""
+        return nodeid if self.part is None else f"{nodeid} from {self.part.first}"
 
 
 class Ledger:
@@ -59,11 +122,23 @@ class Ledger:
       lost: number of tasks whose worker was lost.
     """
 
-    def __init__(self, groups: Mapping[str, Sequence[str]], run: str) -> None:
-        """Create for tests by group. ``run`` begins the keys of tasks."""
+    def __init__(
+        self,
+        groups: Mapping[str, Sequence[str]],
+        run: str,
+        divide: Callable[[str], Parts | None] = lambda nodeid: None,
+    ) -> None:
+        """Create for tests by group.
+
+        Args:
+          groups: node ids by group.
+          run: begins the keys of tasks.
+          divide: makes the parts of a test; None for a test that runs as a whole.
+        """
         self.groups = [Group(name, deque(nodeids)) for name, nodeids in groups.items()]
         self.sent: dict[str, Sent] = {}
         self.lost = 0
+        self._divide = divide
         self._waiting = deque(self.groups)
         self._keys = (f"pallas-{run}-{number}" for number in itertools.count(1))
 
@@ -77,24 +152,65 @@ class Ledger:
         """The number of groups whose tests have results."""
         return sum(not group.todo for group in self.groups)
 
-    def next(self) -> tuple[str, Sent] | None:
-        """The next task to send, with its key; None if all are with workers."""
-        while self._waiting:
+    def next(self, room: int = 1) -> tuple[str, Sent] | None:
+        """The next task to send, with its key; None if all are with workers.
+
+        Args:
+          room: number of tasks that can be sent now. With fewer groups, tests are divided.
+        """
+        for _ in range(len(self._waiting)):
             group = self._waiting.popleft()
             if not group.todo:
                 continue
-            nodeids = [group.todo[0]] if group.single else list(group.todo)
-            key, sent = next(self._keys), Sent(group=group, nodeids=nodeids)
-            self.sent[key] = sent
-            group.keys.add(key)
-            return key, sent
+            if group.parts is None:
+                group.parts = self._parts_of(group, scarce=len(self._waiting) + 1 < room)
+            if group.parts is None:
+                return self._send(Sent(group=group, nodeids=self._whole_tests(group)))
+            part = group.parts.next()
+            if part is not None:
+                self._waiting.append(group)  # other workers may run the next part
+                found = self._send(Sent(group=group, nodeids=[group.parts.nodeid], part=part))
+                group.parts.sent[found[0]] = part, time.monotonic()
+                return found
         return None
+
+    def _parts_of(self, group: Group, *, scarce: bool) -> Parts | None:
+        """The parts of the next test, if it is to be divided now.
+
+        Mutants always are: what one spec has killed another one does not try, in the order of
+        collection, in which their results are merged.
+        """
+        if group.todo[0] in group.undivided:
+            return None
+        parts = self._divide(group.todo[0])
+        return parts if parts is not None and (scarce or _always(parts)) else None
+
+    def _whole_tests(self, group: Group) -> list[str]:
+        """The next tests of a group, before one that is divided in any case."""
+        if group.single:
+            return [group.todo[0]]
+        found: list[str] = []
+        for nodeid in group.todo:
+            parts = None if nodeid in group.undivided else self._divide(nodeid)
+            if found and parts is not None and _always(parts):
+                break
+            found.append(nodeid)
+        return found
+
+    def _send(self, sent: Sent) -> tuple[str, Sent]:
+        key = next(self._keys)
+        self.sent[key] = sent
+        sent.group.keys.add(key)
+        return key, sent
 
     def take(self, key: str) -> Sent | None:
         """A task has ended; None if it is unknown."""
         sent = self.sent.pop(key, None)
         if sent is not None:
             sent.group.keys.discard(key)
+            parts = sent.group.parts
+            if parts is not None and key in parts.sent:
+                parts.spent += time.monotonic() - parts.sent.pop(key)[1]
         return sent
 
     def done(self, group: Group, nodeid: str) -> bool:
@@ -102,11 +218,20 @@ class Ledger:
         if nodeid not in group.todo:
             return False
         group.todo.remove(nodeid)
+        if group.parts is not None and group.parts.nodeid == nodeid:
+            group.parts = None
         return True
 
+    def whole(self, group: Group, nodeid: str) -> None:
+        """Run a test as a whole, whose parts are not enough to say how it ends."""
+        if group.parts is not None and group.parts.nodeid == nodeid:
+            group.parts = None
+            group.undivided.add(nodeid)
+
     def again(self, group: Group) -> None:
-        """Send the rest of a group, unless it is with a worker."""
-        if group.todo and not group.keys and group not in self._waiting:
+        """Send the rest of a group, unless it is with a worker as a whole."""
+        free = group.parts is not None or not group.keys
+        if group.todo and free and group not in self._waiting:
             self._waiting.appendleft(group)
 
     def was_lost(self, sent: Sent, reason: str) -> Iterator[str]:
@@ -115,10 +240,9 @@ class Ledger:
         group = sent.group
         group.single = True
         for nodeid in sent.nodeids:
-            if nodeid in group.todo:
-                group.losses.setdefault(nodeid, []).append(reason)
-        for nodeid in list(group.todo):
-            if len(group.losses.get(nodeid, ())) >= TRIES:
+            losses = group.losses.setdefault(sent.name_of(nodeid), [])
+            losses.append(reason)
+            if len(losses) >= TRIES and nodeid in group.todo:
                 yield nodeid
 
     def resend(self, key: str) -> None:
@@ -126,4 +250,10 @@ class Ledger:
         sent = self.sent.get(key)
         if sent is not None:
             sent.group.keys.discard(key)
+            if sent.group.parts is not None:
+                sent.group.parts.sent.pop(key, None)
             self.again(sent.group)
+
+
+def _always(parts: Parts) -> bool:
+    return parts.division.kind == "mutants"

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pytest_pallas.fleet.project import Difference, Project, ProjectFile
+from pytest_pallas.isolation.messages import Part
 
 #: A change of the database of failing examples; see ``database.recorded``.
 type Change = tuple[str, str, str]
@@ -57,6 +58,7 @@ class TestRequest:
       timeout: time limit in seconds for one step of a kernel.
       seconds: time to fuzz or for mutants; None for no limit.
       mutates: whether it runs mutants.
+      part: the part of it to run; None for the whole.
     """
 
     __test__ = False
@@ -66,6 +68,7 @@ class TestRequest:
     timeout: float
     seconds: float | None = None
     mutates: bool = False
+    part: Part | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +163,7 @@ _TYPES: Mapping[str, type[Any]] = {
     each.__name__: each
     for each in (
         *(RunSetup, Task, TestRequest, Answer, TestResult, Death),
-        *(Project, ProjectFile, Difference),
+        *(Project, ProjectFile, Difference, Part),
     )
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from pytest_pallas.isolation.messages import WorkerReply
 from pytest_pallas.items.item import SpecItem, settle
 from pytest_pallas.replay.places import NoScriptError
 from pytest_pallas.replay.saved import FOLDER, SUFFIX, folder_for, free_path, test_of_script
+from pytest_pallas.report.parts import merged_reports, settle_kills
 from pytest_pallas.session import PytestSession
 from pytest_pallas.workers import JobResult
 
@@ -29,8 +31,14 @@ class ResultReplayer:
         """Report in ``session``."""
         self.session, self.isolator = session, isolator
 
-    def report(self, item: pytest.Item, result: TestResult) -> None:
-        """Report the result of a test, and keep what it wrote."""
+    def report(self, item: pytest.Item, result: TestResult, *, merged: bool = False) -> None:
+        """Report the result of a test, and keep what it wrote.
+
+        Args:
+          item: the test.
+          result: its result.
+          merged: whether it is that of all its parts.
+        """
         if result.death is not None:
             # The records of a test that dies have its script neither here nor on the worker.
             self.fail(item, self._error_of_end(item, result))
@@ -52,10 +60,52 @@ class ResultReplayer:
         except PallasTestError as error:
             self.fail(item, error)
             return
+        if self.session.options.mutate is not None and not merged:
+            settle_kills(item, list(found.values()), self.session.killed)
         hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         for report in found.values():
             hook.pytest_runtest_logreport(report=report)
         hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+
+    def report_parts(
+        self, item: SpecItem, results: Sequence[TestResult], found: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Report a test that ran in parts.
+
+        Args:
+          item: the test.
+          results: of its parts, in any order, some perhaps twice.
+          found: the results of the parts as data, as ``items.parts.result_of``.
+        """
+        files: dict[str, bytes] = {}
+        replies: list[Any] = []
+        for number, result in enumerate(results):
+            # Two parts on one worker write files of one name.
+            apart = {path: f"{path}.part{number}{Path(path).suffix}" for path in result.files}
+            replies.append(_moved(result.reports, apart))
+            files |= {
+                apart[path]: _moved_content(path, content, apart)
+                for path, content in result.files.items()
+            }
+        hook = self.session.config.hook
+        reports = [
+            hook.pytest_report_to_serializable(config=item.config, report=report)
+            for report in merged_reports(item, replies, self.session.killed)
+        ]
+        text = repr(reports)
+        used = {_stem(path) for path in files if path in text}
+        warnings = {repr(each): each for result in results for each in result.warnings}
+        hazards = [each for result in results for each in result.hazards or ()]
+        called = any(result.hazards is not None for result in results)
+        whole = TestResult(
+            nodeid=item.nodeid,
+            reports=reports,
+            warnings=list(warnings.values()),
+            hazards=sorted(set(hazards)) if called else None,
+            changes=[change for each in found for change in each.get("database", ())],
+            files={path: content for path, content in files.items() if _stem(path) in used},
+        )
+        self.report(item, whole, merged=True)
 
     def fail(self, item: Any, error: Exception) -> None:
         """Let a test fail with an error, without running anything of it.
@@ -121,13 +171,11 @@ class ResultReplayer:
                 continue
             own = {path: content for path, content in files.items() if _stem(path) == stem}
             test = test_of_script(own.get(f"{stem}.py", b"").decode()) or item.nodeid
-            path = free_path(folder, Path(stem).name, test)
+            name = re.sub(r"\.(py|npz|safetensors)\.part\d+$", "", Path(stem).name)
+            path = free_path(folder, name, test)
             moved |= {name: str(path.with_suffix(Path(name).suffix)) for name in own}
         for name, place in moved.items():
-            content = files[name]
-            if name.endswith(".py"):  # it names its own file
-                content = _moved(content.decode(), moved).encode()
-            _write_if_new(Path(place), content)
+            _write_if_new(Path(place), _moved_content(name, files[name], moved))
         trace = self.session.options.trace
         for name, content in files.items():
             if trace is not None and Path(name).parent.name != FOLDER:
@@ -168,6 +216,11 @@ def _moved(value: Any, moved: Mapping[str, str]) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_moved(each, moved) for each in value)
     return value
+
+
+def _moved_content(path: str, content: bytes, moved: Mapping[str, str]) -> bytes:
+    """The content of a file, if files are moved: a script may name its own."""
+    return _moved(content.decode(), moved).encode() if path.endswith(".py") else content
 
 
 def example_files(database: Any, most: int) -> dict[str, bytes] | None:

@@ -7,21 +7,33 @@ import os
 import queue
 import time
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 
 from pytest_pallas.backends import label
 from pytest_pallas.collection.selecting import scope_of
+from pytest_pallas.errors import OptionError
 from pytest_pallas.fleet.cluster import Cluster, ClusterLostError, Ended, WorkerInfo
-from pytest_pallas.fleet.ledger import Group, Ledger, Sent
-from pytest_pallas.fleet.messages import Answer, RunSetup, Task, TestRequest, decoded, encoded
+from pytest_pallas.fleet.ledger import Group, Ledger, Parts, Sent
+from pytest_pallas.fleet.messages import (
+    Answer,
+    RunSetup,
+    Task,
+    TestRequest,
+    TestResult,
+    decoded,
+    encoded,
+)
 from pytest_pallas.fleet.project import project_of
 from pytest_pallas.fleet.results import ResultReplayer, example_files
 from pytest_pallas.fleet.time_shares import time_shares
 from pytest_pallas.isolation.isolator import isolator_of
 from pytest_pallas.isolation.requests import opening_of
+from pytest_pallas.items.parts import divisible, result_of
 from pytest_pallas.report.progress import Progress
 from pytest_pallas.report.reporter import Reporter
 from pytest_pallas.session import PytestSession
@@ -44,8 +56,9 @@ WAIT_SECONDS = 60.0
 #: Limit on the failing examples that workers get, in bytes.
 _MOST_EXAMPLES = 2**20
 
-#: The variable that sets ``SILENT_SECONDS``.
+#: The variables that set ``SILENT_SECONDS`` and ``WAIT_SECONDS``.
 SILENT_VARIABLE = "PYTEST_PALLAS_FLEET_SILENT_SECONDS"
+WAIT_VARIABLE = "PYTEST_PALLAS_FLEET_WAIT_SECONDS"
 
 
 class FleetRunner:
@@ -59,10 +72,12 @@ class FleetRunner:
         """
         assert session.options.fleet is not None
         self.session = session
-        self.facts = session.fleet = FleetFacts(place=str(session.options.fleet))
-        self.cluster = Cluster(session.options.fleet)
+        place = session.options.fleet
+        self.facts = session.fleet = FleetFacts(place=str(place), processes=place.workers)
+        self.cluster = Cluster(place)
         session.config.add_cleanup(self.cluster.close)
-        self.silence = float(os.environ.get(SILENT_VARIABLE, SILENT_SECONDS))
+        self.silence = _seconds(SILENT_VARIABLE, SILENT_SECONDS)
+        self.patience = _seconds(WAIT_VARIABLE, WAIT_SECONDS)
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
         """Run the tests on the workers.
@@ -93,13 +108,13 @@ class _FleetRun:
         self.config = session.config
         self.pytest_session = session
         self.state, self.facts, self.cluster = runner.session, runner.facts, runner.cluster
-        self.silence = runner.silence
+        self.silence, self.patience = runner.silence, runner.patience
         self.name = uuid.uuid4().hex[:12]
         self.items: Mapping[str, Any] = {item.nodeid: item for item in session.items}
         isolator = isolator_of(self.config)
         assert isolator is not None
         self.replayer = ResultReplayer(self.state, isolator)
-        self.ledger = Ledger(_groups(self.state, session.items), self.name)
+        self.ledger = Ledger(_groups(self.state, session.items), self.name, self._divided)
         self.facts.tasks = len(self.ledger.groups)
         self.setup = encoded(_setup(self.state, session.items, self.name))
         self.ends: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -112,6 +127,9 @@ class _FleetRun:
         self.numbers = itertools.count(1)
         self.alone_since = time.monotonic()
         self.seconds: Mapping[str, float] = {}
+        # A mutant counts as killed by the first test in the order of collection.
+        self.ordered = deque(self.items) if self.state.options.mutate is not None else None
+        self.pending: dict[str, Callable[[], None]] = {}
 
     def run(self) -> None:
         """Send all tests, and report their results."""
@@ -129,9 +147,11 @@ class _FleetRun:
                 try:
                     key = self.ends.get(timeout=POLL_SECONDS)
                 except queue.Empty:
+                    self._finish_parts()
                     self._progress()
                     continue
                 self._ended(key)
+                self._finish_parts()
                 self._stop_if_wanted()
         except ClusterLostError as error:
             raise pytest.Session.Interrupted(
@@ -139,6 +159,9 @@ class _FleetRun:
             ) from None
         finally:
             self.cluster.cancel([*self.ledger.sent, *self.greetings])
+            for nodeid in list(self.ordered or ()):
+                if nodeid in self.pending:  # where an earlier one is missing
+                    self.pending.pop(nodeid)()
 
     def _stop_if_wanted(self) -> None:
         """Stop as pytest does, with ``-x`` and the like.
@@ -157,7 +180,7 @@ class _FleetRun:
         Raises:
           pytest.UsageError: none does.
         """
-        until = time.monotonic() + WAIT_SECONDS
+        until = time.monotonic() + self.patience
         while not self.accepted:
             self._look_at_workers()
             if self.facts.refused and not self.greetings:
@@ -169,7 +192,7 @@ class _FleetRun:
             if time.monotonic() > until:
                 there = f"none of {len(self.known)} workers answers" if self.known else "no worker"
                 raise pytest.UsageError(
-                    f"--pallas-fleet={self.facts.place}: {there} within {WAIT_SECONDS:g} s. Start "
+                    f"--pallas-fleet={self.facts.place}: {there} within {self.patience:g} s. Start "
                     f"some with `dask worker {self.facts.place} --nthreads 1`"
                 )
             try:
@@ -198,10 +221,10 @@ class _FleetRun:
         self.facts.threads = sum(now[address].threads for address in self._active())
         if self.accepted:
             self.alone_since = time.monotonic()
-        elif self.facts.workers and time.monotonic() - self.alone_since > WAIT_SECONDS:
+        elif self.facts.workers and time.monotonic() - self.alone_since > self.patience:
             raise pytest.Session.Interrupted(
                 f"the last worker of --pallas-fleet={self.facts.place} was lost, and no other came "
-                f"within {WAIT_SECONDS:g} s"
+                f"within {self.patience:g} s"
             )
         self._free_tasks_without_worker()
 
@@ -257,9 +280,9 @@ class _FleetRun:
         """Give tasks to workers: one for each of their threads, and a few that wait."""
         active = self._active()
         threads = sum(self.known[address].threads for address in active)
-        room = threads + -(-threads // 4) - sum(bool(g.keys) for g in self.ledger.groups)
+        room = threads + -(-threads // 4) - sum(len(group.keys) for group in self.ledger.groups)
         everyone = len(active) == len(self.known)
-        while active and room > 0 and (found := self.ledger.next()) is not None:
+        while active and room > 0 and (found := self.ledger.next(room)) is not None:
             key, sent = found
             addresses = None if everyone else active
             self.restricted[key] = addresses
@@ -272,22 +295,37 @@ class _FleetRun:
         most = self.config.option.maxfail
         return Task(
             key=key,
-            tests=[self._request(self.items[nodeid]) for nodeid in sent.nodeids],
+            tests=[self._request(self.items[nodeid], sent) for nodeid in sent.nodeids],
             raised={p: each for p, each in self.state.raised.items() if p in places},
             changes=sent.group.changes,
             most=max(most - self.pytest_session.testsfailed, 1) if most else 0,
         )
 
-    def _request(self, item: Any) -> TestRequest:
+    def _divided(self, nodeid: str) -> Parts | None:
+        """The parts of a test; None if there would be one, or none."""
+        division = divisible(self.items[nodeid])
+        if division is None:
+            return None
+        if division.kind == "rounds" and (division.total or 0) in range(1, division.size + 1):
+            return None
+        return Parts(nodeid, division, self.seconds.get(nodeid))
+
+    def _request(self, item: Any, sent: Sent) -> TestRequest:
         path, root = item.path, self.config.rootpath
         inside = path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
         options = self.state.options_for(item)
+        seconds = self.seconds.get(item.nodeid)
+        if sent.part is not None and sent.group.parts is not None:
+            seconds = sent.group.parts.left
+        elif seconds is not None:
+            seconds = min(seconds, options.fuzz_time or options.mutate_time)
         return TestRequest(
             nodeid=item.nodeid,
             path=inside if path.is_file() else None,
             timeout=options.timeout,
-            seconds=self.seconds.get(item.nodeid),
+            seconds=seconds,
             mutates=options.mutate is not None,
+            part=sent.part,
         )
 
     def _ended(self, key: str) -> None:
@@ -300,9 +338,11 @@ class _FleetRun:
                 self._greeted(address, ended)
             return
         sent = self.ledger.take(key)
-        if sent is None or ended is None:
+        if sent is None:
             return
-        if ended.problem:
+        if ended is None:
+            pass  # with the scheduler, or because all of its workers were lost
+        elif ended.problem:
             # Dask gave up, or the worker could not run anything: another one may.
             self._lost(sent, ended.problem)
         else:
@@ -313,7 +353,7 @@ class _FleetRun:
                 reason = f"{answer.before}: its connection to the scheduler was closed"
                 self._lost(sent, reason)
             else:
-                self._results(sent.group, answer)
+                self._results(sent, answer)
         self.ledger.again(sent.group)
         self.facts.done = self.ledger.finished
         self._progress()
@@ -341,19 +381,72 @@ class _FleetRun:
         """A worker was lost with a task: after some tries, its tests fail."""
         self.facts.repeated += 1
         for nodeid in list(self.ledger.was_lost(sent, reason)):
+            self._cancel_parts(sent.group)
             if self.ledger.done(sent.group, nodeid):
-                self.replayer.lost(self.items[nodeid], sent.group.losses[nodeid])
+                losses = sent.group.losses[sent.name_of(nodeid)]
+                self._report(nodeid, partial(self.replayer.lost, self.items[nodeid], losses))
 
-    def _results(self, group: Group, answer: Answer) -> None:
+    def _results(self, sent: Sent, answer: Answer) -> None:
         """Report the results of a task; a test that has one already is not reported again."""
+        group = sent.group
         for result in answer.results:
-            if not self.ledger.done(group, result.nodeid):
-                continue
-            self.replayer.report(self.items[result.nodeid], result)
-            if result.death is None:
-                group.changes = result.changes
+            if sent.part is not None:
+                self._part_result(group, result)
+            elif self.ledger.done(group, result.nodeid):
+                if result.death is None:
+                    group.changes = result.changes
+                item = self.items[result.nodeid]
+                self._report(result.nodeid, partial(self.replayer.report, item, result))
             if self.pytest_session.shouldfail or self.pytest_session.shouldstop:
                 return
+
+    def _part_result(self, group: Group, result: TestResult) -> None:
+        """Keep the result of a part, or see that the parts do not say how the test ends."""
+        parts = group.parts
+        if parts is None or parts.nodeid != result.nodeid:
+            return  # a second result
+        if result.death is not None or result.exit is not None:
+            self._cancel_parts(group)
+            self.ledger.whole(group, result.nodeid)
+            return
+        parts.results.append(result)
+        found = result_of(result.reports)
+        if found is None:  # it ended before it ran, as each part does
+            self._report_parts(group, parts)
+        else:
+            parts.found.append(found)
+
+    def _finish_parts(self) -> None:
+        """Report the tests all of whose parts have results, or whose time is over."""
+        for group in self.ledger.groups:
+            if group.parts is not None and group.parts.complete:
+                self._report_parts(group, group.parts)
+                self.ledger.again(group)
+
+    def _report_parts(self, group: Group, parts: Parts) -> None:
+        self._cancel_parts(group)
+        self.ledger.done(group, parts.nodeid)
+        changes = [tuple(each) for found in parts.found for each in found.get("database", ())]
+        group.changes = [*group.changes, *changes]
+        item, report = self.items[parts.nodeid], self.replayer.report_parts
+        self._report(parts.nodeid, partial(report, item, parts.results, parts.found))
+
+    def _cancel_parts(self, group: Group) -> None:
+        """Forget the parts of a test that are with workers."""
+        if group.parts is not None:
+            keys = list(group.parts.sent)
+            self.cluster.cancel(keys)
+            for key in keys:
+                self.ledger.take(key)
+
+    def _report(self, nodeid: str, report: Callable[[], None]) -> None:
+        """Report a test, with mutants after all earlier ones."""
+        if self.ordered is None:
+            report()
+            return
+        self.pending[nodeid] = report
+        while self.ordered and self.ordered[0] in self.pending:
+            self.pending.pop(self.ordered.popleft())()
 
     # The terminal.
 
@@ -368,6 +461,15 @@ class _FleetRun:
         progress: Progress | None = self.config.pluginmanager.get_plugin("pallas-progress")
         if progress is not None:
             progress.tick()
+
+
+def _seconds(variable: str, default: float) -> float:
+    """A time limit from the environment."""
+    text = os.environ.get(variable, "")
+    try:
+        return float(text) if text else default
+    except ValueError:
+        raise OptionError(f"{variable} must be a number of seconds, not {text!r}") from None
 
 
 def _groups(state: PytestSession, items: Sequence[pytest.Item]) -> Mapping[str, Sequence[str]]:

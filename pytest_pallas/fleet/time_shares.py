@@ -15,7 +15,7 @@ from pytest_pallas.session import current
 def time_shares(
     config: pytest.Config, items: Sequence[pytest.Item], threads: int
 ) -> Mapping[str, float]:
-    """Seconds for each test that has a time limit, by node id.
+    """Seconds for each test that has a time limit, on all workers together, by node id.
 
     All kernels get equal times, of ``--pallas-fuzz-time`` or ``--pallas-mutate-time`` on each of
     the workers. Workers run tests at the same time, so the time that one leaves is lost.
@@ -34,7 +34,7 @@ def time_shares(
     mutants = [item for item in items if isinstance(item, MutantsItem)]
     shares = weights(items) if options.mutate is None else dict.fromkeys(_ids(mutants), 1.0)
     total = sum(shares.values())
-    return {nodeid: min(1.0, threads * each / total) * seconds for nodeid, each in shares.items()}
+    return {nodeid: threads * seconds * each / total for nodeid, each in shares.items()}
 
 
 def _ids(items: Sequence[SpecItem]) -> list[str]:

@@ -195,6 +195,7 @@ class Child:
             timeout=test.timeout,
             seconds=test.seconds,
             journal=journal,
+            part=test.part,
             raised=dict(raised),
         )
 

@@ -124,6 +124,12 @@ def _note(each: _End) -> StepNote | None:
     return note if note is not None and note.kernel else None
 
 
+def _step(each: _End) -> str | None:
+    """The last step that a process has reported."""
+    note = None if each.end.died is None else StepNote.decode(each.end.died.note)
+    return None if note is None else note.step
+
+
 def _ended(each: _End) -> str:
     """What became of a process that gave no result, as a verb."""
     if each.end.stopped:
@@ -153,6 +159,8 @@ def _broken(test: Named, every: Sequence[_End]) -> pytest.TestReport:
     died = sorted((each for each in every if each.died), key=lambda each: each.end.died.seconds)  # pyright: ignore[reportOptionalMemberAccess]
     if died:
         lines = [str(died[0].error(test[0]))]
+        if (step := _step(died[0])) is not None:
+            lines.append(f"  last step {step}")
     else:
         lines = [next(each.end.absent for each in every if each.end.absent)]
     others = [each for each in every if each is not (died[0] if died else None)]

@@ -30,7 +30,7 @@ The result of a part depends on the item, its numbers and the options, not on ot
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Literal
 
@@ -111,8 +111,9 @@ def remaining(division: Division, results: Sequence[Mapping[str, Any]] = ()) -> 
         each = part(division, index)
         if total is not None and each.first >= total:
             return
-        last = each.last if total is None else min(each.last, total - 1)
-        if not have.issuperset(range(each.first, last + 1)):
+        if total is not None:
+            each = replace(each, last=min(each.last, total - 1))
+        if not have.issuperset(range(each.first, each.last + 1)):
             yield each
 
 

@@ -16,11 +16,7 @@ from pytest_pallas.bindings.bound_checks import BoundCheck, separate_builder
 from pytest_pallas.items.round_results import ExampleOutcome, RoundOutcome, digest_of
 from pytest_pallas.items.time_budget import EXHAUSTED
 from pytest_pallas.sampling.diversity import words_of
-from pytest_pallas.sampling.fuzzing import EACH, Fuzz, fuzz_round
-
-#: Number of calls of a draw, itself included, on simulators: there a new shape costs little more
-#: than a run of a known one.
-EACH_SIMULATED = 2
+from pytest_pallas.sampling.fuzzing import Fuzz, fuzz_round
 
 
 def seed_of(seed: int, number: int) -> int:
@@ -54,7 +50,6 @@ def run_rounds(
     """
     __tracebackhide__ = True
     until = None if seconds is None else time.monotonic() + seconds
-    each = EACH_SIMULATED if bound.backend.kind == "simulating" else EACH
     idle = 0
     for started, number in enumerate(numbers):
         if started and until is not None and time.monotonic() >= until:
@@ -68,7 +63,7 @@ def run_rounds(
             if number == 0:
                 first_round(noted)
             else:
-                fuzz_round(noted, seed=seed_of(bound.options.seed, number), each=each)
+                fuzz_round(noted, seed=seed_of(bound.options.seed, number))
         except Exception:
             outcome.failed = True
             raise

@@ -12,7 +12,6 @@ from typing import Any
 from pytest_pallas.bindings.bound_checks import BoundCheck, run_example, subjects_of
 from pytest_pallas.checks.verdict import conclude
 from pytest_pallas.database.recorded import Recorded
-from pytest_pallas.devices.processes import gang
 from pytest_pallas.errors import PallasTestError
 from pytest_pallas.isolation.messages import Part
 from pytest_pallas.items import precompile
@@ -156,8 +155,7 @@ def _fuzz(
         source=shared(session.sources, bound.source, bound.strategy),
         key=example_key(bound.spec, bound.check.name, session.harness.root),
         subjects=subjects_of(bound),
-        # Of several processes each may fail otherwise, so that they would shrink otherwise.
-        shrink=not bound.expected and not mutated and gang() is None,
+        shrink=not bound.expected and not mutated,
         database=None if mutated else of_all(session.database_for(bound.name, through=through)),
         elsewhere=(
             None

@@ -22,6 +22,7 @@ from pytest_pallas.report.terminal import distinct
 from pytest_pallas.results import FinishedTest
 from pytest_pallas.results.model import plain_tests
 from pytest_pallas.session import PytestSession
+from pytest_pallas.session.fleet import to_json as to_plain
 
 
 def document(
@@ -38,7 +39,7 @@ def document(
       collected: node ids of all tests.
       tests: the tests that ended.
     """
-    whole = {
+    whole: dict[str, Any] = {
         "schema": SCHEMA,
         **about(session),
         "options": option_values(session),
@@ -49,6 +50,8 @@ def document(
         ],
         "tests": plain_tests(collected, tests),
     }
+    if session.fleet is not None:
+        whole["fleet"] = to_plain(session.fleet)
     return json.dumps(whole, indent=1) + "\n"
 
 

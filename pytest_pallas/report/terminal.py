@@ -20,6 +20,8 @@ from pytest_pallas.tested import TESTED
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from pytest_pallas.session.fleet import FleetFacts
+
 
 def rendered(table: RenderableType, *, width: int, color: bool) -> str:
     """A table or lines as text of at most ``width`` columns, without trailing spaces."""
@@ -86,12 +88,22 @@ def header(session: PytestSession) -> list[str]:
         lines.append(f"pallas: this JAX is newer than {newest}, the newest that was tested")
     if uses_old_replay(session.config):
         lines.append(f"pallas: {OLD_REPLAY} is deprecated; it is --pallas-replay=BLOB now")
+    if session.fleet is not None:
+        lines.append(f"pallas: {on_fleet(session.fleet)}")
     if session.pinning is not None:
         lines.append(f"pallas: {session.pinning.words}")
     elif ("backend" in options.explicit or options.suite) and not session.delegates:
         lines.append(f"pallas: runs on {', '.join(places(session))}")
         lines += [f"pallas: without {n}: {why}" for n, why in session.selection.left_out.items()]
     return lines
+
+
+def on_fleet(fleet: FleetFacts) -> str:
+    """The workers of ``--pallas-fleet``, before the run."""
+    if fleet.processes:
+        many = "1 worker process" if fleet.processes == 1 else f"{fleet.processes} worker processes"
+        return f"runs in {many} of this machine"
+    return f"runs on the workers of the Dask scheduler {fleet.place}"
 
 
 def places(session: PytestSession) -> list[str]:

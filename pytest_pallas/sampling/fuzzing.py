@@ -29,7 +29,7 @@ from pytest_pallas.errors import OptionError, PallasTestError
 from pytest_pallas.sampling.causes import distinct
 from pytest_pallas.sampling.diversity import ExampleSource, SelectedExamples, Subjects, words_of
 from pytest_pallas.sampling.example_runner import ExampleRunner
-from pytest_pallas.sampling.together import agreed
+from pytest_pallas.sampling.together import agreed, run_shared, unshared
 from pytest_pallas.strategies.arguments import as_arguments
 from pytest_pallas.strategies.value_variants import MOST, variants
 
@@ -145,15 +145,14 @@ def fuzz_until(what: Fuzz, *, seed: int, until: float) -> None:
     _explore(what, runner, calls, seed=seed, draws=ROUND, spent=spent)
 
 
-def fuzz_round(what: Fuzz, *, seed: int, each: int) -> None:
-    """Run ``ROUND`` draws of different shapes, as far as there are, ``each`` with its variants.
+def fuzz_round(what: Fuzz, *, seed: int) -> None:
+    """Run ``ROUND`` draws of different shapes, as far as there are; ``EACH`` calls of each.
 
     What it draws depends on the seed alone: neither on earlier rounds nor on the time.
 
     Args:
       what: the check to fuzz.
       seed: seed of the draws.
-      each: the number of calls of a draw, itself included.
 
     Raises:
       Exception: as ``fuzz``.
@@ -162,7 +161,7 @@ def fuzz_round(what: Fuzz, *, seed: int, each: int) -> None:
     runner = ExampleRunner(what.run, what.passed)
     alone = replace(what, shapes=set[str]())
     choice = what.source.choose(seed, ROUND, functools.partial(_new, alone))
-    _explore(what, runner, _calls(choice, min(each, MOST)), seed=seed, draws=ROUND)
+    _explore(what, runner, _calls(choice, EACH), seed=seed, draws=ROUND)
 
 
 def _new(what: Fuzz, drawn: Any) -> Collection[Any]:
@@ -299,7 +298,7 @@ def replay(what: Fuzz, blob: str) -> None:
     test = _test(what, lambda drawn: runner.group(drawn, MOST), phases=[Phase.explicit])
     test = hypothesis.reproduce_failure(hypothesis.__version__, blob.encode())(test)
     try:
-        test()
+        unshared(test)
     except (DidNotReproduce, InvalidArgument) as error:
         if not runner.passed:
             raise OptionError(
@@ -333,13 +332,15 @@ def _remembered(what: Fuzz, runner: ExampleRunner, database: Any) -> None:
     phases = [Phase.reuse, Phase.shrink] if what.shrink else [Phase.reuse]
     # Hypothesis raises SkipTest if nothing is saved.
     with without_module_constants(), suppress(SkipTest):
-        _test(
-            what,
-            lambda drawn: runner.group(drawn, MOST),
-            phases=phases,
-            max_examples=REMEMBERED,
-            database=database,
-        )()
+        unshared(
+            _test(
+                what,
+                lambda drawn: runner.group(drawn, MOST),
+                phases=phases,
+                max_examples=REMEMBERED,
+                database=database,
+            )
+        )
 
 
 def _shrunk(
@@ -368,7 +369,7 @@ def _shrunk(
         database=what.database,
     )
     with without_module_constants():  # as in choose
-        test()
+        unshared(test)
 
 
 def _test(
@@ -384,7 +385,7 @@ def _test(
 
     def run_example(drawn: Any) -> None:
         __tracebackhide__ = True
-        example(drawn)
+        run_shared(example, drawn)
 
     test = hypothesis.given(drawn=what.source.strategy)(run_example)
     if seed is not None:

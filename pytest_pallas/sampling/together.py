@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from hypothesis.database import ExampleDatabase
 
+from pytest_pallas.compat.rejection import is_rejection
 from pytest_pallas.devices.processes import agree, gang
 
 #: Seconds to wait for the other processes.
@@ -18,6 +20,55 @@ def agreed(over: bool) -> bool:
     if gang() is None:
         return over
     return bool(agree("time", value=over, timeout=_TIMEOUT)[0].value)
+
+
+class SharedFailureError(Exception):
+    """An example that failed in some process.
+
+    All processes raise it at one line, so that Hypothesis sees one failure in each of them, and
+    shrinks it in the same way.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        """With the error of this process."""
+        super().__init__(str(error))
+        self.error = error
+
+
+def run_shared(example: Callable[[Any], None], drawn: Any) -> None:
+    """Run an example; of several processes, all of which it fails in, each raises the same error.
+
+    Raises:
+      Exception: the error of the example; of several processes a ``SharedFailureError``.
+    """
+    __tracebackhide__ = True
+    if gang() is None:
+        return example(drawn)
+    try:
+        return example(drawn)
+    except Exception as error:
+        if is_rejection(error):
+            raise
+        failed = error
+    raise SharedFailureError(failed)
+
+
+def unshared(test: Callable[[], object]) -> None:
+    """Run a test of Hypothesis whose examples are run by ``run_shared``.
+
+    Raises:
+      Exception: the error of its failing example, with Hypothesis' notes.
+    """
+    __tracebackhide__ = True
+    try:
+        test()
+    except SharedFailureError as shared:
+        failed = shared.error
+        for note in getattr(shared, "__notes__", ()):
+            failed.add_note(note)
+    else:
+        return
+    raise failed
 
 
 def of_all(database: ExampleDatabase | None) -> ExampleDatabase | None:

@@ -13,6 +13,7 @@ class FleetFacts:
 
     Attributes:
       place: as on the command line.
+      processes: number of worker processes that were started on this machine; 0 for none.
       workers: number of workers that took part.
       threads: number of tests that they run at a time, now.
       refused: why workers did not take part, by worker.
@@ -23,6 +24,7 @@ class FleetFacts:
     """
 
     place: str
+    processes: int = 0
     workers: int = 0
     threads: int = 0
     refused: dict[str, str] = field(default_factory=dict[str, str])

@@ -139,7 +139,7 @@ def check_with(name: str, options: dict[str, Any]) -> Any:
 
 def describe(values: Any) -> Any:
     """What this process holds of an answer, as JSON."""
-    if values is None:
+    if not hasattr(values, "shape"):
         return {"process": jax.process_index()}
     if not isinstance(values, LocalShards):
         return {"whole": list(values.shape), "process": jax.process_index()}
@@ -212,6 +212,61 @@ def different_values() -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def spread_argument() -> Any:
+    """``pallas_run`` takes an array that is spread already, and ``check`` refuses it."""
+    from pytest_pallas.backends import Call
+    from pytest_pallas.backends.interpreters import interpret
+
+    mesh = make_mesh({"x": jax.device_count()}, "cpu")
+    x = rows(jax.device_count())
+    sharding = jax.sharding.NamedSharding(mesh, P("x"))
+    spread = jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+    call = Call(function=functools.partial(doubled, mesh=mesh), args=(spread,))
+    values = interpret().run(call).unwrap()
+    for shard in values.shards:
+        np.testing.assert_array_equal(shard.data, 2 * x[shard.index])
+    try:
+        pytest_pallas.check(double, spread, reference=lambda x: 2 * x, backend="interpret")
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def collectives(dtype: str) -> dict[str, str]:
+    """What JAX's collectives give over all devices, and "" where that is right."""
+    count = jax.device_count()
+    mesh = make_mesh({"x": count}, "cpu")
+    x = (np.arange(count * count * 8 * 128).reshape(-1, 128) % 5).astype(dtype)
+    parts = x.reshape(count, -1, 128)
+    total = parts.astype(np.float64).sum(0)
+    blocks = parts.reshape(count, count, -1, 128)
+    ring = [(n, (n + 1) % count) for n in range(count)]
+    cases = {
+        "psum": (lambda p: jax.lax.psum(p, "x"), np.tile(total, (count, 1))),
+        "psum_scatter": (lambda p: jax.lax.psum_scatter(p, "x", tiled=True), total),
+        "all_gather": (lambda p: jax.lax.all_gather(p, "x", tiled=True), np.tile(x, (count, 1))),
+        "all_to_all": (
+            lambda p: jax.lax.all_to_all(p, "x", 0, 0, tiled=True),
+            blocks.swapaxes(0, 1).reshape(-1, 128),
+        ),
+        "ppermute": (lambda p: jax.lax.ppermute(p, "x", ring), np.roll(parts, 1, 0)),
+    }
+    found: dict[str, str] = {}
+    for name, (function, expected) in cases.items():
+        run = jax.shard_map(function, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)
+        placed = jax.make_array_from_callback(
+            x.shape, jax.sharding.NamedSharding(mesh, P("x")), lambda index: x[index]
+        )
+        whole = np.asarray(expected, np.float64).reshape(-1, 128)
+        out = jax.jit(run)(placed)
+        right = all(
+            np.array_equal(np.asarray(shard.data, np.float64), whole[shard.index])
+            for shard in out.addressable_shards
+        )
+        found[name] = "" if right else "wrong"
+    return found
 
 
 def one_that_does_not_come() -> str:

@@ -36,6 +36,7 @@ class Answer:
     value: Any = None
     error: str = ""
     message: str = ""
+    shared: bool = False
 
     def unwrap(self) -> Any:
         assert not self.error, f"process {self.process}: {self.error}: {self.message}"
@@ -172,7 +173,8 @@ def _work(number: int, count: int, devices: int, port: int) -> None:
             _answer(process=number, value=value)
         except BaseException as error:
             message = str(error) if str(error) else traceback.format_exc()
-            _answer(process=number, error=type(error).__name__, message=message)
+            shared = getattr(error, "shared", False)
+            _answer(process=number, error=type(error).__name__, message=message, shared=shared)
 
 
 def _answer(**fields: Any) -> None:

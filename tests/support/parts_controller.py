@@ -1,7 +1,9 @@
-"""A plugin that runs divisible items in parts, in this process, in an order of chance.
+"""A plugin that runs divisible items in parts, in an order of chance.
 
 ``PARTS=SIZE:SEED`` in the environment: parts of so many rounds or mutants, each run once or twice,
-in an order that the seed decides. Their reports travel as JSON.
+in an order that the seed decides. Their reports travel as JSON. With ``PARTS=SIZE:SEED:worker``
+they run in the process for isolated tests, otherwise here. Tests of one's own run as a whole,
+without the kills of those before them.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from typing import Any, cast
 import pytest
 from _pytest.runner import runtestprotocol
 
-from pytest_pallas.isolation.messages import Part
+from pytest_pallas.isolation.isolator import isolator_of
+from pytest_pallas.isolation.messages import Part, WorkerRequest, decoded, encoded
 from pytest_pallas.isolation.worker import PART
 from pytest_pallas.items.item import SpecItem
 from pytest_pallas.items.parts import (
@@ -27,7 +30,7 @@ from pytest_pallas.items.parts import (
     remaining,
     result_of,
 )
-from pytest_pallas.report.parts import merged_reports
+from pytest_pallas.report.parts import merged_reports, settle_kills
 from pytest_pallas.session import current
 
 #: Rounds of an item that only the time ends.
@@ -36,10 +39,10 @@ MOST = 12
 
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """Run an item in parts, and report it as one."""
-    division = divisible(item)
+    division = None if PART in item.stash else divisible(item)
     if division is None:
-        return None
-    size, seed = map(int, os.environ["PARTS"].split(":"))
+        return _alone(item)
+    size, seed = map(int, os.environ["PARTS"].split(":")[:2])
     rng = random.Random(seed)
     division = dataclasses.replace(division, size=size)
     hook = item.ihook
@@ -51,6 +54,20 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     for report in reports:
         hook.pytest_runtest_logreport(report=report)
     hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
+def _alone(item: pytest.Item) -> bool | None:
+    """Run a test on mutants as another process would."""
+    state = current(item.config)
+    if PART in item.stash or state.options.mutate is None or isinstance(item, SpecItem):
+        return None
+    before, state.killed = state.killed, {}
+    reports = runtestprotocol(item, log=False, nextitem=None)
+    state.killed = before
+    settle_kills(item, reports, state.killed)
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
     return True
 
 
@@ -78,6 +95,13 @@ LAST: dict[str, Any] = {}
 
 def _run(item: pytest.Item, part: Part) -> list[dict[str, Any]]:
     """The reports of a part, as another process sends them."""
+    worker = os.environ["PARTS"].endswith(":worker")
+    reply = json.loads(json.dumps((_in_worker if worker else _here)(item, part)))
+    LAST[item.nodeid] = result_of(reply)
+    return reply
+
+
+def _here(item: pytest.Item, part: Part) -> list[dict[str, Any]]:
     item.stash[PART] = part
     current(item.config).builders.clear()
     try:
@@ -85,7 +109,18 @@ def _run(item: pytest.Item, part: Part) -> list[dict[str, Any]]:
     finally:
         del item.stash[PART]
     hook = item.config.hook
-    plain = [hook.pytest_report_to_serializable(config=item.config, report=r) for r in reports]
-    reply = json.loads(json.dumps(plain))
-    LAST[item.nodeid] = result_of(reply)
-    return reply
+    return [hook.pytest_report_to_serializable(config=item.config, report=r) for r in reports]
+
+
+def _in_worker(item: pytest.Item, part: Part) -> list[dict[str, Any]]:
+    isolator: Any = isolator_of(item.config)
+    request = WorkerRequest(
+        opening=isolator._opening,
+        nodeid=item.nodeid,
+        path=None,
+        timeout=60.0,
+        part=part,
+    )
+    result = isolator._pool.submit(isolator._setup, encoded(request), timeout=120.0).result()
+    assert result.status == "done", result
+    return decoded(result.value).reports

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 #: The order in the terminal, by name. Sections that are not here come last.
 _ORDER = (
     *("results", "footnotes", "not applicable", "inputs", "distinct", "untried inputs"),
-    *("compilers", "mutants", "mutation score", "costs", "goldens"),
+    *("compilers", "mutants", "mutation score", "costs", "goldens", "fleet"),
 )
 
 

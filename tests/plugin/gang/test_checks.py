@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_pallas.compilers import libtpu
+
 pytestmark = pytest.mark.processes
 
 CASES = "gang_cases.py"
@@ -36,6 +38,8 @@ def test_wrong_in_one_process_fails_there_with_process_shard_and_place_in_the_wh
     assert shard.split(maxsplit=1)[1].startswith(("[16:24, 0:128] on device ", "[24:32, 0:128] on"))
     assert right.error == "PeerError"
     assert right.message.startswith("process 1 failed, so this process stops here, too. Process 1")
+    assert right.shared
+    assert wrong.shared
 
 
 def test_the_copy_of_one_process_is_judged(four):
@@ -60,6 +64,8 @@ def test_a_kernel_that_raises_in_one_process_stops_the_others(two):
     stopped, raised = two.call(CASES, "check", "raises_in_process_1", timeout=20)
     assert raised.error == "KernelError"
     assert stopped.error == "PeerError"
+    assert stopped.shared
+    assert raised.shared
     assert "no such tile here" in stopped.message
 
 
@@ -124,3 +130,21 @@ def test_a_process_that_does_not_come_is_named_after_the_time_limit(two):
     waiting, _ = two.values(CASES, "one_that_does_not_come", timeout=20)
     assert "process 1 did not come to the step `run` of doubled(" in waiting
     assert "within 1 s" in waiting
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "float16"])
+def test_the_collectives_of_jax_work_between_processes(two, dtype):
+    """They are what the portable interpreter and jnp code need; no kernel is run."""
+    names = ("psum", "psum_scatter", "all_gather", "all_to_all", "ppermute")
+    for found in two.values(CASES, "collectives", dtype):
+        assert found == dict.fromkeys(names, "")
+
+
+def test_an_array_that_is_spread_already_is_run_and_not_checked(two):
+    for message in two.values(CASES, "spread_argument"):
+        assert message.startswith("OptionError: argument 0 is a jax.Array that is spread over")
+
+
+@pytest.mark.skipif(libtpu.missing() is not None, reason=str(libtpu.missing()))
+def test_a_compiler_compiles_in_every_process(two):
+    two.values(CASES, "check", "doubled", "tpu-compile:v5e")

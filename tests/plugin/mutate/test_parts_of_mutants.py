@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.plugin.mutate.test_own_tests import KERNELS as RELU
+from tests.plugin.mutate.test_own_tests import LOOSE, STRICT
 from tests.plugin.mutate.test_specs import KERNELS, RUN, SPECS
 
 MARKS = """equivalent=(
@@ -54,6 +56,7 @@ def specs(*made: tuple[str, str, str]) -> str:
         ("1:1", [("several", "12, 24", ""), ("one", "8", MARKS)], ()),
         ("1:4", [("one", "8", MARKS), ("several", "12, 24", MARKS)], ("--pallas-mutate=7",)),
         ("100:2", [("one", "8", MARKS)], ()),
+        ("5:6:worker", [("one", "8", ""), ("several", "12, 24", "")], ()),
         ("2:5", [("off", "8", ""), ("one", "8", "")], ()),
     ],
 )
@@ -70,3 +73,23 @@ def test_parts_have_the_record_of_the_whole(project, monkeypatch, division, made
     verdicts = [mutant for record in whole for mutant in record["mutants"]]
     if len(made) > 1 and made[0][0] != "off" and not options:
         assert "by another" in {mutant["how"] for mutant in verdicts}
+
+
+def test_kills_of_tests_count_in_their_order(project, monkeypatch):
+    project.write(kernels=RELU, test_loose=LOOSE, test_strict=STRICT)
+    whole = without_times(project.records("--pallas-mutate"))
+    monkeypatch.setenv("PARTS", "1:0")
+    assert without_times(project.records("--pallas-mutate", "-p", "parts_controller")) == whole
+    hows = [mutant["how"] for record in whole for mutant in record["mutants"]]
+    assert {"by another", "AssertionError", "MismatchError"} <= set(hows)
+
+
+@pytest.mark.parametrize("sizes", [("8", "12, 24"), ("12, 24", "8")])
+def test_isolated_mutants_have_the_record_of_others(project, sizes):
+    """What one process killed is known to the other one."""
+    first, second = sizes
+    project.write(kernels=KERNELS, specs=specs(("one", first, MARKS), ("two", second, "")))
+    args = (*RUN, "--pallas-checks=forward", "--pallas-mutate=6")
+    here = project.records(*args, "--pallas-isolate=never")
+    isolated = project.records(*args, "--pallas-isolate=always")
+    assert without_times(isolated) == without_times(here)

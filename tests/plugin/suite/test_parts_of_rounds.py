@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from pytest_pallas.sampling import fuzzing
+
 ONE = ("--pallas-suite=specs", "--pallas-backend=tpu-sim", "--pallas-max-examples=4")
 
 WIDE = 'inputs=pst.arrays("m n, m n", dtype="float32", around=[8, 16, 32])'
@@ -16,6 +18,11 @@ WIDE = 'inputs=pst.arrays("m n, m n", dtype="float32", around=[8, 16, 32])'
 TIMES = ("seconds", "kernel_seconds")
 
 DIVISIONS = ["1:0", "2:1", "100:3"]
+
+
+@pytest.fixture(autouse=True)
+def _small_rounds(monkeypatch):
+    monkeypatch.setattr(fuzzing, "ROUND", 5)
 
 
 def without_times(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -40,7 +47,7 @@ def test_parts_have_the_record_of_the_whole(project, monkeypatch, division):
     checks = "--pallas-checks=forward,oracle-strength"
     records = both(project, monkeypatch, division, checks, "--pallas-fuzz-rounds=3")
     assert [record["outcome"] for record in records] == ["passed"] * 2
-    assert records[0]["examples"] > 60
+    assert records[0]["examples"] > 40
 
 
 #: Wrong for few draws, so that a later round finds it.
@@ -65,7 +72,7 @@ def seldom(project: Any, limit: float) -> None:
     path.write_text("from seldom import seldom\n" + path.read_text())
 
 
-@pytest.mark.parametrize("division", DIVISIONS)
+@pytest.mark.parametrize("division", [*DIVISIONS, "1:4:worker"])
 def test_the_first_round_that_fails_gives_the_failure(project, monkeypatch, division):
     seldom(project, 90.0)
     args = ("--pallas-checks=forward", "--pallas-fuzz-rounds=6")
@@ -73,3 +80,83 @@ def test_the_first_round_that_fails_gives_the_failure(project, monkeypatch, divi
     assert record["outcome"] == "failed"
     assert record["examples"] > 40
     assert record["pictures"]["examples"]
+
+
+FEW = "st.integers(1, 5).map(lambda k: (np.full((8, 128), float(k), np.float32),) * 2)"
+
+
+@pytest.mark.parametrize("division", DIVISIONS)
+def test_rounds_end_where_nothing_new_is_left(project, monkeypatch, division):
+    project.specs(f'name="add", kernel=add, inputs={FEW}')
+    path = project.path / "specs.py"
+    path.write_text("from hypothesis import strategies as st\n" + path.read_text())
+    args = ("--pallas-checks=forward", "--pallas-fuzz-rounds=50")
+    [record] = both(project, monkeypatch, division, *args)
+    assert (record["outcome"], record["examples"]) == ("passed", 5)
+
+
+#: ``NARROW`` applies to narrow arrays only, and needs one of 64 columns to pass.
+NARROW = """
+    from pytest_pallas import Check
+
+    def _run(context):
+        from pytest_pallas.checks.context import CheckResult
+        from pytest_pallas.errors import NotApplicableError
+
+        width = context.arguments.args[0].shape[1]
+        if width > 200:
+            raise NotApplicableError(f"{width} columns are too many")
+        return CheckResult(comparisons=[], evidence=width, notes=(f"{width} columns",))
+
+    def _conclude(evidence):
+        return None if 64 in evidence else f"never 64 columns in {len(evidence)} examples"
+
+    def pytest_pallas_checks(config):
+        return [Check(name="narrow", asks="is it?", run=_run, conclude=_conclude)]
+"""
+
+
+@pytest.mark.parametrize("division", DIVISIONS)
+@pytest.mark.parametrize(
+    ("widths", "outcome"),
+    [((64, 128, 256), "passed"), ((100, 130, 256, 300), "failed"), ((256, 300), "skipped")],
+)
+def test_a_check_concludes_from_the_examples_of_all_parts(
+    project, monkeypatch, division, widths, outcome
+):
+    project.write(conftest=NARROW)
+    project.specs(
+        'name="add", kernel=add, checks=("narrow",), inputs=pst.arrays("m n, m n", '
+        f'dtype="float32", values="normal", dims={{"m": 8, "n": {list(widths)}}})'
+    )
+    [record] = both(project, monkeypatch, division, "--pallas-fuzz-rounds=3")
+    assert record["outcome"] == outcome
+    if outcome == "failed":
+        assert f"never 64 columns in {record['examples']} examples" in record["message"]
+
+
+@pytest.mark.parametrize(("division", "rounds"), [("1:7", 12), ("5:8", 15)])
+def test_rounds_until_a_time_count_up_to_the_first_gap(project, monkeypatch, division, rounds):
+    """What was run is what so many rounds are."""
+    project.specs(f'name="add", kernel=add, {WIDE}')
+    args = (*ONE, "--pallas-checks=forward")
+    monkeypatch.setenv("PARTS", division)
+    parts = project.records(*args, "--pallas-fuzz-time=1", "-p", "parts_controller")
+    whole = project.records(*args, f"--pallas-fuzz-rounds={rounds}")
+    assert without_times(parts) == without_times(whole)
+
+
+def test_an_expected_failure_is_not_divided(project, monkeypatch):
+    expected = "xfail={'tpu-sim': ExpectedFailure(reason='off', jax='0.12')}"
+    project.specs(f'name="add_off", kernel=add_off, {expected}')
+    args = ("--pallas-checks=forward", "--pallas-fuzz-rounds=9")
+    [record] = both(project, monkeypatch, "1:0", *args)
+    assert record["outcome"] == "xfailed"
+    assert record["examples"] <= 4
+
+
+def test_one_round_is_a_usual_run(project):
+    project.specs(f'name="add", kernel=add, {WIDE}')
+    usual = project.records(*ONE, "--pallas-checks=forward")
+    rounds = project.records(*ONE, "--pallas-checks=forward", "--pallas-fuzz-rounds=1")
+    assert without_times(usual) == without_times(rounds)

@@ -41,7 +41,9 @@ def said(step, **more):
     return json.dumps({"process": 0, "host": "first", "step": step, **more})
 
 
-ROOT = "pytest-pallas/statements/test"
+def root():
+    """The folder of the statements of this test."""
+    return processes._folder("").rstrip("/")
 
 
 def test_a_process_may_end_the_test_right_after_an_agreement(client, monkeypatch):
@@ -50,8 +52,8 @@ def test_a_process_may_end_the_test_right_after_an_agreement(client, monkeypatch
     def slow(program, folder):
         """Process 0 agrees, and ends the test, while this process looks for the first time."""
         found = read(program, folder)
-        client.values[f"{ROOT}/0/0"] = said("examples")
-        client.values[f"{ROOT}/ended/0"] = said("end")
+        client.values[f"{root()}/0/0"] = said("examples")
+        client.values[f"{root()}/ended/0"] = said("end")
         return found
 
     monkeypatch.setattr(distributed, "read_folder", slow)
@@ -59,14 +61,14 @@ def test_a_process_may_end_the_test_right_after_an_agreement(client, monkeypatch
 
 
 def test_a_process_that_left_is_an_error_at_once(client):
-    client.values[f"{ROOT}/ended/0"] = said("end", problem="it raised")
+    client.values[f"{root()}/ended/0"] = said("end", problem="it raised")
     with pytest.raises(processes.PeerError, match=r"process 0 failed.* it raised") as found:
-        agree("examples", timeout=60.0)
+        agree("examples", timeout=5.0)
     assert found.value.processes == (0,)
     assert found.value.gone
 
 
 def test_different_steps_are_an_error(client):
-    client.values[f"{ROOT}/0/0"] = said("run", subject="add")
+    client.values[f"{root()}/0/0"] = said("run", subject="add")
     with pytest.raises(processes.GangError, match="process 0: run of add; process 1: judge of add"):
-        agree("judge", subject="add", timeout=60.0)
+        agree("judge", subject="add", timeout=5.0)

@@ -94,6 +94,7 @@ def test_a_problem_of_one_is_an_error_of_the_others(together):
     )
     assert isinstance(right, PeerError)
     assert (right.processes, right.kernel_raised, right.gone) == ((1,), True, False)
+    assert (right.shared, right.step) == (True, "run")
     assert str(right).startswith("process 1 failed, so this process stops here, too. Process 1 (")
     assert str(right).endswith("): ValueError: no")
     assert [each.problem for each in wrong] == ["", "ValueError: no"]
@@ -104,7 +105,7 @@ def test_a_process_that_is_further_has_gone(together):
         lambda: agree("run", timeout=5), lambda: agree("judge", problem="wrong", timeout=5)
     )
     assert isinstance(first, PeerError)
-    assert first.gone
+    assert (first.gone, first.shared, first.step) == (True, False, "judge")
 
 
 @pytest.mark.parametrize("other", [("judge", "f"), ("run", "g")])

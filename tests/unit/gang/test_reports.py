@@ -87,6 +87,7 @@ def test_the_first_process_that_died_is_the_cause():
 def test_a_process_that_died_in_an_example_has_a_record():
     note = StepNote(step="a kernel", limit=1.0, kernel="k", check="forward", backend="gpu")
     _, _, reports = merged(died(0, stopped=True), died(1, note=note.encode()))
+    assert "  last step a kernel" in reports[0].longreprtext.splitlines()
     [record] = [record for report in reports for record in records_of(report)]
     assert (record.kernel, record.check, record.outcome) == ("k", "forward", "failed")
     assert [(host.process, host.because_of) for host in record.hosts] == [(0, (1,)), (1, ())]

@@ -16,8 +16,10 @@ from pytest_pallas.mutation import Mutant
 from pytest_pallas.mutation_runner.earlier import Earlier, read_earlier
 from pytest_pallas.mutation_runner.journal import Journal, died_of_a_mutant
 from pytest_pallas.mutation_runner.running import (
+    ELSEWHERE,
     KilledBy,
     MutantRun,
+    merge_verdicts,
     run_mutants,
     sampled,
     stale,
@@ -233,3 +235,47 @@ def test_the_score_is_of_mutants_that_were_caught_or_survived():
     assert score(verdicts) == 50.0
     assert score(verdicts[2:]) is None
     assert [from_json(to_json(verdict)) for verdict in verdicts] == verdicts
+
+
+def test_kills_of_earlier_specs_count_after_all():
+    """As if the mutants had met them before."""
+    results = {
+        0: MutantRun(KilledBy("forward", "MismatchError", "tpu-sim"), 1),
+        1: MutantRun(None, 5),
+        2: MutantRun(None, 1, same="the same program"),
+        3: MutantRun(None, 1, "cannot be made"),
+        4: MutantRun(KilledBy("forward", "MismatchError", "tpu-sim"), 2),
+    }
+    mutants = MANY[:5]
+
+    def attempt(each):
+        return results[mutants.index(each)]
+
+    def same(each):
+        return attempt(each).same
+
+    before = {unknown(each).key: "other" for each in mutants[:4]}
+    whole = _run_mutants(mutants, attempt, journal=Journal(), killed=dict(before), same=same)
+    alone = _run_mutants(mutants, attempt, journal=Journal(), same=same)
+    killed = dict(before)
+    assert merge_verdicts([*alone, *alone[2:]], name="spec", killed=killed) == [
+        dataclasses.replace(verdict, seconds=found.seconds)
+        for verdict, found in zip(whole, [*whole[:4], alone[4]], strict=True)
+    ]
+    assert [verdict.how for verdict in whole] == [
+        ELSEWHERE,
+        ELSEWHERE,
+        "",
+        ELSEWHERE,
+        "MismatchError",
+    ]
+    assert killed == {**before, whole[4].key: "spec"}
+
+
+def test_kills_are_known_to_others_after_a_process_died(tmp_path):
+    path = tmp_path / "journal"
+    tried = MutantRun(KilledBy("forward", "MismatchError"), 1)
+    _run_mutants(MANY[:1], lambda _: tried, journal=Journal(path))
+    killed: dict[str, str] = {}
+    _run_mutants(MANY[:1], _never, journal=Journal(path), killed=killed)
+    assert killed == {unknown(MANY[0]).key: "spec"}

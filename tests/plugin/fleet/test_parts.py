@@ -1,0 +1,87 @@
+"""Rounds of fuzzing and mutants run on several workers, and are reported like those of one."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+
+from tests.plugin.mutate.test_specs import KERNELS, SPECS
+
+#: Small rounds and parts, on the workers, too.
+CONFTEST = """
+    from pytest_pallas.items import parts
+    from pytest_pallas.sampling import fuzzing
+
+    fuzzing.ROUND = 5
+    parts.ROUNDS_PER_PART = 1
+    parts.MUTANTS_PER_PART = 4
+"""
+
+#: Wrong for few draws, so that a later round finds it.
+SELDOM = """
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.experimental import pallas as pl
+    from kernels import add, reference
+    from pytest_pallas import KernelSpec, strategies as pst
+
+    def _body(x_ref, y_ref, o_ref):
+        off = jnp.where(jnp.sum(x_ref[...]) > 90, 1.0, 0.0)
+        o_ref[...] = x_ref[...] + y_ref[...] + off
+
+    def seldom(x, y):
+        return pl.pallas_call(_body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x, y)
+
+    INPUTS = pst.arrays("m n, m n", dtype="float32", around=[8, 16, 32])
+    ADD = KernelSpec(name="add", kernel=add, reference=reference, inputs=INPUTS)
+    SELDOM = KernelSpec(name="seldom", kernel=seldom, reference=reference, inputs=INPUTS)
+"""
+
+
+def without_times(records):
+    plain = copy.deepcopy(records)
+    for record in plain:
+        del record["seconds"], record["kernel_seconds"]
+        for mutant in record["mutants"]:
+            del mutant["seconds"]
+    return plain
+
+
+def both(project, *args):
+    """The records of a run, which are those of a fleet, too."""
+    found = []
+    for more in ((), ("--pallas-fleet=local:2",)):
+        project.spawn("--pallas-backend=tpu-sim", "--pallas-results=r.json", *args, *more)
+        results = json.loads((project.path / "r.json").read_text())
+        files = {
+            path.name: path.read_bytes() for path in (project.path / "pallas-failures").glob("*")
+        }
+        found.append((without_times(results["records"]), files))
+        for folder in (".hypothesis", "pallas-failures"):
+            shutil.rmtree(project.path / folder, ignore_errors=True)
+    assert found[0] == found[1]
+    return found[0]
+
+
+def test_rounds(project):
+    project.write(conftest=CONFTEST, seldom=SELDOM)
+    args = ("--pallas-suite=seldom", "--pallas-checks=forward", "--pallas-sanitize=none")
+    records, files = both(project, *args, "--pallas-max-examples=4", "--pallas-fuzz-rounds=4")
+    assert [record["outcome"] for record in records] == ["passed", "failed"]
+    assert records[0]["examples"] > 20
+    assert "seldom-forward-tpu-sim.py" in files
+
+
+def test_mutants(project):
+    first = SPECS % ("8", "")
+    second = (SPECS % ("12, 24", "")).replace('"rows"', '"second"').partition("    SPEC = ")[2]
+    project.write(conftest=CONFTEST, kernels=KERNELS, specs=f"{first}\n    SECOND = {second}")
+    records, _ = both(
+        project, "--pallas-suite=specs", "--pallas-mutate=all", "--pallas-max-examples=2"
+    )
+    verdicts = [len(record["mutants"]) for record in records]
+    assert len(verdicts) == 2
+    assert min(verdicts) > 8
+    assert "by another" in {mutant["how"] for mutant in records[1]["mutants"]}
