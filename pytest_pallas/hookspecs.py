@@ -61,4 +61,7 @@ def pytest_pallas_tolerance(
 
 @pytest.hookspec
 def pytest_pallas_record(config: pytest.Config, record: Record) -> None:
-    """Called for every record, in the reporting process (the controller, under xdist)."""
+    """Called for every record, in the reporting process (the controller, under xdist).
+
+    With ``--pallas-resume`` also for the records of tests that were done before.
+    """

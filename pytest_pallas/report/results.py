@@ -110,10 +110,12 @@ def _options(session: PytestSession) -> dict[str, Any]:
     return {
         "backend": list(options.backend),
         "devices": options.devices,
+        "processes": options.processes,
         "profile": options.profile,
         "max_examples": options.max_examples,
         "max_bytes": options.max_bytes,
         "fuzz_time": options.fuzz_time,
+        "fuzz_rounds": options.fuzz_rounds,
         "seed": options.seed,
         "checks": list(options.checks),
         "sanitize": list(options.sanitize),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
 import shlex
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pytest_pallas.gang.layout import free_port
 from pytest_pallas.options.values import Distributed, read_options
 
 TEXT = (Path(__file__).parents[2] / "docs/multihost.md").read_text()
@@ -55,14 +57,20 @@ def parsed(pytester):
     return parse
 
 
-def test_the_example_runs_in_two_processes(pytester):
-    [begin] = commands(BEGIN)
+@pytest.fixture
+def example(pytester):
+    """The folder with the example of the page."""
     name, _, source = PYTHON.partition("\n")
     path = pytester.path / name.removeprefix("# ")
     path.parent.mkdir(parents=True)
     path.write_text(source)
+    return pytester.path
+
+
+def test_the_example_runs_in_two_processes(example):
+    [begin] = commands(BEGIN)
     command = [sys.executable, "-m", *begin, "-p", "no:cacheprovider", "-W", "error"]
-    done = subprocess.run(command, cwd=pytester.path, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=example, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert "2 processes with 4 simulated devices each" in done.stdout
     assert "1 passed" in done.stdout
@@ -97,6 +105,67 @@ def test_the_script_for_slurm(parsed):
     options = parsed(words)
     assert options.distributed == Distributed()
     assert options.results == options.resume
+
+
+#: Starts two tasks of a step, as srun does.
+SRUN = """#!{python}
+import os, subprocess, sys
+
+step = dict(SLURM_JOB_ID="{job}", SLURM_STEP_NODELIST="localhost", SLURM_NTASKS="2")
+tasks = [
+    subprocess.Popen(
+        sys.argv[1:],
+        env=os.environ | step | dict(SLURM_PROCID=str(number), SLURM_LOCALID=str(number)),
+    )
+    for number in range(2)
+]
+sys.exit(max(task.wait() for task in tasks))
+"""
+
+
+def test_the_script_for_slurm_runs(example):
+    """On simulated devices, with the variables of two tasks."""
+    bin = example / "bin"
+    bin.mkdir()
+    (bin / "srun").write_text(SRUN.format(python=sys.executable, job=free_port()))
+    (bin / "srun").chmod(0o755)
+    script = SBATCH.replace("venv/bin/pytest", f"{sys.executable} -m pytest")
+    script = script.replace("--pallas-backend=gpu", "--pallas-backend=interpret")
+    path = os.pathsep.join([str(bin), os.environ["PATH"]])
+    for text in ("2 processes collected 1 test", "resumed: 1 of 1 tests were done"):
+        done = subprocess.run(
+            ["bash"], input=script, cwd=example, capture_output=True, text=True,
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "PATH": path},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert text in done.stdout
+        assert "process 1 of 2, coordinated at localhost:" in done.stdout
+
+
+def test_the_command_for_kubernetes_runs(example):
+    """On simulated devices, in two processes in place of two pods."""
+    [container] = JOB["spec"]["template"]["spec"]["containers"]
+    *shell, text = container["command"]
+    for before, after in (
+        ("pytest tests", f"{sys.executable} -m pytest tests"),
+        ("pallas-0.pallas:8476", f"127.0.0.1:{free_port()}"),
+        ("/results/", ""),
+        ("--pallas-backend=gpu", "--pallas-backend=interpret"),
+    ):
+        assert before in text
+        text = text.replace(before, after)
+    pods = [
+        subprocess.Popen(
+            [*shell, text], cwd=example, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "JOB_COMPLETION_INDEX": str(index)},
+        )
+        for index in range(JOB["spec"]["completions"])
+    ]  # fmt: skip
+    first, second = (pod.communicate(timeout=120)[0] for pod in pods)
+    assert [pod.returncode for pod in pods] == [0, 0], first + second
+    assert "2 processes collected 1 test" in first
+    assert "1 passed" in first
+    assert (example / "results.json").exists()
 
 
 def test_the_manifest_for_kubernetes(parsed):
