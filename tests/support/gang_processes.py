@@ -109,7 +109,9 @@ class Program:
             worker.ask(file=str(path), function=function, args=args, scope=f"call {self._calls}")
         return [worker.answer(timeout) for worker in self.workers]
 
-    def values(self, file: str | Path, function: str, *args: Any, timeout: float = 180) -> list[Any]:
+    def values(
+        self, file: str | Path, function: str, *args: Any, timeout: float = 180
+    ) -> list[Any]:
         """As ``call``, where none may raise."""
         return [answer.unwrap() for answer in self.call(file, function, *args, timeout=timeout)]
 
