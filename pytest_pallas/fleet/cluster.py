@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_pallas.errors import OptionError
-from pytest_pallas.fleet import worker
+from pytest_pallas.fleet.remote import worker
 from pytest_pallas.options.values import FleetPlace
 
 #: Time limit in seconds for a connection to a scheduler, and for its answers.
@@ -103,7 +103,7 @@ class Cluster:
                 processes=True,
                 dashboard_address=None,
                 silence_logs=logging.CRITICAL,
-                preload=["pytest_pallas.fleet.local_process"],
+                preload=["pytest_pallas.fleet.remote.local_process"],
             )
             self._close.callback(_closed, address)
         try:

@@ -34,6 +34,7 @@ TESTS = """
         yield
         print("torn down")
 
+    @pytest.mark.filterwarnings("default")
     def test_passes(pallas_check, noisy, record_property):
         record_property("answer", 42)
         warnings.warn("look", UserWarning)

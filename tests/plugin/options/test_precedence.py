@@ -44,6 +44,7 @@ CASES = {
     "replay": ("", ("a.st", "a.st"), ("b.st", "b.st"), None),
     "shard": (None, ("1/2", "1/2"), ("1/1", "1/1"), None),
     "shard_by": (None, ("a.json", "a.json"), ("b.json", "b.json"), None),
+    "fleet": (None, ("local:1", "local:1"), ("127.0.0.1:8786", "tcp://127.0.0.1:8786"), None),
     "worker_memory": (8.0, ("3", 3.0), ("4.5", 4.5), None),
     "mutate": (None, ("all", 0), ("3", 3), None),
     "mutate_time": (0.0, ("3", 3.0), ("4.5", 4.5), None),
@@ -101,7 +102,11 @@ def test_every_option_is_in_the_table():
     assert {name for name, case in CASES.items() if case[3]} == {o.name for o in TABLE if o.marked}
 
 
-@pytest.mark.parametrize("option", TABLE, ids=lambda option: option.name)
+# Workers of a fleet do not have the option; tests/unit/fleet/test_address.py reads its values.
+LOCAL = [option for option in TABLE if option.name != "fleet"]
+
+
+@pytest.mark.parametrize("option", LOCAL, ids=lambda option: option.name)
 def test_mark_beats_command_line_beats_ini_beats_default(project, option):
     default, (ini, from_ini), (line, from_line), mark = CASES[option.name]
     if option.name == "isolate":
