@@ -81,7 +81,7 @@ def test_outputs_that_are_spread_replicated_scalar_and_empty(two):
             "copies": [8, 128],
             "scalar": [],
             "empty": [0, 128],
-            "own": [8, 128],
+            "other": [8, 128],
         }
 
 
