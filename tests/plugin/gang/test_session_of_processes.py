@@ -91,10 +91,14 @@ def test_four_processes_and_records_of_all_of_them(session):
         "test_right",
         "test_kernel",
         "test_kernel_that_is_wrong_in_one",
+        "test_drawn_kernel",
         backend="interpret",
         results="results.json",
     )
-    result.assert_outcomes(passed=2, failed=1)
+    result.assert_outcomes(passed=2, failed=2)
+    result.stdout.fnmatch_lines(
+        ["failed in process 1 (*): pytest_pallas.MismatchError: wrong:*", "*rows=2,*"]
+    )
     found = records(session.path / "results.json")
     right = found["test_kernel[interpret]"]
     assert right["outcome"] == "passed"
