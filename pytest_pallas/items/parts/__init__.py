@@ -24,7 +24,10 @@ A controller that hands out parts does four things:
    killed)``, in which their request had no ``killed``, either.
    ``keep_examples(session, results)`` saves the failing examples.
 
-The result of a part depends on the item, its numbers and the options, not on other parts.
+The result of a part depends on the item, its numbers and the options, not on other parts. That a
+kernel raised in an earlier item (``PytestSession.raised``) is not known to a process that runs parts:
+a controller merges the item of ``forward`` first, and runs the others of the kernel only if
+``items.item.skip_if_raised`` lets them.
 """
 
 from pytest_pallas.items.parts.division import (
