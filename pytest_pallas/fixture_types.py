@@ -46,7 +46,8 @@ class PallasRun(Protocol):
 
         Returns:
           What it returned, as numpy arrays. On a compiling backend the kernel is compiled, and the
-          rest of the test skipped.
+          rest of the test skipped. Of several processes, outputs that are spread over them are
+          what this one holds: ``.shards``, and ``.gather()`` for the whole.
 
         Raises:
           KernelError: the kernel raised, or a simulator found it wrong.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_pallas.errors import OptionError
-from pytest_pallas.fleet import worker
+from pytest_pallas.fleet.remote import worker
 from pytest_pallas.options.values import FleetPlace
 
 #: Time limit in seconds for a connection to a scheduler, and for its answers.
@@ -103,7 +103,7 @@ class Cluster:
                 processes=True,
                 dashboard_address=None,
                 silence_logs=logging.CRITICAL,
-                preload=["pytest_pallas.fleet.local_process"],
+                preload=["pytest_pallas.fleet.remote.local_process"],
             )
             self._close.callback(_closed, address)
         try:
@@ -174,7 +174,7 @@ class Cluster:
 
     def greet(self, key: str, setup: str, address: str, ended: Callable[[str], object]) -> None:
         """Ask one worker whether it can take part."""
-        self._submit(worker.greet, (setup,), key, [address], ended)
+        self.call(worker.greet, (setup,), key, [address], ended=ended)
 
     def submit(
         self,
@@ -193,16 +193,18 @@ class Cluster:
           addresses: the workers that may run it; None for all.
           ended: called with the name, in another thread.
         """
-        self._submit(worker.work, (setup, task), key, addresses, ended)
+        self.call(worker.work, (setup, task), key, addresses, ended=ended)
 
-    def _submit(
+    def call(
         self,
         function: Callable[..., str],
         args: tuple[str, ...],
         key: str,
-        addresses: Collection[str] | None,
+        addresses: Collection[str] | None = None,
+        *,
         ended: Callable[[str], object],
     ) -> None:
+        """Call a function on one of some workers; the rest as for ``submit``."""
         options = {"key": key, "pure": False, "retries": 0, "allow_other_workers": False}
         workers = None if addresses is None else list(addresses)
         future = self._asked("submit", function, *args, workers=workers, **options)

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import queue
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
 import pytest
 
-from pytest_pallas.backends import label
-from pytest_pallas.collection.selecting import scope_of
 from pytest_pallas.errors import OptionError
-from pytest_pallas.fleet.cluster import Cluster, ClusterLostError, Ended, WorkerInfo
+from pytest_pallas.fleet.cluster import Cluster, ClusterLostError
 from pytest_pallas.fleet.ledger import Group, Ledger, Parts, Sent
 from pytest_pallas.fleet.messages import (
     Answer,
-    RunSetup,
     Task,
     TestRequest,
     TestResult,
     decoded,
     encoded,
 )
-from pytest_pallas.fleet.project import project_of
-from pytest_pallas.fleet.results import ResultReplayer, example_files
+from pytest_pallas.fleet.results import ResultReplayer
+from pytest_pallas.fleet.run_setup import groups_of, require_no_hardware, run_setup
 from pytest_pallas.fleet.time_shares import time_shares
+from pytest_pallas.fleet.workers import CLOSED, Workers
 from pytest_pallas.isolation.isolator import isolator_of
-from pytest_pallas.isolation.requests import opening_of
 from pytest_pallas.items.parts import divisible, result_of
 from pytest_pallas.report.progress import Progress
 from pytest_pallas.report.reporter import Reporter
@@ -52,9 +48,6 @@ SILENT_SECONDS = 30.0
 #: Time limit in seconds for the first worker to take part, and for another one after the last one
 #: was lost.
 WAIT_SECONDS = 60.0
-
-#: Limit on the failing examples that workers get, in bytes.
-_MOST_EXAMPLES = 2**20
 
 #: The variables that set ``SILENT_SECONDS`` and ``WAIT_SECONDS``.
 SILENT_VARIABLE = "PYTEST_PALLAS_FLEET_SILENT_SECONDS"
@@ -97,34 +90,31 @@ class FleetRunner:
 
 
 class _FleetRun:
-    """One run of the loop.
-
-    Attributes:
-      accepted: the workers that take part, by address.
-      silent: those of which nothing was heard for a while.
-    """
+    """One run of the loop."""
 
     def __init__(self, runner: FleetRunner, session: pytest.Session) -> None:
         self.config = session.config
         self.pytest_session = session
         self.state, self.facts, self.cluster = runner.session, runner.facts, runner.cluster
-        self.silence, self.patience = runner.silence, runner.patience
+        self.patience = runner.patience
         self.name = uuid.uuid4().hex[:12]
         self.items: Mapping[str, Any] = {item.nodeid: item for item in session.items}
         isolator = isolator_of(self.config)
         assert isolator is not None
         self.replayer = ResultReplayer(self.state, isolator)
-        self.ledger = Ledger(_groups(self.state, session.items), self.name, self._divided)
+        groups = groups_of(self.state, session.items)
+        self.ledger = Ledger(groups, self.name, self._divided)
         self.facts.tasks = len(self.ledger.groups)
-        self.setup = encoded(_setup(self.state, session.items, self.name))
+        self.setup = encoded(run_setup(self.state, session.items, self.name))
         self.ends: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self.known: dict[str, WorkerInfo] = {}
-        self.names: dict[str, str] = {}
-        self.accepted: set[str] = set()
-        self.silent: set[str] = set()
-        self.greetings: dict[str, str] = {}
+        self.workers = Workers(
+            self.cluster,
+            self.facts,
+            greet=partial(self.cluster.greet, setup=self.setup, ended=self.ends.put),
+            say=partial(_say, self.config),
+            silence=runner.silence,
+        )
         self.restricted: dict[str, Collection[str] | None] = {}
-        self.numbers = itertools.count(1)
         self.alone_since = time.monotonic()
         self.seconds: Mapping[str, float] = {}
         # A mutant counts as killed by the first test in the order of collection.
@@ -133,7 +123,7 @@ class _FleetRun:
 
     def run(self) -> None:
         """Send all tests, and report their results."""
-        _require_no_hardware(self.state)
+        require_no_hardware(self.state)
         polled = 0.0
         try:
             self._wait_for_a_worker()
@@ -158,7 +148,7 @@ class _FleetRun:
                 f"the scheduler of --pallas-fleet={self.facts.place} is lost: {error}"
             ) from None
         finally:
-            self.cluster.cancel([*self.ledger.sent, *self.greetings])
+            self.cluster.cancel([*self.ledger.sent, *self.workers.greetings])
             for nodeid in list(self.ordered or ()):
                 if nodeid in self.pending:  # where an earlier one is missing
                     self.pending.pop(nodeid)()
@@ -181,16 +171,17 @@ class _FleetRun:
           pytest.UsageError: none does.
         """
         until = time.monotonic() + self.patience
-        while not self.accepted:
+        while not self.workers.active:
             self._look_at_workers()
-            if self.facts.refused and not self.greetings:
+            if self.facts.refused and not self.workers.greetings:
                 lines = "".join(f"\n  {w}: {why}" for w, why in self.facts.refused.items())
                 raise pytest.UsageError(
                     f"--pallas-fleet={self.facts.place}: no worker has the project and the "
                     f"versions of this process:{lines}"
                 )
             if time.monotonic() > until:
-                there = f"none of {len(self.known)} workers answers" if self.known else "no worker"
+                known = self.workers.known
+                there = f"none of {len(known)} workers answers" if known else "no worker"
                 raise pytest.UsageError(
                     f"--pallas-fleet={self.facts.place}: {there} within {self.patience:g} s. Start "
                     f"some with `dask worker {self.facts.place} --nthreads 1`"
@@ -200,26 +191,19 @@ class _FleetRun:
             except queue.Empty:
                 continue
 
-    # Workers.
-
     def _look_at_workers(self) -> None:
-        """Greet new workers, and notice lost and silent ones."""
-        now = self.cluster.workers()
-        for address in self.known.keys() - now.keys():
-            self._left(address)
-        for address, info in now.items():
-            if address not in self.known:
-                key = f"pallas-{self.name}-greeting-{next(self.numbers)}"
-                self.greetings[key] = address
-                self.cluster.greet(key, self.setup, address, self.ends.put)
-            if info.silence > self.silence:
-                self._is_silent(address, info)
-            elif address in self.silent:
-                self.silent.discard(address)
-                self._say(f"worker {self._name(address)} answers again")
-        self.known = dict(now)
-        self.facts.threads = sum(now[address].threads for address in self._active())
-        if self.accepted:
+        """Give tasks of silent and lost workers to others."""
+        for silent in self.workers.look():
+            for key in self.cluster.tasks_on(silent.address):
+                sent = self.ledger.sent.get(key)
+                if sent is None or key not in sent.group.keys:
+                    continue
+                self.ledger.resend(key)
+                if self.cluster.begun(key):
+                    words = f"was silent for {silent.seconds:.0f} s"
+                    self._lost(sent, f"{self.workers.name_of(silent.address)} {words}")
+        self.facts.threads = self.workers.threads
+        if self.workers.active:
             self.alone_since = time.monotonic()
         elif self.facts.workers and time.monotonic() - self.alone_since > self.patience:
             raise pytest.Session.Interrupted(
@@ -228,60 +212,24 @@ class _FleetRun:
             )
         self._free_tasks_without_worker()
 
-    def _active(self) -> list[str]:
-        """The workers that get tasks."""
-        return sorted((self.accepted - self.silent) & self.known.keys())
-
-    def _left(self, address: str) -> None:
-        """The scheduler does not know a worker any more."""
-        for key in [key for key, at in self.greetings.items() if at == address]:
-            del self.greetings[key]
-            self.cluster.cancel([key])
-        self.silent.discard(address)
-        if address in self.accepted:
-            self.accepted.discard(address)
-            self.facts.lost[self._name(address)] = "its connection to the scheduler was closed"
-            self._say(f"lost worker {self._name(address)}: its connection was closed")
-
-    def _is_silent(self, address: str, info: WorkerInfo) -> None:
-        """Give the tasks of a silent worker to others, too."""
-        if address not in self.silent:
-            self.silent.add(address)
-            if address in self.accepted:
-                self.facts.lost[self._name(address)] = f"silent for {info.silence:.0f} s"
-                self._say(f"worker {self._name(address)} is silent for {info.silence:.0f} s")
-        for key in self.cluster.tasks_on(address):
-            sent = self.ledger.sent.get(key)
-            if sent is None or key not in sent.group.keys:
-                continue
-            self.ledger.resend(key)
-            if self.cluster.begun(key):
-                self._lost(sent, f"{self._name(address)} was silent for {info.silence:.0f} s")
-
     def _free_tasks_without_worker(self) -> None:
         """Take back tasks that only lost workers may run."""
         for key, addresses in list(self.restricted.items()):
             sent = self.ledger.sent.get(key)
-            if sent is None or addresses is None or self.known.keys() & addresses:
+            if sent is None or addresses is None or self.workers.known.keys() & addresses:
                 continue
             begun = self.cluster.begun(key)
             self.cluster.cancel([key])
             self.ledger.take(key)
             if begun:
-                self._lost(sent, f"{begun}: its connection to the scheduler was closed")
+                self._lost(sent, f"{begun}: {CLOSED}")
             self.ledger.again(sent.group)
-
-    def _name(self, address: str) -> str:
-        return self.names.get(address, address)
-
-    # Tasks.
 
     def _send(self) -> None:
         """Give tasks to workers: one for each of their threads, and a few that wait."""
-        active = self._active()
-        threads = sum(self.known[address].threads for address in active)
+        active, threads = self.workers.active, self.workers.threads
         room = threads + -(-threads // 4) - sum(len(group.keys) for group in self.ledger.groups)
-        everyone = len(active) == len(self.known)
+        everyone = len(active) == len(self.workers.known)
         while active and room > 0 and (found := self.ledger.next(room)) is not None:
             key, sent = found
             addresses = None if everyone else active
@@ -332,10 +280,7 @@ class _FleetRun:
         """Use the answer of a worker."""
         ended = self.cluster.ended(key)
         self.restricted.pop(key, None)
-        if key in self.greetings:
-            address = self.greetings.pop(key)
-            if ended is not None:
-                self._greeted(address, ended)
+        if self.workers.greeted(key, ended):
             return
         sent = self.ledger.take(key)
         if sent is None:
@@ -348,34 +293,14 @@ class _FleetRun:
         else:
             answer: Answer = decoded(ended.answer)
             if answer.refused:
-                self._refuse(answer.worker, answer.refused)
+                self.workers.refuse(answer.worker, answer.refused)
             elif answer.before:
-                reason = f"{answer.before}: its connection to the scheduler was closed"
-                self._lost(sent, reason)
+                self._lost(sent, f"{answer.before}: {CLOSED}")
             else:
                 self._results(sent, answer)
         self.ledger.again(sent.group)
         self.facts.done = self.ledger.finished
         self._progress()
-
-    def _greeted(self, address: str, ended: Ended) -> None:
-        if ended.problem:
-            self._refuse(address, f"it cannot run pytest-pallas: {ended.problem}")
-            return
-        answer: Answer = decoded(ended.answer)
-        self.names[address] = answer.worker
-        if answer.refused:
-            self._refuse(answer.worker, answer.refused)
-            return
-        self.accepted.add(address)
-        self.facts.workers += 1
-        if self.facts.done:
-            self._say(f"worker {answer.worker} takes part")
-
-    def _refuse(self, worker: str, why: str) -> None:
-        if worker not in self.facts.refused:
-            self.facts.refused[worker] = why
-            self._say(f"refused worker {worker}: {why}")
 
     def _lost(self, sent: Sent, reason: str) -> None:
         """A worker was lost with a task: after some tries, its tests fail."""
@@ -448,19 +373,18 @@ class _FleetRun:
         while self.ordered and self.ordered[0] in self.pending:
             self.pending.pop(self.ordered.popleft())()
 
-    # The terminal.
-
-    def _say(self, text: str) -> None:
-        """Print a line, unless ``-q``."""
-        reporter: Any = self.config.pluginmanager.get_plugin("terminalreporter")
-        if reporter is not None and self.config.get_verbosity() >= 0:
-            reporter.ensure_newline()
-            reporter.write_line(f"pallas: fleet: {text}")
-
     def _progress(self) -> None:
         progress: Progress | None = self.config.pluginmanager.get_plugin("pallas-progress")
         if progress is not None:
             progress.tick()
+
+
+def _say(config: pytest.Config, text: str) -> None:
+    """Print a line, unless ``-q``."""
+    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and config.get_verbosity() >= 0:
+        reporter.ensure_newline()
+        reporter.write_line(f"pallas: fleet: {text}")
 
 
 def _seconds(variable: str, default: float) -> float:
@@ -470,58 +394,3 @@ def _seconds(variable: str, default: float) -> float:
         return float(text) if text else default
     except ValueError:
         raise OptionError(f"{variable} must be a number of seconds, not {text!r}") from None
-
-
-def _groups(state: PytestSession, items: Sequence[pytest.Item]) -> Mapping[str, Sequence[str]]:
-    """The tests of each kernel, in order; other tests are groups of their own."""
-    found: dict[str, list[str]] = {}
-    for item in items:
-        found.setdefault(scope_of(item.nodeid, state.check_names), []).append(item.nodeid)
-    return found
-
-
-def _setup(state: PytestSession, items: Sequence[pytest.Item], run: str) -> RunSetup:
-    """What workers must know of the run."""
-    config = state.config
-    opening = opening_of(state)
-    folder = str(config.invocation_params.dir)
-    files = None
-    if all(place.kind == "folder" for place in state.options.database):
-        files = example_files(state.database, _MOST_EXAMPLES)
-    # Each worker writes its own files, which come back with the results.
-    options = {**opening.options, "pallas_html": "", "pallas_results": "fleet"}
-    options["pallas_trace"] = "" if state.options.trace is None else "fleet"
-    recording = state.options.golden in ("record", "update")
-    goldens = state.harness.root / state.options.golden_dir
-    return RunSetup(
-        run=run,
-        args=[_relative(arg, folder) for arg in opening.args],
-        folder=folder,
-        options=options,
-        gigabytes=state.options.worker_memory,
-        # ``auto`` is the simulators, whatever accelerators a worker has.
-        environment={"JAX_PLATFORMS": "cpu"},
-        project=project_of(config, items),
-        examples=files,
-        goldens=os.path.relpath(goldens, folder) if recording else "",
-    )
-
-
-def _relative(arg: str, folder: str) -> str:
-    """An argument without the working folder, which workers may have elsewhere."""
-    return arg.replace(f"{folder}{os.sep}", "") if folder != os.sep else arg
-
-
-def _require_no_hardware(state: PytestSession) -> None:
-    """Reject hardware: workers are processes that share the devices of a machine.
-
-    Raises:
-      pytest.UsageError: a backend of the run is hardware.
-    """
-    found = [label(each) for each in state.selection.backends if each.kind == "hardware"]
-    if found:
-        raise pytest.UsageError(
-            f"--pallas-fleet runs simulators, interpreters and compilers, not {', '.join(found)}: "
-            "its workers share the devices of a machine. Write --pallas-backend=tpu-sim,gpu-sim, "
-            "or run on machines with the devices by --pallas-shard"
-        )

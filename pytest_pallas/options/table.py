@@ -1,186 +1,18 @@
 """The options of the command line and their ini values: one table.
 
-Every run of pytest imports it, so it has no imports of its own; parsers import lazily.
+Every run of pytest imports it, so it has no imports of its own but ``parsing``.
 """
 
 from __future__ import annotations
 
 import argparse
-import base64
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from pytest_pallas.database import DatabasePlace
-    from pytest_pallas.errors import OptionError
-    from pytest_pallas.options.values import Distributed, FleetPlace, Replay, Shard
-
-
-def wrong(problem: str) -> OptionError:
-    """The error for a wrong value."""
-    from pytest_pallas.errors import OptionError
-
-    return OptionError(problem)
-
-
-def words(text: str) -> tuple[str, ...]:
-    """A comma-separated list."""
-    return tuple(word.strip() for word in text.split(",") if word.strip())
-
-
-def _whole(least: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            number = least - 1
-        if number < least:
-            raise wrong(f"must be an integer of at least {least}, not {text!r}")
-        return number
-
-    return parse
-
-
-def _amount(unit: str, *, zero: bool = False) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        try:
-            number = float(text)
-        except ValueError:
-            number = -1.0
-        if not (0 < number < float("inf") or (zero and number == 0)):
-            least = "of at least 0" if zero else "above 0"
-            raise wrong(f"must be a number of {unit} {least}, not {text!r}")
-        return number
-
-    return parse
-
-
-def _bytes(text: str) -> int:
-    from pytest_pallas.budget import parse_bytes
-
-    number = parse_bytes(text.strip())
-    if number is None:
-        raise wrong(f"must be a number of bytes such as 64MiB, 1GiB or 65536, not {text!r}")
-    return number
-
-
-def _mutants(text: str) -> int | None:
-    """The number of mutants of a kernel: 0 for all, None for off."""
-    if text in ("off", "all"):
-        return None if text == "off" else 0
-    try:
-        return _whole(1)(text)
-    except Exception:
-        raise wrong(
-            f"must be all, off or the maximum number of mutants of a kernel, not {text!r}; before "
-            "a path, write --pallas-mutate=all"
-        ) from None
-
-
-def _one_of(*valid: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in valid:
-            raise wrong(f"must be one of {', '.join(valid)}, not {text!r}")
-        return text
-
-    return parse
-
-
-def _places(text: str) -> tuple[DatabasePlace, ...]:
-    from pytest_pallas.database import parse_places
-
-    return parse_places(text)
-
-
-def _path(text: str) -> Path | None:
-    return Path(text) if text else None
-
-
-def _replay(text: str) -> Replay:
-    """A file or a blob: Hypothesis' text in base64, which begins with a byte 0 or 1."""
-    from pytest_pallas.options.values import Replay
-
-    try:
-        begins = base64.b64decode(text, validate=True)[:1]
-    except ValueError:
-        begins = b""
-    blob = begins in (b"\0", b"\1") and not os.path.exists(text)
-    return Replay(blob=text) if blob else Replay(file=Path(text))
-
-
-def _distributed(text: str) -> Distributed | None:
-    """``auto``, or ``I/N@HOST:PORT``."""
-    from pytest_pallas.options.values import Distributed
-
-    if text in ("", "auto"):
-        return Distributed() if text else None
-    place, at, address = text.partition("@")
-    index, slash, count = place.partition("/")
-    host, colon, port = address.rpartition(":")
-    numbers = index.isdigit() and count.isdigit() and port.isdigit()
-    if not (at and slash and colon and host and numbers and int(index) < int(count)):
-        raise wrong(
-            "must be auto, or I/N@HOST:PORT with the number of this host from 0, the number of "
-            f"hosts and the address of host 0, such as 1/4@10.0.0.1:8476, not {text!r}"
-        )
-    return Distributed(address, int(index), int(count))
-
-
-#: Variables with the number of a job among equal ones, that of all jobs, and where numbers begin.
-_JOBS = (
-    ("CI_NODE_INDEX", "CI_NODE_TOTAL", 1),  # GitLab
-    ("CIRCLE_NODE_INDEX", "CIRCLE_NODE_TOTAL", 0),
-    ("BUILDKITE_PARALLEL_JOB", "BUILDKITE_PARALLEL_JOB_COUNT", 0),
-    ("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS", 0),  # Kubernetes; the second is one's own
-    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", 0),
-)
-
-
-def _shard(text: str) -> Shard | None:
-    """``I/N``, ``auto/N`` with the number of the job from the environment, or ``auto``."""
-    from pytest_pallas.options.values import Shard
-
-    if not text:
-        return None
-    index, _, count = text.partition("/")
-    if index == "auto":
-        jobs = [each for each in _JOBS if each[0] in os.environ]
-        if not jobs:
-            names = ", ".join(each[0] for each in _JOBS)
-            raise wrong(f"auto reads the number of the job from {names}, and none is set")
-        index, total, first = os.environ[jobs[0][0]], jobs[0][1], jobs[0][2]
-        count = count or os.environ.get(total, "")
-        if not count:
-            raise wrong(f"auto: {total} is not set; write auto/N for N jobs")
-        index = str(int(index) - first + 1) if index.isdecimal() else index
-    if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
-        raise wrong(f"must be I/N with I from 1 to N, such as 2/4, or auto, not {text!r}")
-    return Shard(int(index), int(count))
-
-
-def _fleet(text: str) -> FleetPlace | None:
-    """``local:N``, or the address of a Dask scheduler: ``HOST:PORT``, also with a scheme."""
-    from pytest_pallas.options.values import FleetPlace
-
-    if not text:
-        return None
-    scheme, _, rest = text.rpartition("://")
-    host, _, port = rest.rpartition(":")
-    number = int(port) if port.isdecimal() else 0
-    if host == "local" and not scheme and number:
-        return FleetPlace(workers=number)
-    known = scheme in ("", "tcp", "tls", "ucx", "ws", "wss")
-    if not known or not host or host == "local" or not 0 < number < 2**16:
-        raise wrong(
-            "must be local:N for N worker processes on this machine, or the address of a Dask "
-            f"scheduler, such as tcp://HOST:8786, not {text!r}"
-        )
-    return FleetPlace(address=f"{scheme or 'tcp'}://{rest}")
+from pytest_pallas.options import parsing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +50,7 @@ PROFILES: Mapping[str, Mapping[str, Any]] = {
 TABLE: tuple[Option, ...] = (
     Option(
         name="backend",
-        parse=words,
+        parse=parsing.words,
         metavar="LIST",
         help="backends to run on: auto (default: the accelerator if there is one, otherwise the "
         "simulators, and JAX's interpreters for what they do not simulate), interpreters, all, or "
@@ -226,19 +58,19 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         name="suite",
-        parse=words,
+        parse=parsing.words,
         metavar="PACKAGE",
         help="verify every KernelSpec in these packages or modules, without a test file",
     ),
     Option(
         name="devices",
-        parse=_whole(1),
+        parse=parsing.whole(1),
         metavar="N",
         help="simulated devices to start JAX with (default: 8)",
     ),
     Option(
         name="profile",
-        parse=_one_of(*PROFILES),
+        parse=parsing.one_of(*PROFILES),
         metavar="NAME",
         help="number of examples for each check, unless --pallas-max-examples gives it: quick "
         "(2), ci (8, the default) or thorough (128); on simulators quick draws 10 and ci "
@@ -246,7 +78,7 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         name="max_examples",
-        parse=_whole(1),
+        parse=parsing.whole(1),
         metavar="N",
         help="number of examples for each check of a spec (default: 8, on simulators 16, on "
         "meshes 8; expensive checks draw fewer)",
@@ -254,20 +86,20 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         name="max_bytes",
-        parse=_bytes,
+        parse=parsing.size,
         metavar="BYTES",
         help="limit on the total size of the arrays of one example, such as 1GiB (default: "
         "64MiB); a strategy with a smaller max_bytes= keeps its own limit",
     ),
     Option(
         name="fuzz_time",
-        parse=_amount("seconds", zero=True),
+        parse=parsing.amount("seconds", zero=True),
         metavar="SECONDS",
         help="keep drawing examples for about this long; the kernels share the time equally",
     ),
     Option(
         name="fuzz_rounds",
-        parse=_whole(0),
+        parse=parsing.whole(0),
         metavar="N",
         help="rounds of examples for each check: 1 is a usual run, each further one has 32 more "
         "draws with other values of each; the same on every machine (default: 0, no limit on the "
@@ -275,35 +107,35 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         name="seed",
-        parse=_whole(0),
+        parse=parsing.whole(0),
         metavar="N",
         help="seed of all examples: the same seed draws the same examples (default: 0)",
         marked=True,
     ),
     Option(
         name="checks",
-        parse=words,
+        parse=parsing.words,
         metavar="LIST",
         help="checks to run on specs, such as forward,gradient (default: all)",
         marked=True,
     ),
     Option(
         name="sanitize",
-        parse=words,
+        parse=parsing.words,
         metavar="LIST",
         help="sanitizers to run: all (default), none, or a list, such as races",
         marked=True,
     ),
     Option(
         name="timeout",
-        parse=_amount("seconds"),
+        parse=parsing.amount("seconds"),
         metavar="SECONDS",
         help="time limit in seconds for blocked devices and for each compilation (default: 60)",
         marked=True,
     ),
     Option(
         name="isolate",
-        parse=_one_of("auto", "always", "never"),
+        parse=parsing.one_of("auto", "always", "never"),
         metavar="WHEN",
         help="run tests in a worker process, so that a crash or a hang ends the worker only: "
         "auto (default: collectives, kernels with semaphores or DMAs, tests that failed "
@@ -312,7 +144,7 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         name="missing",
-        parse=_one_of("skip", "error"),
+        parse=parsing.one_of("skip", "error"),
         metavar="WHAT",
         help="what to do with a test that needs more devices than are available: skip it "
         "(default) or error",
@@ -320,27 +152,27 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         name="results",
-        parse=_path,
+        parse=parsing.path,
         metavar="FILE.json",
         help="write one record for each check to this file; while the run goes on, they are in "
         "FILE.json.partial",
     ),
     Option(
         name="resume",
-        parse=_path,
+        parse=parsing.path,
         metavar="FILE.json",
         help="take up the run that wrote these results (--pallas-results), or that was cut off: "
         "tests that are done are not run again, and the results have all",
     ),
     Option(
         name="html",
-        parse=_path,
+        parse=parsing.path,
         metavar="FILE.html",
         help="write a self-contained HTML report (pip install 'pytest-pallas[report]')",
     ),
     Option(
         name="trace",
-        parse=_path,
+        parse=parsing.path,
         metavar="FILE.json",
         help="write a timeline of one simulated run, for https://ui.perfetto.dev or "
         "chrome://tracing: the failing example of the last failed test; without failures, the last "
@@ -348,14 +180,14 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         name="dump",
-        parse=_path,
+        parse=parsing.path,
         metavar="DIR",
         help="write the jaxpr, Mosaic or Triton IR, HLO and machine code of each compiled kernel "
         "to this folder",
     ),
     Option(
         name="cost",
-        parse=_one_of("off", "record", "compare"),
+        parse=parsing.one_of("off", "record", "compare"),
         metavar="WHAT",
         help="record the costs of the machine code of each kernel, or compare them with the "
         "recorded ones; compare fails on more spills, and on more bundles or VMEM than "
@@ -363,20 +195,20 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         name="cost_file",
-        parse=_path,
+        parse=parsing.path,
         metavar="FILE.json",
         help="the file of --pallas-cost, relative to pytest's root folder (default: "
         "pallas_costs.json)",
     ),
     Option(
         name="cost_limit",
-        parse=_amount("percent", zero=True),
+        parse=parsing.amount("percent", zero=True),
         metavar="PERCENT",
         help="allowed growth of a kernel's cost in percent (default: 5)",
     ),
     Option(
         name="golden",
-        parse=_one_of("off", "record", "update", "replay"),
+        parse=parsing.one_of("off", "record", "update", "replay"),
         metavar="WHAT",
         help="record the outputs of kernels, for a comparison on another machine; update also "
         "replaces outputs that differ if CI=true is set; replay runs the recorded calls and "
@@ -384,41 +216,41 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         name="golden_dir",
-        parse=_path,
+        parse=parsing.path,
         metavar="DIR",
         help="the folder of --pallas-golden, relative to pytest's root folder (default: "
         "pallas_goldens)",
     ),
     Option(
         name="replay",
-        parse=_replay,
+        parse=parsing.replay,
         metavar="EXAMPLE",
         help="run one example only: a file that a failure names, which also says the check, or the "
         "blob that a failure prints, for the selected check",
     ),
     Option(
         name="shard",
-        parse=_shard,
+        parse=parsing.shard,
         metavar="I/N",
         help="run part I of N of the tests, the same parts on every machine; auto reads I and N "
         "from variables of CI services; pytest-pallas merge joins the results",
     ),
     Option(
         name="shard_by",
-        parse=_path,
+        parse=parsing.path,
         metavar="FILE.json",
         help="results of an earlier run (--pallas-results): shards take equal times by its seconds",
     ),
     Option(
         name="processes",
-        parse=_whole(1),
+        parse=parsing.whole(1),
         metavar="N",
         help="run every test as N processes of one jax.distributed program, which divide the "
         "accelerators of this machine or the simulated devices",
     ),
     Option(
         name="distributed",
-        parse=_distributed,
+        parse=parsing.distributed,
         metavar="auto",
         help="this is one of several hosts whose processes form one jax.distributed program: auto "
         "on TPU pods, under Slurm, Open MPI and Kubernetes, or I/N@HOST:PORT with the address of "
@@ -426,27 +258,27 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         name="join_timeout",
-        parse=_amount("seconds"),
+        parse=parsing.amount("seconds"),
         metavar="SECONDS",
         help="time limit in seconds for all processes of --pallas-processes or "
         "--pallas-distributed to start, and again to collect (default: 120)",
     ),
     Option(
         name="fleet",
-        parse=_fleet,
+        parse=parsing.fleet,
         metavar="ADDRESS",
         help="run the tests on the workers of a Dask scheduler, tcp://HOST:8786, or on N worker "
         "processes of this machine, local:N (pip install 'pytest-pallas[fleet]')",
     ),
     Option(
         name="worker_memory",
-        parse=_amount("GiB"),
+        parse=parsing.amount("GiB"),
         metavar="GIB",
         help="memory limit in GiB for each compiler and each isolated test (default: 8)",
     ),
     Option(
         name="mutate",
-        parse=_mutants,
+        parse=parsing.mutants,
         metavar="N",
         help="mutation testing: run the selected specs and tests on mutants, which are kernels "
         "with one mistake each, and report the mutants that survive; N limits the mutants "
@@ -455,32 +287,32 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         name="mutate_time",
-        parse=_amount("seconds", zero=True),
+        parse=parsing.amount("seconds", zero=True),
         metavar="SECONDS",
         help="time limit in seconds for mutation testing; the kernels share the time equally",
     ),
     Option(
         name="mutate_min",
-        parse=_amount("percent", zero=True),
+        parse=parsing.amount("percent", zero=True),
         metavar="SCORE",
         help="fail the run if the checks kill less than this percentage of the mutants",
     ),
     Option(
         name="mutate_operators",
-        parse=words,
+        parse=parsing.words,
         metavar="LIST",
         help="mutation operators to use, such as mask,guard (default: all); docs/mutation.md "
         "lists them",
     ),
     Option(
         name="mutate_after",
-        parse=_path,
+        parse=parsing.path,
         metavar="FILE",
         help="results of an earlier run (--pallas-results): do not run the mutants that it killed",
     ),
     Option(
         name="database",
-        parse=_places,
+        parse=parsing.places,
         metavar="URL",
         help="database of failing examples, which later runs replay: a folder, "
         "redis://HOST:PORT/N, github:OWNER/REPO, readonly+ before one of these, a list of "

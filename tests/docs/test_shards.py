@@ -54,9 +54,9 @@ def test_its_commands_join_the_shards(pytester, monkeypatch, capsys):
 
 @pytest.mark.parametrize("value", ["auto", "auto/50"])
 def test_values_that_the_page_names_are_understood(value, monkeypatch):
-    from pytest_pallas.options.table import _shard
+    from pytest_pallas.options.parsing import shard
 
     monkeypatch.setenv("CI_NODE_INDEX", "2")
     monkeypatch.setenv("CI_NODE_TOTAL", "4")
     assert f"--pallas-shard={value}" in TEXT
-    assert _shard(value) is not None
+    assert shard(value) is not None

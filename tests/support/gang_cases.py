@@ -84,7 +84,7 @@ def raises_in_process_1(x, *, mesh):
 def _to_the_right(x_ref, out_ref, send, receive):
     count = jax.lax.axis_size("x")
     right = jax.lax.rem(jax.lax.axis_index("x") + 1, count)
-    copy = pltpu.make_async_remote_copy(x_ref, out_ref, send, receive, device_id=(right,))
+    copy = pltpu.make_async_remote_copy(x_ref, out_ref, send, receive, device_id=right)
     copy.start()
     copy.wait()
 

@@ -97,16 +97,21 @@ class Program:
         self._calls = 0
 
     def call(
-        self, file: str | Path, function: str, *args: Any, timeout: float = 60
+        self, file: str | Path, function: str, *args: Any, timeout: float = 180
     ) -> list[Answer]:
-        """Call a function of a file of tests/support, or of a path, in every process."""
+        """Call a function of a file of tests/support, or of a path, in every process.
+
+        The first call imports everything, which takes long where many cores are busy.
+        """
         self._calls += 1
         path = Path(__file__).parent / file
         for worker in self.workers:
             worker.ask(file=str(path), function=function, args=args, scope=f"call {self._calls}")
         return [worker.answer(timeout) for worker in self.workers]
 
-    def values(self, file: str | Path, function: str, *args: Any, timeout: float = 60) -> list[Any]:
+    def values(
+        self, file: str | Path, function: str, *args: Any, timeout: float = 180
+    ) -> list[Any]:
         """As ``call``, where none may raise."""
         return [answer.unwrap() for answer in self.call(file, function, *args, timeout=timeout)]
 
@@ -133,7 +138,7 @@ def _start(count: int, devices: int) -> list[Worker]:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         workers = [Worker(number, count, devices, port) for number in range(count)]
-        ready = [worker.answer(60) for worker in workers]
+        ready = [worker.answer(180) for worker in workers]
         if all(answer.value == "ready" for answer in ready):
             return workers
         for worker in workers:

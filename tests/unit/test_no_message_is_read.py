@@ -193,7 +193,7 @@ COLONS = {
     ("compat/compilers.py", "_kernel_primitives"): "module:name of a table of JAX",
     ("compat/distributed.py", "host"): "host:port, as JAX has the address of a coordinator",
     ("compat/distributed.py", "port"): "host:port, as JAX has the address of a coordinator",
-    ("options/table.py", "_distributed"): "I/N@HOST:PORT, as users write it",
+    ("options/parsing.py", "distributed"): "I/N@HOST:PORT, as users write it",
     ("devices/targets.py", "of"): "backend:target, as users write it",
     ("scaffold/loading.py", "_divided"): "module:function, as users write it",
     ("simulator/inspection/inspector.py", "_places"): "the stop_at that a user gave",

@@ -20,6 +20,7 @@ TESTS = """
     import signal
     import sys
     import warnings
+    from pathlib import Path
 
     import numpy as np
     import pytest
@@ -34,6 +35,7 @@ TESTS = """
         yield
         print("torn down")
 
+    @pytest.mark.filterwarnings("default")
     def test_passes(pallas_check, noisy, record_property):
         record_property("answer", 42)
         warnings.warn("look", UserWarning)
@@ -60,8 +62,8 @@ TESTS = """
 
     def test_is_lost_once():
         # In the last run, its first worker ends in the middle.
-        if "PYTEST_PALLAS_RUN" in os.environ and open("killing").read():
-            open("killing", "w").close()
+        if "PYTEST_PALLAS_RUN" in os.environ and Path("killing").read_text():
+            Path("killing").write_text("")
             os.kill(os.getppid(), signal.SIGKILL)
             signal.pause()
 

@@ -204,6 +204,44 @@ def hidden(tmp_path: Path, folder: Path) -> Path:
     return path
 
 
+def test_files_come_back_from_a_worker_with_a_file_system_of_its_own(fleet, tmp_path):
+    pytest.importorskip("safetensors")
+    project = fleet.project
+    project.specs('name="add", kernel=add', 'name="add_off", kernel=add_off')
+    other = tmp_path / "other"
+    other.mkdir()
+    for path in project.path.glob("*.py"):
+        (other / path.name).write_text(path.read_text())
+    fleet.start(
+        *("worker", fleet.address, "--nthreads", "1", "--no-nanny", "--no-dashboard"),
+        *("--host", "127.0.0.1", "--preload", str(hidden(tmp_path, project.path))),
+        folder=other,
+    )
+    words = ("--pallas-suite=specs", "--pallas-checks=forward", "--pallas-sanitize=none")
+    run = fleet.pytest(
+        *words, "--pallas-backend=tpu-sim", "--pallas-golden=record", "--pallas-trace=t.json"
+    )
+    text = run.communicate(timeout=90)[0]
+    assert re.search(r"1 failed, 1 passed in", text), text
+    [failed] = [each for each in fleet.results()["records"] if each["outcome"] == "failed"]
+    for name in ("script", "example"):
+        path = Path(failed[name])
+        assert path.parent == project.path / "pallas-failures"
+        assert path.is_file()
+        assert f"{name:<9} {path}" in text
+    assert json.loads((project.path / "t.json").read_text())["traceEvents"]
+    goldens = list((project.path / "pallas_goldens").rglob("*.json"))
+    records = fleet.results()["records"]
+    assert len(goldens) == sum(each["goldens"].get("recorded", 0) for each in records) > 1
+    # The failing example is in the database here: a run of one example replays it.
+    local = ("-p", "no:jaxtyping", "--pallas-backend=tpu-sim", "--pallas-results=r.json")
+    kept = [path for path in (project.path / ".hypothesis/examples").rglob("*") if path.is_file()]
+    assert kept
+    project.spawn(*words, *local, "--pallas-max-examples=1", "--pallas-golden=record")
+    [again] = [each for each in fleet.results()["records"] if each["outcome"] == "failed"]
+    assert again["explanation"] == failed["explanation"]
+
+
 def test_a_scheduler_without_workers(fleet, monkeypatch):
     write(fleet)
     monkeypatch.setenv("PYTEST_PALLAS_FLEET_WAIT_SECONDS", "2")

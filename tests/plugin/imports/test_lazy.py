@@ -68,6 +68,7 @@ FEW = {
     "pytest_pallas.devices.simulate",
     "pytest_pallas.fixtures",
     "pytest_pallas.options",
+    "pytest_pallas.options.parsing",
     "pytest_pallas.options.table",
 }
 

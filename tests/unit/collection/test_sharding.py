@@ -12,7 +12,7 @@ from pytest_pallas.collection.sharding import (
     recorded_seconds,
 )
 from pytest_pallas.errors import OptionError
-from pytest_pallas.options.table import _shard
+from pytest_pallas.options import parsing
 from pytest_pallas.options.values import Shard
 
 
@@ -71,7 +71,7 @@ def test_values(text, environment, shard, monkeypatch):
     clear(monkeypatch)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert _shard(text) == shard
+    assert parsing.shard(text) == shard
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_wrong_values(text, environment, message, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(OptionError, match=message):
-        _shard(text)
+        parsing.shard(text)
 
 
 def clear(monkeypatch):

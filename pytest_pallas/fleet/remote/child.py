@@ -24,9 +24,9 @@ from hypothesis.database import (
 
 from pytest_pallas.database.opening import open_places
 from pytest_pallas.database.recorded import Recorded, make_changes
-from pytest_pallas.fleet.child_messages import ChildReply, ChildRequest, ProjectQuestion
 from pytest_pallas.fleet.messages import Change
 from pytest_pallas.fleet.project import Difference, differences
+from pytest_pallas.fleet.remote.child_messages import ChildReply, ChildRequest, ProjectQuestion
 from pytest_pallas.isolation.worker import Host, host_for
 from pytest_pallas.session import PytestSession, current
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pytest_pallas.fleet.child_messages import ENTRY, ChildReply, ChildRequest, ProjectQuestion
 from pytest_pallas.fleet.messages import (
     Answer,
     Death,
@@ -31,6 +30,12 @@ from pytest_pallas.fleet.messages import (
     plain_warning,
 )
 from pytest_pallas.fleet.project import Difference
+from pytest_pallas.fleet.remote.child_messages import (
+    ENTRY,
+    ChildReply,
+    ChildRequest,
+    ProjectQuestion,
+)
 from pytest_pallas.isolation import messages
 from pytest_pallas.isolation.messages import Opening, WorkerReply, WorkerRequest
 from pytest_pallas.isolation.requests import run_in, worker_setup

@@ -10,7 +10,7 @@ from pytest_pallas.fleet.project import Project
 from pytest_pallas.isolation.messages import WorkerReply, WorkerRequest
 
 #: The entry of the processes; see ``workers.WorkerSetup``.
-ENTRY = "pytest_pallas.fleet.child:serve"
+ENTRY = "pytest_pallas.fleet.remote.child:serve"
 
 
 @dataclass(frozen=True, kw_only=True)

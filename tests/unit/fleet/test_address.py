@@ -1,0 +1,58 @@
+"""The values of ``--pallas-fleet``, and runs that exclude it."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import time
+
+import pytest
+
+from pytest_pallas.errors import OptionError
+from pytest_pallas.fleet.cluster import Cluster
+from pytest_pallas.options.table import _fleet
+from pytest_pallas.options.values import FleetPlace
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("local:3", FleetPlace(workers=3)),
+        ("tcp://10.0.0.1:8786", FleetPlace(address="tcp://10.0.0.1:8786")),
+        ("scheduler:8786", FleetPlace(address="tcp://scheduler:8786")),
+        ("tls://[::1]:8786", FleetPlace(address="tls://[::1]:8786")),
+        ("", None),
+    ],
+)
+def test_values(text, place):
+    assert _fleet(text) == place
+
+
+@pytest.mark.parametrize(
+    "text", ["local", "local:0", "local:x", "host", "host:0", "host:70000", "http://host:80", ":1"]
+)
+def test_wrong_values(text):
+    with pytest.raises(OptionError, match="must be local:N for N worker processes"):
+        _fleet(text)
+
+
+@pytest.mark.parametrize("listens", [False, True])
+def test_nobody_answers(listens):
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if listens:
+            server.listen()
+        place = FleetPlace(address=f"tcp://127.0.0.1:{server.getsockname()[1]}")
+        begin = time.monotonic()
+        with pytest.raises(OptionError, match="no Dask scheduler can be reached there within 5 s"):
+            Cluster(place)
+        assert time.monotonic() - begin < 12
+
+
+def test_distributed_is_not_installed(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "distributed" else find(name)
+    )
+    with pytest.raises(OptionError, match=r"pip install 'pytest-pallas\[fleet\]'"):
+        Cluster(FleetPlace(workers=1))

@@ -1,0 +1,74 @@
+"""Messages of a fleet are JSON, and come back as they were."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+
+from pytest_pallas.fleet.messages import (
+    Answer,
+    Death,
+    Task,
+    decoded,
+    encoded,
+    plain_warning,
+    warning_of,
+)
+from pytest_pallas.fleet.messages import TestRequest as Request
+from pytest_pallas.fleet.messages import TestResult as Result
+from pytest_pallas.fleet.project import Difference
+from pytest_pallas.isolation.messages import Part
+
+
+def test_messages_come_back_as_they_were():
+    request = Request(nodeid="a", path="a.py", timeout=3.0, part=Part("rounds", 0, 3))
+    task = Task(key="k", tests=[request], raised={"p": ("c", "n", True)}, changes=[("s", "a", "b")])
+    assert decoded(encoded(task)) == task
+    report = {"longrepr": ("a.py", 3, "Skipped: é"), "nested": [{"tuple": (1, (2,))}, None, 1.5]}
+    answer = Answer(
+        worker="w",
+        results=[
+            Result(nodeid="a", reports=[report], files={"/tmp/a": b"\0\xff"}),
+            Result(nodeid="b", death=Death(status="crashed", note=b"note", silence=math.inf)),
+        ],
+        differences=[Difference("jax", "1", "2")],
+    )
+    text = encoded(answer)
+    assert json.loads(text)
+    assert decoded(text) == answer
+
+
+def test_objects_that_json_does_not_know_are_their_repr():
+    found = decoded(encoded(Answer(worker="w", results=[Result(nodeid="a", reports=[{"x": 1j}])])))
+    assert found.results[0].reports == [{"x": "1j"}]
+
+
+class OwnWarning(UserWarning):
+    """One that workers know, too."""
+
+
+def test_warnings():
+    for category, known in ((OwnWarning, OwnWarning), (type("Lost", (Warning,), {}), Warning)):
+        message = warnings.WarningMessage(category("look"), category, "a.py", 3)
+        arguments = {"warning_message": message, "when": "runtest", "nodeid": "a", "location": None}
+        found = warning_of(json.loads(json.dumps(plain_warning(arguments))))
+        assert found["warning_message"].category is known
+        assert str(found["warning_message"].message) == "look"
+        assert found["nodeid"] == "a"
+
+
+def test_differences_in_words():
+    answer = Answer(
+        worker="w",
+        differences=[
+            Difference("jax", "0.11.2", "0.12.0"),
+            Difference("a.py", "", "1", is_file=True),
+            Difference("b.py", "2", "1", is_file=True),
+            Difference("pytest-pallas", "", "1"),
+        ],
+    )
+    assert answer.refused == (
+        "jax is 0.11.2, here 0.12.0; a.py is missing; b.py has another content; "
+        "pytest-pallas is missing"
+    )
