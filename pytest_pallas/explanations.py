@@ -63,6 +63,11 @@ def first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0]
 
 
+def one_line(error: BaseException) -> str:
+    """The message of another package's error on one line, or the type if there is none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def to_json(explanation: Explanation) -> dict[str, Any]:
     """An explanation as plain JSON values."""
     return {

@@ -16,6 +16,7 @@ from zipfile import BadZipFile
 from pytest_pallas.compat.fuzzing import hypothesis_profile
 from pytest_pallas.database.places import FORMS, DatabasePlace
 from pytest_pallas.errors import OptionError
+from pytest_pallas.explanations import one_line
 
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
@@ -162,7 +163,7 @@ def _github(place: DatabasePlace) -> ExampleDatabase:
 
 def _safe(error: Exception, place: DatabasePlace) -> str:
     """The message of an error, without the password."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = one_line(error)
     parts = urlsplit(place.address)
     secrets = [parts.password or "", *parse_qs(parts.query).get("password", [])]
     for secret in secrets:

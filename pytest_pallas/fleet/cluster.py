@@ -13,8 +13,10 @@ from collections.abc import Callable, Collection, Generator, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from pytest_pallas.errors import OptionError
+from pytest_pallas.explanations import one_line
 from pytest_pallas.fleet.remote import worker
 from pytest_pallas.options.values import FleetPlace
 
@@ -111,7 +113,7 @@ class Cluster:
                 _require_scheduler(self.place.address)
             client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
         except Exception as error:  # of any type: something else may listen there
-            text = " ".join(str(error).split()) or type(error).__name__
+            text = one_line(error)
             raise OptionError(
                 f"--pallas-fleet={self.place}: no Dask scheduler can be reached there within "
                 f"{CONNECT_SECONDS:g} s ({text}). Start one with `dask scheduler`, and workers "
@@ -170,7 +172,7 @@ class Cluster:
             with _quiet():
                 return getattr(self._client, method)(*args, **options)
         except Exception as error:  # of several types, also of tornado
-            raise ClusterLostError(" ".join(str(error).split()) or type(error).__name__) from None
+            raise ClusterLostError(one_line(error)) from None
 
     def greet(self, key: str, setup: str, address: str, ended: Callable[[str], object]) -> None:
         """Ask one worker whether it can take part."""
@@ -222,8 +224,7 @@ class Cluster:
         except CancelledError:
             return None
         except Exception as error:  # of any type: of the function, its import, or Dask
-            text = " ".join(str(error).split())
-            return Ended(key=key, problem=f"{type(error).__name__}: {text}")
+            return Ended(key=key, problem=f"{type(error).__name__}: {one_line(error)}")
         finally:
             with _quiet():
                 future.release()
@@ -256,17 +257,16 @@ def _require_scheduler(address: str) -> None:
     if thread.is_alive() or (found and isinstance(found[0], TimeoutError)):
         raise TimeoutError("no answer")
     if found:
-        raise OSError(" ".join(str(found[0]).split()) or type(found[0]).__name__)
+        raise OSError(one_line(found[0]))
 
 
 async def _identity(address: str) -> None:
     from distributed.comm.core import connect
     from distributed.security import Security
 
-    scheme, _, rest = address.rpartition("://")
-    host, _, port = rest.rpartition(":")
-    if scheme in ("tcp", "tls"):  # a closed port says so at once, and Dask tries it again
-        _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    parts = urlsplit(address)
+    if parts.scheme in ("tcp", "tls"):  # a closed port says so at once, and Dask tries it again
+        _, writer = await asyncio.open_connection(parts.hostname, parts.port)
         writer.close()
     options: Any = Security().get_connection_args("client")
     comm = await connect(address, timeout=CONNECT_SECONDS, **options)

@@ -215,7 +215,7 @@ def plain_warning(arguments: Mapping[str, Any]) -> dict[str, Any]:
     found = arguments["warning_message"]
     return {
         "text": str(found.message),
-        "category": f"{found.category.__module__}:{found.category.__qualname__}",
+        "category": [found.category.__module__, found.category.__qualname__],
         "filename": found.filename,
         "lineno": found.lineno,
         **{name: arguments[name] for name in ("when", "nodeid", "location")},
@@ -224,7 +224,7 @@ def plain_warning(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def warning_of(plain: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments from ``plain_warning``. A category that is not known here is a ``Warning``."""
-    module, _, name = plain["category"].partition(":")
+    module, name = plain["category"]
     category: Any = Warning
     try:
         category = importlib.import_module(module)

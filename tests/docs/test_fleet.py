@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pytest_pallas.options.table import TABLE, _fleet, _shard
+from pytest_pallas.options.parsing import fleet, shard
+from pytest_pallas.options.table import TABLE
 
 TEXT = (Path(__file__).parents[2] / "docs/fleet.md").read_text()
 FILES = dict(re.findall(r"```(?:yaml|bash)\n# (\S+)\n(.*?)```", TEXT, re.DOTALL))
@@ -48,7 +49,7 @@ def test_the_pods_of_the_indexed_job_are_the_shards(monkeypatch):
     shards = set()
     for index in range(spec["completions"]):
         monkeypatch.setenv("JOB_COMPLETION_INDEX", str(index))
-        shards.add(_shard(words["--pallas-shard"]))
+        shards.add(shard(words["--pallas-shard"]))
     assert len(shards) == spec["completions"] == spec["parallelism"]
     assert {shard.count for shard in shards} == {spec["completions"]}
 
@@ -65,7 +66,7 @@ def test_workers_and_controller_find_the_scheduler():
     assert str(port) in container(scheduler)["args"]
     assert address in container(workers)["args"]
     given = options(container(job)["args"])["--pallas-fleet"]
-    assert _fleet(given).address == address
+    assert fleet(given).address == address
     folders = {container(each)["workingDir"] for each in (workers, job)}
     assert len(folders) == 1  # so that the project is the same
 

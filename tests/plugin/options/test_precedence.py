@@ -111,8 +111,8 @@ def test_every_option_is_in_the_table():
     assert {name for name, case in CASES.items() if case[3]} == {o.name for o in TABLE if o.marked}
 
 
-#: A run that is taken up does not run the test that says what it sees, and workers of a fleet do
-#: not have the option (tests/unit/fleet/test_address.py reads its values).
+#: A run that is taken up does not run the test that says what it sees; workers of a fleet do not
+#: have the option (tests/unit/fleet/test_address.py reads its values).
 LOCAL = [option for option in TABLE if option.name not in ("resume", "fleet")]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_pallas.errors import OptionError
 from pytest_pallas.fleet.cluster import Cluster
-from pytest_pallas.options.table import _fleet
+from pytest_pallas.options.parsing import fleet
 from pytest_pallas.options.values import FleetPlace
 
 
@@ -25,7 +25,7 @@ from pytest_pallas.options.values import FleetPlace
     ],
 )
 def test_values(text, place):
-    assert _fleet(text) == place
+    assert fleet(text) == place
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_values(text, place):
 )
 def test_wrong_values(text):
     with pytest.raises(OptionError, match="must be local:N for N worker processes"):
-        _fleet(text)
+        fleet(text)
 
 
 @pytest.mark.parametrize("listens", [False, True])
