@@ -15,6 +15,8 @@ from pytest_pallas.checks import NAMES as CHECKS
 from pytest_pallas.checks import declared_checks
 from pytest_pallas.options.table import DOCTOR, TABLE
 from pytest_pallas.record import OUTCOMES, Record
+from pytest_pallas.results import Failure, FinishedTest
+from pytest_pallas.results.model import NOT_RUN
 from pytest_pallas.sanitizers import NAMES as SANITIZERS
 from pytest_pallas.sanitizers import declared_sanitizers
 
@@ -35,7 +37,9 @@ PUBLIC = {
     "check": list(CHECKS),
     "sanitizer": list(SANITIZERS),
     "record field": [field.name for field in dataclasses.fields(Record)],
-    "outcome": list(OUTCOMES),
+    "field of a test": [field.name for field in dataclasses.fields(FinishedTest)],
+    "field of a failed phase": [field.name for field in dataclasses.fields(Failure)],
+    "outcome": [*OUTCOMES, NOT_RUN],
     "option that a mark sets": [option.name for option in TABLE if option.marked],
 }
 

@@ -59,11 +59,9 @@ def settle_resume(
     digest(found.collected)
     differences = _differences(session, found)
     if differences:
-        rest = len(differences) - _MOST
-        more = f", and {rest} more" if rest > 0 else ""
         raise OptionError(
-            f"{where}: {found.path} is of another run: {'; '.join(differences[:_MOST])}{more}. Run "
-            "with what it had, or start anew without --pallas-resume"
+            f"{where}: {found.path} is of another run: {_listed(differences, '; ')}. Run with what "
+            "it had, or start anew without --pallas-resume"
         )
     return found
 
@@ -106,6 +104,12 @@ def _gone(there: bool) -> str:
     return "is new" if there else "is gone"
 
 
+def _listed(texts: Sequence[str], between: str = ", ") -> str:
+    """The first texts, and how many more there are."""
+    rest = len(texts) - _MOST
+    return between.join(texts[:_MOST]) + (f" and {rest} more" if rest > 0 else "")
+
+
 def _text(value: object) -> str:
     if isinstance(value, list):
         return ",".join(map(str, value)) or "none"  # pyright: ignore[reportUnknownArgumentType]
@@ -122,7 +126,7 @@ def require_same_tests(config: pytest.Config, resumed: RunResults, left: Sequenc
     missing = [name for name in unfinished if name not in set(left)]
     new = [name for name in left if name not in unfinished]
     texts = [
-        f"{len(names)} {what}: {', '.join(names[:_MOST])}{', ...' if len(names) > _MOST else ''}"
+        f"{len(names)} {what}: {_listed(names)}"
         for names, what in (
             (missing, "unfinished tests of that run are not collected here"),
             (new, "tests that are collected here are not of that run"),
