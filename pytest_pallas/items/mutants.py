@@ -108,9 +108,10 @@ class MutantsItem(SpecItem):
             self._try_all()
 
     def _try_all(self) -> None:
+        from pytest_pallas.isolation.messages import Part
         from pytest_pallas.isolation.worker import PART
-        from pytest_pallas.items.mutant_results import add_verdicts, mutants_to_json
         from pytest_pallas.items.mutant_runner import SpecMutantRunner
+        from pytest_pallas.items.parts.mutant_results import add_verdicts, mutants_to_json
         from pytest_pallas.mutation_runner.journal import Journal
         from pytest_pallas.mutation_runner.running import sampled, try_mutants
 
@@ -145,10 +146,20 @@ class MutantsItem(SpecItem):
             begun=lambda verdict: _tell(self, verdict),
         )
         whole = len(chosen) == len(found) and not session.chosen_operators
-        add_verdicts(self.builder, self.spec, verdicts, runner.notes, whole=whole and part is None)
+        marks = self.spec.equivalent
+        add_verdicts(
+            self.builder,
+            verdicts,
+            runner.notes,
+            equivalents=marks,
+            whole=whole and part is None,
+        )
+        if part is None and hasattr(self.config, "workerinput"):
+            # of pytest-xdist, whose controller knows the kills of other processes
+            part = Part("mutants", 0, len(chosen))
         if part is not None:
             self.stash[PART_OUTCOME] = mutants_to_json(
-                part, verdicts, runner.notes, total=len(chosen), whole=whole
+                part, verdicts, runner.notes, equivalents=marks, total=len(chosen), whole=whole
             )
 
 

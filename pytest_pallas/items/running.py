@@ -15,9 +15,9 @@ from pytest_pallas.database.recorded import Recorded
 from pytest_pallas.errors import PallasTestError
 from pytest_pallas.isolation.messages import Part
 from pytest_pallas.items import precompile
+from pytest_pallas.items.parts.round_results import RoundOutcome, rounds_to_json
+from pytest_pallas.items.parts.rounds import run_rounds
 from pytest_pallas.items.replaying import replay_goldens
-from pytest_pallas.items.round_results import RoundOutcome, rounds_to_json
-from pytest_pallas.items.rounds import run_rounds
 from pytest_pallas.items.time_budget import fuzz_for
 from pytest_pallas.sampling.diversity import BASE, shared
 from pytest_pallas.sampling.fuzzing import Fuzz, drawn_calls, fuzz, replay

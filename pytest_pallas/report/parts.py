@@ -13,10 +13,10 @@ from pytest_pallas.backends import label
 from pytest_pallas.bindings.bound_checks import new_builder
 from pytest_pallas.checks.verdict import conclude
 from pytest_pallas.items.item import SpecItem, not_applicable
-from pytest_pallas.items.mutant_results import add_verdicts, merge_mutants
 from pytest_pallas.items.mutants import MutantsItem
-from pytest_pallas.items.parts import check_whole
-from pytest_pallas.items.round_results import RoundOutcome, merge_rounds, rounds_from_json
+from pytest_pallas.items.parts.division import check_whole
+from pytest_pallas.items.parts.mutant_results import merge_into
+from pytest_pallas.items.parts.round_results import RoundOutcome, merge_rounds, rounds_from_json
 from pytest_pallas.mutation_runner.running import merge_verdicts
 from pytest_pallas.mutation_runner.verdict import from_json
 from pytest_pallas.mutation_runner.verdict import to_json as verdict_to_json
@@ -87,16 +87,49 @@ def settle_kills(
             record["mutants"] = [verdict_to_json(verdict) for verdict in merged]
 
 
+def settled_records(
+    records: Sequence[Record], results: Mapping[str, Mapping[str, Any]], killed: dict[str, str]
+) -> list[Record]:
+    """Records in which mutants that an earlier test or spec killed count as killed by that one.
+
+    Args:
+      records: of a run in several processes, in the order of collection.
+      results: those of items of mutants, by test id, as of a part with all mutants.
+      killed: as for ``merged_reports``.
+    """
+    return [
+        _settled_record(record, results.get(record.test), killed) if record.mutants else record
+        for record in records
+    ]
+
+
+def _settled_record(
+    record: Record, result: Mapping[str, Any] | None, killed: dict[str, str]
+) -> Record:
+    if result is None:
+        name = record.test.rpartition("::")[2]
+        merged = merge_verdicts(map(from_json, record.mutants), name=name, killed=killed)
+        return dataclasses.replace(record, mutants=tuple(map(verdict_to_json, merged)))
+    builder = ResultBuilder(kernel=record.kernel, check=record.check, backend=record.backend)
+    merge_into(builder, [result], name=record.kernel, killed=killed)
+    return dataclasses.replace(
+        record,
+        examples=builder.examples,
+        mutants=tuple(builder.mutants),
+        notes=tuple(builder.notes),
+    )
+
+
 def _merged_mutants(
     item: MutantsItem, parts: Sequence[_PartReports], killed: dict[str, str]
 ) -> list[pytest.TestReport]:
     """The reports of an item whose parts are mutants."""
     results = [part.result for part in parts if part.result is not None]
-    merged = merge_mutants(results, name=item.spec.name, killed=killed)
-    if merged.missing:
-        raise ValueError(f"{item.nodeid}: mutants {list(merged.missing)} are in no part")
+    check_whole(item, len(results))
     builder = item.new_builder()
-    add_verdicts(builder, item.spec, merged.verdicts, merged.notes, whole=merged.whole)
+    missing = merge_into(builder, results, name=item.spec.name, killed=killed)
+    if missing:
+        raise ValueError(f"{item.nodeid}: mutants {list(missing)} are in no part")
     ordered = sorted(parts, key=lambda part: part.result["first"] if part.result else 0)
     base = next((part for part in ordered if part.call.failed), ordered[0])
     return _reports(item, _each_once(ordered), base, builder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from pytest_pallas.errors import OptionError
 from pytest_pallas.record import NotApplicable
 from pytest_pallas.report.section import Line, Results, Section, as_text
-from pytest_pallas.session import OUTPUT, SHARD, PytestSession
+from pytest_pallas.session import OUTPUT, PART_RESULT, SHARD, PytestSession
 
 if TYPE_CHECKING:
     from pytest_pallas.record import Record
@@ -31,6 +31,7 @@ class Reporter:
         """Gather for ``session``."""
         self.session = session
         self.records: list[Record] = []
+        self.mutants: dict[str, Mapping[str, Any]] = {}
         self.order: dict[str, int] = {}
         self.written: list[tuple[bool, str]] = []
         self.began_with_header = False
@@ -59,6 +60,8 @@ class Reporter:
         """Collect the records of a report."""
         if not hasattr(report, ATTRIBUTE):
             return
+        if hasattr(report, PART_RESULT):
+            self.mutants[report.nodeid] = getattr(report, PART_RESULT)
         from pytest_pallas.report.collect import records_of
 
         for record in records_of(report):
@@ -82,6 +85,12 @@ class Reporter:
         """Write the results, however the session ended."""
         self.records.sort(key=lambda record: self.order.get(record.test, len(self.order)))
         self._sort_failures(session)
+        # The run loop of a fleet settles mutants itself.
+        settles = self.session.options.mutate is not None and self.session.fleet is None
+        if self.order and settles:
+            from pytest_pallas.report.parts import settled_records
+
+            self.records[:] = settled_records(self.records, self.mutants, self.session.killed)
         self._record_costs(session)
         self._require_score(session)
         self._join_failures(session)

@@ -79,13 +79,7 @@ class Fuzz:
     subjects: Subjects | None = None
 
 
-def fuzz(
-    what: Fuzz,
-    *,
-    seed: int,
-    max_examples: int,
-    until: float | None = None,
-) -> None:
+def fuzz(what: Fuzz, *, seed: int, max_examples: int, until: float | None = None) -> None:
     """Run ``max_examples`` different examples, and shrink the first failure.
 
     Examples that failed here in earlier runs come first, those that failed elsewhere come last.
@@ -94,7 +88,7 @@ def fuzz(
       what: the check to fuzz.
       seed: seed of the draws.
       max_examples: the number of examples.
-      until: when to stop, by ``time.monotonic``; None for never.
+      until: when to stop, by ``time.monotonic``.
 
     Raises:
       Exception: the error of the simplest failing example; its ``others`` have other causes.

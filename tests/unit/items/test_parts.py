@@ -12,7 +12,7 @@ import pytest
 
 from pytest_pallas.isolation.messages import Part
 from pytest_pallas.items.parts import Division, endless, part, remaining, rounds_needed
-from pytest_pallas.items.round_results import (
+from pytest_pallas.items.parts.round_results import (
     ExampleOutcome,
     MergedRounds,
     RoundOutcome,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from pytest_pallas.bindings.bound_checks import BoundCheck, separate_builder
-from pytest_pallas.items.round_results import ExampleOutcome, RoundOutcome, digest_of
+from pytest_pallas.items.parts.round_results import ExampleOutcome, RoundOutcome, digest_of
 from pytest_pallas.items.time_budget import EXHAUSTED
 from pytest_pallas.sampling.diversity import words_of
 from pytest_pallas.sampling.fuzzing import Fuzz, fuzz_round

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from pytest_pallas.mutation_runner.running import ELSEWHERE, merge_verdicts, set
 from pytest_pallas.mutation_runner.verdict import MutantVerdict, from_json, to_json
 from pytest_pallas.notes import Note
 from pytest_pallas.result_builder import ResultBuilder
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import EquivalentMutant
 
 #: Number of mutants in a part.
 MUTANTS_PER_PART = 16
@@ -25,6 +26,7 @@ class MergedMutants:
     Attributes:
       verdicts: without the marks of the spec.
       notes: notes on checks that were left out, by key of the mutant.
+      equivalents: the marks of the spec.
       whole: whether the chosen mutants are all that there are.
       total: the number of chosen mutants.
       missing: numbers of the mutants that no part has.
@@ -32,6 +34,7 @@ class MergedMutants:
 
     verdicts: Sequence[MutantVerdict]
     notes: Mapping[str, Sequence[Note]]
+    equivalents: Sequence[EquivalentMutant]
     whole: bool
     total: int
     missing: Sequence[int]
@@ -39,26 +42,26 @@ class MergedMutants:
 
 def add_verdicts(
     builder: ResultBuilder,
-    spec: KernelSpec,
     verdicts: Sequence[MutantVerdict],
     notes_of: Mapping[str, Sequence[Note]],
     *,
+    equivalents: Sequence[EquivalentMutant],
     whole: bool,
 ) -> None:
     """Add the verdicts on a spec's mutants to a builder.
 
     Args:
       builder: of the item.
-      spec: the spec, whose marks apply now.
       verdicts: of ``try_mutants``.
       notes_of: notes by key of the mutant.
+      equivalents: the marks of the spec, which apply now.
       whole: whether these are all mutants of the spec.
     """
-    marked = [settled(verdict, spec.equivalent) for verdict in verdicts]
+    marked = [settled(verdict, equivalents) for verdict in verdicts]
     whole = whole and all(verdict.status != "untried" for verdict in marked)
     builder.examples = sum(verdict.examples for verdict in marked)
     builder.mutants = [to_json(verdict) for verdict in marked]
-    builder.notes += stale(spec.equivalent, marked, whole=whole)
+    builder.notes += stale(equivalents, marked, whole=whole)
     for verdict in verdicts:
         if verdict.how != ELSEWHERE:
             for note in notes_of.get(verdict.key, ()):
@@ -70,6 +73,7 @@ def mutants_to_json(
     verdicts: Sequence[MutantVerdict],
     notes_of: Mapping[str, Sequence[Note]],
     *,
+    equivalents: Sequence[EquivalentMutant],
     total: int,
     whole: bool,
 ) -> dict[str, Any]:
@@ -79,6 +83,7 @@ def mutants_to_json(
       part: the part.
       verdicts: of ``try_mutants``.
       notes_of: notes by key of the mutant.
+      equivalents: the marks of the spec.
       total: the number of chosen mutants of the spec.
       whole: whether the chosen mutants are all that there are.
     """
@@ -88,9 +93,33 @@ def mutants_to_json(
         "last": min(part.last, total - 1),
         "total": total,
         "whole": whole,
+        "equivalents": [dataclasses.asdict(each) for each in equivalents],
         "verdicts": [to_json(verdict) for verdict in verdicts],
         "notes": {key: [notes.to_json(note) for note in of] for key, of in notes_of.items()},
     }
+
+
+def merge_into(
+    builder: ResultBuilder,
+    results: Sequence[Mapping[str, Any]],
+    *,
+    name: str,
+    killed: dict[str, str],
+) -> Sequence[int]:
+    """Merge the results of parts into the builder of their item; see ``merge_mutants``.
+
+    Returns:
+      The numbers of the mutants that no part has.
+    """
+    merged = merge_mutants(results, name=name, killed=killed)
+    add_verdicts(
+        builder,
+        merged.verdicts,
+        merged.notes,
+        equivalents=merged.equivalents,
+        whole=merged.whole,
+    )
+    return merged.missing
 
 
 def merge_mutants(
@@ -114,6 +143,7 @@ def merge_mutants(
             for result in reversed(ordered)
             for key, of in result["notes"].items()
         },
+        equivalents=[EquivalentMutant(**each) for each in ordered[0]["equivalents"]],
         whole=ordered[0]["whole"],
         total=total,
         missing=[number for number in range(total) if number not in have],
