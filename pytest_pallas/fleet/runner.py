@@ -229,13 +229,15 @@ class _FleetRun:
         """Give tasks to workers: one for each of their threads, and a few that wait."""
         active, threads = self.workers.active, self.workers.threads
         room = threads + -(-threads // 4) - sum(len(group.keys) for group in self.ledger.groups)
+        coming = sum(info.threads for info in self.workers.known.values())
         everyone = len(active) == len(self.workers.known)
-        while active and room > 0 and (found := self.ledger.next(room)) is not None:
+        while active and room > 0 and (found := self.ledger.next(coming)) is not None:
             key, sent = found
             addresses = None if everyone else active
             self.restricted[key] = addresses
             task = encoded(self._task(key, sent))
             self.cluster.submit(key, self.setup, task, addresses, self.ends.put)
+            self.facts.sent += 1
             room -= 1
 
     def _task(self, key: str, sent: Sent) -> Task:
