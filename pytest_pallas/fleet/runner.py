@@ -38,7 +38,7 @@ from pytest_pallas.session.fleet import FleetFacts
 #: The name of the registered plugin.
 PLUGIN = "pallas-fleet"
 
-#: Seconds between looks at the workers.
+#: Seconds between looks at up to a hundred workers: the answer lists them all.
 POLL_SECONDS = 1.0
 
 #: Seconds without a sign of life after which a worker's tasks go to another one, too. Dask waits
@@ -129,7 +129,7 @@ class _FleetRun:
             self._wait_for_a_worker()
             self.seconds = time_shares(self.config, self.pytest_session.items, self.facts.threads)
             while self.ledger.unfinished:
-                if time.monotonic() - polled >= POLL_SECONDS:
+                if time.monotonic() - polled >= max(POLL_SECONDS, len(self.workers.known) / 100):
                     self._look_at_workers()
                     polled = time.monotonic()
                 self._send()
