@@ -111,11 +111,11 @@ class Cluster:
                 _require_scheduler(self.place.address)
             client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
         except Exception as error:  # of any type: something else may listen there
-            text = " ".join(str(error).split()) or type(error).__name__
             raise OptionError(
                 f"--pallas-fleet={self.place}: no Dask scheduler can be reached there within "
-                f"{CONNECT_SECONDS:g} s ({text}). Start one with `dask scheduler`, and workers "
-                "with `dask worker ADDRESS --nthreads 1`, or write --pallas-fleet=local:N"
+                f"{CONNECT_SECONDS:g} s ({_on_one_line(error)}). Start one with `dask scheduler`, "
+                "and workers with `dask worker ADDRESS --nthreads 1`, or write "
+                "--pallas-fleet=local:N"
             ) from None
         self._close.callback(_closed, client)
         return client
@@ -170,7 +170,7 @@ class Cluster:
             with _quiet():
                 return getattr(self._client, method)(*args, **options)
         except Exception as error:  # of several types, also of tornado
-            raise ClusterLostError(" ".join(str(error).split()) or type(error).__name__) from None
+            raise ClusterLostError(_on_one_line(error)) from None
 
     def greet(self, key: str, setup: str, address: str, ended: Callable[[str], object]) -> None:
         """Ask one worker whether it can take part."""
@@ -222,8 +222,7 @@ class Cluster:
         except CancelledError:
             return None
         except Exception as error:  # of any type: of the function, its import, or Dask
-            text = " ".join(str(error).split())
-            return Ended(key=key, problem=f"{type(error).__name__}: {text}")
+            return Ended(key=key, problem=f"{type(error).__name__}: {_on_one_line(error)}")
         finally:
             with _quiet():
                 future.release()
@@ -256,7 +255,12 @@ def _require_scheduler(address: str) -> None:
     if thread.is_alive() or (found and isinstance(found[0], TimeoutError)):
         raise TimeoutError("no answer")
     if found:
-        raise OSError(" ".join(str(found[0]).split()) or type(found[0]).__name__)
+        raise OSError(_on_one_line(found[0]))
+
+
+def _on_one_line(error: BaseException) -> str:
+    """What an error of Dask says."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 async def _identity(address: str) -> None:
