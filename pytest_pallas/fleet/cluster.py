@@ -113,11 +113,11 @@ class Cluster:
                 _require_scheduler(self.place.address)
             client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
         except Exception as error:  # of any type: something else may listen there
-            text = one_line(error)
             raise OptionError(
                 f"--pallas-fleet={self.place}: no Dask scheduler can be reached there within "
-                f"{CONNECT_SECONDS:g} s ({text}). Start one with `dask scheduler`, and workers "
-                "with `dask worker ADDRESS --nthreads 1`, or write --pallas-fleet=local:N"
+                f"{CONNECT_SECONDS:g} s ({one_line(error)}). Start one with `dask scheduler`, "
+                "and workers with `dask worker ADDRESS --nthreads 1`, or write "
+                "--pallas-fleet=local:N"
             ) from None
         self._close.callback(_closed, client)
         return client

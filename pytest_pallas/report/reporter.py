@@ -88,11 +88,13 @@ class Reporter:
         if self.kept is not None and resumed is not None:
             self.order = {name: place for place, name in enumerate(self.kept.collected)}
         self.records.sort(key=lambda record: self.order.get(record.test, len(self.order)))
-        if self.order and self.session.options.mutate is not None:
+        self._sort_failures(session)
+        # The run loop of a fleet settles mutants itself.
+        settles = self.session.options.mutate is not None and self.session.fleet is None
+        if self.order and settles:
             from pytest_pallas.report.parts import settled_records
 
             self.records[:] = settled_records(self.records, self.mutants, self.session.killed)
-        self._sort_failures(session)
         self._record_costs(session)
         self._require_score(session)
         self._join_failures(session)

@@ -42,6 +42,8 @@ NAMES = frozenset(
 
 #: By file and function: why a text that is read there is from outside, or is not read for a fact.
 OUTSIDE: dict[tuple[str, str], str] = {
+    ("fleet/cluster.py", "_on_one_line"): "Dask's errors, on one line",
+    ("fleet/remote/worker.py", "compared"): "the last line that pytest printed in another process",
     # From outside.
     ("analysis/refusals/message.py", "_only_names"): "a line of a compiler's message",
     ("analysis/refusals/message.py", "full_text"): "an exception of JAX may have no message",
@@ -198,6 +200,8 @@ COLONS = {
     ("options/parsing.py", "fleet"): "HOST:PORT, as users write it",
     ("options/parsing.py", "distributed"): "I/N@HOST:PORT, as users write it",
     ("devices/targets.py", "of"): "backend:target, as users write it",
+    ("fleet/cluster.py", ""): "HOST:PORT, as users write it",
+    ("options/table.py", "_fleet"): "HOST:PORT, as users write it",
     ("scaffold/loading.py", "_divided"): "module:function, as users write it",
     ("simulator/inspection/inspector.py", "_places"): "the stop_at that a user gave",
     ("workers/child.py", "_load"): "module:function, the syntax of entry points",
