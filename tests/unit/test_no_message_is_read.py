@@ -42,7 +42,6 @@ NAMES = frozenset(
 
 #: By file and function: why a text that is read there is from outside, or is not read for a fact.
 OUTSIDE: dict[tuple[str, str], str] = {
-    ("fleet/cluster.py", "_on_one_line"): "Dask's errors, on one line",
     ("fleet/remote/worker.py", "compared"): "the last line that pytest printed in another process",
     # From outside.
     ("analysis/refusals/message.py", "_only_names"): "a line of a compiler's message",
@@ -55,7 +54,6 @@ OUTSIDE: dict[tuple[str, str], str] = {
     ("compat/testing.py", "worker_count"): "what pytest-xdist takes as --tx",
     ("compat/avals.py", "name_of_space"): "the repr of a memory space of JAX",
     ("compat/source.py", "home_of"): "JAX has the place of a function as text",
-    ("fleet/remote/worker.py", "compared"): "the output of a process that could not start",
     ("report/parts.py", "_record"): "pytest begins the reason of a skip with this",
     ("devices/capacities.py", "itemsize"): "the name of a dtype",
     ("doctor/report.py", "_trial"): "the lines of an error, each indented",
@@ -200,8 +198,6 @@ COLONS = {
     ("options/parsing.py", "fleet"): "HOST:PORT, as users write it",
     ("options/parsing.py", "distributed"): "I/N@HOST:PORT, as users write it",
     ("devices/targets.py", "of"): "backend:target, as users write it",
-    ("fleet/cluster.py", ""): "HOST:PORT, as users write it",
-    ("options/table.py", "_fleet"): "HOST:PORT, as users write it",
     ("scaffold/loading.py", "_divided"): "module:function, as users write it",
     ("simulator/inspection/inspector.py", "_places"): "the stop_at that a user gave",
     ("workers/child.py", "_load"): "module:function, the syntax of entry points",

@@ -37,5 +37,5 @@ def test_paths_in_the_working_folder_are_relative(arg, relative):
 
 def test_tests_without_a_time_limit_have_no_share():
     options = SimpleNamespace(fuzz_time=0.0, mutate_time=0.0, mutate=None)
-    config = SimpleNamespace(stash={SESSION: SimpleNamespace(options=options)})
+    config = SimpleNamespace(stash={SESSION: SimpleNamespace(options=options, done_items=[])})
     assert time_shares(config, [], 4) == {}
