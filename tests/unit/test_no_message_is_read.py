@@ -54,7 +54,6 @@ OUTSIDE: dict[tuple[str, str], str] = {
     ("compat/testing.py", "worker_count"): "what pytest-xdist takes as --tx",
     ("compat/avals.py", "name_of_space"): "the repr of a memory space of JAX",
     ("compat/source.py", "home_of"): "JAX has the place of a function as text",
-    ("report/parts.py", "_record"): "pytest begins the reason of a skip with this",
     ("devices/capacities.py", "itemsize"): "the name of a dtype",
     ("doctor/report.py", "_trial"): "the lines of an error, each indented",
     ("scaffold/module.py", "_value"): "the repr of an option's value",
