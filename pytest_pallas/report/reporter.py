@@ -91,7 +91,9 @@ class Reporter:
         if self.order and self.session.options.mutate is not None:
             from pytest_pallas.report.parts import settled_records
 
-            self.records[:] = settled_records(self.records, self.mutants, self.session.killed)
+            # of a run that is taken up, kills count anew in the order of all tests
+            killed = self.session.killed if resumed is None else {**self.session.killed_earlier}
+            self.records[:] = settled_records(self.records, self.mutants, killed)
         self._sort_failures(session)
         self._record_costs(session)
         self._require_score(session)
