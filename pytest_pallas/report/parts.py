@@ -107,7 +107,9 @@ def _settled_record(
     record: Record, result: Mapping[str, Any] | None, killed: dict[str, str]
 ) -> Record:
     if result is None:
-        name = record.test.rpartition("::")[2]
+        item = record.test.rpartition("::")[2]
+        # an item of mutants is named after its spec, under whose name its kills count
+        name = record.kernel if item == f"{record.kernel}-{record.check}" else item
         merged = merge_verdicts(map(from_json, record.mutants), name=name, killed=killed)
         return dataclasses.replace(record, mutants=tuple(map(verdict_to_json, merged)))
     builder = ResultBuilder(kernel=record.kernel, check=record.check, backend=record.backend)

@@ -88,13 +88,15 @@ class Reporter:
         if self.kept is not None and resumed is not None:
             self.order = {name: place for place, name in enumerate(self.kept.collected)}
         self.records.sort(key=lambda record: self.order.get(record.test, len(self.order)))
-        self._sort_failures(session)
         # The run loop of a fleet settles mutants itself.
         settles = self.session.options.mutate is not None and self.session.fleet is None
         if self.order and settles:
             from pytest_pallas.report.parts import settled_records
 
-            self.records[:] = settled_records(self.records, self.mutants, self.session.killed)
+            # of a run that is taken up, kills count anew in the order of all tests
+            killed = self.session.killed if resumed is None else {**self.session.killed_earlier}
+            self.records[:] = settled_records(self.records, self.mutants, killed)
+        self._sort_failures(session)
         self._record_costs(session)
         self._require_score(session)
         self._join_failures(session)

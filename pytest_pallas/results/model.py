@@ -45,6 +45,7 @@ class FinishedTest:
       status: the status under which the plugin counts it; "" for pytest's.
       raised: the value of ``session.RAISED``, if its kernel raised; else empty.
       properties: the user properties of its report, without those of its records.
+      part: of an item of mutants in a worker, its results without the kills of others.
     """
 
     test: str
@@ -57,6 +58,7 @@ class FinishedTest:
     status: str = ""
     raised: tuple[Any, ...] = ()
     properties: tuple[tuple[str, Any], ...] = ()
+    part: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 def plain_test(finished: FinishedTest) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from pytest_pallas.results import RunResults
@@ -16,7 +17,8 @@ class Done:
     Attributes:
       tests: their node ids.
       raised: the kernels that raised; see ``PytestSession.raised``.
-      killed: the mutants that they killed; see ``PytestSession.killed``.
+      killed: the mutants that they killed, as far as no test before them is left; see
+        ``PytestSession.killed``.
     """
 
     tests: frozenset[str] = frozenset()
@@ -44,8 +46,10 @@ def done_of(results: RunResults) -> Done:
             place, check, name, expected = test.raised
             raised.setdefault(place, (check, name, expected))
     killed: dict[str, str] = {}
+    # A kill counts for the tests after it only.
+    first = frozenset(takewhile(ended.__contains__, results.collected))
     for record in results.records:
-        for verdict in record.mutants if record.test in ended else ():
+        for verdict in record.mutants if record.test in first else ():
             if verdict["status"] == "killed":
                 # a spec names its check there, with the backend
                 by = record.kernel if verdict.get("on") else verdict["by"]

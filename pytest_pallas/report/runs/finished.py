@@ -12,7 +12,7 @@ from pytest_pallas.record import Record, to_json
 from pytest_pallas.report.collect import PREFIX, properties
 from pytest_pallas.report.reporter import ATTRIBUTE
 from pytest_pallas.results import Failure, FinishedTest
-from pytest_pallas.session import RAISED_ON, STATUS
+from pytest_pallas.session import PART_RESULT, RAISED_ON, STATUS
 
 #: The phases that end a test: pytest-xdist reports ``"???"`` if a worker died.
 _LAST = ("teardown", "???")
@@ -57,6 +57,7 @@ def finished(reports: Sequence[pytest.TestReport]) -> FinishedTest:
             *place, reason = skipped.longrepr
     raised = next((getattr(each, RAISED_ON) for each in reports if hasattr(each, RAISED_ON)), ())
     status = next((getattr(each, STATUS) for each in reports if hasattr(each, STATUS)), "")
+    part = next((getattr(each, PART_RESULT) for each in reports if hasattr(each, PART_RESULT)), {})
     return FinishedTest(
         test=last.nodeid,
         outcome=outcome,
@@ -80,6 +81,7 @@ def finished(reports: Sequence[pytest.TestReport]) -> FinishedTest:
             for name, value in last.user_properties
             if not str(name).startswith(PREFIX)
         ),
+        part=dict(part),
     )
 
 
@@ -116,6 +118,8 @@ def reports_of(test: FinishedTest, records: Sequence[Record]) -> Iterator[pytest
         setattr(first, STATUS, test.status)
     if test.raised:
         setattr(first, RAISED_ON, list(test.raised))
+    if test.part:
+        setattr(first, PART_RESULT, dict(test.part))
     ends = [each for each in test.failures if each.when == "teardown"]
     last = [_failed(test, each) for each in ends]
     last = last or [_report(test, "teardown", "passed")]

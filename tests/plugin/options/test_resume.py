@@ -245,24 +245,34 @@ def test_a_shard_is_taken_up(suite):
     assert "option shard is 2,2, and was 1,2" in result.stderr.str()
 
 
-def test_mutants_are_not_run_again(project):
-    project.specs('name="good", kernel=add', 'name="more", kernel=add')
-    words = ("--pallas-suite=specs", "--pallas-backend=tpu-sim", "--pallas-mutate=1",
+def without_seconds(results):
+    for record in results["records"]:
+        for verdict in record["mutants"]:
+            verdict.pop("seconds")
+    for test in results["tests"]:
+        test.pop("part", None)
+    return results
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+@pytest.mark.parametrize("workers", ["-n0", "-n2"])
+def test_mutants_are_not_run_again(project, workers, left):
+    """Whichever test is left, a mutant counts for the first one that kills it."""
+    project.specs('name="good", kernel=add', 'name="more", kernel=add', 'name="last", kernel=add')
+    words = ("--pallas-suite=specs", "--pallas-backend=tpu-sim", "--pallas-mutate=1", workers,
              "--pallas-max-examples=1", "--pallas-results=results.json")  # fmt: skip
-    project.run(*words)
-    whole = read(project.path / "results.json")
-    plain = json.loads((project.path / "results.json").read_text())
-    plain["records"].pop()
-    plain["tests"][-1] = {"test": plain["tests"][-1]["test"], "outcome": "not run"}
-    (project.path / "results.json").write_text(json.dumps(plain))
-    result = project.run(*words, "--pallas-resume=results.json")
-    assert "resumed: 1 of 2 tests were done" in lines(result)
-    found = read(project.path / "results.json")
-    for each in (whole, found):
-        for record in each["records"]:
-            for verdict in record["mutants"]:
-                verdict.pop("seconds")
-    assert found == whole
+    project.spawn(*words)
+    path = project.path / "results.json"
+    plain = json.loads(path.read_text())
+    whole = without_seconds(read(path))
+    plain["records"].pop(left)
+    plain["tests"][left] = {"test": plain["tests"][left]["test"], "outcome": "not run"}
+    path.write_text(json.dumps(plain))
+    result = project.spawn(*words, "--pallas-resume=results.json")
+    assert "resumed: 2 of 3 tests were done" in lines(result)
+    assert without_seconds(read(path)) == whole
+    by = [verdict["by"] for record in whole["records"] for verdict in record["mutants"]]
+    assert by == ["forward", "good", "good"]
 
 
 def test_a_file_that_does_not_exist_yet(suite):
