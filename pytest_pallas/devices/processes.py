@@ -99,6 +99,7 @@ class _Position:
 
 @functools.cache
 def _position() -> _Position:
+    """That of this process: ``jax.distributed`` has one state, too, and sessions go on in it."""
     return _Position()
 
 

@@ -23,8 +23,8 @@ from pytest_pallas.options.values import FleetPlace
 #: Time limit in seconds for a connection to a scheduler, and for its answers.
 CONNECT_SECONDS = 5.0
 
-#: Time limit in seconds for worker processes of this machine to start.
-START_SECONDS = 60.0
+#: Time limit in seconds for a scheduler that was connected to answer.
+ANSWER_SECONDS = 60.0
 
 #: Time limit in seconds for the result of a task that has ended to arrive.
 _GATHER_SECONDS = 30.0
@@ -113,11 +113,11 @@ class Cluster:
                 _require_scheduler(self.place.address)
             client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
         except Exception as error:  # of any type: something else may listen there
-            text = one_line(error)
             raise OptionError(
                 f"--pallas-fleet={self.place}: no Dask scheduler can be reached there within "
-                f"{CONNECT_SECONDS:g} s ({text}). Start one with `dask scheduler`, and workers "
-                "with `dask worker ADDRESS --nthreads 1`, or write --pallas-fleet=local:N"
+                f"{CONNECT_SECONDS:g} s ({one_line(error)}). Start one with `dask scheduler`, "
+                "and workers with `dask worker ADDRESS --nthreads 1`, or write "
+                "--pallas-fleet=local:N"
             ) from None
         self._close.callback(_closed, client)
         return client
@@ -168,11 +168,25 @@ class Cluster:
         return str(self._asked("get_metadata", [key], default=""))
 
     def _asked(self, method: str, *args: Any, **options: Any) -> Any:
-        try:
-            with _quiet():
-                return getattr(self._client, method)(*args, **options)
-        except Exception as error:  # of several types, also of tornado
-            raise ClusterLostError(one_line(error)) from None
+        """What a method of the client returns, within a time limit: Dask's wait for ever."""
+        found: list[Any] = []
+        problems: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                found.append(getattr(self._client, method)(*args, **options))
+            except BaseException as error:  # of several types, also of tornado
+                problems.append(error)
+
+        thread = threading.Thread(target=ask, name=f"fleet {method}", daemon=True)
+        with _quiet():
+            thread.start()
+            thread.join(ANSWER_SECONDS)
+        if problems:
+            raise ClusterLostError(one_line(problems[0]))
+        if not found:
+            raise ClusterLostError(f"it does not answer within {ANSWER_SECONDS:g} s")
+        return found[0]
 
     def greet(self, key: str, setup: str, address: str, ended: Callable[[str], object]) -> None:
         """Ask one worker whether it can take part."""

@@ -22,6 +22,9 @@ from pytest_pallas.items.parts import Division, endless, remaining
 #: How often a test is sent to a worker that is lost.
 TRIES = 3
 
+#: Number of groups for each thread of the workers below which tests are divided.
+TAIL = 2
+
 
 @dataclass(eq=False)
 class Parts:
@@ -152,18 +155,19 @@ class Ledger:
         """The number of groups whose tests have results."""
         return sum(not group.todo for group in self.groups)
 
-    def next(self, room: int = 1) -> tuple[str, Sent] | None:
+    def next(self, threads: int = 0) -> tuple[str, Sent] | None:
         """The next task to send, with its key; None if all are with workers.
 
         Args:
-          room: number of tasks that can be sent now. With fewer groups, tests are divided.
+          threads: number of tasks that run at a time. With fewer than ``TAIL`` groups for each of
+            them, tests are divided, so that all workers end at about the same time.
         """
         for _ in range(len(self._waiting)):
             group = self._waiting.popleft()
             if not group.todo:
                 continue
             if group.parts is None:
-                group.parts = self._parts_of(group, scarce=len(self._waiting) + 1 < room)
+                group.parts = self._parts_of(group, scarce=len(self._waiting) + 1 < TAIL * threads)
             if group.parts is None:
                 return self._send(Sent(group=group, nodeids=self._whole_tests(group)))
             part = group.parts.next()

@@ -215,7 +215,8 @@ def plain_warning(arguments: Mapping[str, Any]) -> dict[str, Any]:
     found = arguments["warning_message"]
     return {
         "text": str(found.message),
-        "category": [found.category.__module__, found.category.__qualname__],
+        "module": found.category.__module__,
+        "category": found.category.__qualname__,
         "filename": found.filename,
         "lineno": found.lineno,
         **{name: arguments[name] for name in ("when", "nodeid", "location")},
@@ -224,11 +225,10 @@ def plain_warning(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def warning_of(plain: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments from ``plain_warning``. A category that is not known here is a ``Warning``."""
-    module, name = plain["category"]
     category: Any = Warning
     try:
-        category = importlib.import_module(module)
-        for part in name.split("."):
+        category = importlib.import_module(plain["module"])
+        for part in plain["category"].split("."):
             category = getattr(category, part)
     except (ImportError, AttributeError):
         category = Warning

@@ -98,7 +98,7 @@ def project_of(config: pytest.Config, items: Sequence[pytest.Item]) -> Project:
     paths: dict[Path, None] = {}
     for item in items:
         paths[item.path] = None
-    for module in list(sys.modules.values()):
+    for module in (*sys.modules.values(), *config.pluginmanager.get_plugins()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and file.endswith(".py"):
             paths[Path(file)] = None

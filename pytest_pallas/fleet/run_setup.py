@@ -15,6 +15,11 @@ from pytest_pallas.fleet.results import example_files
 from pytest_pallas.isolation.requests import opening_of
 from pytest_pallas.session import PytestSession
 
+#: Variables that workers get, by name and by prefix: options of pytest, JAX, XLA and Hypothesis,
+#: which has another profile where ``CI`` is set.
+_VARIABLES = ("PYTEST_ADDOPTS", "CI")
+_PREFIXES = ("JAX_", "XLA_FLAGS", "HYPOTHESIS_")
+
 #: Limit on the failing examples that workers get, in bytes.
 _MOST_EXAMPLES = 2**20
 
@@ -47,11 +52,20 @@ def run_setup(state: PytestSession, items: Sequence[pytest.Item], run: str) -> R
         options=options,
         gigabytes=state.options.worker_memory,
         # ``auto`` is the simulators, whatever accelerators a worker has.
-        environment={"JAX_PLATFORMS": "cpu"},
+        environment={**_environment(), "JAX_PLATFORMS": "cpu"},
         project=project_of(config, items),
         examples=files,
         goldens=os.path.relpath(goldens, folder) if recording else "",
     )
+
+
+def _environment() -> dict[str, str]:
+    """The variables that decide what a test computes."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in _VARIABLES or name.startswith(_PREFIXES)
+    }
 
 
 def _relative(arg: str, folder: str) -> str:

@@ -38,7 +38,7 @@ from pytest_pallas.session.fleet import FleetFacts
 #: The name of the registered plugin.
 PLUGIN = "pallas-fleet"
 
-#: Seconds between looks at the workers.
+#: Seconds between looks at up to a hundred workers: the answer lists them all.
 POLL_SECONDS = 1.0
 
 #: Seconds without a sign of life after which a worker's tasks go to another one, too. Dask waits
@@ -129,7 +129,7 @@ class _FleetRun:
             self._wait_for_a_worker()
             self.seconds = time_shares(self.config, self.pytest_session.items, self.facts.threads)
             while self.ledger.unfinished:
-                if time.monotonic() - polled >= POLL_SECONDS:
+                if time.monotonic() - polled >= max(POLL_SECONDS, len(self.workers.known) / 100):
                     self._look_at_workers()
                     polled = time.monotonic()
                 self._send()
@@ -229,13 +229,15 @@ class _FleetRun:
         """Give tasks to workers: one for each of their threads, and a few that wait."""
         active, threads = self.workers.active, self.workers.threads
         room = threads + -(-threads // 4) - sum(len(group.keys) for group in self.ledger.groups)
+        coming = sum(info.threads for info in self.workers.known.values())
         everyone = len(active) == len(self.workers.known)
-        while active and room > 0 and (found := self.ledger.next(room)) is not None:
+        while active and room > 0 and (found := self.ledger.next(coming)) is not None:
             key, sent = found
             addresses = None if everyone else active
             self.restricted[key] = addresses
             task = encoded(self._task(key, sent))
             self.cluster.submit(key, self.setup, task, addresses, self.ends.put)
+            self.facts.sent += 1
             room -= 1
 
     def _task(self, key: str, sent: Sent) -> Task:

@@ -114,10 +114,12 @@ def _agreed(failed: Exception | None, seconds: float) -> Exception | None:
     Raises:
       OutOfStepError: the other processes did not come to the end of the example.
     """
+    if getattr(failed, "shared", False):
+        return failed  # all processes know of it, and are here
     if isinstance(failed, PeerError):
-        if failed.gone:
-            raise OutOfStepError(failed)
-        return failed
+        if failed.step == "example":
+            return failed
+        raise OutOfStepError(failed)
     problem = "" if failed is None else f"{type(failed).__name__}: {failed}"
     try:
         statements = agree(

@@ -60,6 +60,10 @@ def _check_options(state: PytestSession, flag: str) -> None:
         )
     if config.option.usepdb or config.option.trace:
         raise GangError(f"{flag}: a debugger needs a terminal, which several processes do not have")
+    if options.isolate == "always":
+        raise GangError(
+            f"{flag}: its tests run in processes of their own; leave out --pallas-isolate=always"
+        )
     for name, why in _UNUSABLE.items():
         if getattr(options, name) is not None:
             raise GangError(f"--pallas-{name.replace('_', '-')} with {flag}: {why}")

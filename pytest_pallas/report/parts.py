@@ -201,10 +201,15 @@ def _reports(
     report = base.call
     report.duration = sum(part.call.duration for part in used)
     report.sections = _sections(used)
+    stopped = ""
     if report.skipped and isinstance(report.longrepr, tuple) and builder.withdrawn:
         path, line, _ = report.longrepr
-        report.longrepr = (path, line, f"Skipped: {not_applicable(item.check, builder.withdrawn)}")
-    records = [_record(each, builder, report) for each in records_of(report)]
+        stopped = not_applicable(item.check, builder.withdrawn)
+        report.longrepr = (path, line, f"Skipped: {stopped}")
+    records = [
+        _record(each, builder, report.duration, stopped or each.reason)
+        for each in records_of(report)
+    ]
     _settle(item, base, report, records)
     return list(base.reports.values())
 
@@ -234,21 +239,13 @@ def _concluded(
     return list(reports.values())
 
 
-def _record(record: Record, builder: ResultBuilder, report: pytest.TestReport) -> Record:
+def _record(record: Record, builder: ResultBuilder, seconds: float, reason: str) -> Record:
     """The record of a part, with the results of all."""
-    whole = builder.record(
-        test=record.test,
-        outcome=record.outcome,
-        seconds=report.duration,
-        reason=record.reason,
-    )
+    whole = builder.record(test=record.test, outcome=record.outcome, seconds=seconds, reason=reason)
     of_end = ("message", "explanation", "findings", "others", "seed", "replay", "script", "example")
     pictures = dict(record.pictures)
     if "examples" in pictures:
         pictures["examples"] = examples_of(builder)
-    if record.outcome == "skipped" and builder.withdrawn:
-        reason = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else record.reason
-        whole = dataclasses.replace(whole, reason=reason.removeprefix("Skipped: "))
     return dataclasses.replace(
         whole,
         **{name: getattr(record, name) for name in of_end},

@@ -98,8 +98,9 @@ class Progress:
         if fleet is None:
             return ""
         words = f", {fleet.done} of {fleet.tasks} tasks, {fleet.threads} running at a time"
-        words += f", {len(fleet.refused)} workers refused" if fleet.refused else ""
-        return words + (f", {len(fleet.lost)} workers lost" if fleet.lost else "")
+        for many, what in ((len(fleet.refused), "refused"), (len(fleet.lost), "lost")):
+            words += f", {many} worker{'' if many == 1 else 's'} {what}" if many else ""
+        return words
 
     def _seen(self, verbosity: int) -> bool:
         """Whether the output is a terminal, and the verbosity is high enough."""

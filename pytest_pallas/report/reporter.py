@@ -88,13 +88,16 @@ class Reporter:
         if self.kept is not None and resumed is not None:
             self.order = {name: place for place, name in enumerate(self.kept.collected)}
         self.records.sort(key=lambda record: self.order.get(record.test, len(self.order)))
-        if self.order and self.session.options.mutate is not None:
+        self._sort_failures(session)
+        # The run loop of a fleet settles the mutants of its tests itself.
+        itself = self.session.fleet is not None and resumed is None
+        settles = self.session.options.mutate is not None and not itself
+        if self.order and settles:
             from pytest_pallas.report.parts import settled_records
 
             # of a run that is taken up, kills count anew in the order of all tests
             killed = self.session.killed if resumed is None else {**self.session.killed_earlier}
             self.records[:] = settled_records(self.records, self.mutants, killed)
-        self._sort_failures(session)
         self._record_costs(session)
         self._require_score(session)
         self._join_failures(session)

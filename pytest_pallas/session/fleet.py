@@ -18,8 +18,9 @@ class FleetFacts:
       threads: number of tests that they run at a time, now.
       refused: why workers did not take part, by worker.
       lost: workers that were lost, with how they ended.
-      tasks: number of tasks.
-      done: number of tasks that are done.
+      tasks: number of kernels and other tests.
+      done: number of those that are done.
+      sent: number of tasks that were sent: parts and repeated ones count.
       repeated: number of times that the worker of a task was lost.
     """
 
@@ -31,6 +32,7 @@ class FleetFacts:
     lost: dict[str, str] = field(default_factory=dict[str, str])
     tasks: int = 0
     done: int = 0
+    sent: int = 0
     repeated: int = 0
 
 

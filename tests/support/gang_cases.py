@@ -214,6 +214,47 @@ def different_values() -> str:
     return ""
 
 
+def of_many_kinds(x, key, *, mesh):
+    """Outputs that are spread, replicated, scalar and empty."""
+
+    def body(part):
+        return jax.lax.psum(double(part).sum(), "x")
+
+    return {
+        "spread": doubled(x + jax.random.normal(key, x.shape), mesh=mesh),
+        "copies": summed(x, mesh=mesh),
+        "scalar": _sharded(body, mesh, P(), x),
+        "empty": _sharded(lambda part: double(part)[:0], mesh, P("x"), x),
+        "other": double(x[:8]),  # XLA decides how it is spread
+    }
+
+
+def reference_of_many_kinds(x, key, *, mesh):
+    return {
+        "spread": 2 * (x + jax.random.normal(key, x.shape)),
+        "copies": 2 * x.reshape(mesh.size, -1, x.shape[-1]).sum(0),
+        "scalar": (2 * x).sum(),
+        "empty": x[:0],
+        "other": 2 * x[:8],
+    }
+
+
+def outputs_of_many_kinds() -> dict[str, list[int]]:
+    """The whole shape of each, and for those that this process has whole, that it converts."""
+    count = jax.device_count()
+    values = pytest_pallas.check(
+        of_many_kinds,
+        rows(count),
+        jax.random.key(3),
+        reference=reference_of_many_kinds,
+        backend="interpret",
+        mesh={"x": count},
+    )
+    for name in ("copies", "scalar", "empty"):
+        assert np.asarray(values[name]).shape == values[name].shape
+    return {name: list(value.shape) for name, value in values.items()}
+
+
 def spread_argument() -> Any:
     """``pallas_run`` takes an array that is spread already, and ``check`` refuses it."""
     from pytest_pallas.backends import Call

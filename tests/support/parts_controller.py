@@ -73,7 +73,7 @@ def _alone(item: pytest.Item) -> bool | None:
 
 def _parts(item: pytest.Item, division: Division, rng: random.Random) -> Iterator[Part]:
     """All parts, in an order of chance, and some of them twice."""
-    known: list[Any] = []
+    known: list[Any] = []  # results; None if a part did not begin
     while True:
         left: list[Part] = []
         for part in remaining(division, known):

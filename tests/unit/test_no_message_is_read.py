@@ -42,6 +42,7 @@ NAMES = frozenset(
 
 #: By file and function: why a text that is read there is from outside, or is not read for a fact.
 OUTSIDE: dict[tuple[str, str], str] = {
+    ("fleet/remote/worker.py", "compared"): "the last line that pytest printed in another process",
     # From outside.
     ("analysis/refusals/message.py", "_only_names"): "a line of a compiler's message",
     ("analysis/refusals/message.py", "full_text"): "an exception of JAX may have no message",
@@ -53,8 +54,6 @@ OUTSIDE: dict[tuple[str, str], str] = {
     ("compat/testing.py", "worker_count"): "what pytest-xdist takes as --tx",
     ("compat/avals.py", "name_of_space"): "the repr of a memory space of JAX",
     ("compat/source.py", "home_of"): "JAX has the place of a function as text",
-    ("fleet/remote/worker.py", "compared"): "the output of a process that could not start",
-    ("report/parts.py", "_record"): "pytest begins the reason of a skip with this",
     ("devices/capacities.py", "itemsize"): "the name of a dtype",
     ("doctor/report.py", "_trial"): "the lines of an error, each indented",
     ("scaffold/module.py", "_value"): "the repr of an option's value",

@@ -24,7 +24,10 @@ A controller that hands out parts does four things:
    killed)``, in which their request had no ``killed``, either.
    ``keep_examples(session, results)`` saves the failing examples.
 
-The result of a part depends on the item, its numbers and the options, not on other parts.
+The result of a part depends on the item, its numbers and the options, not on other parts. A process
+that runs parts does not know that the kernel raised in an earlier item (``PytestSession.raised``):
+a controller merges ``forward`` first, and runs the other items of the kernel only if
+``items.item.skip_if_raised`` lets them.
 """
 
 from pytest_pallas.items.parts.division import (

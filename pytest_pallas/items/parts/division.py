@@ -64,22 +64,26 @@ def part(division: Division, index: int) -> Part:
     return Part(division.kind, first, last)
 
 
-def remaining(division: Division, results: Sequence[Mapping[str, Any]] = ()) -> Iterator[Part]:
+def remaining(
+    division: Division, results: Sequence[Mapping[str, Any] | None] = ()
+) -> Iterator[Part]:
     """The parts that are still to run, the first ones first; endless where only the time ends it.
 
     Of mutants whose number is not known, it is the first part alone until that has a result.
 
     Args:
       division: of the item.
-      results: the results so far, in any order.
+      results: the results so far, in any order. One that is None ends the item.
     """
+    known = [result for result in results if result is not None]
+    if len(known) < len(results):
+        return
     total = division.total
     if division.kind == "mutants":
-        known = [result["total"] for result in results]
-        total = known[0] if known else division.size
-    elif (end := rounds_needed(results)) is not None:
+        total = known[0]["total"] if known else division.size
+    elif (end := rounds_needed(known)) is not None:
         total = end
-    have = {number for result in results for number in _numbers(result)}
+    have = {number for result in known for number in _numbers(result)}
     for index in count():
         each = part(division, index)
         if total is not None and each.first >= total:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pytest_pallas.report.section import Line, Results, section
+from pytest_pallas.report.sections.not_applicable import number
 
 
 @section("fleet")
@@ -15,7 +16,8 @@ def section_of_workers(results: Results) -> Iterator[str | Line]:
         return
     if results.verbosity >= 0:
         words = f"{fleet.workers} workers took part" if fleet.workers != 1 else "1 worker took part"
-        words += f", {fleet.repeated} times a task was lost with its worker" * bool(fleet.repeated)
+        if fleet.repeated:
+            words += f", {number(fleet.repeated, 'task')} lost with a worker"
         yield f"fleet {fleet.place}: {words}"
     for worker, why in fleet.refused.items():
         yield Line(f"refused worker {worker}: {why}", "yellow")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import json
+import re
 import shutil
 
 from tests.plugin.mutate.test_specs import KERNELS, SPECS
 
 #: Small rounds and parts, on the workers, too.
 CONFTEST = """
-    from pytest_pallas.items import parts
+    from pytest_pallas.items.parts import division as parts
     from pytest_pallas.sampling import fuzzing
 
     fuzzing.ROUND = 5
@@ -20,6 +20,8 @@ CONFTEST = """
 
 #: Wrong for few draws, so that a later round finds it.
 SELDOM = """
+    import os
+
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -34,14 +36,20 @@ SELDOM = """
     def seldom(x, y):
         return pl.pallas_call(_body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x, y)
 
+    def crashes(x, y):
+        if x.shape[0] == 33 and x.shape[1] > 30:
+            os.abort()
+        return add(x, y)
+
     INPUTS = pst.arrays("m n, m n", dtype="float32", around=[8, 16, 32])
     ADD = KernelSpec(name="add", kernel=add, reference=reference, inputs=INPUTS)
     SELDOM = KernelSpec(name="seldom", kernel=seldom, reference=reference, inputs=INPUTS)
+    CRASHES = KernelSpec(name="crashes", kernel=crashes, reference=reference, inputs=INPUTS)
 """
 
 
 def without_times(records):
-    plain = copy.deepcopy(records)
+    plain = json.loads(re.sub(r"after \d+\.\d s", "after", json.dumps(records)))
     for record in plain:
         del record["seconds"], record["kernel_seconds"]
         for mutant in record["mutants"]:
@@ -62,15 +70,19 @@ def both(project, *args):
         for folder in (".hypothesis", "pallas-failures"):
             shutil.rmtree(project.path / folder, ignore_errors=True)
     assert found[0] == found[1]
+    assert results["fleet"]["sent"] > results["fleet"]["tasks"]  # in parts
     return found[0]
 
 
 def test_rounds(project):
     project.write(conftest=CONFTEST, seldom=SELDOM)
     args = ("--pallas-suite=seldom", "--pallas-checks=forward", "--pallas-sanitize=none")
-    records, files = both(project, *args, "--pallas-max-examples=4", "--pallas-fuzz-rounds=4")
-    assert [record["outcome"] for record in records] == ["passed", "failed"]
+    args += ("--pallas-isolate=always", "--pallas-max-examples=3")
+    records, files = both(project, *args, "--pallas-fuzz-rounds=6")
+    assert [record["outcome"] for record in records] == ["passed", "failed", "failed"]
     assert records[0]["examples"] > 20
+    assert records[2]["examples"] > 3  # it crashes in a later round
+    assert "its process died of SIGABRT" in records[2]["message"]
     assert "seldom-forward-tpu-sim.py" in files
 
 

@@ -74,6 +74,17 @@ def test_after_a_failure_the_processes_go_on_together(two):
     two.values(CASES, "check", "summed")
 
 
+def test_outputs_that_are_spread_replicated_scalar_and_empty(two):
+    for shapes in two.values(CASES, "outputs_of_many_kinds"):
+        assert shapes == {
+            "spread": [32, 128],
+            "copies": [8, 128],
+            "scalar": [],
+            "empty": [0, 128],
+            "other": [8, 128],
+        }
+
+
 def test_gradients_are_judged_by_shards(two):
     options = {"checks": ["gradient"], "differentiable": [0]}
     two.values(CASES, "check_with", "differentiable", options)

@@ -66,6 +66,7 @@ def test_an_error_of_collection_is_reported_once(project):
         (("--pallas-processes=2", "--pdb"), "a debugger needs a terminal"),
         (("--pallas-processes=2", "--pallas-mutate=all"), "--pallas-mutate with --pallas-proc"),
         (("--pallas-processes=2", "--pallas-distributed=auto"), "give either"),
+        (("--pallas-processes=2", "--pallas-isolate=always"), "leave out --pallas-isolate=always"),
         (("--pallas-distributed=auto",), "JAX finds no TPU pod, Slurm, Open MPI or Kubernetes"),
         (("--pallas-distributed=2/2@here:1",), "must be auto, or I/N@HOST:PORT"),
         (

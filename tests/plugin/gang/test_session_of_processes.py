@@ -91,10 +91,11 @@ def test_four_processes_and_records_of_all_of_them(session):
         "test_right",
         "test_kernel",
         "test_kernel_that_is_wrong_in_one",
+        "test_drawn_kernel",
         backend="interpret",
         results="results.json",
     )
-    result.assert_outcomes(passed=2, failed=1)
+    result.assert_outcomes(passed=2, failed=2)
     found = records(session.path / "results.json")
     right = found["test_kernel[interpret]"]
     assert right["outcome"] == "passed"
@@ -105,4 +106,6 @@ def test_four_processes_and_records_of_all_of_them(session):
     outcomes = [(host["outcome"], host["because_of"]) for host in wrong["hosts"]]
     assert outcomes == [("failed", [1]), ("failed", []), ("failed", [1]), ("failed", [1])]
     assert "process   1 of 4" in wrong["message"]
+    drawn = found["test_drawn_kernel[interpret]"]["message"]
+    assert "inputs    float32[16, 128]" in drawn  # shrunk to two rows for each device
     assert "--pallas-processes=4" in wrong["replay"]

@@ -105,3 +105,14 @@ def test_kernel_that_is_wrong_in_one(pallas_check, pallas_mesh):
 
     x = np.ones((8, 128), np.float32)
     pallas_check(wrong, x, reference=partial(reference, mesh=mesh))
+
+
+@given(rows=st.integers(1, 4))
+def test_drawn_kernel(pallas_check, pallas_mesh, rows):
+    mesh = pallas_mesh(x=jax.device_count())
+
+    def wrong(x):
+        return double(x, mesh=mesh) + (HERE == 1 and rows > 1)
+
+    x = np.ones((mesh.size * rows, 128), np.float32)
+    pallas_check(wrong, x, reference=partial(reference, mesh=mesh))

@@ -95,11 +95,9 @@ def test_isolated_mutants_have_the_record_of_others(project, sizes):
     assert without_times(isolated) == without_times(here)
 
 
-@pytest.mark.parametrize("sizes", [("8", "12, 24"), ("12, 24", "8")])
-def test_workers_of_xdist_have_the_record_of_one_process(project, sizes):
+def test_workers_of_xdist_have_the_record_of_one_process(project):
     """Each of them tries the mutants of its specs; the kills of the first one count."""
-    first, second = sizes
-    project.write(kernels=KERNELS, specs=specs(("one", first, MARKS), ("two", second, MARKS)))
+    project.write(kernels=KERNELS, specs=specs(("one", "8", MARKS), ("two", "12, 24", MARKS)))
     args = (*RUN, "--pallas-checks=forward")
     whole = project.records(*args)
     assert "by another" in {mutant["how"] for mutant in whole[1]["mutants"]}

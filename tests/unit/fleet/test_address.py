@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import socket
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from pytest_pallas.errors import OptionError
+from pytest_pallas.fleet import cluster
 from pytest_pallas.fleet.cluster import Cluster
 from pytest_pallas.options.parsing import fleet
 from pytest_pallas.options.values import FleetPlace
@@ -47,6 +49,14 @@ def test_nobody_answers(listens):
         with pytest.raises(OptionError, match="no Dask scheduler can be reached there within 5 s"):
             Cluster(place)
         assert time.monotonic() - begin < 12
+
+
+def test_a_scheduler_that_stops_is_lost(monkeypatch):
+    monkeypatch.setattr(cluster, "ANSWER_SECONDS", 0.1)
+    made = object.__new__(Cluster)
+    made._client = SimpleNamespace(processing=lambda workers: time.sleep(2))
+    with pytest.raises(cluster.ClusterLostError, match=r"it does not answer within 0\.1 s"):
+        made.tasks_on("tcp://127.0.0.1:1")
 
 
 def test_distributed_is_not_installed(monkeypatch):

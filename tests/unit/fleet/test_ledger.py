@@ -76,12 +76,12 @@ def rounds(total):
 
 def test_a_test_is_divided_where_workers_would_have_nothing_to_do():
     made = ledger(rounds(6), a=["a1"], b=["b1"])
-    assert made.next(room=1)[1].part is None  # there is another group
-    keys = [made.next(room=3) for _ in range(3)]
+    assert made.next(threads=1)[1].part is None  # there is another group
+    keys = [made.next(threads=3) for _ in range(3)]
     assert [sent.part for _, sent in keys] == [
         Part("rounds", 0, 1), Part("rounds", 2, 3), Part("rounds", 4, 5)
     ]  # fmt: skip
-    assert made.next(room=3) is None
+    assert made.next(threads=3) is None
 
 
 def result(made, key, first, *, failed=False):
@@ -105,7 +105,7 @@ def result(made, key, first, *, failed=False):
 
 def test_parts_are_complete_in_any_order():
     made = ledger(rounds(6), a=["a1"])
-    keys = [made.next(room=9)[0] for _ in range(3)]
+    keys = [made.next(threads=9)[0] for _ in range(3)]
     assert not result(made, keys[2], 4).complete
     assert not result(made, keys[0], 0).complete
     assert result(made, keys[1], 2).complete
@@ -113,7 +113,7 @@ def test_parts_are_complete_in_any_order():
 
 def test_parts_after_a_failure_are_not_needed():
     made = ledger(rounds(100), a=["a1"])
-    keys = [made.next(room=9)[0] for _ in range(3)]
+    keys = [made.next(threads=9)[0] for _ in range(3)]
     assert not result(made, keys[1], 2).complete
     assert result(made, keys[0], 0, failed=True).complete
 
@@ -121,7 +121,7 @@ def test_parts_after_a_failure_are_not_needed():
 def test_each_part_has_its_own_tries():
     made = ledger(rounds(8), a=["a1"])
     for _ in range(4):
-        key, sent = made.next(room=9)
+        key, sent = made.next(threads=9)
         made.take(key)
         assert list(made.was_lost(sent, "lost")) == []
         part = sent.part
@@ -134,30 +134,30 @@ def test_the_number_of_mutants_is_known_after_the_first_part():
     made = ledger(
         lambda nodeid: Parts(nodeid, Division(kind="mutants", size=4)), a=["a1"], b=["b1"]
     )
-    key, sent = made.next(room=1)  # mutants are divided however many groups there are
+    key, sent = made.next(threads=1)  # mutants are divided however many groups there are
     assert sent.part == Part("mutants", 0, 3)
-    assert made.next(room=9)[1].nodeids == ["b1"]
-    assert made.next(room=9) is None
+    assert made.next(threads=9)[1].nodeids == ["b1"]
+    assert made.next(threads=9) is None
     sent = made.take(key)
     sent.group.parts.found.append({"kind": "mutants", "first": 0, "last": 3, "total": 7})
     made.again(sent.group)
-    assert made.next(room=9)[1].part == Part("mutants", 4, 6)
+    assert made.next(threads=9)[1].part == Part("mutants", 4, 6)
 
 
 def test_the_time_ends_a_test_without_a_number_of_rounds():
     made = ledger(
         lambda nodeid: Parts(nodeid, Division(kind="rounds", size=2), budget=0.0), a=["a1"]
     )
-    key, _ = made.next(room=9)  # the first part in any case
+    key, _ = made.next(threads=9)  # the first part in any case
     parts = result(made, key, 0)
-    assert made.next(room=9) is None
+    assert made.next(threads=9) is None
     assert parts.complete
 
 
 def test_a_test_runs_whole_where_the_process_of_a_part_has_died():
     made = ledger(rounds(8), a=["a1"])
-    key, sent = made.next(room=9)
+    key, sent = made.next(threads=9)
     made.take(key)
     made.whole(sent.group, "a1")
     made.again(sent.group)
-    assert made.next(room=9)[1].part is None
+    assert made.next(threads=9)[1].part is None

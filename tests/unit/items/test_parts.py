@@ -120,6 +120,11 @@ def test_worse_errors_and_points_are_those_of_one_builder():
     assert found.points[1] == ExamplePoint(dims=first.builder.points[0].dims, error=1.0)
 
 
+def test_a_part_that_did_not_begin_ends_the_item():
+    """As by a wrong mark."""
+    assert not list(remaining(FOUR, [None]))
+
+
 FOUR = Division(kind="rounds", size=4, total=10)
 MUTANTS = Division(kind="mutants", size=16)
 

@@ -1,0 +1,40 @@
+"""What the lines of progress and the header say of a fleet."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from pytest_pallas.report.progress import Progress
+from pytest_pallas.report.terminal import on_fleet
+from pytest_pallas.session import SESSION
+from pytest_pallas.session.fleet import FleetFacts
+
+
+def test_progress_counts_tasks_and_workers():
+    lines = []
+    terminal = SimpleNamespace(
+        isatty=True, ensure_newline=lambda: None, write_line=lambda text: lines.append(text)
+    )
+    facts = FleetFacts(place="local:4", tasks=9, done=3, threads=2, refused={"a": "b"})
+    config = SimpleNamespace(
+        stash={SESSION: SimpleNamespace(fleet=facts)},
+        pluginmanager=SimpleNamespace(get_plugin=lambda name: terminal),
+        get_verbosity=lambda: 0,
+    )
+    progress = Progress(config, 0.0)
+    progress.tick()
+    assert lines == []
+    progress.kernels.add("add")
+    progress.every, progress.tests, progress.last = 40, 12, progress.last - 60
+    progress.tick()
+    words = "12 of 40 tests, 3 of 9 tasks, 2 running at a time, 1 worker refused, no failures"
+    assert lines[0].endswith(words)
+
+
+def test_headers():
+    assert on_fleet(FleetFacts(place="local:2", processes=2)) == (
+        "runs in 2 worker processes of this machine"
+    )
+    assert on_fleet(FleetFacts(place="tcp://a:1")) == (
+        "runs on the workers of the Dask scheduler tcp://a:1"
+    )
