@@ -160,3 +160,12 @@ def test_one_round_is_a_usual_run(project):
     usual = project.records(*ONE, "--pallas-checks=forward")
     rounds = project.records(*ONE, "--pallas-checks=forward", "--pallas-fuzz-rounds=1")
     assert without_times(usual) == without_times(rounds)
+
+
+def test_rounds_end_with_the_time(project):
+    project.specs(f'name="add", kernel=add, {WIDE}')
+    args = ("--pallas-checks=forward", "--pallas-fuzz-rounds=100000", "--pallas-fuzz-time=1")
+    [record] = project.records(*ONE, *args)
+    assert record["outcome"] == "passed"
+    assert record["examples"] > 4
+    assert record["seconds"] < 60
