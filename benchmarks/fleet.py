@@ -27,7 +27,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
@@ -105,7 +105,7 @@ def speed(count: int) -> None:
 
 
 @contextmanager
-def cluster(workers: int) -> Iterator[Any]:
+def cluster(workers: int) -> Generator[Any]:
     """A scheduler with workers on this machine."""
     from pytest_pallas.fleet.cluster import Cluster
     from pytest_pallas.options.values import FleetPlace
@@ -129,7 +129,7 @@ def hand_out(calls: int) -> None:
     """Print how many calls a second are handed out, and for how many workers that would do."""
     with cluster(2) as made:
         ends: SimpleQueue[str] = SimpleQueue()
-        text, started, sent, done = "x" * SIZE, 0.0, 0, 0
+        text, started, first, sent, done = "x" * SIZE, 0.0, 0, 0, 0
         while done < calls:
             while sent < calls and sent - done < 8:
                 made.call(nothing, (text, text), f"call-{sent}", ended=ends.put)

@@ -41,7 +41,8 @@ def run_setup(state: PytestSession, items: Sequence[pytest.Item], run: str) -> R
     if all(place.kind == "folder" for place in state.options.database):
         files = example_files(state.database, _MOST_EXAMPLES)
     # Each worker writes its own files, which come back with the results.
-    options = {**opening.options, "pallas_html": "", "pallas_results": "fleet"}
+    scripts = state.options.results is not None or hasattr(config, "cache")
+    options = {**opening.options, "pallas_html": "", "pallas_results": "fleet" if scripts else ""}
     options["pallas_trace"] = "" if state.options.trace is None else "fleet"
     recording = state.options.golden in ("record", "update")
     goldens = state.harness.root / state.options.golden_dir

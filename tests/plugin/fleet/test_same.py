@@ -128,3 +128,15 @@ def test_a_fleet_reports_the_same(project):
         assert fleet["tasks"] == fleet["done"] == 13
         assert fleet["refused"] == {}
         assert fleet["repeated"] == len(fleet["lost"]) == int(killing)
+
+
+def test_without_a_folder_for_scripts_a_fleet_says_the_same(project):
+    project.specs('name="add_off", kernel=add_off')
+    args = ("--pallas-suite=specs", "--pallas-checks=forward", "--pallas-sanitize=none")
+    args += ("--pallas-backend=tpu-sim", "-p", "no:cacheprovider", "--pallas-database=none")
+    here = project.spawn(*args).stdout.str()
+    there = project.spawn(*args, "--pallas-fleet=local:1").stdout.str()
+    [line] = re.findall(r"^  script .*$", here, re.MULTILINE)
+    assert "none: no folder for it" in line
+    assert line in there
+    assert "1 failed" in there
