@@ -88,8 +88,9 @@ class Reporter:
         if self.kept is not None and resumed is not None:
             self.order = {name: place for place, name in enumerate(self.kept.collected)}
         self.records.sort(key=lambda record: self.order.get(record.test, len(self.order)))
-        # The run loop of a fleet settles mutants itself.
-        settles = self.session.options.mutate is not None and self.session.fleet is None
+        # The run loop of a fleet settles the mutants of its tests itself.
+        itself = self.session.fleet is not None and resumed is None
+        settles = self.session.options.mutate is not None and not itself
         if self.order and settles:
             from pytest_pallas.report.parts import settled_records
 
