@@ -43,8 +43,10 @@ class Store:
 def together(monkeypatch):
     """Run functions, each as a process of a program of as many."""
     store, own = Store(), threading.local()
-    monkeypatch.setattr(processes, "distributed_program", lambda: own.program)
-    monkeypatch.setattr(processes, "_position", lambda: own.position)
+    # The session that runs this test asks as well, in the main thread.
+    plain = processes._Position()
+    monkeypatch.setattr(processes, "distributed_program", lambda: getattr(own, "program", None))
+    monkeypatch.setattr(processes, "_position", lambda: getattr(own, "position", plain))
 
     def run(*functions: Callable[[], object]) -> list[object]:
         def one(number: int) -> object:
