@@ -42,6 +42,7 @@ class Collected:
       backends: labels of the selected backends.
       not_applicable: checks that do not apply, from ``record.plain_not_applicable``.
       shard: the line about a shard, and whether it is empty.
+      timeout: the largest time limit of a test, in seconds for one step of a kernel.
     """
 
     tests: Sequence[tuple[str, tuple[str, int | None, str]]] = ()
@@ -50,6 +51,7 @@ class Collected:
     backends: Sequence[str] = ()
     not_applicable: Sequence[Mapping[str, Any]] = ()
     shard: tuple[str, bool] = ("", False)
+    timeout: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +61,11 @@ class RunTest:
     Attributes:
       nodeid: its node id.
       key: a new one for each time that a test is run.
-      timeout: time limit in seconds for one step of a kernel.
       raised: the kernels that raised in earlier tests, as in ``PytestSession``.
     """
 
     nodeid: str
     key: str
-    timeout: float
     raised: Mapping[str, tuple[str, str, bool]]
 
 

@@ -110,7 +110,7 @@ class GangPlugin:
         nodeid, location = test
         hook.pytest_runtest_logstart(nodeid=nodeid, location=location)
         try:
-            ends = self.gang.run(nodeid, self.session.options.timeout, self.session.raised)
+            ends = self.gang.run(nodeid, self.session.raised)
         except GangError as error:
             session.shouldstop = "the processes of the gang cannot go on"
             reports = [_report(test, str(error))]

@@ -101,6 +101,7 @@ class GangHost(Host):
             backends=[label(backend) for backend in state.selection.backends],
             not_applicable=[plain_not_applicable(each) for each in state.not_applicable.values()],
             shard=(state.shard_line, state.empty_shard),
+            timeout=max((state.options_for(item).timeout for item in items), default=0.0),
         )
 
     def _difference(self, names: Sequence[str], seconds: float) -> str:
@@ -123,8 +124,10 @@ class GangHost(Host):
         Returns:
           The message if others did not come, or "", and the reply.
         """
-        self.alarm.begin("the start of the test", request.timeout)
-        limit = PART * longest(request.timeout)
+        item = self.items[request.nodeid]
+        timeout = current(self.config).options_for(item).timeout
+        self.alarm.begin("the start of the test", timeout)
+        limit = PART * longest(timeout)
         begin_scope(request.key)
         try:
             agree("begin", subject=request.nodeid, timeout=limit)
@@ -132,7 +135,7 @@ class GangHost(Host):
             self.alarm.stop()
             return str(error), None
         current(self.config).raised = dict(request.raised)
-        reply = self.run_item(self.items[request.nodeid], request.timeout)
+        reply = self.run_item(item, timeout)
         begin_scope(f"{request.key} end")
         outcome = _outcome(self.recorder.reports)
         if outcome == "passed":

@@ -70,6 +70,7 @@ class Gang:
         self._store = store
         self._generation = -1
         self._number = 0
+        self._timeout = 0.0
         self._pool: WorkerPool | None = None
 
     @property
@@ -107,16 +108,14 @@ class Gang:
             self.close_processes()
             raise GangError(_start_failures(failures, self.layout.count))
         first: Collected = every[0]
+        self._timeout = first.timeout
         return first
 
-    def run(
-        self, nodeid: str, timeout: float, raised: Mapping[str, tuple[str, str, bool]]
-    ) -> Sequence[TestEnd]:
+    def run(self, nodeid: str, raised: Mapping[str, tuple[str, str, bool]]) -> Sequence[TestEnd]:
         """Run a test in all processes; starts them if one has died before.
 
         Args:
           nodeid: its node id.
-          timeout: time limit in seconds for one step of a kernel.
           raised: the kernels that raised in earlier tests, as in ``PytestSession``.
 
         Returns:
@@ -129,9 +128,9 @@ class Gang:
             self.start()
         self._number += 1
         key = f"{self._generation}/{self._number}"
-        message = RunTest(nodeid=nodeid, key=key, timeout=timeout, raised=raised)
+        message = RunTest(nodeid=nodeid, key=key, raised=raised)
         futures = {
-            number: self._submit(number, message, longest(timeout) + _GRACE)
+            number: self._submit(number, message, longest(self._timeout) + _GRACE)
             for number in self.layout.processes
         }
         ends = self._gathered(futures)
