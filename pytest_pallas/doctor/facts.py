@@ -23,6 +23,7 @@ EXTRAS: Mapping[str, str] = {
     "report": "jinja2",
     "golden": "safetensors",
     "benchmark": "pytest-benchmark",
+    "fleet": "distributed",
     "redis": "redis",
     "jaxtyping": "jaxtyping",
 }

