@@ -40,6 +40,7 @@ def test_wrong_values(text):
 
 @pytest.mark.parametrize("listens", [False, True])
 def test_nobody_answers(listens):
+    pytest.importorskip("distributed")
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         if listens:
