@@ -18,7 +18,7 @@ from pytest_pallas.gang.reports import Named, merged_reports
 from pytest_pallas.gang.supervisor import Gang, GangSettings
 from pytest_pallas.isolation.requests import opening_of
 from pytest_pallas.record import NotApplicable
-from pytest_pallas.session import RAISED_ON, PytestSession
+from pytest_pallas.session import PytestSession, note_raised
 
 #: The name of the registered plugin.
 PLUGIN = "pallas-gang"
@@ -83,10 +83,7 @@ class GangPlugin:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Record kernels that raised: their other tests do not run."""
-        raised = getattr(report, RAISED_ON, None)
-        if raised is not None:
-            place, check, name, expected = raised
-            self.session.raised.setdefault(place, (check, name, expected))
+        note_raised(self.session, report)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:

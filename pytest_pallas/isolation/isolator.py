@@ -23,7 +23,7 @@ from pytest_pallas.isolation.policy import History
 from pytest_pallas.isolation.requests import opening_of, run_in, worker_setup
 from pytest_pallas.isolation.worker import ENTRY
 from pytest_pallas.result_builder import ResultBuilder
-from pytest_pallas.session import RAISED_ON, PytestSession
+from pytest_pallas.session import PytestSession, note_raised
 from pytest_pallas.workers import JobResult, WorkerPool, WorkerSetup
 
 #: The name of the registered plugin.
@@ -207,10 +207,7 @@ class Isolator:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Record kernels that raised, here or in the worker: their other items do not run."""
-        raised = getattr(report, RAISED_ON, None)
-        if raised is not None:
-            place, check, name, expected = raised
-            self.session.raised.setdefault(place, (check, name, expected))
+        note_raised(self.session, report)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:

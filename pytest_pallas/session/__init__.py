@@ -16,6 +16,7 @@ from pytest_pallas.session.pytest_session import (
     PytestSession,
     current,
     look_for_named_backends,
+    note_raised,
     start,
     variant_of,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "Session",
     "current",
     "look_for_named_backends",
+    "note_raised",
     "start",
     "variant_of",
 ]

@@ -206,6 +206,17 @@ DONE = "pallas_done"
 PROBLEM = pytest.StashKey[str]()
 
 
+def note_raised(session: PytestSession, report: pytest.TestReport) -> None:
+    """Record the kernel of a report that raised, here or in another process.
+
+    Its other tests do not run.
+    """
+    raised = getattr(report, RAISED_ON, None)
+    if raised is not None:
+        place, check, name, expected = raised
+        session.raised.setdefault(place, (check, name, expected))
+
+
 def variant_of(item: pytest.Item) -> str:
     """The parameters of a user-written test, as in its node id, without the backend."""
     callspec: Any = getattr(item, "callspec", None)
