@@ -16,12 +16,13 @@ import pytest
 from pytest_pallas.backends import label
 from pytest_pallas.compat.distributed import join
 from pytest_pallas.devices.processes import agree, begin_scope, end_scope
-from pytest_pallas.errors import GangError, PallasTestError, PeerError
+from pytest_pallas.errors import GangError, OptionError, PallasTestError, PeerError
 from pytest_pallas.gang.given import FailedExampleError, OutOfStepError, settle_given
 from pytest_pallas.gang.messages import BECAUSE, Collected, RunTest, Start, packed, unpacked
 from pytest_pallas.isolation.crash_reports import longest
 from pytest_pallas.isolation.messages import StepNote, WorkerReply, encoded
 from pytest_pallas.isolation.worker import Host
+from pytest_pallas.options.values import Options
 from pytest_pallas.record import plain_not_applicable
 from pytest_pallas.session import current
 
@@ -101,7 +102,7 @@ class GangHost(Host):
             backends=[label(backend) for backend in state.selection.backends],
             not_applicable=[plain_not_applicable(each) for each in state.not_applicable.values()],
             shard=(state.shard_line, state.empty_shard),
-            timeout=max((state.options_for(item).timeout for item in items), default=0.0),
+            timeout=max((_options_of(item).timeout for item in items), default=0.0),
         )
 
     def _difference(self, names: Sequence[str], seconds: float) -> str:
@@ -125,7 +126,7 @@ class GangHost(Host):
           The message if others did not come, or "", and the reply.
         """
         item = self.items[request.nodeid]
-        timeout = current(self.config).options_for(item).timeout
+        timeout = _options_of(item).timeout
         self.alarm.begin("the start of the test", timeout)
         limit = PART * longest(timeout)
         begin_scope(request.key)
@@ -146,6 +147,15 @@ class GangHost(Host):
             end_scope(outcome)
         # What cannot be pickled becomes text here, and not in the message around it.
         return "", unpacked(encoded(reply))
+
+
+def _options_of(item: pytest.Item) -> Options:
+    """The options of a test, without those of a wrong mark, which the test's set-up reports."""
+    state = current(item.config)
+    try:
+        return state.options_for(item)
+    except OptionError:
+        return state.options
 
 
 def _outcome(reports: Sequence[pytest.TestReport]) -> str:
@@ -187,7 +197,7 @@ class _Together:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """Let a ``@given`` test run each example in all processes."""
-        options = current(item.config).options_for(item)
+        options = _options_of(item)
         settle_given(item, seed=options.seed, seconds=PART * longest(options.timeout))
         try:
             return (yield)

@@ -201,7 +201,9 @@ class Gang:
             reason, step = collected.problem, len(STEPS) - 1
         else:
             note = StepNote.decode(result.note)
-            step = 0 if note is None else STEPS.index(note.step)
+            # Other steps are of kernels that run while tests are collected.
+            known = note is None or note.step in STEPS
+            step = STEPS.index("" if note is None else note.step if known else "collection")
             reason = result.fate or result.message
             if late:
                 reason = f"did not start within {2 * self.settings.join_seconds:g} s"

@@ -75,7 +75,7 @@ def settle_kills(
     """Let mutants that an earlier test or spec killed count as killed by that one.
 
     Args:
-      item: a test of one's own, which tried them all.
+      item: a user-written test, which tried them all.
       reports: its reports, whose records change.
       killed: as for ``merged_reports``.
     """

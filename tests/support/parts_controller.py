@@ -2,7 +2,7 @@
 
 ``PARTS=SIZE:SEED`` in the environment: parts of so many rounds or mutants, each run once or twice,
 in an order that the seed decides. Their reports travel as JSON. With ``PARTS=SIZE:SEED:worker``
-they run in the process for isolated tests, otherwise here. Tests of one's own run as a whole,
+they run in the process for isolated tests, otherwise here. User-written tests run as a whole,
 without the kills of those before them.
 """
 

@@ -57,6 +57,24 @@ def test_an_error_of_collection_is_reported_once(project):
     result.stdout.fnmatch_lines(["E   ModuleNotFoundError*", "*Interrupted: 1 error*"])
 
 
+def test_a_wrong_mark_fails_its_test_only(project):
+    project.write(
+        test_one="""
+            import pytest
+
+            @pytest.mark.pallas(timeout="soon")
+            def test_marked(pallas_run):
+                pass
+
+            def test_passes():
+                pass
+        """
+    )
+    result = project.run(*RUN, "--pallas-backend=tpu-sim")
+    result.assert_outcomes(errors=1, passed=1)
+    result.stdout.fnmatch_lines(["*mark pallas(timeout=...): must be a number of seconds*"])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
