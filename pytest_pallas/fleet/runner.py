@@ -297,6 +297,7 @@ class _FleetRun:
             if answer.refused:
                 self.workers.refuse(answer.worker, answer.refused)
             elif answer.before:
+                self._look_at_workers()  # the run may end before the next look
                 self._lost(sent, f"{answer.before}: {CLOSED}")
             else:
                 self._results(sent, answer)

@@ -154,8 +154,8 @@ def test_a_test_that_ends_its_workers_fails_and_the_others_pass(fleet):
     assert "FleetError: test_ends_its_worker: each of the 3 workers that ran this test was" in text
     assert sum(worker.poll() is not None for worker in workers) == 3
     facts = fleet.results()["fleet"]
-    assert facts["repeated"] == 3
-    for worker in facts["lost"]:
+    assert facts["repeated"] == len(facts["lost"]) == 3
+    for worker in facts["lost"]:  # the last of them at the end of the run
         assert worker in text
 
 
