@@ -182,12 +182,12 @@ class Ledger:
         """The parts of the next test, if it is to be divided now.
 
         Mutants always are: what one spec has killed another one does not try, in the order of
-        collection, in which their results are merged.
+        collection, in which their results are merged. So are tests with parts that are done.
         """
         if group.todo[0] in group.undivided:
             return None
         parts = self._divide(group.todo[0])
-        return parts if parts is not None and (scarce or _always(parts)) else None
+        return parts if parts is not None and (scarce or _always(parts) or parts.found) else None
 
     def _whole_tests(self, group: Group) -> list[str]:
         """The next tests of a group, before one that is divided in any case."""
@@ -196,7 +196,7 @@ class Ledger:
         found: list[str] = []
         for nodeid in group.todo:
             parts = None if nodeid in group.undivided else self._divide(nodeid)
-            if found and parts is not None and _always(parts):
+            if found and parts is not None and (_always(parts) or parts.found):
                 break
             found.append(nodeid)
         return found

@@ -170,7 +170,7 @@ _TYPES: Mapping[str, type[Any]] = {
 
 def encoded(message: Message) -> str:
     """A message as JSON."""
-    return json.dumps(_plain(message), ensure_ascii=False)
+    return json.dumps(to_plain(message), ensure_ascii=False)
 
 
 def decoded(text: str) -> Any:
@@ -178,21 +178,26 @@ def decoded(text: str) -> Any:
     return json.loads(text, object_hook=_object)
 
 
-def _plain(value: Any) -> Any:
-    """A value as JSON values; what JSON does not know is an object with one name."""
+def from_plain(value: Mapping[str, Any]) -> Any:
+    """The message from ``to_plain``."""
+    return decoded(json.dumps(value))
+
+
+def to_plain(value: Any) -> Any:
+    """A message, or a value in one, as JSON values; what JSON lacks is an object with one name."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, bytes):
         return {"bytes": base64.b64encode(value).decode()}
     if type(value).__name__ in _TYPES:
-        own = {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+        own = {each.name: to_plain(getattr(value, each.name)) for each in fields(value)}
         return {"message": type(value).__name__, "fields": {"table": [*own.items()]}}
     if isinstance(value, dict | Mapping):
-        return {"table": [[_plain(key), _plain(each)] for key, each in value.items()]}
+        return {"table": [[to_plain(key), to_plain(each)] for key, each in value.items()]}
     if isinstance(value, tuple):
-        return {"tuple": [_plain(each) for each in value]}
+        return {"tuple": [to_plain(each) for each in value]}
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [to_plain(each) for each in value]
     return repr(value)
 
 

@@ -15,21 +15,16 @@ import pytest
 
 from pytest_pallas.errors import OptionError
 from pytest_pallas.fleet.cluster import Cluster, ClusterLostError
+from pytest_pallas.fleet.kept import KeptResults
 from pytest_pallas.fleet.ledger import Group, Ledger, Parts, Sent
-from pytest_pallas.fleet.messages import (
-    Answer,
-    Task,
-    TestRequest,
-    TestResult,
-    decoded,
-    encoded,
-)
+from pytest_pallas.fleet.messages import Answer, TestResult, decoded, encoded
 from pytest_pallas.fleet.results import ResultReplayer
 from pytest_pallas.fleet.run_setup import groups_of, require_no_hardware, run_setup
+from pytest_pallas.fleet.tasks import task_of
 from pytest_pallas.fleet.time_shares import time_shares
 from pytest_pallas.fleet.workers import CLOSED, Workers
 from pytest_pallas.isolation.isolator import isolator_of
-from pytest_pallas.items.parts import divisible, result_of
+from pytest_pallas.items.parts import divisible, keep_examples, result_of
 from pytest_pallas.report.progress import Progress
 from pytest_pallas.report.reporter import Reporter
 from pytest_pallas.session import PytestSession
@@ -102,6 +97,7 @@ class _FleetRun:
         isolator = isolator_of(self.config)
         assert isolator is not None
         self.replayer = ResultReplayer(self.state, isolator)
+        self.kept = KeptResults(self.config)
         groups = groups_of(self.state, session.items)
         self.ledger = Ledger(groups, self.name, self._divided)
         self.facts.tasks = len(self.ledger.groups)
@@ -128,6 +124,7 @@ class _FleetRun:
         try:
             self._wait_for_a_worker()
             self.seconds = time_shares(self.config, self.pytest_session.items, self.facts.threads)
+            self._repeat()
             while self.ledger.unfinished:
                 if time.monotonic() - polled >= max(POLL_SECONDS, len(self.workers.known) / 100):
                     self._look_at_workers()
@@ -149,6 +146,8 @@ class _FleetRun:
             ) from None
         finally:
             self.cluster.cancel([*self.ledger.sent, *self.workers.greetings])
+            for parts in [group.parts for group in self.ledger.groups if group.parts]:
+                keep_examples(self.state, parts.found)  # of a test that did not end
             for nodeid in list(self.ordered or ()):
                 if nodeid in self.pending:  # where an earlier one is missing
                     self.pending.pop(nodeid)()
@@ -235,21 +234,17 @@ class _FleetRun:
             key, sent = found
             addresses = None if everyone else active
             self.restricted[key] = addresses
-            task = encoded(self._task(key, sent))
-            self.cluster.submit(key, self.setup, task, addresses, self.ends.put)
+            task = task_of(
+                key,
+                sent,
+                state=self.state,
+                items=self.items,
+                seconds=self.seconds,
+                failures=self.pytest_session.testsfailed,
+            )
+            self.cluster.submit(key, self.setup, encoded(task), addresses, self.ends.put)
             self.facts.sent += 1
             room -= 1
-
-    def _task(self, key: str, sent: Sent) -> Task:
-        places = {getattr(self.items[nodeid], "place", "") for nodeid in sent.nodeids}
-        most = self.config.option.maxfail
-        return Task(
-            key=key,
-            tests=[self._request(self.items[nodeid], sent) for nodeid in sent.nodeids],
-            raised={p: each for p, each in self.state.raised.items() if p in places},
-            changes=sent.group.changes,
-            most=max(most - self.pytest_session.testsfailed, 1) if most else 0,
-        )
 
     def _divided(self, nodeid: str) -> Parts | None:
         """The parts of a test; None if there would be one, or none."""
@@ -258,25 +253,7 @@ class _FleetRun:
             return None
         if division.kind == "rounds" and (division.total or 0) in range(1, division.size + 1):
             return None
-        return Parts(nodeid, division, self.seconds.get(nodeid))
-
-    def _request(self, item: Any, sent: Sent) -> TestRequest:
-        path, root = item.path, self.config.rootpath
-        inside = path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
-        options = self.state.options_for(item)
-        seconds = self.seconds.get(item.nodeid)
-        if sent.part is not None and sent.group.parts is not None:
-            seconds = sent.group.parts.left
-        elif seconds is not None:
-            seconds = min(seconds, options.fuzz_time or options.mutate_time)
-        return TestRequest(
-            nodeid=item.nodeid,
-            path=inside if path.is_file() else None,
-            timeout=options.timeout,
-            seconds=seconds,
-            mutates=options.mutate is not None,
-            part=sent.part,
-        )
+        return self.kept.add_to(Parts(nodeid, division, self.seconds.get(nodeid)))
 
     def _ended(self, key: str) -> None:
         """Use the answer of a worker."""
@@ -323,10 +300,21 @@ class _FleetRun:
             elif self.ledger.done(group, result.nodeid):
                 if result.death is None:
                     group.changes = result.changes
-                item = self.items[result.nodeid]
-                self._report(result.nodeid, partial(self.replayer.report, item, result))
+                self._report(result.nodeid, partial(self._report_whole, result))
+                if result.nodeid in self.pending:
+                    self.kept.keep(result)
             if self.pytest_session.shouldfail or self.pytest_session.shouldstop:
                 return
+
+    def _report_whole(self, result: TestResult) -> None:
+        self.replayer.report(self.items[result.nodeid], result)
+
+    def _repeat(self) -> None:
+        """Report the tests that an earlier part of the run has done and not reported."""
+        groups = {nodeid: group for group in self.ledger.groups for nodeid in group.todo}
+        for result in self.kept.whole():
+            if result.nodeid in groups and self.ledger.done(groups[result.nodeid], result.nodeid):
+                self._report(result.nodeid, partial(self._report_whole, result))
 
     def _part_result(self, group: Group, result: TestResult) -> None:
         """Keep the result of a part, or see that the parts do not say how the test ends."""
@@ -343,6 +331,7 @@ class _FleetRun:
             self._report_parts(group, parts)
         else:
             parts.found.append(found)
+            self.kept.keep(result)
 
     def _finish_parts(self) -> None:
         """Report the tests all of whose parts have results, or whose time is over."""

@@ -66,8 +66,8 @@ def write_files(
         else:
             from pytest_pallas.report.results import document
 
-            collected, tests = ((), ()) if kept is None else (kept.collected, kept.tests)
-            text, what = document(session, records, collected, tests), ""
+            tests = ((), (), {}) if kept is None else (kept.collected, kept.tests, kept.parts)
+            text, what = document(session, records, *tests), ""
         shown = _shown(session, path)
         count = "1 record" if len(records) == 1 else f"{len(records)} records"
         try:

@@ -70,6 +70,7 @@ def merge(runs: Sequence[RunResults]) -> Merged:
         not_applicable=[entries[name] for name in sorted(entries) if name not in ran],
         collected=sorted(names),
         tests=[ended[name] for name in sorted(ended)],
+        parts={name: parts for run in runs for name, parts in run.parts.items()},
     )
     problems = [*_missing(runs), *_unfinished(runs), *_conflicts(runs)]
     return Merged(whole=whole, problems=problems)
@@ -86,7 +87,7 @@ def document(results: RunResults) -> str:
         "distinct": dataclasses.asdict(distinct(others(results.records))),
         "records": [to_json(record) for record in results.records],
         "not_applicable": [plain_not_applicable(entry) for entry in results.not_applicable],
-        "tests": plain_tests(results.collected, results.tests),
+        "tests": plain_tests(results.collected, results.tests, results.parts),
     }
     return json.dumps(plain, indent=1) + "\n"
 

@@ -230,7 +230,7 @@ class Reporter:
         if self.kept is not None and self.kept.resumed is not None:
             from pytest_pallas.report.runs.resuming import line
 
-            terminalreporter.write_line(line(self.kept.resumed))
+            terminalreporter.write_line(line(self.session, self.kept.resumed))
         if self.kept is not None and self.kept.problem:
             terminalreporter.write_line(self.kept.problem, red=True)
         for done, line in self.written:

@@ -6,8 +6,9 @@ import dataclasses
 import json
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ def document(
     records: Sequence[Record],
     collected: Sequence[str] = (),
     tests: Sequence[FinishedTest] = (),
+    parts: Mapping[str, Sequence[Mapping[str, Any]]] = MappingProxyType({}),
 ) -> str:
     """The records and the session's data, as JSON.
 
@@ -38,6 +40,7 @@ def document(
       records: its records.
       collected: node ids of all tests.
       tests: the tests that ended.
+      parts: of the other tests, as in ``RunResults``.
     """
     whole: dict[str, Any] = {
         "schema": SCHEMA,
@@ -48,7 +51,7 @@ def document(
         "not_applicable": [
             plain_not_applicable(entry) for entry in entries(session.not_applicable, records)
         ],
-        "tests": plain_tests(collected, tests),
+        "tests": plain_tests(collected, tests, parts),
     }
     if session.fleet is not None:
         whole["fleet"] = to_plain(session.fleet)

@@ -1,7 +1,8 @@
 """The journal of a run: its results in a file as they come, so that a killed run loses none.
 
 It is beside the file of ``--pallas-results`` until that is written: a line of JSON about the run,
-then a line for each test that starts, and one for each that ends, with its records.
+then a line for each test that starts, one for each part of a test that a fleet has done, and one
+for each test that ends, with its records.
 """
 
 from __future__ import annotations

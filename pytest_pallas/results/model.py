@@ -100,6 +100,8 @@ class RunResults:
       not_applicable: the checks that do not apply.
       collected: the node ids of all its tests, in their order; empty if that is not known.
       tests: the tests that ended.
+      parts: what a fleet knows of tests that did not end: plain messages of their workers, each
+        about a part of the test, by node id.
       running: node ids of the tests that were running when it was cut off.
       cut_off: whether it did not come to its end.
     """
@@ -113,6 +115,7 @@ class RunResults:
     not_applicable: Sequence[NotApplicable] = ()
     collected: Sequence[str] = ()
     tests: Sequence[FinishedTest] = ()
+    parts: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict[str, Any])
     running: Sequence[str] = ()
     cut_off: bool = False
 
@@ -129,11 +132,24 @@ class RunResults:
         return [name for name in self.collected if name not in ended]
 
 
-def plain_tests(collected: Sequence[str], tests: Sequence[FinishedTest]) -> list[dict[str, Any]]:
-    """The field ``tests`` of a results file: all tests in their order, also those not run."""
+def plain_tests(
+    collected: Sequence[str],
+    tests: Sequence[FinishedTest],
+    parts: Mapping[str, Sequence[Mapping[str, Any]]],
+) -> list[dict[str, Any]]:
+    """The field ``tests`` of a results file: all tests in their order, also those not run.
+
+    Args:
+      collected: the node ids of all tests.
+      tests: the tests that ended.
+      parts: of those that did not, as in ``RunResults``.
+    """
     ended = {each.test: each for each in tests}
     names = dict.fromkeys((*collected, *ended))
     return [
-        plain_test(ended[name]) if name in ended else {"test": name, "outcome": NOT_RUN}
+        plain_test(ended[name])
+        if name in ended
+        else {"test": name, "outcome": NOT_RUN}
+        | ({"parts": list(parts[name])} if name in parts else {})
         for name in names
     ]

@@ -47,6 +47,7 @@ def _document(path: Path, text: str) -> RunResults:
         records=[from_json(each) for each in plain["records"]],
         collected=[each["test"] for each in tests],
         tests=[finished_from_json(each) for each in tests if each["outcome"] != NOT_RUN],
+        parts={each["test"]: each["parts"] for each in tests if "parts" in each},
     )
 
 
@@ -56,18 +57,23 @@ def _journal(path: Path, text: str) -> RunResults:
     _check_schema(path, head)
     started: dict[str, None] = {}
     ended: dict[str, dict[str, Any]] = {}
+    parts: dict[str, list[Mapping[str, Any]]] = {}
     for line in lines:
         if "started" in line:
             started[line["started"]] = None
+        elif "part_of" in line:
+            parts.setdefault(line["part_of"], []).append(line["result"])
         else:
             name = line["ended"]["test"]
             started.pop(name, None)
+            parts.pop(name, None)
             ended[name] = line
     return RunResults(
         **_about(path, head),
         records=[from_json(each) for line in ended.values() for each in line["records"]],
         collected=head["collected"],
         tests=[finished_from_json(line["ended"]) for line in ended.values()],
+        parts=parts,
         running=list(started),
         cut_off=True,
     )

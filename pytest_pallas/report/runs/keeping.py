@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -27,6 +27,7 @@ class RunKeeper:
       resumed: the run that is taken up, or None.
       collected: node ids of all tests, once they are collected.
       tests: the tests that ended, those of the run that is taken up included.
+      parts: what workers found of tests that have not ended, as in ``RunResults``.
       begun: whether tests were collected, and fit to the run that is taken up.
       problem: why the journal lacks something; "" if it does not.
     """
@@ -41,6 +42,7 @@ class RunKeeper:
         self.session, self.resumed, self._digest = session, resumed, digest
         self.collected: Sequence[str] = ()
         self.tests: list[FinishedTest] = []
+        self.parts: dict[str, list[Mapping[str, Any]]] = {}
         self.begun = False
         self.problem = ""
         self._ended = EndedTests()
@@ -89,7 +91,13 @@ class RunKeeper:
         if ended is not None:
             test, records = ended
             self.tests.append(test)
+            self.parts.pop(test.test, None)
             self._append({"ended": plain_test(test), "records": records})
+
+    def keep_part(self, nodeid: str, result: Mapping[str, Any]) -> None:
+        """Record what a worker found of a test that has not ended."""
+        self.parts.setdefault(nodeid, []).append(result)
+        self._append({"part_of": nodeid, "result": result})
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -117,6 +125,7 @@ class RunKeeper:
             self.collected = self.resumed.collected
             self.tests = list(self.resumed.tests)
             self._done = frozenset(test.test for test in self.tests)
+            self.parts = {name: list(parts) for name, parts in self.resumed.parts.items()}
             records = records_by_test(self.resumed)
             first = [
                 {
@@ -124,6 +133,11 @@ class RunKeeper:
                     "records": [to_json(record) for record in records.get(test.test, ())],
                 }
                 for test in self.tests
+            ]
+            first += [
+                {"part_of": name, "result": result}
+                for name, parts in self.parts.items()
+                for result in parts
             ]
         self.begun = True
         path = self.session.options.results
@@ -136,7 +150,7 @@ class RunKeeper:
         except OSError as error:
             self._tell(error)
 
-    def _append(self, plain: dict[str, Any]) -> None:
+    def _append(self, plain: Mapping[str, Any]) -> None:
         if self._journal is None:
             return
         try:

@@ -162,6 +162,10 @@ def repeat_reports(config: pytest.Config, resumed: RunResults) -> None:
             count_report(config, report)
 
 
-def line(resumed: RunResults) -> str:
+def line(session: PytestSession, resumed: RunResults) -> str:
     """What is done, for the terminal."""
-    return f"resumed: {len(resumed.tests)} of {len(resumed.collected)} tests were done"
+    text = f"resumed: {len(resumed.tests)} of {len(resumed.collected)} tests were done"
+    parts = sum(map(len, resumed.parts.values()))
+    if parts and session.options.fleet is not None:
+        text += f", and {parts} parts of others"
+    return text
