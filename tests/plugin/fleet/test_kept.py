@@ -1,80 +1,107 @@
-"""A controller that is killed in the middle of a test: what its parts have found is kept."""
+"""A controller that ends in the middle of a test: what the parts of the test found is kept."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import signal
 
+import pytest
+
+from pytest_pallas.__main__ import main
 from tests.plugin.fleet.test_parts import CONFTEST, SELDOM, without_times
 from tests.plugin.mutate.test_specs import KERNELS, SPECS
 
-from pytest_pallas.__main__ import main
-
-#: The controller is killed once some results were kept.
-KILLED = """
+#: The controller is killed once some results were kept, or interrupted at a failing example.
+STOPPED = """
     import os
     import signal
+    from pathlib import Path
 
     from pytest_pallas.fleet import kept
-
     from pytest_pallas.items.parts import result_of
 
-    class Killed(kept.KeptResults):
+    class Stopped(kept.KeptResults):
         def keep(self, result):
             super().keep(result)
             found = result_of(result.reports)
             with open("log", "a") as log:
                 for each in found.get("rounds", [{"number": found.get("first")}]):
                     log.write(f"{result.nodeid} {each['number']}\\n")
-            if os.path.exists("kill"):
-                left = int(open("kill").read()) - 1
-                open("kill", "w").write(str(left))
-                if not left:
-                    os.unlink("kill")
-                    os.kill(os.getpid(), signal.SIGKILL)
+            if not os.path.exists("left"):
+                return
+            left = int(Path("left").read_text()) - 1
+            Path("left").write_text(str(left))
+            if not left:
+                os.unlink("left")
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif found.get("database"):
+                os.unlink("left")
+                raise KeyboardInterrupt
 
     from pytest_pallas.fleet import runner
 
-    runner.KeptResults = Killed
+    runner.KeptResults = Stopped
 """
 
 
-def killed_and_resumed(project, results, *args):
-    """The records of one process, which are those of a fleet that was killed and resumed, too."""
-    words = ("--pallas-backend=tpu-sim", "--pallas-results=r.json", *args)
-    project.spawn(*words)  # the conftest changes modules
-    whole = json.loads((project.path / "r.json").read_text())["records"]
-    for folder in (".hypothesis", "pallas-failures"):
-        shutil.rmtree(project.path / folder, ignore_errors=True)
-    (project.path / "r.json").unlink()
-    (project.path / "kill").write_text(str(results))
-    fleet = ("--pallas-fleet=local:1",)
-    assert project.spawn(*words, *fleet).ret == -9
-    lines = (project.path / "r.json.partial").read_text().splitlines()
-    assert sum(line.startswith('{"part_of"') for line in lines) == results
-    # What reads and writes results keeps the parts.
-    main(["merge", str(project.path / "r.json"), "-o", str(project.path / "r.json")])
-    resumed = project.spawn(*words, *fleet, "--pallas-resume=r.json")
-    found = json.loads((project.path / "r.json").read_text())
-    assert without_times(found["records"]) == without_times(whole)
-    assert not any("parts" in test for test in found["tests"])
-    done = (project.path / "log").read_text().splitlines()
-    assert len(set(done)) == len(done) > results  # none ran twice
-    return resumed.stdout.str()
+class Runs:
+    """A run of one process, and the same one by a fleet in two parts."""
+
+    def __init__(self, project, *args):
+        self.project = project
+        self.words = ("--pallas-backend=tpu-sim", "--pallas-results=r.json", *args)
+        project.spawn(*self.words)  # the conftest changes modules
+        self.whole = self.results()
+        for folder in (".hypothesis", "pallas-failures"):
+            shutil.rmtree(project.path / folder, ignore_errors=True)
+        (project.path / "r.json").unlink()
+
+    def results(self):
+        return json.loads((self.project.path / "r.json").read_text())
+
+    def stop(self, left):
+        """Run until so many results are kept, or there is a failing example."""
+        (self.project.path / "left").write_text(str(left))
+        return self.project.spawn(*self.words, "--pallas-fleet=local:1").ret
+
+    def resume(self):
+        """Take it up: the records are those of one process, and nothing ran twice."""
+        words = (*self.words, "--pallas-fleet=local:1", "--pallas-resume=r.json")
+        text = self.project.spawn(*words).stdout.str()
+        found = self.results()
+        assert without_times(found["records"]) == without_times(self.whole["records"])
+        assert not any("parts" in test for test in found["tests"])
+        done = (self.project.path / "log").read_text().splitlines()
+        assert len(set(done)) == len(done)
+        return text, found["fleet"]["sent"]
 
 
-def test_rounds(project):
-    project.write(conftest=CONFTEST + KILLED, seldom=SELDOM)
+def test_rounds_of_a_run_that_is_interrupted(project):
+    project.write(conftest=CONFTEST + STOPPED, seldom=SELDOM)
     args = ("--pallas-suite=seldom", "--pallas-checks=forward", "--pallas-sanitize=none")
-    args += ("--pallas-max-examples=2", "--pallas-fuzz-rounds=4", "-k", "add-forward")
-    text = killed_and_resumed(project, 2, *args)
-    assert "resumed: 0 of 1 tests were done, and 2 parts of others" in text
+    args += ("--pallas-max-examples=3", "--pallas-fuzz-rounds=6", "-k", "seldom-forward")
+    runs = Runs(project, *args)
+    assert runs.stop(100) == pytest.ExitCode.INTERRUPTED
+    [test] = runs.results()["tests"]
+    assert test["outcome"] == "not run"
+    parts = len(test["parts"])
+    assert list((project.path / ".hypothesis" / "examples").rglob("*")), "it is replayed"
+    text, sent = runs.resume()
+    assert f"resumed: 0 of 1 tests were done, and {parts} parts of others" in text
+    assert sent == 0
 
 
-def test_mutants(project):
+def test_mutants_of_a_run_that_is_killed(project):
     first = SPECS % ("8", "")
     second = (SPECS % ("12, 24", "")).replace('"rows"', '"second"').partition("    SPEC = ")[2]
     specs = f"{first}\n    SECOND = {second}"
-    project.write(conftest=CONFTEST + KILLED, kernels=KERNELS, specs=specs)
+    project.write(conftest=CONFTEST + STOPPED, kernels=KERNELS, specs=specs)
     args = ("--pallas-suite=specs", "--pallas-mutate=all", "--pallas-max-examples=1")
-    killed_and_resumed(project, 2, *args)
+    runs = Runs(project, *args)
+    assert runs.stop(2) == -signal.SIGKILL
+    results = project.path / "r.json"
+    lines = (project.path / "r.json.partial").read_text().splitlines()
+    assert sum(line.startswith('{"part_of"') for line in lines) == 2
+    main(["merge", str(results), "-o", str(results)])  # which keeps the parts
+    runs.resume()
