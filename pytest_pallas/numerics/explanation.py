@@ -114,7 +114,7 @@ def explain(
         tuple(f"  {line}" for line in _class_lines(failed, sides, actual, expected)),
         (
             *_worst_facts(failed, change),
-            Fact("error", "\n".join(_error_lines(failed, sides.actual.dtype))),
+            Fact("error", "\n".join(_error_lines(failed, sides.actual.dtype, expected))),
             *_precision_facts(failed, precision),
             Fact("wrong at", _first_indices(mask)),
             *(Fact("cause", cause) for cause in causes),
@@ -189,10 +189,12 @@ def _number(value: Scalar, dtype: str) -> str:
     return format(value, ".17g" if dtype in ("float64", "complex128") else ".9g")
 
 
-def _error_lines(failed: Comparison, dtype: np.dtype[Any]) -> list[str]:
+def _error_lines(failed: Comparison, dtype: np.dtype[Any], expected: Array) -> list[str]:
     """The error, what is allowed, and why where that needs saying."""
     integers = is_exact(dtype)
-    lines = [_error_line(failed, integers)]
+    relative = failed.kind in ("close", "exact", "bitwise") and not integers
+    zero = relative and failed.error > 0 and not np.any(expected)
+    lines = [_error_from_zero(failed) if zero else _error_line(failed, integers)]
     if failed.kind == "rms":
         lines += _rms_hints(dtype)
     elif failed.kind == "exact" and not integers:
@@ -243,6 +245,18 @@ def _error_line(failed: Comparison, integers: bool) -> str:
         f"{lead}{text}, {failed.multiple:.3g} times the baseline's "
         f"({failed.baseline_error:.3g}); allowed {failed.allowed:.4g}"
     )
+
+
+def _error_from_zero(failed: Comparison) -> str:
+    """The error where the oracle is 0 everywhere, and ulps say nothing: in units of the output."""
+    assert isinstance(failed.actual_value, int | float | complex)
+    ulp = abs(failed.actual_value) / failed.error
+    text = f"{failed.error * ulp:.4g}, where the oracle is 0 everywhere"
+    if failed.kind != "close":
+        return f"{text}; must be exactly equal"
+    baseline = failed.baseline_error * ulp
+    how = f"the baseline at most {baseline:.4g}" if baseline else "so is the baseline"
+    return f"{text} and {how}; allowed {failed.allowed * ulp:.4g}"
 
 
 def _first_indices(mask: Array) -> str:

@@ -51,6 +51,23 @@ def test_the_rule_that_was_broken_is_named():
     assert "3 at most; the explicit tolerance allows 1 there" in result.message
 
 
+def test_nothing_is_measured_in_ulps_of_zero():
+    actual = np.zeros((4, 5), np.float32)
+    actual[1, 2] = 3
+    zero = np.zeros((4, 5))
+    near = np.full((4, 5), 1e-7, np.float32)
+    text = "error     3, where the oracle is 0 everywhere"
+    for baseline, options, rest in (
+        (zero.astype("f4"), {}, " and so is the baseline; allowed 5.877e-38"),
+        (near, {}, " and the baseline at most 1e-07; allowed 2e-07"),
+        (near, {"exact": True}, "; must be exactly equal"),
+    ):
+        lines = compare(actual, zero, baseline, **options).message.splitlines()
+        assert f"  {text}{rest}" in lines
+    complexes = compare(actual * (1 + 1j), zero + 0j, zero.astype("c8"))
+    assert "error     4.243, where the oracle is 0 everywhere" in complexes.message
+
+
 def test_integers_are_shown_as_integers():
     message = compare(np.array([2**62 + 1]), np.zeros(1), np.array([2**62])).message
     assert f"kernel    {2**62 + 1}" in message
