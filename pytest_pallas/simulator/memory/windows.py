@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.errors import SimulationError
+from pytest_pallas.simulator.memory.bitcasts import memory_under, window_of
 from pytest_pallas.simulator.memory.indexing import Outside, grid_of, numpy_index
 from pytest_pallas.simulator.memory.references import Elements, Ref, Region
-from pytest_pallas.simulator.memory.reshaping import applied, undone
+from pytest_pallas.simulator.memory.reshaping import applied, bitcast_rows, undone
 from pytest_pallas.transforms import (
     AxisSlice,
     Bitcast,
@@ -35,9 +36,25 @@ def read(array: Array, transforms: Sequence[Transform], operands: Sequence[Any])
     Raises:
       Outside: an index is beyond the edge.
     """
-    for transform in transforms:
-        array = applied(array, transform, operands)
+    todo = iter(enumerate(transforms))
+    for number, transform in todo:
+        pair = _indexed_bitcast(transforms[number : number + 2])
+        if pair is not None:
+            next(todo)
+            array, key = window_of(array, *pair, operands)
+            array = bitcast_rows(array, pair[0].dtype)[key]
+        else:
+            array = applied(array, transform, operands)
     return array
+
+
+def _indexed_bitcast(transforms: Sequence[Transform]) -> tuple[Bitcast, Indexed] | None:
+    """A bitcast and the index that follows it, which needs a part of memory only."""
+    match transforms:
+        case [Bitcast() as bitcast, Indexed() as indexed, *_] if not indexed.repeated:
+            return bitcast, indexed
+        case _:
+            return None
 
 
 def reading(transforms: Sequence[Transform]) -> Callable[[Array, Sequence[Any]], Array]:
@@ -118,6 +135,11 @@ def region_of(
     """
     if np.may_share_memory(part, array):
         return part
+    for number, transform in enumerate(transforms):
+        if isinstance(transform, Bitcast):
+            memory = read(array, transforms[:number], operands)
+            under = memory_under(memory, transform, transforms[number + 1 :], operands)
+            return part if under is None else under
     last = transforms[-1] if transforms else None
     if not isinstance(last, Indexed):
         return part
@@ -160,6 +182,20 @@ def write(
         write(part, rest, operands, change)
         if not np.may_share_memory(part, array):
             array[key] = part
+        return
+    pair = _indexed_bitcast(transforms)
+    if pair is not None:
+        near, key = window_of(array, *pair, operands)
+        wide = bitcast_rows(near, pair[0].dtype)
+        part = wide[key]
+        if len(rest) == 1:
+            wide[key] = change(part)
+        else:
+            write(part, rest[1:], operands, change)
+            if not np.may_share_memory(part, wide):
+                wide[key] = part
+        if not np.may_share_memory(wide, near):
+            near[...] = bitcast_rows(wide, near.dtype)
         return
     part = applied(array, first, operands)
     if not np.may_share_memory(part, array):

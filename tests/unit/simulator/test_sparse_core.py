@@ -758,6 +758,35 @@ class TestIndexedCopies:
         assert races == {("race", "lists" if what == "lists" else "rows")}
 
     @seeded
+    @pytest.mark.parametrize("early", [False, True])
+    def test_rows_of_memory_as_another_dtype(self, early, seed):
+        """A gather from words of two elements, and a scatter to such."""
+
+        def body(x, i, out, lists, rows, halves, semaphore):
+            pltpu.sync_copy(i, lists)
+            pltpu.sync_copy(x, halves)
+            copy = pltpu.async_copy(halves.bitcast(jnp.int32).at[lists], rows, semaphore)
+            if early:
+                halves[pl.ds(6, 2), pl.ds(0, LANES)] = jnp.zeros((2, LANES), jnp.int16)
+            copy.wait()
+            pltpu.async_copy(rows, out.bitcast(jnp.int32).at[lists], semaphore).wait()
+
+        x = np.arange(8 * LANES, dtype=np.int16).reshape(8, LANES)
+        indices = np.array([3, 0, 2, 1], np.int32)
+        scratch = [
+            pltpu.VMEM((4,), jnp.int32),
+            pltpu.VMEM((4, LANES), jnp.int32),
+            pltpu.VMEM(x.shape, jnp.int16),
+            DMA,
+        ]
+        found = simulated(body, like(x), x, indices, scratch=scratch, seed=seed)
+        if early:
+            assert {(each.kind, each.ref) for each in found.findings} == {("race", "halves")}
+        else:
+            assert found.findings == ()
+            np.testing.assert_array_equal(found.values, x)
+
+    @seeded
     def test_elements_beside_a_copy_are_no_race(self, seed):
         def body(x, out, memory, semaphore):
             copy = pltpu.async_copy(x.at[pl.ds(0, 4)], memory.at[pl.ds(2, 4)], semaphore)

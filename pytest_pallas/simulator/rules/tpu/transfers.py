@@ -33,6 +33,7 @@ from pytest_pallas.simulator.memory.windows import (
     fixed_size,
     is_view,
     reading,
+    region_of,
     size_in_bytes,
     write,
 )
@@ -82,11 +83,14 @@ def _dma_start(eqn: Equation) -> Evaluate:
 
         if not is_view(source, from_.data):
             copy.read = lambda: np.array(from_part(from_.data, operands))
+            copy.source = region_of(source, from_.data, parts.source.transforms, operands)
 
         def aim(memory: Array, target: Array) -> None:
             """Have the copy write to a part of a memory."""
-            copy.target = target
-            straight = not adds and source.shape == target.shape and is_view(target, memory)
+            direct = is_view(target, memory)
+            window = parts.target.transforms
+            copy.target = target if direct else region_of(target, memory, window, operands)
+            straight = not adds and source.shape == target.shape and direct
             # Views are memory itself, of which chunks can be copied.
             copy.whole = not straight or copy.read is not None
             if not straight:
