@@ -140,6 +140,11 @@ def region_of(
             memory = read(array, transforms[:number], operands)
             under = memory_under(memory, transform, transforms[number + 1 :], operands)
             return part if under is None else under
+    while transforms and not isinstance(transforms[-1], Indexed):
+        transforms = transforms[:-1]  # the same elements in another shape
+        part = read(array, transforms, operands)
+        if np.may_share_memory(part, array):
+            return part
     last = transforms[-1] if transforms else None
     if not isinstance(last, Indexed):
         return part

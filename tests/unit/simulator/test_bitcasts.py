@@ -158,6 +158,29 @@ def test_races(cast, seed):
     assert kinds(lambda buffer, words: zero(words, 8, 1)) == set()
 
 
+@pytest.mark.parametrize("seed", [None, 1, 2])
+@pytest.mark.parametrize("column", [100, 128])
+def test_a_race_with_a_part_in_another_shape(column, seed):
+    """The shape is no view of the part, which has gaps between its rows."""
+
+    def body(x_ref, o_ref, buffer, semaphore):
+        buffer[...] = jnp.ones(buffer.shape)
+        part = buffer.at[:, pl.ds(0, 128)].reshape(2048)
+        copy = pltpu.make_async_copy(part, o_ref, semaphore)
+        copy.start()
+        buffer[3, column : column + 28] = jnp.zeros(28)
+        copy.wait()
+
+    function = pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct((2048,), jnp.float32),
+        out_specs=pl.BlockSpec(memory_space=pltpu.HBM),
+        scratch_shapes=[pltpu.VMEM((16, 256), jnp.float32), pltpu.SemaphoreType.DMA],
+    )
+    kinds = {finding.kind for finding in simulate(function, X, seed=seed).findings}
+    assert kinds == ({"race"} if column < 128 else set())
+
+
 def test_values():
     found = simulate(copies(lambda buffer, words: None), X)
     np.testing.assert_array_equal(found.values[:16], X[:16])
