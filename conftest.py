@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -36,6 +37,12 @@ def _runs_without_other_plugins(request: pytest.FixtureRequest) -> None:
     if "pytester" in request.fixturenames:
         request.getfixturevalue("pytester")
         os.environ["PYTEST_ADDOPTS"] = WITHOUT_OTHERS
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was imported and collected out of each later search for garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -142,6 +142,8 @@ def _server(read: tuple[tuple[str, str], ...]) -> subprocess.Popen[str]:
         assert server.stdin is not None
         server.stdin.close()
         server.wait()
+        assert server.stdout is not None
+        server.stdout.close()
 
     _at_end(end)
     return server

@@ -6,7 +6,7 @@ from hypothesis import Phase, given, seed, settings
 def draws():
     """A function that runs a strategy as a test would, and returns what it drew."""
 
-    def collect(strategy, examples=100, number=0):
+    def collect(strategy, examples=50, number=0):
         found = []
 
         @seed(number)
@@ -32,7 +32,12 @@ def shrunk():
         failed = []
 
         @seed(0)
-        @settings(max_examples=200, database=None, deadline=None)
+        @settings(
+            max_examples=200,
+            database=None,
+            deadline=None,
+            phases=[Phase.generate, Phase.shrink],  # to explain takes longer than to shrink
+        )
         @given(args=strategy)
         def run(args):
             if fails(args):

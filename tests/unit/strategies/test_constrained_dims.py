@@ -4,12 +4,16 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import find, settings
+from hypothesis import Phase, find, settings
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.errors import SpecError
 from pytest_pallas.strategies.sizes import learned
+
+#: To explain a failure takes longer than to shrink it.
+PHASES = [Phase.generate, Phase.shrink]
+
 
 ATTENTION = "b h q d, b g k d; h = g*r, q <= k"
 
@@ -21,7 +25,7 @@ def sizes_of(drawn, name):
 @pytest.mark.parametrize("number", range(3))
 def test_constraints_hold_and_boundaries_stay(draws, number):
     strategy = pst.dims(ATTENTION, around={"q": 16, "k": 16}, dims={"g": [1, 2, 3], "r": [1, 2, 4]})
-    drawn = draws(strategy, number=number)
+    drawn = draws(strategy, 100, number)
     assert len(drawn) == 100
     for sizes in drawn:
         assert list(sizes) == ["b", "h", "q", "d", "g", "k", "r"]
@@ -54,7 +58,7 @@ def test_a_divisibility_constraint_holds_for_all_draws(draws):
     ],
 )
 def test_sizes_of_a_dim_without_sizes_satisfy_its_constraints(draws, shapes, expected):
-    drawn = draws(pst.dims(shapes))
+    drawn = draws(pst.dims(shapes), 100)
     assert sizes_of(drawn, "n") == expected
     assert sizes_of(drawn, "m") == {1, 2, 3, 4, 5, 7, 8, 13, 17}
 
@@ -85,7 +89,7 @@ def test_computed_sizes_keep_to_the_minimum(draws):
 
 
 def test_constraints_with_a_strategy_for_a_dim(draws):
-    drawn = draws(pst.dims("q, k; q < k", dims={"k": st.integers(5, 9)}))
+    drawn = draws(pst.dims("q, k; q < k", dims={"k": st.integers(5, 9)}), 100)
     assert all(sizes["q"] < sizes["k"] <= 9 for sizes in drawn)
     assert len(drawn) > 50
 
@@ -114,7 +118,7 @@ def test_unequal_dims_by_name(draws):
 )
 def test_shrinks_dim_by_dim(shapes, holds, expected):
     strategy = pst.dims(shapes, around=128)
-    quiet = settings(database=None, max_examples=500)
+    quiet = settings(database=None, max_examples=500, phases=PHASES)
     assert find(strategy, holds, settings=quiet, random=Random(0)) == expected
 
 
@@ -129,7 +133,7 @@ def test_bytes_of_all_arrays_together(draws, shapes, number):
     strategy = pst.arrays(
         shapes, around=32, max_bytes=12_000, dtype=pst.dtypes("float32", "int8"), unequal=("m", "k")
     )
-    drawn = draws(strategy, number=number)
+    drawn = draws(strategy, 100, number)
     largest = {
         name: max(sum(a.nbytes for a in d) for d in drawn if d.recipe["dtype"] == name)
         for name in ("float32", "int8")

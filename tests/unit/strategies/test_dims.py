@@ -1,12 +1,16 @@
 import numpy as np
 import pytest
-from hypothesis import find, settings
+from hypothesis import Phase, find, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
 from pytest_pallas.errors import SpecError
 from pytest_pallas.strategies import dims, parse
 from pytest_pallas.strategies.sizes.pools import SMALL
+
+#: To explain a failure takes longer than to shrink it.
+PHASES = [Phase.generate, Phase.shrink]
+
 
 MATMUL = "m k, k n"
 EDGES = {1, 127, 128, 129, 255, 256, 257}
@@ -19,7 +23,7 @@ def sizes_of(drawn, name):
 @pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("shapes", ["m", MATMUL, "b q d, b k d"])
 def test_every_boundary_of_every_dim_within_100_examples(draws, shapes, number):
-    drawn = draws(dims(shapes, around=128), number=number)
+    drawn = draws(dims(shapes, around=128), 100, number)
     for name in parse(shapes).names:
         assert sizes_of(drawn, name) >= EDGES
 
@@ -87,7 +91,7 @@ def test_empty_only_if_asked_for(draws):
 
 
 def test_most_draws_have_different_dims_but_not_all(draws):
-    drawn = draws(dims(MATMUL, around=128))
+    drawn = draws(dims(MATMUL, around=128), 100)
     different = sum(len(set(sizes.values())) == 3 for sizes in drawn)
     assert 75 <= different < 100
 
@@ -134,7 +138,8 @@ def test_a_strategy_that_is_always_over_budget():
 
 
 def simplest(strategy, holds):
-    return find(strategy, holds, settings=settings(database=None, max_examples=500))
+    quiet = settings(database=None, max_examples=500, phases=PHASES)
+    return find(strategy, holds, settings=quiet)
 
 
 @pytest.mark.parametrize(
