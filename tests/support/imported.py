@@ -22,11 +22,15 @@ def import_modules() -> None:
     import scipy.fft
     import scipy.linalg
     import scipy.special  # noqa: F401
+    from hypothesis.internal.conjecture import providers
 
     import pytest_pallas
 
     for module in pkgutil.walk_packages(pytest_pallas.__path__, "pytest_pallas."):
         importlib.import_module(module.name)
+    # What hypothesis reads of the source of all these, once: else it parses them where first a test
+    # of a new folder draws, a second each time.
+    getattr(providers, "_get_local_constants", lambda: None)()
 
 
 def import_everything() -> None:
