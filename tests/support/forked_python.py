@@ -33,7 +33,7 @@ import gc, json, os, runpy, sys, warnings
 before, filters = [*sys.path], [*warnings.filters]
 sys.path.append(sys.argv[1])
 from _pytest.config import _prepareconfig
-config = _prepareconfig(["--rootdir=/", "-c", os.devnull])
+config = _prepareconfig(["--noconftest", "-c", os.devnull])
 from imported import import_modules
 import_modules()
 config._ensure_unconfigure()
@@ -132,6 +132,7 @@ def _server(read: tuple[tuple[str, str], ...]) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", SERVER, str(Path(__file__).parent)]
     server = subprocess.Popen(
         [*command, jax.config.jax_compilation_cache_dir or ""],
+        cwd=Path(__file__).parents[2],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
