@@ -6,7 +6,7 @@ from hypothesis import Phase, given, seed, settings
 def draws():
     """A function that runs a strategy as a test would, and returns what it drew."""
 
-    def collect(strategy, examples=50, number=0):
+    def collect(strategy, examples=100, number=0):
         found = []
 
         @seed(number)

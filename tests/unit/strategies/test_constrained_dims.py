@@ -25,7 +25,7 @@ def sizes_of(drawn, name):
 @pytest.mark.parametrize("number", range(3))
 def test_constraints_hold_and_boundaries_stay(draws, number):
     strategy = pst.dims(ATTENTION, around={"q": 16, "k": 16}, dims={"g": [1, 2, 3], "r": [1, 2, 4]})
-    drawn = draws(strategy, 100, number)
+    drawn = draws(strategy, number=number)
     assert len(drawn) == 100
     for sizes in drawn:
         assert list(sizes) == ["b", "h", "q", "d", "g", "k", "r"]
@@ -58,7 +58,7 @@ def test_a_divisibility_constraint_holds_for_all_draws(draws):
     ],
 )
 def test_sizes_of_a_dim_without_sizes_satisfy_its_constraints(draws, shapes, expected):
-    drawn = draws(pst.dims(shapes), 100)
+    drawn = draws(pst.dims(shapes))
     assert sizes_of(drawn, "n") == expected
     assert sizes_of(drawn, "m") == {1, 2, 3, 4, 5, 7, 8, 13, 17}
 
@@ -89,7 +89,7 @@ def test_computed_sizes_keep_to_the_minimum(draws):
 
 
 def test_constraints_with_a_strategy_for_a_dim(draws):
-    drawn = draws(pst.dims("q, k; q < k", dims={"k": st.integers(5, 9)}), 100)
+    drawn = draws(pst.dims("q, k; q < k", dims={"k": st.integers(5, 9)}))
     assert all(sizes["q"] < sizes["k"] <= 9 for sizes in drawn)
     assert len(drawn) > 50
 
@@ -133,7 +133,7 @@ def test_bytes_of_all_arrays_together(draws, shapes, number):
     strategy = pst.arrays(
         shapes, around=32, max_bytes=12_000, dtype=pst.dtypes("float32", "int8"), unequal=("m", "k")
     )
-    drawn = draws(strategy, 100, number)
+    drawn = draws(strategy, number=number)
     largest = {
         name: max(sum(a.nbytes for a in d) for d in drawn if d.recipe["dtype"] == name)
         for name in ("float32", "int8")

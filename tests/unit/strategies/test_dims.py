@@ -23,7 +23,7 @@ def sizes_of(drawn, name):
 @pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("shapes", ["m", MATMUL, "b q d, b k d"])
 def test_every_boundary_of_every_dim_within_100_examples(draws, shapes, number):
-    drawn = draws(dims(shapes, around=128), 100, number)
+    drawn = draws(dims(shapes, around=128), number=number)
     for name in parse(shapes).names:
         assert sizes_of(drawn, name) >= EDGES
 
@@ -91,7 +91,7 @@ def test_empty_only_if_asked_for(draws):
 
 
 def test_most_draws_have_different_dims_but_not_all(draws):
-    drawn = draws(dims(MATMUL, around=128), 100)
+    drawn = draws(dims(MATMUL, around=128))
     different = sum(len(set(sizes.values())) == 3 for sizes in drawn)
     assert 75 <= different < 100
 
