@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 
 import pytest
 
@@ -17,6 +19,11 @@ for _name in ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS"):
 # second in each of the hundreds of processes that the tests start, and no test draws from them.
 os.environ.setdefault("HYPOTHESIS_NO_PLUGINS", "1")
 
+# Without bytecode, pytest compiles the modules of the plugin anew in each of those processes, which
+# takes more than half a second.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # Plugins that one test runs beside (tests/plugin/imports/test_other_plugins.py). In all other runs
 # that tests start they would shuffle, or take time to import.
 _OTHERS = ("randomly", "asyncio", "anyio", "rerunfailures", "timeout", "pytest_cov")
@@ -30,6 +37,21 @@ def _runs_without_other_plugins(request: pytest.FixtureRequest) -> None:
     if "pytester" in request.fixturenames:
         request.getfixturevalue("pytester")
         os.environ["PYTEST_ADDOPTS"] = WITHOUT_OTHERS
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was imported and collected out of each later search for garbage."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _kept_programs(request: pytest.FixtureRequest) -> None:
+    """Compile no program of XLA's CPU compiler that an earlier run compiled."""
+    if (cache := getattr(request.config, "cache", None)) is not None:
+        from compiled_programs import keep_programs
+
+        keep_programs(cache.mkdir("programs"))
 
 
 #: A project of its own, which tests copy.

@@ -1,9 +1,7 @@
 """The examples of docs/adding-a-rule.md: a rule for a primitive that JAX does not have."""
 
-import subprocess
-import sys
-
 import pytest
+from forked_python import run_python
 
 PAGE = "docs/adding-a-rule.md"
 
@@ -17,9 +15,7 @@ def project(blocks, tmp_path):
 
 def python(project, *arguments):
     """A process of its own: a rule is registered for as long as its process lives."""
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=project, capture_output=True, text=True, check=False
-    )
+    return run_python(*arguments, cwd=project)
 
 
 def test_without_a_rule_jax_evaluates_the_primitive(project):

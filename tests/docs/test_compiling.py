@@ -2,12 +2,11 @@
 
 import dataclasses
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import get_args
 
 import pytest
+from forked_python import run_python
 
 from pytest_pallas.compilers import libtpu
 from pytest_pallas.compilers.report import CompileReport, Status
@@ -32,8 +31,7 @@ def run(blocks, tmp_path):
         for name, block in blocks("docs/compiling.md"):
             if name in names:
                 (tmp_path / name).write_text(block)
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        return run_python("-m", "pytest", "-p", "no:cacheprovider", *options, cwd=tmp_path)
 
     return run
 

@@ -1,12 +1,11 @@
 """docs/grid.md: its examples, the output that it shows, and the findings that it explains."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import get_args
 
 import pytest
+from forked_python import run_python
 
 from pytest_pallas.analysis.grid.findings import Kind
 from pytest_pallas.analysis.grid.model import MOST_PROGRAMS
@@ -23,7 +22,7 @@ def folder(blocks, tmp_path):
 
 
 def run(folder, *words):
-    return subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True)
+    return run_python(*words, cwd=folder)
 
 
 def test_the_report_is_as_shown(folder):

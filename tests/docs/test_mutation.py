@@ -1,9 +1,9 @@
 """docs/mutation.md: the operators are those that there are, and its example says what it shows."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from forked_python import run_python
 
 from pytest_pallas.checks import declared_checks
 from pytest_pallas.mutation import declared_operators
@@ -33,9 +33,8 @@ def test_checks_without_mutants_are_named():
 def test_the_survivors_of_the_example_are_shown(blocks, tmp_path):
     [text] = [block for name, block in blocks("docs/mutation.md") if name == "test_scale.py"]
     (tmp_path / "test_scale.py").write_text(text)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--pallas-mutate=all"]
-    command += ["--pallas-backend=tpu-sim", "test_scale.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    command = ["-m", "pytest", "-p", "no:cacheprovider", "--pallas-mutate=all"]
+    done = run_python(*command, "--pallas-backend=tpu-sim", "test_scale.py", cwd=tmp_path)
     printed = done.stdout.replace(f"{tmp_path.resolve()}/", "")
     shown = re.search(r"<!-- output: survivors -->\n```text\n(.*?)```", TEXT, re.DOTALL)[1]
     assert len(shown.splitlines()) > 6

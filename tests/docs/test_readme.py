@@ -1,9 +1,9 @@
 """The README's example, and what it says of the main job; docs/backends.md, docs/verified.md."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from forked_python import run_python
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -15,8 +15,7 @@ def output(name, page="README.md"):
 
 
 def run(folder, *options):
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    return run_python("-m", "pytest", "-p", "no:cacheprovider", *options, cwd=folder)
 
 
 def test_the_example_fails_as_the_readme_shows(blocks, tmp_path):

@@ -1,11 +1,10 @@
 """docs/sanitizers.md: kernels are caught in the words that it shows, and none is left out."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked_python import run_python
 
 from pytest_pallas.sanitizers import NAMES, declared_sanitizers
 
@@ -17,8 +16,8 @@ def printed(blocks, tmp_path_factory):
     folder = tmp_path_factory.mktemp("copies")
     for name, block in blocks("docs/sanitizers.md"):
         (folder / name).write_text(block)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--pallas-suite=copies"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    options = ("-p", "no:cacheprovider", "--pallas-suite=copies")
+    done = run_python("-m", "pytest", *options, cwd=folder)
     return done.stdout.replace(f"{folder.resolve()}/", "")
 
 

@@ -1,10 +1,10 @@
 """The examples of docs/simulator.md."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import get_args
+
+from forked_python import run_python
 
 from pytest_pallas.findings import Kind
 
@@ -14,9 +14,7 @@ PAGE = (Path(__file__).parents[2] / "docs/simulator.md").read_text()
 def _run(blocks, folder, number):
     name, block = blocks("docs/simulator.md")[number]
     (folder / name).write_text(block)
-    done = subprocess.run(
-        [sys.executable, name], cwd=folder, capture_output=True, text=True, check=False
-    )
+    done = run_python(name, cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -2,11 +2,10 @@
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked_python import run_python
 
 ROOT = Path(__file__).parents[2]
 PAGE = "docs/start.md"
@@ -36,8 +35,7 @@ def printed(blocks, tmp_path_factory):
 
 def run(folder, *commands):
     for command in commands:
-        words = [sys.executable, "-m", *shlex.split(command)]
-        done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
+        done = run_python("-m", *shlex.split(command), cwd=folder)
         yield done.stdout.replace(f"{folder.resolve()}/", "")
 
 
@@ -60,8 +58,8 @@ def test_both_commands_are_run():
 def test_the_command_that_writes_a_spec(blocks, tmp_path):
     [command] = re.findall(r"^\$ pytest-pallas (new .*)$", TEXT, re.MULTILINE)
     (tmp_path / "kernels.py").write_text(dict(blocks(PAGE))["kernels.py"])
-    words = [sys.executable, "-m", "pytest_pallas", *shlex.split(command), "--no-run"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    words = ("-m", "pytest_pallas", *shlex.split(command), "--no-run")
+    done = run_python(*words, cwd=tmp_path)
     assert done.stdout.startswith("wrote tests/test_matmul_kernel.py")
     assert "FILL IN the reference" in done.stdout
     assert 'pst.arrays("m k, k n"' in (tmp_path / "tests/test_matmul_kernel.py").read_text()

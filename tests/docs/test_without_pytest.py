@@ -1,9 +1,7 @@
 """The example of docs/reference.md that needs no pytest session."""
 
-import subprocess
-import sys
-
 import pytest
+from forked_python import run_python
 
 KERNEL = """
 import jax
@@ -29,9 +27,7 @@ def test_the_script(blocks, tmp_path, subtracted, wrong):
     (package / "__init__.py").touch()
     (package / "softmax.py").write_text(KERNEL % subtracted)
     (tmp_path / "check_softmax.py").write_text(block)
-    ended = subprocess.run(
-        [sys.executable, "check_softmax.py"], cwd=tmp_path, capture_output=True, text=True
-    )
+    ended = run_python("check_softmax.py", cwd=tmp_path)
     assert ended.returncode == wrong, ended.stderr
     assert ("softmax: forward on tpu-sim is wrong" in ended.stderr) == wrong
 
@@ -58,6 +54,6 @@ def test_the_script_of_a_failure_is_the_one_shown(blocks, pytester):
     comments, separator, body = path.read_text().partition("import sys\n")
     assert "# softmax: forward on tpu-sim is wrong\n" in comments
     assert (separator + body).replace(str(pytester.path), "/home/me/project") == shown
-    ended = subprocess.run([sys.executable, path], capture_output=True, text=True)
+    ended = run_python(path)
     assert ended.returncode == 1
     assert "softmax: forward on tpu-sim is wrong" in ended.stderr

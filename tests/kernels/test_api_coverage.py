@@ -47,5 +47,5 @@ def test_names_in_comments_and_texts_do_not_count() -> None:
         "chip.VMEM\n"
         "other.SMEM\n"
     )
-    tree = api_coverage.ast.parse(source)
-    assert [*api_coverage._attributes(tree, "jax.experimental.pallas.tpu")] == ["VMEM"]
+    read = api_coverage._parsed(source)
+    assert [*api_coverage._attributes(read, "jax.experimental.pallas.tpu")] == ["VMEM"]

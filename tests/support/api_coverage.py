@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import types
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,7 @@ def public_names(module: Any) -> list[str]:
     ]
 
 
+@functools.cache
 def users(short: str) -> dict[str, list[str]]:
     """Modules of reference kernels by the names of a Pallas module that their code uses."""
     found: dict[str, list[str]] = {}
@@ -107,30 +110,48 @@ def users(short: str) -> dict[str, list[str]]:
         if path.stem.endswith("_spec"):
             continue
         place = path.relative_to(ROOT).with_suffix("").as_posix()
-        for name in sorted(set(_attributes(ast.parse(path.read_text()), MODULES[short]))):
+        for name in sorted(set(_attributes(_read(path), MODULES[short]))):
             found.setdefault(name, []).append(place)
     return found
 
 
-def _attributes(tree: ast.Module, module: str) -> Iterator[str]:
+@dataclass(frozen=True)
+class _Read:
+    """What a file reads of modules, by names only: trees of all files take seconds to collect.
+
+    Attributes:
+      imports: module, name and alias of each ``from module import name as alias``.
+      attributes: of ``base.name`` both, where the base is a name.
+    """
+
+    imports: tuple[tuple[str, str, str], ...]
+    attributes: tuple[tuple[str, str], ...]
+
+
+@functools.cache
+def _read(path: Path) -> _Read:
+    return _parsed(path.read_text())
+
+
+def _parsed(source: str) -> _Read:
+    imports: list[tuple[str, str, str]] = []
+    attributes: list[tuple[str, str]] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            imports += [
+                (str(node.module), each.name, each.asname or each.name) for each in node.names
+            ]
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            attributes.append((node.value.id, node.attr))
+    return _Read(tuple(imports), tuple(attributes))
+
+
+def _attributes(read: _Read, module: str) -> Iterator[str]:
     """What is read from an import of ``module``, under whatever name."""
     package, _, last = module.rpartition(".")
-    aliases = {
-        alias.asname or alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module == package
-        for alias in node.names
-        if alias.name == last
-    }
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Attribute)
-            and isinstance(node.value, ast.Name)
-            and node.value.id in aliases
-        ):
-            yield node.attr
-        elif isinstance(node, ast.ImportFrom) and node.module == module:
-            yield from (alias.name for alias in node.names)
+    aliases = {alias for source, name, alias in read.imports if source == package and name == last}
+    yield from (name for base, name in read.attributes if base in aliases)
+    yield from (name for source, name, _ in read.imports if source == module)
 
 
 def table(short: str, module: Any) -> str:

@@ -10,26 +10,37 @@ import importlib
 import pkgutil
 
 
-def import_everything() -> None:
-    """Import the plugin and what it imports late, and run each interpreter once."""
+def import_modules() -> None:
+    """Import the plugin and what it imports late."""
     import hypothesis.strategies  # noqa: F401
     import jax.experimental.pallas.mosaic_gpu
     import jax.experimental.pallas.tpu
     import jax.experimental.pallas.triton
     import jax.experimental.shard_map  # noqa: F401
-    import numpy as np
     import rich.console
     import rich.table  # noqa: F401
-    import sample_kernels
     import scipy.fft
     import scipy.linalg
     import scipy.special  # noqa: F401
+    from hypothesis.internal.conjecture import providers
 
     import pytest_pallas
-    from pytest_pallas.backends import FAMILIES, Call
 
     for module in pkgutil.walk_packages(pytest_pallas.__path__, "pytest_pallas."):
         importlib.import_module(module.name)
+    # What hypothesis reads of the source of all these, once: else it parses them where first a test
+    # of a new folder draws, a second each time.
+    getattr(providers, "_get_local_constants", lambda: None)()
+
+
+def import_everything() -> None:
+    """Import all of that, and run each interpreter once."""
+    import_modules()
+    import numpy as np
+    import sample_kernels
+
+    from pytest_pallas.backends import FAMILIES, Call
+
     x = np.ones((8, 128), np.float32)
     for family in FAMILIES:
         if family.kind == "interpreting":

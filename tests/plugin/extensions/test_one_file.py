@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
+from forked_python import run_python
 
 CONFTEST = """
 import dataclasses
@@ -168,8 +167,7 @@ def runs(tmp_path_factory):
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "specs.py").write_text(SPECS)
     options = json.dumps({name: (*COMMON, *each) for name, each in RUNS.items()})
-    command = [sys.executable, "-c", ALL_RUNS, options]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    done = run_python("-c", ALL_RUNS, options, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     texts = done.stdout.split("run ")[1:]
     results = [json.loads((folder / f"{name}.json").read_text())["records"] for name in RUNS]

@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from forked_python import run_python
 
 from pytest_pallas.__main__ import main
 from pytest_pallas.scaffold.docstrings import Described, described
@@ -26,13 +27,8 @@ def folder(tmp_path, monkeypatch):
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """``python -m pytest_pallas`` with these words, where ``kernels_to_guess`` can be imported."""
-    return subprocess.run(
-        [sys.executable, "-m", "pytest_pallas", *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(SUPPORT)},
-        capture_output=True,
-        text=True,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(SUPPORT)}
+    return run_python("-m", "pytest_pallas", *words, cwd=folder, env=environment)
 
 
 def test_a_module_is_written_and_run(folder):

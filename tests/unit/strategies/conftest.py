@@ -32,7 +32,12 @@ def shrunk():
         failed = []
 
         @seed(0)
-        @settings(max_examples=200, database=None, deadline=None)
+        @settings(
+            max_examples=200,
+            database=None,
+            deadline=None,
+            phases=[Phase.generate, Phase.shrink],  # to explain takes longer than to shrink
+        )
         @given(args=strategy)
         def run(args):
             if fails(args):

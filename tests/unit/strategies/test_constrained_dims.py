@@ -4,12 +4,16 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import find, settings
+from hypothesis import Phase, find, settings
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.errors import SpecError
 from pytest_pallas.strategies.sizes import learned
+
+#: To explain a failure takes longer than to shrink it.
+PHASES = [Phase.generate, Phase.shrink]
+
 
 ATTENTION = "b h q d, b g k d; h = g*r, q <= k"
 
@@ -114,7 +118,7 @@ def test_unequal_dims_by_name(draws):
 )
 def test_shrinks_dim_by_dim(shapes, holds, expected):
     strategy = pst.dims(shapes, around=128)
-    quiet = settings(database=None, max_examples=500)
+    quiet = settings(database=None, max_examples=500, phases=PHASES)
     assert find(strategy, holds, settings=quiet, random=Random(0)) == expected
 
 

@@ -4,7 +4,7 @@ from random import Random
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import find, settings
+from hypothesis import Phase, find, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -12,6 +12,10 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.errors import SpecError
 from pytest_pallas.strategies.dtypes import SUPPORTED, is_float
 from pytest_pallas.strategies.values import limits
+
+#: To explain a failure takes longer than to shrink it.
+PHASES = [Phase.generate, Phase.shrink]
+
 
 REAL = [name for name, dtype in SUPPORTED.items() if dtype.kind != "c"]
 FLOATS = [name for name, dtype in SUPPORTED.items() if is_float(dtype)]
@@ -70,7 +74,7 @@ def test_elements_lie_within_their_bounds(draws, name):
 )
 def test_shrinks_to_what_is_short(name):
     def simplest(holds):
-        quiet = settings(database=None, max_examples=2000)
+        quiet = settings(database=None, max_examples=2000, phases=PHASES)
         return float(
             find(
                 pst.elements(name),
