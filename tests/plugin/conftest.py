@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from imported import import_everything
+from imported import import_dask, import_everything
 
 KERNELS = Path(__file__).parent / "kernels_source.py"
 
@@ -125,6 +125,12 @@ def _imported() -> Iterator[None]:
             lambda **context: distributions(**context) if context else iter(installed),
         )
         yield
+
+
+@pytest.fixture(scope="session")
+def dask() -> None:
+    """For runs with ``--pallas-fleet`` in this process."""
+    import_dask()
 
 
 @pytest.fixture
