@@ -40,7 +40,7 @@ def import_everything() -> None:
 def import_dask() -> None:
     """Import what runs with ``--pallas-fleet`` import, by a scheduler that starts and ends."""
     import multiprocessing.resource_tracker
-    import multiprocessing.synchronize
+    import multiprocessing.synchronize  # noqa: F401
 
     import distributed
 
