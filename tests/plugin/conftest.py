@@ -96,8 +96,10 @@ class Project:
 
     def results(self, *args: str, spawn: bool = False) -> dict[str, Any]:
         """All that a run writes of its results."""
-        (self.spawn if spawn else self.run)(*args, "--pallas-results=results.json")
-        return json.loads((self.path / "results.json").read_text())
+        path = self.path / "results.json"
+        path.unlink(missing_ok=True)  # of an earlier run
+        (self.spawn if spawn else self.run)(*args, f"--pallas-results={path.name}")
+        return json.loads(path.read_text())
 
 
 class Installed:
