@@ -49,7 +49,7 @@ def test_nobody_answers(listens, monkeypatch):
         place = FleetPlace(address=f"tcp://127.0.0.1:{server.getsockname()[1]}")
         begin = time.monotonic()
         with pytest.raises(
-            OptionError, match="no Dask scheduler can be reached there within 0.5 s"
+            OptionError, match=r"no Dask scheduler can be reached there within 0\.5 s"
         ):
             Cluster(place)
         assert time.monotonic() - begin < 5
