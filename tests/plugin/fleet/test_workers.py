@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,9 @@ import pytest
 from pytest_pallas.fleet import ledger
 
 pytestmark = pytest.mark.usefixtures("dask")
+
+#: Time limit in seconds for a run; then it loses all workers.
+LIMIT = 240
 
 #: Only the first test ends while a file ``hold-PID`` has the number of the worker's process.
 TESTS = """
@@ -69,17 +73,28 @@ class Fleet:
         return self.project.path / f"hold-{worker.pid}"
 
     def run(self, *args, meanwhile: Callable[[], None] = lambda: None):
-        """The result of pytest and its output, and what this thread does ``meanwhile``."""
+        """The result of pytest and its output; another thread does something ``meanwhile``."""
+
+        def act():
+            try:
+                meanwhile()
+            except BaseException:
+                self.close()  # or the run would wait for it
+                raise
+
         options = (f"--pallas-fleet={self.address}", "--pallas-results=r.json")
+        hangs = threading.Timer(LIMIT, self.close)
+        hangs.start()
         with ThreadPoolExecutor(1) as pool:
-            done = pool.submit(meanwhile)
+            done = pool.submit(act)
             result = self.project.run(*options, *args)
+            hangs.cancel()
             done.result()
         return result, "\n".join((*result.outlines, *result.errlines))
 
     def appears(self, name):
         """Wait for a file of the project."""
-        until = time.monotonic() + 60
+        until = time.monotonic() + LIMIT / 2
         while not list(self.project.path.glob(name)):
             assert time.monotonic() < until, f"there is no file {name}"
             time.sleep(0.02)
@@ -259,7 +274,7 @@ def scheduler(project):
         port = free.getsockname()[1]
     made = Fleet(project, f"tcp://127.0.0.1:{port}")
     made.start("scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard")
-    until = time.monotonic() + 60
+    until = time.monotonic() + LIMIT / 2
     while True:
         with socket.socket() as client:
             if client.connect_ex(("127.0.0.1", port)) == 0:
