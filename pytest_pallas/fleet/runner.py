@@ -339,6 +339,7 @@ class _FleetRun:
             if group.parts is not None and group.parts.complete:
                 self._report_parts(group, group.parts)
                 self.ledger.again(group)
+        self.facts.done = self.ledger.finished
 
     def _report_parts(self, group: Group, parts: Parts) -> None:
         self._cancel_parts(group)

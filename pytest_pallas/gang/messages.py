@@ -12,6 +12,9 @@ from pytest_pallas.compat.distributed import Place
 from pytest_pallas.isolation.messages import Opening, WorkerReply
 from pytest_pallas.workers import JobResult
 
+#: The entry of the processes; see ``workers.WorkerSetup``.
+ENTRY = "pytest_pallas.gang.process:serve"
+
 #: The attribute of a report with the processes whose failure made the test fail in this one.
 BECAUSE = "pallas_because_of"
 

@@ -26,9 +26,6 @@ from pytest_pallas.options.values import Options
 from pytest_pallas.record import plain_not_applicable
 from pytest_pallas.session import current
 
-#: The entry of the processes; see ``workers.WorkerSetup``.
-ENTRY = "pytest_pallas.gang.process:serve"
-
 #: Seconds after which JAX counts a silent process as dead.
 HEARTBEAT = 20.0
 

@@ -14,6 +14,7 @@ from pytest_pallas.errors import GangError
 from pytest_pallas.gang.hosts import HostStore
 from pytest_pallas.gang.layout import Layout, free_port
 from pytest_pallas.gang.messages import (
+    ENTRY,
     STEPS,
     Collected,
     RunTest,
@@ -25,7 +26,6 @@ from pytest_pallas.gang.messages import (
     to_json,
     unpacked,
 )
-from pytest_pallas.gang.process import ENTRY
 from pytest_pallas.isolation.crash_reports import longest
 from pytest_pallas.isolation.messages import Opening, StepNote
 from pytest_pallas.workers import JobResult, WorkerPool, WorkerSetup

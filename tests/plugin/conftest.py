@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from imported import import_everything
+from imported import import_dask, import_everything
 
 KERNELS = Path(__file__).parent / "kernels_source.py"
 
@@ -96,8 +96,10 @@ class Project:
 
     def results(self, *args: str, spawn: bool = False) -> dict[str, Any]:
         """All that a run writes of its results."""
-        (self.spawn if spawn else self.run)(*args, "--pallas-results=results.json")
-        return json.loads((self.path / "results.json").read_text())
+        path = self.path / "results.json"
+        path.unlink(missing_ok=True)  # of an earlier run
+        (self.spawn if spawn else self.run)(*args, f"--pallas-results={path.name}")
+        return json.loads(path.read_text())
 
 
 class Installed:
@@ -125,6 +127,12 @@ def _imported() -> Iterator[None]:
             lambda **context: distributions(**context) if context else iter(installed),
         )
         yield
+
+
+@pytest.fixture(scope="session")
+def dask() -> None:
+    """For runs with ``--pallas-fleet`` in this process."""
+    import_dask()
 
 
 @pytest.fixture

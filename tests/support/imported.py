@@ -46,3 +46,14 @@ def import_everything() -> None:
         if family.kind == "interpreting":
             outcome = family.make(None).run(Call(function=sample_kernels.add_one, args=(x,)))
             assert outcome.error is None, outcome.error
+
+
+def import_dask() -> None:
+    """Import what runs with ``--pallas-fleet`` import, by a scheduler that starts and ends."""
+    import multiprocessing.resource_tracker
+    import multiprocessing.synchronize  # noqa: F401
+
+    import distributed
+
+    with distributed.LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0"):
+        pass

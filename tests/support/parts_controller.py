@@ -34,7 +34,7 @@ from pytest_pallas.report.parts import merged_reports, settle_kills
 from pytest_pallas.session import current
 
 #: Rounds of an item that only the time ends.
-MOST = 12
+MOST = 6
 
 
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:

@@ -6,7 +6,13 @@ import json
 import re
 import shutil
 
+import pytest
+
+from pytest_pallas.items.parts import division as parts
+from pytest_pallas.sampling import fuzzing
 from tests.plugin.mutate.test_specs import KERNELS, SPECS
+
+pytestmark = pytest.mark.usefixtures("dask")
 
 #: Small rounds and parts, on the workers, too.
 CONFTEST = """
@@ -17,6 +23,18 @@ CONFTEST = """
     parts.ROUNDS_PER_PART = 1
     parts.MUTANTS_PER_PART = 4
 """
+
+
+@pytest.fixture(autouse=True)
+def _large_rounds_afterwards(monkeypatch):
+    """Undo what the conftest.py does in this process."""
+    for module, name in (
+        (fuzzing, "ROUND"),
+        (parts, "ROUNDS_PER_PART"),
+        (parts, "MUTANTS_PER_PART"),
+    ):
+        monkeypatch.setattr(module, name, getattr(module, name))
+
 
 #: Wrong for few draws, so that a later round finds it.
 SELDOM = """
@@ -41,8 +59,10 @@ SELDOM = """
             os.abort()
         return add(x, y)
 
+    SIZES = {"m": [8, 33], "n": [16, 40]}  # few: each takes time to compile
+    FEW = pst.arrays("m n, m n", dtype="float32", dims=SIZES)
     INPUTS = pst.arrays("m n, m n", dtype="float32", around=[8, 16, 32])
-    ADD = KernelSpec(name="add", kernel=add, reference=reference, inputs=INPUTS)
+    ADD = KernelSpec(name="add", kernel=add, reference=reference, inputs=FEW)
     SELDOM = KernelSpec(name="seldom", kernel=seldom, reference=reference, inputs=INPUTS)
     CRASHES = KernelSpec(name="crashes", kernel=crashes, reference=reference, inputs=INPUTS)
 """
@@ -61,8 +81,7 @@ def both(project, *args):
     """The records of a run, which are those of a fleet, too."""
     found = []
     for more in ((), ("--pallas-fleet=local:2",)):
-        project.spawn("--pallas-backend=tpu-sim", "--pallas-results=r.json", *args, *more)
-        results = json.loads((project.path / "r.json").read_text())
+        results = project.results("--pallas-backend=tpu-sim", *args, *more)
         files = {
             path.name: path.read_bytes() for path in (project.path / "pallas-failures").glob("*")
         }
@@ -70,7 +89,10 @@ def both(project, *args):
         for folder in (".hypothesis", "pallas-failures"):
             shutil.rmtree(project.path / folder, ignore_errors=True)
     assert found[0] == found[1]
-    assert results["fleet"]["sent"] > results["fleet"]["tasks"]  # in parts
+    fleet = results["fleet"]
+    assert fleet["sent"] > fleet["tasks"] == fleet["done"]  # in parts
+    assert not fleet["repeated"]
+    assert not fleet["lost"]
     return found[0]
 
 
@@ -78,7 +100,7 @@ def test_rounds(project):
     project.write(conftest=CONFTEST, seldom=SELDOM)
     args = ("--pallas-suite=seldom", "--pallas-checks=forward", "--pallas-sanitize=none")
     args += ("--pallas-isolate=always", "--pallas-max-examples=3")
-    records, files = both(project, *args, "--pallas-fuzz-rounds=6")
+    records, files = both(project, *args, "--pallas-fuzz-rounds=4")
     assert [record["outcome"] for record in records] == ["passed", "failed", "failed"]
     assert records[0]["examples"] > 20
     assert records[2]["examples"] > 3  # it crashes in a later round

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from pytest_pallas.fleet import ledger
+
+pytestmark = pytest.mark.usefixtures("dask")
+
+#: Time limit in seconds for a run; then it loses all workers.
+LIMIT = 240
+
+#: Only the first test ends while a file ``hold-PID`` has the number of the worker's process.
 TESTS = """
     import os
     import time
@@ -22,24 +32,21 @@ TESTS = """
 
     @pytest.mark.parametrize("n", range({count}))
     def test_it(n):
-        with open(f"began-{{n}}-{{os.getppid()}}", "w"):
+        worker = os.getppid()
+        with open(f"began-{{n}}-{{worker}}", "w"):
             pass
-        time.sleep({seconds})
+        while n and os.path.exists(f"hold-{{worker}}"):
+            time.sleep(0.02)
         assert n != 1
 """
 
 
 class Fleet:
-    """Processes of Dask on this machine, and a run of pytest on them."""
+    """A scheduler, processes of Dask on this machine, and runs of pytest on them."""
 
-    def __init__(self, project):
-        self.project = project
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    def __init__(self, project, address):
+        self.project, self.address = project, address
         self.processes = []
-        port = self.address.rpartition(":")[2]
-        self.start("scheduler", "--host", "127.0.0.1", "--port", port, "--no-dashboard")
 
     def start(self, *words, folder=None):
         command = [sys.executable, "-m", "dask", *words]
@@ -49,41 +56,52 @@ class Fleet:
             )
         return self.processes[-1]
 
-    def worker(self, **options):
-        words = ("--nthreads", "1", "--no-nanny", "--no-dashboard", "--host", "127.0.0.1")
-        return self.start("worker", self.address, *words, **options)
-
-    def listens(self):
-        host, port = self.address.removeprefix("tcp://").split(":")
-        until = time.monotonic() + 20
-        while time.monotonic() < until:
-            with socket.socket() as client:
-                if client.connect_ex((host, int(port))) == 0:
-                    return
-            time.sleep(0.1)
-        raise AssertionError("the scheduler does not start")
-
-    def pytest(self, *args):
-        """Start pytest; ``communicate`` gives its output."""
-        self.listens()
-        options = ("-W", "error", "-p", "no:jaxtyping", f"--pallas-fleet={self.address}")
-        return subprocess.Popen(
-            [sys.executable, "-m", "pytest", *options, "--pallas-results=r.json", *args],
-            cwd=self.project.path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "PYTEST_PALLAS_FLEET_SILENT_SECONDS": "3"},
+    def worker(self, *words, folder=None, holds=False):
+        """Start a worker, which ``holds`` its tests or not."""
+        started = self.start(
+            *("worker", self.address, "--nthreads", "1", "--no-nanny", "--no-dashboard"),
+            # or it would be silent while its first task imports this
+            *("--host", "127.0.0.1", "--preload", "pytest_pallas.fleet.remote.worker", *words),
+            folder=folder,
         )
+        if holds:
+            self.held(started).touch()
+        return started
+
+    def held(self, worker):
+        """The file that holds the tests of a worker."""
+        return self.project.path / f"hold-{worker.pid}"
+
+    def run(self, *args, meanwhile: Callable[[], None] = lambda: None):
+        """The result of pytest and its output; another thread does something ``meanwhile``."""
+
+        def act():
+            try:
+                meanwhile()
+            except BaseException:
+                self.close()  # or the run would wait for it
+                raise
+
+        options = (f"--pallas-fleet={self.address}", "--pallas-results=r.json")
+        hangs = threading.Timer(LIMIT, self.close)
+        hangs.start()
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(act)
+            result = self.project.run(*options, *args)
+            hangs.cancel()
+            done.result()
+        return result, "\n".join((*result.outlines, *result.errlines))
+
+    def appears(self, name):
+        """Wait for a file of the project."""
+        until = time.monotonic() + LIMIT / 2
+        while not list(self.project.path.glob(name)):
+            assert time.monotonic() < until, f"there is no file {name}"
+            time.sleep(0.02)
 
     def began(self, worker):
-        """Wait until a worker, which has this process, runs a test."""
-        until = time.monotonic() + 40
-        while time.monotonic() < until:
-            if list(self.project.path.glob(f"began-*-{worker.pid}")):
-                return
-            time.sleep(0.05)
-        raise AssertionError("the worker has no test")
+        """Wait until a worker, which has this process, runs a test after the first one."""
+        self.appears(f"began-[1-9]-{worker.pid}")
 
     def results(self):
         return json.loads((self.project.path / "r.json").read_text())
@@ -97,28 +115,39 @@ class Fleet:
 
 @pytest.fixture
 def fleet(project):
-    made = Fleet(project)
-    yield made
-    made.close()
+    """Has a scheduler in this process."""
+    from distributed import LocalCluster
+
+    options = {"n_workers": 0, "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
+    with LocalCluster(**options, silence_logs="CRITICAL") as cluster:
+        made = Fleet(project, cluster.scheduler_address)
+        yield made
+        made.close()
 
 
-def write(fleet, count=6, seconds=0.5):
-    fleet.project.write(test_it=TESTS.format(count=count, seconds=seconds))
+def write(fleet, count):
+    fleet.project.write(test_it=TESTS.format(count=count))
 
 
-def test_killed_stopped_and_late_workers(fleet):
-    write(fleet, count=12)
-    killed, stopped, steady = fleet.worker(), fleet.worker(), fleet.worker()
-    run = fleet.pytest()
-    fleet.began(killed)
-    killed.kill()
-    fleet.began(stopped)
-    stopped.send_signal(signal.SIGSTOP)
-    late = fleet.worker()
-    fleet.began(late)
-    text = run.communicate(timeout=90)[0]
-    assert run.returncode == 1
-    assert re.search(r"1 failed, 11 passed in", text), text
+def test_killed_stopped_and_late_workers(fleet, monkeypatch):
+    monkeypatch.setenv("PYTEST_PALLAS_FLEET_SILENT_SECONDS", "3")
+    write(fleet, count=8)
+    killed, stopped, steady = (fleet.worker(holds=True) for _ in range(3))
+    late = []
+
+    def meanwhile():
+        fleet.began(steady)
+        fleet.began(stopped)
+        fleet.began(killed)
+        killed.kill()
+        stopped.send_signal(signal.SIGSTOP)
+        late.append(fleet.worker())
+        fleet.began(late[0])
+        fleet.held(steady).unlink()
+
+    result, text = fleet.run(meanwhile=meanwhile)
+    assert result.ret == 1
+    assert re.search(r"1 failed, 7 passed in", text), text
     facts = fleet.results()["fleet"]
     assert facts["workers"] == 4
     assert facts["repeated"] >= 2
@@ -128,10 +157,11 @@ def test_killed_stopped_and_late_workers(fleet):
     assert lost[killed.pid] == "its connection to the scheduler was closed"
     assert lost[stopped.pid].startswith("silent for ")
     assert steady.pid not in lost
-    assert f"(process {late.pid} of " in text
+    assert f"(process {late[0].pid} of " in text
 
 
-def test_a_test_that_ends_its_workers_fails_and_the_others_pass(fleet):
+def test_a_test_that_ends_its_workers_fails_and_the_others_pass(fleet, monkeypatch):
+    monkeypatch.setattr(ledger, "TRIES", 2)  # each needs a worker
     fleet.project.write(
         test_it="""
         import os
@@ -148,52 +178,19 @@ def test_a_test_that_ends_its_workers_fails_and_the_others_pass(fleet):
             pass
     """
     )
-    workers = [fleet.worker() for _ in range(4)]
-    text = fleet.pytest().communicate(timeout=90)[0]
+    workers = [fleet.worker() for _ in range(3)]
+    _, text = fleet.run()
     assert "1 failed, 2 passed" in text
-    assert "FleetError: test_ends_its_worker: each of the 3 workers that ran this test was" in text
-    assert sum(worker.poll() is not None for worker in workers) == 3
+    assert "FleetError: test_ends_its_worker: each of the 2 workers that ran this test was" in text
+    assert sum(worker.poll() is not None for worker in workers) == 2
     facts = fleet.results()["fleet"]
-    assert facts["repeated"] == len(facts["lost"]) == 3
+    assert facts["repeated"] == len(facts["lost"]) == 2
     for worker in facts["lost"]:  # the last of them at the end of the run
         assert worker in text
 
 
-def test_workers_with_another_project_get_no_tests(fleet, tmp_path):
-    write(fleet, count=3, seconds=0.1)
-    other = tmp_path / "other"
-    other.mkdir()
-    for path in fleet.project.path.glob("*.py"):
-        (other / path.name).write_text(path.read_text())
-    (other / "conftest.py").write_text("")
-    fleet.project.write(conftest="X = 1")
-    (other / "test_it.py").write_text("def test_it(): pass")
-    # The folder of the controller does not exist on the machine of this worker.
-    differs = fleet.start(
-        *("worker", fleet.address, "--nthreads", "1", "--no-nanny", "--no-dashboard"),
-        *("--host", "127.0.0.1", "--preload", str(hidden(tmp_path, fleet.project.path))),
-        folder=other,
-    )
-    alone = fleet.pytest()
-    text = alone.communicate(timeout=90)[0]
-    assert alone.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "no worker has the project and the versions of this process:" in text
-    why = "conftest.py has another content; test_it.py has another content"
-    assert re.search(rf"\(process {differs.pid} of .*\): {re.escape(why)}", text)
-    steady = fleet.worker()
-    both = fleet.pytest()
-    text = both.communicate(timeout=90)[0]
-    assert "1 failed, 2 passed" in text
-    assert not list(fleet.project.path.glob(f"began-*-{differs.pid}"))
-    assert len(list(fleet.project.path.glob(f"began-*-{steady.pid}"))) == 3
-    [refused] = fleet.results()["fleet"]["refused"].items()
-    assert f"process {differs.pid} of" in refused[0]
-    assert refused[1] == why
-    assert f"refused worker {refused[0]}: {why}" in text
-
-
-def hidden(tmp_path: Path, folder: Path) -> Path:
-    """A module that hides a folder from a worker."""
+def hidden(tmp_path: Path, folder: Path) -> str:
+    """A module that hides a folder from a worker, as on another machine."""
     path = tmp_path / "hides.py"
     path.write_text(
         "import os.path\n"
@@ -201,29 +198,50 @@ def hidden(tmp_path: Path, folder: Path) -> Path:
         "    real = os.path.isdir\n"
         f"    os.path.isdir = lambda path: str(path) != {str(folder)!r} and real(path)\n"
     )
-    return path
+    return str(path)
 
 
-def test_files_come_back_from_a_worker_with_a_file_system_of_its_own(fleet, tmp_path):
+def copied(project, folder: Path) -> Path:
+    """Another folder with the modules of a project."""
+    folder.mkdir()
+    for path in project.path.glob("*.py"):
+        (folder / path.name).write_text(path.read_text())
+    return folder
+
+
+def test_workers_with_file_systems_of_their_own(fleet, tmp_path):
+    """One that has another project gets no tests; files of the other one come back."""
     pytest.importorskip("safetensors")
     project = fleet.project
     project.specs('name="add", kernel=add', 'name="add_off", kernel=add_off')
-    other = tmp_path / "other"
-    other.mkdir()
-    for path in project.path.glob("*.py"):
-        (other / path.name).write_text(path.read_text())
-    fleet.start(
-        *("worker", fleet.address, "--nthreads", "1", "--no-nanny", "--no-dashboard"),
-        *("--host", "127.0.0.1", "--preload", str(hidden(tmp_path, project.path))),
-        folder=other,
-    )
+    write(fleet, count=3)
+    project.write(conftest="X = 1")
+    preload = ("--preload", hidden(tmp_path, project.path))
+    other = copied(project, tmp_path / "other")
+    (other / "conftest.py").write_text("")
+    (other / "test_it.py").write_text("def test_it(): pass")
+    differs = fleet.worker(*preload, folder=other)
+    result, text = fleet.run("test_it.py")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "no worker has the project and the versions of this process:" in text
+    why = "conftest.py has another content; test_it.py has another content"
+    assert re.search(rf"\(process {differs.pid} of .*\): {re.escape(why)}", text)
+
+    same = copied(project, tmp_path / "same")
+    steady = fleet.worker(*preload, folder=same)
     words = ("--pallas-suite=specs", "--pallas-checks=forward", "--pallas-sanitize=none")
-    run = fleet.pytest(
-        *words, "--pallas-backend=tpu-sim", "--pallas-golden=record", "--pallas-trace=t.json"
-    )
-    text = run.communicate(timeout=90)[0]
-    assert re.search(r"1 failed, 1 passed in", text), text
-    [failed] = [each for each in fleet.results()["records"] if each["outcome"] == "failed"]
+    words += ("--pallas-backend=tpu-sim", "--pallas-golden=record")
+    _, text = fleet.run(*words, "test_it.py", "--pallas-trace=t.json")
+    assert re.search(r"2 failed, 3 passed in", text), text
+    assert not list(other.glob("began-*"))
+    assert len(list(same.glob(f"began-*-{steady.pid}"))) == 3
+    [refused] = fleet.results()["fleet"]["refused"].items()
+    assert f"process {differs.pid} of" in refused[0]
+    assert refused[1] == why
+    assert f"refused worker {refused[0]}: {why}" in text
+
+    records = fleet.results()["records"]
+    [failed] = [each for each in records if each["outcome"] == "failed"]
     for name in ("script", "example"):
         path = Path(failed[name])
         assert path.parent == project.path / "pallas-failures"
@@ -231,34 +249,69 @@ def test_files_come_back_from_a_worker_with_a_file_system_of_its_own(fleet, tmp_
         assert f"{name:<9} {path}" in text
     assert json.loads((project.path / "t.json").read_text())["traceEvents"]
     goldens = list((project.path / "pallas_goldens").rglob("*.json"))
-    records = fleet.results()["records"]
     assert len(goldens) == sum(each["goldens"].get("recorded", 0) for each in records) > 1
     # The failing example is in the database here: a run of one example replays it.
-    local = ("-p", "no:jaxtyping", "--pallas-backend=tpu-sim", "--pallas-results=r.json")
     kept = [path for path in (project.path / ".hypothesis/examples").rglob("*") if path.is_file()]
     assert kept
-    project.spawn(*words, *local, "--pallas-max-examples=1", "--pallas-golden=record")
-    [again] = [each for each in fleet.results()["records"] if each["outcome"] == "failed"]
-    assert again["explanation"] == failed["explanation"]
+    again = project.records(*words, "--pallas-max-examples=1")
+    [repeated] = [each for each in again if each["outcome"] == "failed"]
+    assert repeated["explanation"] == failed["explanation"]
 
 
 def test_a_scheduler_without_workers(fleet, monkeypatch):
-    write(fleet)
-    monkeypatch.setenv("PYTEST_PALLAS_FLEET_WAIT_SECONDS", "2")
-    run = fleet.pytest()
-    text = run.communicate(timeout=60)[0]
-    assert run.returncode == pytest.ExitCode.USAGE_ERROR
-    assert f"no worker within 2 s. Start some with `dask worker {fleet.address}" in text
+    write(fleet, count=1)
+    monkeypatch.setenv("PYTEST_PALLAS_FLEET_WAIT_SECONDS", "0.5")
+    result, text = fleet.run()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert f"no worker within 0.5 s. Start some with `dask worker {fleet.address}" in text
 
 
-def test_what_was_computed_is_reported_if_the_scheduler_is_lost(fleet):
-    write(fleet, count=40, seconds=0.2)
-    worker = fleet.worker()
-    run = fleet.pytest()
-    fleet.began(worker)
-    time.sleep(2)
-    fleet.processes[0].kill()
-    text = run.communicate(timeout=90)[0]
-    assert run.returncode == pytest.ExitCode.INTERRUPTED, text
+@pytest.fixture
+def scheduler(project):
+    """A fleet whose scheduler is a process."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    made = Fleet(project, f"tcp://127.0.0.1:{port}")
+    made.start("scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard")
+    until = time.monotonic() + LIMIT / 2
+    while True:
+        with socket.socket() as client:
+            if client.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        assert time.monotonic() < until, "the scheduler does not start"
+        time.sleep(0.05)
+    yield made
+    made.close()
+
+
+def test_what_was_computed_is_reported_if_the_scheduler_is_lost(scheduler):
+    scheduler.project.write(
+        test_it="""
+        import signal
+
+        import pytest
+
+        @pytest.mark.parametrize("n", range(3))
+        def test_it(n):
+            if n:
+                signal.pause()
+        """,
+        conftest="""
+        import os
+
+        def pytest_runtest_logreport(report):
+            if "PYTEST_PALLAS_RUN" not in os.environ:  # not in a worker
+                open("reported", "w").close()
+        """,
+    )
+    scheduler.worker()
+
+    def meanwhile():
+        scheduler.appears("reported")
+        scheduler.processes[0].kill()
+
+    result, text = scheduler.run(meanwhile=meanwhile)
+    assert result.ret == pytest.ExitCode.INTERRUPTED, text
     assert re.search(r"the scheduler of --pallas-fleet=\S+ is lost", text)
-    assert re.search(r"\d+ passed", text)
+    assert "1 passed" in text

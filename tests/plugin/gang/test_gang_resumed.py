@@ -70,16 +70,19 @@ def check_that_it_is_taken_up(path, places):
         ("test_kills_the_reporting_process", "passed"),
         ("test_last", "passed"),
     ]
-    texts, statuses = run(path, *places())
+
+
+def test_two_processes_of_one_machine(project):
+    places = ["--pallas-processes=2"]
+    check_that_it_is_taken_up(project.path, lambda: places)
+    texts, statuses = run(project.path, *places)
     assert set(statuses) == {1}, texts
     assert "resumed: 4 of 4 tests were done" in texts[0]
 
 
-def test_two_processes_of_one_machine(project):
-    check_that_it_is_taken_up(project.path, lambda: ["--pallas-processes=2"])
-
-
 def test_two_hosts(project):
+    """Where all tests are done, see tests/docs/test_multihost.py."""
+
     def places():
         address = f"127.0.0.1:{free_port()}"
         return [f"--pallas-distributed={number}/2@{address}" for number in (0, 1)]

@@ -31,6 +31,7 @@ def records(path):
 
 
 def test_two_processes_run_each_test_together(session):
+    """And one that fails or dies does not hang the other."""
     result = session(
         2,
         "test_right",
@@ -39,12 +40,19 @@ def test_two_processes_run_each_test_together(session):
         "test_skipped_in_one",
         "test_expected",
         "test_drawn",
+        "test_raises_before_the_collective",
+        "test_right_after_a_restart",
+        "test_killed",
+        "test_right_at_the_end",
+        "test_wrong_at_the_end",
+        "test_not_run",
+        "--maxfail=6",
     )
-    result.assert_outcomes(passed=1, failed=3, skipped=1, xfailed=1)
+    result.assert_outcomes(passed=3, failed=6, skipped=1, xfailed=1)
     result.stdout.fnmatch_lines(
         [
             "pallas: 2 processes with 4 simulated devices each",
-            "2 processes collected 6 tests",
+            "2 processes collected 12 tests",
             "*_ test_wrong_in_one _*",
             "failed in process 1 (*): assert (28.0 + 1 == 1) == 28",
             "process 0 (*) passed",
@@ -57,24 +65,6 @@ def test_two_processes_run_each_test_together(session):
             "failed in process 1 (*): assert *",
             "*number=7,*",
             "process 0 (*) stopped because of process 1",
-        ]
-    )
-
-
-def test_a_process_that_fails_or_dies_does_not_hang_the_others(session):
-    result = session(
-        2,
-        "test_raises_before_the_collective",
-        "test_right_after_a_restart",
-        "test_killed",
-        "test_right",
-        "test_wrong_in_one",
-        "test_skipped",
-        "--maxfail=3",
-    )
-    result.assert_outcomes(passed=2, failed=3)
-    result.stdout.fnmatch_lines(
-        [
             "*_ test_raises_before_the_collective _*",
             "failed in process 1 (*): ValueError: not ready",
             "process 0 (*) was stopped, because it did not end soon after that",

@@ -197,7 +197,7 @@ def test_all_processes_draw_the_same(two, tmp_path):
             with open(f"{folder}/seen{jax.process_index()}", "w") as file:
                 file.write("\\n".join(SEEN))
     """
-    words = ("--pallas-checks=forward", "--pallas-max-examples=16", "--pallas-seed=7")
+    words = ("--pallas-checks=forward", "--pallas-max-examples=8", "--pallas-seed=7")
     found = sessions(two, tmp_path, text, *words)
     assert [session["code"] for session in found] == [0, 0], found[0]["printed"]
     first, second = [(tmp_path / f"seen{process}").read_text() for process in range(2)]
@@ -273,7 +273,7 @@ def test_a_reference_kernel_over_two_processes(two, tmp_path):
 
         test_kernels = pytest_pallas.suite(SPEC)
     """
-    words = ("--pallas-max-examples=2", "--pallas-checks=forward")
+    words = ("--pallas-max-examples=1", "--pallas-checks=forward")
     for session in sessions(two, tmp_path, text, *words):
         assert outcomes(session) == {
             "sharded_attention-forward[interpret-x2-y2]": "passed",

@@ -47,7 +47,7 @@ def test_raises_before_the_collective():
 
 
 def test_right_after_a_restart():
-    assert total() == sum(range(jax.device_count()))
+    test_right()
 
 
 def test_killed():
@@ -55,6 +55,18 @@ def test_killed():
     if HERE == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     total()
+
+
+def test_right_at_the_end():
+    test_right()
+
+
+def test_wrong_at_the_end():
+    test_wrong_in_one()
+
+
+def test_not_run():
+    raise AssertionError
 
 
 def test_skipped():

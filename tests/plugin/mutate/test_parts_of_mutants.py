@@ -101,5 +101,5 @@ def test_workers_of_xdist_have_the_record_of_one_process(project):
     args = (*RUN, "--pallas-checks=forward")
     whole = project.records(*args)
     assert "by another" in {mutant["how"] for mutant in whole[1]["mutants"]}
-    workers = project.records(*args, "-n", "2", spawn=True)
+    workers = project.records(*args, "-n", "2")
     assert without_times(workers) == without_times(whole)

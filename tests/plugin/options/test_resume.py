@@ -85,6 +85,32 @@ def suite(project, monkeypatch):
     return project
 
 
+#: Files of runs that several tests need, with ``FOLDER`` in place of the project's.
+KNOWN: dict[str, str] = {}
+
+
+def known(project, path, make):
+    """Write a file that ``make`` writes, which only the first of several tests calls."""
+    folder = str(project.path)
+    if path.name not in KNOWN:
+        make()
+        KNOWN[path.name] = path.read_text().replace(folder, "FOLDER")
+    path.write_text(KNOWN[path.name].replace("FOLDER", folder))
+    return path
+
+
+def killed_before(project):
+    """The journal of a run whose process was killed in the middle."""
+    journal = project.path / "results.json.partial"
+    return known(project, journal, lambda: killed(project))
+
+
+def ended_early(project):
+    """The results of a run of the specs that ended with the first failure."""
+    words = ("specs.py", *RUN, "-x")
+    return known(project, project.path / "results.json", lambda: project.run(*words))
+
+
 def killed(project, *words):
     """A run whose process is killed in the middle; its journal."""
     (project.path / "kill").touch()
@@ -96,8 +122,8 @@ def killed(project, *words):
 
 
 def read(path):
-    """Results, without times, and without a path that differs by run."""
-    plain = json.loads(path.read_text())
+    """Results, without times, and without paths that differ by run."""
+    plain = json.loads(path.read_text().replace(str(path.parent), "FOLDER"))
     for each in (*plain["records"], *plain["tests"]):
         for name in ("seconds", "kernel_seconds", "failures"):
             each.pop(name, None)
@@ -116,21 +142,26 @@ def lines(result):
     return "\n".join(result.outlines)
 
 
+#: The results, the outcomes and the counts of JUnit's file of a run in one go.
+ONCE: list[tuple[object, ...]] = []
+
+
 def check_that_all_are_there(project, result):
     """The results, the counts and JUnit's file are those of a run in one go."""
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     found = read(project.path / "results.json")
     found.pop("fleet", None)
     assert not (project.path / "results.json.partial").exists()
-    words = ("--pallas-results=once.json", "--junit-xml=once.xml")
-    once = project.spawn("test_own.py", *RUN, *words)
-    assert found == read(project.path / "once.json")
-    assert result.parseoutcomes() == once.parseoutcomes()
-    assert counts(project.path / "junit.xml") == counts(project.path / "once.xml")
+    if not ONCE:
+        words = ("--pallas-results=once.json", "--junit-xml=once.xml")
+        once = project.run("test_own.py", *RUN, *words)
+        results, junit = read(project.path / "once.json"), counts(project.path / "once.xml")
+        ONCE.append((results, once.parseoutcomes(), junit))
+    assert (found, result.parseoutcomes(), counts(project.path / "junit.xml")) == ONCE[0]
 
 
 def test_a_run_that_is_killed_is_taken_up(suite, capsys):
-    journal = killed(suite)
+    journal = killed_before(suite)
     assert main(["merge", "results.json", "-o", "merged.json"]) == 1
     text = capsys.readouterr().out
     left = re.search(
@@ -144,9 +175,7 @@ def test_a_run_that_is_killed_is_taken_up(suite, capsys):
     assert done == 18 - int(left[1]) > 5
     merged = json.loads((suite.path / "merged.json").read_text())
     assert sum(test["outcome"] == "not run" for test in merged["tests"]) == int(left[1])
-    result = suite.spawn(
-        "test_own.py", *RUN, "--pallas-resume=results.json", "--junit-xml=junit.xml"
-    )
+    result = suite.run("test_own.py", *RUN, "--pallas-resume=results.json", "--junit-xml=junit.xml")
     text = lines(result)
     assert f"resumed: {done} of 18 tests were done" in text
     assert "some output" in text
@@ -157,17 +186,18 @@ def test_a_run_that_is_killed_is_taken_up(suite, capsys):
 
 def test_a_controller_of_xdist_that_is_killed(suite):
     killed(suite, "-n2")
-    result = suite.spawn(
+    result = suite.run(
         "test_own.py", *RUN, "-n2", "--pallas-resume=results.json", "--junit-xml=junit.xml"
     )
     check_that_all_are_there(suite, result)
 
 
+@pytest.mark.usefixtures("dask")
 def test_a_controller_of_a_fleet_that_is_killed(suite):
-    """Its worker processes end with it."""
-    killed(suite, "--pallas-fleet=local:2")
+    """Its worker process ends with it."""
+    killed(suite, "--pallas-fleet=local:1")
     words = ("--pallas-resume=results.json", "--junit-xml=junit.xml")
-    result = suite.spawn("test_own.py", *RUN, "--pallas-fleet=local:2", *words)
+    result = suite.run("test_own.py", *RUN, "--pallas-fleet=local:1", *words)
     check_that_all_are_there(suite, result)
 
 
@@ -175,7 +205,7 @@ def test_a_run_that_is_done_is_not_run_again(suite):
     once = suite.run("test_own.py", *RUN)
     before = read(suite.path / "results.json")
     for words in ((), ("-n1",)):
-        result = suite.spawn("test_own.py", *RUN, "--pallas-resume=results.json", *words)
+        result = suite.run("test_own.py", *RUN, "--pallas-resume=results.json", *words)
         assert "resumed: 18 of 18 tests were done" in lines(result)
         assert result.ret == once.ret
         assert result.parseoutcomes() == once.parseoutcomes()
@@ -186,7 +216,7 @@ def test_all_that_passed_is_a_success(project):
     project.write(test_own="def test_own(): pass")
     project.run("--pallas-results=results.json").assert_outcomes(passed=1)
     for words in ((), ("-n1",)):
-        result = project.spawn("--pallas-resume=results.json", *words)
+        result = project.run("--pallas-resume=results.json", *words)
         assert result.ret == 0
         result.assert_outcomes(passed=1)
 
@@ -195,21 +225,19 @@ def test_a_run_that_ended_early_is_taken_up(suite, capsys):
     suite.run("test_own.py", *RUN, "-x")
     assert main(["merge", "results.json"]) == 1
     assert re.search(r"results.json: the run ended early: \d+ of 18 tests", capsys.readouterr().out)
-    result = suite.spawn(
-        "test_own.py", *RUN, "--pallas-resume=results.json", "--junit-xml=junit.xml"
-    )
+    result = suite.run("test_own.py", *RUN, "--pallas-resume=results.json", "--junit-xml=junit.xml")
     check_that_all_are_there(suite, result)
 
 
 def test_a_torn_line_is_a_test_that_did_not_end(suite):
-    journal = killed(suite)
+    journal = killed_before(suite)
     text = journal.read_text().splitlines()
     last = max(number for number, line in enumerate(text) if line.startswith('{"ended"'))
     text[last] = text[last][:-9]
     journal.write_text("\n".join(text[: last + 1]))
     done = sum(line.startswith('{"ended"') for line in text) - 1
-    result = suite.spawn("test_own.py", *RUN, "--pallas-resume=results.json",
-                         "--junit-xml=junit.xml")  # fmt: skip
+    result = suite.run("test_own.py", *RUN, "--pallas-resume=results.json",
+                       "--junit-xml=junit.xml")  # fmt: skip
     assert f"resumed: {done} of 18 tests were done" in lines(result)
     check_that_all_are_there(suite, result)
 
@@ -228,7 +256,7 @@ def test_a_kernel_that_raised_stops_its_other_checks(suite):
             test["outcome"] = "not run"
     path.write_text(json.dumps(plain))
     for words in ((), ("-n1",)):
-        suite.spawn(*RUN, "specs.py", "--pallas-resume=results.json", *words)
+        suite.run(*RUN, "specs.py", "--pallas-resume=results.json", *words)
         assert read(path) == whole
         path.write_text(json.dumps(plain))
 
@@ -254,24 +282,24 @@ def without_seconds(results):
     return results
 
 
-@pytest.mark.parametrize(("workers", "left"), [("-n0", 0), ("-n0", 1), ("-n0", 2), ("-n2", 1)])
-def test_mutants_are_not_run_again(project, workers, left):
+def test_mutants_are_not_run_again(project):
     """Whichever test is left, a mutant counts for the first one that kills it."""
     project.specs('name="good", kernel=add', 'name="more", kernel=add', 'name="last", kernel=add')
-    words = ("--pallas-suite=specs", "--pallas-backend=tpu-sim", "--pallas-mutate=1", workers,
+    words = ("--pallas-suite=specs", "--pallas-backend=tpu-sim", "--pallas-mutate=1",
              "--pallas-max-examples=1", "--pallas-results=results.json")  # fmt: skip
-    project.spawn(*words)
+    project.run(*words, "-n0")
     path = project.path / "results.json"
-    plain = json.loads(path.read_text())
-    whole = without_seconds(read(path))
-    plain["records"].pop(left)
-    plain["tests"][left] = {"test": plain["tests"][left]["test"], "outcome": "not run"}
-    path.write_text(json.dumps(plain))
-    result = project.spawn(*words, "--pallas-resume=results.json")
-    assert "resumed: 2 of 3 tests were done" in lines(result)
-    assert without_seconds(read(path)) == whole
+    text, whole = path.read_text(), without_seconds(read(path))
     by = [verdict["by"] for record in whole["records"] for verdict in record["mutants"]]
     assert by == ["forward", "good", "good"]
+    for workers, left in (("-n0", 0), ("-n0", 1), ("-n0", 2), ("-n1", 1)):
+        plain = json.loads(text)
+        plain["records"].pop(left)
+        plain["tests"][left] = {"test": plain["tests"][left]["test"], "outcome": "not run"}
+        path.write_text(json.dumps(plain))
+        result = project.run(*words, workers, "--pallas-resume=results.json")
+        assert "resumed: 2 of 3 tests were done" in lines(result)
+        assert without_seconds(read(path)) == whole, (workers, left)
 
 
 def test_a_file_that_does_not_exist_yet(suite):
@@ -305,8 +333,7 @@ def test_a_file_that_does_not_exist_yet(suite):
     ],
 )  # fmt: skip
 def test_a_run_that_cannot_be_taken_up(suite, change, words, message):
-    path = suite.path / "results.json"
-    suite.run("specs.py", *RUN, "-x")
+    path = ended_early(suite)
     plain = json.loads(path.read_text())
     change(plain)
     path.write_text(text := json.dumps(plain))
@@ -318,9 +345,8 @@ def test_a_run_that_cannot_be_taken_up(suite, change, words, message):
 
 
 def test_other_tests_under_xdist(suite):
-    suite.run("specs.py", *RUN, "-x")
-    text = (suite.path / "results.json").read_text()
-    result = suite.spawn(*RUN, "--pallas-resume=results.json", "-n1", "-k", "good", "specs.py")
+    text = ended_early(suite).read_text()
+    result = suite.run(*RUN, "--pallas-resume=results.json", "-n1", "-k", "good", "specs.py")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert "tests of that run are not collected here" in result.stderr.str()
     assert (suite.path / "results.json").read_text() == text
@@ -409,7 +435,7 @@ def test_a_file_of_a_newer_version(suite, words):
 
 def test_a_journal_is_a_file_of_an_earlier_run(suite):
     """For the seconds of tests, for example."""
-    killed(suite)
+    killed_before(suite)
     result = suite.run("specs.py", *RUN, "--pallas-shard=1/2", "--pallas-shard-by=results.json")
     assert "pallas: shard 1/2" in lines(result)
 
