@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fork_server import run_pytest
 from imported import import_everything
 
 KERNELS = Path(__file__).parent / "kernels_source.py"
@@ -79,9 +82,29 @@ class Project:
         """Run pytest in this process. A warning is an error."""
         return self.pytester.runpytest_inprocess("-W", "error", *self._options(args), *args)
 
-    def spawn(self, *args: str) -> pytest.RunResult:
-        """Run pytest in a process of its own."""
-        return self.pytester.runpytest_subprocess("-W", "error", *self._options(args), *args)
+    def spawn(self, *args: str, fresh: bool = False) -> pytest.RunResult:
+        """Run pytest in a process of its own.
+
+        Args:
+          *args: of pytest.
+          fresh: whether it is a new interpreter, not the fork of one that has imported JAX.
+        """
+        words = ("-W", "error", *self._options(args), *args)
+        if fresh:
+            return self.pytester.runpytest_subprocess(*words)
+        base = tempfile.mkdtemp(prefix="runpytest-", dir=self.path)
+        outputs = self.path / "stdout", self.path / "stderr"
+        before = [*filter(None, [str(self.path), os.environ.get("PYTHONPATH", "")])]
+        status, seconds = run_pytest(
+            [f"--basetemp={base}", *words],
+            folder=self.path,
+            environment={**os.environ, "PYTHONPATH": os.pathsep.join(before)},
+            outputs=outputs,
+        )
+        out, err = (path.read_text(encoding="utf-8") for path in outputs)
+        sys.stdout.write(out)
+        sys.stderr.write(err)
+        return pytest.RunResult(status, out.splitlines(), err.splitlines(), seconds)
 
     def _options(self, args: tuple[str, ...]) -> tuple[str, ...]:
         # A plugin of another package, which takes a third of a second to import in each process.
@@ -116,6 +139,9 @@ class Installed:
 @pytest.fixture(scope="session", autouse=True)
 def _imported() -> Iterator[None]:
     import_everything()
+    # What is imported by now stays: the collector need not look through it in every run.
+    gc.collect()
+    gc.freeze()
     distributions = metadata.distributions
     installed = [*map(Installed, distributions())]
     with pytest.MonkeyPatch.context() as patch:
