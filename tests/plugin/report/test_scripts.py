@@ -277,8 +277,8 @@ def test_the_watch_that_a_run_did_not_keep_is_not_kept_by_its_script(project):
 
 def test_a_simulated_kernel_that_does_not_end(project):
     write(project, 'name="endless", kernel=endless, checks=("forward",)')
-    [record] = project.records(*QUICK, "--pallas-timeout=2")
-    assert "still not traced and simulated after 2 s" in record["message"]
+    [record] = project.records(*QUICK, "--pallas-timeout=1")
+    assert "still not traced and simulated after 1 s" in record["message"]
     assert "specs.py:" in record["message"]
     repeat([record], {})
 
