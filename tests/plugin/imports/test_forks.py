@@ -19,7 +19,8 @@ TEST = """
         assert sys.path[0] == str(FOLDER)
         assert sys.argv[-1] == "test_it.py"
         assert sys.stdin.read() == ""
-        assert storage_directory().path == FOLDER / ".hypothesis"
+        storage = storage_directory()  # a path in older versions
+        assert getattr(storage, "path", storage) == FOLDER / ".hypothesis"
 
     def test_it_ends():
         os.kill(os.getpid(), 9)
