@@ -15,12 +15,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-BROKEN = Path(__file__).parents[1] / "tests/broken"
+TESTS = Path(__file__).parents[1] / "tests"
 
 
 def main(*names: str) -> None:
     """Ask, and write the page."""
-    sys.path.append(str(BROKEN))
+    sys.path += [str(TESTS / "broken"), str(TESTS / "support")]
     import table
 
     specs = table.specs()

@@ -10,14 +10,13 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from catches import CONTROLS, ONLY_ON_HARDWARE
+from forked_python import run_python
 
 from pytest_pallas.collection.suite import suite
 from pytest_pallas.sanitizers import declared_sanitizers
@@ -154,11 +153,15 @@ def checks_of(spec: KernelSpec) -> tuple[str, ...] | None:
 
 def ask(folder: Path, checks: Checks, *options: str, seed: int = 0) -> list[dict[str, Any]]:
     """The records of a run that asks each kernel of ``checks`` these checks, or all for None."""
-    return finish(folder, start(folder, checks, *options, seed=seed))
+    _write(folder, checks)
+    words = ("-m", "pytest", *_arguments(seed, options))
+    done = run_python(*words, cwd=folder, env=_environment(), ours=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    return json.loads((folder / "results.json").read_text())["records"]
 
 
-def start(folder: Path, checks: Checks, *options: str, seed: int = 0) -> subprocess.Popen[str]:
-    """Start the run of ``ask`` in a new ``folder``."""
+def _write(folder: Path, checks: Checks) -> None:
+    """Write the project of a run."""
     folder.mkdir(parents=True)
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "conftest.py").write_text(_CONFTEST)
@@ -167,27 +170,22 @@ def start(folder: Path, checks: Checks, *options: str, seed: int = 0) -> subproc
     for package in PACKAGES:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(HERE / package, folder / package, ignore=ignored)
-    environment = {
-        k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "HYPOTHESIS"))
-    }
-    return subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--pallas-suite=asked"]
-        + [f"--pallas-backend={','.join(BACKENDS)}", f"--pallas-seed={seed}"]
-        + ["--pallas-results=results.json", "--pallas-isolate=never", "--pallas-timeout=20"]
-        + list(options),
-        cwd=folder,
-        env=environment | {"JAX_PLATFORMS": "cpu"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
 
 
-def finish(folder: Path, process: subprocess.Popen[str], timeout: float = 1800) -> list[Any]:
-    """The records of a run that was started."""
-    output, _ = process.communicate(timeout=timeout)
-    assert process.returncode == 0, output[-4000:]
-    return json.loads((folder / "results.json").read_text())["records"]
+def _arguments(seed: int, options: Sequence[str]) -> list[str]:
+    """The words of a run's command line."""
+    return [
+        *("-p", "no:cacheprovider", "-p", "no:jaxtyping", "-q", "--pallas-suite=asked"),
+        *(f"--pallas-backend={','.join(BACKENDS)}", f"--pallas-seed={seed}"),
+        *("--pallas-results=results.json", "--pallas-isolate=never", "--pallas-timeout=20"),
+        *options,
+    ]
+
+
+def _environment() -> dict[str, str]:
+    """The variables of a run: the CPU, and nobody's settings."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "HYPOTHESIS"))}
+    return kept | {"JAX_PLATFORMS": "cpu"}
 
 
 def caught(records: Iterable[Mapping[str, Any]]) -> list[Caught]:

@@ -12,8 +12,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ import pytest
 import wrong_kernels
 from catches import BACKEND, CATCHES, CONTROLS, ONLY_ON_HARDWARE, Catch
 from failure_scripts import repeat, run_scripts
+from forked_python import run_python
 from wrong_kernels.copies import read_before_wait
 
 from pytest_pallas.collection.suite import suite
@@ -39,23 +38,21 @@ REPLAYED = (
 )
 
 
-def pytest_in(folder: Path, *words: str) -> subprocess.Popen[str]:
-    """Start pytest in ``folder`` as from a shell, on the CPU and without anybody's settings."""
+def pytest_in(folder: Path, *words: str) -> None:
+    """Run pytest in ``folder``, on the CPU and without anybody's settings; tests must fail."""
     environment = {
         k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "HYPOTHESIS"))
     }
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q"),
-            # None of them harms its process, and workers take seconds to start.
-            *("-o", "pallas_isolate=never", *words),
-        ],
+    done = run_python(
+        *("-m", "pytest", "-p", "no:cacheprovider", "-p", "no:jaxtyping", "-q"),
+        # None of them harms its process, and workers take seconds to start.
+        *("-o", "pallas_isolate=never", *words),
         cwd=folder,
         env=environment | {"JAX_PLATFORMS": "cpu"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        ours=False,
     )
+    failed = done.returncode == pytest.ExitCode.TESTS_FAILED
+    assert failed, (done.stdout + done.stderr)[-4000:]
 
 
 def read(folder: Path, name: str) -> Records:
@@ -81,11 +78,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def records(folder: Path) -> Records:
     """The records of all kernels."""
     backend = f"--pallas-backend={BACKEND}"
-    process = pytest_in(
-        folder, f"--pallas-suite={SUITE}", backend, f"--pallas-results={SUITE}.json"
-    )
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == pytest.ExitCode.TESTS_FAILED, output[-4000:]
+    pytest_in(folder, f"--pallas-suite={SUITE}", backend, f"--pallas-results={SUITE}.json")
     shutil.rmtree(folder / ".hypothesis", ignore_errors=True)  # a replay must not need it
     return read(folder, f"{SUITE}.json")
 
@@ -163,14 +156,10 @@ def test_a_race_is_called_a_race(records: Records) -> None:
 
 
 def test_replay_commands_reproduce_the_failure(folder: Path, records: Records) -> None:
-    started: dict[Key, subprocess.Popen[str]] = {}
     for key in REPLAYED:
         program, *words = shlex.split(records[key]["replay"])
         assert program == "pytest"
-        started[key] = pytest_in(folder, f"--pallas-results={key[0]}.json", *words)
-    for key, process in started.items():
-        output, _ = process.communicate(timeout=120)
-        assert process.returncode == pytest.ExitCode.TESTS_FAILED, output[-4000:]
+        pytest_in(folder, f"--pallas-results={key[0]}.json", *words)
         again = read(folder, f"{key[0]}.json")
         assert list(again) == [key]
         assert again[key]["message"] == records[key]["message"]

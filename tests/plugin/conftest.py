@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
 import sys
+import tempfile
 import textwrap
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -14,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_python import run_python
 from imported import import_dask, import_everything
 
 KERNELS = Path(__file__).parent / "kernels_source.py"
@@ -79,9 +83,29 @@ class Project:
         """Run pytest in this process. A warning is an error."""
         return self.pytester.runpytest_inprocess("-W", "error", *self._options(args), *args)
 
-    def spawn(self, *args: str) -> pytest.RunResult:
-        """Run pytest in a process of its own."""
-        return self.pytester.runpytest_subprocess("-W", "error", *self._options(args), *args)
+    def spawn(self, *args: str, fresh: bool = False) -> pytest.RunResult:
+        """Run pytest in a process of its own.
+
+        Args:
+          *args: of pytest.
+          fresh: whether it is a new interpreter, not the fork of one that has imported JAX.
+        """
+        words = ("-W", "error", *self._options(args), *args)
+        if fresh:
+            return self.pytester.runpytest_subprocess(*words)
+        base = tempfile.mkdtemp(prefix="runpytest-", dir=self.path)
+        before = [*filter(None, [str(self.path), os.environ.get("PYTHONPATH", "")])]
+        began = time.monotonic()
+        done = run_python(
+            *("-m", "pytest", f"--basetemp={base}", *words),
+            cwd=self.path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(before)},
+            ours=False,
+        )
+        sys.stdout.write(done.stdout)
+        sys.stderr.write(done.stderr)
+        lines = done.stdout.splitlines(), done.stderr.splitlines()
+        return pytest.RunResult(done.returncode, *lines, time.monotonic() - began)
 
     def _options(self, args: tuple[str, ...]) -> tuple[str, ...]:
         # A plugin of another package, which takes a third of a second to import in each process.
@@ -118,6 +142,9 @@ class Installed:
 @pytest.fixture(scope="session", autouse=True)
 def _imported() -> Iterator[None]:
     import_everything()
+    # What is imported by now stays: the collector need not look through it in every run.
+    gc.collect()
+    gc.freeze()
     distributions = metadata.distributions
     installed = [*map(Installed, distributions())]
     with pytest.MonkeyPatch.context() as patch:

@@ -174,7 +174,7 @@ def test_without_the_compiler_a_usage_error_names_the_extra(compiling):
         """,
         test_it="def test_it(pallas_check): pass",
     )
-    result = compiling.spawn("-p", "absent", "--pallas-backend=gpu-compile:h100")
+    result = compiling.spawn("-p", "absent", "--pallas-backend=gpu-compile:h100", fresh=True)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
         ["*'gpu-compile:h100' is not available*pip install 'pytest-pallas[[]gpu-compile[]]'*"]

@@ -187,7 +187,7 @@ def test_without_the_compiler_a_usage_error_names_the_extra(compiling):
         absent="import sys\nsys.modules['libtpu'] = None\n",
         test_it=TEST.format(body="pallas_check(double, X, reference=twice)"),
     )
-    result = compiling.spawn("-p", "absent", "--pallas-backend=tpu-compile:v6e")
+    result = compiling.spawn("-p", "absent", "--pallas-backend=tpu-compile:v6e", fresh=True)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
         ["*'tpu-compile:v6e' is not available*pip install 'pytest-pallas[[]tpu-compile[]]'*"]

@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from forked_python import run_python
 
 KERNELS = Path(__file__).parents[1] / "kernels_source.py"
 
@@ -79,16 +80,22 @@ HOOK = """
 """
 
 
-def run(folder, test, *args, conftest=""):
-    """What pytest prints for a test in a fresh process."""
+def run(folder, test, *args, conftest="", fresh=False):
+    """What pytest prints for a test in a process of its own, ``fresh`` if nothing is imported."""
     kernels = KERNELS.read_text()
     files = {"kernels.py": kernels, "test_it.py": test, "specs.py": SPECS, "conftest.py": conftest}
     for name, text in files.items():
         (folder / name).write_text(text if text is kernels else textwrap.dedent(text))
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    if not fresh:
+        words = ("-m", "pytest", "-W", "error", "-p", "no:jaxtyping", *args)
+        done = run_python(*words, cwd=folder, env=environment, ours=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
     out = subprocess.run(
         [sys.executable, "-W", "error", "-m", "pytest", "-p", "no:jaxtyping", *args],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder)},
+        env=environment,
         capture_output=True,
         text=True,
         check=False,
@@ -103,7 +110,7 @@ def run(folder, test, *args, conftest=""):
     ids=["a fixture", "a fixture asked for late", "a TestCase", "a suite", "a hook"],
 )
 def test_the_run_reports_what_was_checked(tmp_path, test, conftest):
-    text = run(tmp_path, test, conftest=conftest)
+    text = run(tmp_path, test, conftest=conftest, fresh=test in (CHECKED, LATE))
     assert ("pallas: jax " in text) == (test is not LATE)  # after the header is too late
     assert "1 kernel without failures" in text or "add " in text
 
@@ -142,4 +149,4 @@ def test_a_file_of_results_is_written_without_a_kernel(tmp_path):
 
 
 def test_a_plain_run_says_nothing(tmp_path):
-    assert "pallas: jax" not in run(tmp_path, "def test_nothing(): pass")
+    assert "pallas: jax" not in run(tmp_path, "def test_nothing(): pass", fresh=True)

@@ -43,7 +43,7 @@ def test_a_run_without_pallas(project, monkeypatch, options):
             assert not set({HEAVY}) & sys.modules.keys()
         """
     )
-    result = project.spawn("-p", "pytest_pallas.plugin", *options)
+    result = project.spawn("-p", "pytest_pallas.plugin", *options, fresh=True)
     result.assert_outcomes(passed=2)
     assert "plugins: pallas" in result.stdout.str() or "pallas: jax" in result.stdout.str()
 

@@ -105,7 +105,7 @@ def run(project, seed, *words):
         (project.path / name).unlink(missing_ok=True)
     result = project.spawn(
         f"--randomly-seed={seed}", "--reruns=1", "--timeout=200", "--cov=kernels", "-v",
-        "--pallas-profile=quick", "--pallas-results=results.json", *words,
+        "--pallas-profile=quick", "--pallas-results=results.json", *words, fresh=True,
     )  # fmt: skip
     records = json.loads((project.path / "results.json").read_text())["records"]
     drawn = {
@@ -146,6 +146,7 @@ def test_all_of_them_at_once(crowded):
 def test_a_test_of_its_own_process_runs_again(crowded):
     result = crowded.spawn(
         "--reruns=1", "--timeout=200", "--pallas-isolate=always", "-v", "-k", "flaky or in_time",
+        fresh=True,
     )  # fmt: skip
     text = result.stdout.str()
     assert result.ret == pytest.ExitCode.OK, text[-5000:]

@@ -57,7 +57,7 @@ def test_everything_works_without_it(project, pytester, monkeypatch):
     (site / "sitecustomize.py").write_text(SITE.format(log=str(log)))
     monkeypatch.setenv("PYTHONPATH", str(site), prepend=":")
     project.write(test_it=TESTS)
-    result = project.spawn("--pallas-backend=auto,interpret")
+    result = project.spawn("--pallas-backend=auto,interpret", fresh=True)
     result.assert_outcomes(passed=4, failed=4)
     result.stdout.fnmatch_lines(["*add_off: forward on tpu-sim is wrong*"])
     result.stdout.fnmatch_lines(["*its process died of SIGSEGV*during the test*"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_pallas.session import state
+
 KERNELS = """
     import jax
     import jax.numpy as jnp
@@ -96,8 +98,9 @@ def test_mutants_of_tests_run_under_xdist(project):
 
 
 @pytest.mark.parametrize("args", [("--pallas-backend=tpu-interpret",), ("--pallas-isolate=auto",)])
-def test_a_mutant_that_waits_for_ever_is_ended_and_caught(project, args):
+def test_a_mutant_that_waits_for_ever_is_ended_and_caught(project, monkeypatch, args):
     """On the interpreter in time, on the simulator at once."""
+    monkeypatch.setattr(state, "_MUTANT_SECONDS", 3.0)
     project.write(
         kernels="""
             import jax

@@ -33,19 +33,19 @@ def clean(project, monkeypatch):
 )
 def test_jax_starts_with_the_number_of_devices(clean, args, count, passed):
     clean.write(test_count=COUNT.format(count=count))
-    clean.spawn(*args).assert_outcomes(passed=passed)
+    clean.spawn(*args, fresh=True).assert_outcomes(passed=passed)
 
 
 @pytest.mark.parametrize(("args", "count"), [((), 2), (("--pallas-devices=3",), 3)])
 def test_the_environment_gives_way_only_to_the_option(clean, monkeypatch, args, count):
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
     clean.write(test_count=COUNT.format(count=count))
-    clean.spawn(*args).assert_outcomes(passed=1)
+    clean.spawn(*args, fresh=True).assert_outcomes(passed=1)
 
 
 def test_devices_after_the_start_of_jax_are_a_usage_error(clean):
     clean.write(conftest="import jax\njax.devices()\n", test_count=COUNT.format(count=3))
-    result = clean.spawn("--pallas-devices=3")
+    result = clean.spawn("--pallas-devices=3", fresh=True)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     text = result.stderr.str()
     assert "Traceback" not in text
@@ -55,4 +55,4 @@ def test_devices_after_the_start_of_jax_are_a_usage_error(clean):
 
 def test_a_conftest_may_import_jax(clean):
     clean.write(conftest="import jax\n", test_count=COUNT.format(count=3))
-    clean.spawn("--pallas-devices=3").assert_outcomes(passed=1)
+    clean.spawn("--pallas-devices=3", fresh=True).assert_outcomes(passed=1)

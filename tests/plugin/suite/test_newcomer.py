@@ -1,6 +1,5 @@
 """A package of somebody who is new: all wrong kernels are found, and no right one is blamed."""
 
-import functools
 import json
 import re
 import shutil
@@ -9,24 +8,26 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked_python import run_python
 
 PROJECT = Path(__file__).parents[2] / "support/newcomer"
 RIGHT = {"layer_norm", "softmax", "matmul", "doubled", "shifted"}
 WRONG = {"wrong_layer_norm", "wrong_softmax", "wrong_matmul", "wrong_doubled"}
 
 
+def records_of(folder, *words):
+    """The records of a run in which tests fail."""
+    words += ("--pallas-profile=quick", "--pallas-results=results.json", "-p", "no:cacheprovider")
+    done = run_python("-m", "pytest", *words, cwd=folder, ours=False)
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout + done.stderr
+    return json.loads((folder / "results.json").read_text())["records"]
+
+
 @pytest.fixture(scope="module")
 def records(tmp_path_factory):
     folder = tmp_path_factory.mktemp("newcomer") / "project"
     shutil.copytree(PROJECT, folder)
-    command = [
-        *(sys.executable, "-m", "pytest", "tests", "--pallas-suite=kernels.specs"),
-        *("--pallas-profile=quick", "--pallas-results=results.json"),
-        *("-p", "no:cacheprovider", "-W", "error"),
-    ]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 1, done.stdout + done.stderr
-    return json.loads((folder / "results.json").read_text())["records"]
+    return records_of(folder, "tests", "--pallas-suite=kernels.specs", "-W", "error")
 
 
 @pytest.mark.parametrize("file", ["tests/test_kernels.py", "kernels/specs.py"])
@@ -62,7 +63,6 @@ def new_records(tmp_path_factory):
     """Records of the modules that ``pytest-pallas new`` writes, with a reference filled in."""
     folder = tmp_path_factory.mktemp("new")
     shutil.copytree(PROJECT / "kernels", folder / "kernels")
-    run = functools.partial(subprocess.run, cwd=folder, capture_output=True, text=True, check=False)
     script = "import sys; from pytest_pallas.__main__ import main\n"
     script += "sys.exit(max(main(['new', each, '--no-run']) for each in sys.argv[1:]))"
     targets = {
@@ -71,7 +71,8 @@ def new_records(tmp_path_factory):
         for module, name in [target.split(":")]
         for wrong in ("", "wrong_")
     }
-    done = run([sys.executable, "-c", script, *targets, "kernels.copies:shifted"])
+    command = [sys.executable, "-c", script, *targets, "kernels.copies:shifted"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     texts = {path.name: path for path in (folder / "tests").iterdir()}
     assert "FILL IN" in texts.pop("test_shifted_kernel.py").read_text()  # it needs a mesh
@@ -84,11 +85,7 @@ def new_records(tmp_path_factory):
         first = "from __future__ import annotations\n"
         assert first in text
         path.write_text(text.replace(first, f"{first}\n{imports}\n"))
-    command = [sys.executable, "-m", "pytest", *map(str, texts.values())]
-    options = ["--pallas-profile=quick", "--pallas-results=results.json", "-p", "no:cacheprovider"]
-    done = run([*command, *options])
-    assert done.returncode == 1, done.stdout + done.stderr
-    return json.loads((folder / "results.json").read_text())["records"]
+    return records_of(folder, *map(str, texts.values()))
 
 
 def test_what_new_writes_finds_the_wrong_kernels_and_blames_no_right_one(new_records):
