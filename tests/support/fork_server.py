@@ -31,7 +31,7 @@ _AT_IMPORT = ("CUDA", "HYPOTHESIS", "JAX_", "LD_", "LIBTPU", "MKL_", "NVIDIA", "
 _AT_IMPORT += ("PYTHON", "TF_", "TPU_", "XLA_")
 
 _SERVER = """
-import json, os, runpy, sys
+import gc, json, os, runpy, sys
 
 for name in sys.argv[1:]:
     __import__(name)
@@ -43,6 +43,8 @@ tasks = "/proc/self/task"
 assert not os.path.isdir(tasks) or len(os.listdir(tasks)) == 1, "a fork would lack other threads"
 requests, replies = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
 path = sys.path[1:]
+gc.collect()
+gc.freeze()  # or the collector of each fork looks through all, and copies it
 for line in requests:
     request = json.loads(line)
     child = os.fork()
