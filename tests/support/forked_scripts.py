@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DRIVER = """
-import os, runpy, sys, warnings
+import gc, os, runpy, sys, warnings
 
 settings, modules, *paths = sys.argv[1:]
 exec(settings)
 for module in modules.split():
     __import__(module)
+gc.collect()
+gc.freeze()  # or the collector of each fork looks through all, and copies it
 warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)  # there are no threads yet
 for path in paths:
     child = os.fork()
