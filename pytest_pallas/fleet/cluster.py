@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import importlib.util
 import logging
+import os
 import threading
 import time
 import warnings
@@ -96,6 +97,7 @@ class Cluster:
         self._close.enter_context(_logging_critical())
         address: Any = self.place.address
         if not address:
+            before = dict(os.environ)
             # Worker processes inherit what they log from the environment.
             self._close.enter_context(set_options({"logging.distributed": "critical"}))
             local: Any = LocalCluster
@@ -107,6 +109,10 @@ class Cluster:
                 silence_logs=logging.CRITICAL,
                 preload=["pytest_pallas.fleet.remote.local_process"],
             )
+            # Dask sets variables for its workers in this process, and leaves them there.
+            after = dict(os.environ)
+            changed = {name for name in after if after[name] != before.get(name)}
+            self._close.callback(_restore, {name: before.get(name) for name in changed})
             self._close.callback(_closed, address)
         try:
             if self.place.address:
@@ -232,7 +238,12 @@ class Cluster:
         future = self._futures.pop(key, None)
         if future is None or future.cancelled():
             return None
+        place = [worker.place_of_answer(key)]
+        answer = self._asked("get_metadata", place, default="")
         try:
+            if answer:
+                self._asked("set_metadata", place, "")
+                return Ended(key=key, answer=str(answer))
             with _quiet():
                 return Ended(key=key, answer=future.result(timeout=_GATHER_SECONDS))
         except CancelledError:
@@ -287,6 +298,15 @@ async def _identity(address: str) -> None:
     await comm.write({"op": "identity", "reply": True})
     await comm.read()
     comm.abort()
+
+
+def _restore(variables: Mapping[str, str | None]) -> None:
+    """Set variables as they were before; None for those that were not."""
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def _closed(closable: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 
@@ -13,6 +14,9 @@ from pytest_pallas.sampling import fuzzing
 from tests.plugin.mutate.test_specs import KERNELS, SPECS
 
 pytestmark = pytest.mark.usefixtures("dask")
+
+#: Variables that Dask sets where it starts workers.
+OF_WORKERS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "PYTHONHASHSEED")
 
 #: Small rounds and parts, on the workers, too.
 CONFTEST = """
@@ -80,6 +84,7 @@ def without_times(records):
 def both(project, *args):
     """The records of a run, which are those of a fleet, too."""
     found = []
+    variables = [os.environ.get(name) for name in OF_WORKERS]
     for more in ((), ("--pallas-fleet=local:2",)):
         results = project.results("--pallas-backend=tpu-sim", *args, *more)
         files = {
@@ -89,6 +94,7 @@ def both(project, *args):
         for folder in (".hypothesis", "pallas-failures"):
             shutil.rmtree(project.path / folder, ignore_errors=True)
     assert found[0] == found[1]
+    assert [os.environ.get(name) for name in OF_WORKERS] == variables
     fleet = results["fleet"]
     assert fleet["sent"] > fleet["tasks"] == fleet["done"]  # in parts
     assert not fleet["repeated"]

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from pytest_pallas.fleet import ledger
+from pytest_pallas.fleet.cluster import Cluster
 
 pytestmark = pytest.mark.usefixtures("dask")
 
@@ -187,6 +188,24 @@ def test_a_test_that_ends_its_workers_fails_and_the_others_pass(fleet, monkeypat
     assert facts["repeated"] == len(facts["lost"]) == 2
     for worker in facts["lost"]:  # the last of them at the end of the run
         assert worker in text
+
+
+def test_an_answer_outlives_its_worker(fleet, monkeypatch):
+    """The next test may end the worker before the answer to the last one was read."""
+    fleet.project.write(test_it="def test_it(): pass")
+    worker = fleet.worker()
+    ended = Cluster.ended
+
+    def late(self, key):
+        if not key.startswith("pallas-greeting"):
+            worker.kill()
+            worker.wait()
+        return ended(self, key)
+
+    monkeypatch.setattr(Cluster, "ended", late)
+    _, text = fleet.run()
+    assert "1 passed" in text
+    assert fleet.results()["fleet"]["repeated"] == 0
 
 
 def hidden(tmp_path: Path, folder: Path) -> str:
