@@ -165,6 +165,15 @@ class Cluster:
         """
         return [str(key) for key in self._asked("processing", [address]).get(address, ())]
 
+    def idle(self, addresses: Collection[str]) -> int:
+        """The number of these workers that have no task.
+
+        Raises:
+          ClusterLostError: the scheduler does not answer.
+        """
+        busy = self._asked("processing")
+        return sum(not busy.get(address) for address in addresses)
+
     def begun(self, key: str) -> str:
         """The name of the worker that has begun a task; "" if none has.
 

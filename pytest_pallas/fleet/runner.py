@@ -112,6 +112,7 @@ class _FleetRun:
         )
         self.restricted: dict[str, Collection[str] | None] = {}
         self.alone_since = time.monotonic()
+        self.idle = 0
         self.seconds: Mapping[str, float] = {}
         # A mutant counts as killed by the first test in the order of collection.
         self.ordered = deque(self.items) if self.state.options.mutate is not None else None
@@ -202,6 +203,8 @@ class _FleetRun:
                     words = f"was silent for {silent.seconds:.0f} s"
                     self._lost(sent, f"{self.workers.name_of(silent.address)} {words}")
         self.facts.threads = self.workers.threads
+        # Dask leaves tasks where they wait, even if a worker that came later has nothing to do.
+        self.idle = self.cluster.idle(self.workers.active)
         if self.workers.active:
             self.alone_since = time.monotonic()
         elif self.facts.workers and time.monotonic() - self.alone_since > self.patience:
@@ -227,7 +230,9 @@ class _FleetRun:
     def _send(self) -> None:
         """Give tasks to workers: one for each of their threads, and a few that wait."""
         active, threads = self.workers.active, self.workers.threads
-        room = threads + -(-threads // 4) - sum(len(group.keys) for group in self.ledger.groups)
+        there = sum(len(group.keys) for group in self.ledger.groups)
+        room = max(threads + -(-threads // 4) - there, self.idle)
+        self.idle = 0  # until the next look
         coming = sum(info.threads for info in self.workers.known.values())
         everyone = len(active) == len(self.workers.known)
         while active and room > 0 and (found := self.ledger.next(coming)) is not None:
