@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 
@@ -41,8 +40,9 @@ def _runs_without_other_plugins(request: pytest.FixtureRequest) -> None:
 
 def pytest_collection_finish() -> None:
     """Keep what was imported and collected out of each later search for garbage."""
-    gc.collect()
-    gc.freeze()
+    from garbage import freeze
+
+    freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
