@@ -45,8 +45,8 @@ TESTS = """
 class Fleet:
     """A scheduler, processes of Dask on this machine, and runs of pytest on them."""
 
-    def __init__(self, project, address):
-        self.project, self.address = project, address
+    def __init__(self, project, address, scheduler=None):
+        self.project, self.address, self.scheduler = project, address, scheduler
         self.processes = []
 
     def start(self, *words, folder=None):
@@ -68,6 +68,13 @@ class Fleet:
         if holds:
             self.held(started).touch()
         return started
+
+    def knows(self, count):
+        """Wait until so many workers are there: a run whose workers are all refused ends."""
+        until = time.monotonic() + LIMIT / 2
+        while len(self.scheduler.workers) < count:
+            assert time.monotonic() < until, "a worker does not come"
+            time.sleep(0.02)
 
     def held(self, worker):
         """The file that holds the tests of a worker."""
@@ -121,7 +128,7 @@ def fleet(project):
 
     options = {"n_workers": 0, "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
     with LocalCluster(**options, silence_logs="CRITICAL") as cluster:
-        made = Fleet(project, cluster.scheduler_address)
+        made = Fleet(project, cluster.scheduler_address, cluster.scheduler)
         yield made
         made.close()
 
@@ -248,6 +255,7 @@ def test_workers_with_file_systems_of_their_own(fleet, tmp_path):
 
     same = copied(project, tmp_path / "same")
     steady = fleet.worker(*preload, folder=same)
+    fleet.knows(2)
     words = ("--pallas-suite=specs", "--pallas-checks=forward", "--pallas-sanitize=none")
     words += ("--pallas-backend=tpu-sim", "--pallas-golden=record")
     _, text = fleet.run(*words, "test_it.py", "--pallas-trace=t.json")
