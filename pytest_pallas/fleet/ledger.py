@@ -187,7 +187,7 @@ class Ledger:
         if group.todo[0] in group.undivided:
             return None
         parts = self._divide(group.todo[0])
-        return parts if parts is not None and (scarce or _always(parts) or parts.found) else None
+        return parts if parts is not None and (scarce or _always(parts)) else None
 
     def _whole_tests(self, group: Group) -> list[str]:
         """The next tests of a group, before one that is divided in any case."""
@@ -196,7 +196,7 @@ class Ledger:
         found: list[str] = []
         for nodeid in group.todo:
             parts = None if nodeid in group.undivided else self._divide(nodeid)
-            if found and parts is not None and (_always(parts) or parts.found):
+            if found and parts is not None and _always(parts):
                 break
             found.append(nodeid)
         return found
@@ -260,4 +260,4 @@ class Ledger:
 
 
 def _always(parts: Parts) -> bool:
-    return parts.division.kind == "mutants"
+    return parts.division.kind == "mutants" or bool(parts.found)

@@ -1,4 +1,4 @@
-"""What a worker is told of the tests that it runs."""
+"""The tasks of a fleet: tests, with what a worker must know to run them."""
 
 from __future__ import annotations
 
