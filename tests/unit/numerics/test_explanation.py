@@ -1,7 +1,7 @@
 import ml_dtypes
 import numpy as np
 
-from pytest_pallas.numerics import Tolerance, compare
+from pytest_pallas.numerics import Tolerance, bitwise, compare
 
 RNG = np.random.default_rng(0)
 ORACLE = RNG.normal(size=(64, 300))
@@ -66,6 +66,8 @@ def test_nothing_is_measured_in_ulps_of_zero():
         assert f"  {text}{rest}" in lines
     complexes = compare(actual * (1 + 1j), zero + 0j, zero.astype("c8"))
     assert "error     4.243, where the oracle is 0 everywhere" in complexes.message
+    assert "nan" not in compare(actual.astype("f8"), zero, zero).message
+    assert "oracle is 0" not in bitwise(actual, zero.astype("f4")).message
 
 
 def test_integers_are_shown_as_integers():
