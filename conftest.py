@@ -6,6 +6,7 @@ import os
 import sys
 
 import pytest
+from pinned_xla import pin_xla
 
 pytest_plugins = ["pytester"]
 
@@ -13,6 +14,8 @@ pytest_plugins = ["pytester"]
 # the plugin say what happens where it is not.
 for _name in ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS"):
     os.environ.pop(_name, None)
+
+pin_xla()
 
 # The plugins of hypothesis that other packages bring (trio's, by way of selenium) take a tenth of a
 # second in each of the hundreds of processes that the tests start, and no test draws from them.

@@ -7,12 +7,16 @@ import functools
 import hashlib
 import inspect
 import json
+import platform
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import threadpoolctl
 
 from pytest_pallas._version import __version__
 from pytest_pallas.backends import Backend, default_target, label
@@ -27,9 +31,48 @@ def origin_of(backend: Backend, kernel: Callable[..., Any]) -> Origin:
         versions["compiler"] = compiler
     else:
         versions["pytest-pallas"] = __version__  # it simulates, and mends interpreters
+        versions["numpy"] = np.__version__
     return Origin(
-        backend=label(backend), device=device, versions=versions, source=source_of(kernel)
+        backend=label(backend),
+        device=device,
+        versions=versions,
+        source=source_of(kernel),
+        processor="" if compiler else processor(),
     )
+
+
+@functools.cache
+def processor() -> str:
+    """The instructions of this processor that decide the bits of XLA's CPU code, numpy and BLAS.
+
+    XLA contracts ``a * b + c`` of float16 to one rounding where the processor has AVX512-FP16, and
+    OpenBLAS has kernels for families of processors, which add in different orders.
+    """
+    words = [platform.machine(), *_instructions(_cpu_flags())]
+    # numpy's BLAS is loaded first; that of scipy, if it is loaded, chooses likewise.
+    blas = next((x for x in threadpoolctl.threadpool_info() if x["user_api"] == "blas"), {})
+    if kernels := blas.get("architecture"):
+        words.append(f"{blas['internal_api']}-{kernels}")
+    return " ".join(words)
+
+
+def _instructions(flags: Iterable[str]) -> list[str]:
+    """Those of a processor's flags, as Linux names them, that stand for arithmetic on floats."""
+    return sorted(flag for flag in flags if _ARITHMETIC.fullmatch(flag))
+
+
+#: AVX512's parts for integers and memory are left out; ``asimd`` and ``sve`` are those of ARM.
+_ARITHMETIC = re.compile(r"fma|avx2|avx512(f|vl)|\w+_(fp|bf)16|amx_tile|asimdhp|bf16|sve2?")
+
+
+def _cpu_flags() -> Sequence[str]:
+    """The first processor's flags; empty where the system has no ``/proc``."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return ()
+    found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    return found[1].split() if found else ()
 
 
 def source_of(kernel: Callable[..., Any]) -> str:
@@ -67,14 +110,17 @@ class Origin:
     Attributes:
       backend: label of the backend, such as ``"tpu-interpret:v6e"``.
       device: kind of the device, such as ``"TPU v6 lite"``; of the simulated one for interpreters.
-      versions: of what decides the answer: jax, jaxlib, and the compiler of hardware.
+      versions: of what decides the answer: jax, jaxlib, and the compiler of hardware or numpy.
       source: SHA-256 of the file that the kernel is in; "" if there is none.
+      processor: of the host, as ``processor`` names it, for a simulator or interpreter; "" for
+        hardware, and in goldens of versions that did not record it.
     """
 
     backend: str
     device: str
     versions: Mapping[str, str]
     source: str
+    processor: str = ""
 
     def __str__(self) -> str:
         """For messages."""

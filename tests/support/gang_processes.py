@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pinned_xla import pinned
+
 ROOT = Path(__file__).parents[2]
 
 #: How often a start is tried: between the choice of a port and its use, another may take it.
@@ -53,7 +55,7 @@ class Worker:
             **os.environ,
             "JAX_PLATFORMS": "cpu",
             "JAX_NUM_CPU_DEVICES": str(devices),
-            "XLA_FLAGS": "",
+            "XLA_FLAGS": pinned(),
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)]),
         }
         self.process = subprocess.Popen(

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import ml_dtypes
 import numpy as np
+from pinned_xla import require_pin
 
 from pytest_pallas.simulator import simulate
 from pytest_pallas.simulator.arithmetic.dtypes import is_integer
@@ -18,6 +19,7 @@ LITERAL = {"xla_allow_excess_precision": False, "xla_backend_optimization_level"
 
 def both(function: Callable[..., Any], *args: Any) -> list[tuple[Any, Any]]:
     """The results of the simulator, and those of JAX, leaf by leaf; no operation fell back."""
+    require_pin()
     simulated = simulate(function, *args)
     assert not simulated.fallbacks, simulated.fallbacks
     expected = jax.jit(function, compiler_options=LITERAL)(*args)
