@@ -16,7 +16,7 @@ from pytest_pallas.backends.protocol import Backend, Call, Kind, Outcome, chip_o
 from pytest_pallas.backends.variations import Probe
 from pytest_pallas.compat.rejection import is_rejection
 from pytest_pallas.devices.targets import Target
-from pytest_pallas.errors import DmaError, MissingRuleError, RaceError
+from pytest_pallas.errors import BoundsError, DmaError, MissingRuleError, RaceError
 from pytest_pallas.findings import OF_TRANSFERS
 from pytest_pallas.notes import Note
 
@@ -269,11 +269,13 @@ def _eager_run(backend: Simulator, call: Call, timeline: Timeline | None) -> Out
 
 def _judged(outcome: Outcome, call: Call) -> Outcome:
     """The outcome of a finished run; findings that the call checks become its error."""
+    beyond = [each for each in outcome.findings if each.kind == "bounds"]
     races = [each for each in outcome.findings if call.races and each.kind == "race"]
     others = [each for each in outcome.findings if call.dma and each.kind in OF_TRANSFERS]
-    if outcome.error is not None or not (races or others):
+    if outcome.error is not None or not (beyond or races or others):
         return outcome
-    error = (RaceError if races else DmaError).of(*races, *others)
+    kind = BoundsError if beyond else RaceError if races else DmaError
+    error = kind.of(*beyond, *races, *others)
     return dataclasses.replace(outcome, error=error)
 
 

@@ -22,7 +22,13 @@ from pytest_pallas.simulator.gpu.operations import (
 from pytest_pallas.simulator.gpu.peers import memories_of
 from pytest_pallas.simulator.gpu.reductions import reducer
 from pytest_pallas.simulator.gpu.threads import GpuThread, ThreadBlock
-from pytest_pallas.simulator.gpu.windows import EngineWindow, window_of
+from pytest_pallas.simulator.gpu.windows import (
+    EngineWindow,
+    UnitAxis,
+    tiles_of,
+    window_of,
+    without_unit_axes,
+)
 from pytest_pallas.simulator.machine import default_fill
 from pytest_pallas.simulator.memory.accesses import beyond_edge
 from pytest_pallas.simulator.memory.indexing import Outside
@@ -48,6 +54,7 @@ def arrives_without_copying() -> bool:
 @gpu_rule("copy_gmem_to_smem")
 def _load(eqn: Equation) -> Evaluate:
     parts, line = load_parts(eqn.params), eqn.line
+    tiles = tiles_of(parts.target.window)
     always_arrives = parts.predicate is not None and arrives_without_copying()
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
@@ -62,14 +69,17 @@ def _load(eqn: Equation) -> Evaluate:
         ref, target = part_of(thread, parts.target, operands, "load to", line)
         if parts.barrier is None:
             _load_in_order(thread, source, target, (name, ref.name), line)
-        elif not parts.axes:
+            return ()
+        if parts.partition is None:
+            source = _as_tma_sees(thread, source, tiles, name, line)
+        if not parts.axes:
             _, found = part_of(thread, parts.barrier, operands, "use of", line)
             barrier = barrier_at(found)
             arrive(thread, barrier, line, expects=target.nbytes)
             fill = _fill(parts, target)
             _start_load(thread, source, [target], [barrier], (name, ref.name), fill, home, line)
         else:
-            _load_together(thread, parts, source, operands, (name, ref.name), home, line)
+            _load_together(thread, parts, source, tiles, operands, (name, ref.name), home, line)
         return ()
 
     return evaluate
@@ -136,6 +146,48 @@ def _windows(
     return found
 
 
+def _as_tma_sees(
+    thread: GpuThread,
+    window: EngineWindow,
+    tiles: Sequence[int],
+    name: str,
+    line: str,
+    *,
+    writes: bool = False,
+) -> EngineWindow:
+    """The window that TMA accesses; report an axis whose index JAX drops.
+
+    Args:
+      thread: that starts the copy.
+      window: of global memory, as the kernel names it.
+      tiles: of shared memory.
+      name: of the reference.
+      line: of the equation.
+      writes: whether the copy writes to the window.
+    """
+    found, dropped = without_unit_axes(window, tiles)
+    if dropped:
+        assert window.array is not None
+        starts = tuple(each if isinstance(each, int) else int(each[0]) for each in window.axes)
+        message = _dropped(dropped[0], name, window.array.shape, writes=writes)
+        shape = window.array.shape
+        thread.report("bounds", message, line, ref=name, index=starts, shape=shape)
+    return found
+
+
+def _dropped(unit: UnitAxis, name: str, shape: tuple[int, ...], *, writes: bool) -> str:
+    copy, instead = ("copy to", "overwrites") if writes else ("load from", "reads")
+    size = shape[unit.axis]
+    held = f"one tile of {unit.tile}" if unit.tile > 1 else "1 element"
+    usual = "leaving out what is outside" if writes else "giving zeros"
+    return (
+        f"{copy} {name or 'a reference'} {list(shape)} beyond its edge: it starts at {unit.start} "
+        f"of axis {unit.axis}, which has {size} element{'s' * (size != 1)}, and {instead} the "
+        f"block at 0 in place of {usual}: JAX drops the index of a TMA copy along an axis that has "
+        f"{held}. Skip the copy with pl.when where it starts outside"
+    )
+
+
 def _start_load(
     thread: GpuThread,
     source: EngineWindow,
@@ -180,6 +232,7 @@ def _load_together(
     thread: GpuThread,
     parts: LoadParts,
     source: EngineWindow,
+    tiles: Sequence[int],
     operands: Sequence[Any],
     names: tuple[str, str],
     home: int,
@@ -199,6 +252,7 @@ def _load_together(
         if parts.partition is not None:
             size = target.shape[parts.partition]
             source = source.part(parts.partition, mine * size, (mine + 1) * size)
+            source = _as_tma_sees(thread, source, tiles, names[0], line)
         _start_load(thread, source, [target], [barrier], names, fill, home, line)
         return
     barriers = [_barrier_in(thread, parts.barrier, each, operands) for each in blocks]
@@ -233,6 +287,7 @@ def _barrier_in(
 @gpu_rule("copy_smem_to_gmem")
 def _store(eqn: Equation) -> Evaluate:
     parts, line = store_parts(eqn.params), eqn.line
+    tiles = tiles_of(parts.source.window)
     dtype = np.dtype(eqn.ins[0].dtype)
     reduce: Callable[[Array, Array], Array] | None = None
     if parts.reduction is not None:
@@ -241,7 +296,10 @@ def _store(eqn: Equation) -> Evaluate:
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         if holds(parts.predicate, operands):
             ref, source = part_of(thread, parts.source, operands, "copy from", line)
-            targets = _windows(thread, parts.target, operands, line, "copy to")
+            targets = [
+                (_as_tma_sees(thread, window, tiles, name, line, writes=True), name, home)
+                for window, name, home in _windows(thread, parts.target, operands, line, "copy to")
+            ]
             _start_store(thread, ref, source, targets, reduce, line)
         if parts.commits:
             thread.stores.commit()
