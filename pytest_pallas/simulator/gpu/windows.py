@@ -141,7 +141,7 @@ class UnitAxis:
 
 
 def tiles_of(transforms: Sequence[Transform]) -> tuple[int, ...]:
-    """The tiles that a part of shared memory has along its last axes; () for no tiles.
+    """The tiles that a part of shared memory has along its last axes; () if none are named.
 
     Args:
       transforms: from the memory to the part.
@@ -150,13 +150,13 @@ def tiles_of(transforms: Sequence[Transform]) -> tuple[int, ...]:
     for transform in transforms:
         if isinstance(transform, Untiled):
             tiles = transform.tiling
-        elif isinstance(transform, Indexed):
+        elif tiles and isinstance(transform, Indexed):
             tiles = tuple(
                 tile
                 for tile, index in zip(_tiles(tiles, len(transform.indices)), transform.indices)
                 if isinstance(index, AxisSlice)
             )
-        elif isinstance(transform, Transposed):
+        elif tiles and isinstance(transform, Transposed):
             given = _tiles(tiles, len(transform.permutation))
             tiles = tuple(given[axis] for axis in transform.permutation)
     return tiles

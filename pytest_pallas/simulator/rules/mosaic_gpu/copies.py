@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from pytest_pallas.compat.tiles import CopyKey, key_of
 from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.concurrency.recording import Asynchronous, Fenced, Side
@@ -54,7 +56,7 @@ def arrives_without_copying() -> bool:
 @gpu_rule("copy_gmem_to_smem")
 def _load(eqn: Equation) -> Evaluate:
     parts, line = load_parts(eqn.params), eqn.line
-    tiles = tiles_of(parts.target.window)
+    tiling = Tiling(tiles_of(parts.target.window), key_of(eqn.params))
     always_arrives = parts.predicate is not None and arrives_without_copying()
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
@@ -71,7 +73,7 @@ def _load(eqn: Equation) -> Evaluate:
             _load_in_order(thread, source, target, (name, ref.name), line)
             return ()
         if parts.partition is None:
-            source = _as_tma_sees(thread, source, tiles, name, line)
+            source = _as_tma_sees(thread, source, tiling, name, line)
         if not parts.axes:
             _, found = part_of(thread, parts.barrier, operands, "use of", line)
             barrier = barrier_at(found)
@@ -79,7 +81,7 @@ def _load(eqn: Equation) -> Evaluate:
             fill = _fill(parts, target)
             _start_load(thread, source, [target], [barrier], (name, ref.name), fill, home, line)
         else:
-            _load_together(thread, parts, source, tiles, operands, (name, ref.name), home, line)
+            _load_together(thread, parts, source, tiling, operands, (name, ref.name), home, line)
         return ()
 
     return evaluate
@@ -146,10 +148,23 @@ def _windows(
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How the shared memory of a copy is tiled.
+
+    Attributes:
+      tiles: along its last axes, as the kernel says; () if it says nothing.
+      key: of the copy, by which the tiles are known that JAX chooses then.
+    """
+
+    tiles: tuple[int, ...]
+    key: CopyKey
+
+
 def _as_tma_sees(
     thread: GpuThread,
     window: EngineWindow,
-    tiles: Sequence[int],
+    tiling: Tiling,
     name: str,
     line: str,
     *,
@@ -160,11 +175,15 @@ def _as_tma_sees(
     Args:
       thread: that starts the copy.
       window: of global memory, as the kernel names it.
-      tiles: of shared memory.
+      tiling: of shared memory.
       name: of the reference.
       line: of the equation.
       writes: whether the copy writes to the window.
     """
+    tiles = tiling.tiles
+    if not tiles and without_unit_axes(window, window.shape)[1]:
+        # Some tiles would drop an index, and the kernel leaves it to JAX which there are.
+        tiles = thread.kernel_launch.tiles().get(tiling.key, ())
     found, dropped = without_unit_axes(window, tiles)
     if dropped:
         assert window.array is not None
@@ -232,7 +251,7 @@ def _load_together(
     thread: GpuThread,
     parts: LoadParts,
     source: EngineWindow,
-    tiles: Sequence[int],
+    tiling: Tiling,
     operands: Sequence[Any],
     names: tuple[str, str],
     home: int,
@@ -252,7 +271,7 @@ def _load_together(
         if parts.partition is not None:
             size = target.shape[parts.partition]
             source = source.part(parts.partition, mine * size, (mine + 1) * size)
-            source = _as_tma_sees(thread, source, tiles, names[0], line)
+            source = _as_tma_sees(thread, source, tiling, names[0], line)
         _start_load(thread, source, [target], [barrier], names, fill, home, line)
         return
     barriers = [_barrier_in(thread, parts.barrier, each, operands) for each in blocks]
@@ -287,7 +306,7 @@ def _barrier_in(
 @gpu_rule("copy_smem_to_gmem")
 def _store(eqn: Equation) -> Evaluate:
     parts, line = store_parts(eqn.params), eqn.line
-    tiles = tiles_of(parts.source.window)
+    tiling = Tiling(tiles_of(parts.source.window), key_of(eqn.params))
     dtype = np.dtype(eqn.ins[0].dtype)
     reduce: Callable[[Array, Array], Array] | None = None
     if parts.reduction is not None:
@@ -297,7 +316,7 @@ def _store(eqn: Equation) -> Evaluate:
         if holds(parts.predicate, operands):
             ref, source = part_of(thread, parts.source, operands, "copy from", line)
             targets = [
-                (_as_tma_sees(thread, window, tiles, name, line, writes=True), name, home)
+                (_as_tma_sees(thread, window, tiling, name, line, writes=True), name, home)
                 for window, name, home in _windows(thread, parts.target, operands, line, "copy to")
             ]
             _start_store(thread, ref, source, targets, reduce, line)
