@@ -108,7 +108,8 @@ def _tiles_in(operation: Any) -> Iterator[tuple[int, tuple[int, ...]]]:
                 if _NUMBER in inner.attributes:
                     number = ir.IntegerAttr(inner.attributes[_NUMBER]).value
                     (transforms,) = ir.ArrayAttr(inner.attributes["in_transforms"])
-                    tiled = [each for each in transforms if isinstance(each, dialect.TileTransformAttr)]
+                    kind = dialect.TileTransformAttr
+                    tiled = [each for each in transforms if isinstance(each, kind)]
                     yield number, tuple(map(int, tiled[0].tiling)) if tiled else ()
                 yield from _tiles_in(inner)
 

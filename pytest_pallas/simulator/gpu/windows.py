@@ -52,6 +52,22 @@ class EngineWindow:
     axes: tuple[Array | int, ...] = ()
     listed: bool = False
 
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The first index along each axis of the array."""
+        return tuple(each if isinstance(each, int) else int(each[0]) for each in self.axes)
+
+    @property
+    def bounds(self) -> tuple[tuple[int, int], ...]:
+        """``(start, stop)`` along each axis of the array, of the elements that there are."""
+        assert self.array is not None
+        lists = [np.atleast_1d(each) for each in self.axes]
+        there = [
+            each[(each >= 0) & (each < size)]
+            for each, size in zip(lists, self.array.shape, strict=True)
+        ]
+        return tuple((int(each.min()), int(each.max()) + 1) for each in there)
+
     def load(self, fill: Any = 0) -> Array:
         """The elements; ``fill`` in place of those that the array does not have."""
         values = _values(self.region)
@@ -151,11 +167,9 @@ def tiles_of(transforms: Sequence[Transform]) -> tuple[int, ...]:
         if isinstance(transform, Untiled):
             tiles = transform.tiling
         elif tiles and isinstance(transform, Indexed):
-            tiles = tuple(
-                tile
-                for tile, index in zip(_tiles(tiles, len(transform.indices)), transform.indices)
-                if isinstance(index, AxisSlice)
-            )
+            given = _tiles(tiles, len(transform.indices))
+            indices = zip(given, transform.indices, strict=True)
+            tiles = tuple(tile for tile, index in indices if isinstance(index, AxisSlice))
         elif tiles and isinstance(transform, Transposed):
             given = _tiles(tiles, len(transform.permutation))
             tiles = tuple(given[axis] for axis in transform.permutation)
@@ -254,9 +268,7 @@ def _indices_along(
     return axes
 
 
-def _gathered(
-    array: Array, axes: Sequence[Array | int], *, listed: bool = False
-) -> EngineWindow:
+def _gathered(array: Array, axes: Sequence[Array | int], *, listed: bool = False) -> EngineWindow:
     shape = tuple(each.size for each in axes if not isinstance(each, int))
     lists = [np.atleast_1d(each) for each in axes]
     there = [(each >= 0) & (each < size) for each, size in zip(lists, array.shape, strict=True)]

@@ -11,6 +11,7 @@ import numpy as np
 from pytest_pallas.compat.tiles import CopyKey, key_of
 from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.errors import SimulationError
+from pytest_pallas.findings import Access
 from pytest_pallas.simulator.concurrency.recording import Asynchronous, Fenced, Side
 from pytest_pallas.simulator.gpu.barriers import Barrier, arrive, barrier_at
 from pytest_pallas.simulator.gpu.barriers import complete as tell
@@ -73,7 +74,7 @@ def _load(eqn: Equation) -> Evaluate:
             _load_in_order(thread, source, target, (name, ref.name), line)
             return ()
         if parts.partition is None:
-            source = _as_tma_sees(thread, source, tiling, name, line)
+            source = _as_tma_sees(thread, source, tiling, name, line, home=home)
         if not parts.axes:
             _, found = part_of(thread, parts.barrier, operands, "use of", line)
             barrier = barrier_at(found)
@@ -168,6 +169,7 @@ def _as_tma_sees(
     name: str,
     line: str,
     *,
+    home: int,
     writes: bool = False,
 ) -> EngineWindow:
     """The window that TMA accesses; report an axis whose index JAX drops.
@@ -178,8 +180,11 @@ def _as_tma_sees(
       tiling: of shared memory.
       name: of the reference.
       line: of the equation.
+      home: the device whose memory it is.
       writes: whether the copy writes to the window.
     """
+    if not thread.machine.drops_indices:
+        return window
     tiles = tiling.tiles
     if not tiles and without_unit_axes(window, window.shape)[1]:
         # Some tiles would drop an index, and the kernel leaves it to JAX which there are.
@@ -187,23 +192,36 @@ def _as_tma_sees(
     found, dropped = without_unit_axes(window, tiles)
     if dropped:
         assert window.array is not None
-        starts = tuple(each if isinstance(each, int) else int(each[0]) for each in window.axes)
+        access = Access(
+            kind="write" if writes else "read",
+            ref=name,
+            owner=thread.owner,
+            home=home,
+            index=found.bounds,
+            line=line,
+            program=thread.program,
+            by="the TMA copy",
+        )
+        facts: dict[str, Any] = {"ref": name, "shape": window.array.shape, "accesses": (access,)}
         message = _dropped(dropped[0], name, window.array.shape, writes=writes)
-        shape = window.array.shape
-        thread.report("bounds", message, line, ref=name, index=starts, shape=shape)
+        thread.report("bounds", message, line, index=window.starts, **facts)
     return found
 
 
 def _dropped(unit: UnitAxis, name: str, shape: tuple[int, ...], *, writes: bool) -> str:
-    copy, instead = ("copy to", "overwrites") if writes else ("load from", "reads")
     size = shape[unit.axis]
-    held = f"one tile of {unit.tile}" if unit.tile > 1 else "1 element"
-    usual = "leaving out what is outside" if writes else "giving zeros"
+    elements = f"{size} element{'s' * (size != 1)}"
+    where = elements if unit.tile == 1 else f"{elements} in one tile of {unit.tile}"
+    copy, happens = (
+        ("copy to", "overwrites the block at 0, where it should write nothing")
+        if writes
+        else ("load from", "reads the block at 0, where it should read zeros")
+    )
     return (
         f"{copy} {name or 'a reference'} {list(shape)} beyond its edge: it starts at {unit.start} "
-        f"of axis {unit.axis}, which has {size} element{'s' * (size != 1)}, and {instead} the "
-        f"block at 0 in place of {usual}: JAX drops the index of a TMA copy along an axis that has "
-        f"{held}. Skip the copy with pl.when where it starts outside"
+        f"of axis {unit.axis}, which has {where}. JAX drops the index of a TMA copy along such an "
+        f"axis: the copy {happens}. Skip the copy where it starts outside (pl.when, predicate=), "
+        "or pad the axis to two tiles"
     )
 
 
@@ -271,7 +289,7 @@ def _load_together(
         if parts.partition is not None:
             size = target.shape[parts.partition]
             source = source.part(parts.partition, mine * size, (mine + 1) * size)
-            source = _as_tma_sees(thread, source, tiling, names[0], line)
+            source = _as_tma_sees(thread, source, tiling, names[0], line, home=home)
         _start_load(thread, source, [target], [barrier], names, fill, home, line)
         return
     barriers = [_barrier_in(thread, parts.barrier, each, operands) for each in blocks]
@@ -316,7 +334,11 @@ def _store(eqn: Equation) -> Evaluate:
         if holds(parts.predicate, operands):
             ref, source = part_of(thread, parts.source, operands, "copy from", line)
             targets = [
-                (_as_tma_sees(thread, window, tiling, name, line, writes=True), name, home)
+                (
+                    _as_tma_sees(thread, window, tiling, name, line, home=home, writes=True),
+                    name,
+                    home,
+                )
                 for window, name, home in _windows(thread, parts.target, operands, line, "copy to")
             ]
             _start_store(thread, ref, source, targets, reduce, line)
