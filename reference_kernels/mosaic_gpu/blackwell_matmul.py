@@ -239,7 +239,8 @@ def _store(
 ) -> None:
     """Round a tile, or this block's half of it, and copy it to the output part by part."""
     columns, width = buffers.sums.shape[1] // 2, buffers.o.shape[2]
-    slot, parts = tile.slot, columns // width
+    # No part begins behind an output of one tile of columns: see ``_tiles.store``.
+    slot, parts = tile.slot, min(columns, o.shape[1]) // width
     member = jax.lax.axis_index("pair")
     mine = pl.ds(tile.row + member * _ROWS, _ROWS)
     plgpu.barrier_wait(barriers.summed.at[slot])
