@@ -117,11 +117,11 @@ def _tiles_in(operation: Any) -> Iterator[tuple[int, tuple[int, ...]]]:
 def _lower(params: Mapping[str, Any], avals: Sequence[Any], axes: Mapping[str, int]) -> None:
     """Lower a kernel for CUDA, with an array for each operand."""
     import jax
-    from jax.sharding import AbstractMesh, PartitionSpec
+    from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
     from pytest_pallas.compat.avals import is_reference
 
-    primitive = importlib.import_module("jax._src.pallas.mpmd").mpmd_map_p
+    mpmd: Any = importlib.import_module("jax._src.pallas.mpmd")
     in_memory = [is_reference(aval) for aval in avals]
 
     def launch(*arrays: Any) -> Any:
@@ -129,11 +129,12 @@ def _lower(params: Mapping[str, Any], avals: Sequence[Any], axes: Mapping[str, i
             jax.new_ref(array) if wrapped else array
             for array, wrapped in zip(arrays, in_memory, strict=True)
         ]
-        return primitive.bind(*given, **params)
+        return mpmd.mpmd_map_p.bind(*given, **params)
 
     whole: Any = launch
     if axes:
-        mesh = AbstractMesh(tuple(axes.values()), tuple(axes))
+        types = (AxisType.Auto,) * len(axes)
+        mesh = AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=types)
         whole = jax.shard_map(
             launch, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False
         )
