@@ -98,17 +98,17 @@ def _numbered(rule: Callable[..., Any], keys: list[CopyKey]) -> Callable[..., An
 
 def _tiles_in(operation: Any) -> Iterator[tuple[int, tuple[int, ...]]]:
     """The number and the tiles of each numbered copy inside of an operation."""
-    from jax.experimental.mosaic.gpu import dialect
     from jax.extend.mlir import ir
 
+    mosaic: Any = importlib.import_module("jax.experimental.mosaic.gpu")
+    kind = mosaic.dialect.TileTransformAttr
     for region in operation.regions:
         for block in region:
             for op in block:
                 inner = op.operation
                 if _NUMBER in inner.attributes:
                     number = ir.IntegerAttr(inner.attributes[_NUMBER]).value
-                    (transforms,) = ir.ArrayAttr(inner.attributes["in_transforms"])
-                    kind = dialect.TileTransformAttr
+                    transforms: Any = ir.ArrayAttr(inner.attributes["in_transforms"])[0]
                     tiled = [each for each in transforms if isinstance(each, kind)]
                     yield number, tuple(map(int, tiled[0].tiling)) if tiled else ()
                 yield from _tiles_in(inner)
