@@ -16,12 +16,13 @@ from pytest_pallas.backends.protocol import Backend, Call, Kind, Outcome, chip_o
 from pytest_pallas.backends.variations import Probe
 from pytest_pallas.compat.rejection import is_rejection
 from pytest_pallas.devices.targets import Target
-from pytest_pallas.errors import DmaError, MissingRuleError, RaceError
-from pytest_pallas.findings import OF_TRANSFERS
+from pytest_pallas.errors import BoundsError, DmaError, MissingRuleError, RaceError
+from pytest_pallas.findings import OF_TRANSFERS, Finding
 from pytest_pallas.notes import Note
 
 if TYPE_CHECKING:
     from pytest_pallas.simulator.inspection.timeline import Timeline
+    from pytest_pallas.simulator.machine import Machine
 
 #: Number of runs that are kept, because checks repeat the same ones.
 _RUNS = 256
@@ -144,11 +145,10 @@ class Simulator:
         outcome, program = Outcome(), None
         try:
             with ending(call.timeout):
-                if call.jit:
-                    program = _program(self, call)
-                    outcome = _traced_run(self, call, program, timeline)
-                else:
-                    outcome = _eager_run(self, call, timeline)
+                program = _program(self, call) if call.jit else None
+                outcome = _evaluated(self, call, program, timeline)
+                if outcome.error is None and any(map(_reads_at_0, outcome.findings)):
+                    outcome = _without_unused_reads(self, call, program, outcome)
         except Exception as error:  # the kernel's error is a result, whatever it is
             if is_rejection(error):
                 raise
@@ -216,8 +216,56 @@ def _program(backend: Simulator, call: Call) -> _TracedProgram:
     return _TracedProgram(jaxpr, jax.tree.structure(traced.out_info), kernels_of(call, jaxpr))
 
 
+def _evaluated(
+    backend: Simulator,
+    call: Call,
+    program: _TracedProgram | None,
+    timeline: Timeline | None,
+    *,
+    drops_indices: bool = True,
+) -> Outcome:
+    """The outcome of a run: of a traced program, or without jit."""
+    machine, probe_results = _machine(backend, call, timeline)
+    machine.drops_indices = drops_indices
+    if program is None:
+        return _eager_run(backend, call, machine, probe_results)
+    return _traced_run(call, program, machine, probe_results)
+
+
+def _reads_at_0(finding: Finding) -> bool:
+    """Whether a finding is that of a load that lost its index: it read a block in the array."""
+    return finding.kind == "bounds" and [each.kind for each in finding.accesses] == ["read"]
+
+
+def _without_unused_reads(
+    backend: Simulator, call: Call, program: _TracedProgram | None, outcome: Outcome
+) -> Outcome:
+    """Leave out loads that lost their index if the answer does not depend on what they read.
+
+    A pipeline may load ahead beyond the end, and never use it. Whether it does is seen in a second
+    run, in which these loads give the zeros that they are documented to give.
+    """
+    unseen = call.with_settings(observer=None)
+    other = _evaluated(backend, unseen, program, None, drops_indices=False)
+    if not _same_bits(outcome, other):
+        return outcome
+    kept = tuple(each for each in outcome.findings if not _reads_at_0(each))
+    return dataclasses.replace(outcome, findings=kept)
+
+
+def _same_bits(one: Outcome, other: Outcome) -> bool:
+    import jax
+
+    pairs = zip(
+        jax.tree.leaves((one.values, one.inputs)),
+        jax.tree.leaves((other.values, other.inputs)),
+        strict=True,
+    )
+    return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
+
+
 def _traced_run(
-    backend: Simulator, call: Call, program: _TracedProgram, timeline: Timeline | None
+    call: Call, program: _TracedProgram, machine: Machine, probe_results: list[Any]
 ) -> Outcome:
     import jax
 
@@ -227,7 +275,6 @@ def _traced_run(
 
     prepare(program.jaxpr)  # which raises for programs that cannot be simulated yet
     _tell(call, program.jaxpr, program.kernels)
-    machine, probe_results = _machine(backend, call, timeline)
     _, arrays = on_host(call)
     values = [_read_only(value) for value in evaluate(program.jaxpr, machine, arrays)]
     return Outcome(
@@ -241,7 +288,9 @@ def _traced_run(
     )
 
 
-def _eager_run(backend: Simulator, call: Call, timeline: Timeline | None) -> Outcome:
+def _eager_run(
+    backend: Simulator, call: Call, machine: Machine, probe_results: list[Any]
+) -> Outcome:
     import jax
 
     from pytest_pallas.backends.tracing import apply, on_host
@@ -249,7 +298,6 @@ def _eager_run(backend: Simulator, call: Call, timeline: Timeline | None) -> Out
     from pytest_pallas.simulator.simulate import run_eagerly
 
     _tell(call, None, ())
-    machine, probe_results = _machine(backend, call, timeline)
     static, arrays = on_host(call.with_settings(mutant=None))
 
     def change(jaxpr: Any) -> Any:
@@ -269,11 +317,13 @@ def _eager_run(backend: Simulator, call: Call, timeline: Timeline | None) -> Out
 
 def _judged(outcome: Outcome, call: Call) -> Outcome:
     """The outcome of a finished run; findings that the call checks become its error."""
+    beyond = [each for each in outcome.findings if each.kind == "bounds"]
     races = [each for each in outcome.findings if call.races and each.kind == "race"]
     others = [each for each in outcome.findings if call.dma and each.kind in OF_TRANSFERS]
-    if outcome.error is not None or not (races or others):
+    if outcome.error is not None or not (beyond or races or others):
         return outcome
-    error = (RaceError if races else DmaError).of(*races, *others)
+    kind = BoundsError if beyond else RaceError if races else DmaError
+    error = kind.of(*beyond, *races, *others)
     return dataclasses.replace(outcome, error=error)
 
 
@@ -282,7 +332,9 @@ def _is_monitored(call: Call) -> bool:
     return call.races or call.dma
 
 
-def _machine(backend: Simulator, call: Call, timeline: Timeline | None) -> tuple[Any, list[Any]]:
+def _machine(
+    backend: Simulator, call: Call, timeline: Timeline | None
+) -> tuple[Machine, list[Any]]:
     """The machine that a call runs on, and the list for the results of its probe."""
     from pytest_pallas.backends.variations import filler_of
     from pytest_pallas.simulator.inspection.loads import LoadRecorder

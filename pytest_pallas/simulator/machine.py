@@ -68,6 +68,7 @@ class Machine:
       shared: arrays that copies in flight access after their kernel, by identity.
       meetings: where threads wait for each other; see ``meeting.meet``.
       monitored: whether the recording is read for what is out of order.
+      drops_indices: whether TMA copies lose the index of an axis of one tile, as on a chip.
       recording: what threads did to shared memory and semaphores.
       timeline: keeps what happened when, or None.
       inspector: is called before and after each equation, or None. A timeline needs one: without,
@@ -94,6 +95,7 @@ class Machine:
     shared: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)
     meetings: dict[Any, Any] = field(default_factory=dict)
     monitored: bool = True
+    drops_indices: bool = True
     recording: Recording = field(default_factory=Recording)
     timeline: Timeline | None = None
     inspector: Inspector | None = None

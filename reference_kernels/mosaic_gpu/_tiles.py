@@ -174,7 +174,7 @@ class Operands(NamedTuple):
 
 
 def sum_over(
-    x: Ref, y: Ref, blocks: Operands, *, row: Any, column: Any, first: Any, steps: int
+    x: Ref, y: Ref, blocks: Operands, *, row: Any, column: Any, first: Any, steps: int | jax.Array
 ) -> jax.Array:
     """The product of a block of rows and one of columns over a range of the terms, in float32.
 
@@ -218,12 +218,13 @@ def store(
 
     The activation is applied part by part, so that it needs few registers besides ``value``. While
     TMA copies one part out, the next is written to the other half of ``parts``. TMA leaves out
-    what lies beyond the end of ``o_gmem``. The last copies may be under way when this returns.
+    what lies beyond the end of ``o_gmem``, unless that has one tile of columns: JAX drops the index
+    along such an axis, and the copy would overwrite that tile. So no part begins behind the columns
+    that ``o_gmem`` has. The last copies may be under way when this returns.
     """
     rows, columns = PART
-    corners = [
-        (i, j) for i in range(0, value.shape[0], rows) for j in range(0, value.shape[1], columns)
-    ]
+    width = min(value.shape[1], o_gmem.shape[-1])
+    corners = [(i, j) for i in range(0, value.shape[0], rows) for j in range(0, width, columns)]
     for count, (i, j) in enumerate(corners):
         part = parts.at[count % 2]
         # The last copy may still read its half. After an odd number of parts, that is this one.

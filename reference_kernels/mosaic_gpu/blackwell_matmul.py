@@ -33,7 +33,8 @@ cache.
 
 What a block has beyond the end of ``x`` and ``y`` TMA fills with zeros, and what a tile has beyond
 the end of ``o`` it leaves out. It does so in whole tiles of 8 rows of 128 bytes only, so sizes that
-are not multiples of them are padded before and cut off after.
+are not multiples of them are padded before and cut off after. Along an axis of one tile JAX drops
+the index of a copy: a block of ``y`` behind one is that tile again, and its sums are not stored.
 
 NVIDIA, "PTX ISA" 8.7, sections "TensorCore 5th Generation Family Instructions" and
 "clusterlaunchcontrol".
@@ -239,7 +240,8 @@ def _store(
 ) -> None:
     """Round a tile, or this block's half of it, and copy it to the output part by part."""
     columns, width = buffers.sums.shape[1] // 2, buffers.o.shape[2]
-    slot, parts = tile.slot, columns // width
+    # No part begins behind an output of one tile of columns: see ``_tiles.store``.
+    slot, parts = tile.slot, min(columns, o.shape[1]) // width
     member = jax.lax.axis_index("pair")
     mine = pl.ds(tile.row + member * _ROWS, _ROWS)
     plgpu.barrier_wait(barriers.summed.at[slot])

@@ -58,14 +58,16 @@ def _kernel(
     row, column = jax.lax.axis_index("row") * block_m, jax.lax.axis_index("column") * block_n
     mine, members = jax.lax.axis_index("part"), jax.lax.axis_size("part")
     width = block_n // members
-    first = mine * steps
+    each = pl.cdiv(steps, members)
+    first = mine * each
 
     total = _tiles.sum_over(
         *(x_gmem, y_gmem, _tiles.Operands(x_smem, y_smem, arrived)),
         row=row,
         column=column,
         first=first,
-        steps=steps,
+        # The last blocks have fewer steps, or none.
+        steps=jnp.clip(steps - first, 0, each) if steps % members else each,
     )
 
     def columns_of(member: int) -> jax.Array:
@@ -110,9 +112,13 @@ def _kernel(
     if by == "pull":
         plgpu.barrier_arrive_and_wait(met)  # the others have loaded what is here
     plgpu.commit_smem()
-    here = (pl.ds(row, block_m), pl.ds(column + mine * width, width))
-    plgpu.copy_smem_to_gmem(o_smem, o_gmem.at[here])
-    plgpu.wait_smem_to_gmem(0)
+    start = column + mine * width
+
+    @pl.when(start < o_gmem.shape[1])  # or it would overwrite an output of one tile of columns
+    def _store() -> None:
+        here = (pl.ds(row, block_m), pl.ds(start, width))
+        plgpu.copy_smem_to_gmem(o_smem, o_gmem.at[here])
+        plgpu.wait_smem_to_gmem(0)
 
 
 def cluster_split_k(
@@ -162,9 +168,8 @@ def cluster_split_k(
         )
     x, y = _tiles.aligned(x), _tiles.aligned(y)
     width = block_n // cluster
-    steps = pl.cdiv(pl.cdiv(k, block_k), cluster)
     return plgpu.kernel(
-        functools.partial(_kernel, steps=steps, by=by),
+        functools.partial(_kernel, steps=pl.cdiv(k, block_k), by=by),
         out_type=jax.ShapeDtypeStruct(_tiles.whole((m, n), x.dtype), x.dtype),
         scratch_types=[
             plgpu.RefUnion(

@@ -16,8 +16,9 @@ memory, where TMA puts them, its sum in registers.
   the tensor cores never run dry, and the slot that TMA fills is that of the step before.
 
 Nothing is masked. TMA fills what lies beyond the end of an operand with zeros, and skips what lies
-beyond the end of the output. It does so in whole tiles of 8 rows of 128 bytes; operands that end
-within one are padded before, in a copy.
+beyond the end of the output, unless the array has one tile along that axis (see ``_tiles.store``).
+It does so in whole tiles of 8 rows of 128 bytes; operands that end within one are padded before, in
+a copy.
 
 Backward, with ``g = activation'(x @ y) do``: ``dx = g @ y^T`` and ``dy = x^T @ g``, by the same
 kernel, which contracts whichever axes it is told to. ``wgmma`` takes 16-bit operands either way, so

@@ -135,10 +135,13 @@ def _multiply(
 def _store_rows(
     total: jax.Array, smem: Ref, o: Ref, row: jax.Array, start: jax.Array, length: jax.Array
 ) -> None:
-    """Copy the rows of the group to the output, some columns at a time; others keep theirs."""
+    """Copy the rows of the group to the output, some columns at a time; others keep theirs.
+
+    No copy begins behind an output of 64 columns: see ``_tiles.store``.
+    """
     block_n = total.shape[1]
     column = jax.lax.axis_index("column") * block_n
-    for part in range(0, block_n, _COLUMNS):
+    for part in range(0, min(block_n, o.shape[1]), _COLUMNS):
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         smem[...] = total[:, part : part + _COLUMNS].astype(o.dtype)
         plgpu.commit_smem()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pytest_pallas.compat.tiles import CopyKey
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Wait
 from pytest_pallas.simulator.concurrency.peers import CoreAddress, peer_of, reach
@@ -44,6 +45,8 @@ class GpuLaunch:
       registers: that a thread has at least when it begins.
       lanes_apart: whether the lanes of a warpgroup do not wait for each other before one of them
         starts a copy: ``unsafe_no_auto_barriers``.
+      tiles: gives the tiles that JAX chooses for the shared memory of each copy, by ``key_of`` its
+        equation's parameters.
     """
 
     thread: Thread
@@ -55,6 +58,7 @@ class GpuLaunch:
     start: EarlyStart | None = None
     registers: int = 0
     lanes_apart: bool = False
+    tiles: Callable[[], Mapping[CopyKey, tuple[int, ...]]] = dict
 
 
 @dataclass(eq=False)

@@ -1,8 +1,9 @@
 """Windows of global memory that copy engines read and write.
 
 A window may begin before the array and reach beyond it: what is read there is zero, what is written
-there is dropped (PTX ISA, "Tensors", "Out of Boundary Access"). The first axis may be indexed by a
-list of rows. ``im2col`` windows are those of ``plgpu.im2col_ref``.
+there is dropped (PTX ISA, "Tensors", "Out of Boundary Access"). JAX drops the index along an axis
+of one tile: ``without_unit_axes``. The first axis may be indexed by a list of rows. ``im2col``
+windows are those of ``plgpu.im2col_ref``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.memory.indexing import Outside
 from pytest_pallas.simulator.memory.references import Elements, Ref, Region
 from pytest_pallas.simulator.memory.windows import read
-from pytest_pallas.transforms import AxisSlice, Im2Col, Indexed, Operand, Transform
+from pytest_pallas.transforms import (
+    AxisSlice,
+    Im2Col,
+    Indexed,
+    Operand,
+    Transform,
+    Transposed,
+    Untiled,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -33,6 +42,7 @@ class EngineWindow:
       inside: the index of these elements in the window; None if it has no others.
       array: the array, where the window is more than a part of it.
       axes: the indices along each axis of the array, a number for those that the window has not.
+      listed: whether some of these indices are listed by the kernel (a gather or a scatter).
     """
 
     region: Region
@@ -40,6 +50,23 @@ class EngineWindow:
     inside: tuple[Any, ...] | None = None
     array: Array | None = None
     axes: tuple[Array | int, ...] = ()
+    listed: bool = False
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The first index along each axis of the array."""
+        return tuple(each if isinstance(each, int) else int(each[0]) for each in self.axes)
+
+    @property
+    def bounds(self) -> tuple[tuple[int, int], ...]:
+        """``(start, stop)`` along each axis of the array, of the elements that there are."""
+        assert self.array is not None
+        lists = [np.atleast_1d(each) for each in self.axes]
+        there = [
+            each[(each >= 0) & (each < size)]
+            for each, size in zip(lists, self.array.shape, strict=True)
+        ]
+        return tuple((int(each.min()), int(each.max()) + 1) for each in there)
 
     def load(self, fill: Any = 0) -> Array:
         """The elements; ``fill`` in place of those that the array does not have."""
@@ -79,7 +106,7 @@ class EngineWindow:
         indices = axes[number]
         assert not isinstance(indices, int)
         axes[number] = indices[start:stop]
-        return _gathered(self.array, axes)
+        return _gathered(self.array, axes, listed=self.listed)
 
 
 def _values(region: Region) -> Array:
@@ -114,6 +141,83 @@ def window_of(
     return _composed(ref.data, transforms, operands)
 
 
+@dataclass(frozen=True, slots=True)
+class UnitAxis:
+    """An axis of an array along which JAX drops the index of a copy.
+
+    Attributes:
+      axis: of the array.
+      start: the index that the kernel gave.
+      tile: elements of the one tile that the axis has; 1 where the copy has no tiles.
+    """
+
+    axis: int
+    start: int
+    tile: int
+
+
+def tiles_of(transforms: Sequence[Transform]) -> tuple[int, ...]:
+    """The tiles that a part of shared memory has along its last axes; () if none are named.
+
+    Args:
+      transforms: from the memory to the part.
+    """
+    tiles: tuple[int, ...] = ()
+    for transform in transforms:
+        if isinstance(transform, Untiled):
+            tiles = transform.tiling
+        elif tiles and isinstance(transform, Indexed):
+            given = _tiles(tiles, len(transform.indices))
+            indices = zip(given, transform.indices, strict=True)
+            tiles = tuple(tile for tile, index in indices if isinstance(index, AxisSlice))
+        elif tiles and isinstance(transform, Transposed):
+            given = _tiles(tiles, len(transform.permutation))
+            tiles = tuple(given[axis] for axis in transform.permutation)
+    return tiles
+
+
+def _tiles(tiles: Sequence[int], rank: int) -> tuple[int, ...]:
+    """One tile for each of ``rank`` axes: axes before those of ``tiles`` have tiles of 1."""
+    return (*(1,) * (rank - len(tiles)), *tiles[max(len(tiles) - rank, 0) :])
+
+
+def without_unit_axes(
+    window: EngineWindow, tiles: Sequence[int]
+) -> tuple[EngineWindow, tuple[UnitAxis, ...]]:
+    """The window that a TMA copy accesses in place of one that is partly outside.
+
+    JAX tiles the array as shared memory is tiled. An axis that has one tile then, of which the
+    window has one as well, is not part of the TMA descriptor: the window is at the tile 0, whatever
+    index the kernel gives (``DropUnitDimsTransform`` in ``jax/experimental/mosaic/gpu/
+    launch_context.py``, JAX 0.11.2 and 0.12.0.1; measured on an H200). Without tiles, that is an
+    axis of one element. Gathers and scatters keep their indices.
+
+    Args:
+      window: of global memory.
+      tiles: of the part of shared memory; see ``tiles_of``.
+
+    Returns:
+      The window, and the axes whose index was dropped and had pointed to another tile; none if the
+      array has no element of the window along the other axes.
+    """
+    array = window.array
+    if array is None or window.inside is None or window.listed:
+        return window, ()
+    axes = list(window.axes)
+    tile_of = iter(_tiles(tiles, len(window.shape)))
+    dropped: list[UnitAxis] = []
+    for axis, (indices, size) in enumerate(zip(axes, array.shape, strict=True)):
+        tile, count = (1, 1) if isinstance(indices, int) else (next(tile_of), indices.size)
+        start = indices if isinstance(indices, int) else int(indices[0]) if count else 0
+        if 0 < size <= tile == count and start // tile:
+            axes[axis] = indices - start // tile * tile
+            dropped.append(UnitAxis(axis, start, tile))
+    if not dropped:
+        return window, ()
+    found = _gathered(array, axes)
+    return found, tuple(dropped) if _values(found.region).size else ()
+
+
 def _composed(
     array: Array, transforms: Sequence[Transform], operands: Sequence[Any]
 ) -> EngineWindow:
@@ -124,7 +228,8 @@ def _composed(
                 "a copy engine reads and writes slices of an array in global memory, and no "
                 f"{type(transform).__name__.lower()} one"
             )
-    return _gathered(array, _indices_along(array.shape, transforms, operands))
+    listed = any(each.joint for each in transforms if isinstance(each, Indexed))
+    return _gathered(array, _indices_along(array.shape, transforms, operands), listed=listed)
 
 
 def _indices_along(
@@ -163,7 +268,7 @@ def _indices_along(
     return axes
 
 
-def _gathered(array: Array, axes: Sequence[Array | int]) -> EngineWindow:
+def _gathered(array: Array, axes: Sequence[Array | int], *, listed: bool = False) -> EngineWindow:
     shape = tuple(each.size for each in axes if not isinstance(each, int))
     lists = [np.atleast_1d(each) for each in axes]
     there = [(each >= 0) & (each < size) for each, size in zip(lists, array.shape, strict=True)]
@@ -182,10 +287,10 @@ def _gathered(array: Array, axes: Sequence[Array | int]) -> EngineWindow:
             slice(int(each[0]), int(each[-1]) + 1, _step(each)) if each.size else slice(0, 0)
             for each in used
         )
-        return EngineWindow(array[steps], shape, inside, array, tuple(axes))
+        return EngineWindow(array[steps], shape, inside, array, tuple(axes), listed)
     key = np.broadcast_arrays(*np.ix_(*used))
     region = Elements(array, tuple(each.ravel() for each in key))
-    return EngineWindow(region, shape, inside, array, tuple(axes))
+    return EngineWindow(region, shape, inside, array, tuple(axes), listed)
 
 
 def _is_range(indices: Array) -> bool:

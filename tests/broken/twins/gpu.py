@@ -233,3 +233,98 @@ def refilled_too_early(x: jax.Array, y: jax.Array, *, block: int = 8) -> jax.Arr
 
 SPEC_REFILLED_TOO_EARLY = _spec(name="refilled_too_early", kernel={"gpu": refilled_too_early})
 SPEC_REFILLED_TOO_EARLY_RIGHT = twin(SPEC_REFILLED_TOO_EARLY, sum_of_blocks)
+
+
+def pairs_of_tiles(x: jax.Array, *, wrong: str = "") -> jax.Array:
+    """Sums of two tiles of 64 columns side by side; a last one without a neighbour is itself."""
+    m, n = x.shape
+
+    def body(x_gmem: Any, o_gmem: Any, buffer: Any, arrived: Any) -> None:
+        first = jax.lax.axis_index("pair") * 128
+
+        def add(start: Any) -> None:
+            plgpu.copy_gmem_to_smem(x_gmem.at[:, pl.ds(start, 64)], buffer.at[1], arrived)
+            plgpu.barrier_wait(arrived)
+            buffer[0] = buffer[0] + buffer[1]
+
+        plgpu.copy_gmem_to_smem(x_gmem.at[:, pl.ds(first, 64)], buffer.at[0], arrived)
+        plgpu.barrier_wait(arrived)
+        if wrong:
+            add(first + 64)
+        else:
+            pl.when(first + 64 < n)(lambda: add(first + 64))
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(buffer.at[0], o_gmem.at[jax.lax.axis_index("pair")])
+        plgpu.wait_smem_to_gmem(0)
+
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((pl.cdiv(n, 128), m, 64), x.dtype),
+        scratch_types=[_tiles((2, m, 64), x.dtype), plgpu.Barrier()],
+        grid=(pl.cdiv(n, 128),),
+        grid_names=("pair",),
+    )(x)
+
+
+def _tiles(shape: tuple[int, ...], dtype: Any) -> Any:
+    swizzled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+    return plgpu.SMEM(shape, dtype, transforms=swizzled)
+
+
+def pairs_of_tiles_reference(x: jax.Array) -> jax.Array:
+    m, n = x.shape
+    wide = jnp.pad(x, ((0, 0), (0, -n % 128))).reshape(m, -1, 2, 64)
+    return wide.sum(axis=2).transpose(1, 0, 2)
+
+
+def same_tile_twice(x: jax.Array) -> jax.Array:
+    """A load behind an array of one tile is taken for zeros: it reads that tile again."""
+    return pairs_of_tiles(x, wrong="no guard")
+
+
+_tiled_spec = functools.partial(
+    _spec, inputs=pst.arrays("m n", dtype="bfloat16", dims={"m": 64, "n": [64, 192]})
+)
+SPEC_SAME_TILE_TWICE = _tiled_spec(
+    name="same_tile_twice", kernel={"gpu": same_tile_twice}, reference=pairs_of_tiles_reference
+)
+SPEC_SAME_TILE_TWICE_RIGHT = twin(SPEC_SAME_TILE_TWICE, pairs_of_tiles)
+
+
+def negated(x: jax.Array, *, wrong: str = "") -> jax.Array:
+    """``-x``, by blocks of two tiles of 64 columns, each of which is copied out by itself."""
+    m, n = x.shape
+
+    def body(x_gmem: Any, o_gmem: Any, buffer: Any, parts: Any, arrived: Any) -> None:
+        first = jax.lax.axis_index("block") * 128
+        plgpu.copy_gmem_to_smem(x_gmem.at[:, pl.ds(first, 128)], buffer, arrived)
+        plgpu.barrier_wait(arrived)
+        for part in range(2 if wrong else min(2, n // 64)):
+            parts[part] = -buffer[:, part * 64 : (part + 1) * 64]
+            plgpu.commit_smem()
+            there = pl.ds(first + part * 64, 64)
+            plgpu.copy_smem_to_gmem(parts.at[part], o_gmem.at[:, there])
+        plgpu.wait_smem_to_gmem(0)
+
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        scratch_types=[
+            _tiles((m, 128), x.dtype),
+            _tiles((2, m, 64), x.dtype),
+            plgpu.Barrier(),
+        ],
+        grid=(pl.cdiv(n, 128),),
+        grid_names=("block",),
+    )(x)
+
+
+def only_tile_overwritten(x: jax.Array) -> jax.Array:
+    """A store behind an output of one tile is taken for nothing: it overwrites that tile."""
+    return negated(x, wrong="no guard")
+
+
+SPEC_ONLY_TILE_OVERWRITTEN = _tiled_spec(
+    name="only_tile_overwritten", kernel={"gpu": only_tile_overwritten}, reference=jnp.negative
+)
+SPEC_ONLY_TILE_OVERWRITTEN_RIGHT = twin(SPEC_ONLY_TILE_OVERWRITTEN, negated)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pytest_pallas.compat.jaxprs import open_jaxpr, written_inputs
 from pytest_pallas.compat.source import home_of
+from pytest_pallas.compat.tiles import CopyKey, inferred_tiles, infers_tiles
+from pytest_pallas.devices.absent import AbsentChip, present
+from pytest_pallas.devices.gpus import GPUS, attributes
 from pytest_pallas.simulator.concurrency.launches import equations
 from pytest_pallas.simulator.gpu.launches.block_meshes import BlockMesh, block_mesh
 from pytest_pallas.simulator.gpu.launches.registers import registers_at_launch
@@ -20,6 +24,7 @@ from pytest_pallas.simulator.gpu.peers import reaches_devices
 from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import allocated_columns
 from pytest_pallas.simulator.program import Program, prepare
 from pytest_pallas.simulator.registry import Equation
+from pytest_pallas.simulator.thread import Thread
 
 
 def body_of(jaxpr: Any) -> tuple[str, tuple[str, ...]]:
@@ -154,3 +159,31 @@ def _body(jaxpr: Any) -> tuple[str, tuple[str, ...]]:
         if each.primitive.name == "run_scoped":
             return body_of(open_jaxpr(each.params["jaxpr"])[0])
     return body_of(open_jaxpr(jaxpr)[0])
+
+
+def tiles_of_copies(
+    kernel: GpuKernel, eqn: Equation, thread: Thread
+) -> Mapping[CopyKey, tuple[int, ...]]:
+    """The tiles that JAX chooses for the shared memory of each copy of a kernel.
+
+    JAX lowers the kernel for that, as it does for the chip. A note says if it cannot.
+
+    Args:
+      kernel: whose copies.
+      eqn: its ``mpmd_map``.
+      thread: the device that runs it.
+    """
+    if not infers_tiles(kernel.params):
+        return {}
+    target = thread.machine.target
+    chip = AbsentChip(GPUS[target].device_kind, "gpu", attributes(target))
+    try:
+        with warnings.catch_warnings(), present(chip):
+            warnings.simplefilter("ignore")
+            return inferred_tiles(eqn.params, eqn.ins, thread.sizes)
+    except Exception as error:  # whatever its lowering raises
+        thread.machine.note(
+            f"{kernel.name} is not lowered ({type(error).__name__}), so it is not known how JAX "
+            "tiles its shared memory, and whether it drops the index of a copy that starts outside"
+        )
+        return {}

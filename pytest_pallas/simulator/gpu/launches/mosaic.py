@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from pytest_pallas.compat.avals import is_reference
+from pytest_pallas.compat.tiles import CopyKey
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.arithmetic.keyed import value_of, words_of
@@ -24,7 +25,12 @@ from pytest_pallas.simulator.gpu.launches.cluster_control import (
     may_begin,
 )
 from pytest_pallas.simulator.gpu.launches.footprints import Footprints
-from pytest_pallas.simulator.gpu.launches.kernels import GpuKernel, kernel_inputs, kernel_of
+from pytest_pallas.simulator.gpu.launches.kernels import (
+    GpuKernel,
+    kernel_inputs,
+    kernel_of,
+    tiles_of_copies,
+)
 from pytest_pallas.simulator.gpu.launches.scopes import (
     publish_semaphores,
 )
@@ -43,6 +49,7 @@ from pytest_pallas.simulator.registry import Equation, Evaluate
 from pytest_pallas.simulator.thread import GridPosition, Thread
 
 Array = np.ndarray[Any, Any]
+type Tiles = Mapping[CopyKey, tuple[int, ...]]
 
 
 def bind(eqn: Equation) -> Evaluate:
@@ -50,6 +57,14 @@ def bind(eqn: Equation) -> Evaluate:
     kernel = kernel_of(eqn)
     in_memory = [is_reference(aval) for aval in kernel_inputs(eqn)]
     excesses: dict[str, tuple[Finding, ...]] = {}
+    tiles: dict[Any, Tiles] = {}
+
+    def tiles_for(thread: Thread) -> Tiles:
+        """Lower the kernel once for each chip and mesh, and only where somebody asks."""
+        key = thread.machine.target, tuple(thread.sizes.items())
+        if key not in tiles:
+            tiles[key] = tiles_of_copies(kernel, eqn, thread)
+        return tiles[key]
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
         if thread.machine.platform != "gpu":
@@ -63,7 +78,7 @@ def bind(eqn: Equation) -> Evaluate:
             excesses[target] = tuple(smem_findings(eqn.params["jaxprs"][0], *at))
         for finding in excesses[target]:
             thread.machine.report(finding)
-        outputs = _execute(kernel, thread, operands, in_memory)
+        outputs = _execute(kernel, thread, operands, in_memory, lambda: tiles_for(thread))
         if thread.machine.outputs is not None:
             thread.machine.outputs(kernel.equation, outputs)
         return outputs
@@ -72,7 +87,11 @@ def bind(eqn: Equation) -> Evaluate:
 
 
 def _execute(
-    kernel: GpuKernel, thread: Thread, operands: Sequence[Any], in_memory: Sequence[bool]
+    kernel: GpuKernel,
+    thread: Thread,
+    operands: Sequence[Any],
+    in_memory: Sequence[bool],
+    tiles: Callable[[], Tiles],
 ) -> list[Any]:
     machine, count = thread.machine, len(operands)
     refs: list[Any] = []
@@ -105,7 +124,7 @@ def _execute(
             if isinstance(ref, Ref) and thread.recorded:
                 thread.publish(ref, "operand", number, shared=True)
         _check_tensor_memory(kernel, machine)
-        launch = GpuLaunch(thread, kernel.mesh, registers=kernel.registers)
+        launch = GpuLaunch(thread, kernel.mesh, registers=kernel.registers, tiles=tiles)
         launch.lanes_apart = getattr(kernel.params, "unsafe_no_auto_barriers", False)
         if kernel.early:
             launch.start = begin_early(thread, values)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from pytest_pallas.compat.tiles import CopyKey, key_of
 from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.errors import SimulationError
+from pytest_pallas.findings import Access
 from pytest_pallas.simulator.concurrency.recording import Asynchronous, Fenced, Side
 from pytest_pallas.simulator.gpu.barriers import Barrier, arrive, barrier_at
 from pytest_pallas.simulator.gpu.barriers import complete as tell
@@ -22,7 +25,13 @@ from pytest_pallas.simulator.gpu.operations import (
 from pytest_pallas.simulator.gpu.peers import memories_of
 from pytest_pallas.simulator.gpu.reductions import reducer
 from pytest_pallas.simulator.gpu.threads import GpuThread, ThreadBlock
-from pytest_pallas.simulator.gpu.windows import EngineWindow, window_of
+from pytest_pallas.simulator.gpu.windows import (
+    EngineWindow,
+    UnitAxis,
+    tiles_of,
+    window_of,
+    without_unit_axes,
+)
 from pytest_pallas.simulator.machine import default_fill
 from pytest_pallas.simulator.memory.accesses import beyond_edge
 from pytest_pallas.simulator.memory.indexing import Outside
@@ -48,6 +57,7 @@ def arrives_without_copying() -> bool:
 @gpu_rule("copy_gmem_to_smem")
 def _load(eqn: Equation) -> Evaluate:
     parts, line = load_parts(eqn.params), eqn.line
+    tiling = Tiling(tiles_of(parts.target.window), key_of(eqn.params))
     always_arrives = parts.predicate is not None and arrives_without_copying()
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
@@ -62,14 +72,17 @@ def _load(eqn: Equation) -> Evaluate:
         ref, target = part_of(thread, parts.target, operands, "load to", line)
         if parts.barrier is None:
             _load_in_order(thread, source, target, (name, ref.name), line)
-        elif not parts.axes:
+            return ()
+        if parts.partition is None:
+            source = _as_tma_sees(thread, source, tiling, name, line, home=home)
+        if not parts.axes:
             _, found = part_of(thread, parts.barrier, operands, "use of", line)
             barrier = barrier_at(found)
             arrive(thread, barrier, line, expects=target.nbytes)
             fill = _fill(parts, target)
             _start_load(thread, source, [target], [barrier], (name, ref.name), fill, home, line)
         else:
-            _load_together(thread, parts, source, operands, (name, ref.name), home, line)
+            _load_together(thread, parts, source, tiling, operands, (name, ref.name), home, line)
         return ()
 
     return evaluate
@@ -136,6 +149,82 @@ def _windows(
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How the shared memory of a copy is tiled.
+
+    Attributes:
+      tiles: along its last axes, as the kernel says; () if it says nothing.
+      key: of the copy, by which the tiles are known that JAX chooses then.
+    """
+
+    tiles: tuple[int, ...]
+    key: CopyKey
+
+
+def _as_tma_sees(
+    thread: GpuThread,
+    window: EngineWindow,
+    tiling: Tiling,
+    name: str,
+    line: str,
+    *,
+    home: int,
+    writes: bool = False,
+) -> EngineWindow:
+    """The window that TMA accesses; report an axis whose index JAX drops.
+
+    Args:
+      thread: that starts the copy.
+      window: of global memory, as the kernel names it.
+      tiling: of shared memory.
+      name: of the reference.
+      line: of the equation.
+      home: the device whose memory it is.
+      writes: whether the copy writes to the window.
+    """
+    if not thread.machine.drops_indices:
+        return window
+    tiles = tiling.tiles
+    if not tiles and without_unit_axes(window, window.shape)[1]:
+        # Some tiles would drop an index, and the kernel leaves it to JAX which there are.
+        tiles = thread.kernel_launch.tiles().get(tiling.key, ())
+    found, dropped = without_unit_axes(window, tiles)
+    if dropped:
+        assert window.array is not None
+        access = Access(
+            kind="write" if writes else "read",
+            ref=name,
+            owner=thread.owner,
+            home=home,
+            index=found.bounds,
+            line=line,
+            program=thread.program,
+            by="the TMA copy",
+        )
+        facts: dict[str, Any] = {"ref": name, "shape": window.array.shape, "accesses": (access,)}
+        message = _dropped(dropped[0], name, window.array.shape, writes=writes)
+        thread.report("bounds", message, line, index=window.starts, **facts)
+    return found
+
+
+def _dropped(unit: UnitAxis, name: str, shape: tuple[int, ...], *, writes: bool) -> str:
+    size = shape[unit.axis]
+    elements = f"{size} element{'s' * (size != 1)}"
+    where = elements if unit.tile == 1 else f"{elements} in one tile of {unit.tile}"
+    copy, happens = (
+        ("copy to", "overwrites the block at 0, where it should write nothing")
+        if writes
+        else ("load from", "reads the block at 0, where it should read zeros")
+    )
+    return (
+        f"{copy} {name or 'a reference'} {list(shape)} beyond its edge: it starts at {unit.start} "
+        f"of axis {unit.axis}, which has {where}. JAX drops the index of a TMA copy along such an "
+        f"axis: the copy {happens}. Skip the copy where it starts outside (pl.when, predicate=), "
+        "or pad the axis to two tiles"
+    )
+
+
 def _start_load(
     thread: GpuThread,
     source: EngineWindow,
@@ -180,6 +269,7 @@ def _load_together(
     thread: GpuThread,
     parts: LoadParts,
     source: EngineWindow,
+    tiling: Tiling,
     operands: Sequence[Any],
     names: tuple[str, str],
     home: int,
@@ -199,6 +289,7 @@ def _load_together(
         if parts.partition is not None:
             size = target.shape[parts.partition]
             source = source.part(parts.partition, mine * size, (mine + 1) * size)
+            source = _as_tma_sees(thread, source, tiling, names[0], line, home=home)
         _start_load(thread, source, [target], [barrier], names, fill, home, line)
         return
     barriers = [_barrier_in(thread, parts.barrier, each, operands) for each in blocks]
@@ -233,6 +324,7 @@ def _barrier_in(
 @gpu_rule("copy_smem_to_gmem")
 def _store(eqn: Equation) -> Evaluate:
     parts, line = store_parts(eqn.params), eqn.line
+    tiling = Tiling(tiles_of(parts.source.window), key_of(eqn.params))
     dtype = np.dtype(eqn.ins[0].dtype)
     reduce: Callable[[Array, Array], Array] | None = None
     if parts.reduction is not None:
@@ -241,7 +333,14 @@ def _store(eqn: Equation) -> Evaluate:
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         if holds(parts.predicate, operands):
             ref, source = part_of(thread, parts.source, operands, "copy from", line)
-            targets = _windows(thread, parts.target, operands, line, "copy to")
+            targets = [
+                (
+                    _as_tma_sees(thread, window, tiling, name, line, home=home, writes=True),
+                    name,
+                    home,
+                )
+                for window, name, home in _windows(thread, parts.target, operands, line, "copy to")
+            ]
             _start_store(thread, ref, source, targets, reduce, line)
         if parts.commits:
             thread.stores.commit()
