@@ -19,7 +19,9 @@ from pytest_pallas.compat.source import source_line
 from pytest_pallas.devices.absent import tracing_for
 from pytest_pallas.devices.targets import TARGETS
 from pytest_pallas.errors import SimulationError
+from pytest_pallas.explanations import one_line
 from pytest_pallas.simulator.eager import bind
+from pytest_pallas.source_lines import read
 
 #: The most elements of an array in Triton (``maxTensorNumElements`` in triton/Dialect/Triton/IR).
 _MOST = 1 << 20
@@ -71,13 +73,13 @@ def _refusal(equation: Any, lowered: Sequence[Any], error: Exception) -> Simulat
       error: what it raised.
     """
     lines = [line for each in (equation, *lowered) if (line := source_line(each))]
-    line, words = lines[-1] if lines else "", str(error).partition(" Please file an issue")[0]
+    line = lines[-1] if lines else ""
     wrong: list[tuple[str, Any]] = []
     if lowered:
         wrong = [(line, aval) for aval in _arrays(lowered[-1]) if _is_refused(aval)]
     elif equation.params["jaxpr"].eqns:
         wrong = [each for each in _all_arrays(equation, line) if _is_refused(each[1])]
-        named = [each for each in wrong if _is_named(each[0], words)]
+        named = [each for each in wrong if _is_named(each[0], str(error))]
         wrong = named or wrong
     if wrong and not isinstance(error, NotImplementedError):
         line, aval = wrong[0]
@@ -85,10 +87,9 @@ def _refusal(equation: Any, lowered: Sequence[Any], error: Exception) -> Simulat
     else:
         what = lowered[-1] if lowered else equation
         arrays = ", ".join(map(_array, _arrays(what, what.invars) or _arrays(what)))
-        reason = f"{type(error).__name__}: {' '.join(words.split())}".removesuffix(": ")
         refusal = SimulationError(
             f"JAX does not lower {what.primitive.name} of {arrays} to Triton, so that no GPU runs "
-            f"this kernel ({reason})"
+            f"this kernel ({one_line(error)}); use another operation, or plgpu.kernel of Mosaic GPU"
         )
     refusal.at(line, "")
     return refusal
@@ -120,8 +121,8 @@ def _is_refused(aval: Any) -> bool:
 
 def _is_named(line: str, words: str) -> bool:
     """Whether MLIR names ``file:line`` among the places of an operation."""
-    file, _, number = line.rpartition(":")
-    return f'"{file}":{number}:' in words
+    place = read(line)
+    return place is not None and f'"{place.file}":{place.line}:' in words
 
 
 def _arrays(eqn: Any, among: Sequence[Any] = ()) -> list[Any]:
