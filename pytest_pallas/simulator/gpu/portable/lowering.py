@@ -17,11 +17,16 @@ from pytest_pallas.compat.compilers import lowering_to_triton
 from pytest_pallas.compat.jaxprs import sub_jaxprs
 from pytest_pallas.compat.source import source_line
 from pytest_pallas.devices.absent import tracing_for
+from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.devices.targets import TARGETS
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.explanations import one_line
 from pytest_pallas.simulator.eager import bind
 from pytest_pallas.source_lines import read
+
+#: The chip that JAX is asked about, by the least compute capability. JAX does not know every chip
+#: (``jax/_src/pallas/triton/gpu_info.py``), and its lowering depends on the capability only.
+_CHIPS = {0: "a100", 9: "h100", 10: "b200"}
 
 #: The most elements of an array in Triton (``maxTensorNumElements`` in triton/Dialect/Triton/IR).
 _MOST = 1 << 20
@@ -44,6 +49,7 @@ def require_lowering(equation: Any, target: str) -> None:
     asked = equation.replace(params={**equation.params, "interpret": False, "debug": False})
     wide = any(aval.dtype.itemsize == 8 for aval in (*avals, *(v.aval for v in asked.outvars)))
     operands = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+    chip = _CHIPS[max(each for each in _CHIPS if each <= GPUS[target].capability)]
 
     def call(*operands: Any) -> Any:
         # A kernel may close over references, which become arrays when JAX lowers the function.
@@ -52,7 +58,7 @@ def require_lowering(equation: Any, target: str) -> None:
 
     with (
         warnings.catch_warnings(),
-        tracing_for(TARGETS[target]),
+        tracing_for(TARGETS[chip]),
         jax.enable_x64(True) if wide else nullcontext(),
         lowering_to_triton() as lowered,
     ):

@@ -19,6 +19,7 @@ from pytest_pallas.backends.registry import compiling
 from pytest_pallas.compilers import cuda
 from pytest_pallas.compilers.service import Service
 from pytest_pallas.devices.absent import tracing_for
+from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.devices.targets import TARGETS
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.simulate import simulate
@@ -183,6 +184,15 @@ def test_on_every_chip() -> None:
         simulated(KERNELS["a power of two"], target)
         with pytest.raises(SimulationError, match="power of two"):
             simulated(KERNELS["not a power of two"], target)
+
+
+def test_on_a_chip_that_jax_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = dataclasses.replace(GPUS["b200"], device_kind="NVIDIA X1", capability=13)
+    monkeypatch.setitem(GPUS, "x1", other)
+    monkeypatch.setitem(TARGETS, "x1", dataclasses.replace(TARGETS["b200"], name="x1"))
+    simulated(KERNELS["a power of two"], "x1")
+    with pytest.raises(SimulationError, match="power of two"):
+        simulated(KERNELS["not a power of two"], "x1")
 
 
 def test_on_a_tpu_it_is_allowed() -> None:
