@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import traceback
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -105,6 +106,36 @@ def meshes_of(chip: Any) -> Generator[None]:
         patch.object(shard_map, "_as_manual_mesh", manual_mesh),
     ):
         yield
+
+
+@contextmanager
+def lowering_to_triton() -> Generator[list[Any]]:
+    """Let JAX's lowering to Triton verify each module, as XLA does when it reads it.
+
+    By itself the lowering verifies reductions only. The verifier raises an ``MLIRError``, for
+    arrays whose size is no power of two, or more than Triton allows.
+
+    Gives a list, which holds the equations of the kernel that were being lowered when an error came
+    out: one inside of the other, the innermost last.
+    """
+    lowering: Any = importlib.import_module("jax._src.pallas.triton.lowering")
+    original = lowering.lower_jaxpr_to_triton_module
+    equations: list[Any] = []
+
+    @functools.wraps(original)
+    def verified(*args: Any, **kwargs: Any) -> Any:
+        try:
+            lowered = original(*args, **kwargs)
+        except Exception as error:
+            frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+            inner = lowering.lower_jaxpr_to_triton_ir.__code__
+            equations.extend(frame.f_locals["eqn"] for frame in frames if frame.f_code is inner)
+            raise
+        lowered.module.operation.verify()
+        return lowered
+
+    with patch.object(lowering, "lower_jaxpr_to_triton_module", verified):
+        yield equations
 
 
 def is_compiler_error(error: BaseException) -> bool:

@@ -8,7 +8,9 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from pytest_pallas.compat.source import source_line
 from pytest_pallas.compat.tracers import tracer_type
+from pytest_pallas.errors import SimulationError
 
 #: Primitives that give references.
 _NEW = frozenset({"new_ref", "empty_ref"})
@@ -75,6 +77,30 @@ def _is_reference(aval: Any) -> bool:
     return hasattr(aval, "inner_aval")
 
 
+def _require_outside_of_jit(eqn: Any) -> None:
+    """Refuse a reference that JAX makes only inside of ``jax.jit``; JAX itself says which.
+
+    Raises:
+      SimulationError: JAX does not make it outside of ``jax.jit``.
+    """
+    import numpy as np
+
+    name, params = eqn.primitive.name, eqn.params
+    space, pinned = params["memory_space"], params.get("pin", False)
+    if name == "new_ref" and space is None and not pinned:
+        return
+    try:  # a scalar: whether JAX refuses depends on the parameters only
+        bind(eqn, [np.zeros((), np.float32)] * len(eqn.invars))
+    except NotImplementedError as refusal:
+        wanted = f"(memory_space={space})" if space is not None else "(pin=True)" if pinned else ""
+        error = SimulationError(
+            f"JAX refuses jax.{name}{wanted} outside of jax.jit ({str(refusal).rstrip('.')}): wrap "
+            "the function that makes the reference and calls the kernel in jax.jit"
+        )
+        error.at(source_line(eqn) or "", "")
+        raise error from refusal
+
+
 @functools.cache
 def _trace_type() -> Any:
     """The class of the trace, made when it is first needed: importing this imports no JAX."""
@@ -85,6 +111,7 @@ def _trace_type() -> Any:
     core: Any = importlib.import_module("jax.core")
     extended: Any = importlib.import_module("jax.extend.core")
     source: Any = importlib.import_module("jax.extend.source_info_util")
+    source.register_exclusion(__file__)  # the line of an equation is the caller's
 
     class Trace(core.Trace):
         """Evaluates each primitive when it is bound."""
@@ -117,6 +144,8 @@ def _trace_type() -> Any:
             with core.eval_context():
                 of_refs = primitive.name in _NEW or any(map(_is_reference, avals))
                 jaxpr = (_one_equation if of_refs else _traced)(primitive, avals, params)
+                if primitive.name in _NEW:
+                    _require_outside_of_jit(jaxpr.jaxpr.eqns[0])
             made = self._evaluated(jaxpr, lifted)
             return made if primitive.multiple_results else made[0]
 
@@ -170,7 +199,8 @@ def _trace_type() -> Any:
     def _traced(primitive: Any, avals: tuple[Any, ...], params: Any) -> Any:
         """One operation as a jaxpr."""
         try:
-            key = (primitive, avals, tuple(sorted(params.items())))
+            line = source.current().traceback
+            key = (primitive, avals, tuple(sorted(params.items())), line)
             hash(key)
         except TypeError:
             return _trace(primitive, avals, params)

@@ -206,9 +206,10 @@ class Machine:
 
 
 def default_fill(dtype: np.dtype[Any]) -> Any:
-    """What uninitialized memory of a dtype holds: NaN, the lowest integer, or True.
+    """What uninitialized memory of a dtype holds: NaN, the lowest or largest integer, or True.
 
-    That is what JAX writes on a TPU with ``jax_pallas_poison_buffers``.
+    It is never 0, because a kernel that counts on 0 would pass. JAX writes nearly the same on a TPU
+    with ``jax_pallas_poison_buffers``.
     """
     if dtype.kind == "c":
         return complex(math.nan, math.nan)
@@ -222,12 +223,13 @@ def default_fill(dtype: np.dtype[Any]) -> Any:
 
 
 def _nan(dtype: np.dtype[Any]) -> Any:
-    """NaN, or the nearest thing that a dtype of ml_dtypes has: its lowest value."""
+    """NaN, or the nearest thing that a dtype of ml_dtypes has: an extreme value, which is not 0."""
     import ml_dtypes
 
     try:
         info = ml_dtypes.finfo(dtype)
     except ValueError:
-        return ml_dtypes.iinfo(dtype).min
+        limits = ml_dtypes.iinfo(dtype)
+        return limits.min or limits.max
     nan = np.array(np.nan, np.float32).astype(dtype)
     return nan if np.isnan(nan.astype(np.float32)) else info.min

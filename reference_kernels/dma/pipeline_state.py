@@ -143,16 +143,22 @@ def add_one_prefetched(x: jax.Array, *, ahead: int = 2) -> jax.Array:
         out_specs=[_matrices(x)],
         mesh=mesh,
     )
-    x_state = jax.new_ref(x)
-    o_state = jax.empty_ref(jax.ShapeDtypeStruct(x.shape, x.dtype))
-    buffers = start(x_state)
 
-    @pl.kernel(mesh=mesh)
-    def rest(x_ref: Any, o_ref: Any, buffers: Any) -> None:
-        pipeline(x_ref, o_ref, allocations=buffers)
+    # An empty reference, and one with a memory space, exists inside of jax.jit only.
+    @jax.jit
+    def by_two_kernels(x: jax.Array) -> jax.Array:
+        x_state = jax.new_ref(x)
+        o_state = jax.empty_ref(jax.ShapeDtypeStruct(x.shape, x.dtype))
+        buffers = start(x_state)
 
-    rest(x_state, o_state, buffers)
-    return jax.freeze(o_state)
+        @pl.kernel(mesh=mesh)
+        def rest(x_ref: Any, o_ref: Any, buffers: Any) -> None:
+            pipeline(x_ref, o_ref, allocations=buffers)
+
+        rest(x_state, o_state, buffers)
+        return jax.freeze(o_state)
+
+    return by_two_kernels(x)
 
 
 def reference(x: jax.Array) -> jax.Array:

@@ -90,7 +90,7 @@ def reduce_columns(x: jax.Array, *, op: Operation = "add", block_rows: int = 32)
       ValueError: ``x`` is not a matrix, is empty, or has a dtype that ``op`` does not take;
         ``op`` is unknown; or ``block_rows`` is not positive.
     """
-    m, n = _require.axes("x", x, "m n")
+    _, n = _require.axes("x", x, "m n")
     if op not in get_args(Operation):
         raise ValueError(f"op must be one of {get_args(Operation)}, but it is {op!r}")
     dtypes = ("int32", "uint32", *(["float32"] if op == "add" else []))
@@ -100,13 +100,21 @@ def reduce_columns(x: jax.Array, *, op: Operation = "add", block_rows: int = 32)
     x = jnp.pad(x, ((0, 0), (0, -n % _THREADS)))
     width = _THREADS * (1 if x.shape[1] % (4 * _THREADS) else 4)
     start = jnp.full((x.shape[1],), _neutral(op, x.dtype), x.dtype)
+    return _reduced(x, start, op=op, block_rows=block_rows, width=width)[:n]
+
+
+# A reference with a memory space exists inside of jax.jit only.
+@functools.partial(jax.jit, static_argnames=("op", "block_rows", "width"))
+def _reduced(
+    x: jax.Array, start: jax.Array, *, op: Operation, block_rows: int, width: int
+) -> jax.Array:
     o = jax.new_ref(start, memory_space=plgpu.GMEM)
     plgpu.kernel(
         functools.partial(_kernel, op=op, block_rows=block_rows, width=width),
-        grid=(pl.cdiv(m, block_rows), x.shape[1] // width),
+        grid=(pl.cdiv(x.shape[0], block_rows), x.shape[1] // width),
         grid_names=("rows", "columns"),
     )(x, o)
-    return jax.freeze(o)[:n]
+    return jax.freeze(o)
 
 
 def reference(x: jax.Array, *, op: Operation = "add") -> jax.Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 import warnings
@@ -11,13 +12,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+import table
 from jax.sharding import AbstractDevice, AbstractMesh
 from wrong_kernels import contracts
 
 from pytest_pallas.analysis import KernelCall, kernel_calls
 from pytest_pallas.backends.hardware import prove
+from pytest_pallas.compilers import cuda
 from pytest_pallas.devices.targets import TARGETS
 from pytest_pallas.errors import NoPallasCallError
+from pytest_pallas.spec import KernelSpec
+from pytest_pallas.standalone import check
 from reference_kernels.mosaic_gpu.tma_copy_add import tma_copy_add
 
 LOWERED_FOR = {"tpu": ("v6e", "tpu"), "gpu": ("h100", "cuda")}
@@ -71,3 +76,23 @@ def test_an_executable_without_the_kernel_is_no_proof(platform: str) -> None:
     _, text = lowered(contracts.hard_coded_interpret, platform)
     with pytest.raises(NoPallasCallError, match=r"has none of .* although body was traced"):
         prove(kernels, text, platform)
+
+
+#: The right kernels that GPUs run, each with a chip that has what it needs.
+RIGHT_ON_GPUS = {
+    name: (spec, "b200" if "gpu-sim:b200" in spec.backends else "h100")
+    for name, spec in table.specs().items()
+    if table.is_right(name) and spec.backends and "gpu-sim" in str(spec.backends)
+}
+
+
+@pytest.mark.skipif(cuda.missing() is not None, reason=str(cuda.missing()))
+@pytest.mark.parametrize(("spec", "chip"), RIGHT_ON_GPUS.values(), ids=RIGHT_ON_GPUS)
+def test_right_kernels_of_gpus_compile_for_one(spec: KernelSpec, chip: str) -> None:
+    compiling = dataclasses.replace(spec, backends=(f"gpu-compile:{chip}",))
+    check(compiling, backend=f"gpu-compile:{chip}", max_examples=1)
+
+
+def test_there_are_right_kernels_of_both_routes() -> None:
+    families = {table.family_of(spec) for spec, _ in RIGHT_ON_GPUS.values()}
+    assert families >= {"grids of a GPU", "Mosaic GPU"}

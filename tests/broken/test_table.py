@@ -22,6 +22,15 @@ def test_every_wrong_kernel_is_listed() -> None:
     assert all(SAID.values())
 
 
+def test_what_a_chip_answered_is_listed() -> None:
+    lines = table.PAGE.read_text().splitlines()
+    for name, answer in table.ON_H200.items():
+        assert name in WRONG
+        assert "gpu-sim" in SAID[name]
+        (row,) = [line for line in lines if line.startswith(f"| `{name}` |")]
+        assert row.endswith(f" | {answer} |")
+
+
 def test_there_are_many_of_every_kind() -> None:
     assert len(WRONG) >= 45
     families = [table.family_of(spec) for name, spec in table.specs().items() if name in WRONG]

@@ -11,6 +11,7 @@ from pytest_pallas.compat.grids import grid_facts
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.gpu.portable import programs
+from pytest_pallas.simulator.gpu.portable.lowering import require_lowering
 from pytest_pallas.simulator.grids.capacity import capacity_findings
 from pytest_pallas.simulator.grids.kernels import kernel_of
 from pytest_pallas.simulator.grids.pipeline import execute
@@ -29,12 +30,16 @@ def _pallas_call(eqn: Equation) -> Evaluate:
     keys = [aval.dtype if is_key_dtype(aval.dtype) else None for aval in eqn.outs]
 
     excesses: dict[str, tuple[Finding, ...]] = {}
+    lowered: set[str] = set()
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
         words = [each.data if isinstance(each, KeyArray) else each for each in operands]
         outputs: list[Any]
         if thread.machine.platform == "gpu":
             _require_platform(thread, written_for, "TPUs")
+            if thread.machine.target not in lowered:
+                require_lowering(kernel.equation, thread.machine.target)
+                lowered.add(thread.machine.target)
             outputs = programs.execute(kernel, thread, words)
         else:
             target = thread.machine.target

@@ -40,8 +40,39 @@ def _atomic_rmw(eqn: Equation) -> Evaluate:
     ref, transforms, value, mask = eqn.params["args_tree"].unflatten(operands)
     window = transforms_in(transforms)
     at = (ref.position, value.position, None if mask is None else mask.position)
-    change = _change(str(eqn.params["atomic_type"].value), np.dtype(eqn.out.dtype))
-    return _updating(eqn, at, window, tuple(eqn.out.shape), change)
+    kind, dtype = str(eqn.params["atomic_type"].value), np.dtype(eqn.out.dtype)
+    added = eqn.ins[value.position]
+    if kind == "add" and dtype.kind in "iu" and added.shape and adds_integers_as_floats():
+        return _refusing(
+            f"JAX {_version()} adds {dtype}{list(added.shape)} atomically as floats of the same "
+            "bits, which gives 0 or 2147483647 for small integers: update JAX to 0.12, or use "
+            "jax.ref.addupdate, which adds integers"
+        )
+    return _updating(eqn, at, window, tuple(eqn.out.shape), _change(kind, dtype))
+
+
+def adds_integers_as_floats() -> bool:
+    """Whether JAX's lowering takes an array of integers for one of floats in ``atomic_add``.
+
+    JAX 0.11 does: ``atom.add.f32`` in the machine code for int32, where 0.12 has ``atom.add.u32``.
+    Negative integers are then NaN of which the sum is NaN again, 2147483647 as an integer.
+    """
+    import jax
+
+    return jax.__version_info__ < (0, 12)
+
+
+def _version() -> str:
+    import jax
+
+    return jax.__version__
+
+
+def _refusing(message: str) -> Evaluate:
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        raise SimulationError(message)
+
+    return evaluate
 
 
 def _updating(

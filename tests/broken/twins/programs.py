@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -26,14 +27,15 @@ _spec = functools.partial(
     file=__file__,
 )
 
-_of_rows = functools.partial(
-    _spec,
-    reference=lambda x: jnp.sum(x, axis=0),
-    inputs=pst.arguments(
-        pst.arrays("m n", dtype="int32", dims={"m": [8, 16, 24], "n": [_COLUMNS]}),
-        tuning={"block": 4},
-    ),
-)
+
+def _of_rows(*, rows: Sequence[int] = (8, 16, 24), **options: Any) -> KernelSpec:
+    """The spec of a kernel that adds up the rows of its operand, one of ``rows`` in number."""
+    dims = {"m": [*rows], "n": [_COLUMNS]}
+    return _spec(
+        reference=lambda x: jnp.sum(x, axis=0),
+        inputs=pst.arguments(pst.arrays("m n", dtype="int32", dims=dims), tuning={"block": 4}),
+        **options,
+    )
 
 
 def column_sums(x: jax.Array, *, block: int = 4, wrong: str = "") -> jax.Array:
@@ -44,7 +46,7 @@ def column_sums(x: jax.Array, *, block: int = 4, wrong: str = "") -> jax.Array:
         if wrong == "no atomics":
             o_ref[...] += part
         else:
-            plgpu.atomic_add(o_ref, (slice(None),), part)
+            jax.ref.addupdate(o_ref, slice(None), part)  # an atomic, on Triton
 
     whole = pl.BlockSpec((_COLUMNS,), lambda i: (0,))
     return pl.pallas_call(
@@ -111,7 +113,10 @@ SPEC_LOCK_NOT_RELEASED = _of_rows(name="lock_not_released", kernel=lock_not_rele
 
 
 def sums_by_the_last(x: jax.Array, *, block: int = 4, wrong: str = "") -> jax.Array:
-    """As ``column_sums``; each program writes its sum, and the last one to do so adds them up."""
+    """As ``column_sums``; each program writes its sum, and the last one to do so adds them up.
+
+    ``m / block`` is a power of two, as is every array of a kernel for Triton.
+    """
     count = x.shape[0] // block
 
     def body(x_ref: Any, _none: Any, part_ref: Any, drawn_ref: Any, o_ref: Any) -> None:
@@ -144,7 +149,8 @@ def last_in_the_grid(x: jax.Array, *, block: int = 4) -> jax.Array:
     return sums_by_the_last(x, block=block, wrong="last in the grid")
 
 
-SPEC_LAST_IN_THE_GRID = _of_rows(name="last_in_the_grid", kernel=last_in_the_grid)
+# Triton takes as many programs as are a power of two here: one adds up the parts of all.
+SPEC_LAST_IN_THE_GRID = _of_rows(name="last_in_the_grid", kernel=last_in_the_grid, rows=(8, 16, 32))
 SPEC_LAST_IN_THE_GRID_RIGHT = twin(SPEC_LAST_IN_THE_GRID, sums_by_the_last)
 
 

@@ -124,7 +124,9 @@ SPECS = [
     KernelSpec(name="cubed", kernel=cubed, reference=lambda x: x * x * x, inputs=INPUTS,
                vmappable=False, backends=("tpu-sim",)),
     KernelSpec(name="by_cores", kernel={"gpu": by_cores}, reference=lambda x: x * 78.0,
-               inputs=INPUTS, vmappable=False),
+               inputs=pst.arrays("m n", dtype="float32", dims={"m": [1, 4], "n": 8},
+                                 values="ramp"),
+               vmappable=False),
     KernelSpec(name="twice", kernel=twice, reference=lambda x: x * 2, inputs=INPUTS,
                vmappable=False, backends=("plain",)),
 ]

@@ -9,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pytest_pallas.errors import BoundsError
+from pytest_pallas.errors import BoundsError, SimulationError
 from pytest_pallas.simulator.machine import Machine
 from pytest_pallas.simulator.simulate import run_eagerly
 
@@ -115,3 +117,56 @@ def test_an_error_of_a_kernel_comes_out():
 def test_a_number_becomes_an_array_as_in_jax():
     real, whole = eagerly(lambda x: (jnp.asarray(2.0), jnp.asarray(3)), X)
     assert (real.dtype, whole.dtype) == (np.float32, np.int32)
+
+
+SPACES = [
+    None,
+    *(space for space in pl.MemorySpace if space.name in ("ANY", "HOST")),
+    *(space for space in pltpu.MemorySpace if space.name in ("HBM", "VMEM", "SMEM", "SEMAPHORE")),
+    *plgpu.MemorySpace,
+]
+
+
+def reference_in(space: Any) -> Any:
+    return lambda x: jax.freeze(jax.new_ref(x, memory_space=space))
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_references_are_made_where_jax_makes_them(space: Any) -> None:
+    function = reference_in(space)
+    try:
+        function(X)
+    except NotImplementedError:
+        with pytest.raises(SimulationError) as refusal:
+            eagerly(function, X)
+        text = str(refusal.value)
+        assert f"JAX refuses jax.new_ref(memory_space={space}) outside of jax.jit" in text
+        assert "wrap the function that makes the reference" in text
+        line = reference_in.__code__.co_firstlineno + 1
+        assert text.endswith(f"at {__file__}:{line}")
+    else:
+        np.testing.assert_array_equal(eagerly(function, X), X)
+    np.testing.assert_array_equal(eagerly(jax.jit(function), X), X)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda x: jax.new_ref(x, pin=True), id="pinned"),
+        pytest.param(lambda x: jax.empty_ref(jax.ShapeDtypeStruct(x.shape, x.dtype)), id="empty"),
+        pytest.param(lambda x: pl.empty_ref_like(pltpu.HBM(x.shape, x.dtype)), id="like"),
+    ],
+)
+def test_references_that_jax_makes_inside_of_jit_only(make: Any) -> None:
+    with pytest.raises(NotImplementedError):
+        make(jnp.asarray(X))
+    with pytest.raises(SimulationError, match=r"outside of jax\.jit"):
+        eagerly(lambda x: jax.freeze(make(x)), X)
+
+
+def test_an_error_names_the_line_of_the_caller() -> None:
+    def function(x, i):
+        return jax.new_ref(x)[i]  # the line to be named
+
+    with pytest.raises(BoundsError, match=rf"{__file__}:{function.__code__.co_firstlineno + 1}"):
+        eagerly(function, X, np.array([5], np.int32))

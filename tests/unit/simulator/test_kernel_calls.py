@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator import simulate
@@ -199,3 +201,40 @@ def test_memory_that_was_never_written_is_poisoned_as_on_a_tpu() -> None:
     floats, *others = simulate(call).values
     assert np.isnan(floats).all()
     assert [each.tolist() for each in others] == [[-(1 << 31)] * 2, [-128] * 2, [True] * 2]
+
+
+def of_pallas_call(out: Any) -> Any:
+    return pl.pallas_call(lambda o_ref: None, out_shape=out)()
+
+
+def of_core(out: Any) -> Any:
+    mesh = pltpu.TensorCoreMesh(axis_name="core", num_cores=1)
+    return pl.kernel(lambda o_ref: None, out_type=out, mesh=mesh)()
+
+
+def of_blocks(out: Any) -> Any:
+    return plgpu.kernel(lambda o_ref: None, out_type=out)()
+
+
+def of_reference(out: Any) -> Any:
+    return jax.freeze(jax.empty_ref(out))
+
+
+@pytest.mark.parametrize(
+    ("function", "target"),
+    [
+        pytest.param(of_pallas_call, "v6e", id="tpu"),
+        pytest.param(of_core, "v6e", id="core"),
+        pytest.param(of_pallas_call, "h100", id="triton"),
+        pytest.param(of_blocks, "h100", id="mosaic"),
+        pytest.param(of_reference, "h100", id="reference"),
+    ],
+)
+def test_an_output_that_nobody_writes_is_never_0(function: Any, target: str) -> None:
+    """As on a chip, where it is whatever was there before."""
+    names = "float32 bfloat16 float16 float8_e4m3fn float8_e5m2 float4_e2m1fn bool"
+    names += " int2 int4 int8 int16 int32 uint2 uint4 uint8 uint16 uint32"
+    for name in names.split():
+        out = jax.ShapeDtypeStruct((8,), jnp.dtype(name))
+        values = simulate(function, out=out, target=target).values
+        assert (np.asarray(values).astype(np.float32) != 0).all(), name

@@ -176,13 +176,10 @@ class Shadow:
     Attributes:
       order: of the grid.
       shape: of the array.
-      private: whether it is scratch, which each program has for its own: then it is reported if a
-        program reads what another one wrote there.
     """
 
     order: GridOrder
     shape: tuple[int, ...]
-    private: bool = False
     _last: dict[tuple[Kind, int], Array] = field(default_factory=dict)
 
     def note(
@@ -199,8 +196,6 @@ class Shadow:
         """
         number = self.order.event(me, kind, *at)
         against = _AGAINST[kind]
-        if self.private:
-            against = () if kind == "write" else ("write",)
         for (other, _), last in self._last.items():
             if other not in against:
                 continue
@@ -223,8 +218,6 @@ class Shadow:
     def _keep(self, me: GridProgram, kind: Kind, where: Selection, number: int) -> None:
         if kind == "write":
             where.put(self._of(kind, 0), number)
-            return
-        if self.private:
             return
         first = self._of(kind, 0)
         events = where.get(first)
@@ -256,7 +249,7 @@ class Shadow:
         same = wrong & order.same_program(events, int(events[wrong].flat[0]))
         indices = where.get(np.arange(int(np.prod(self.shape))).reshape(self.shape))
         index = _box(indices[same], self.shape)
-        thread.machine.report(_race(thread, later, earlier, index, private=self.private))
+        thread.machine.report(_race(thread, later, earlier, index))
 
 
 def _box(indices: Array, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
@@ -270,20 +263,12 @@ def _race(
     later: _Event,
     earlier: _Event,
     index: tuple[tuple[int, int], ...],
-    *,
-    private: bool,
 ) -> Finding:
     points = [", ".join(map(str, each.program)) for each in (earlier, later)]
-    if private:
-        message = (
-            f"race on scratch {later.name}: program ({points[1]}) reads what program ({points[0]}) "
-            f"wrote, and on a GPU each program has scratch of its own ({_TPU})"
-        )
-    else:
-        message = (
-            f"race on {later.name}: programs ({points[0]}) and ({points[1]}) run at the same time "
-            f"on a GPU, and nothing orders two accesses ({_TPU})"
-        )
+    message = (
+        f"race on {later.name}: programs ({points[0]}) and ({points[1]}) run at the same time "
+        f"on a GPU, and nothing orders two accesses ({_TPU})"
+    )
     return Finding(
         kind="race",
         message=message,

@@ -23,10 +23,9 @@ from pytest_pallas.simulator.gpu.portable.blocks import (
 )
 from pytest_pallas.simulator.gpu.portable.order import GridOrder, GridProgram, Shadow
 from pytest_pallas.simulator.gpu.portable.waiting import WaitingPrograms, may_wait
-from pytest_pallas.simulator.grids.arguments import arguments_of, output_arrays, scalar_refs
+from pytest_pallas.simulator.grids.arguments import arguments_of, output_arrays
 from pytest_pallas.simulator.grids.kernels import BlockWindow, PreparedKernel
 from pytest_pallas.simulator.machine import Machine
-from pytest_pallas.simulator.memory.allocation import allocate, free
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.monitors.accesses import root
 from pytest_pallas.simulator.thread import GridPosition, Thread
@@ -42,19 +41,15 @@ class _GridRun:
       kernel: what is executed.
       order: of the accesses of its programs.
       captured: the references from outside that its body uses, with their memory.
-      scalars: the prefetched operands.
       operands: inputs first.
       waiting: how its programs wait for each other, or None if they do not.
-      scratch: the last writers of scratch, by number; see ``Shadow.private``.
     """
 
     kernel: PreparedKernel
     order: GridOrder
     captured: list[tuple[Ref, SharedArray]]
-    scalars: list[Array]
     operands: list[GridOperand]
     waiting: WaitingPrograms | None
-    scratch: dict[int, Shadow] = dataclasses.field(default_factory=dict)
 
 
 def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> list[Array]:
@@ -63,7 +58,8 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
     Args:
       kernel: the kernel.
       thread: the device that runs it.
-      operands: captured references, sizes of dynamic dimensions, prefetched scalars, inputs.
+      operands: captured references, then inputs: Triton has neither prefetched scalars nor dynamic
+        grids.
 
     Returns:
       The outputs, as whole arrays.
@@ -83,7 +79,6 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
         kernel=kernel,
         order=order,
         captured=[(ref, SharedArray(ref.data, Shadow(order, ref.shape))) for ref in given.captured],
-        scalars=given.scalars,
         operands=_operands(kernel, order, arrays),
         waiting=WaitingPrograms(machine) if waits else None,
     )
@@ -142,29 +137,22 @@ def _one_by_one(
 def _run(this: _GridRun, thread: Thread, program: GridProgram, point: tuple[int, ...]) -> None:
     """One program."""
     kernel = this.kernel
-    scalars = scalar_refs(kernel, this.scalars)
     captured = [_whole(ref, memory, program, this.waiting) for ref, memory in this.captured]
     blocks = [
         block_of(
             thread.machine,
             operand,
             program,
-            operand.window.start(thread, point, scalars),
+            operand.window.start(thread, point, ()),
             waiting=this.waiting,
         )
         for operand in this.operands
     ]
-    scratch = [
-        _scratch(this, thread, program, number, name, aval)
-        for number, (name, aval) in enumerate(kernel.facts.scratch)
-    ]
     timeline = thread.machine.timeline
     span = None if timeline is None else timeline.body(thread)
-    run(kernel.body, thread, [*captured, *scalars, *blocks, *scratch])
+    run(kernel.body, thread, [*captured, *blocks])
     if timeline is not None and span is not None:
         timeline.end(thread, span)
-    if scratch:
-        free(thread, scratch, this.kernel.line)
 
 
 def _codes(window: BlockWindow) -> list[int]:
@@ -188,20 +176,6 @@ def _whole(
     return Ref(ref.data, ref.name, ref.space, block=block)
 
 
-def _scratch(
-    this: _GridRun, thread: Thread, program: GridProgram, number: int, name: str, aval: Any
-) -> Ref:
-    """Scratch memory of a program."""
-    ref = allocate(thread, aval, name, "scratch", number)
-    if ref.data.dtype == object or this.waiting is not None:
-        return ref
-    shadow = this.scratch.get(number)
-    if shadow is None:
-        shadow = this.scratch[number] = Shadow(this.order, ref.shape, private=True)
-    ref.block = ProgramBlock(SharedArray(ref.data, shadow), program, (...,))
-    return ref
-
-
 def _programs(
     grid: tuple[int, ...], vmapped: Sequence[int], seed: int
 ) -> Iterator[tuple[GridProgram, tuple[int, ...]]]:
@@ -223,11 +197,9 @@ def _programs(
 
 def _memory(kernel: PreparedKernel, machine: Machine, inputs: list[Array]) -> list[Array]:
     """The arrays of the inputs and outputs; an aliased output is its input's, which is a copy."""
-    facts = kernel.facts
-    first = kernel.captured + len(facts.scalars)
     inputs = [
         np.array(array, order="C")
-        if first + number in kernel.written
+        if kernel.captured + number in kernel.written
         else np.asarray(array, order="C")
         for number, array in enumerate(inputs)
     ]
@@ -240,11 +212,11 @@ def _operands(
 ) -> list[GridOperand]:
     """The operands; what no program writes has no shadow."""
     facts = kernel.facts
-    scalars, inputs = len(facts.scalars), len(facts.inputs)
+    inputs = len(facts.inputs)
     writable = {
         id(array)
         for number, array in enumerate(arrays)
-        if number >= inputs or kernel.captured + scalars + number in kernel.written
+        if number >= inputs or kernel.captured + number in kernel.written
     }
     memories: dict[int, SharedArray] = {}
     operands: list[GridOperand] = []
@@ -256,7 +228,7 @@ def _operands(
             GridOperand(
                 window=window,
                 memory=memories[id(array)],
-                name=kernel.names[scalars + window.number],
+                name=kernel.names[window.number],
                 space="gmem" if window.home == "default" else window.home,
                 input=window.is_input_of(kernel),
                 codes=_codes(window),

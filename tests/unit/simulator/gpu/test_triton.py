@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import inspect
 import math
 from typing import Any
 
@@ -13,8 +15,10 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from pytest_pallas.errors import MissingRuleError
+from pytest_pallas.errors import MissingRuleError, SimulationError
 from pytest_pallas.simulator import simulate
+from pytest_pallas.simulator.machine import default_fill
+from pytest_pallas.simulator.rules import triton
 
 OPERATIONS = {
     "add": lambda old, value: old + value,
@@ -53,6 +57,10 @@ def atomically(
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("dtype", [np.int32, np.uint32])
 def test_integers(name, dtype):
+    if triton.adds_integers_as_floats() and name in ("add", "max", "min"):
+        with pytest.raises(SimulationError, match="JAX"):  # max and min are not lowered
+            atomically(name, np.ones(4, dtype), np.ones(4, dtype))
+        return
     random = np.random.default_rng(0)
     limits = np.iinfo(dtype)
     start, value = (
@@ -88,10 +96,47 @@ def floats(name, dtype):
     np.testing.assert_array_equal(old, start)
 
 
+def test_jax_adds_integers_or_floats():
+    """Its lowering looks at the type of the elements, or at that of the array."""
+    lowering = inspect.getsource(importlib.import_module("jax._src.pallas.triton.primitives"))
+    by_array = "isinstance(val.type, ir.IntegerType)" in lowering
+    assert triton.adds_integers_as_floats() == by_array
+
+
+def test_integers_that_would_be_added_as_floats(monkeypatch):
+    monkeypatch.setattr(triton, "adds_integers_as_floats", lambda: True)
+    with pytest.raises(SimulationError, match=r"adds int32\[4\] atomically as floats.*:\d+$"):
+        atomically("add", np.zeros(4, np.int32), np.full(4, -3, np.int32))
+    after, _ = atomically("add", np.zeros(4, np.float32), np.full(4, -3, np.float32))
+    np.testing.assert_array_equal(after, np.full(4, -3))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.float32])
+def test_an_output_begins_with_anything(dtype):
+    """Whatever is added to it: only one that aliases an input begins with what that holds."""
+
+    def body(x_ref, o_ref):
+        jax.ref.addupdate(o_ref, slice(None), x_ref[...])
+
+    def added(x, aliases=None):
+        out = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        given = (x,) if aliases is None else (x, jnp.zeros_like(x))
+        kernel = body if aliases is None else lambda x_ref, _, o_ref: body(x_ref, o_ref)
+        call = pl.pallas_call(kernel, out_shape=out, input_output_aliases=aliases or {})
+        return call(*given)
+
+    x = np.arange(8).astype(dtype)
+    start = default_fill(np.dtype(dtype))
+    assert start != 0
+    found = simulate(added, x, target="h100").values
+    np.testing.assert_array_equal(found, x + start)
+    np.testing.assert_array_equal(simulate(added, x, aliases={1: 0}, target="h100").values, x)
+
+
 def test_halves_are_added_in_float32_and_rounded_once():
-    start = np.array([2048, 1, 60000], np.float16)
-    after, _ = atomically("add", start, np.array([1, 2.0**-12, 60000], np.float16))
-    np.testing.assert_array_equal(after, np.array([2048, 1, np.inf], np.float16))
+    start = np.array([2048, 1, 60000, 0], np.float16)
+    after, _ = atomically("add", start, np.array([1, 2.0**-12, 60000, 0], np.float16))
+    np.testing.assert_array_equal(after, np.array([2048, 1, np.inf, 0], np.float16))
 
 
 @pytest.mark.parametrize(
@@ -117,15 +162,15 @@ def test_the_order_of_floats_is_that_of_their_bits(name, start, value, wanted):
 
 
 def test_a_mask_leaves_elements_as_they_are():
-    start, value = np.arange(8, dtype=np.int32), np.full(8, 100, np.int32)
+    start, value = np.arange(8, dtype=np.float32), np.full(8, 100, np.float32)
     after, old = atomically("add", start, value, mask=lambda: jnp.arange(8) % 2 == 0)
     np.testing.assert_array_equal(after, start + [100, 0] * 4)
     np.testing.assert_array_equal(old[::2], start[::2])
-    assert (old[1::2] == np.iinfo(np.int32).min).all()  # nothing can be assumed of these
+    assert np.isnan(old[1::2]).all()  # nothing can be assumed of these
 
 
 def test_an_element_that_is_named_several_times():
-    start, value = np.array([5, 0, 0], np.int32), np.array([1, 2, 4, 8], np.int32)
+    start, value = np.array([5, 0, 0], np.float32), np.array([1, 2, 4, 8], np.float32)
 
     def index(_):
         return (jnp.arange(4) % 2 * 2,)
@@ -137,8 +182,8 @@ def test_an_element_that_is_named_several_times():
 
 @pytest.mark.parametrize("name", ["add", "max", "min"])
 def test_as_jax_evaluates_it(name):
-    start = np.arange(-12, 12, dtype=np.float32).reshape(4, 6)
-    value = np.full((2, 6), 1.5, np.float32)
+    start = np.arange(-16, 16, dtype=np.float32).reshape(4, 8)
+    value = np.full((2, 8), 1.5, np.float32)
     operation = getattr(plgpu, f"atomic_{name}")
 
     def body(_start, value_ref, o_ref):
@@ -210,7 +255,7 @@ def summed(x, *, tickets="used", atomic=True, seed=0):
 
 
 class TestWhatAtomicsOrder:
-    X = np.arange(96, dtype=np.float32).reshape(6, 16)
+    X = np.arange(128, dtype=np.float32).reshape(8, 16)
 
     @pytest.mark.parametrize("seed", range(4))
     @pytest.mark.parametrize("atomic", [True, False])
@@ -268,7 +313,7 @@ class TestWhatAtomicsOrder:
             return pl.pallas_call(
                 body,
                 out_shape=jax.ShapeDtypeStruct((1, 16), x.dtype),
-                grid=(6,),
+                grid=(8,),
                 in_specs=[pl.BlockSpec((1, 16), lambda i: (i, 0)), row],
                 out_specs=row,
                 input_output_aliases={1: 0},
