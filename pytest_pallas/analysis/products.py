@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.compat.grids import written_for
-from pytest_pallas.compat.jaxprs import KERNEL_PRIMITIVES, open_jaxpr, sub_jaxprs
+from pytest_pallas.compat.jaxprs import KERNEL_PRIMITIVES, sub_jaxprs, without_dead_code
 from pytest_pallas.numerics.precision import FLOAT32_BITS, ProductPrecision
 
 _TF32 = ProductPrecision("tf32", 10)
@@ -38,6 +38,8 @@ def is_product(eqn: Any) -> bool:
 def lowest_precision(jaxpr: Any) -> ProductPrecision | None:
     """The lowest precision that a program asks of a GPU for its products of float32.
 
+    Dead code asks for nothing.
+
     Triton multiplies float32 as tf32 unless the precision is ``HIGHEST`` or names an algorithm
     (``_dot_general_lowering`` in ``jax/_src/pallas/triton/lowering.py``, JAX 0.11.2 and 0.12.0.1).
     ``jax.lax.Precision`` documents the same of products outside of kernels. Kernels for Mosaic GPU
@@ -49,7 +51,7 @@ def lowest_precision(jaxpr: Any) -> ProductPrecision | None:
     Returns:
       None if no product has less than float32.
     """
-    asked = (_asked(eqn.params) for eqn in _products(open_jaxpr(jaxpr)[0]))
+    asked = (_asked(eqn.params) for eqn in _products(without_dead_code(jaxpr)))
     return min((each for each in asked if each is not None), key=_bits, default=None)
 
 

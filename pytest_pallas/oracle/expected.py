@@ -76,6 +76,11 @@ class Expected:
             *(f"the reference computes in {each}, not in float64" for each in several),
             *(f"the reference was evaluated by JAX: {each}" for each in self.fallbacks),
         )
+        if self.products is not None:
+            texts += (
+                f"the baseline multiplies float32 as {self.products.name}, the lowest precision "
+                "that the kernel asks for",
+            )
         return tuple(Note(text, "reference") for text in texts)
 
 
