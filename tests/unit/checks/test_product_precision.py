@@ -70,7 +70,7 @@ multiply_with_gradient.defvjp(
 
 @pytest.fixture
 def products(context_of):
-    """``products(kernel, **fields)``: a context of a kernel that multiplies matrices, on gpu-sim."""
+    """``products(kernel, **fields)``: a context of a product of matrices, on gpu-sim."""
 
     def make(kernel=multiply, reference=jnp.dot, **rest):
         rng = np.random.default_rng(1)
