@@ -1,7 +1,7 @@
 """What made an output wrong, where all its values show it: sentences for the message.
 
-A cause needs evidence that other mistakes do not leave: values that were never written, are all the
-same or have nothing to do with the expected ones are a number of every format, or the end of a range.
+A cause needs evidence that other mistakes do not leave. Values that were never written, or are all
+the same, are numbers of every format, and may be the end of a range.
 """
 
 from __future__ import annotations
