@@ -119,7 +119,7 @@ HOPPER_MATMUL_NARROW = _spec(
     "m k, k n",
     dtype=FLOATS,
     dims={"m": 128, "n": 192, "k": 64},
-    tuning={"tile_n": st.sampled_from([32, 96])},
+    tuning={"tile_n": 32, "tile_k": 32},  # larger ones that 64 does not divide are refused
     checks=("forward",),
     xfail=fails("gpu-sim", "columns after the last whole epi_tile_n are never written", "forward"),
 )
