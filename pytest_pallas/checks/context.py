@@ -95,10 +95,12 @@ class ComparedOutputs:
     Attributes:
       outputs: the kernel's outputs, by path.
       expected: their expected values.
+      context: the call that these are of.
     """
 
     outputs: Leaves
     expected: Expected
+    context: CheckContext
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,7 +100,7 @@ def gradient(context: CheckContext) -> CheckResult:
         comparisons=judge(context, outcome.values, wanted),
         seconds=outputs.seconds + outcome.seconds,
         subject=f"gradient by arguments {by}",
-        answer=ComparedOutputs(flatten(outcome.values), wanted),
+        answer=ComparedOutputs(flatten(outcome.values), wanted, pulled),
     )
 
 

@@ -20,9 +20,11 @@ from pytest_pallas.checks.blocks import blocks
 from pytest_pallas.checks.context import ComparisonPeer, exactly, expect, product_precision
 from pytest_pallas.checks.cross import cross
 from pytest_pallas.checks.forward import forward
+from pytest_pallas.checks.golden import GoldenRequest, Goldens, keeping
 from pytest_pallas.checks.gradient import gradient
 from pytest_pallas.checks.linearity import linearity
 from pytest_pallas.checks.vmap import vmap
+from pytest_pallas.goldens.store import Store
 from pytest_pallas.numerics.precision import ProductPrecision
 from pytest_pallas.strategies.arguments import Arguments
 
@@ -210,3 +212,23 @@ def test_integers_are_exact_where_their_products_are(products):
         assert forward(context).failed is None
     context = products(in_precision(precision=HIGHEST, rounded=False), arguments=drawn, exact=2**20)
     assert exactly(context)
+
+
+def test_a_golden_has_the_precision_of_the_kernel_that_gave_it(products, tmp_path):
+    pytest.importorskip("safetensors")
+
+    def kept(mode, **fields):
+        goldens = Goldens(store=Store(tmp_path), mode=mode, most=1 << 20)
+        return keeping(forward, "multiply", GoldenRequest(goldens=goldens, test="t")).run(
+            products(**fields)
+        )
+
+    def elsewhere(x, y):
+        return multiply(x, y, precision=HIGHEST, rounded=False)
+
+    assert kept("record").goldens == {"recorded": 1}
+    (golden,) = Store(tmp_path).goldens()
+    assert golden.products == ProductPrecision("tf32", 10)
+    found = kept("replay", kernel=elsewhere, backend=tpu_sim())
+    assert found.failed is None
+    assert found.goldens["compared"] == 1
