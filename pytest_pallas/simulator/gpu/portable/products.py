@@ -2,11 +2,11 @@
 
 ``mma.m16n8k16`` adds up 16 products of bfloat16, float16 and (after a conversion) float8, ``k8``
 8 of tf32, and ``k32`` 32 of int8. Triton's own language refuses fewer, Pallas does not. Of half as
-many, Triton gives the instruction each register twice, so that the result is twice the product. That
-is so in the PTX that XLA makes for an A100, an H100 and a B200, whatever the rows and columns (JAX
-0.12.0.1; 0.11.2 for an H100). Of fewer, the compiler of JAX 0.12.0.1 ends with "Invalid bases passed to
-LinearLayout", and that of 0.11.2 repeats registers, too. Products of float32 in the highest precision
-use no tensor core.
+many, Triton gives the instruction each register twice, so that the result is twice the product.
+That is so in the PTX that XLA makes for an A100, an H100 and a B200, whatever the rows and columns
+(JAX 0.12.0.1; 0.11.2 for an H100). Of fewer, the compiler of JAX 0.12.0.1 ends with "Invalid bases
+passed to LinearLayout", and that of 0.11.2 repeats registers, too. Products of float32 in the
+highest precision use no tensor core.
 """
 
 from __future__ import annotations
