@@ -36,5 +36,5 @@ def forward(context: CheckContext) -> CheckResult:
         outcome=outcome,
         seconds=outcome.seconds,
         notes=outcome.notes,
-        answer=ComparedOutputs(flatten(outcome.values), expected),
+        answer=ComparedOutputs(flatten(outcome.values), expected, context),
     )

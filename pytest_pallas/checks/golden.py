@@ -16,7 +16,7 @@ import numpy as np
 
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.context import CheckContext, CheckResult, ComparedOutputs
-from pytest_pallas.checks.cross_compare import apart
+from pytest_pallas.checks.cross_compare import apart, coarser
 from pytest_pallas.checks.verdict import drawn_facts
 from pytest_pallas.errors import GoldenError, OptionError
 from pytest_pallas.goldens.entry import Call, Golden, Output, origin_of, question_of
@@ -160,6 +160,7 @@ def _recorded(
         ),
         outputs=outputs,
         tensors="",
+        products=answer.expected.products,
     )
     before = goldens.store.get(golden.name)
     if before is not None and (before.outputs, before.origin) == (golden.outputs, golden.origin):
@@ -222,9 +223,24 @@ def _against(
     mine = [(path, _sampled(array, places.get(path, 0))) for path, array in answer.outputs]
     if same and list(places) == [path for path, _ in mine]:
         return _bits(mine, kept, f"against the golden of {golden.origin}")
-    expected = _sampled_expected(answer.expected, places)
+    expected = _sampled_expected(_expected_of_both(golden, answer), places)
     theirs: Leaves = list(kept.items())
     return apart(context, "today", str(golden.origin), mine, theirs, expected)
+
+
+def _expected_of_both(golden: Golden, answer: ComparedOutputs) -> Expected:
+    """The expected values in the lower precision of both answers' products."""
+    products, context = golden.products, answer.context
+    if products is None or context.reference is None:
+        return answer.expected
+    theirs = context.cache.get(
+        context.reference,
+        context.arguments.args,
+        context.arguments.options,
+        nan_ok=context.nan_ok,
+        products=products,
+    )
+    return coarser(answer.expected, theirs)
 
 
 def _bits(mine: Leaves, kept: Mapping[str, Array], where: str) -> Sequence[Comparison]:

@@ -7,7 +7,8 @@ Probe: ``tests/unit/compat/test_jaxprs.py``.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 #: Primitives that run a Pallas kernel: ``pl.pallas_call``, and what ``pl.kernel`` and
@@ -42,6 +43,53 @@ def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
     """
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     return inner, tuple(getattr(jaxpr, "consts", ()))
+
+
+def without_dead_code(jaxpr: Any) -> Any:
+    """A jaxpr, open and without the equations that neither a result nor an effect depends on.
+
+    JAX and XLA remove them, too: a gradient may need no output of a forward kernel.
+    """
+    eliminate: Any = importlib.import_module("jax.interpreters.partial_eval").dce_jaxpr
+    with _kernels_may_be_dead():
+        return eliminate(open_jaxpr(jaxpr)[0], True)[0]
+
+
+@contextmanager
+def _kernels_may_be_dead() -> Generator[None]:
+    """Let JAX 0.11 eliminate a ``pallas_call`` that nothing depends on, as JAX 0.12 and XLA do.
+
+    There its rule keeps all of them. What was eliminated is cached, so the caches end with this.
+    """
+    import jax
+
+    if jax.__version_info__ >= (0, 12):
+        yield
+        return
+    partial_eval: Any = importlib.import_module("jax._src.interpreters.partial_eval")
+    primitive: Any = importlib.import_module("jax._src.pallas.pallas_call").pallas_call_p
+    pjit: Any = importlib.import_module("jax._src.pjit")
+    caches = (
+        partial_eval._dce_jaxpr,
+        partial_eval._cached_closed_call_dce,
+        pjit._dce_jaxpr_pjit,
+    )
+    rule = partial_eval.dce_rules[primitive]
+
+    def eliminated(used: Any, eqn: Any) -> Any:
+        if getattr(eqn.params["compiler_params"], "has_side_effects", False):
+            return rule(used, eqn)
+        return partial_eval._default_dce_rule(used, eqn)
+
+    try:
+        for cache in caches:
+            cache.cache_clear()
+        partial_eval.dce_rules[primitive] = eliminated
+        yield
+    finally:
+        partial_eval.dce_rules[primitive] = rule
+        for cache in caches:
+            cache.cache_clear()
 
 
 def is_literal(atom: Any) -> bool:

@@ -21,6 +21,7 @@ import threadpoolctl
 from pytest_pallas._version import __version__
 from pytest_pallas.backends import Backend, default_target, label
 from pytest_pallas.errors import GoldenError
+from pytest_pallas.numerics.precision import ProductPrecision
 
 
 def origin_of(backend: Backend, kernel: Callable[..., Any]) -> Origin:
@@ -184,6 +185,8 @@ class Golden:
       call: the inputs.
       outputs: the arrays of the answer.
       tensors: SHA-256 of the file of the arrays: ``in0``, ``in1``... and ``out0``, ``out1``...
+      products: the precision of the kernel's products of float32; None for float32, and in goldens
+        that do not tell it.
     """
 
     test: str
@@ -194,6 +197,7 @@ class Golden:
     call: Call
     outputs: tuple[Output, ...]
     tensors: str
+    products: ProductPrecision | None = None
 
     @property
     def question(self) -> str:
@@ -220,7 +224,10 @@ def question_of(kernel: str, check: str, mesh: Mapping[str, int], digest: str) -
 
 def to_json(golden: Golden) -> dict[str, Any]:
     """A golden as plain JSON values."""
-    return {"schema": SCHEMA, **dataclasses.asdict(golden)}
+    plain = {"schema": SCHEMA, **dataclasses.asdict(golden)}
+    if golden.products is None:
+        del plain["products"]  # as goldens were written before there were any
+    return plain
 
 
 def from_json(plain: Any) -> Golden:
@@ -252,6 +259,8 @@ def _golden(plain: dict[str, Any]) -> Golden:
     outputs = tuple(Output(**dict(each, shape=_shape(each["shape"]))) for each in given)
     mesh = {str(axis): int(size) for axis, size in plain.pop("mesh").items()}
     origin = Origin(**plain.pop("origin"))
+    if plain.get("products") is not None:
+        plain["products"] = ProductPrecision(**plain["products"])
     return Golden(**plain, mesh=mesh, origin=origin, call=Call(**call), outputs=outputs)
 
 

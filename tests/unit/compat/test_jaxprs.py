@@ -108,3 +108,31 @@ def test_references_discharged():
     first, second = jax.extend.core.jaxpr_as_fun(found)(x, x)
     assert (first == 1).all()
     assert (second == 2).all()
+
+
+def test_dead_code():
+    def copy(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+
+    kernel = pl.pallas_call(copy, out_shape=X)
+
+    def function(x):
+        dead = jax.jit(lambda x: (kernel(x), x))(x)[0]
+        jax.debug.callback(lambda x: None, dead[0, 0] * 0 if x.ndim == 0 else x[0, 0])
+        return jnp.sin(x) + jax.jit(lambda x: (kernel(x), x))(x)[1]
+
+    def names(jaxpr):
+        inner, _ = jaxprs.open_jaxpr(jaxpr)
+        found = [eqn.primitive.name for eqn in inner.eqns]
+        return found + [
+            name for eqn in inner.eqns for each in jaxprs.sub_jaxprs(eqn) for name in names(each)
+        ]
+
+    traced = jax.make_jaxpr(function)(X)
+    assert names(traced).count("pallas_call") == 2
+    for _ in range(2):  # also of what is cached
+        left = names(jaxprs.without_dead_code(traced))
+        assert "pallas_call" not in left
+        assert {"sin", "debug_callback"} <= set(left)
+    live = jax.make_jaxpr(lambda x: kernel(x) + 1)(X)
+    assert names(jaxprs.without_dead_code(live)).count("pallas_call") == 1

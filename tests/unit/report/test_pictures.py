@@ -23,7 +23,8 @@ def finding(actual, oracle, baseline=None):
     baseline = np.asarray(oracle, actual.dtype) if baseline is None else baseline
     expected = SimpleNamespace(oracle=[("", oracle)], baseline=[("", baseline)])
     comparison = compare(actual, oracle, baseline)
-    return CheckResult(comparisons=[comparison], answer=ComparedOutputs([("", actual)], expected))
+    answer = ComparedOutputs([("", actual)], expected, SimpleNamespace())
+    return CheckResult(comparisons=[comparison], answer=answer)
 
 
 def builder():

@@ -22,6 +22,7 @@ from pytest_pallas.simulator.gpu.portable.blocks import (
     block_of,
 )
 from pytest_pallas.simulator.gpu.portable.order import GridOrder, GridProgram, Shadow
+from pytest_pallas.simulator.gpu.portable.products import require_whole_products
 from pytest_pallas.simulator.gpu.portable.waiting import WaitingPrograms, may_wait
 from pytest_pallas.simulator.grids.arguments import arguments_of, output_arrays
 from pytest_pallas.simulator.grids.kernels import BlockWindow, PreparedKernel
@@ -66,10 +67,12 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
 
     Raises:
       BoundsError: an access is beyond the edge of its block or array.
+      KernelError: a product has fewer terms than an instruction; see ``require_whole_products``.
       DeadlockError: programs wait for each other, and none can go on.
       SimulationError: the body cannot be evaluated.
     """
     facts, machine = kernel.facts, thread.machine
+    require_whole_products(kernel)
     given = arguments_of(kernel, operands)
     grid = given.grid
     arrays = _memory(kernel, machine, given.inputs)
