@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_pallas.accumulation import ACCUMULATIONS, ARITHMETICS, COMPARED, Accumulations
+from pytest_pallas.errors import OptionError
+
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
@@ -112,3 +115,40 @@ def attributes(target: str) -> dict[str, Any]:
         "num_cores": chip.cores,  # of ``jax.sharding.AbstractDevice``
         "compute_capability": f"{chip.capability}.0",
     }
+
+
+def default_arithmetic(target: str) -> str:
+    """``"chip"`` for chips whose arithmetic was compared with the simulator's, else ``"float32"``.
+
+    Args:
+      target: name of the chip.
+    """
+    chip = GPUS.get(target)
+    return "chip" if chip is not None and chip.capability in COMPARED else "float32"
+
+
+def accumulations(target: str, arithmetic: str = "") -> Accumulations:
+    """How the tensor cores of a chip add products; empty if sums are those of float32.
+
+    Args:
+      target: name of the chip.
+      arithmetic: ``"chip"`` or ``"float32"``; "" for the default of the chip.
+
+    Raises:
+      OptionError: there is no such arithmetic, or that of this chip is not known.
+    """
+    arithmetic = arithmetic or default_arithmetic(target)
+    if arithmetic not in ARITHMETICS:
+        valid = ", ".join(ARITHMETICS)
+        raise OptionError(f"unknown arithmetic {arithmetic!r}; valid: {valid}")
+    if arithmetic == "float32":
+        return {}
+    chip = GPUS.get(target)
+    found = None if chip is None else ACCUMULATIONS.get(chip.capability)
+    if found is None:
+        known = [name for name, gpu in GPUS.items() if gpu.capability in ACCUMULATIONS]
+        raise OptionError(
+            f"arithmetic='chip': how {target} adds products is not known; it is known of "
+            f"{', '.join(known)}. Leave it out, or say arithmetic='float32'"
+        )
+    return found
