@@ -15,6 +15,7 @@ The source is a comparison with an H200, without a wrong bit in 81,920 sums (doc
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -61,24 +62,52 @@ def truncated_product(
       accumulation: how the instruction adds.
       least: the smallest exponents of the formats of ``a`` and ``b``.
     """
-    (m, k), n = a.shape, b.shape[1]
-    of_a, of_b = _exponents(a, least[0]), _exponents(b, least[1])
-    work = a.dtype if _in_range(of_a, of_b) else FLOAT64
+    sums = np.zeros((len(a), b.shape[1])) if c is None else c.astype(np.float64) + 0.0
+    if not sums.size or not a.shape[1]:
+        return sums
+    # Products of zeros leave an accumulator as it is, after its own truncation. Blocks have many,
+    # where they are beyond the edge of an array.
+    _keep(sums, accumulation.fraction_bits)
+    rows, columns = a.any(axis=1), b.any(axis=0)
+    terms = np.flatnonzero(a.any(axis=0) & b.any(axis=1))
+    if not terms.size:
+        return sums
+    if rows.all() and columns.all():
+        _add(a, b, sums, terms, accumulation, least)
+    else:
+        part = np.ix_(rows, columns)
+        inner = sums[part]
+        _add(a[rows], b[:, columns], inner, terms, accumulation, least)
+        sums[part] = inner
+    return sums
+
+
+def _add(
+    a: Array,
+    b: Array,
+    sums: Array,
+    terms: Array,
+    accumulation: Accumulation,
+    least: tuple[int, int],
+) -> None:
+    """Add the products of ``terms``, those of the others being zeros, to ``sums``, in place."""
+    step = accumulation.step
     # Products are outer products of columns of a and rows of b.
-    a, of_a = np.ascontiguousarray(a.astype(work).T), np.ascontiguousarray(of_a.T)
-    b = np.ascontiguousarray(b, work)
-    sums = np.zeros((m, n)) if c is None else c.astype(np.float64)
-    rows = max(1, _AT_A_TIME // max(1, accumulation.step * n))
-    for row in range(0, m, rows):
+    a, b = np.ascontiguousarray(a.T[terms]), np.ascontiguousarray(b[terms])
+    of_a, of_b = _exponents(a, least[0]), _exponents(b, least[1])
+    if not _in_range(of_a, of_b):
+        a, b = a.astype(FLOAT64), b.astype(FLOAT64)
+    starts = np.searchsorted(terms, np.arange(0, terms[-1] + step + 1, step))
+    rows = max(1, _AT_A_TIME // (step * b.shape[1]))
+    for row in range(0, len(sums), rows):
         span = slice(row, row + rows)
         total = sums[span]
-        for start in range(0, k, accumulation.step):
-            group = slice(start, start + accumulation.step)
-            total = _added(
-                (a[group, span], of_a[group, span]), (b[group], of_b[group]), total, accumulation
-            )
+        for start, end in itertools.pairwise(starts.tolist()):
+            if start < end:
+                of_rows = a[start:end, span], of_a[start:end, span]
+                of_columns = b[start:end], of_b[start:end]
+                total = _added(of_rows, of_columns, total, accumulation)
         sums[span] = total
-    return sums
 
 
 def _added(
@@ -98,13 +127,14 @@ def _added(
     whole = np.int32 if accumulation.step << (bits + 2) <= 1 << 31 else np.int64
     terms = products.astype(whole).sum(axis=0, dtype=whole)
     sums = np.trunc(total * scale) + terms
-    return _kept(np.ldexp(sums, largest.astype(np.int32) - bits), accumulation)
+    sums = np.ldexp(sums, largest.astype(np.int32) - bits)
+    _keep(sums, accumulation.sum_bits)
+    return sums
 
 
-def _kept(sums: Array, accumulation: Accumulation) -> Array:
-    """Float64 without what is more than ``sum_bits`` below the exponent."""
-    mask = np.int64(-1) << np.int64(52 - accumulation.sum_bits)
-    return (sums.view(np.int64) & mask).view(np.float64)
+def _keep(sums: Array, bits: int) -> None:
+    """Truncate float64 to so many bits below the exponent, in place."""
+    sums.view(np.int64)[...] &= np.int64(-1) << np.int64(52 - bits)
 
 
 def _exponents(array: Array, least: int) -> Array:
@@ -120,8 +150,6 @@ def _exponents(array: Array, least: int) -> Array:
 
 def _in_range(of_a: Array, of_b: Array) -> bool:
     """Whether float32 has all products of numbers with these exponents."""
-    if not of_a.size or not of_b.size:
-        return True
     lowest = sum(int(each.min(initial=0, where=each > _NONE)) for each in (of_a, of_b))
     return lowest >= -_RANGE and int(of_a.max()) + int(of_b.max()) <= _RANGE
 

@@ -159,7 +159,7 @@ def test_the_definition(adding: Accumulation, dtype: str) -> None:
     scales = np.exp2(rng.integers(-wide, wide // 2, (2, 40))).astype(np.float32)
     a = (rng.normal(size=(3, 40)) * scales[0]).astype(dtype)
     b = (rng.normal(size=(40, 5)) * scales[1][:, None]).astype(dtype)
-    a[0, ::3], b[5] = 0, 0
+    a[0, ::3], b[5], b[:, 2], a[2] = 0, 0, 0, 0
     c = rng.normal(size=(3, 5)).astype(np.float32)
     least = int(ml_dtypes.finfo(dtype).minexp)
     product = tensor_product(a.dtype, b.dtype, np.float32, 40, accumulation=adding)
@@ -226,6 +226,16 @@ def test_no_products() -> None:
     a, b = np.zeros((2, 0), "bfloat16"), np.zeros((0, 3), "bfloat16")
     assert product(a, b, None).tolist() == [[0] * 3] * 2
     assert product(a, b, np.ones((2, 3), np.float32)).tolist() == [[1] * 3] * 2
+
+
+def test_only_products_of_zeros() -> None:
+    """Where one operand has numbers, the other has zeros; the accumulator is truncated."""
+    a, b = np.tile(np.array([1, 0]), (2, 32)), np.tile(np.array([[0], [1]]), (32, 3))
+    adding = _HOPPER["wgmma", "float8_e5m2"]
+    product = tensor_product(_E5M2, _E5M2, np.float32, 64, accumulation=adding)
+    c = np.full((2, 3), -1 - 2**-12 - 2**-14, np.float32)
+    assert (product(a.astype(_E5M2), b.astype(_E5M2), c) == -1 - 2**-12).all()
+    assert (product(a.astype(_E5M2), b.astype(_E5M2), None) == 0).all()
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 3000), (3000, 1), (130, 257)])
@@ -363,9 +373,9 @@ def test_published_arithmetic_of_an_a100() -> None:
     a, b = np.zeros((16, 16), "bfloat16"), np.zeros((16, 16), "bfloat16")
     a[0, :9] = b[:9, 0] = 1
     a[0, 1:9] = 2.0**-25
-    for target, wanted in (("a100", 1), ("h100", 1 + 7 * 2.0**-25)):
+    for target, wanted in (("a100", 1), ("h100", 1 + 8 * 2.0**-25), ("b200", 1 + 8 * 2.0**-25)):
         found = simulate(dot(), a, b, target=target, arithmetic="chip").values[0, 0]
-        assert found == np.float32(int(wanted * 2**23) / 2**23)
+        assert found == wanted
 
 
 @pytest.mark.parametrize("target", ["v6e", "tpu7x"])
