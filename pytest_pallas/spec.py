@@ -40,12 +40,16 @@ class ExpectedFailure:
       checks: the checks that fail; empty means all of ``scope``.
       scope: ``"all"``, or ``"executing"``: only checks and sanitizers that execute the kernel fail.
         Checks that only trace it or evaluate the reference (``Check.executes`` is False) must pass.
+      hardware: whether a failure on a simulator is expected on its hardware, too: on ``"gpu"`` for
+        ``"gpu-sim"``, and on ``"tpu"`` for ``"tpu-sim"``. False for what only a simulator sees,
+        such as a race. An expected failure of the hardware itself goes first.
     """
 
     reason: str
     jax: str
     checks: Collection[str] = ()
     scope: Literal["all", "executing"] = "all"
+    hardware: bool = True
 
     def __post_init__(self) -> None:
         if self.scope not in ("all", "executing"):  # pyright: ignore[reportUnnecessaryContains]
@@ -124,7 +128,8 @@ class Marks:
     Attributes:
       tolerance: replaces the default judgement; rarely needed. A mapping has one for a dtype, a
         backend, or both: ``"bfloat16"``, ``"gpu"``, ``"gpu bfloat16"``; the most specific holds.
-      xfail: expected failures by backend label (``"interpret"``, ``"tpu-interpret:v5e"``).
+      xfail: expected failures by backend label (``"interpret"``, ``"tpu-interpret:v5e"``); those
+        of a simulator hold on its hardware, too (see ``ExpectedFailure.hardware``).
       equivalent: mutants that compute the same.
     """
 

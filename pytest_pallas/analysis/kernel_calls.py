@@ -13,6 +13,7 @@ from pytest_pallas.compat.jaxprs import (
     kernel_name,
     open_jaxpr,
     sub_jaxprs,
+    without_dead_code,
     written_inputs,
 )
 from pytest_pallas.compat.source import source_line
@@ -87,6 +88,11 @@ class KernelCall:
 def kernel_calls(jaxpr: Any) -> list[KernelCall]:
     """All kernels in a (closed) jaxpr, in order, also nested in jit, vmap or shard_map."""
     return list(_walk(getattr(jaxpr, "jaxpr", jaxpr), ()))
+
+
+def live_kernel_calls(jaxpr: Any) -> list[KernelCall]:
+    """As ``kernel_calls``, without dead code: the kernels that are left in an executable."""
+    return kernel_calls(without_dead_code(jaxpr))
 
 
 def _walk(jaxpr: Any, path: tuple[str, ...]) -> Iterator[KernelCall]:

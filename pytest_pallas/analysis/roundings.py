@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.numerics import epsilon, is_complex, is_float
+from pytest_pallas.analysis.products import kept_bits
+from pytest_pallas.numerics import ROUNDING, epsilon, is_complex, is_float
+from pytest_pallas.numerics.precision import FLOAT32_BITS, ProductPrecision
 from pytest_pallas.simulator import rules as rules  # which registers them
 from pytest_pallas.simulator.concurrency.scheduler import one_thread
 from pytest_pallas.simulator.machine import Machine
@@ -73,6 +75,10 @@ SPREAD = math.sqrt(3)
 _MOVED = 1 / 12
 _DITHER = 0.5 / (1 - _MOVED)
 
+#: So near, relative to it, a number is one of the precision of products: what computes it may round
+#: differently in float32.
+_ALMOST = 2.0**-20
+
 #: Below so many ulps, a uniform error that is rounded to nearest is mostly no error.
 _LEAST = 0.8
 
@@ -88,12 +94,14 @@ class Rounding:
         float64[shape].
       dtypes: names of floats narrower than float64 in which values are rounded at random, too.
         Values of others are rounded to nearest: the function means to round them.
+      products: the precision of matrix products without an explicit one; None for the wide dtype.
     """
 
     narrow: float
     wide: float
     error: Callable[[Sequence[int]], np.ndarray[Any, Any]]
     dtypes: Collection[str] = ()
+    products: ProductPrecision | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +138,9 @@ def rounded(jaxpr: Any, arrays: Sequence[Any], rounding: Rounding) -> list[Any]:
       to its terms: the kernel may have got it from operands that were rounded, or from another
       product (in the gradient of attention ``sum(p * dp)`` is ``sum(o * do)``, with a rounded
       output ``o``). For that reason uses after the first have the error of a sum of their own.
+    - Every operand of a matrix product is rounded in the precision of products, unless it is a
+      number of that precision. Uses of a product after the first have the error of two such
+      operands.
 
     Functions that are called are entered; loops and branches count as one operation.
 
@@ -186,6 +197,9 @@ class _Evaluator:
             arrays = [self._off(array, wide) for array in arrays]
             results = self._bind(step, arrays)
             return [_Value(self._off(result, _APPROXIMATION * wide)) for result in results]
+        if name == "dot_general":
+            unit = self._unit(step.equation.params)
+            arrays = [self._of_product(array, unit) if unit else array for array in arrays]
         results = self._bind(step, arrays)
         if name in _SUMS:
             return [self._summed(step, arrays, results[0])]
@@ -254,6 +268,21 @@ class _Evaluator:
         wide = np.asarray(array, np.complex128 if is_complex(dtype) else np.float64)
         return (wide + size * error).astype(dtype)
 
+    def _unit(self, params: Any) -> float:
+        """The last bit of an operand of a product, relative to it; 0 if that is of float32."""
+        products = self._rounding.products
+        bits = FLOAT32_BITS if products is None else kept_bits(params, products)
+        return 2.0**-bits if bits < FLOAT32_BITS else 0.0
+
+    def _of_product(self, array: Any, unit: float) -> Any:
+        """An operand of a product with the errors of rounding it, where it has more bits."""
+        if not is_float(array.dtype):
+            return array
+        size = np.abs(array).astype(np.float64)
+        bits = np.frexp(size)[0] * 2 / unit
+        few = np.abs(bits - np.rint(bits)) * unit <= _ALMOST
+        return self._moved(array, np.where(few, 0.0, ROUNDING * unit * size))
+
     def _summed(self, step: Step, arrays: Sequence[Any], result: Any) -> _Value:
         """A sum with the error of its order."""
         if not _is_inexact(result):
@@ -270,11 +299,14 @@ class _Evaluator:
         if step.equation.name != "dot_general":
             return _Value(array)
         self._count += 1
-        terms = np.zeros_like(size)
-        if self._rounding.narrow:
+        terms, again = np.zeros_like(size), size
+        unit = self._unit(step.equation.params)
+        if self._rounding.narrow or unit:
             (squares,) = self._bind(step, [np.square(np.abs(array)) for array in arrays])
-            terms = np.sqrt(np.abs(squares))
-        return _Value(array, terms=terms, again=size, products=frozenset({self._count}))
+            root = np.sqrt(np.abs(squares))
+            terms = root if self._rounding.narrow else terms
+            again = np.hypot(size, math.sqrt(2) * ROUNDING * unit * root)
+        return _Value(array, terms=terms, again=again, products=frozenset({self._count}))
 
     def _bind(self, step: Step, arrays: Sequence[Any]) -> Any:
         """The results of an operation."""

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytest_pallas.analysis import KernelCall, kernel_calls
+from pytest_pallas.analysis import KernelCall, kernel_calls, live_kernel_calls
 from pytest_pallas.backends.protocol import Call, Outcome
 from pytest_pallas.backends.tracing import StaticPart, apply, jitted, split
 from pytest_pallas.compat.interpreters import clear_effect_tokens, reset_interpreters
@@ -106,23 +106,33 @@ def kernels_of(call: Call, jaxpr: Any) -> tuple[KernelCall, ...]:
     """The Pallas kernels of a call, from its jaxpr.
 
     Raises:
-      NoPallasCallError: there is no kernel, although the call needs one.
+      NoPallasCallError: no output depends on a kernel, although the call needs one.
     """
-    kernels = _kernels(jaxpr)
-    if not kernels and call.needs_kernel:
-        name = getattr(call.function, "__name__", repr(call.function))
+    kernels, live = _kernels(jaxpr)
+    if live or not call.needs_kernel:
+        return kernels
+    name = getattr(call.function, "__name__", repr(call.function))
+    if not kernels:
         raise NoPallasCallError(
             f"{name} has no Pallas kernel for these arguments, so the check would compare jnp with "
             "jnp. Pass the function that calls pl.pallas_call, or arguments for which it does not "
             "fall back to jnp."
         )
-    return kernels
+    raise NoPallasCallError(
+        f"no output of {name} depends on its Pallas kernel ({kernels[0].name}), so a compiler "
+        "removes the kernel, and the check would compare jnp with jnp. Return what the kernel "
+        "computes."
+    )
 
 
 @functools.lru_cache(maxsize=256)
-def _kernels(jaxpr: Any) -> tuple[KernelCall, ...]:
-    """The kernels of a jaxpr; JAX returns the same jaxpr for equal shapes."""
-    return tuple(kernel_calls(jaxpr))
+def _kernels(jaxpr: Any) -> tuple[tuple[KernelCall, ...], bool]:
+    """The kernels of a jaxpr, and whether one is no dead code.
+
+    JAX returns the same jaxpr for equal shapes.
+    """
+    kernels = tuple(kernel_calls(jaxpr))
+    return kernels, bool(kernels and live_kernel_calls(jaxpr))
 
 
 def execute(

@@ -90,11 +90,11 @@ class Hardware:
 
 def compile_proven(static: Any, arrays: list[Any], platform: str) -> Any:
     """Compile a call for the default device and check that its kernels are in the executable."""
-    from pytest_pallas.analysis import kernel_calls
-    from pytest_pallas.backends.tracing import jitted
+    from pytest_pallas.analysis import live_kernel_calls
+    from pytest_pallas.backends import tracing
 
-    traced = jitted().trace(static, arrays)
-    kernels = kernel_calls(traced.jaxpr)
+    traced = tracing.jitted().trace(static, arrays)
+    kernels = live_kernel_calls(traced.jaxpr)
     executable = traced.lower().compile()
     prove(kernels, executable.as_text() or "", platform)
     return executable
@@ -104,7 +104,7 @@ def prove(kernels: list[KernelCall], text: str, platform: str) -> None:
     """Check that every kernel of a call is a custom call in the compiled ``text``.
 
     Args:
-      kernels: the kernels of the traced call.
+      kernels: the kernels of the traced call that are no dead code.
       text: the text of the executable, or of the lowered module.
       platform: ``"tpu"`` or ``"gpu"``.
 

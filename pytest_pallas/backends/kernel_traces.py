@@ -1,4 +1,4 @@
-"""The kernels of a call, from a trace alone."""
+"""The kernels of a call, from a trace alone, and the trace itself."""
 
 from __future__ import annotations
 
@@ -24,21 +24,35 @@ def kernels_of(
       context: makes the context to trace in.
     """
     from pytest_pallas.analysis import kernel_calls
+
+    jaxpr = _traced(call, context)
+    return None if jaxpr is None else kernel_calls(jaxpr)
+
+
+def traced_kernels(call: Call, backend: Backend) -> Sequence[KernelCall]:
+    """The kernels of a call on a backend, without its mutant; () if it cannot be traced."""
+    from pytest_pallas.analysis import kernel_calls
+
+    jaxpr = traced_jaxpr(call, backend)
+    return () if jaxpr is None else kernel_calls(jaxpr)
+
+
+def traced_jaxpr(call: Call, backend: Backend) -> Any:
+    """The trace of a call on a backend, without its mutant; None if it cannot be traced."""
+    usual: Any = functools.partial(tracing_for, chip_of(backend))
+    if backend.kind == "hardware":
+        usual = nullcontext
+    context = getattr(backend, "context", usual)
+    return _traced(call.with_settings(mutant=None), context)
+
+
+def _traced(call: Call, context: Callable[[], AbstractContextManager[Any]]) -> Any:
     from pytest_pallas.backends.ending import ending
     from pytest_pallas.backends.tracing import abstract, jitted
 
     try:
         static, shapes = abstract(call)
         with context(), ending(call.timeout):
-            return kernel_calls(jitted().trace(static, shapes).jaxpr)
+            return jitted().trace(static, shapes).jaxpr
     except Exception:  # tracing runs user code; the item will raise the same
         return None
-
-
-def traced_kernels(call: Call, backend: Backend) -> Sequence[KernelCall]:
-    """The kernels of a call on a backend, without its mutant; () if it cannot be traced."""
-    usual: Any = functools.partial(tracing_for, chip_of(backend))
-    if backend.kind == "hardware":
-        usual = nullcontext
-    context = getattr(backend, "context", usual)
-    return kernels_of(call.with_settings(mutant=None), context) or ()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jax import export
 
-from pytest_pallas.analysis import kernel_calls
+from pytest_pallas.analysis import kernel_calls, live_kernel_calls
 from pytest_pallas.backends.protocol import Call, expected_warnings
 from pytest_pallas.backends.tracing import jitted, signature
 from pytest_pallas.compat.compilers import exact_exports, interpret_ignored
@@ -175,7 +175,8 @@ def lower(call: Call, static: Any, arrays: list[Any], platform: str, into: Lower
     into.module = bytes(exported.serialize())
     # not in ``into.module``, which lists the custom calls that it allows
     lowered = exported.mlir_module_serialized
-    if call.needs_kernel and not any(each.encode() in lowered for each in custom_calls):
+    needed = call.needs_kernel or live_kernel_calls(traced.jaxpr)
+    if needed and not any(each.encode() in lowered for each in custom_calls):
         raise NoPallasCallError(
             f"{name}, lowered for {platform}, has none of {', '.join(custom_calls)}: there is no "
             "Pallas kernel to compile. Pass the function that calls pl.pallas_call, or arguments "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 
 from pytest_pallas.analysis.extent import one_program
 from pytest_pallas.checks.check import declare_check
@@ -54,14 +55,14 @@ def blocks(context: CheckContext) -> CheckResult:
     """
     if not context.arguments.tuning:
         raise NotApplicableError("the blocks check needs tuning=, such as block sizes")
-    expected, exact = expect(context), exactly(context)
-    default = run(context, context.kernel, context.arguments.args, tuned=False)
-    first = judge(context, default.values, expected, exact=exact)
+    untuned = replace(context, arguments=replace(context.arguments, tuning={}))
+    default = run(untuned, context.kernel, context.arguments.args)
+    first = judge(untuned, default.values, expect(untuned), exact=exactly(untuned))
     if not all(comparison.passed for comparison in first):
         subject = "default tuning instead of the drawn one"
         return CheckResult(comparisons=first, seconds=default.seconds, subject=subject)
     drawn = run(context, context.kernel, context.arguments.args)
-    second = judge(context, drawn.values, expected, exact=exact)
+    second = judge(context, drawn.values, expect(context), exact=exactly(context))
     reason = one_program(default.kernels) and one_program(drawn.kernels)
     if reason and all(comparison.passed for comparison in second):
         raise NotApplicableError(f"with both tunings {reason}; draw larger inputs")

@@ -10,14 +10,17 @@ import jax
 import numpy as np
 
 from pytest_pallas.analysis.limits import unsupported
+from pytest_pallas.analysis.products import lowest_precision
 from pytest_pallas.backends import Backend, Call, Configured, Outcome
 from pytest_pallas.backends.execution import brief
+from pytest_pallas.backends.kernel_traces import traced_jaxpr
 from pytest_pallas.backends.variations import Fill, Schedule
 from pytest_pallas.checks.spread import compare_shards, gathered
 from pytest_pallas.compilers.costs import RecordedCosts
 from pytest_pallas.errors import KernelError, PallasTestError, UnsupportedKernelError
 from pytest_pallas.notes import Note
 from pytest_pallas.numerics import Comparison, Tolerance, compare_trees, is_float, wide
+from pytest_pallas.numerics.precision import ProductPrecision
 from pytest_pallas.oracle.expected import Expected, ExpectedCache, Leaves, flatten
 from pytest_pallas.properties import Properties
 from pytest_pallas.strategies.arguments import Arguments
@@ -137,7 +140,6 @@ def run(
     args: tuple[Any, ...],
     *,
     jit: bool | None = None,
-    tuned: bool = True,
     races: bool = True,
     fill: Fill | None = None,
     needs_kernel: bool = True,
@@ -149,15 +151,15 @@ def run(
     Outputs that are spread over several processes are gathered, so that they are numpy arrays like
     all others. With ``shards=True`` each process gets what it holds, for ``judge``.
 
-    ``tuned=False`` leaves out the tuning, ``races=False`` detects neither races nor leftover copies
-    and semaphores, ``fill`` fills uninitialized memory, ``needs_kernel=False`` accepts a function
-    without a kernel, and ``rest`` are other fields of the call (see ``Call``).
+    ``races=False`` detects neither races nor leftover copies and semaphores, ``fill`` fills
+    uninitialized memory, ``needs_kernel=False`` accepts a function without a kernel, and ``rest``
+    are other fields of the call (see ``Call``).
 
     Raises:
       KernelError: the kernel raised.
       UnsupportedKernelError: it raised, and the backend cannot run kernels like it.
     """
-    made = call(context, function, args, jit=jit, tuned=tuned)
+    made = call(context, function, args, jit=jit)
     if not races:
         made = made.with_settings(races=False, dma=False)
     made = replace(made, fill=fill, needs_kernel=needs_kernel, **rest)
@@ -181,13 +183,12 @@ def call(
     args: tuple[Any, ...],
     *,
     jit: bool | None = None,
-    tuned: bool = True,
 ) -> Call:
     """The call ``function(*args)`` with the context's options, for a backend."""
     made = Call(
         function=function,
         args=args,
-        options={**context.arguments.options, **(context.arguments.tuning if tuned else {})},
+        options={**context.arguments.options, **context.arguments.tuning},
         settings=context.settings,
     )
     return made if jit in (None, made.jit) else made.with_settings(jit=jit)
@@ -243,18 +244,39 @@ def under(schedule: Schedule, error: PallasTestError) -> PallasTestError:
     return described
 
 
-def expect(context: CheckContext) -> Expected:
-    """The oracle and baseline of the context's call."""
+def expect(context: CheckContext, args: tuple[Any, ...] | None = None) -> Expected:
+    """The oracle and baseline of the context's call, or of that with other arguments.
+
+    The baseline's products have the precision that the kernel asks for in the context's call.
+    """
     assert context.reference is not None
     return context.cache.get(
-        context.reference, context.arguments.args, context.arguments.options, nan_ok=context.nan_ok
+        context.reference,
+        context.arguments.args if args is None else args,
+        context.arguments.options,
+        nan_ok=context.nan_ok,
+        products=product_precision(context),
     )
+
+
+def product_precision(context: CheckContext) -> ProductPrecision | None:
+    """The lowest precision of products of float32 that the kernel asks for in the context's call.
+
+    None for float32, which kernels of TPUs and calls that JAX cannot trace are taken to have, and
+    what interpreters compute in.
+    """
+    backend = context.backend
+    if backend.platform != "gpu" or backend.kind not in ("simulating", "hardware"):
+        return None
+    jaxpr = traced_jaxpr(call(context, context.kernel, context.arguments.args), backend)
+    return None if jaxpr is None else lowest_precision(jaxpr)
 
 
 def exactly(context: CheckContext) -> bool:
     """Whether the output must be bitwise equal to the oracle.
 
-    True if the context is exact and every float input holds only small integers.
+    True if the context is exact and every float input holds only small integers, unless the
+    kernel's products have less than float32, and the baseline's are not exact in that precision.
     """
     if not context.exact:
         return False
@@ -264,4 +286,13 @@ def exactly(context: CheckContext) -> bool:
             values = wide(np.asarray(leaf))
             if not (np.abs(values) <= most).all() or (values != np.rint(values)).any():
                 return False
-    return True
+    return product_precision(context) is None or _is_exact(expect(context))
+
+
+def _is_exact(expected: Expected) -> bool:
+    """Whether the baseline is the oracle, rounded to its dtypes."""
+    with np.errstate(all="ignore"):
+        return all(
+            np.array_equal(wide(oracle.astype(answer.dtype)), wide(answer), equal_nan=True)
+            for (_, oracle), (_, answer) in zip(expected.oracle, expected.baseline, strict=True)
+        )

@@ -25,7 +25,13 @@ from pytest_pallas.checks.context import (
     expect,
     run,
 )
-from pytest_pallas.checks.cross_compare import apart, named, named_noise, named_precision
+from pytest_pallas.checks.cross_compare import (
+    apart,
+    coarser,
+    named,
+    named_noise,
+    named_precision,
+)
 from pytest_pallas.errors import NotApplicableError, PallasTestError, UnsupportedKernelError
 from pytest_pallas.notes import Note
 from pytest_pallas.numerics import (
@@ -37,7 +43,7 @@ from pytest_pallas.numerics import (
     is_float,
     wide,
 )
-from pytest_pallas.oracle.expected import Expected, LazyMapping, Leaves, flatten
+from pytest_pallas.oracle.expected import LazyMapping, Leaves, flatten
 from pytest_pallas.spec import KernelSpec
 
 if TYPE_CHECKING:
@@ -76,7 +82,6 @@ def cross(context: CheckContext) -> CheckResult:
             "the cross check needs a spec that has implementations or claims several of the "
             "selected backends"
         )
-    expected, exact = expect(context), exactly(context)
     mine = run(context, context.kernel, context.arguments.args)
     here = label(context.backend)
     seconds = mine.seconds
@@ -84,16 +89,17 @@ def cross(context: CheckContext) -> CheckResult:
     notes: list[Note] = []
     lacking: list[str] = []
     for other in context.others:
+        there = _context_of(context, other)
         try:
-            theirs = _answer(context, other)
+            theirs = _answer(there, other)
         except UnsupportedKernelError as error:
             lacking.append(str(error))
             continue
         seconds += theirs.seconds
         sides = {here: flatten(mine.values), other.name: flatten(theirs.values)}
         judged = {
-            name: _judged(context, name, leaves, expected, exact=exact)
-            for name, leaves in sides.items()
+            name: _judged(side, name, leaves)
+            for (name, leaves), side in zip(sides.items(), (context, there), strict=True)
         }
         found = [comparison for each in judged.values() for comparison in each]
         departs = {name: worst for name, each in judged.items() if (worst := _worst(each))}
@@ -101,8 +107,9 @@ def cross(context: CheckContext) -> CheckResult:
             return CheckResult(
                 comparisons=found,
                 seconds=seconds,
-                subject=_state(departs, list(sides), exact),
+                subject=_state(departs, list(sides), exactly(context)),
             )
+        expected = coarser(expect(context), expect(there))
         between = apart(context, here, other.name, sides[here], sides[other.name], expected)
         if _worst(between):
             subject = f"{here} and {other.name} differ, although each agrees with the oracle"
@@ -125,16 +132,22 @@ def accepted(function: Callable[..., Any], tuning: Collection[str]) -> list[str]
     return [name for name in tuning if name in parameters]
 
 
-def _answer(context: CheckContext, other: ComparisonPeer) -> Outcome:
-    """The outcome of a peer for the drawn call."""
+def _context_of(context: CheckContext, other: ComparisonPeer) -> CheckContext:
+    """The drawn call of a peer."""
     arguments: Arguments = context.arguments
     if not other.is_kernel:
         taken = accepted(other.function, arguments.tuning)
         tuning = {name: arguments.tuning[name] for name in taken}
         arguments = dataclasses.replace(arguments, tuning=tuning)
-    there = dataclasses.replace(context, backend=other.backend, arguments=arguments)
+    return dataclasses.replace(
+        context, kernel=other.function, backend=other.backend, arguments=arguments
+    )
+
+
+def _answer(there: CheckContext, other: ComparisonPeer) -> Outcome:
+    """The outcome of a peer for its call."""
     try:
-        return run(there, other.function, arguments.args, needs_kernel=other.is_kernel)
+        return run(there, there.kernel, there.arguments.args, needs_kernel=other.is_kernel)
     except UnsupportedKernelError:
         raise
     except PallasTestError as error:
@@ -142,16 +155,15 @@ def _answer(context: CheckContext, other: ComparisonPeer) -> Outcome:
         raise raised from error.__cause__
 
 
-def _judged(
-    context: CheckContext, name: str, leaves: Leaves, expected: Expected, *, exact: bool
-) -> list[Comparison]:
+def _judged(context: CheckContext, name: str, leaves: Leaves) -> list[Comparison]:
     """Compare one side with the oracle; the names of its outputs have the name of the side."""
+    expected = expect(context)
     return compare_trees(
         named(leaves, name),
         named(expected.oracle, name),
         named(expected.baseline, name),
         tolerance=context.tolerance,
-        exact=exact,
+        exact=exactly(context),
         depth=expected.depth,
         sensitivity=LazyMapping(lambda: dict(named(list(expected.sensitivity.items()), name))),
         noise=named_noise(expected, name),

@@ -8,7 +8,7 @@ import numpy as np
 
 from pytest_pallas.checks.context import CheckContext
 from pytest_pallas.numerics import Comparison, Noise, compare_trees, is_exact, wide
-from pytest_pallas.numerics.precision import Precision
+from pytest_pallas.numerics.precision import FLOAT32_BITS, Precision
 from pytest_pallas.oracle.expected import Expected, LazyMapping, Leaves
 
 
@@ -48,6 +48,11 @@ def apart(
         check_dtype=False,  # what is wide has another, and both were judged
         explained=context.explained,
     )
+
+
+def coarser(one: Expected, other: Expected) -> Expected:
+    """The expected values of one call whose products have the lower precision."""
+    return min(one, other, key=lambda each: each.products.bits if each.products else FLOAT32_BITS)
 
 
 def named_noise(expected: Expected, name: str) -> Callable[[str], Noise | None]:

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from pytest_pallas.checks.check import declare_check
-from pytest_pallas.checks.context import CheckContext, CheckResult, exactly, judge, run
+from pytest_pallas.checks.context import CheckContext, CheckResult, exactly, expect, judge, run
 from pytest_pallas.devices.mesh import make_mesh
 from pytest_pallas.devices.processes import gang
 from pytest_pallas.errors import NotApplicableError, SpecError
@@ -86,13 +86,10 @@ def sharding(context: CheckContext) -> CheckResult:
         raise NotApplicableError(
             "the sharding check needs a spec with batch_axes, and a kernel that can be jitted"
         )
-    assert context.reference is not None
     platform = context.backend.platform if context.backend.kind == "hardware" else "cpu"
     counts = _counts(len(jax.devices(platform)))
     args = _several(context.arguments.args, axes, counts[-1])
-    expected = context.cache.get(
-        context.reference, args, context.arguments.options, nan_ok=context.nan_ok
-    )
+    expected = expect(context, args)
     seconds = 0.0
     comparisons: list[Any] = []
     for count in counts:

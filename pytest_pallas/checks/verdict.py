@@ -206,6 +206,17 @@ def _tolerance_facts(failed: Comparison, context: CheckContext) -> Iterator[Fact
         yield Fact("tolerance", f"{context.tolerance}, from {context.tolerance_given_by}")
 
 
+def _product_facts(failed: Comparison, finding: CheckResult) -> Iterator[Fact]:
+    """The precision of the baseline's products of float32, unless that is float32."""
+    products = None if finding.answer is None else finding.answer.expected.products
+    if products is not None and failed.kind in ("close", "rms"):
+        yield Fact(
+            "products",
+            f"the baseline multiplies float32 as {products.name}, the lowest precision that the\n"
+            "kernel asks for; jax.lax.Precision.HIGHEST asks for float32",
+        )
+
+
 def _problem_of(
     outcome: Outcome | None, context: CheckContext, name: str, check: str
 ) -> PallasTestError | None:
@@ -269,6 +280,7 @@ def _mismatch(
         facts.append(Fact("also wrong", ", ".join(other.where or "output" for other in others)))
     explanation = explanation.with_facts(
         *facts,
+        *_product_facts(failed, finding),
         *_tolerance_facts(failed, context),
         *process_facts(),
         *drawn_facts(context.arguments),

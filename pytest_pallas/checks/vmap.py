@@ -139,13 +139,7 @@ def vmap(context: CheckContext) -> CheckResult:
             np.stack([np.asarray(a), np.asarray(b)]) if flag else a
             for a, b, flag in zip(leaves, other, flags, strict=True)
         ]
-        assert context.reference is not None
-        second = context.cache.get(
-            context.reference,
-            jax.tree.unflatten(tree, other),
-            context.arguments.options,
-            nan_ok=context.nan_ok,
-        )
+        second = expect(context, tuple(jax.tree.unflatten(tree, other)))
         outcome = run(
             context, Vmapped(context.kernel, batched), tuple(jax.tree.unflatten(tree, stacked))
         )

@@ -44,6 +44,15 @@ def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
     return inner, tuple(getattr(jaxpr, "consts", ()))
 
 
+def without_dead_code(jaxpr: Any) -> Any:
+    """A jaxpr, open and without the equations that neither a result nor an effect depends on.
+
+    JAX and XLA remove them, too: a gradient may need no output of a forward kernel.
+    """
+    eliminate: Any = importlib.import_module("jax.interpreters.partial_eval").dce_jaxpr
+    return eliminate(open_jaxpr(jaxpr)[0], True)[0]
+
+
 def is_literal(atom: Any) -> bool:
     """Whether an operand is a constant in the jaxpr."""
     return hasattr(atom, "val")

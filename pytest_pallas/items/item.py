@@ -326,9 +326,16 @@ def not_applicable(check: Check, requirement: str) -> str:
 
 
 def expected_failure(spec: KernelSpec, backend: Backend, check: Check) -> ExpectedFailure | None:
-    """The expected failure of a spec for a backend and check, by label first, then by name."""
-    for key in (label(backend), backend.name):
+    """The expected failure of a spec for a backend and check, by label first, then by name.
+
+    Hardware has those of its simulator besides, unless these say otherwise.
+    """
+    own = (label(backend), backend.name)
+    simulated = tuple(key.replace(backend.name, f"{backend.platform}-sim", 1) for key in own)
+    for key in (*own, *(simulated if backend.kind == "hardware" else ())):
         failure = spec.xfail.get(key)
-        if failure is not None and failure.covers(check.name, executes=check.executes):
+        if failure is None or not failure.covers(check.name, executes=check.executes):
+            continue
+        if key in own or failure.hardware:
             return failure
     return None

@@ -140,9 +140,10 @@ def _wrapped(wrong: Array, right: Array) -> Iterator[str]:
     """Integers that are off by multiples of a power of two."""
     if max(np.abs(wrong).max(), np.abs(right).max()) > 2.0**53:  # not exact in float64
         return
+    different = np.unique(np.stack([wrong, right]), axis=1).shape[1]
     for bits in (32, 16, 8, 4):
         # By chance each is such a multiple once in 2**bits times; if all right ones are, always.
-        likely = bits * wrong.size >= 16 and (right % 2**bits).any()
+        likely = bits * different >= 16 and (right % 2**bits).any()
         if likely and not ((wrong - right) % 2**bits).any():
             yield f"the wrong elements are off by multiples of 2**{bits} {_narrow(wrong, bits)}"
             return

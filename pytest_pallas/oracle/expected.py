@@ -21,7 +21,7 @@ from pytest_pallas.backends.tracing import identity
 from pytest_pallas.errors import ReferenceError, SimulationError
 from pytest_pallas.notes import Note
 from pytest_pallas.numerics import Noise, is_complex, is_float, wide
-from pytest_pallas.numerics.precision import Precision
+from pytest_pallas.numerics.precision import Precision, ProductPrecision
 from pytest_pallas.oracle.noise import noise_of
 from pytest_pallas.oracle.references import (
     Evaluation,
@@ -42,7 +42,7 @@ class Expected:
 
     Attributes:
       oracle: the reference in float64 on the host.
-      baseline: the reference in the kernel's own dtypes.
+      baseline: the reference in the kernel's own dtypes, and in the precision of its products.
       depth: the largest dim of any input. A sum in the kernel has at most a few times as many
         terms, which bounds the effect of another order of summation.
       sensitivity: by path, the change of the oracle with its inputs; see ``_sensitivity``.
@@ -55,6 +55,7 @@ class Expected:
         simulator did.
       least: the least magnitude that the oracle computes with, 0 if it is not known. Evaluated at
         its first use.
+      products: the precision of the baseline's products of float32; None for float32.
     """
 
     oracle: Leaves
@@ -65,6 +66,7 @@ class Expected:
     precision: Mapping[str, Precision] = MappingProxyType({})
     fallbacks: Sequence[str] = ()
     least: Callable[[], float] = lambda: 0.0
+    products: ProductPrecision | None = None
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -74,6 +76,11 @@ class Expected:
             *(f"the reference computes in {each}, not in float64" for each in several),
             *(f"the reference was evaluated by JAX: {each}" for each in self.fallbacks),
         )
+        if self.products is not None:
+            texts += (
+                f"the baseline multiplies float32 as {self.products.name}, the lowest precision "
+                "that the kernel asks for",
+            )
         return tuple(Note(text, "reference") for text in texts)
 
 
@@ -120,12 +127,13 @@ class ExpectedCache:
         options: Mapping[str, Any],
         *,
         nan_ok: bool = False,
+        products: ProductPrecision | None = None,
     ) -> Expected:
         """``expected`` for these arguments, evaluated once."""
-        key = identity(reference), digest((args, dict(options))), nan_ok
+        key = identity(reference), digest((args, dict(options))), nan_ok, products
         found = self._kept.pop(key, None)
         if found is None:
-            found = expected(reference, args, options, nan_ok=nan_ok)
+            found = expected(reference, args, options, nan_ok=nan_ok, products=products)
         self._kept[key] = found
         while len(self._kept) > self.most:
             self._kept.popitem(last=False)
@@ -138,6 +146,7 @@ def expected(
     options: Mapping[str, Any],
     *,
     nan_ok: bool = False,
+    products: ProductPrecision | None = None,
 ) -> Expected:
     """Evaluate a reference as oracle and as baseline.
 
@@ -146,13 +155,15 @@ def expected(
       args: pytrees of arrays.
       options: keyword arguments, passed unchanged.
       nan_ok: whether the oracle may be NaN where all inputs are finite.
+      products: the precision of the products of float32 in the baseline; see
+        ``references.with_precision``.
 
     Raises:
       ReferenceError: the reference raised, returned no arrays, or is NaN for finite inputs.
     """
     arrays = [to_numpy(leaf) for leaf in jax.tree.leaves(args) if _is_array(leaf)]
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        own = evaluate_reference(reference, args, options, "in the kernel's dtypes")
+        own = evaluate_reference(reference, args, options, "in the kernel's dtypes", products)
     with _in_float64():
         widened = jax.tree.map(_widened, args)
         double = evaluate_reference(reference, widened, options, "as the float64 oracle")
@@ -172,7 +183,8 @@ def expected(
 
     @functools.cache
     def noise() -> Mapping[str, Noise]:
-        return noise_of(double, baseline, {each.dtype for each in precision.values()})
+        dtypes = {each.dtype for each in precision.values()}
+        return noise_of(double, baseline, dtypes, products)
 
     def sensitivity() -> Mapping[str, float]:
         with _in_float64():
@@ -187,6 +199,7 @@ def expected(
         precision,
         tuple(dict.fromkeys((*own.fallbacks, *double.fallbacks))),
         functools.cache(lambda: least_magnitude(double)),
+        products,
     )
 
 
@@ -206,7 +219,7 @@ def _in_float64() -> Generator[None]:
     with (
         jax.default_device(jax.local_devices(backend="cpu")[0]),
         jax.enable_x64(True),
-        jax.default_matmul_precision("highest"),
+        jax.default_matmul_precision("default"),  # a product has only what the reference asks for
     ):
         yield
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from pytest_pallas.analysis.roundings import SPREAD, Rounding, rounded
 from pytest_pallas.numerics import ROUNDING, Noise, epsilon, is_complex, is_float, wide
+from pytest_pallas.numerics.precision import ProductPrecision
 from pytest_pallas.oracle.references import Evaluation, Leaves
 
 #: Number of evaluations with random roundings.
@@ -16,7 +17,10 @@ DRAWS = 16
 
 
 def noise_of(
-    oracle: Evaluation, baseline: Leaves, dtypes: Collection[str] = ()
+    oracle: Evaluation,
+    baseline: Leaves,
+    dtypes: Collection[str] = (),
+    products: ProductPrecision | None = None,
 ) -> Mapping[str, Noise]:
     """The effect of rounding on each output of a reference; see ``analysis.roundings``.
 
@@ -27,6 +31,7 @@ def noise_of(
       oracle: the reference on float64.
       baseline: its outputs in the kernel's dtypes.
       dtypes: narrower floats in which it computes, although its inputs are float64.
+      products: the precision of products without an explicit one; None for float32.
     """
     if oracle.jaxpr is None:
         return {}
@@ -39,7 +44,9 @@ def noise_of(
     if not finest:
         return {}
     try:
-        drawn = {eps: _draws(oracle, eps, dtypes) for eps in {0.0, *finest.values()} - {single}}
+        drawn = {
+            eps: _draws(oracle, eps, dtypes, products) for eps in {0.0, *finest.values()} - {single}
+        }
     except Exception:  # a rule may not support these values
         return {}
     exact = {path: wide(array) for path, array in oracle.leaves}
@@ -54,7 +61,10 @@ def noise_of(
 
 
 def _draws(
-    oracle: Evaluation, narrow: float, dtypes: Collection[str]
+    oracle: Evaluation,
+    narrow: float,
+    dtypes: Collection[str],
+    products: ProductPrecision | None,
 ) -> Sequence[np.ndarray[Any, Any]]:
     """Each output ``DRAWS`` times, with random roundings of float32 and of epsilon ``narrow``."""
     generator = np.random.Generator(np.random.SFC64(0))
@@ -63,6 +73,6 @@ def _draws(
         return generator.uniform(-SPREAD, SPREAD, shape)
 
     single = ROUNDING * epsilon(np.float32)
-    rounding = Rounding(ROUNDING * narrow, single, error, dtypes)
+    rounding = Rounding(ROUNDING * narrow, single, error, dtypes, products)
     draws = [rounded(oracle.jaxpr, oracle.arrays, rounding) for _ in range(DRAWS)]
     return [np.stack([wide(leaf) for leaf in leaves]) for leaves in zip(*draws, strict=True)]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from pytest_pallas.analysis.products import is_product, kept_bits
 from pytest_pallas.backends import Call
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.tracing import StaticPart, apply, jitted, on_host, split
+from pytest_pallas.compat.jaxprs import KERNEL_PRIMITIVES, open_jaxpr
 from pytest_pallas.compat.rejection import is_rejection
 from pytest_pallas.errors import (
     PallasTestError,
@@ -19,6 +23,8 @@ from pytest_pallas.errors import (
     SimulationError,
     SimulationLimitError,
 )
+from pytest_pallas.mutation.rewriting import equations_of, with_equations, with_jaxprs
+from pytest_pallas.numerics.precision import FLOAT32_BITS, ProductPrecision
 
 #: Limit on the equations of a reference: about a minute.
 STEPS = 50_000_000
@@ -33,8 +39,9 @@ class Evaluation:
 
     Attributes:
       leaves: path and array of each output.
-      jaxpr: the trace, in the context of the evaluation; None for a reference that JAX cannot
-        trace. JAX caches it, and returns the same object for the same shapes and dtypes.
+      jaxpr: the trace, in the context of the evaluation, before products are rounded; None for a
+        reference that JAX cannot trace. JAX caches it, and returns the same object for the same
+        shapes and dtypes.
       arrays: the inputs of ``jaxpr``.
       fallbacks: the reasons why JAX evaluated a part of it, or all; empty if the simulator did.
     """
@@ -46,7 +53,11 @@ class Evaluation:
 
 
 def evaluate_reference(
-    reference: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any], how: str
+    reference: Callable[..., Any],
+    args: tuple[Any, ...],
+    options: Mapping[str, Any],
+    how: str,
+    products: ProductPrecision | None = None,
 ) -> Evaluation:
     """Evaluate a reference in the current context of JAX (x64 or not).
 
@@ -58,6 +69,8 @@ def evaluate_reference(
       args: pytrees of arrays.
       options: keyword arguments, passed unchanged.
       how: the dtypes, for messages.
+      products: the precision of products of float32 without an explicit one; None for float32.
+        Products that JAX or numpy evaluates have that of float32.
 
     Raises:
       ReferenceError: the reference raised, does not end, or returned no arrays.
@@ -66,7 +79,7 @@ def evaluate_reference(
     found, missing = None, ""
     for evaluate in (_traced, _eager):
         try:
-            found = evaluate(static, arrays)
+            found = evaluate(static, arrays, products)
             break
         except SimulationLimitError as error:
             raise ReferenceError(f"the reference {name_of(reference)}: {error}") from error
@@ -117,24 +130,88 @@ def least_magnitude(evaluation: Evaluation) -> float:
     return recorder.least
 
 
-def _traced(static: StaticPart, arrays: list[Any]) -> Evaluation:
+def _traced(static: StaticPart, arrays: list[Any], products: ProductPrecision | None) -> Evaluation:
     """The evaluation of a trace."""
     from pytest_pallas.simulator.simulate import evaluate
 
     machine = _machine()
     traced = jitted().trace(static, arrays)
-    values = evaluate(traced.jaxpr, machine, arrays)
+    jaxpr = traced.jaxpr if products is None else with_precision(traced.jaxpr, products)
+    values = evaluate(jaxpr, machine, arrays)
     leaves = flatten(jax.tree.unflatten(jax.tree.structure(traced.out_info), values))
     return Evaluation(leaves, traced.jaxpr, arrays, _fallbacks(machine))
 
 
-def _eager(static: StaticPart, arrays: list[Any]) -> Evaluation:
+def _eager(static: StaticPart, arrays: list[Any], products: ProductPrecision | None) -> Evaluation:
     """The evaluation operation by operation."""
     from pytest_pallas.simulator.simulate import run_eagerly
 
     machine = _machine()
-    values = run_eagerly(lambda *given: apply(static, [*given]), machine, arrays)
+
+    def change(jaxpr: Any) -> Any:
+        return jaxpr if products is None else with_precision(jaxpr, products)
+
+    values = run_eagerly(lambda *given: apply(static, [*given]), machine, arrays, change)
     return Evaluation(flatten(values), fallbacks=_fallbacks(machine))
+
+
+_Rounded = dict[ProductPrecision, Any]
+_ROUNDED = weakref.WeakKeyDictionary[Any, _Rounded]()
+
+
+def with_precision(jaxpr: Any, products: ProductPrecision) -> Any:
+    """A jaxpr with equations that round the operands of products of float32.
+
+    A product with an explicit precision keeps at least that. Pallas kernels stay as they are.
+
+    Args:
+      jaxpr: what JAX traced, open or closed; returned as it is if it has no such product.
+      products: the precision of products without an explicit one.
+    """
+    known = _ROUNDED.setdefault(jaxpr, {})
+    if products not in known:
+        inner, _ = open_jaxpr(jaxpr)
+        changed = _with_precision(inner, products)
+        same = changed is inner  # not kept: a value that is its key is never freed
+        known[products] = None if same else _closed(jaxpr, changed)
+    return known[products] or jaxpr
+
+
+def _closed(jaxpr: Any, changed: Any) -> Any:
+    return changed if open_jaxpr(jaxpr)[0] is jaxpr else jaxpr.replace(jaxpr=changed)
+
+
+def _with_precision(jaxpr: Any, products: ProductPrecision) -> Any:
+    eqns: list[Any] = []
+    for eqn in jaxpr.eqns:
+        if is_product(eqn):
+            eqns += _with_rounded_operands(eqn, kept_bits(eqn.params, products))
+        elif eqn.primitive.name in KERNEL_PRIMITIVES:
+            eqns.append(eqn)
+        else:
+            eqns.append(with_jaxprs(eqn, lambda inner: _with_precision(inner, products)))
+    same = [*map(id, eqns)] == [*map(id, jaxpr.eqns)]
+    return jaxpr if same else with_equations(jaxpr, eqns, jaxpr.outvars)
+
+
+def _with_rounded_operands(eqn: Any, bits: int) -> list[Any]:
+    """A product, after the equations that round its operands."""
+    if bits >= FLOAT32_BITS:
+        return [eqn]
+    operands = eqn.invars[:2]
+    rounding, results = equations_of(
+        lambda *arrays: [_rounded_to(array, bits) for array in arrays], operands, eqn
+    )
+    return [*rounding, eqn.replace(invars=[*results, *eqn.invars[2:]])]
+
+
+def _rounded_to(array: Any, bits: int) -> Any:
+    """Float32 numbers with so many fractional bits: to nearest, half away from zero."""
+    dropped = FLOAT32_BITS - bits
+    words = jax.lax.bitcast_convert_type(array, jnp.uint32) + np.uint32(1 << (dropped - 1))
+    words &= np.uint32((1 << 32) - (1 << dropped))
+    rounded = jax.lax.bitcast_convert_type(words, jnp.float32)
+    return jax.lax.select(jnp.isfinite(array), rounded, array)
 
 
 def _machine() -> Any:

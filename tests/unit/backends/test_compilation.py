@@ -24,6 +24,7 @@ from pytest_pallas import errors
 from pytest_pallas.analysis.machine_code import Cost
 from pytest_pallas.backends import TARGETS, Call, RunSettings, parse
 from pytest_pallas.backends.registry import compiling
+from pytest_pallas.checks.gradient import Vjp
 from pytest_pallas.compilers.cuda import CUSTOM_CALLS as GPU_CALLS
 from pytest_pallas.compilers.report import CompileReport
 
@@ -284,3 +285,19 @@ def test_programs_do_not_depend_on_who_calls(function, target):
     shallow = module()
     assert deep(40, module) == shallow
     assert (lambda: module())() == shallow
+
+
+@jax.custom_vjp
+def doubled_by_xla(x):
+    return double(x)
+
+
+doubled_by_xla.defvjp(lambda x: (double(x), None), lambda _, ct: (2 * ct,))
+
+
+def test_a_gradient_that_needs_no_kernel_compiles():
+    gradient = Vjp(doubled_by_xla, (0,))
+    program, _ = lowered(gradient, None, X, needs_kernel=False)
+    assert "tpu_custom_call" not in text_of(program)
+    with pytest.raises(errors.NoPallasCallError):
+        lowered(gradient, None, X)

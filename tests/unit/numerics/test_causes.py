@@ -80,3 +80,90 @@ def test_integers_that_saturate_on_one_side(dtype):
 )
 def test_the_end_of_a_range_alone_is_no_saturation(actual, expected):
     assert causes(np.array(actual, np.uint8), np.array(expected, np.uint8)) == []
+
+
+#: Answers that say nothing of a cause: what they have in common is that nothing was computed.
+DEGENERATE = {
+    "zeros": lambda right: np.zeros_like(right),
+    "ones": lambda right: np.ones_like(right),
+    "minus one": lambda right: -np.ones_like(right),
+    "a constant": lambda right: np.full_like(right, 1.75),
+    "a large constant": lambda right: np.full_like(right, 3.3e38),
+    "NaN": lambda right: np.full_like(right, np.nan),
+    "infinity": lambda right: np.full_like(right, np.inf),
+    "both infinities": lambda right: np.copysign(np.inf, right),
+    "infinities and zeros": lambda right: np.where(right > 0, np.inf, 0),
+    "NaN and ones": lambda right: np.where(right > 0, np.nan, 1),
+    "powers of two": lambda right: 2.0 ** np.arange(right.size).reshape(right.shape) % 97,
+    "the powers of two below": lambda right: (
+        np.sign(right) * np.exp2(np.floor(np.log2(np.abs(right))))
+    ),
+    "signs": np.sign,
+    "a ramp": lambda right: np.arange(right.size, dtype=float).reshape(right.shape),
+    "zeros but one": lambda right: np.where(right == right.max(), right, 0),
+    "only the first": lambda right: np.full_like(right, right.flat[0]),
+}
+
+EXPECTED = {
+    "normal": VALUES,
+    "positive": np.abs(VALUES) + 0.1,
+    "small": VALUES / 1e5,
+    "near 1": 1 + VALUES / 1e4,
+    "near the constant": 1.75 + VALUES / 1e5,
+    "one element": VALUES[:1, :1],
+    "a few": VALUES[:1, :3],
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16", "complex64"])
+@pytest.mark.parametrize("expected", EXPECTED.values(), ids=EXPECTED)
+@pytest.mark.parametrize("answer", DEGENERATE.values(), ids=DEGENERATE)
+def test_a_degenerate_answer_was_not_rounded(answer, expected, dtype):
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    with np.errstate(all="ignore"):
+        right = expected.astype(kind)
+        wrong = answer(right.astype(np.float64) if kind.kind != "c" else right.real).astype(kind)
+    if not np.array_equal(wrong, right):
+        assert causes(wrong, right.astype(np.complex128 if kind.kind == "c" else float)) == []
+
+
+INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "int4", "uint4"]
+
+DEGENERATE_INTEGERS = {
+    "zeros": lambda right, info: np.zeros_like(right),
+    "ones": lambda right, info: np.ones_like(right),
+    "the lowest": lambda right, info: np.full_like(right, info.min),
+    "the highest": lambda right, info: np.full_like(right, info.max),
+    "both ends": lambda right, info: np.where(right > 0, info.max, info.min),
+    "an end of the lower half": lambda right, info: np.where(
+        right < (info.min + info.max) / 2, info.max, info.min
+    ),
+    "a tail that was never written": lambda right, info: np.where(
+        np.arange(right.size) < right.size - 3, right, info.min if info.min else info.max
+    ),
+    "powers of two": lambda right, info: 2 ** (np.arange(right.size) % (info.bits - 1)),
+}
+
+EXPECTED_INTEGERS = {
+    "any": lambda info: np.random.default_rng(0).integers(info.min, info.max, 9),
+    "small": lambda info: np.arange(9) % 7,
+    "none": lambda info: np.zeros(9, int),
+    "minima": lambda info: np.linspace(info.min, info.min / 2, 9).astype(int),
+    "the highest": lambda info: np.full(9, info.max),
+    "the lowest": lambda info: np.full(9, info.min),
+    "one": lambda info: np.array([info.min + 1]),
+}
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("expected", EXPECTED_INTEGERS.values(), ids=EXPECTED_INTEGERS)
+@pytest.mark.parametrize("answer", DEGENERATE_INTEGERS.values(), ids=DEGENERATE_INTEGERS)
+def test_a_degenerate_answer_did_not_saturate_nor_wrap(answer, expected, dtype):
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    info = ml_dtypes.iinfo(kind)
+    right = expected(info)
+    wrong = np.asarray(answer(right, info))
+    if not np.array_equal(wrong, right):
+        found = compare(wrong.astype(kind), right.astype(kind), right.astype(kind), exact=True)
+        assert "saturates" not in str(found.explanation)
+        assert "wrap" not in str(found.explanation)
