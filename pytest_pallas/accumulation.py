@@ -14,13 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil
 from types import MappingProxyType
 from typing import Literal, get_args
 
 #: ``"chip"``: sums of products keep the bits that tensor cores keep. ``"float32"``: sums are those
 #: of float32.
 Arithmetic = Literal["chip", "float32"]
+
+#: Fractional bits of the significand of float32.
+_FLOAT32_BITS = 23
 
 ARITHMETICS: tuple[Arithmetic, ...] = get_args(Arithmetic)
 
@@ -39,16 +41,23 @@ class Accumulation:
     fraction_bits: int
     sum_bits: int = 23
 
-    def error(self, depth: int) -> float:
-        """How far a sum of ``depth`` products may be off, relative to the largest partial sum.
+    @property
+    def is_narrow(self) -> bool:
+        """Whether a sum has fewer bits than float32."""
+        return self.sum_bits < _FLOAT32_BITS
 
-        That is the root of the sum of squares of all truncations: of each product and of the
-        accumulator, by less than ``2 ** -fraction_bits``, and of the sum of each group, by less
-        than ``2 ** -sum_bits``. docs/judgement.md derives it.
-        """
-        groups = ceil(depth / self.step)
-        squares = (depth + groups) * 4.0**-self.fraction_bits + groups * 4.0**-self.sum_bits
-        return squares**0.5
+
+@dataclass(frozen=True)
+class ProductSums:
+    """How a kernel's products are added.
+
+    Attributes:
+      accumulation: of the instruction.
+      least: the smallest exponent of the format of its operands.
+    """
+
+    accumulation: Accumulation
+    least: int
 
 
 #: By instruction and operands; ``"tf32"`` is float32 that Triton rounds to 10 bits before.

@@ -127,6 +127,11 @@ def default_arithmetic(target: str) -> str:
     return "chip" if chip is not None and chip.capability in COMPARED else "float32"
 
 
+def is_known(target: str) -> bool:
+    """Whether it is known how the tensor cores of a chip add products."""
+    return target in GPUS and GPUS[target].capability in ACCUMULATIONS
+
+
 def accumulations(target: str, arithmetic: str = "") -> Accumulations:
     """How the tensor cores of a chip add products; empty if sums are those of float32.
 
@@ -143,12 +148,10 @@ def accumulations(target: str, arithmetic: str = "") -> Accumulations:
         raise OptionError(f"unknown arithmetic {arithmetic!r}; valid: {valid}")
     if arithmetic == "float32":
         return {}
-    chip = GPUS.get(target)
-    found = None if chip is None else ACCUMULATIONS.get(chip.capability)
-    if found is None:
-        known = [name for name, gpu in GPUS.items() if gpu.capability in ACCUMULATIONS]
+    if not is_known(target):
+        known = filter(is_known, GPUS)
         raise OptionError(
             f"arithmetic='chip': how {target} adds products is not known; it is known of "
             f"{', '.join(known)}. Leave it out, or say arithmetic='float32'"
         )
-    return found
+    return ACCUMULATIONS[GPUS[target].capability]
