@@ -333,8 +333,11 @@ class _Evaluator:
         def added(a: Any, b: Any) -> Any:
             return truncated_product(a, b, None, sums.accumulation, (sums.least, sums.least))
 
-        dims, shapes = step.equation.params["dimension_numbers"], [array.shape for array in arrays]
-        return contraction(*shapes, dims, multiply)(*arrays).astype(result.dtype)
+        lhs, rhs = arrays
+        product = contraction(
+            lhs.shape, rhs.shape, step.equation.params["dimension_numbers"], multiply
+        )
+        return product(lhs, rhs).astype(result.dtype)
 
     def _bind(self, step: Step, arrays: Sequence[Any]) -> Any:
         """The results of an operation."""
