@@ -103,8 +103,10 @@ def _operands(jaxpr: Any) -> Iterator[tuple[tuple[str, str], Any]]:
     for eqn in jaxpr.eqns:
         instruction = _INSTRUCTIONS.get(eqn.primitive.name)
         if instruction is not None:
-            for atom in eqn.invars:
-                dtype = np.dtype(atom.aval.dtype)
+            dtypes = [getattr(atom.aval, "dtype", None) for atom in eqn.invars]
+            for dtype in dict.fromkeys(dtypes):
+                if not isinstance(dtype, np.dtype):
+                    continue  # of a barrier
                 name = "tf32" if instruction == "dot" and dtype == np.float32 else dtype.name
                 yield (instruction, name), dtype
         for inner in sub_jaxprs(eqn):

@@ -18,6 +18,8 @@ from pytest_pallas.devices.absent import tracing_for
 from pytest_pallas.devices.targets import TARGETS
 from pytest_pallas.errors import MismatchError, OptionError
 from pytest_pallas.oracle.expected import expected
+from reference_kernels.mosaic_gpu.blackwell_matmul import blackwell_matmul
+from reference_kernels.mosaic_gpu.blackwell_matmul import reference as of_blackwell
 from reference_kernels.mosaic_gpu.hopper_matmul import hopper_matmul, reference
 
 _E4M3 = ml_dtypes.float8_e4m3fn
@@ -192,3 +194,18 @@ def test_a_dot_of_float32_is_tf32() -> None:
     found = coarsest_sums(jax.make_jaxpr(kernel)(x, x), ACCUMULATIONS[9])
     assert found is not None
     assert found.accumulation == ACCUMULATIONS[9]["dot", "tf32"]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
+def test_published_sums_of_blackwell(dtype: str) -> None:
+    """``tcgen05_mma`` has a barrier among its operands."""
+    x, y = operands(128, 128, 128, dtype)
+    pytest_pallas.check(
+        lambda x, y: blackwell_matmul(x, y.T),
+        x,
+        y,
+        reference=lambda x, y: of_blackwell(x, y.T),
+        backend="gpu-sim:b200",
+        arithmetic="chip",
+        exact=True,
+    )
