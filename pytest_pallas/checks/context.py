@@ -287,7 +287,7 @@ def product_sums(context: CheckContext) -> ProductSums | None:
         return None
     if backend.kind == "hardware":
         device: Any = jax.local_devices(backend="gpu")[0]
-        known = ACCUMULATIONS.get(int(str(device.compute_capability).partition(".")[0]), {})
+        known = ACCUMULATIONS.get(int(float(device.compute_capability)), {})
     else:
         known = accumulations(chip_of(backend).name, context.settings.arithmetic)
     jaxpr = traced_jaxpr(call(context, context.kernel, context.arguments.args), backend)
