@@ -135,6 +135,11 @@ class Configured:
         """See ``RunSettings``."""
         return self.settings.mutant
 
+    @property
+    def arithmetic(self) -> str:
+        """See ``RunSettings``."""
+        return self.settings.arithmetic
+
     def with_settings(self, **changes: Any) -> Self:
         """A copy with other settings.
 

@@ -299,7 +299,7 @@ def _machine(backend: Simulator, call: Call, timeline: Timeline | None) -> tuple
         separate=call.probe == "separate",
         monitored=_is_monitored(call),
         timeline=timeline,
-        arithmetic=call.settings.arithmetic,
+        arithmetic=call.arithmetic,
     )
     accumulations(machine.target, machine.arithmetic)  # which rejects what is not known
     if call.probe == "outputs":
@@ -348,7 +348,7 @@ def _key(call: Call) -> Hashable:
         identity(call.function),
         digest((call.args, dict(call.options))),
         (call.jit, call.devices, call.needs_kernel, call.fill, call.probe, call.schedule),
-        (call.mutant, call.settings.arithmetic),
+        (call.mutant, call.arithmetic),
     )
 
 

@@ -289,7 +289,7 @@ def product_sums(context: CheckContext) -> ProductSums | None:
         device: Any = jax.local_devices(backend="gpu")[0]
         known = ACCUMULATIONS.get(int(float(device.compute_capability)), {})
     else:
-        known = accumulations(chip_of(backend).name, context.settings.arithmetic)
+        known = accumulations(chip_of(backend).name, context.arithmetic)
     jaxpr = traced_jaxpr(call(context, context.kernel, context.arguments.args), backend)
     return None if jaxpr is None else coarsest_sums(jaxpr, known)
 
