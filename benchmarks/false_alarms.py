@@ -96,8 +96,10 @@ class Found:
         return sum(row.examples for row in self.rows.values())
 
 
-def run(suite: str, backend: str, seed: int, examples: int) -> list[dict[str, Any]]:
-    """The records of one pytest run.
+def run(
+    suite: str, backend: str, seed: int, examples: int, words: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """The records of one pytest run, with further options.
 
     Raises:
       RuntimeError: pytest did not get as far as writing records; with the end of its output.
@@ -111,6 +113,7 @@ def run(suite: str, backend: str, seed: int, examples: int) -> list[dict[str, An
             f"--pallas-max-examples={examples}",
             f"--pallas-seed={seed}",
             f"--pallas-results={results}",
+            *words,
         ]
         # Failures of other runs are no examples of this one: a database of its own.
         environment = {
@@ -159,6 +162,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--per-run", type=int, default=40, help="--pallas-max-examples of a run (default: 40)"
     )
     parser.add_argument("--seed", type=int, default=1, help="seed of the first run (default: 1)")
+    parser.add_argument(
+        "--with", dest="words", action="append", default=[], help="a further option of pytest"
+    )
     parsed = parser.parse_args(words)
     if parsed.examples:
         try:
@@ -177,7 +183,7 @@ def main(words: Sequence[str] | None = None) -> int:
     for backend, target in asked.targets.items():
         found, seed = Found(), asked.seed
         while found.examples < target:
-            records = run(asked.suite, backend, seed, asked.per_run)
+            records = run(asked.suite, backend, seed, asked.per_run, asked.words)
             total.add(records)
             if not found.add(records):
                 raise RuntimeError(f"{asked.suite} has no examples on {backend}")

@@ -93,7 +93,7 @@ def pallas_run(pallas_backend: Backend | str, request: pytest.FixtureRequest) ->
             function=function,
             args=given.args,
             options=given.options,
-            settings=settings_for(session, session.options_for(session.item)),
+            settings=settings_for(session, session.options_for(session.item), backend),
         )
         session.note_run(name_of(function), backend, lambda: call)
         outcome = backend.run(call)

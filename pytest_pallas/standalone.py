@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from pytest_pallas.backends import Backend, label, select
+from pytest_pallas.backends.protocol import chip_of
 from pytest_pallas.bindings.backends import on_claimed_chips, without_replaced
 from pytest_pallas.checking.calls import PropertyKeywords, check_kernel, refuse_others
 from pytest_pallas.checks import Check
 from pytest_pallas.compilers.service import Service
 from pytest_pallas.database import parse_places
+from pytest_pallas.devices.gpus import accumulations
 from pytest_pallas.devices.simulate import settle_platforms, simulate
 from pytest_pallas.errors import OptionError, PallasTestError
 from pytest_pallas.options.table import PROFILES
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
 #: The keyword arguments that ``pallas_check`` takes from pytest's options and marks.
-_OF_THE_RUN = ("backend", "seed", "timeout", "sanitize", "max_examples", "devices")
+_OF_THE_RUN = (
+    *("backend", "seed", "timeout", "sanitize", "max_examples", "devices", "arithmetic"),
+)
 
 
 def check(
@@ -42,6 +46,7 @@ def check(
     sanitize: str | Sequence[str] = "all",
     max_examples: int | None = None,
     devices: int | None = None,
+    arithmetic: str = "",
     **properties: Unpack[PropertyKeywords],
 ) -> Any:
     """Verify a kernel against its reference: ``check(kernel, *args, reference=jnp_function)``.
@@ -73,6 +78,8 @@ def check(
       max_examples: number of examples of a spec; by default as in pytest.
       devices: number of simulated CPU devices, if JAX has not started; by default that of the
         environment, or 8.
+      arithmetic: how a simulated GPU adds the products of tensor cores: ``"chip"``, with the bits
+        that they keep, or ``"float32"``; by default ``"chip"`` on H100 and H200.
       reference: the same function in jnp, called ``reference(*args, **options)``. A function needs
         it, except on a compiling backend.
       exact: whether small integers held in floats must give a bitwise equal output, or the largest
@@ -114,12 +121,15 @@ def check(
     given = [checks] if isinstance(checks, (str, Check)) else list(checks)
     own = tuple(each for each in given if isinstance(each, Check))
     peers = _names_of_peers(kernel, properties)
-    run = _run_options(seed, timeout, sanitize, max_examples, count, (*peers, backend))
+    run = _run_options(seed, timeout, sanitize, max_examples, count, (*peers, backend), arithmetic)
     session = _Session(options=run, harness=Harness(checks=lambda: own))
     try:
+        chosen = _backend(session, kernel, backend, peers)
+        if arithmetic and chosen.kind == "simulating":
+            accumulations(chip_of(chosen).name, arithmetic)  # which rejects what is not known
         return check_kernel(
             session,
-            _backend(session, kernel, backend, peers),
+            chosen,
             kernel,
             args,
             properties,
@@ -156,11 +166,14 @@ def _run_options(
     max_examples: int | None,
     devices: int,
     backend: tuple[str, ...],
+    arithmetic: str,
 ) -> Options:
     """The options of one call."""
     values: dict[str, Any] = {"seed": seed, "timeout": timeout, "sanitize": sanitize}
     if max_examples is not None:
         values["max_examples"] = max_examples
+    if arithmetic:
+        values["arithmetic"] = arithmetic
     usual = Options(
         **PROFILES[Options.profile],
         backend=backend,

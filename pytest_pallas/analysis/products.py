@@ -1,12 +1,15 @@
-"""The precision that a program asks for products of float32."""
+"""The precision that a program asks for products of float32, and how its products are added."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
+from pytest_pallas.accumulation import Accumulations, ProductSums
+from pytest_pallas.analysis.kernel_calls import kernel_calls
 from pytest_pallas.compat.grids import written_for
 from pytest_pallas.compat.jaxprs import KERNEL_PRIMITIVES, sub_jaxprs, without_dead_code
 from pytest_pallas.numerics.precision import FLOAT32_BITS, ProductPrecision
@@ -64,6 +67,50 @@ def kept_bits(params: Mapping[str, Any], default: ProductPrecision) -> int:
     """
     asked = default if _is_default(params["precision"]) else _asked(params)
     return max(_bits(asked), default.bits)
+
+
+#: The instructions of tensor cores by the primitives of kernels.
+_INSTRUCTIONS = {
+    "dot_general": "dot",
+    "mma": "mma",
+    "wgmma_ref": "wgmma",
+    "tcgen05_mma": "tcgen05_mma",
+}
+
+
+def coarsest_sums(jaxpr: Any, accumulations: Accumulations) -> ProductSums | None:
+    """How the kernels of a program add products: of several ways, that with the fewest bits.
+
+    Args:
+      jaxpr: what JAX traced, open or closed.
+      accumulations: how the chip adds.
+
+    Returns:
+      None if all sums are those of float32, as far as that is known.
+    """
+    found = [
+        ProductSums(accumulations[key], int(ml_dtypes.finfo(dtype).minexp))
+        for kernel in kernel_calls(without_dead_code(jaxpr))
+        for body in sub_jaxprs(kernel.eqn)
+        for key, dtype in _operands(body)
+        if key in accumulations
+    ]
+    return min(found, key=lambda sums: sums.accumulation.fraction_bits, default=None)
+
+
+def _operands(jaxpr: Any) -> Iterator[tuple[tuple[str, str], Any]]:
+    """The instruction and the dtype of each operand of a product."""
+    for eqn in jaxpr.eqns:
+        instruction = _INSTRUCTIONS.get(eqn.primitive.name)
+        if instruction is not None:
+            dtypes = [getattr(atom.aval, "dtype", None) for atom in eqn.invars]
+            for dtype in dict.fromkeys(dtypes):
+                if not isinstance(dtype, np.dtype):
+                    continue  # of a barrier
+                name = "tf32" if instruction == "dot" and dtype == np.float32 else dtype.name
+                yield (instruction, name), dtype
+        for inner in sub_jaxprs(eqn):
+            yield from _operands(inner)
 
 
 def _products(jaxpr: Any) -> Iterator[Any]:

@@ -16,13 +16,16 @@ from typing import Any
 
 import numpy as np
 
+from pytest_pallas.accumulation import ProductSums
 from pytest_pallas.analysis.products import kept_bits
 from pytest_pallas.numerics import ROUNDING, epsilon, is_complex, is_float
 from pytest_pallas.numerics.precision import FLOAT32_BITS, ProductPrecision
 from pytest_pallas.simulator import rules as rules  # which registers them
+from pytest_pallas.simulator.arithmetic.accumulation import truncated_product
 from pytest_pallas.simulator.concurrency.scheduler import one_thread
 from pytest_pallas.simulator.machine import Machine
 from pytest_pallas.simulator.program import CALLS, Program, Step, called, prepare
+from pytest_pallas.simulator.rules.arrays.contractions import contraction
 from pytest_pallas.simulator.thread import Thread
 from pytest_pallas.simulator.values import from_jax, to_output
 
@@ -95,6 +98,8 @@ class Rounding:
       dtypes: names of floats narrower than float64 in which values are rounded at random, too.
         Values of others are rounded to nearest: the function means to round them.
       products: the precision of matrix products without an explicit one; None for the wide dtype.
+      sums: how tensor cores add the products of matrix products; None for exact sums.
+      order: gives the order of so many terms of such a sum.
     """
 
     narrow: float
@@ -102,6 +107,8 @@ class Rounding:
     error: Callable[[Sequence[int]], np.ndarray[Any, Any]]
     dtypes: Collection[str] = ()
     products: ProductPrecision | None = None
+    sums: ProductSums | None = None
+    order: Callable[[int], np.ndarray[Any, Any]] = np.arange
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +208,8 @@ class _Evaluator:
             unit = self._unit(step.equation.params)
             arrays = [self._of_product(array, unit) if unit else array for array in arrays]
         results = self._bind(step, arrays)
+        if name == "dot_general" and self._rounding.sums is not None:
+            results = [self._truncated(step, arrays, results[0], self._rounding.sums)]
         if name in _SUMS:
             return [self._summed(step, arrays, results[0])]
         if name in EXACT:
@@ -307,6 +316,28 @@ class _Evaluator:
             terms = root if self._rounding.narrow else terms
             again = np.hypot(size, math.sqrt(2) * ROUNDING * unit * root)
         return _Value(array, terms=terms, again=again, products=frozenset({self._count}))
+
+    def _truncated(self, step: Step, arrays: Sequence[Any], result: Any, sums: ProductSums) -> Any:
+        """A matrix product as tensor cores add it, in a random order of its terms."""
+        finite = all(np.isfinite(array).all() for array in (*arrays, result))
+        if not finite or not all(is_float(array.dtype) for array in arrays):
+            return result
+
+        def multiply(a: Any, b: Any) -> Any:
+            order = self._rounding.order(a.shape[-1])
+            a, b = a[..., order].astype(np.float64), b[..., order, :].astype(np.float64)
+            if a.ndim == 3:
+                return np.stack([added(*matrices) for matrices in zip(a, b, strict=True)])
+            return added(a, b)
+
+        def added(a: Any, b: Any) -> Any:
+            return truncated_product(a, b, None, sums.accumulation, (sums.least, sums.least))
+
+        lhs, rhs = arrays
+        product = contraction(
+            lhs.shape, rhs.shape, step.equation.params["dimension_numbers"], multiply
+        )
+        return product(lhs, rhs).astype(result.dtype)
 
     def _bind(self, step: Step, arrays: Sequence[Any]) -> Any:
         """The results of an operation."""

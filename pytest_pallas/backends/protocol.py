@@ -70,6 +70,8 @@ class RunSettings:
       dump: folder for the outputs of a compiling backend, or None.
       observer: receives events before and after the execution, or None.
       mutant: the ``mutation.Mutant`` to apply to its kernels, or None.
+      arithmetic: how the simulator adds products: ``"chip"`` or ``"float32"``; "" for the default
+        of its chip.
     """
 
     devices: int = 1
@@ -80,6 +82,7 @@ class RunSettings:
     dump: str | None = None
     observer: Observer | None = None
     mutant: Any = None
+    arithmetic: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +134,11 @@ class Configured:
     def mutant(self) -> Any:
         """See ``RunSettings``."""
         return self.settings.mutant
+
+    @property
+    def arithmetic(self) -> str:
+        """See ``RunSettings``."""
+        return self.settings.arithmetic
 
     def with_settings(self, **changes: Any) -> Self:
         """A copy with other settings.

@@ -15,6 +15,7 @@ from pytest_pallas.backends.ending import ending
 from pytest_pallas.backends.protocol import Backend, Call, Kind, Outcome, chip_of
 from pytest_pallas.backends.variations import Probe
 from pytest_pallas.compat.rejection import is_rejection
+from pytest_pallas.devices.gpus import accumulations
 from pytest_pallas.devices.targets import Target
 from pytest_pallas.errors import BoundsError, DmaError, MissingRuleError, RaceError
 from pytest_pallas.findings import OF_TRANSFERS, Finding
@@ -350,7 +351,9 @@ def _machine(
         separate=call.probe == "separate",
         monitored=_is_monitored(call),
         timeline=timeline,
+        arithmetic=call.arithmetic,
     )
+    accumulations(machine.target, machine.arithmetic)  # which rejects what is not known
     if call.probe == "outputs":
         machine.outputs = lambda eqn, values: probe_results.append((eqn.params, list(values)))
     if call.probe == "loads":
@@ -397,7 +400,7 @@ def _key(call: Call) -> Hashable:
         identity(call.function),
         digest((call.args, dict(call.options))),
         (call.jit, call.devices, call.needs_kernel, call.fill, call.probe, call.schedule),
-        call.mutant,
+        (call.mutant, call.arithmetic),
     )
 
 

@@ -72,8 +72,8 @@ def subject_of(
     )
 
 
-def settings_for(session: Session, options: Options, **rest: Any) -> RunSettings:
-    """How the session runs kernels at the moment; ``rest`` are other fields of ``RunSettings``."""
+def settings_for(session: Session, options: Options, backend: Backend, **rest: Any) -> RunSettings:
+    """How the session runs kernels on a backend; ``rest`` are other fields of ``RunSettings``."""
     watched = session.watches(options)
     return RunSettings(
         timeout=session.timeout(options),
@@ -81,6 +81,7 @@ def settings_for(session: Session, options: Options, **rest: Any) -> RunSettings
         dma="dma" in watched,
         observer=session.observer,
         mutant=session.mutant,
+        arithmetic=session.arithmetic(options, backend),
         **rest,
     )
 
@@ -136,6 +137,7 @@ def context_for(
         settings=settings_for(
             session,
             options,
+            backend,
             devices=subject.devices,
             jit=subject.jit,
             dump=None if node is None else session.dump_folder(node.name),

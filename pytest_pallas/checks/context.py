@@ -9,14 +9,17 @@ from typing import Any
 import jax
 import numpy as np
 
+from pytest_pallas.accumulation import ACCUMULATIONS, ProductSums
 from pytest_pallas.analysis.limits import unsupported
-from pytest_pallas.analysis.products import lowest_precision
+from pytest_pallas.analysis.products import coarsest_sums, lowest_precision
 from pytest_pallas.backends import Backend, Call, Configured, Outcome
 from pytest_pallas.backends.execution import brief
 from pytest_pallas.backends.kernel_traces import traced_jaxpr
+from pytest_pallas.backends.protocol import chip_of
 from pytest_pallas.backends.variations import Fill, Schedule
 from pytest_pallas.checks.spread import compare_shards, gathered
 from pytest_pallas.compilers.costs import RecordedCosts
+from pytest_pallas.devices.gpus import accumulations
 from pytest_pallas.errors import KernelError, PallasTestError, UnsupportedKernelError
 from pytest_pallas.notes import Note
 from pytest_pallas.numerics import Comparison, Tolerance, compare_trees, is_float, wide
@@ -252,13 +255,14 @@ def expect(context: CheckContext, args: tuple[Any, ...] | None = None) -> Expect
     The baseline's products have the precision that the kernel asks for in the context's call.
     """
     assert context.reference is not None
-    return context.cache.get(
+    found = context.cache.get(
         context.reference,
         context.arguments.args if args is None else args,
         context.arguments.options,
         nan_ok=context.nan_ok,
         products=product_precision(context),
     )
+    return found.with_sums(lambda: product_sums(context))
 
 
 def product_precision(context: CheckContext) -> ProductPrecision | None:
@@ -274,11 +278,30 @@ def product_precision(context: CheckContext) -> ProductPrecision | None:
     return None if jaxpr is None else lowest_precision(jaxpr)
 
 
+def product_sums(context: CheckContext) -> ProductSums | None:
+    """How the chip adds the products of the kernel in the context's call.
+
+    None for sums of float32, which chips that are not known, interpreters, and calls that JAX
+    cannot trace are taken to have.
+    """
+    backend = context.backend
+    if backend.platform != "gpu" or backend.kind not in ("simulating", "hardware"):
+        return None
+    if backend.kind == "hardware":
+        device: Any = jax.local_devices(backend="gpu")[0]
+        known = ACCUMULATIONS.get(int(float(device.compute_capability)), {})
+    else:
+        known = accumulations(chip_of(backend).name, context.arithmetic)
+    jaxpr = traced_jaxpr(call(context, context.kernel, context.arguments.args), backend)
+    return None if jaxpr is None else coarsest_sums(jaxpr, known)
+
+
 def exactly(context: CheckContext) -> bool:
     """Whether the output must be bitwise equal to the oracle.
 
     True if the context is exact and every float input holds only small integers, unless the
-    kernel's products have less than float32, and the baseline's are not exact in that precision.
+    kernel's products have less than float32, and the baseline's are not exact in that precision,
+    or the chip's sums have fewer bits than float32, and those of the oracle do not fit.
     """
     if not context.exact:
         return False
@@ -288,7 +311,12 @@ def exactly(context: CheckContext) -> bool:
             values = wide(np.asarray(leaf))
             if not (np.abs(values) <= most).all() or (values != np.rint(values)).any():
                 return False
-    return product_precision(context) is None or _is_exact(expect(context))
+    if product_precision(context) is not None and not _is_exact(expect(context)):
+        return False
+    sums = product_sums(context)
+    if sums is None or not sums.accumulation.is_narrow:
+        return True
+    return not any(errors.any() for errors in expect(context).errors_of_sums(sums).values())
 
 
 def _is_exact(expected: Expected) -> bool:

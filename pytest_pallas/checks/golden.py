@@ -296,6 +296,9 @@ def _sampled_expected(expected: Expected, places: Mapping[str, int]) -> Expected
         return Noise(
             wide=np.stack([_sampled(each, sample) for each in whole.wide]),
             narrow=np.stack([_sampled(each, sample) for each in whole.narrow]),
+            sums=None
+            if whole.sums is None
+            else np.stack([_sampled(each, sample) for each in whole.sums]),
         )
 
     def sampled(leaves: Leaves) -> Leaves:

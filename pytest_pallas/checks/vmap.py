@@ -169,6 +169,9 @@ def _stacked(first: Expected, second: Expected) -> Expected:
         return Noise(
             wide=np.stack([one.wide, two.wide], axis=1),
             narrow=np.stack([one.narrow, two.narrow], axis=1),
+            sums=None
+            if one.sums is None or two.sums is None
+            else np.stack([one.sums, two.sums], axis=1),
         )
 
     return Expected(

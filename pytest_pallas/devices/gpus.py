@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_pallas.accumulation import ACCUMULATIONS, ARITHMETICS, COMPARED, Accumulations
+from pytest_pallas.errors import OptionError
+
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
@@ -112,3 +115,43 @@ def attributes(target: str) -> dict[str, Any]:
         "num_cores": chip.cores,  # of ``jax.sharding.AbstractDevice``
         "compute_capability": f"{chip.capability}.0",
     }
+
+
+def default_arithmetic(target: str) -> str:
+    """``"chip"`` for chips whose arithmetic was compared with the simulator's, else ``"float32"``.
+
+    Args:
+      target: name of the chip.
+    """
+    chip = GPUS.get(target)
+    return "chip" if chip is not None and chip.capability in COMPARED else "float32"
+
+
+def is_known(target: str) -> bool:
+    """Whether it is known how the tensor cores of a chip add products."""
+    return target in GPUS and GPUS[target].capability in ACCUMULATIONS
+
+
+def accumulations(target: str, arithmetic: str = "") -> Accumulations:
+    """How the tensor cores of a chip add products; empty if sums are those of float32.
+
+    Args:
+      target: name of the chip.
+      arithmetic: ``"chip"`` or ``"float32"``; "" for the default of the chip.
+
+    Raises:
+      OptionError: there is no such arithmetic, or that of this chip is not known.
+    """
+    arithmetic = arithmetic or default_arithmetic(target)
+    if arithmetic not in ARITHMETICS:
+        valid = ", ".join(ARITHMETICS)
+        raise OptionError(f"unknown arithmetic {arithmetic!r}; valid: {valid}")
+    if arithmetic == "float32":
+        return {}
+    if not is_known(target):
+        known = filter(is_known, GPUS)
+        raise OptionError(
+            f"arithmetic='chip': how {target} adds products is not known; it is known of "
+            f"{', '.join(known)}. Leave it out, or say arithmetic='float32'"
+        )
+    return ACCUMULATIONS[GPUS[target].capability]

@@ -284,6 +284,8 @@ class SpecItem(pytest.Item):
         words += process_words()
         if options.max_bytes != DEFAULT_MAX_BYTES:  # it determines the drawn shapes
             words.append(f"--pallas-max-bytes={option_text(options.max_bytes)}")
+        if options.arithmetic:
+            words.append(f"--pallas-arithmetic={options.arithmetic}")
         again = options.replay.file or blob_of(error) or options.replay.blob
         words.append(f"--pallas-replay={again}" if again else f"--pallas-seed={options.seed}")
         if isinstance(error, DIED):

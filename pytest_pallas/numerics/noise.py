@@ -29,10 +29,13 @@ class Noise:
       wide: where every operation is rounded in float32: float64[draws, *shape], in units of the
         output.
       narrow: likewise, where terms of sums are rounded in the output's dtype, too.
+      sums: likewise, where nothing is rounded, but products are added in a random order as the
+        chip's tensor cores add them; None where sums are those of float32.
     """
 
     wide: Array
     narrow: Array
+    sums: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,16 @@ class ExcusedErrors:
       unknown: what the worst error of a baseline adds to the bound of each element, where it could
         not be measured.
       unknown_rms: the same of the root mean square.
+      sums: what the sums of tensor cores add to the bound of each element.
+      sums_rms: the same of the root mean square.
     """
 
     each: Array
     rms: float
     unknown: float = 0.0
     unknown_rms: float = 0.0
+    sums: Array | float = 0.0
+    sums_rms: float = 0.0
 
 
 def excused(
@@ -68,7 +75,8 @@ def excused(
     root mean square of all by its mean plus as many of its own. Roundings in a narrower dtype count
     for single elements only, and at most double their bound. Few different values have few
     different roundings, which add up in some elements and not in others, so there the deviation of
-    an element has that of all added.
+    an element has that of all added. The sums of tensor cores come on top: as for a baseline, its
+    ``factor`` times the worst error of a draw, or what the deviation of the element allows.
 
     Args:
       noise: of the reference at these inputs.
@@ -88,8 +96,14 @@ def excused(
     narrow, _ = _deviations(noise.narrow, unit)
     shared = float(np.mean(np.square(narrow)))
     if inexact:
-        worst, mean = _worst(noise.wide, unit), float(np.mean(rms))
+        worst, mean = float(np.mean(_worst(noise.wide, unit))), float(np.mean(rms))
         wide, rms = math.sqrt(2) * wide, math.sqrt(2) * rms
+    sums: Array | float = 0.0
+    sums_rms = 0.0
+    if noise.sums is not None:
+        own, of_draws = _deviations(noise.sums, unit)
+        sums = np.maximum(_most(_worst(noise.sums, unit), tolerance), times * own)
+        sums_rms = _most(of_draws, tolerance)
     return ExcusedErrors(
         each=np.maximum(
             times * wide, np.minimum(times * np.sqrt(narrow**2 + shared), _MOST * limit)
@@ -97,15 +111,26 @@ def excused(
         rms=float(np.mean(rms) + times * np.std(rms)),
         unknown=(tolerance.factor + 1) * worst,
         unknown_rms=(tolerance.factor + 1) * mean,
+        sums=sums,
+        sums_rms=sums_rms,
     )
 
 
-def _worst(draws: Array, unit: Array) -> float:
-    """The worst error of a draw on average, in ulps."""
+def _most(errors: Array, tolerance: Tolerance) -> float:
+    """What an answer like those with these errors may have: ``factor`` times that on average.
+
+    Or as many standard deviations more as ``excused`` allows, where the errors vary.
+    """
+    mean, deviation = float(np.mean(errors)), float(np.std(errors))
+    return max(tolerance.factor * mean, mean + _DEVIATIONS * tolerance.factor * deviation)
+
+
+def _worst(draws: Array, unit: Array) -> Array:
+    """The worst error of each draw, in ulps."""
     with np.errstate(all="ignore"):
         errors = np.abs(draws) / unit
     errors = np.where(np.isfinite(errors), errors, 0.0)
-    return float(np.mean(np.max(errors, axis=tuple(range(1, errors.ndim)))))
+    return np.max(errors, axis=tuple(range(1, errors.ndim)))
 
 
 def _deviations(draws: Array, unit: Array) -> tuple[Array, Array]:

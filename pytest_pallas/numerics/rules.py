@@ -189,7 +189,7 @@ def judge_floats(
     spared = None
     if noise is not None:
         spared = excused(noise, measured, tolerance, dtype, limit, inexact=inexact)
-        limit = np.maximum(limit + spared.unknown, spared.each)
+        limit = np.maximum(limit + spared.unknown, spared.each) + spared.sums
     held = measured
     if measured.misclassed is not None:
         gap = overflow_gap(actual, measured.target, dtype)
@@ -215,7 +215,8 @@ def judge_floats(
         excused=wrong if count else None,
     )
     if rms is not None and spared is not None:
-        rms = replace(rms, allowed=max(rms.allowed + spared.unknown_rms, spared.rms))
+        allowed = max(rms.allowed + spared.unknown_rms, spared.rms) + spared.sums_rms
+        rms = replace(rms, allowed=allowed)
     if rms is None or rms.error <= rms.allowed:
         return verdict
     wrong = measured.errors > measured.baseline_worst

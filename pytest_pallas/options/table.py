@@ -127,6 +127,14 @@ TABLE: tuple[Option, ...] = (
         marked=True,
     ),
     Option(
+        name="arithmetic",
+        parse=parsing.one_of("chip", "float32"),
+        metavar="WHAT",
+        help="how simulated GPUs add the products of tensor cores: chip, with the bits that they "
+        "keep, or float32 (default: chip on h100 and h200, which were compared with a chip)",
+        marked=True,
+    ),
+    Option(
         name="timeout",
         parse=parsing.amount("seconds"),
         metavar="SECONDS",

@@ -118,6 +118,7 @@ class Options:
     seed: int = 0
     checks: tuple[str, ...] = ("all",)
     sanitize: tuple[str, ...] = ("all",)
+    arithmetic: str = ""
     timeout: float = 60.0
     isolate: str = "auto"
     missing: str = "skip"

@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pytest_pallas.accumulation import ProductSums
 from pytest_pallas.analysis.precision import precisions
 from pytest_pallas.backends.digests import digest
 from pytest_pallas.backends.execution import to_numpy
@@ -22,7 +23,7 @@ from pytest_pallas.errors import ReferenceError, SimulationError
 from pytest_pallas.notes import Note
 from pytest_pallas.numerics import Noise, is_complex, is_float, wide
 from pytest_pallas.numerics.precision import Precision, ProductPrecision
-from pytest_pallas.oracle.noise import noise_of
+from pytest_pallas.oracle.noise import errors_of_sums, noise_of
 from pytest_pallas.oracle.references import (
     Evaluation,
     Leaves,
@@ -56,6 +57,8 @@ class Expected:
       least: the least magnitude that the oracle computes with, 0 if it is not known. Evaluated at
         its first use.
       products: the precision of the baseline's products of float32; None for float32.
+      errors_of_sums: by path, what adding products as tensor cores do changes in an output; see
+        ``noise.errors_of_sums``. Evaluated at its first use.
     """
 
     oracle: Leaves
@@ -67,6 +70,18 @@ class Expected:
     fallbacks: Sequence[str] = ()
     least: Callable[[], float] = lambda: 0.0
     products: ProductPrecision | None = None
+    errors_of_sums: Callable[[ProductSums], Mapping[str, np.ndarray[Any, Any]]] = lambda _: {}
+
+    def with_sums(self, sums: Callable[[], ProductSums | None]) -> Expected:
+        """The expected outputs of a kernel whose products are added so, as ``noise`` knows."""
+
+        def noise(path: str) -> Noise | None:
+            found, how = self.noise(path), sums()
+            if found is None or how is None:
+                return found
+            return replace(found, sums=self.errors_of_sums(how).get(path))
+
+        return replace(self, noise=noise)
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -200,6 +215,7 @@ def expected(
         tuple(dict.fromkeys((*own.fallbacks, *double.fallbacks))),
         functools.cache(lambda: least_magnitude(double)),
         products,
+        functools.cache(functools.partial(errors_of_sums, double)),
     )
 
 

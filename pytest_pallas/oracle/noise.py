@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pytest_pallas.accumulation import ProductSums
 from pytest_pallas.analysis.roundings import SPREAD, Rounding, rounded
 from pytest_pallas.numerics import ROUNDING, Noise, epsilon, is_complex, is_float, wide
 from pytest_pallas.numerics.precision import ProductPrecision
@@ -76,3 +77,30 @@ def _draws(
     rounding = Rounding(ROUNDING * narrow, single, error, dtypes, products)
     draws = [rounded(oracle.jaxpr, oracle.arrays, rounding) for _ in range(DRAWS)]
     return [np.stack([wide(leaf) for leaf in leaves]) for leaves in zip(*draws, strict=True)]
+
+
+def errors_of_sums(oracle: Evaluation, sums: ProductSums) -> Mapping[str, np.ndarray[Any, Any]]:
+    """What adding products as tensor cores do changes in each output of a reference.
+
+    Each is float64[DRAWS, *shape]: the terms of the sums come in another order in each draw.
+    Nothing else is rounded. Empty for a reference that JAX cannot trace.
+
+    Args:
+      oracle: the reference on float64.
+      sums: how the kernel's products are added.
+    """
+    if oracle.jaxpr is None:
+        return {}
+    generator = np.random.Generator(np.random.SFC64(0))
+    rounding = Rounding(0.0, 0.0, np.zeros, sums=sums, order=generator.permutation)
+    try:
+        draws = [rounded(oracle.jaxpr, oracle.arrays, rounding) for _ in range(DRAWS)]
+    except Exception:  # a rule may not support these values
+        return {}
+    found = zip(oracle.leaves, zip(*draws, strict=True), strict=True)
+    with np.errstate(all="ignore"):
+        return {
+            path: np.stack([wide(leaf) for leaf in leaves]) - wide(array)
+            for (path, array), leaves in found
+            if is_float(array.dtype) or is_complex(array.dtype)
+        }

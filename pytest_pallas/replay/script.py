@@ -125,6 +125,8 @@ class _Text:
         else:
             words += [f"{name}={name}" for name in given]
         words += [f'backend="{backend}"', f"checks={self._check(session, failure.check)}"]
+        if context.arithmetic:
+            words.append(f'arithmetic="{context.arithmetic}"')
         if mesh is not None:
             words.append(f"mesh={self.writer.mapping(mesh.shape)}")
         for name, value in promises_of(failure, kernel).items():

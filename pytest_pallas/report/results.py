@@ -122,6 +122,7 @@ def _options(session: PytestSession) -> dict[str, Any]:
         "seed": options.seed,
         "checks": list(options.checks),
         "sanitize": list(options.sanitize),
+        "arithmetic": options.arithmetic,
         "golden": options.golden,
         "mutate": mutants,
         "mutate_operators": list(options.mutate_operators),

@@ -290,3 +290,8 @@ def look_for_named_backends(session: PytestSession) -> None:
         session.selection  # noqa: B018 - found at its first use
     except (OptionError, BackendUnavailableError) as error:
         raise OptionError(f"{place_of(session.config, 'backend')}: {error}") from None
+    try:
+        if session.options.arithmetic:
+            session.require_arithmetic()
+    except OptionError as error:
+        raise OptionError(f"{place_of(session.config, 'arithmetic')}: {error}") from None

@@ -252,6 +252,34 @@ class Session:
         """The time limit of blocked devices in seconds: shorter with a mutant, which may hang."""
         return options.timeout if self.mutant is None else min(options.timeout, _MUTANT_SECONDS)
 
+    def arithmetic(self, options: Options, backend: Backend) -> str:
+        """How a backend adds products: ``"chip"``, ``"float32"``, or "" for the default.
+
+        A simulator that only ``auto`` or ``all`` selected keeps its default where the arithmetic of
+        its chip is not known.
+        """
+        from pytest_pallas.backends import label
+        from pytest_pallas.backends.protocol import chip_of
+        from pytest_pallas.devices.gpus import is_known
+
+        automatic = options.arithmetic and label(backend) in self.selection.automatic
+        if automatic and not is_known(chip_of(backend).name):
+            return ""
+        return options.arithmetic
+
+    def require_arithmetic(self) -> None:
+        """Reject ``--pallas-arithmetic=chip`` for named simulators without a known one.
+
+        Raises:
+          OptionError: the message names the chip, and those whose arithmetic is known.
+        """
+        from pytest_pallas.backends.protocol import chip_of
+        from pytest_pallas.devices.gpus import accumulations
+
+        for backend in self.selection.backends:
+            if backend.kind == "simulating":
+                accumulations(chip_of(backend).name, self.arithmetic(self.options, backend))
+
     def dump_folder(self, name: str) -> str | None:
         """The dump folder of a test with this name; None without ``--pallas-dump``."""
         if self.options.dump is None:

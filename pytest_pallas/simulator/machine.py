@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from pytest_pallas.accumulation import Accumulations
+from pytest_pallas.devices.gpus import accumulations
 from pytest_pallas.devices.targets import TARGETS
 from pytest_pallas.errors import SimulationLimitError
 from pytest_pallas.findings import Finding, Owner
@@ -56,8 +58,7 @@ class Machine:
       notes: behavior of the chip that the run used and no document describes.
       steps: equations evaluated so far.
       fallbacks: how often JAX evaluated a primitive that has no rule, by name.
-      chip_precision: whether sums keep as few bits as those of the chip, where these are known to
-        be fewer: float8 on Hopper.
+      arithmetic: ``"chip"`` or ``"float32"``, how products are added; "" for the chip's default.
       outputs: is called with each kernel's equation and outputs, or None.
       ahead: whether the next block of an operand is fetched while the body runs, as a chip does.
       separate: whether outputs that alias a pipelined input get memory of their own.
@@ -84,7 +85,7 @@ class Machine:
     notes: list[str] = field(default_factory=list)
     steps: int = 0
     fallbacks: Counter[str] = field(default_factory=Counter)
-    chip_precision: bool = False
+    arithmetic: str = ""
     outputs: Callable[[Any, list[Any]], None] | None = None
     ahead: bool = True
     separate: bool = False
@@ -109,6 +110,15 @@ class Machine:
     def platform(self) -> str:
         """``"tpu"`` or ``"gpu"``."""
         return TARGETS[self.target].platform
+
+    @cached_property
+    def accumulations(self) -> Accumulations:
+        """How its tensor cores add products; empty if sums are those of float32.
+
+        Raises:
+          OptionError: there is no such arithmetic, or that of the chip is not known.
+        """
+        return accumulations(self.target, self.arithmetic)
 
     @cached_property
     def scheduler(self) -> Scheduler:

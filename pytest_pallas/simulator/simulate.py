@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.devices.absent import tracing_for
+from pytest_pallas.devices.gpus import accumulations
 from pytest_pallas.devices.targets import TARGETS, Target
 from pytest_pallas.errors import OptionError
 from pytest_pallas.findings import Finding
@@ -182,7 +183,7 @@ def simulate(
     limits: Limits | None = None,
     machine: Machine | None = None,
     jit: bool = True,
-    chip_precision: bool = False,
+    arithmetic: str = "",
     trace: str | os.PathLike[str] | None = None,
     watch: str | Sequence[str] = (),
     stop_at: str | Sequence[str] = (),
@@ -200,11 +201,11 @@ def simulate(
         ``"h100"``, ``"h200"`` or ``"b200"``.
       seed: decides everything that hardware may do in any order.
       limits: how many equations may be evaluated, and how much memory used.
-      machine: where it runs, in place of a new one of that target, seed and limits.
+      machine: where it runs, in place of a new one of that target, seed, limits and arithmetic.
       jit: False to call the function as it is, because it needs the values of its arguments.
-      chip_precision: let sums keep as few bits as those of the chip, where these are known to be
-        fewer than the dtype has: about 14 for products of float8 on Hopper
-        (``gpu.tensor_products``).
+      arithmetic: how tensor cores add products: ``"chip"``, with the bits that they keep, or
+        ``"float32"``. By default ``"chip"`` on chips that gave the same bits: ``"h100"`` and
+        ``"h200"``; also known of ``"a100"`` and ``"b200"``. See docs/simulator.md.
       trace: a file to write a timeline of the run to, for Perfetto or chrome://tracing; also that
         of a run that an error ends.
       watch: names of references: each change of their values is printed, and in ``watched``.
@@ -214,8 +215,9 @@ def simulate(
       options: keyword arguments, passed untraced.
 
     Raises:
-      OptionError: there is no such target; ``trace`` cannot be written; no kernel has a reference
-        of a name in ``watch``, or no equation is at a line of ``stop_at``.
+      OptionError: there is no such target, or its arithmetic is not known; ``trace`` cannot be
+        written; no kernel has a reference of a name in ``watch``, or no equation is at a line of
+        ``stop_at``.
       SimulationError: the call cannot be simulated; the message names the kernel's line.
       Exception: what the function itself raises while it is traced.
     """
@@ -225,8 +227,10 @@ def simulate(
         raise OptionError(f"unknown target {target!r}; valid: {', '.join(TARGETS)}")
     if machine is None:
         limits = limits or Limits()
-        machine = Machine(target=target, seed=seed, cores=chip.cores, limits=limits)
-        machine.chip_precision = chip_precision
+        machine = Machine(
+            target=target, seed=seed, cores=chip.cores, limits=limits, arithmetic=arithmetic
+        )
+    accumulations(machine.target, machine.arithmetic)  # which rejects what is not known
     with _looked_at(machine, trace, watch, stop_at):
         values = _simulated(fn, args, options, machine, chip, jit=jit)
     return Simulation(

@@ -34,6 +34,12 @@ CASES = {
         ("checks=['forward', 'vmap']", ["forward", "vmap"]),
     ),
     "sanitize": (["all"], ("none", ["none"]), ("races", ["races"]), ("sanitize='none'", ["none"])),
+    "arithmetic": (
+        "",
+        ("chip", "chip"),
+        ("float32", "float32"),
+        ("arithmetic='chip'", "chip"),
+    ),
     "timeout": (60.0, ("3", 3.0), ("4.5", 4.5), ("timeout=5", 5.0)),
     "isolate": ("auto", ("never", "never"), ("always", "always"), ("isolate='never'", "never")),
     "missing": ("skip", ("error", "error"), ("skip", "skip"), ("missing='error'", "error")),

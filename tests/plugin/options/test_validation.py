@@ -21,6 +21,7 @@ BAD = [
         "all, none, forward, gradient, vmap, determinism, immutability, dtype, jit, export",
     ),
     ("--pallas-checks=forward,nope", "unknown 'nope'"),
+    ("--pallas-arithmetic=exact", "must be one of chip, float32, not 'exact'"),
     ("--pallas-sanitize=rases", "unknown 'rases'; valid: all, none, races"),
 ]
 
@@ -71,7 +72,7 @@ def test_the_ini_file_is_named(project):
         (
             "devices=3",
             "the pallas mark has no argument 'devices'; it takes backends, targets, reason, "
-            "max_examples, seed, checks, sanitize, timeout, isolate, missing",
+            "max_examples, seed, checks, sanitize, arithmetic, timeout, isolate, missing",
         ),
         ("backends='nope'", "unknown backend 'nope'. Valid: auto, all, interpret"),
         ("backends='interpret:v6e'", "unknown target 'v6e' of backend 'interpret'"),
@@ -106,3 +107,18 @@ def test_help_lists_every_option_and_its_ini_twin(project):
     for option in TABLE:
         assert option.flag in text
         assert f"{option.ini} (string):" in text
+
+
+@pytest.mark.parametrize("backend", ["tpu-sim", "gpu-sim:h100,tpu-sim:v5e"])
+def test_the_arithmetic_of_a_named_chip_must_be_known(project, backend):
+    project.write(test_nothing="def test_nothing(): pass")
+    line = refusal(project.run("--pallas-arithmetic=chip", f"--pallas-backend={backend}"))
+    assert "--pallas-arithmetic: arithmetic='chip': how v" in line
+    assert "adds products is not known; it is known of a100, h100, h200, b200" in line
+
+
+@pytest.mark.parametrize("backend", ["auto", "gpu-sim:h100,gpu-sim:a100,gpu-sim:b200"])
+def test_the_arithmetic_of_other_chips(project, backend):
+    project.write(test_nothing="def test_nothing(): pass")
+    result = project.run("--pallas-arithmetic=chip", f"--pallas-backend={backend}")
+    result.assert_outcomes(passed=1)

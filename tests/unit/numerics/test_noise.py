@@ -121,3 +121,26 @@ def test_many_errors_beside_an_oracle_with_noise_of_its_own():
     result = judge(4 * errors, noise, precision=Precision("float32"))
     assert (result.passed, result.kind) == (False, "rms")
     assert 30 < result.allowed < 37
+
+
+def test_the_sums_of_tensor_cores_come_on_top():
+    """An element may have twice the worst error of a draw; the mean square, twice that of one."""
+    quiet = np.zeros((16, COUNT))
+    sums = draws(np.full(COUNT, 50.0))
+    without, noise = Noise(wide=quiet, narrow=quiet), Noise(wide=quiet, narrow=quiet, sums=sums)
+    errors = 50 * np.random.default_rng(7).standard_normal(COUNT)
+    assert not judge(errors, without).passed
+    assert judge(errors, noise).passed
+    worst = np.abs(sums).max(axis=1).mean() / EPS
+    result = judge(one(1.9 * worst), noise)
+    assert result.passed
+    assert 2 * worst < result.allowed < 4 * worst
+    assert not judge(one(4 * worst), noise).passed
+    result = judge(3 * 50 * np.sign(errors), noise)
+    assert (result.passed, result.kind) == (False, "rms")
+
+
+def test_sums_that_change_nothing_allow_nothing():
+    quiet = np.zeros((16, COUNT))
+    noise = Noise(wide=quiet, narrow=quiet, sums=quiet)
+    assert judge(one(5), noise).allowed == judge(one(5)).allowed

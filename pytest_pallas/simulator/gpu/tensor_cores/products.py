@@ -6,7 +6,8 @@ bits; the sums are float32, float16 or int32. ``mma`` also has float64 (PTX ISA 
 shapes").
 
 - Products of floats of at most 16 bits are exact in float32, where they are added. PTX leaves the
-  order and the rounding of these sums open.
+  order and the rounding of these sums open. An ``Accumulation`` says how a chip adds
+  (``arithmetic.accumulation``); without one, these are sums of float32 in any order.
 - float32 operands are tf32: the tensor core does not read the lower 13 bits of a float32, so that
   numbers are truncated (for that reason, CUTLASS rounds them before: ``round_half_ulp_truncate``
   in ``numeric_conversion.h``).
@@ -16,41 +17,30 @@ shapes").
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
+from pytest_pallas.accumulation import Accumulation, Accumulations
 from pytest_pallas.errors import SimulationError
+from pytest_pallas.simulator.arithmetic.accumulation import Product, chip_product, fused_product
 from pytest_pallas.simulator.arithmetic.dtypes import (
+    BFLOAT16,
     FLOAT16,
     FLOAT32,
     FLOAT64,
     Array,
     Dtype,
     bit_width,
+    converter,
     is_float,
     is_integer,
 )
-from pytest_pallas.simulator.arithmetic.products import multiplier
-
-#: Gives ``a @ b + c`` for ``a [m, k]``, ``b [k, n]`` and ``c [m, n]``, or ``a @ b`` for None.
-TensorProduct = Callable[[Array, Array, Array | None], Array]
+from pytest_pallas.simulator.arithmetic.products import Multiply, multiplier
 
 #: Bits of a row of an operand that one instruction contracts (PTX ISA 9.0, 9.7.16.2.1).
 _INSTRUCTION_BITS = 256
-
-#: The bits that sums of float8 products keep on Hopper: "the Tensor Core only uses the highest 14
-#: bits of each mantissa product for addition, and truncates bits exceeding this range", after
-#: aligning 32 products to the largest exponent (DeepSeek-AI, "DeepSeek-V3 Technical Report",
-#: arXiv:2412.19437, sections 3.3.2 and 3.5.2).
-HOPPER_FLOAT8_BITS = 14
-
-_FLOAT8: frozenset[Dtype] = frozenset(
-    np.dtype(each) for each in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
-)
 
 
 @cache
@@ -61,8 +51,8 @@ def tensor_product(
     depth: int,
     *,
     sparse: bool = False,
-    float8_bits: int | None = None,
-) -> TensorProduct:
+    accumulation: Accumulation | None = None,
+) -> Product:
     """How tensor cores multiply matrices of these dtypes, and add the product to another matrix.
 
     Args:
@@ -72,8 +62,8 @@ def tensor_product(
       depth: length of the contracted dimension.
       sparse: whether half of the first operand is known to be zero: then an instruction contracts
         twice as many elements.
-      float8_bits: how many bits sums of float8 products keep; None for all of float32. Hopper
-        keeps ``HOPPER_FLOAT8_BITS``.
+      accumulation: how the chip adds in float32; None for sums of float32. Sums of other dtypes
+        are not affected.
 
     Raises:
       SimulationError: tensor cores have no such product.
@@ -83,14 +73,73 @@ def tensor_product(
     if out == np.int32:
         integers = multiplier(lhs, rhs, out, depth)
         return lambda a, b, c: _added(integers(a, b), c)
-    if float8_bits is not None and {lhs, rhs} <= _FLOAT8:
-        return _truncating(depth, instruction_depth(lhs) * (1 + sparse), float8_bits, out)
     if out == FLOAT16:
         return _in_steps(lhs, rhs, depth, instruction_depth(lhs) * (1 + sparse))
     product = multiplier(lhs, rhs, out, depth)
+    usual: Product = lambda a, b, c: _added(product(a, b), c)  # noqa: E731
     if FLOAT32 in (lhs, rhs):
-        return lambda a, b, c: _added(product(to_tf32(a), to_tf32(b)), c)
-    return lambda a, b, c: _added(product(a, b), c)
+        usual = lambda a, b, c: _added(product(to_tf32(a), to_tf32(b)), c)  # noqa: E731
+    if accumulation is None or out != FLOAT32:
+        return usual
+    return chip_product(lhs, rhs, accumulation, usual, to_tf32)
+
+
+#: Operands that Triton multiplies as bfloat16 or float16 with sums of float32, whatever they are.
+_PRESETS = {"BF16_BF16_F32": BFLOAT16, "F16_F16_F32": FLOAT16}
+
+
+def dot_product(
+    lhs: Any, rhs: Any, out: Any, depth: int, precision: Any, accumulations: Accumulations
+) -> Multiply | None:
+    """How Triton's ``dot`` multiplies matrices on a chip, or None where that is not known.
+
+    JAX's lowering (``_dot_general_lowering`` in ``jax/_src/pallas/triton/lowering.py``) asks for
+    TF32 products of float32, unless both precisions are ``HIGHEST``, and adds in float32, unless
+    the result is float16, float64 or int32. Triton rounds float32 to TF32, half away from zero;
+    products of ``HIGHEST`` are fused multiply-adds of float32, one after the other.
+
+    Args:
+      lhs: dtype of the first operand.
+      rhs: dtype of the second operand.
+      out: dtype of the result.
+      depth: length of the contracted dimension.
+      precision: the parameter of ``dot_general``.
+      accumulations: how the chip adds; empty if sums are those of float32.
+    """
+    lhs, rhs, out = np.dtype(lhs), np.dtype(rhs), np.dtype(out)
+    if not accumulations or lhs != rhs or out in (FLOAT16, FLOAT64) or not is_float(out):
+        return None
+    dtype, exact = _dot_operands(lhs, precision)
+    if dtype is None:
+        return None
+    take, narrow = converter(lhs, dtype), converter(FLOAT32, out)
+    if exact:
+        return lambda a, b: narrow(fused_product(take(a), take(b)))
+    accumulation = accumulations.get(("dot", "tf32" if dtype == FLOAT32 else dtype.name))
+    if accumulation is None:
+        return None
+    usual = multiplier(dtype, dtype, FLOAT32, depth)
+    product = chip_product(dtype, dtype, accumulation, lambda a, b, _: usual(a, b), rounded_to_tf32)
+    return lambda a, b: narrow(product(take(a), take(b), None))
+
+
+def _dot_operands(dtype: Dtype, precision: Any) -> tuple[Dtype | None, bool]:
+    """The dtype of the operands of Triton's ``dot``, and whether float32 is not rounded to TF32."""
+    if precision is None:
+        return dtype, False
+    if isinstance(precision, tuple):
+        names = [str(getattr(each, "name", each)) for each in precision]
+        return dtype, dtype == FLOAT32 and not {"HIGH", "DEFAULT"} & set(names)
+    name = str(getattr(precision, "name", ""))
+    if name in ("DEFAULT", "TF32_TF32_F32", "F32_F32_F32"):
+        return (dtype if name == "DEFAULT" else FLOAT32), name == "F32_F32_F32"
+    return _PRESETS.get(name), False
+
+
+def rounded_to_tf32(array: Array) -> Array:
+    """The nearest tf32 numbers of float32 ones; of two, that further from zero."""
+    nearest = ((array.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(FLOAT32)
+    return np.where(np.isfinite(array), nearest, array)
 
 
 def to_tf32(array: Array) -> Array:
@@ -129,7 +178,7 @@ def _added(product: Array, c: Array | None) -> Array:
     return product if c is None else product + c
 
 
-def _in_steps(lhs: Dtype, rhs: Dtype, depth: int, step: int) -> TensorProduct:
+def _in_steps(lhs: Dtype, rhs: Dtype, depth: int, step: int) -> Product:
     """Sums of float16: each instruction adds its products in float32, and rounds once."""
     product = multiplier(lhs, rhs, FLOAT32, min(step, depth))
 
@@ -141,32 +190,3 @@ def _in_steps(lhs: Dtype, rhs: Dtype, depth: int, step: int) -> TensorProduct:
         return np.zeros((a.shape[0], b.shape[1]), FLOAT16) if total is None else total
 
     return evaluate
-
-
-def _truncating(depth: int, step: int, bits: int, out: Dtype) -> TensorProduct:
-    """Sums that keep so many bits: see ``HOPPER_FLOAT8_BITS``.
-
-    An instruction aligns its products and the sum so far to the largest exponent among them,
-    cuts off what is below ``bits`` bits, and adds exactly.
-    """
-
-    def evaluate(a: Array, b: Array, c: Array | None) -> Array:
-        wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
-        total = np.zeros((a.shape[0], b.shape[1])) if c is None else c.astype(np.float64)
-        for start in range(0, depth, step):
-            left = wide_a[:, start : start + step, None]
-            terms = left * wide_b[None, start : start + step]
-            terms = np.concatenate([terms, total[:, None]], axis=1)
-            total = _truncated(terms, bits).sum(axis=1)
-            total = total.astype(out).astype(np.float64)
-        return total.astype(out)
-
-    return evaluate
-
-
-def _truncated(terms: Array, bits: int) -> Array:
-    """Terms ``[m, t, n]`` without what is below ``bits`` bits of the largest one of axis 1."""
-    finite = np.where(np.isfinite(terms), terms, 0.0)
-    _, exponents = np.frexp(np.abs(finite).max(axis=1, keepdims=True))
-    unit = np.ldexp(1.0, exponents - bits)
-    return np.where(np.isfinite(terms), np.trunc(finite / unit) * unit, terms)

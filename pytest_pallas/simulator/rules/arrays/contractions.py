@@ -4,24 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pytest_pallas.simulator.arithmetic.products import Array, Multiply, Unary, multiplier
+from pytest_pallas.simulator.gpu.tensor_cores.products import dot_product
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+
+if TYPE_CHECKING:
+    from pytest_pallas.simulator.machine import Machine
+    from pytest_pallas.simulator.thread import Thread
 
 Dims = Sequence[int]
 
 
-@rule("dot_general")
+@rule("dot_general", threaded=True)
 def _dot_general(eqn: Equation) -> Evaluate:
-    """See ``products`` for dtypes. ``precision`` and ``out_sharding`` are ignored."""
+    """See ``products`` for dtypes. ``out_sharding`` is ignored.
+
+    So is ``precision``, but in a kernel of Triton on a chip whose arithmetic is known.
+    """
     lhs, rhs = eqn.ins
     dims = eqn.params["dimension_numbers"]
     depth = prod(lhs.shape[axis] for axis in dims[0][0])
     multiply = multiplier(lhs.dtype, rhs.dtype, eqn.out.dtype, depth, batched=bool(dims[1][0]))
-    return contraction(lhs.shape, rhs.shape, dims, multiply)
+    usual = contraction(lhs.shape, rhs.shape, dims, multiply)
+    on_chips: dict[str, Evaluate] = {}
+
+    def on_chip(machine: Machine) -> Evaluate:
+        """How Triton's ``dot`` is evaluated on a chip: it has no batch dimensions."""
+        dtypes, precision = (lhs.dtype, rhs.dtype, eqn.out.dtype), eqn.params["precision"]
+        product = dot_product(*dtypes, depth, precision, machine.accumulations)
+        if product is None or dims[1][0]:
+            return usual
+        return contraction(lhs.shape, rhs.shape, dims, product)
+
+    def evaluate(thread: Thread, a: Any, b: Any) -> Any:
+        machine = thread.machine
+        if not thread.kernels or not machine.accumulations:
+            return usual(a, b)
+        found = on_chips.get(machine.target)
+        if found is None:
+            found = on_chips[machine.target] = on_chip(machine)
+        return found(a, b)
+
+    return evaluate
 
 
 def contraction(lhs: Dims, rhs: Dims, dims: Any, multiply: Multiply) -> Evaluate:

@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from pytest_pallas.accumulation import accumulation_of
 from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.errors import SimulationError
+from pytest_pallas.simulator.arithmetic.accumulation import Product
 from pytest_pallas.simulator.concurrency.recording import Asynchronous, Side
 from pytest_pallas.simulator.gpu.operands import product_parts
 from pytest_pallas.simulator.gpu.operations import (
@@ -22,26 +24,29 @@ from pytest_pallas.simulator.gpu.operations import (
     start,
     wait_groups,
 )
-from pytest_pallas.simulator.gpu.tensor_cores.products import (
-    HOPPER_FLOAT8_BITS,
-    TensorProduct,
-    tensor_product,
-)
+from pytest_pallas.simulator.gpu.tensor_cores.products import tensor_product
 from pytest_pallas.simulator.gpu.threads import GpuThread
 from pytest_pallas.simulator.memory.accesses import record_access
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rules.mosaic_gpu.equations import gpu_rule, part_of
+from pytest_pallas.simulator.thread import Thread
 from pytest_pallas.transforms import RefPart
 
 Array = np.ndarray[Any, Any]
 
 
-@rule("mma")
+@rule("mma", threaded=True)
 def _mma(eqn: Equation) -> Evaluate:
-    acc, lhs, rhs = eqn.ins
-    product = tensor_product(lhs.dtype, rhs.dtype, acc.dtype, lhs.shape[1])
-    return lambda acc, a, b: product(a, b, acc)
+    dtypes = [np.dtype(eqn.ins[position].dtype) for position in (1, 2, 0)]
+    depth = eqn.ins[1].shape[1]
+
+    def evaluate(thread: Thread, acc: Any, a: Any, b: Any) -> Any:
+        known = thread.machine.accumulations
+        adding = accumulation_of(known, "mma", dtypes[0].name, dtypes[1].name)
+        return tensor_product(*dtypes, depth, accumulation=adding)(a, b, acc)
+
+    return evaluate
 
 
 @gpu_rule("wgmma_ref")
@@ -57,9 +62,11 @@ def _wgmma(eqn: Equation) -> Evaluate:
         acc, a, b = (_operand(thread, place, operands, line) for place in places)
         into: Ref = operands[places[0].position]
         machine = thread.machine
-        bits = HOPPER_FLOAT8_BITS if machine.chip_precision else None
         dtypes = np.dtype(a[1].dtype), np.dtype(b[1].dtype), dtype
-        multiply = tensor_product(*dtypes, a[1].shape[1], float8_bits=bits)
+        # What a chip does with operands in registers was not measured.
+        known = machine.accumulations if a[2] and b[2] else {}
+        adding = accumulation_of(known, "wgmma", dtypes[0].name, dtypes[1].name)
+        multiply = tensor_product(*dtypes, a[1].shape[1], accumulation=adding)
         sides = [
             Side(part, False, name, proxied=True) for name, part, in_memory in (a, b) if in_memory
         ]
@@ -87,7 +94,7 @@ def _start_product(
     a: Array,
     b: Array,
     acc: Array,
-    multiply: TensorProduct,
+    multiply: Product,
     line: str,
 ) -> None:
     def add(values: tuple[Array, Array]) -> None:

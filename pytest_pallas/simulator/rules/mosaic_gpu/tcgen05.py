@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pytest_pallas.accumulation import Accumulations, accumulation_of
 from pytest_pallas.simulator.concurrency.recording import Side
 from pytest_pallas.simulator.gpu.barriers import Barrier, barrier_at
 from pytest_pallas.simulator.gpu.operations import Step, reading_then_writing
@@ -171,7 +172,8 @@ def _steps(thread: GpuThread, given: list[_Operands], line: str, *, accumulate: 
     def write_all(values: list[tuple[Any, ...]]) -> None:
         for each, (lhs, rhs, scales) in zip(given, values, strict=True):
             before = each.sums.data if accumulate else None
-            write(thread, each.sums, _multiplied(each, lhs, rhs, scales, before))
+            accumulations = thread.machine.accumulations
+            write(thread, each.sums, _multiplied(each, lhs, rhs, scales, before, accumulations))
 
     return reading_then_writing(read_all, write_all)
 
@@ -182,11 +184,17 @@ def _multiplied(
     rhs: Array,
     scales: tuple[Array, Array] | None,
     before: Array | None,
+    accumulations: Accumulations,
 ) -> Array:
     """The product of values that were read, added to what was there before."""
     depth, out, sparse = lhs.shape[1], given.sums.data.dtype, given.metadata is not None
     if scales is None:
-        return tensor_product(lhs.dtype, rhs.dtype, out, depth, sparse=sparse)(lhs, rhs, before)
+        names = lhs.dtype.name, rhs.dtype.name
+        adding = None if sparse else accumulation_of(accumulations, "tcgen05_mma", *names)
+        product = tensor_product(
+            lhs.dtype, rhs.dtype, out, depth, sparse=sparse, accumulation=adding
+        )
+        return product(lhs, rhs, before)
     count = scales[0].shape[1]
     product = scaled_product(lhs.dtype, rhs.dtype, scales[0].dtype, depth, count, sparse=sparse)
     return product(lhs, rhs, before, *scales)

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pytest_pallas.errors import SimulationError
-from pytest_pallas.simulator import simulate
 from pytest_pallas.simulator.gpu.tensor_cores import formats
 from pytest_pallas.simulator.gpu.tensor_cores.formats import scaled_product
 from pytest_pallas.simulator.gpu.tensor_cores.products import (
-    HOPPER_FLOAT8_BITS,
     instruction_depth,
     tensor_product,
     to_tf32,
@@ -131,34 +127,6 @@ def test_sums_of_float16_are_rounded_after_each_instruction(name: str) -> None:
     assert product(a, b, None).tolist() == [[2]]
     a[0, 0:4] = 0.5  # four in one instruction are added before they are rounded
     assert product(a, b, c).tolist() == [[2050]]
-
-
-def test_sums_of_float8_on_hopper_keep_14_bits() -> None:
-    """Terms are aligned to the largest one, and cut off; by default they are not."""
-    a = np.zeros((1, 64), _E4M3)
-    b = np.ones((64, 1), _E4M3)
-    a[0, 0], a[0, 1:9] = 256, 2**-6  # 256 has its 14th bit at 2**-5
-    plain = tensor_product(_E4M3, _E4M3, np.float32, 64)
-    short = tensor_product(_E4M3, _E4M3, np.float32, 64, float8_bits=HOPPER_FLOAT8_BITS)
-    assert plain(a, b, None).tolist() == [[256 + 8 * 2**-6]]
-    assert short(a, b, None).tolist() == [[256]]
-    assert short(-a, b, None).tolist() == [[-256]]  # towards zero
-    a[0, 1:9] = 2**-5
-    assert short(a, b, None).tolist() == [[256 + 8 * 2**-5]]
-    # The sum so far counts as well, and each instruction of 32 terms is for itself.
-    a[0, :] = 0
-    a[0, 32:40] = 2**-6
-    assert short(a, b, np.array([[256]], np.float32)).tolist() == [[256]]
-    assert short(a, b, None).tolist() == [[8 * 2**-6]]
-    a[0, 0] = np.nan
-    assert np.isnan(short(a, b, None)).all()
-
-
-def test_other_products_ignore_the_bits_of_float8(rng: np.random.Generator) -> None:
-    """The option is one of float8."""
-    a, b = whole(rng, 4, 64, dtype="bfloat16"), whole(rng, 64, 4, dtype="bfloat16")
-    short = tensor_product(a.dtype, b.dtype, np.float32, 64, float8_bits=2)
-    assert (short(a, b, None) == exact(a, b)).all()
 
 
 @pytest.mark.parametrize(
@@ -288,39 +256,3 @@ def test_metadata_in_the_order_of_the_groups(name: str, rng: np.random.Generator
     copied = formats.metadata_of_copy(np.asarray(formatted).astype(np.uint8))
     assert copied.shape == (128, 128)
     assert (formats.from_tensor_memory(copied, name) == places).all()
-
-
-def hopper_product(a: Any, b: Any) -> Any:
-    """A product of float8 by ``wgmma``: a block of 64 rows."""
-
-    def body(a_gmem: Any, b_gmem: Any, o_gmem: Any, a_smem: Any, b_smem: Any, loaded: Any) -> None:
-        plgpu.copy_gmem_to_smem(a_gmem, a_smem, loaded)
-        plgpu.copy_gmem_to_smem(b_gmem, b_smem, loaded)
-        plgpu.barrier_wait(loaded)
-
-        def multiply(acc: Any) -> Any:
-            plgpu.wgmma(acc, a_smem, b_smem.T)
-            return acc[...]
-
-        o_gmem[...] = pl.run_scoped(multiply, plgpu.ACC((64, b.shape[0])))
-
-    transforms = (plgpu.TilingTransform((8, 128)), plgpu.SwizzleTransform(128))
-    return plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((64, b.shape[0]), jnp.float32),
-        scratch_types=[
-            plgpu.SMEM(a.shape, a.dtype, transforms=transforms),
-            plgpu.SMEM(b.shape, b.dtype, transforms=transforms),
-            plgpu.Barrier(num_arrivals=2),
-        ],
-    )(a, b)
-
-
-def test_the_precision_of_the_chip_is_an_option() -> None:
-    """Of a simulated H100: by default sums are float32."""
-    a, b = np.zeros((64, 128), _E4M3), np.ones((64, 128), _E4M3)
-    a[:, 0], a[:, 1:9] = 256, 2**-6
-    plain = simulate(hopper_product, a, b, target="h100").values
-    short = simulate(hopper_product, a, b, target="h100", chip_precision=True).values
-    assert (plain == 256 + 8 * 2**-6).all()
-    assert (short == 256).all()
