@@ -16,8 +16,8 @@ from pytest_pallas.simulator.concurrency.recording import (
     Waited,
 )
 from pytest_pallas.simulator.monitors.accesses import SideInFlight, index_of
+from pytest_pallas.simulator.monitors.increments import Increment, in_spans
 from pytest_pallas.simulator.monitors.passes import OrderPass
-from pytest_pallas.simulator.monitors.promises import Promise, Rivals
 
 if TYPE_CHECKING:
     from pytest_pallas.simulator.concurrency.transfers import Copy
@@ -199,16 +199,16 @@ def _unproved(this: OrderPass, event: Any) -> Iterator[Wait]:
     semaphore = copy.done if event.writes else (copy.sent or copy.done)
     if semaphore is None:
         return
-    count = this.count(semaphore)
-    for thread, (_, numbers) in count.waits.items():
-        wait = this.events[numbers[-1]]
+    history = this.semaphore(semaphore)
+    for thread, waits in history.waits.items():
+        wait = this.events[waits.numbers[-1]]
         assert isinstance(wait, Waited)
-        rivals = [
-            promise
-            for number in numbers
-            for promise in (*count.left(number), *_promises(this.rivals.get(number, ())))
+        others = [
+            increment
+            for number in waits.numbers
+            for increment in (*history.open_at(number), *in_spans(this.racing.get(number, ())))
         ]
-        signals = tuple(dict.fromkeys(_signal_of(this, rival) for rival in rivals))
+        signals = tuple(dict.fromkeys(_signal_of(this, increment) for increment in others))
         if signals:
             yield Wait(
                 owner=this.owners[thread],
@@ -226,13 +226,8 @@ def _unproved(this: OrderPass, event: Any) -> Iterator[Wait]:
             )
 
 
-def _promises(rivals: Rivals) -> Iterator[Promise]:
-    for line, start, end in rivals:
-        yield from line.promises[start:end]
-
-
-def _signal_of(this: OrderPass, promise: Promise) -> Signal:
-    event = promise.event
+def _signal_of(this: OrderPass, increment: Increment) -> Signal:
+    event = increment.event
     line, program = (
         (event.copy.line, event.copy.program)
         if isinstance(event, Started)
@@ -240,11 +235,11 @@ def _signal_of(this: OrderPass, promise: Promise) -> Signal:
     )
     step, steps = _step_of(this, event.copy) if isinstance(event, Started) else (0, 0)
     return Signal(
-        owner=this.owners[promise.thread],
-        amount=promise.amount,
+        owner=this.owners[increment.thread],
+        amount=increment.amount,
         line=line,
         program=program,
-        copy=promise.copy is not None,
+        copy=increment.copy is not None,
         step=step,
         steps=steps,
     )

@@ -30,8 +30,8 @@ from pytest_pallas.simulator.monitors.accesses import (
     overlap,
     root,
 )
+from pytest_pallas.simulator.monitors.increments import SemaphoreHistory, Spans
 from pytest_pallas.simulator.monitors.pipelines import are_pipelined
-from pytest_pallas.simulator.monitors.promises import Rivals, SemaphoreHistory
 
 if TYPE_CHECKING:
     from pytest_pallas.simulator.concurrency.transfers import Copy, Semaphore
@@ -74,17 +74,15 @@ class OrderPass:
     Attributes:
       events: of the run.
       owners: of the threads, by number.
-      given: for a wait's number, what was promised later in the run that it could have taken, as
-        known so far.
+      racing: for a wait's number, the increments that came later in the run and may come before
+        the wait in another order, as the pass before found them.
       users: the threads that access an allocation, or wait on a semaphore.
       located: where the accesses and copies are; the same in all passes.
       flights: the sides of each copy that was started.
       clocks: of the threads, a row each.
-      counts: of the semaphores.
+      semaphores: what each was given, and the waits on it.
       memories: of the allocations, by the identity of the array that owns them.
       entered: who made an allocation of a device, and when.
-      rivals: for a wait's number, what was promised later that it could have taken; when the pass
-        has ended.
       fenced: as ``clocks``, of the writes that each thread's asynchronous operations see.
       core: as ``clocks``, of what each thread knows that others did to tensor memory.
       settled: as ``clocks``, of what each thread knows that all lanes of a thread have done.
@@ -100,15 +98,14 @@ class OrderPass:
 
     events: Sequence[Event]
     owners: Sequence[Owner]
-    given: Mapping[int, Rivals]
+    racing: Mapping[int, Spans]
     users: Mapping[Any, frozenset[int]]
     located: Mapping[Any, Sequence[LocatedRegion]]
     flights: dict[Copy, list[SideInFlight]] = field(default_factory=dict)
     clocks: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
-    counts: dict[Semaphore, SemaphoreHistory] = field(default_factory=dict)
+    semaphores: dict[Semaphore, SemaphoreHistory] = field(default_factory=dict)
     memories: dict[int, AllocationHistory] = field(default_factory=dict)
     entered: dict[Any, tuple[int, int]] = field(default_factory=dict)
-    rivals: dict[int, Rivals] = field(default_factory=dict)
     fenced: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
     core: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
     settled: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
@@ -121,12 +118,12 @@ class OrderPass:
     order: int = 0
     found: list[tuple[str, Any, Any]] = field(default_factory=list)
 
-    def count(self, semaphore: Semaphore) -> SemaphoreHistory:
-        """What a semaphore has got and given so far."""
-        found = self.counts.get(semaphore)
-        if found is None:
-            found = self.counts[semaphore] = SemaphoreHistory()
-        return found
+    def semaphore(self, semaphore: Semaphore) -> SemaphoreHistory:
+        """What a semaphore was given so far, and the waits on it."""
+        history = self.semaphores.get(semaphore)
+        if history is None:
+            history = self.semaphores[semaphore] = SemaphoreHistory()
+        return history
 
     def memory(self, place: int) -> AllocationHistory:
         """What was done to an allocation so far."""
@@ -142,6 +139,25 @@ def tick(this: OrderPass, thread: int) -> Array:
     known = row.copy()
     row[thread] += 1
     return known
+
+
+def racing_increments(this: OrderPass) -> dict[int, Spans]:
+    """For a wait's number, the later increments that may come before it in another order."""
+    return {
+        number: spans
+        for history in this.semaphores.values()
+        for number, spans in history.racing()
+    }
+
+
+def sum_of_clocks(this: OrderPass) -> int:
+    """The sum of all entries of the clocks of all increments."""
+    return sum(
+        int(increment.clock.sum())
+        for history in this.semaphores.values()
+        for of_thread in history.increments.values()
+        for increment in of_thread.increments
+    )
 
 
 def check(
