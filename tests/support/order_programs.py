@@ -190,9 +190,10 @@ def transitions(program: Program) -> Callable[[State], list[Transition]]:
                 changed[other] = state[other] + 1
         elif isinstance(operation, Release):
             changed[released + operation.token] += 1
-        elif isinstance(operation, Acquire):
-            if state[released + operation.token] < releases[operation.token]:
-                return None
+        elif isinstance(operation, Acquire) and (
+            state[released + operation.token] < releases[operation.token]
+        ):
+            return None
         return tuple(changed)
 
     starts = [
@@ -310,11 +311,17 @@ class Recorded:
     copies: list[Copy]
 
 
-def record(program: Program, order: Sequence[int]) -> Recorded:
-    """Record a run of a program, of which ``order`` says which threads go on."""
+def record(program: Program, order: Sequence[int], *, probes: bool = True) -> Recorded:
+    """Record a run of a program.
+
+    Args:
+      program: what the threads do.
+      order: the threads that go on, one after the other.
+      probes: whether threads signal their probes.
+    """
     count = len(program.threads)
     semaphores = [Semaphore(f"semaphore {number}", "dma") for number in range(program.semaphores)]
-    probes = [Semaphore(f"probe {number}", "regular") for number in range(count)]
+    of_threads = [Semaphore(f"probe {number}", "regular") for number in range(count)]
     tokens = [Token() for _ in range(program.tokens)]
     copies = [
         Copy(
@@ -334,7 +341,8 @@ def record(program: Program, order: Sequence[int]) -> Recorded:
     ]
 
     def probe(*threads: int) -> None:
-        events.extend(Signalled(thread, probes[thread], 1, "", ()) for thread in threads)
+        if probes:
+            events.extend(Signalled(thread, of_threads[thread], 1, "", ()) for thread in threads)
 
     probe(*range(count))
     positions = [0] * count
@@ -358,7 +366,7 @@ def record(program: Program, order: Sequence[int]) -> Recorded:
         else:
             events.append(Acquired(thread, tokens[operation.token]))
         probe(*group)
-    return Recorded(events, probes, copies)
+    return Recorded(events, of_threads, copies)
 
 
 @dataclass(eq=False)

@@ -146,6 +146,11 @@ class SemaphoreHistory:
         if increment.copy is not None:
             self.copies.append(increment)
 
+    def all_increments(self) -> Iterator[Increment]:
+        """Its increments so far, thread by thread."""
+        for of_thread in self.increments.values():
+            yield from of_thread.increments
+
     def wait(self, thread: int, time: int, number: int, taken: int) -> None:
         """A thread has waited.
 
@@ -195,8 +200,8 @@ class SemaphoreHistory:
             last = bisect_left(totals, min(totals[start] + needed, totals[end]), start, end)
             given += totals[last] - totals[start]
             candidates += increments.increments[start:last]
-        if not candidates:
-            return None
+        if len(candidates) < 2:
+            return candidates[0].clock if candidates else None
         if given <= needed:
             return np.maximum.reduce([each.clock for each in candidates])
         return _order_statistic(candidates, needed)

@@ -85,14 +85,16 @@ def happens_before(events: Sequence[Event], owners: Sequence[Owner]) -> OrderPas
     users = users_of(events, located)
     this = OrderPass(events, owners, {}, users, located)
     _go(this)
-    racing = racing_increments(this)
+    racing, before = racing_increments(this), None
     while racing:
-        before, this = this, OrderPass(events, owners, racing, users, located)
+        before = sum_of_clocks(this) if before is None else before
+        this = OrderPass(events, owners, racing, users, located)
         _go(this)
-        # No clock rises, so equal sums are equal clocks.
-        if sum_of_clocks(this) >= sum_of_clocks(before):
+        # No clock rises, so clocks with equal sums are equal.
+        after = sum_of_clocks(this)
+        if after >= before:
             break
-        racing = racing_increments(this)
+        racing, before = racing_increments(this), after
     return this
 
 
@@ -153,8 +155,8 @@ def _wait(this: OrderPass, number: int, event: Waited) -> None:
     row = this.clocks[thread]
     racing = this.racing.get(number, ())
     waiters = len(this.users[event.semaphore])
-    taken, before = history.taken_before(row) + event.amount, -1
-    while taken > before:
+    taken = history.taken_before(row) + event.amount
+    while True:
         clock = history.prove(thread, taken, racing)
         if clock is not None:
             np.maximum(row, clock, out=row)
@@ -162,7 +164,12 @@ def _wait(this: OrderPass, number: int, event: Waited) -> None:
             increment.waiters += 1
             increment.close(waiters, number)
         # What it has learnt may say that other threads took something before.
-        taken, before = history.taken_before(row) + event.amount, taken
+        relied_on, taken = (
+            taken,
+            taken if waiters == 1 else history.taken_before(row) + event.amount,
+        )
+        if taken == relied_on:
+            break
     if history.given + amount_of(racing) <= taken:
         for increment in history.copies:
             increment.done = True

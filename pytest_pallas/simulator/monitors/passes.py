@@ -144,19 +144,16 @@ def tick(this: OrderPass, thread: int) -> Array:
 def racing_increments(this: OrderPass) -> dict[int, Spans]:
     """For a wait's number, the later increments that may come before it in another order."""
     return {
-        number: spans
-        for history in this.semaphores.values()
-        for number, spans in history.racing()
+        number: spans for history in this.semaphores.values() for number, spans in history.racing()
     }
 
 
 def sum_of_clocks(this: OrderPass) -> int:
-    """The sum of all entries of the clocks of all increments."""
+    """The sum of all entries of the clocks that waits can learn."""
     return sum(
-        int(increment.clock.sum())
+        int(np.sum([each.clock for each in history.all_increments()], dtype=np.int64))
         for history in this.semaphores.values()
-        for of_thread in history.increments.values()
-        for increment in of_thread.increments
+        if history.waits
     )
 
 
