@@ -50,7 +50,12 @@ from pytest_pallas.simulator.monitors.passes import (
     tick,
     users_of,
 )
-from pytest_pallas.simulator.monitors.tokens import find_overruns, known_of_core, pass_on, settle
+from pytest_pallas.simulator.monitors.tokens import (
+    find_overruns,
+    mark_converged,
+    pass_on,
+    tensor_clock_of,
+)
 
 if TYPE_CHECKING:
     from pytest_pallas.simulator.concurrency.transfers import Copy, Semaphore
@@ -68,7 +73,7 @@ def disorder(events: Sequence[Event], owners: Sequence[Owner], seed: int) -> lis
     """
     this = happens_before(events, _renumber(events, owners))
     find_overruns(this)
-    return [finding_of(this, each, seed) for each in this.found]
+    return [finding_of(this, each, seed) for each in this.violations]
 
 
 def happens_before(events: Sequence[Event], owners: Sequence[Owner]) -> OrderPass:
@@ -84,12 +89,12 @@ def happens_before(events: Sequence[Event], owners: Sequence[Owner]) -> OrderPas
     located = locate_all(events)
     users = users_of(events, located)
     this = OrderPass(events, owners, {}, users, located)
-    _go(this)
+    _run(this)
     racing, before = racing_increments(this), None
     while racing:
         before = sum_of_clocks(this) if before is None else before
         this = OrderPass(events, owners, racing, users, located)
-        _go(this)
+        _run(this)
         # No clock rises, so clocks with equal sums are equal.
         after = sum_of_clocks(this)
         if after >= before:
@@ -113,11 +118,13 @@ def _renumber(events: Sequence[Event], owners: Sequence[Owner]) -> list[Owner]:
     return [owners[number] for number in numbers]
 
 
-def _go(this: OrderPass) -> None:
+def _run(this: OrderPass) -> None:
     count = len(this.owners)
     this.clocks = np.zeros((count, count), np.int32)
     np.fill_diagonal(this.clocks, 1)
-    this.fenced, this.core, this.settled = (np.zeros_like(this.clocks) for _ in range(3))
+    this.proxy_clocks, this.tensor_clocks, this.converged = (
+        np.zeros_like(this.clocks) for _ in range(3)
+    )
     for number, event in enumerate(this.events):
         this.order = number
         if isinstance(event, Waited):
@@ -201,12 +208,12 @@ def _done(this: OrderPass, copy: Copy, semaphore: Semaphore, thread: int, time: 
 
 def _synchronize(this: OrderPass, event: Synchronized) -> None:
     rows = list(event.threads)
-    this.core[rows] = np.max([known_of_core(this, thread) for thread in rows], axis=0)
+    this.tensor_clocks[rows] = np.max([tensor_clock_of(this, each) for each in rows], axis=0)
     this.clocks[rows] = this.clocks[rows].max(axis=0)
-    this.fenced[rows] = this.fenced[rows].max(axis=0)
+    this.proxy_clocks[rows] = this.proxy_clocks[rows].max(axis=0)
     for thread in rows:
-        settle(this, thread)
-    this.settled[rows] = this.settled[rows].max(axis=0)
+        mark_converged(this, thread)
+    this.converged[rows] = this.converged[rows].max(axis=0)
     for thread in rows:
         this.clocks[thread, thread] += 1
 
