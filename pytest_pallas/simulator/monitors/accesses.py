@@ -35,10 +35,11 @@ class SideInFlight:
       clock: of that thread when it did.
       bounds: of the region, as addresses.
       side: the memory that an asynchronous operation accesses; None of a copy.
-      seen: the clock of the writes of threads that it sees, if not all that its thread knows.
-      settled: the time of its own thread up to which all lanes of that have done what they had to
-        do; None if one warp started it, or it writes through no other proxy than threads.
-      core: of tensor memory, the clock of what its thread knows of the others' there.
+      proxy_clock: of the writes of threads that it sees through the asynchronous proxy; None if it
+        sees all that its thread knows.
+      converged: the time up to which all lanes of its own thread have done what they had to do;
+        None if one warp started it, or it writes through no other proxy than threads.
+      tensor_clock: of what its thread knows that others did to tensor memory; None of other memory.
       chain: of the operation: see ``Asynchronous``.
       place: of the allocation: see ``LocatedRegion``.
       number: of the flight, in the order in which those of an allocation began.
@@ -53,9 +54,9 @@ class SideInFlight:
     clock: Array
     bounds: tuple[int, int]
     side: Side | None = None
-    seen: Array | None = None
-    settled: int | None = None
-    core: Array | None = None
+    proxy_clock: Array | None = None
+    converged: int | None = None
+    tensor_clock: Array | None = None
     chain: Any = None
     place: int = 0
     number: int = 0

@@ -16,22 +16,22 @@ from pytest_pallas.simulator.concurrency.recording import (
     Waited,
 )
 from pytest_pallas.simulator.monitors.accesses import SideInFlight, index_of
+from pytest_pallas.simulator.monitors.increments import Increment, in_spans
 from pytest_pallas.simulator.monitors.passes import OrderPass
-from pytest_pallas.simulator.monitors.promises import Promise, Rivals
 
 if TYPE_CHECKING:
     from pytest_pallas.simulator.concurrency.transfers import Copy
 
 
-def finding_of(this: OrderPass, found: tuple[str, Any, Any], seed: int) -> Finding:
-    """What a pass found, as a finding.
+def finding_of(this: OrderPass, violation: tuple[str, Any, Any], seed: int) -> Finding:
+    """Make a finding of what a pass found out of order.
 
     Args:
       this: the pass.
-      found: an entry of ``OrderPass.found``.
+      violation: an entry of ``OrderPass.violations``.
       seed: of the run.
     """
-    kind, first, second = found
+    kind, first, second = violation
     if kind == "entry":
         return _entry(this, first, seed)
     if kind == "phase":
@@ -65,7 +65,7 @@ def finding_of(this: OrderPass, found: tuple[str, Any, Any], seed: int) -> Findi
             f"race on {later.ref or 'tensor memory'}: the tensor core need not keep the order of "
             "these two; wait for the first one between, with tcgen05_commit_arrive"
         )
-    if kind == "core":
+    if kind == "tensor":
         what = (
             f"race on {later.ref or 'tensor memory'}: what orders two accesses does not order "
             "tensor memory; make the barrier with orders_tensor_core=True"
@@ -161,7 +161,7 @@ def _access(this: OrderPass, event: Touched | SideInFlight | Access) -> Access:
             by=copy.what,
             clock=int(event.clock[event.thread]),
         )
-    step, steps = _step_of(this, copy)
+    step, steps = _steps_of(this)[copy]
     return Access(
         kind="write" if event.writes else "read",
         ref=copy.names[1] if event.writes else copy.names[0],
@@ -177,16 +177,18 @@ def _access(this: OrderPass, event: Touched | SideInFlight | Access) -> Access:
     )
 
 
-def _step_of(this: OrderPass, copy: Copy) -> tuple[int, int]:
-    """Which of the copies that a thread started at one line a copy is, and how many these are."""
-    same = [
-        event.copy
-        for event in this.events
-        if isinstance(event, Started)
-        and (event.copy.owner, event.copy.line) == (copy.owner, copy.line)
-    ]
-    found = [number for number, each in enumerate(same, 1) if each is copy]
-    return (found[0], len(same)) if found else (0, 0)
+def _steps_of(this: OrderPass) -> dict[Copy, tuple[int, int]]:
+    """For each copy, which it is of those that its thread started at its line, and of how many."""
+    if not this.steps:
+        of_line: dict[Any, list[Copy]] = {}
+        for event in this.events:
+            if isinstance(event, Started):
+                of_line.setdefault((event.copy.owner, event.copy.line), []).append(event.copy)
+        for copies in of_line.values():
+            this.steps.update(
+                (copy, (number, len(copies))) for number, copy in enumerate(copies, 1)
+            )
+    return this.steps
 
 
 def _unproved(this: OrderPass, event: Any) -> Iterator[Wait]:
@@ -199,16 +201,16 @@ def _unproved(this: OrderPass, event: Any) -> Iterator[Wait]:
     semaphore = copy.done if event.writes else (copy.sent or copy.done)
     if semaphore is None:
         return
-    count = this.count(semaphore)
-    for thread, (_, numbers) in count.waits.items():
-        wait = this.events[numbers[-1]]
+    history = this.semaphore(semaphore)
+    for thread, waits in history.waits.items():
+        wait = this.events[waits.numbers[-1]]
         assert isinstance(wait, Waited)
-        rivals = [
-            promise
-            for number in numbers
-            for promise in (*count.left(number), *_promises(this.rivals.get(number, ())))
-        ]
-        signals = tuple(dict.fromkeys(_signal_of(this, rival) for rival in rivals))
+        others = dict.fromkeys(
+            increment
+            for number in waits.numbers
+            for increment in (*history.open_at(number), *in_spans(this.racing.get(number, ())))
+        )
+        signals = tuple(dict.fromkeys(_signal_of(this, increment) for increment in others))
         if signals:
             yield Wait(
                 owner=this.owners[thread],
@@ -226,25 +228,21 @@ def _unproved(this: OrderPass, event: Any) -> Iterator[Wait]:
             )
 
 
-def _promises(rivals: Rivals) -> Iterator[Promise]:
-    for line, start, end in rivals:
-        yield from line.promises[start:end]
-
-
-def _signal_of(this: OrderPass, promise: Promise) -> Signal:
-    event = promise.event
+def _signal_of(this: OrderPass, increment: Increment) -> Signal:
+    event = increment.event
     line, program = (
         (event.copy.line, event.copy.program)
         if isinstance(event, Started)
         else (event.line, event.program)
     )
-    step, steps = _step_of(this, event.copy) if isinstance(event, Started) else (0, 0)
+    started = isinstance(event, Started)
+    step, steps = _steps_of(this)[event.copy] if started else (0, 0)
     return Signal(
-        owner=this.owners[promise.thread],
-        amount=promise.amount,
+        owner=this.owners[increment.thread],
+        amount=increment.amount,
         line=line,
         program=program,
-        copy=promise.copy is not None,
+        copy=increment.copy is not None,
         step=step,
         steps=steps,
     )

@@ -1,14 +1,21 @@
 """The monitor of order: which accesses of a recorded run nothing orders.
 
-Happened-before is kept in vector clocks (Lamport 1978; Mattern 1989). A wait orders what it proves:
-it names no copy and no signal, it takes an amount, whosever it is. So it proves that a copy is done
-only if everything that the semaphore can have been given by then was taken, and that something was
-begun (a signal, a copy) only if all that can happen without it does not satisfy the wait: what its
-sender does afterwards cannot. What the semaphore can have been given are all
-promises that are not ordered after the wait, those too that came later in this run: another run
-may have them earlier (Netzer and Miller 1992 call these message races). Whether a promise is
-ordered after a wait depends on what other waits prove, so the events are gone through again until
-nothing changes; what is proved only ever becomes less.
+Happened-before is kept in vector clocks (Lamport 1978; Mattern 1989): a clock says of each thread
+how far that one has come in every order of the same events, not in this run only. A wait takes an
+amount from a semaphore, whosever it is. So it proves that a copy is done only if it took all that
+the semaphore can have been given by then, and ``increments`` says which clocks it proves by cases.
+
+What the semaphore can have been given are all increments that do not come after the wait, those
+too that came later in this run: another run may have them earlier (Netzer and Miller 1992 call
+these racing messages). Whether an increment comes after a wait depends on what other waits prove.
+So the clocks are a greatest fixpoint: the first pass over the events takes all that came later for
+ordered, each further pass uses the clocks of the pass before, and the last one changes none of
+them. No clock rises from one pass to the next, so there is a last one. Most runs need one pass.
+
+The clocks are sound: by induction over any run of the same events, what a clock says has happened
+there. They are exact where each semaphore has one thread that takes from it. Then an event that
+can happen still can after any other, so the run without thread B from t on reaches all that does
+not depend on B at t, and that are the events whose clocks do not know it.
 """
 
 from __future__ import annotations
@@ -31,25 +38,29 @@ from pytest_pallas.simulator.concurrency.recording import (
     Waited,
 )
 from pytest_pallas.simulator.monitors.accesses import PastAccess, SideInFlight, place_of
+from pytest_pallas.simulator.monitors.increments import Increment, amount_of
 from pytest_pallas.simulator.monitors.order_findings import finding_of
 from pytest_pallas.simulator.monitors.passes import (
     OrderPass,
     check,
     locate_all,
     note,
+    racing_increments,
+    sum_of_clocks,
     tick,
     users_of,
 )
-from pytest_pallas.simulator.monitors.promises import Promise, amount_of, size_of
-from pytest_pallas.simulator.monitors.tokens import find_overruns, known_of_core, pass_on, settle
+from pytest_pallas.simulator.monitors.tokens import (
+    find_overruns,
+    mark_converged,
+    pass_on,
+    tensor_clock_of,
+)
 
 if TYPE_CHECKING:
     from pytest_pallas.simulator.concurrency.transfers import Copy, Semaphore
 
 Array = np.ndarray[Any, Any]
-
-#: Passes over the events; each may only weaken what waits prove, and two or three are usual.
-_PASSES = 20
 
 
 def disorder(events: Sequence[Event], owners: Sequence[Owner], seed: int) -> list[Finding]:
@@ -60,19 +71,36 @@ def disorder(events: Sequence[Event], owners: Sequence[Owner], seed: int) -> lis
       owners: of its threads, by number.
       seed: of the run.
     """
-    owners = _renumber(events, owners)
+    this = happens_before(events, _renumber(events, owners))
+    find_overruns(this)
+    return [finding_of(this, each, seed) for each in this.violations]
+
+
+def happens_before(events: Sequence[Event], owners: Sequence[Owner]) -> OrderPass:
+    """Go through the events until the clocks are stable.
+
+    Args:
+      events: of a run.
+      owners: of its threads, by number; each has an event.
+
+    Returns:
+      The last pass.
+    """
     located = locate_all(events)
     users = users_of(events, located)
     this = OrderPass(events, owners, {}, users, located)
-    _go(this)
-    for _ in range(_PASSES):
-        given = this.given
-        if all(size_of(more) <= size_of(given.get(n, ())) for n, more in this.rivals.items()):
+    _run(this)
+    racing, before = racing_increments(this), None
+    while racing:
+        before = sum_of_clocks(this) if before is None else before
+        this = OrderPass(events, owners, racing, users, located)
+        _run(this)
+        # No clock rises, so clocks with equal sums are equal.
+        after = sum_of_clocks(this)
+        if after >= before:
             break
-        this = OrderPass(events, owners, this.rivals, users, located)
-        _go(this)
-    find_overruns(this)
-    return [finding_of(this, each, seed) for each in this.found]
+        racing, before = racing_increments(this), after
+    return this
 
 
 def _renumber(events: Sequence[Event], owners: Sequence[Owner]) -> list[Owner]:
@@ -90,26 +118,27 @@ def _renumber(events: Sequence[Event], owners: Sequence[Owner]) -> list[Owner]:
     return [owners[number] for number in numbers]
 
 
-def _go(this: OrderPass) -> None:
+def _run(this: OrderPass) -> None:
     count = len(this.owners)
     this.clocks = np.zeros((count, count), np.int32)
     np.fill_diagonal(this.clocks, 1)
-    this.fenced, this.core, this.settled = (np.zeros_like(this.clocks) for _ in range(3))
+    this.proxy_clocks, this.tensor_clocks, this.converged = (
+        np.zeros_like(this.clocks) for _ in range(3)
+    )
     for number, event in enumerate(this.events):
         this.order = number
         if isinstance(event, Waited):
             _wait(this, number, event)
         else:
             _HANDLERS.get(type(event), pass_on)(this, event)
-    for count in this.counts.values():
-        this.rivals.update(count.rivals())
 
 
 def _start(this: OrderPass, event: Started) -> None:
     copy, thread = event.copy, event.thread
     clock = tick(this, thread)
     for semaphore in copy.semaphores:
-        _promise(this, semaphore, Promise(thread, copy.size, clock, event, copy))
+        increment = Increment(thread, copy.size, clock, event, copy)
+        this.semaphore(semaphore).increase(increment, this.order)
     flights = this.flights[copy] = []
     for region, writes, place, bounds in this.located[event]:
         adds = writes and copy.adds
@@ -122,40 +151,42 @@ def _start(this: OrderPass, event: Started) -> None:
 
 def _signal(this: OrderPass, event: Signalled) -> None:
     clock = tick(this, event.thread)
-    promise = Promise(event.thread, event.amount, clock, event)
-    _promise(this, event.semaphore, promise)
-
-
-def _promise(this: OrderPass, semaphore: Semaphore, promise: Promise) -> None:
-    this.count(semaphore).promise(promise, this.order)
+    # A signal that subtracts gives nothing, and no wait may rely on what it took.
+    increment = Increment(event.thread, max(event.amount, 0), clock, event)
+    this.semaphore(event.semaphore).increase(increment, this.order)
 
 
 def _wait(this: OrderPass, number: int, event: Waited) -> None:
-    count = this.count(event.semaphore)
+    history = this.semaphore(event.semaphore)
     thread = event.thread
     row = this.clocks[thread]
-    taken = count.taken + event.amount
-    rivals = this.given.get(number, ())
-    given = count.promised + amount_of(rivals)
+    racing = this.racing.get(number, ())
     waiters = len(this.users[event.semaphore])
-    for promise in list(count.begun(thread, given, taken, rivals)):
-        promise.known += 1
-        promise.close(waiters, number)
-        if promise.thread != thread:
-            np.maximum(row, promise.clock, out=row)
-    if given <= taken:
-        for promise in count.copies:
-            promise.done = True
-            promise.close(waiters, number)
-            assert promise.copy is not None
-            _done(this, promise.copy, event.semaphore, thread, int(row[thread]))
-        count.copies.clear()
-    if event.takes:
-        count.taken = taken
+    taken = history.taken_before(row) + event.amount
+    while True:
+        clock = history.prove(thread, taken, racing)
+        if clock is not None:
+            np.maximum(row, clock, out=row)
+        for increment in history.learn(thread, row):
+            increment.waiters += 1
+            increment.close(waiters, number)
+        # What it has learnt may say that other threads took something before.
+        relied_on, taken = (
+            taken,
+            taken if waiters == 1 else history.taken_before(row) + event.amount,
+        )
+        if taken == relied_on:
+            break
+    if history.given + amount_of(racing) <= taken:
+        for increment in history.copies:
+            increment.done = True
+            increment.close(waiters, number)
+            assert increment.copy is not None
+            _done(this, increment.copy, event.semaphore, thread, int(row[thread]))
+        if waiters == 1:
+            history.copies.clear()
     row[thread] += 1
-    times, numbers = count.waits.setdefault(thread, ([], []))
-    times.append(int(row[thread]))
-    numbers.append(number)
+    history.wait(thread, int(row[thread]), number, event.amount if event.takes else 0)
 
 
 def _done(this: OrderPass, copy: Copy, semaphore: Semaphore, thread: int, time: int) -> None:
@@ -177,12 +208,12 @@ def _done(this: OrderPass, copy: Copy, semaphore: Semaphore, thread: int, time: 
 
 def _synchronize(this: OrderPass, event: Synchronized) -> None:
     rows = list(event.threads)
-    this.core[rows] = np.max([known_of_core(this, thread) for thread in rows], axis=0)
+    this.tensor_clocks[rows] = np.max([tensor_clock_of(this, each) for each in rows], axis=0)
     this.clocks[rows] = this.clocks[rows].max(axis=0)
-    this.fenced[rows] = this.fenced[rows].max(axis=0)
+    this.proxy_clocks[rows] = this.proxy_clocks[rows].max(axis=0)
     for thread in rows:
-        settle(this, thread)
-    this.settled[rows] = this.settled[rows].max(axis=0)
+        mark_converged(this, thread)
+    this.converged[rows] = this.converged[rows].max(axis=0)
     for thread in rows:
         this.clocks[thread, thread] += 1
 

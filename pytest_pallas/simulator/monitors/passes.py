@@ -30,8 +30,8 @@ from pytest_pallas.simulator.monitors.accesses import (
     overlap,
     root,
 )
+from pytest_pallas.simulator.monitors.increments import SemaphoreHistory, Spans
 from pytest_pallas.simulator.monitors.pipelines import are_pipelined
-from pytest_pallas.simulator.monitors.promises import Rivals, SemaphoreHistory
 
 if TYPE_CHECKING:
     from pytest_pallas.simulator.concurrency.transfers import Copy, Semaphore
@@ -52,17 +52,17 @@ class TokenKnowledge:
 
     Attributes:
       clock: of all that released it.
-      settled: of those whose lanes all arrived, the time at which they did.
-      fenced: what of that their asynchronous operations see.
-      core: what of that they did to tensor memory, if the token orders it.
+      proxy_clock: of the writes that their asynchronous operations see.
+      tensor_clock: of what they did to tensor memory, if the token orders it.
+      converged: of those whose lanes all arrived, the time at which they did.
       operations: those that were completed with it.
       waits: of the threads that acquired it, with the time at which they did.
     """
 
     clock: Array
-    fenced: Array
-    core: Array
-    settled: Array
+    proxy_clock: Array
+    tensor_clock: Array
+    converged: Array
     operations: list[Asynchronous] = field(default_factory=list)
     waits: dict[int, tuple[int, Acquired]] = field(default_factory=dict)
 
@@ -74,20 +74,18 @@ class OrderPass:
     Attributes:
       events: of the run.
       owners: of the threads, by number.
-      given: for a wait's number, what was promised later in the run that it could have taken, as
-        known so far.
+      racing: for a wait's number, the increments that came later in the run and may come before
+        the wait in another order, as the pass before found them.
       users: the threads that access an allocation, or wait on a semaphore.
       located: where the accesses and copies are; the same in all passes.
       flights: the sides of each copy that was started.
       clocks: of the threads, a row each.
-      counts: of the semaphores.
+      semaphores: what each was given, and the waits on it.
       memories: of the allocations, by the identity of the array that owns them.
       entered: who made an allocation of a device, and when.
-      rivals: for a wait's number, what was promised later that it could have taken; when the pass
-        has ended.
-      fenced: as ``clocks``, of the writes that each thread's asynchronous operations see.
-      core: as ``clocks``, of what each thread knows that others did to tensor memory.
-      settled: as ``clocks``, of what each thread knows that all lanes of a thread have done.
+      proxy_clocks: as ``clocks``, of the writes that each thread's asynchronous operations see.
+      tensor_clocks: as ``clocks``, of what each thread knows that others did to tensor memory.
+      converged: as ``clocks``, of what each thread knows that all lanes of a thread have done.
       tokens: what a thread knows that acquires a token.
       pasts: what the sides of operations became that are done, by identity.
       forks: what the thread knew that started an operation, by the identity of that.
@@ -95,23 +93,23 @@ class OrderPass:
       before: the operations that are done before one of the same chain can be, by its identity.
       finished: threads, and the identities of the operations that they know to be done.
       order: how many events the pass has gone through.
-      found: kinds and events of what is out of order.
+      steps: of each copy, which it is of those of its line, and of how many; for findings only.
+      violations: kinds and events of what is out of order.
     """
 
     events: Sequence[Event]
     owners: Sequence[Owner]
-    given: Mapping[int, Rivals]
+    racing: Mapping[int, Spans]
     users: Mapping[Any, frozenset[int]]
     located: Mapping[Any, Sequence[LocatedRegion]]
     flights: dict[Copy, list[SideInFlight]] = field(default_factory=dict)
     clocks: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
-    counts: dict[Semaphore, SemaphoreHistory] = field(default_factory=dict)
+    semaphores: dict[Semaphore, SemaphoreHistory] = field(default_factory=dict)
     memories: dict[int, AllocationHistory] = field(default_factory=dict)
     entered: dict[Any, tuple[int, int]] = field(default_factory=dict)
-    rivals: dict[int, Rivals] = field(default_factory=dict)
-    fenced: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
-    core: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
-    settled: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
+    proxy_clocks: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
+    tensor_clocks: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
+    converged: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
     pasts: dict[int, PastAccess] = field(default_factory=dict)
     forks: dict[int, Array] = field(default_factory=dict)
     tokens: dict[Token, TokenKnowledge] = field(default_factory=dict)
@@ -119,21 +117,22 @@ class OrderPass:
     before: dict[int, list[Asynchronous]] = field(default_factory=dict)
     finished: set[tuple[int, int]] = field(default_factory=set)
     order: int = 0
-    found: list[tuple[str, Any, Any]] = field(default_factory=list)
+    steps: dict[Copy, tuple[int, int]] = field(default_factory=dict)
+    violations: list[tuple[str, Any, Any]] = field(default_factory=list)
 
-    def count(self, semaphore: Semaphore) -> SemaphoreHistory:
-        """What a semaphore has got and given so far."""
-        found = self.counts.get(semaphore)
-        if found is None:
-            found = self.counts[semaphore] = SemaphoreHistory()
-        return found
+    def semaphore(self, semaphore: Semaphore) -> SemaphoreHistory:
+        """What a semaphore was given so far, and the waits on it."""
+        history = self.semaphores.get(semaphore)
+        if history is None:
+            history = self.semaphores[semaphore] = SemaphoreHistory()
+        return history
 
     def memory(self, place: int) -> AllocationHistory:
         """What was done to an allocation so far."""
-        found = self.memories.get(place)
-        if found is None:
-            found = self.memories[place] = AllocationHistory()
-        return found
+        history = self.memories.get(place)
+        if history is None:
+            history = self.memories[place] = AllocationHistory()
+        return history
 
 
 def tick(this: OrderPass, thread: int) -> Array:
@@ -142,6 +141,22 @@ def tick(this: OrderPass, thread: int) -> Array:
     known = row.copy()
     row[thread] += 1
     return known
+
+
+def racing_increments(this: OrderPass) -> dict[int, Spans]:
+    """For a wait's number, the later increments that may come before it in another order."""
+    return {
+        number: spans for history in this.semaphores.values() for number, spans in history.racing()
+    }
+
+
+def sum_of_clocks(this: OrderPass) -> int:
+    """The sum of all entries of the clocks that waits can learn."""
+    return sum(
+        int(np.sum([each.clock for each in history.all_increments()], dtype=np.int64))
+        for history in this.semaphores.values()
+        if history.waits
+    )
 
 
 def check(
@@ -164,23 +179,24 @@ def check(
             continue
         if overlap(region, flight.region):
             note(this, "race", event, flight)
-    seen, core, settled = None, None, None
+    proxy_clock, tensor_clock, converged = None, None, None
     if isinstance(event, SideInFlight):
-        seen, core, settled = event.seen, event.core, event.settled
+        proxy_clock, tensor_clock = event.proxy_clock, event.tensor_clock
+        converged = event.converged
     for past in memory.ordered.near(bounds):
         if not conflict(event, past):
             continue
         # What a thread itself did it knows, whatever its barriers order.
         own = past.is_of(thread)
         ordered = own or past.is_known(clock)
-        if seen is not None and isinstance(past.event, Touched) and past.event.writes:
-            fenced = past.is_known(seen)
-        else:
-            fenced = True
-        if settled is not None and isinstance(past.event, Touched) and not past.event.writes:
-            fenced = past.time_of(thread) <= settled
-        shared = core is None or own or past.is_known(core)
-        if ordered and fenced and shared:
+        visible = True
+        if isinstance(past.event, Touched):
+            if past.event.writes:
+                visible = proxy_clock is None or past.is_known(proxy_clock)
+            else:
+                visible = converged is None or past.time_of(thread) <= converged
+        shared = tensor_clock is None or own or past.is_known(tensor_clock)
+        if ordered and visible and shared:
             continue
         if are_in_order(this, event, past.event):
             continue
@@ -192,7 +208,7 @@ def check(
             if access is not None:
                 note(this, "early", event, access)
             continue
-        why = "race" if not ordered else "core" if fenced else "fence"
+        why = "race" if not ordered else "tensor" if visible else "fence"
         note(this, why, event, past.event)
 
 
@@ -207,14 +223,14 @@ def are_in_order(
     if one.chain is None or one.chain != other.chain:
         return False
     # Of two threads, only if the later one knows that the other has started its own.
-    clock = one.clock if one.core is None else one.core
+    clock = one.clock if one.tensor_clock is None else one.tensor_clock
     if clock[other.thread] < other.clock[other.thread]:
         return False
     return are_pipelined(other, one, this.chains.get(one.chain, ()))
 
 
 def is_known(flight: SideInFlight) -> bool:
-    """Whether it was found that nothing waits for a copy, or a later kernel may."""
+    """Whether a finding says that nothing waits for a copy, or a later kernel may wait for it."""
     copy = flight.origin
     if isinstance(copy, Asynchronous):
         return False
@@ -223,8 +239,8 @@ def is_known(flight: SideInFlight) -> bool:
 
 def note(this: OrderPass, kind: str, first: Any, second: Any) -> None:
     """Keep what is out of order: ``"race"``, ``"fence"``, ``"early"``, ..., with its events."""
-    if len(this.found) < MOST:
-        this.found.append((kind, first, second))
+    if len(this.violations) < MOST:
+        this.violations.append((kind, first, second))
 
 
 def locate_all(events: Sequence[Event]) -> Mapping[Any, Sequence[LocatedRegion]]:

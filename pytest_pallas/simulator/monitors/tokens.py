@@ -73,53 +73,54 @@ def pass_on(
     elif isinstance(event, Finished):
         _finish(this, event.operation, event.thread, sources_only=not event.writes)
     else:
-        this.fenced[event.thread] = this.clocks[event.thread]
-        settle(this, event.thread)
+        this.proxy_clocks[event.thread] = this.clocks[event.thread]
+        mark_converged(this, event.thread)
         tick(this, event.thread)
 
 
 def _passed(this: OrderPass, token: Token) -> TokenKnowledge:
-    found = this.tokens.get(token)
-    if found is None:
-        clock, fenced, core, settled = np.zeros((4, len(this.owners)), np.int32)
-        found = this.tokens[token] = TokenKnowledge(clock, fenced, core, settled)
-    return found
+    knowledge = this.tokens.get(token)
+    if knowledge is None:
+        clock, proxy, tensor, converged = np.zeros((4, len(this.owners)), np.int32)
+        knowledge = this.tokens[token] = TokenKnowledge(clock, proxy, tensor, converged)
+    return knowledge
 
 
-def settle(this: OrderPass, thread: int) -> None:
-    """All lanes of a thread have done what it did so far."""
-    this.settled[thread, thread] = this.clocks[thread, thread]
+def mark_converged(this: OrderPass, thread: int) -> None:
+    """Mark the lanes of a thread as converged: all have done what it did so far."""
+    this.converged[thread, thread] = this.clocks[thread, thread]
 
 
 def _release(this: OrderPass, event: Released) -> None:
     passed = _passed(this, event.token)
     if event.token.tensor_core:
-        np.maximum(passed.core, known_of_core(this, event.thread), out=passed.core)
-    settled = this.settled[event.thread]
-    np.maximum(passed.settled, settled, out=passed.settled)
+        np.maximum(
+            passed.tensor_clock, tensor_clock_of(this, event.thread), out=passed.tensor_clock
+        )
+    np.maximum(passed.converged, this.converged[event.thread], out=passed.converged)
     if event.together:
         mine = this.clocks[event.thread, event.thread]
-        passed.settled[event.thread] = max(passed.settled[event.thread], mine)
+        passed.converged[event.thread] = max(passed.converged[event.thread], mine)
     np.maximum(passed.clock, tick(this, event.thread), out=passed.clock)
-    np.maximum(passed.fenced, this.fenced[event.thread], out=passed.fenced)
+    np.maximum(passed.proxy_clock, this.proxy_clocks[event.thread], out=passed.proxy_clock)
 
 
-def known_of_core(this: OrderPass, thread: int) -> np.ndarray[Any, Any]:
+def tensor_clock_of(this: OrderPass, thread: int) -> np.ndarray[Any, Any]:
     """The clock of what a thread knows of accesses to tensor memory, its own included."""
-    known = this.core[thread].copy()
+    known = this.tensor_clocks[thread].copy()
     known[thread] = this.clocks[thread, thread]
     return known
 
 
 def _acquire(this: OrderPass, event: Acquired) -> None:
     thread, passed = event.thread, _passed(this, event.token)
-    row, fenced = this.clocks[thread], this.fenced[thread]
+    row, proxy_clock = this.clocks[thread], this.proxy_clocks[thread]
     np.maximum(row, passed.clock, out=row)
-    np.maximum(fenced, passed.fenced, out=fenced)
-    settled = this.settled[thread]
-    np.maximum(settled, passed.settled, out=settled)
+    np.maximum(proxy_clock, passed.proxy_clock, out=proxy_clock)
+    converged = this.converged[thread]
+    np.maximum(converged, passed.converged, out=converged)
     if event.token.tensor_core:
-        np.maximum(this.core[thread], passed.core, out=this.core[thread])
+        np.maximum(this.tensor_clocks[thread], passed.tensor_clock, out=this.tensor_clocks[thread])
     tick(this, thread)
     passed.waits.setdefault(thread, (int(row[thread]), event))
     for operation in passed.operations:
@@ -144,10 +145,10 @@ def _fork(this: OrderPass, event: Forked) -> None:
     operation, thread = event.operation, event.thread
     if operation.chain is not None:
         this.chains.setdefault(operation.chain, []).append(operation)
-    core = known_of_core(this, thread)
+    tensor_clock = tensor_clock_of(this, thread)
     clock = this.forks[id(operation)] = tick(this, thread)
-    fenced = this.fenced[thread].copy()
-    settled = int(this.settled[thread, thread])
+    proxy_clock = this.proxy_clocks[thread].copy()
+    converged = int(this.converged[thread, thread])
     for side in operation.sides:
         flight = SideInFlight(
             operation,
@@ -158,9 +159,9 @@ def _fork(this: OrderPass, event: Forked) -> None:
             clock,
             bounds_of(side.region),
             side,
-            fenced if side.proxied else None,
-            settled if side.proxied and side.writes and operation.apart else None,
-            core if side.tensor_core else None,
+            proxy_clock if side.proxied else None,
+            converged if side.proxied and side.writes and operation.apart else None,
+            tensor_clock if side.tensor_core else None,
             operation.chain,
         )
         memory = this.memories.setdefault(id(root(side.region)), AllocationHistory())
@@ -174,7 +175,7 @@ def _fork(this: OrderPass, event: Forked) -> None:
 def _note_before(this: OrderPass, memory: AllocationHistory, flight: SideInFlight) -> None:
     """Note which operations must be done before one, as it reads or adds to what they write."""
     assert isinstance(flight.origin, Asynchronous)
-    found = this.before.setdefault(id(flight.origin), [])
+    before = this.before.setdefault(id(flight.origin), [])
     over = (past.event for past in memory.ordered.near(flight.bounds))
     for other in (*memory.flights_near(flight.bounds), *over):
         if not isinstance(other, SideInFlight) or not other.writes or other.chain != flight.chain:
@@ -182,7 +183,7 @@ def _note_before(this: OrderPass, memory: AllocationHistory, flight: SideInFligh
         origin = other.origin
         follows = conflict(flight, other) and are_in_order(this, flight, other)
         if follows and isinstance(origin, Asynchronous) and overlap(flight.region, other.region):
-            found.append(origin)
+            before.append(origin)
 
 
 def _finish(
@@ -228,8 +229,10 @@ def _finish_sides(
             continue
         memory.end(flight)
         np.maximum(row, flight.clock, out=row)
-        if flight.core is not None:
-            np.maximum(this.core[thread], flight.core, out=this.core[thread])
+        if flight.tensor_clock is not None:
+            np.maximum(
+                this.tensor_clocks[thread], flight.tensor_clock, out=this.tensor_clocks[thread]
+            )
         this.pasts[id(side)] = _keep(memory, flight, thread, time)
 
 

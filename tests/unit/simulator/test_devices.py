@@ -457,6 +457,68 @@ def test_kernels_one_after_the_other_share_a_barrier_semaphore():
     assert kinds(found) == []
 
 
+def gather_by_steps(devices: int, *, heard: tuple[int, ...]) -> Any:
+    """Before each step all devices meet: each signals those that are so far ahead of it."""
+
+    def body(x_ref: Any, o_ref: Any, box: Any, sent: Any, arrived: Any, met: Any) -> None:
+        me = lax.axis_index("x")
+        pltpu.sync_copy(x_ref, o_ref.at[pl.ds(me * 8, 8)])
+        for step in range(1, devices):
+            for ahead in heard:
+                pl.semaphore_signal(met, 1, device_id=(lax.rem(me + ahead, devices),))
+            pl.semaphore_wait(met, len(heard))
+            there = (lax.rem(me + step, devices),)
+            pltpu.async_remote_copy(x_ref, box, sent, arrived, device_id=there).wait()
+            row = lax.rem(me + devices - step, devices) * 8
+            pltpu.sync_copy(box, o_ref.at[pl.ds(row, 8)])
+
+    scratch = [pltpu.VMEM((8, 128), jnp.float32), DMA, DMA, REGULAR]
+    return sharded(kernel(body, *scratch, rows=8 * devices), devices)
+
+
+@pytest.mark.parametrize("seed", SEEDS[:3])
+@pytest.mark.parametrize("devices", [3, 5, 8])
+def test_all_meet_again_and_again_on_one_semaphore(devices, seed):
+    # A wait may take two signals of one device and none of another one. But the second signal of a
+    # device comes only after its wait, and the first wait that ends has the signals of all.
+    found = simulate(gather_by_steps(devices, heard=(*range(devices),)), rows(devices), seed=seed)
+    assert not found.findings
+    assert (found.values.reshape(devices, -1) == rows(devices).reshape(-1)).all()
+
+
+@pytest.mark.parametrize("seed", SEEDS[:3])
+@pytest.mark.parametrize("devices", [3, 5, 8])
+def test_all_meet_and_nobody_hears_from_the_left_neighbour(devices, seed):
+    found = simulate(
+        gather_by_steps(devices, heard=(0, *range(2, devices))), rows(devices), seed=seed
+    )
+    assert found.findings
+
+
+def shift_twice(devices: int, *, right_first: bool) -> Any:
+    """Two calls of a kernel that meets its neighbours once; both use one barrier semaphore."""
+
+    def body(x_ref: Any, o_ref: Any, sent: Any, received: Any) -> None:
+        left, right = neighbours()
+        meet(*((right, left) if right_first else (left, right)))
+        pltpu.async_remote_copy(x_ref, o_ref, sent, received, device_id=(right,)).wait()
+
+    once = kernel(body, DMA, DMA, collective_id=0)
+    return sharded(lambda x: once(once(x)), devices)
+
+
+@pytest.mark.parametrize("seed", SEEDS[:3])
+@pytest.mark.parametrize("right_first", [False, True])
+@pytest.mark.parametrize(("devices", "missing"), [(4, False), (6, True)])
+def test_neighbours_meet_once_in_each_of_two_calls(devices, missing, right_first, seed):
+    # A device may take the signals of both calls of one neighbour. With four devices that one heard
+    # of the other neighbour before its second call. With six it need not.
+    found = simulate(shift_twice(devices, right_first=right_first), rows(devices), seed=seed)
+    assert bool(found.findings) == missing
+    assert set(kinds(found)) <= {"entry"}
+    assert (found.values == np.roll(rows(devices), 16, axis=0)).all()
+
+
 COLLECTIVES = {
     "psum": lambda x: lax.psum(x, "x"),
     "pmax": lambda x: lax.pmax(x, "x"),
