@@ -15,12 +15,11 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from pytest_pallas.compat.jaxprs import sub_jaxprs
 from pytest_pallas.compat.source import source_line
 from pytest_pallas.errors import KernelError
 from pytest_pallas.simulator.arithmetic.dtypes import bit_width, is_integer
+from pytest_pallas.simulator.gpu.tensor_cores.products import dot_operands
 from pytest_pallas.simulator.grids.kernels import PreparedKernel
 
 #: The error of a kernel, or None, by its jaxpr.
@@ -71,12 +70,11 @@ def _problem(eqn: Any) -> str | None:
 
 def _terms(dtype: Any, precision: Any) -> int:
     """How many terms an instruction of the tensor core adds up; 0 if it uses none."""
-    if dtype == np.float32:
-        asked = precision if isinstance(precision, tuple) else (precision,)
-        names = {getattr(each, "name", "DEFAULT") for each in asked}
-        if names <= {"HIGHEST", "F32_F32_F32"}:
-            return 0
-        return 8 if names <= {"DEFAULT", "HIGH", "HIGHEST"} or "TF32" in min(names) else 16
-    if is_integer(dtype):
-        return 32 if bit_width(dtype) == 8 else 0
-    return 16 if bit_width(dtype) <= 16 else 0
+    operands, exact = dot_operands(dtype, precision)
+    if exact:
+        return 0
+    if operands is None:  # several products of TF32 or bfloat16 for one of float32
+        return 8 if "TF32" in precision.name else 16
+    if is_integer(operands):
+        return 32 if bit_width(operands) == 8 else 0
+    return {32: 8, 16: 16, 8: 16}.get(bit_width(operands), 0)

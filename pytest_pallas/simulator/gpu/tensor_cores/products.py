@@ -109,7 +109,7 @@ def dot_product(
     lhs, rhs, out = np.dtype(lhs), np.dtype(rhs), np.dtype(out)
     if not accumulations or lhs != rhs or out in (FLOAT16, FLOAT64) or not is_float(out):
         return None
-    dtype, exact = _dot_operands(lhs, precision)
+    dtype, exact = dot_operands(lhs, precision)
     if dtype is None:
         return None
     take, narrow = converter(lhs, dtype), converter(FLOAT32, out)
@@ -123,7 +123,7 @@ def dot_product(
     return lambda a, b: narrow(product(take(a), take(b), None))
 
 
-def _dot_operands(dtype: Dtype, precision: Any) -> tuple[Dtype | None, bool]:
+def dot_operands(dtype: Dtype, precision: Any) -> tuple[Dtype | None, bool]:
     """The dtype of the operands of Triton's ``dot``, and whether float32 is not rounded to TF32."""
     if precision is None:
         return dtype, False
