@@ -16,7 +16,7 @@ from pytest_pallas.backends.protocol import Backend, Call, Kind, Outcome, chip_o
 from pytest_pallas.backends.variations import Probe
 from pytest_pallas.compat.rejection import is_rejection
 from pytest_pallas.devices.targets import Target
-from pytest_pallas.errors import DmaError, MissingRuleError, RaceError
+from pytest_pallas.errors import CapacityError, DmaError, MissingRuleError, RaceError
 from pytest_pallas.findings import OF_TRANSFERS
 from pytest_pallas.notes import Note
 
@@ -99,7 +99,7 @@ class Simulator:
             _tell(call, found.jaxpr, found.outcome.kernels)
             if call.observer is not None:
                 call.observer.ended(call)
-            return _judged(dataclasses.replace(found.outcome, seconds=0.0), call)
+            return self._judged(dataclasses.replace(found.outcome, seconds=0.0), call)
         outcome, jaxpr = self._run(call)
         if isinstance(outcome.error, MissingRuleError) and self.otherwise is not None:
             return self._run_otherwise(call)
@@ -107,14 +107,14 @@ class Simulator:
             self._kept[key] = _CachedRun(outcome, jaxpr, _is_monitored(call))
             while len(self._kept) > _RUNS:
                 self._kept.popitem(last=False)
-        return _judged(outcome, call)
+        return self._judged(outcome, call)
 
     def run_anew(self, call: Call) -> Outcome:
         """As ``run``, without the cache, for timing."""
         outcome, _ = self._run(call)
         if isinstance(outcome.error, MissingRuleError) and self.otherwise is not None:
             return self._run_otherwise(call)
-        return _judged(outcome, call)
+        return self._judged(outcome, call)
 
     def trace(self, call: Call) -> tuple[Timeline, Exception | None]:
         """Simulate a call; returns its timeline and its error.
@@ -125,7 +125,23 @@ class Simulator:
 
         timeline = Timeline()
         outcome, _ = self._run(call, timeline)
-        return timeline, _judged(outcome, call).error
+        return timeline, self._judged(outcome, call).error
+
+    def _judged(self, outcome: Outcome, call: Call) -> Outcome:
+        """The outcome of a finished run; findings that the call checks become its error.
+
+        A GPU does not launch a kernel that needs more memory than it has, whatever the call checks.
+        """
+        found = outcome.findings
+        excesses = [each for each in found if self.platform == "gpu" and each.kind == "capacity"]
+        races = [each for each in found if call.races and each.kind == "race"]
+        others = [each for each in found if call.dma and each.kind in OF_TRANSFERS]
+        if outcome.error is not None or not (excesses or races or others):
+            return outcome
+        if excesses:
+            return dataclasses.replace(outcome, error=CapacityError.of(*excesses))
+        error = (RaceError if races else DmaError).of(*races, *others)
+        return dataclasses.replace(outcome, error=error)
 
     def _run_otherwise(self, call: Call) -> Outcome:
         assert self.otherwise is not None
@@ -265,16 +281,6 @@ def _eager_run(backend: Simulator, call: Call, timeline: Timeline | None) -> Out
         notes=_notes(machine),
         unverified=tuple(machine.notes),
     )
-
-
-def _judged(outcome: Outcome, call: Call) -> Outcome:
-    """The outcome of a finished run; findings that the call checks become its error."""
-    races = [each for each in outcome.findings if call.races and each.kind == "race"]
-    others = [each for each in outcome.findings if call.dma and each.kind in OF_TRANSFERS]
-    if outcome.error is not None or not (races or others):
-        return outcome
-    error = (RaceError if races else DmaError).of(*races, *others)
-    return dataclasses.replace(outcome, error=error)
 
 
 def _is_monitored(call: Call) -> bool:
