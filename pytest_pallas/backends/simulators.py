@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from pytest_pallas.findings import OF_TRANSFERS
 from pytest_pallas.notes import Note
 
 if TYPE_CHECKING:
+    from pytest_pallas.backends.compilation import Compiler
     from pytest_pallas.simulator.inspection.timeline import Timeline
 
 #: Number of runs that are kept, because checks repeat the same ones.
@@ -40,6 +41,7 @@ class Simulator:
         named: then it rejects these.
       name: the family.
       platform: of the chip, ``"tpu"`` or ``"gpu"``.
+      compiler: counts the shared memory of kernels of the Triton route, where it is available.
     """
 
     target: Target | None = None
@@ -51,6 +53,7 @@ class Simulator:
     probes: tuple[Probe, ...] = ("outputs", "separate", "late", "loads")
     reorders: bool = True
     detects_races: bool = True
+    compiler: Compiler | None = field(default=None, repr=False, compare=False)
     _kept: OrderedDict[Hashable, _CachedRun] = field(
         default_factory=OrderedDict[Hashable, "_CachedRun"], repr=False, compare=False, hash=False
     )
@@ -304,12 +307,23 @@ def _machine(backend: Simulator, call: Call, timeline: Timeline | None) -> tuple
         separate=call.probe == "separate",
         monitored=_is_monitored(call),
         timeline=timeline,
+        shared_bytes=_counter(backend, call),
     )
     if call.probe == "outputs":
         machine.outputs = lambda eqn, values: probe_results.append((eqn.params, list(values)))
     if call.probe == "loads":
         machine.inspector = LoadRecorder(loads=probe_results)
     return machine, probe_results
+
+
+def _counter(backend: Simulator, call: Call) -> Callable[[Any], int | None] | None:
+    """What counts the shared memory of a kernel; None if no compiler is there."""
+    if call.mutant is not None:
+        return lambda _: 0  # whether the kernel fits is not what mutants are about
+    compiler = backend.compiler
+    if compiler is None or compiler.available() is not None:
+        return None
+    return lambda kernel: compiler.shared_bytes(kernel, call.timeout)
 
 
 def _notes(machine: Any) -> tuple[Note, ...]:
@@ -360,9 +374,10 @@ def tpu_sim(target: Target | None = None) -> Simulator:
     return Simulator(target)
 
 
-def gpu_sim(target: Target | None = None) -> Simulator:
+def gpu_sim(target: Target | None = None, compiler: Compiler | None = None) -> Simulator:
     """The simulated GPU.
 
     It has no prefetching, and aliased operands share memory, so there are no probes for these.
     """
-    return Simulator(target, name="gpu-sim", platform="gpu", probes=("outputs", "loads"))
+    probes: tuple[Probe, ...] = ("outputs", "loads")
+    return Simulator(target, name="gpu-sim", platform="gpu", probes=probes, compiler=compiler)

@@ -14,6 +14,8 @@ from pytest_pallas.simulator.concurrency.launches import most_at_a_time
 from pytest_pallas.simulator.gpu.launches.scopes import aligned, is_shared_array
 from pytest_pallas.simulator.gpu.layouts import made_by
 
+_ESTIMATED = " by an estimate, as no compiler for GPUs has counted it"
+
 
 def smem_findings(
     jaxpr: Any, mesh: Any, params: Any, target: str, name: str, line: str
@@ -35,7 +37,13 @@ def smem_findings(
 
 
 def shared_memory_excess(
-    needed: int, target: str, parts: Sequence[tuple[str, int]], name: str, line: str
+    needed: int,
+    target: str,
+    parts: Sequence[tuple[str, int]],
+    name: str,
+    line: str,
+    *,
+    estimated: bool = False,
 ) -> Finding:
     """The finding that a block needs more shared memory than a chip has.
 
@@ -45,14 +53,17 @@ def shared_memory_excess(
       parts: names and bytes of what takes them.
       name: of the kernel.
       line: of its call.
+      estimated: whether the number is an estimate.
     """
     largest = sorted(parts, key=lambda part: -part[1])[:3]
     shown = ", ".join(f"{what} {size / 1024:.1f} KiB" for what, size in largest)
+    counted = _ESTIMATED if estimated else ""
     return Finding(
         kind="capacity",
         message=(
-            f"a block takes {needed:,} bytes of shared memory, and a block of {target} can have "
-            f"{GPUS[target].shared_per_block:,}: {shown}. Choose smaller blocks, or fewer stages."
+            f"a block takes {needed:,} bytes of shared memory{counted}, and a block of {target} "
+            f"can have {GPUS[target].shared_per_block:,}: {shown}. Choose smaller blocks, or fewer "
+            "stages."
         ),
         kernel=name,
         line=line,
