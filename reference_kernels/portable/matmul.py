@@ -38,7 +38,12 @@ def _matmul_kernel(x_ref: Any, y_ref: Any, o_ref: Any, *, block_k: int) -> None:
 
 
 def portable_matmul(
-    x: jax.Array, y: jax.Array, *, block_m: int | None = None, block_n: int = 128, block_k: int = 128
+    x: jax.Array,
+    y: jax.Array,
+    *,
+    block_m: int | None = None,
+    block_n: int = 128,
+    block_k: int = 128,
 ) -> jax.Array:
     """``x @ y``, summed in float32.
 
