@@ -108,7 +108,8 @@ def compiling(service: Callable[[], Any]) -> tuple[Family, ...]:
     def simulated(target: Target | None) -> Backend:
         from pytest_pallas.backends.simulators import gpu_sim
 
-        return gpu_sim(target, cast("Any", compilers["gpu"](target)))
+        compiler: Any = compilers["gpu"](target)
+        return dataclasses.replace(gpu_sim(target), compiler=compiler)
 
     families = [
         Family(

@@ -374,10 +374,9 @@ def tpu_sim(target: Target | None = None) -> Simulator:
     return Simulator(target)
 
 
-def gpu_sim(target: Target | None = None, compiler: Compiler | None = None) -> Simulator:
+def gpu_sim(target: Target | None = None) -> Simulator:
     """The simulated GPU.
 
     It has no prefetching, and aliased operands share memory, so there are no probes for these.
     """
-    probes: tuple[Probe, ...] = ("outputs", "loads")
-    return Simulator(target, name="gpu-sim", platform="gpu", probes=probes, compiler=compiler)
+    return Simulator(target, name="gpu-sim", platform="gpu", probes=("outputs", "loads"))

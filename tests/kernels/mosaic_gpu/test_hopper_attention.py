@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from lowered_shared_memory import counted
 from operands import f32, refuses
-from shared_memory import counted
 from simulating import simulating
 
 from pytest_pallas.devices.gpus import GPUS

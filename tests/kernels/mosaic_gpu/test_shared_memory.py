@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import pytest
-from shared_memory import counted_and_lowered, tunings
+from lowered_shared_memory import counted_and_lowered, tunings
 
 from pytest_pallas import suite
 from pytest_pallas.devices.gpus import GPUS

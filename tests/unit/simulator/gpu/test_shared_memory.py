@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from pytest_pallas.backends import Call, RunSettings, parse
 from pytest_pallas.backends.registry import compiling
-from pytest_pallas.backends.simulators import gpu_sim
+from pytest_pallas.backends.simulators import Simulator, gpu_sim
 from pytest_pallas.compat.jaxprs import argument_names, open_jaxpr
 from pytest_pallas.compilers import cuda
 from pytest_pallas.compilers.service import Service
@@ -213,8 +214,12 @@ class Counting:
         return self.says
 
 
+def simulator(compiler: Any) -> Simulator:
+    return dataclasses.replace(gpu_sim(TARGETS["h100"]), compiler=compiler)
+
+
 def run(case: Case, compiler: Counting | None, mutant: Any = None) -> Exception | None:
-    gpu = gpu_sim(TARGETS["h100"], compiler)  # pyright: ignore[reportArgumentType]
+    gpu = simulator(compiler)
     call = Call(function=case.function, args=case.args, settings=RunSettings(mutant=mutant))
     return gpu.run(call).error
 
@@ -237,7 +242,7 @@ def test_the_compilers_count_is_taken() -> None:
 def test_it_is_asked_once_and_only_where_a_block_may_take_too_much() -> None:
     compiler, case = Counting(200_000), near()
     for seed in range(3):
-        gpu = gpu_sim(TARGETS["h100"], compiler)  # pyright: ignore[reportArgumentType]
+        gpu = simulator(compiler)
         y = np.full_like(case.args[2], seed)
         assert gpu.run(Call(function=case.function, args=(*case.args[:2], y))).error is None
     assert compiler.asked == 1
