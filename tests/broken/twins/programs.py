@@ -284,7 +284,7 @@ SPEC_NEIGHBOURS_IN_PLACE = _spec(
 SPEC_NEIGHBOURS_IN_PLACE_RIGHT = twin(SPEC_NEIGHBOURS_IN_PLACE, shifted)
 
 
-def product(x: jax.Array, y: jax.Array, *, block: int = 128, wrong: str = "") -> jax.Array:
+def staged_product(x: jax.Array, y: jax.Array, *, block: int = 128, wrong: str = "") -> jax.Array:
     """The product of x ``(64, k)`` and y ``(k, 128)`` in float32; ``block`` divides k."""
 
     def body(x_ref: Any, y_ref: Any, o_ref: Any) -> None:
@@ -305,7 +305,7 @@ def product(x: jax.Array, y: jax.Array, *, block: int = 128, wrong: str = "") ->
 
 def blocks_beyond_shared_memory(x: jax.Array, y: jax.Array, *, block: int = 128) -> jax.Array:
     """Blocks for five steps are loaded ahead: 240 KiB of shared memory, of which there are 227."""
-    return product(x, y, block=block, wrong="too far ahead")
+    return staged_product(x, y, block=block, wrong="too far ahead")
 
 
 SPEC_BLOCKS_BEYOND_SHARED_MEMORY = _spec(
@@ -319,4 +319,4 @@ SPEC_BLOCKS_BEYOND_SHARED_MEMORY = _spec(
         tuning={"block": 128},
     ),
 )
-SPEC_BLOCKS_BEYOND_SHARED_MEMORY_RIGHT = twin(SPEC_BLOCKS_BEYOND_SHARED_MEMORY, product)
+SPEC_BLOCKS_BEYOND_SHARED_MEMORY_RIGHT = twin(SPEC_BLOCKS_BEYOND_SHARED_MEMORY, staged_product)
