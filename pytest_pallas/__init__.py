@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pytest_pallas.errors import (
         BackendUnavailableError,
         BoundsError,
+        CapacityError,
         CompileError,
         CompilerFailedError,
         CostError,
@@ -80,6 +81,7 @@ _HOMES = {
     "Backend": "pytest_pallas.backends",
     "BackendUnavailableError": "pytest_pallas.errors",
     "BoundsError": "pytest_pallas.errors",
+    "CapacityError": "pytest_pallas.errors",
     "Call": "pytest_pallas.backends",
     "Check": "pytest_pallas.checks",
     "Comparison": "pytest_pallas.numerics",
@@ -153,6 +155,7 @@ __all__ = [
     "BackendUnavailableError",
     "BoundsError",
     "Call",
+    "CapacityError",
     "Check",
     "Comparison",
     "CompileError",

@@ -161,6 +161,10 @@ class BoundsError(KernelError):
         self.findings = () if finding is None else (finding,)
 
 
+class CapacityError(KernelError):
+    """A kernel needs more memory than the chip has: a launch of it fails."""
+
+
 class RaceError(KernelError):
     """Two unordered accesses of the kernel to the same memory, at least one of them a write."""
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 #: ``"bounds"``: an access or a block beyond the edges of its array. ``"input-write"``: a write to
 #: the window of an input that no output shares. ``"capacity"``: memory that the chip does not have.
+#: ``"spill"``: registers that a thread does not have, so that the compiler uses memory for them.
 #: ``"assertion"``: a ``pl.debug_check`` that does not hold. ``"race"``: two accesses to the same
 #: memory that nothing orders, of which one writes. ``"unwaited"``: a copy that nothing waits for.
 #: ``"leftover"``: what a semaphore has when it ends. ``"deadlock"``: waits that never end.
@@ -25,6 +26,7 @@ Kind = Literal[
     "bounds",
     "input-write",
     "capacity",
+    "spill",
     "assertion",
     "race",
     "unwaited",

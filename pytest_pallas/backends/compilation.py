@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_pallas.backends.protocol import Call, Kind, Outcome
+from pytest_pallas.backends.protocol import Call, Kind, Outcome, RunSettings
 from pytest_pallas.compilers import cuda, libtpu
 from pytest_pallas.devices.targets import DEFAULT_TARGETS, TARGETS, Target
 from pytest_pallas.errors import (
@@ -36,6 +36,21 @@ KEPT = 512
 _LONGEST_NAME = 80
 
 _COMPILERS: Mapping[str, Any] = {"tpu": libtpu, "gpu": cuda}
+
+
+@dataclass(frozen=True, eq=False)
+class KernelAlone:
+    """A kernel of a traced program as a function of its operands.
+
+    Attributes:
+      kernel: its equation.
+    """
+
+    kernel: Any
+
+    def __call__(self, *operands: Any) -> Any:
+        """Bind the kernel."""
+        return self.kernel.primitive.bind(*operands, **self.kernel.params)
 
 
 @dataclass(frozen=True)
@@ -84,6 +99,37 @@ class Compiler:
             if len(self._started) > KEPT:
                 self._started.popitem(last=False)
         return self._started[key]
+
+    def shared_bytes(self, kernel: Any, timeout: float) -> int | None:
+        """Bytes of shared memory that a block of a kernel of the Triton route takes.
+
+        The kernel is compiled alone, once for each chip.
+
+        Args:
+          kernel: the equation of its ``pallas_call``.
+          timeout: seconds after which the compiler is stopped.
+
+        Returns:
+          The bytes, also of a kernel that is refused because these are too many; None if the
+          compiler does not say.
+        """
+        import jax
+
+        from pytest_pallas.analysis.refusals.memory import requested_shared_bytes
+
+        call = Call(
+            function=KernelAlone(kernel),
+            args=tuple(
+                jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in kernel.invars
+            ),
+            settings=RunSettings(timeout=timeout),
+        )
+        report = self.run(call).report
+        if report is None or report.status not in ("compiled", "refused"):
+            return None
+        if report.status == "refused":
+            return requested_shared_bytes(report.text)
+        return report.kernels[0].shared_bytes if len(report.kernels) == 1 else None
 
     def _start(self, call: Call, static: Any, arrays: list[Any]) -> Callable[[], Outcome]:
         from pytest_pallas.backends.execution import readable

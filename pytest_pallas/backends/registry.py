@@ -81,7 +81,9 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def compiling(service: Callable[[], Any]) -> tuple[Family, ...]:
-    """The compiling backends.
+    """The compiling backends, and the simulated GPU that asks the compiler of GPUs.
+
+    That one takes the place of the ``gpu-sim`` of ``FAMILIES``.
 
     Args:
       service: returns the ``compilers.service.Service`` that compiles.
@@ -101,15 +103,25 @@ def compiling(service: Callable[[], Any]) -> tuple[Family, ...]:
 
         return make
 
-    return tuple(
+    compilers = {platform: maker(platform) for platform in ("tpu", "gpu")}
+
+    def simulated(target: Target | None) -> Backend:
+        from pytest_pallas.backends.simulators import gpu_sim
+
+        compiler: Any = compilers["gpu"](target)
+        return dataclasses.replace(gpu_sim(target), compiler=compiler)
+
+    families = [
         Family(
             name=f"{platform}-compile",
-            make=maker(platform),
+            make=make,
             kind="compiling",
             targets=ChipNames(platform),
         )
-        for platform in ("tpu", "gpu")
-    )
+        for platform, make in compilers.items()
+    ]
+    (own,) = (family for family in FAMILIES if family.name == "gpu-sim")
+    return (*families, dataclasses.replace(own, make=simulated))
 
 
 @dataclass(frozen=True)

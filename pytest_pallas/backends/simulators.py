@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +17,18 @@ from pytest_pallas.backends.variations import Probe
 from pytest_pallas.compat.rejection import is_rejection
 from pytest_pallas.devices.gpus import accumulations
 from pytest_pallas.devices.targets import Target
-from pytest_pallas.errors import BoundsError, DmaError, MissingRuleError, RaceError
+from pytest_pallas.errors import (
+    BoundsError,
+    CapacityError,
+    DmaError,
+    MissingRuleError,
+    RaceError,
+)
 from pytest_pallas.findings import OF_TRANSFERS, Finding
 from pytest_pallas.notes import Note
 
 if TYPE_CHECKING:
+    from pytest_pallas.backends.compilation import Compiler
     from pytest_pallas.simulator.inspection.timeline import Timeline
     from pytest_pallas.simulator.machine import Machine
 
@@ -42,6 +49,7 @@ class Simulator:
         named: then it rejects these.
       name: the family.
       platform: of the chip, ``"tpu"`` or ``"gpu"``.
+      compiler: counts the shared memory of kernels of the Triton route, where it is available.
     """
 
     target: Target | None = None
@@ -53,6 +61,7 @@ class Simulator:
     probes: tuple[Probe, ...] = ("outputs", "separate", "late", "loads")
     reorders: bool = True
     detects_races: bool = True
+    compiler: Compiler | None = field(default=None, repr=False, compare=False)
     _kept: OrderedDict[Hashable, _CachedRun] = field(
         default_factory=OrderedDict[Hashable, "_CachedRun"], repr=False, compare=False, hash=False
     )
@@ -101,7 +110,7 @@ class Simulator:
             _tell(call, found.jaxpr, found.outcome.kernels)
             if call.observer is not None:
                 call.observer.ended(call)
-            return _judged(dataclasses.replace(found.outcome, seconds=0.0), call)
+            return self._judged(dataclasses.replace(found.outcome, seconds=0.0), call)
         outcome, jaxpr = self._run(call)
         if isinstance(outcome.error, MissingRuleError) and self.otherwise is not None:
             return self._run_otherwise(call)
@@ -109,14 +118,14 @@ class Simulator:
             self._kept[key] = _CachedRun(outcome, jaxpr, _is_monitored(call))
             while len(self._kept) > _RUNS:
                 self._kept.popitem(last=False)
-        return _judged(outcome, call)
+        return self._judged(outcome, call)
 
     def run_anew(self, call: Call) -> Outcome:
         """As ``run``, without the cache, for timing."""
         outcome, _ = self._run(call)
         if isinstance(outcome.error, MissingRuleError) and self.otherwise is not None:
             return self._run_otherwise(call)
-        return _judged(outcome, call)
+        return self._judged(outcome, call)
 
     def trace(self, call: Call) -> tuple[Timeline, Exception | None]:
         """Simulate a call; returns its timeline and its error.
@@ -127,7 +136,25 @@ class Simulator:
 
         timeline = Timeline()
         outcome, _ = self._run(call, timeline)
-        return timeline, _judged(outcome, call).error
+        return timeline, self._judged(outcome, call).error
+
+    def _judged(self, outcome: Outcome, call: Call) -> Outcome:
+        """The outcome of a finished run; findings that the call checks become its error.
+
+        A GPU does not launch a kernel that needs more memory than it has, whatever the call checks.
+        """
+        found = outcome.findings
+        excesses = [each for each in found if self.platform == "gpu" and each.kind == "capacity"]
+        beyond = [each for each in found if each.kind == "bounds"]
+        races = [each for each in found if call.races and each.kind == "race"]
+        others = [each for each in found if call.dma and each.kind in OF_TRANSFERS]
+        if outcome.error is not None or not (excesses or beyond or races or others):
+            return outcome
+        if excesses:
+            return dataclasses.replace(outcome, error=CapacityError.of(*excesses))
+        kind = BoundsError if beyond else RaceError if races else DmaError
+        error = kind.of(*beyond, *races, *others)
+        return dataclasses.replace(outcome, error=error)
 
     def _run_otherwise(self, call: Call) -> Outcome:
         assert self.otherwise is not None
@@ -316,18 +343,6 @@ def _eager_run(
     )
 
 
-def _judged(outcome: Outcome, call: Call) -> Outcome:
-    """The outcome of a finished run; findings that the call checks become its error."""
-    beyond = [each for each in outcome.findings if each.kind == "bounds"]
-    races = [each for each in outcome.findings if call.races and each.kind == "race"]
-    others = [each for each in outcome.findings if call.dma and each.kind in OF_TRANSFERS]
-    if outcome.error is not None or not (beyond or races or others):
-        return outcome
-    kind = BoundsError if beyond else RaceError if races else DmaError
-    error = kind.of(*beyond, *races, *others)
-    return dataclasses.replace(outcome, error=error)
-
-
 def _is_monitored(call: Call) -> bool:
     """Whether a call enables the detection of races or leftover DMAs."""
     return call.races or call.dma
@@ -352,6 +367,7 @@ def _machine(
         monitored=_is_monitored(call),
         timeline=timeline,
         arithmetic=call.arithmetic,
+        shared_bytes=_counter(backend, call),
     )
     accumulations(machine.target, machine.arithmetic)  # which rejects what is not known
     if call.probe == "outputs":
@@ -359,6 +375,16 @@ def _machine(
     if call.probe == "loads":
         machine.inspector = LoadRecorder(loads=probe_results)
     return machine, probe_results
+
+
+def _counter(backend: Simulator, call: Call) -> Callable[[Any], int | None] | None:
+    """What counts the shared memory of a kernel; None if no compiler is there."""
+    if call.mutant is not None:
+        return lambda _: 0  # whether the kernel fits is not what mutants are about
+    compiler = backend.compiler
+    if compiler is None or compiler.available() is not None:
+        return None
+    return lambda kernel: compiler.shared_bytes(kernel, call.timeout)
 
 
 def _notes(machine: Any) -> tuple[Note, ...]:

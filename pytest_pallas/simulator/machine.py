@@ -72,6 +72,8 @@ class Machine:
       drops_indices: whether TMA copies lose the index of an axis of one tile, as on a chip.
       recording: what threads did to shared memory and semaphores.
       timeline: keeps what happened when, or None.
+      shared_bytes: gives the bytes of shared memory that a compiler counts for a block of a kernel
+        of the Triton route, by its equation, or None if it does not say; None where no compiler is.
       inspector: is called before and after each equation, or None. A timeline needs one: without,
         equations are counted a program at a time.
     """
@@ -100,6 +102,7 @@ class Machine:
     recording: Recording = field(default_factory=Recording)
     timeline: Timeline | None = None
     inspector: Inspector | None = None
+    shared_bytes: Callable[[Any], int | None] | None = None
 
     def __post_init__(self) -> None:
         """Count equation by equation where there is a timeline."""

@@ -64,6 +64,7 @@ from reference_kernels.mosaic_gpu._hopper_blocks import (
     zeros,
 )
 
+_SHARED = 227 * 1024  # bytes of shared memory that a block of the grid can have
 _WIDEST = 128  # the d for which a warpgroup has room for two products at a time
 _KEYS, _VALUES = 0, 1  # which copy a barrier is about
 
@@ -555,6 +556,19 @@ def _backward(settings: Settings, saved: Any, do: jax.Array) -> tuple[jax.Array,
 _attend.defvjp(_forward, _backward)
 
 
+def most_stages(d: int, block_kv: int, *, in_registers: bool = True) -> int:
+    """How many blocks of keys, and as many of values, shared memory has room for.
+
+    Args:
+      d: elements of a key, of 16 bits.
+      block_kv: keys of a block.
+      in_registers: as in ``hopper_flash_attention``.
+    """
+    queries = TILE * (d if in_registers else d + block_kv) * 2
+    log_sums, barriers = 1024, 8 * 4  # JAX gives an array whole kilobytes
+    return (_SHARED - queries - log_sums - barriers) // (2 * block_kv * d * 2 + barriers)
+
+
 def hopper_flash_attention(
     q: jax.Array,
     k: jax.Array,
@@ -578,8 +592,8 @@ def hopper_flash_attention(
       scale: factor of the scores, positive; ``d ** -0.5`` by default.
       block_kv: keys of a block, 64 or 128; by default 128, or 64 for a ``d`` of 256, which allows
         no more.
-      stages: blocks of keys and of values in shared memory, at least 2; by default 3, or 2 for a
-        ``d`` of 256.
+      stages: blocks of keys and of values in shared memory, at least 2 and at most
+        ``most_stages``; by default 3, or as many as fit: 2 for a ``d`` of 256.
       in_registers: let the tensor core take the weights from registers and add to the output there.
         Otherwise the weights go through shared memory, and the products are added by the threads:
         the GPU interpreter can do that, but it takes as many registers again for the output, and
@@ -614,14 +628,20 @@ def hopper_flash_attention(
         raise ValueError(f"scale must be positive, but it is {factor!r}")
     wide = d > _WIDEST
     block_kv = (64 if wide else 128) if block_kv is None else block_kv
-    stages = (2 if wide else 3) if stages is None else stages
     if wide and block_kv != 64:
         raise ValueError(f"block_kv must be 64 for a d of 256, but it is {block_kv}")
     if block_kv not in (64, 128):
         raise ValueError(f"block_kv must be 64 or 128, but it is {block_kv}")
+    most = most_stages(d, block_kv, in_registers=in_registers)
+    stages = min(3, most) if stages is None else stages
     _require.positive(stages=stages)
     if stages == 1:
         raise ValueError("stages must be at least 2: with 1, the copies wait for each other")
+    if stages > most:
+        raise ValueError(
+            f"stages must be at most {most} for a d of {d} and a block_kv of {block_kv}, because "
+            f"a block has {_SHARED:,} bytes of shared memory, but it is {stages}"
+        )
     settings = Settings(q_len, kv_len, causal, factor, block_kv, stages, in_registers)
     o = _attend(
         *(

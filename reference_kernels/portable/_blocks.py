@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -11,6 +13,36 @@ LEAST_ROWS = 16
 
 #: The least columns of a block: the lanes of a TPU.
 LEAST_COLUMNS = 128
+
+
+#: Bytes of shared memory that a block of the grid can have: on an A100, and from Hopper on.
+_AMPERE, _HOPPER = 163 * 1024, 227 * 1024
+
+
+def largest_that_fits(
+    most: int, staged: Callable[[int], int], kept: Callable[[int], int], itemsize: int
+) -> int:
+    """The largest block for which every GPU has the shared memory.
+
+    Triton copies what a product in a loop reads to shared memory ahead of it: for two steps, or for
+    three where Hopper's tensor cores read 16-bit operands from there.
+
+    Args:
+      most: the largest size to try, a power of two.
+      staged: elements that a step loads, by the size of the block.
+      kept: elements of other operands of products, likewise.
+      itemsize: bytes of an element.
+
+    Returns:
+      The size, a power of two; ``LEAST_ROWS`` if none fits.
+    """
+    size = most
+    while size > LEAST_ROWS:
+        step, rest = staged(size) * itemsize, kept(size) * itemsize
+        if 2 * step + rest <= _AMPERE and (itemsize > 2 or 3 * step + rest <= _HOPPER):
+            break
+        size //= 2
+    return size
 
 
 def power_of_two(size: int, least: int = 1) -> int:

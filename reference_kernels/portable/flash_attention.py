@@ -26,6 +26,7 @@ from jax.experimental import pallas as pl
 from reference_kernels.attention._operands import check_qkv
 from reference_kernels.portable._blocks import (
     LEAST_COLUMNS,
+    largest_that_fits,
     padded,
     power_of_two,
     product,
@@ -82,6 +83,21 @@ def _attention_kernel(
     o_ref[...] = (out / jnp.where(total == 0.0, 1.0, total)[:, None]).astype(o_ref.dtype)
 
 
+def largest_block_kv(block_q: int, d: int, d_v: int, itemsize: int) -> int:
+    """The most keys of a block, up to 128, for which every GPU has the shared memory.
+
+    Args:
+      block_q: queries of a block.
+      d: elements of a query, before padding.
+      d_v: elements of a value, likewise.
+      itemsize: bytes of an element.
+    """
+    d, d_v = power_of_two(d, LEAST_COLUMNS), power_of_two(d_v, LEAST_COLUMNS)
+    return largest_that_fits(
+        128, lambda keys: keys * (d + d_v), lambda keys: block_q * (d + keys), itemsize
+    )
+
+
 def portable_flash_attention(
     q: jax.Array,
     k: jax.Array,
@@ -90,7 +106,7 @@ def portable_flash_attention(
     causal: bool = False,
     scale: float | None = None,
     block_q: int = 64,
-    block_kv: int = 128,
+    block_kv: int | None = None,
 ) -> jax.Array:
     """Attention of one head.
 
@@ -101,7 +117,7 @@ def portable_flash_attention(
       causal: whether query ``i`` sees the keys up to ``i + kv_len - q_len`` only.
       scale: of the scores, by default ``1 / sqrt(d)``.
       block_q: queries in a block, a power of two of at least 16.
-      block_kv: keys that are multiplied at once, likewise.
+      block_kv: keys that are multiplied at once, likewise; by default ``largest_block_kv``.
 
     Returns:
       ``(q_len, d_v)``; zeros for queries that see no key.
@@ -110,6 +126,8 @@ def portable_flash_attention(
       ValueError: a wrong rank, size, dtype or block.
     """
     sizes = check_qkv(q, k, v)
+    if block_kv is None:
+        block_kv = largest_block_kv(block_q, sizes["d"], sizes["d_v"], q.dtype.itemsize)
     require_power_of_two(block_q=block_q, block_kv=block_kv)
     d, d_v = (power_of_two(sizes[name], LEAST_COLUMNS) for name in ("d", "d_v"))
     kernel = functools.partial(

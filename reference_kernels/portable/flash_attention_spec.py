@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax.numpy as jnp
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
@@ -9,11 +12,17 @@ from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
 from reference_kernels.attention._operands import reference
 from reference_kernels.portable._claims import BACKENDS
-from reference_kernels.portable.flash_attention import portable_flash_attention
+from reference_kernels.portable.flash_attention import largest_block_kv, portable_flash_attention
 
 
 def _is_not_causal(arguments: pst.Arguments) -> bool:
     return not arguments.options["causal"]
+
+
+def _blocks(drawn: Any) -> dict[str, Any]:
+    d, d_v, dtype = (drawn.recipe[name] for name in ("d", "e", "dtype"))
+    most = largest_block_kv(16, d, d_v, jnp.dtype(dtype).itemsize)
+    return {"block_q": 16, "block_kv": st.sampled_from([16, most])}
 
 
 SPEC = KernelSpec(
@@ -28,7 +37,7 @@ SPEC = KernelSpec(
             dims={"q": [1, 17, 32, 33], "k": [1, 16, 33, 129], "d": [40], "e": [24, 128]},
         ),
         options={"causal": st.booleans(), "scale": st.sampled_from([None, 0.5])},
-        tuning={"block_q": 16, "block_kv": st.sampled_from([16, 128])},
+        tuning=_blocks,
     ),
     relations=(
         Linear(2),

@@ -19,7 +19,12 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from reference_kernels import _require
-from reference_kernels.portable._blocks import padded, product, require_power_of_two
+from reference_kernels.portable._blocks import (
+    largest_that_fits,
+    padded,
+    product,
+    require_power_of_two,
+)
 
 
 def _matmul_kernel(x_ref: Any, y_ref: Any, o_ref: Any, *, block_k: int) -> None:
@@ -33,14 +38,20 @@ def _matmul_kernel(x_ref: Any, y_ref: Any, o_ref: Any, *, block_k: int) -> None:
 
 
 def portable_matmul(
-    x: jax.Array, y: jax.Array, *, block_m: int = 64, block_n: int = 128, block_k: int = 128
+    x: jax.Array,
+    y: jax.Array,
+    *,
+    block_m: int | None = None,
+    block_n: int = 128,
+    block_k: int = 128,
 ) -> jax.Array:
     """``x @ y``, summed in float32.
 
     Args:
       x: ``(m, k)``, float32, bfloat16 or float16.
       y: ``(k, n)``, of the dtype of ``x``.
-      block_m: rows of a block of the output, a power of two of at least 16.
+      block_m: rows of a block of the output, a power of two of at least 16; by default 64, or as
+        many as fit in the shared memory of a GPU: 32 of float32.
       block_n: its columns, a power of two of at least 128 for a TPU.
       block_k: how much of ``k`` is multiplied at once, as ``block_n``.
 
@@ -52,6 +63,10 @@ def portable_matmul(
     _require.same_size("k", ("x", k), ("y", inner))
     _require.same_dtype(x=x, y=y)
     _require.floating("x", x)
+    if block_m is None:
+        block_m = largest_that_fits(
+            64, lambda rows: (rows + block_n) * block_k, lambda rows: 0, x.dtype.itemsize
+        )
     require_power_of_two(block_m=block_m, block_n=block_n, block_k=block_k)
     x, y = padded(x, block_m, block_k), padded(y, block_k, block_n)
     length = x.shape[1]

@@ -148,6 +148,7 @@ def error_samples() -> dict[str, errors.PallasTestError]:
     found["RaceError"] = errors.RaceError.of(FINDINGS["race"], FINDINGS["uninitialized"])
     found["DeadlockError"] = errors.DeadlockError.of(FINDINGS["deadlock"])
     found["DmaError"] = errors.DmaError.of(*[FINDINGS["unwaited"]] * 6)
+    found["CapacityError"] = errors.CapacityError.of(FINDINGS["capacity"])
     found["BoundsError"] = errors.BoundsError.of(FINDINGS["bounds"])
     found["MismatchError"] = errors.MismatchError.explained(
         EXPLANATIONS["details and facts"], "softmax: memory on tpu-sim"

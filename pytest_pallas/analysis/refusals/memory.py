@@ -18,6 +18,23 @@ _WINDOW = re.compile(
 )
 
 
+#: What XLA says of Triton kernels, and Mosaic GPU, for lack of shared memory.
+_SHARED = re.compile(
+    r"Shared memory size limit exceeded: requested (\d+), available: (\d+)"
+    r"|smem_bytes=(\d+) > max_smem_bytes=(\d+)"
+)
+
+
+def requested_shared_bytes(text: str) -> int | None:
+    """Bytes of shared memory that a refused kernel asks for; None if a message says nothing of it.
+
+    Args:
+      text: of the GPU compiler.
+    """
+    match = _SHARED.search(text)
+    return None if match is None else int(match[1] or match[3])
+
+
 def overflow(text: str, operands: NamedOperands) -> list[str] | None:
     """What does not fit, in up to three lines; None if a message is about something else.
 
@@ -89,11 +106,7 @@ def _scoped(text: str, operands: NamedOperands) -> list[str] | None:
 
 def _shared(text: str, operands: NamedOperands) -> list[str] | None:
     """XLA for Triton kernels, and Mosaic GPU: shared memory of a block."""
-    match = re.search(
-        r"Shared memory size limit exceeded: requested (\d+), available: (\d+)"
-        r"|smem_bytes=(\d+) > max_smem_bytes=(\d+)",
-        text,
-    )
+    match = _SHARED.search(text)
     if match is None:
         return None
     used, limit = int(match[1] or match[3]), int(match[2] or match[4])

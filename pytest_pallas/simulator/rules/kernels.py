@@ -12,6 +12,7 @@ from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.gpu.portable import programs
 from pytest_pallas.simulator.gpu.portable.lowering import require_lowering
+from pytest_pallas.simulator.gpu.portable.shared_memory import shared_memory_findings
 from pytest_pallas.simulator.grids.capacity import capacity_findings
 from pytest_pallas.simulator.grids.kernels import kernel_of
 from pytest_pallas.simulator.grids.pipeline import execute
@@ -29,26 +30,27 @@ def _pallas_call(eqn: Equation) -> Evaluate:
     kernel = kernel_of(eqn)
     keys = [aval.dtype if is_key_dtype(aval.dtype) else None for aval in eqn.outs]
 
-    excesses: dict[str, tuple[Finding, ...]] = {}
+    excesses: dict[tuple[str, bool], tuple[Finding, ...]] = {}
     lowered: set[str] = set()
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
         words = [each.data if isinstance(each, KeyArray) else each for each in operands]
-        outputs: list[Any]
-        if thread.machine.platform == "gpu":
-            _require_platform(thread, written_for, "TPUs")
-            if thread.machine.target not in lowered:
-                require_lowering(kernel.equation, thread.machine.target)
-                lowered.add(thread.machine.target)
-            outputs = programs.execute(kernel, thread, words)
-        else:
-            target = thread.machine.target
-            _require_platform(thread, written_for, "Triton")
-            if target not in excesses:
-                excesses[target] = tuple(capacity_findings(kernel, target))
-            for finding in excesses[target]:
-                thread.machine.report(finding)
-            outputs = execute(kernel, thread, words)
+        machine, on_gpu = thread.machine, thread.machine.platform == "gpu"
+        _require_platform(thread, written_for, "TPUs" if on_gpu else "Triton")
+        if on_gpu and machine.target not in lowered:
+            require_lowering(kernel.equation, machine.target)
+            lowered.add(machine.target)
+        key = (machine.target, machine.shared_bytes is None)
+        if key not in excesses:
+            found = (
+                shared_memory_findings(kernel, machine.target, machine.shared_bytes)
+                if on_gpu
+                else capacity_findings(kernel, machine.target)
+            )
+            excesses[key] = tuple(found)
+        for finding in excesses[key]:
+            machine.report(finding)
+        outputs: list[Any] = (programs.execute if on_gpu else execute)(kernel, thread, words)
         outputs = [
             each if dtype is None else KeyArray(each, dtype)
             for each, dtype in zip(outputs, keys, strict=True)

@@ -288,3 +288,41 @@ SPEC_NEIGHBOURS_IN_PLACE = _spec(
     ),
 )
 SPEC_NEIGHBOURS_IN_PLACE_RIGHT = twin(SPEC_NEIGHBOURS_IN_PLACE, shifted)
+
+
+def staged_product(x: jax.Array, y: jax.Array, *, block: int = 128, wrong: str = "") -> jax.Array:
+    """The product of x ``(64, k)`` and y ``(k, 128)`` in float32; ``block`` divides k."""
+
+    def body(x_ref: Any, y_ref: Any, o_ref: Any) -> None:
+        def step(i: Any, total: jax.Array) -> jax.Array:
+            here = pl.ds(i * block, block)
+            part = jnp.dot(x_ref[:, here], y_ref[here, :], preferred_element_type=jnp.float32)
+            return total + part
+
+        steps = x_ref.shape[1] // block
+        o_ref[...] = jax.lax.fori_loop(0, steps, step, jnp.zeros(o_ref.shape, jnp.float32))
+
+    return pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct((x.shape[0], y.shape[1]), jnp.float32),
+        compiler_params=plgpu.CompilerParams(num_stages=5 if wrong == "too far ahead" else 3),
+    )(x, y)
+
+
+def blocks_beyond_shared_memory(x: jax.Array, y: jax.Array, *, block: int = 128) -> jax.Array:
+    """Blocks for five steps are loaded ahead: 240 KiB of shared memory, of which there are 227."""
+    return staged_product(x, y, block=block, wrong="too far ahead")
+
+
+SPEC_BLOCKS_BEYOND_SHARED_MEMORY = _spec(
+    name="blocks_beyond_shared_memory",
+    kernel=blocks_beyond_shared_memory,
+    reference=lambda x, y: jnp.dot(x, y, preferred_element_type=jnp.float32),
+    inputs=pst.arguments(
+        pst.arrays(
+            "m k, k n", dtype="bfloat16", dims={"m": [64], "k": [128, 256, 640], "n": [128]}
+        ),
+        tuning={"block": 128},
+    ),
+)
+SPEC_BLOCKS_BEYOND_SHARED_MEMORY_RIGHT = twin(SPEC_BLOCKS_BEYOND_SHARED_MEMORY, staged_product)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from lowered_shared_memory import counted
 from operands import f32, refuses
 from simulating import simulating
 
+from pytest_pallas.devices.gpus import GPUS
 from reference_kernels.attention.grouped_query import reference
 from reference_kernels.mosaic_gpu import hopper_flash_attention as attend
 from reference_kernels.mosaic_gpu._hopper_blocks import TILE, Settings
+from reference_kernels.mosaic_gpu.hopper_flash_attention import _call, most_stages
 
 HOPPER = ("h100",)  # an h200 runs the same code
 
@@ -64,6 +68,11 @@ def test_options() -> None:
     refuses(lambda: attend(wide, wide, wide, block_kv=128), "block_kv must be 64 for a d of 256")
     refuses(lambda: attend(x, x, x, stages=0), "stages must be a positive integer")
     refuses(lambda: attend(x, x, x, stages=1), "stages must be at least 2")
+    refuses(
+        lambda: attend(wide, wide, wide, stages=3),
+        "stages must be at most 2 for a d of 256 and a block_kv of 64",
+        "232,448 bytes",
+    )
 
 
 @pytest.mark.parametrize("lengths", [(1, 1), (130, 257), (300, 64), (256, 256), (128, 129)])
@@ -121,3 +130,21 @@ def test_nothing_spills_and_products_run_beside_each_other(
         for cost in report.kernels:
             # A warning is how ptxas says that it serialises wgmma.
             assert (cost.spill_store_bytes, cost.spill_load_bytes, cost.warnings) == (0, 0, ())
+
+
+@pytest.mark.parametrize("in_registers", [True, False])
+@pytest.mark.parametrize(("d", "block_kv"), [(64, 64), (64, 128), (128, 64), (128, 128), (256, 64)])
+def test_shared_memory_has_room_for_the_most_stages_and_no_more(
+    d: int, block_kv: int, in_registers: bool
+) -> None:
+    def takes(stages: int) -> int | None:
+        settings = Settings(TILE, TILE, False, 1.0, block_kv, stages, in_registers)
+        call = functools.partial(_call, settings=settings, save=False)
+        x = jax.ShapeDtypeStruct((1, TILE, d), jnp.bfloat16)
+        return counted(jax.make_jaxpr(call)(x, x, x))[0]
+
+    most = most_stages(d, block_kv, in_registers=in_registers)
+    first, second = takes(most), takes(most + 1)
+    assert first is not None
+    assert second is not None
+    assert first <= GPUS["h100"].shared_per_block < second

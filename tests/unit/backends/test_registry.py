@@ -7,7 +7,7 @@ import pytest
 
 from pytest_pallas import backends
 from pytest_pallas.backends import REPLACED, Family, label, parse, select, targets_of, with_target
-from pytest_pallas.backends.registry import FAMILIES
+from pytest_pallas.backends.registry import FAMILIES, compiling
 from pytest_pallas.errors import BackendUnavailableError, OptionError
 
 KNOWN = {family.name: family for family in FAMILIES}
@@ -191,3 +191,12 @@ def test_a_simulator_replaces_interpreters_of_its_platform():
             platform = KNOWN[name].make(None).platform
             assert KNOWN[name].kind == "interpreting"
             assert platform in ("any", KNOWN[simulator].make(None).platform)
+
+
+def test_the_simulated_gpu_asks_the_compiler_of_the_same_chip():
+    families = {family.name: family for family in (*FAMILIES, *compiling(lambda: None))}
+    for word in ("gpu-sim", "gpu-sim:b200"):
+        simulator = parse(word, families)[0]
+        assert simulator.compiler.chip == simulator.chip
+        assert simulator.compiler.name == "gpu-compile"
+    assert parse("tpu-sim", families)[0].compiler is None

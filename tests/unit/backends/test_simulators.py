@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import sample_kernels as kernels
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plmgpu
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as plgpu
 from unknown_primitive import unknown
@@ -21,6 +22,7 @@ from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.backends.variations import Fill, Schedule
 from pytest_pallas.errors import (
     BoundsError,
+    CapacityError,
     DmaError,
     MissingRuleError,
     NoPallasCallError,
@@ -576,3 +578,41 @@ def test_it_can_be_timed():
         pytest.raises(NoPallasCallError),
     ):
         run()
+
+
+class TestMemoryOfAGpu:
+    """A launch that asks for more than there is fails on a GPU, so it does here."""
+
+    def with_scratch(self, kib):
+        def body(o_ref, scratch):
+            del scratch
+            o_ref[...] = jnp.zeros((128,), jnp.float32)
+
+        scratch = plmgpu.SMEM((kib, 256), jnp.float32)
+        out = jax.ShapeDtypeStruct((128,), jnp.float32)
+        return Call(function=plmgpu.kernel(body, out_type=out, scratch_types=[scratch]))
+
+    def test_too_much_is_an_error_whatever_is_checked(self):
+        gpu = backend("gpu-sim:h200")
+        assert gpu.run(self.with_scratch(227)).error is None
+        for _ in range(2):  # the second one is kept from the first
+            error = gpu.run(self.with_scratch(228)).error
+            assert isinstance(error, CapacityError)
+            assert "233,472 bytes of shared memory, and a block of h200 can have 232,448" in str(
+                error
+            )
+            assert [finding.kind for finding in error.findings] == ["capacity"]
+
+    def test_registers_that_are_spilled_are_no_error(self):
+        def body(o_ref, _):
+            def scope(acc):
+                o_ref[...] = acc[...].astype(jnp.float32)
+
+            pl.run_scoped(scope, plmgpu.ACC((64, 512), jnp.float32))
+
+        x = plmgpu.SMEM((8, 128), jnp.float32)
+        out = jax.ShapeDtypeStruct((64, 512), jnp.float32)
+        call = Call(function=plmgpu.kernel(body, out_type=out, scratch_types=[x]))
+        outcome = backend("gpu-sim:h100").run(call)
+        assert outcome.error is None
+        assert {finding.kind for finding in outcome.findings} == {"spill"}

@@ -3,51 +3,67 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pytest_pallas.compat.avals import barrier_facts
+from pytest_pallas.compat.resources import requested_shared_bytes
 from pytest_pallas.devices.capacities import itemsize
 from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.findings import Finding
-from pytest_pallas.simulator.concurrency.launches import equations, most_at_a_time
+from pytest_pallas.simulator.concurrency.launches import most_at_a_time
 from pytest_pallas.simulator.gpu.launches.scopes import aligned, is_shared_array
 from pytest_pallas.simulator.gpu.layouts import made_by
 
-#: Bytes of a barrier.
-_BARRIER = 8
+_ESTIMATED = " by an estimate, as no compiler for GPUs has counted it"
 
 
-def smem_findings(jaxpr: Any, params: Any, target: str, name: str, line: str) -> Iterator[Finding]:
-    """What a block needs beyond the shared memory of a chip.
-
-    Counted as JAX's lowering does (``_estimate_resources`` in ``mosaic_gpu/lowering.py``): what
-    scopes around each other make, with the memory that reductions between warps are given.
+def smem_findings(
+    jaxpr: Any, mesh: Any, params: Any, target: str, name: str, line: str
+) -> Iterator[Finding]:
+    """What a block of a Mosaic GPU kernel needs beyond the shared memory of a chip.
 
     Args:
       jaxpr: body of the kernel.
+      mesh: of its blocks, JAX's.
       params: compiler parameters, or None.
       target: name of the chip.
       name: of the kernel.
       line: of its call.
     """
-    chip = GPUS.get(target)
-    if chip is None:
+    needed = requested_shared_bytes(jaxpr, mesh, params)
+    if needed is None or target not in GPUS or needed <= GPUS[target].shared_per_block:
         return
-    scratch = getattr(params, "reduction_scratch_bytes", 128 * 4 * 4)
-    parts = most_at_a_time(jaxpr, lambda eqn: _taken(eqn, scratch))
-    needed = sum(size for _, size in parts)
-    barriers = _BARRIER * _barriers(jaxpr)
-    if needed + barriers <= chip.shared_per_block:
-        return
+    yield shared_memory_excess(needed, target, most_at_a_time(jaxpr, _taken), name, line)
+
+
+def shared_memory_excess(
+    needed: int,
+    target: str,
+    parts: Sequence[tuple[str, int]],
+    name: str,
+    line: str,
+    *,
+    estimated: bool = False,
+) -> Finding:
+    """The finding that a block needs more shared memory than a chip has.
+
+    Args:
+      needed: bytes.
+      target: name of the chip.
+      parts: names and bytes of what takes them.
+      name: of the kernel.
+      line: of its call.
+      estimated: whether the number is an estimate.
+    """
     largest = sorted(parts, key=lambda part: -part[1])[:3]
     shown = ", ".join(f"{what} {size / 1024:.1f} KiB" for what, size in largest)
-    yield Finding(
+    counted = _ESTIMATED if estimated else ""
+    return Finding(
         kind="capacity",
         message=(
-            f"a block takes {(needed + barriers) / 1024:.1f} KiB of shared memory, and {target} "
-            f"gives it {chip.shared_per_block / 1024:.0f} KiB: {shown}. Choose smaller blocks, or "
-            "fewer stages."
+            f"a block takes {needed:,} bytes of shared memory{counted}, and a block of {target} "
+            f"can have {GPUS[target].shared_per_block:,}: {shown}. Choose smaller blocks, or fewer "
+            "stages."
         ),
         kernel=name,
         line=line,
@@ -55,25 +71,10 @@ def smem_findings(jaxpr: Any, params: Any, target: str, name: str, line: str) ->
     )
 
 
-def _taken(eqn: Any, scratch: int) -> list[tuple[str, int]]:
+def _taken(eqn: Any) -> list[tuple[str, int]]:
     """What an equation takes of the shared memory of a block: names and bytes."""
-    if eqn.primitive.name.removeprefix("mosaic_gpu_") in _REDUCING:
-        return [("reductions", scratch)]
     made = [(name, aval) for name, aval in made_by(eqn) if is_shared_array(aval)]
     return [(name or "scoped memory", aligned(_size(aval))) for name, aval in made]
-
-
-_REDUCING = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod"})
-
-
-def _barriers(jaxpr: Any) -> int:
-    """How many barriers a block has."""
-    avals = [aval for eqn in equations(jaxpr) for _, aval in made_by(eqn)]
-    return sum(
-        math.prod(aval.shape)
-        for aval in avals
-        if barrier_facts(getattr(aval, "dtype", None)) is not None
-    )
 
 
 def _size(aval: Any) -> int:

@@ -74,8 +74,9 @@ def bind(eqn: Equation) -> Evaluate:
             )
         target = thread.machine.target
         if target not in excesses:
+            body, mesh = eqn.params["jaxprs"][0], eqn.params["meshes"][0]
             at = (kernel.params, target, kernel.name, kernel.line)
-            excesses[target] = tuple(smem_findings(eqn.params["jaxprs"][0], *at))
+            excesses[target] = tuple(smem_findings(body, mesh, *at))
         for finding in excesses[target]:
             thread.machine.report(finding)
         outputs = _execute(kernel, thread, operands, in_memory, lambda: tiles_for(thread))

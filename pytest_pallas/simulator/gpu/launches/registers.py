@@ -46,7 +46,7 @@ def hold_accumulator(thread: GpuThread, aval: Any, name: str, line: str) -> None
     if thread.accumulators > there:
         thread.machine.report(
             Finding(
-                kind="capacity",
+                kind="spill",
                 message=(
                     f"the accumulators of a warpgroup take {thread.accumulators} registers of each "
                     f"thread, and it has {there} ({why}): the compiler moves them to memory and "

@@ -241,8 +241,10 @@ def test_shared_memory_that_a_chip_does_not_have():
     found = simulate(kernel(body, large, large), X, target="h100")
     (finding,) = found.findings
     assert finding.kind == "capacity"
-    assert "256.0 KiB of shared memory" in finding.message
-    assert "227 KiB" in finding.message
+    assert finding.message == (
+        "a block takes 262,144 bytes of shared memory, and a block of h100 can have 232,448: "
+        "first 128.0 KiB, second 128.0 KiB. Choose smaller blocks, or fewer stages."
+    )
 
 
 @pytest.mark.parametrize("commit", [True, False])

@@ -36,8 +36,8 @@ def with_accumulators(*shapes: tuple[int, int], limit: int = 0, **mesh: Any) -> 
 
 def messages(function: Any) -> list[str]:
     found = simulate(function, target="h100").findings
-    assert {each.kind for each in found} <= {"capacity", "race"}  # all warpgroups write the output
-    return [each.message for each in found if each.kind == "capacity"]
+    assert {each.kind for each in found} <= {"spill", "race"}  # all warpgroups write the output
+    return [each.message for each in found if each.kind == "spill"]
 
 
 THREE = {"num_threads": 3, "thread_name": "w"}
