@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 
-from pytest_pallas.simulator.arithmetic.dtypes import SMALL, converter, is_complex
+from pytest_pallas.simulator.arithmetic.dtypes import (
+    SMALL,
+    compute_dtype,
+    converter,
+    is_complex,
+    is_float,
+)
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rules.elements.elementwise import direct, elementwise
 from pytest_pallas.simulator.values import KeyArray, is_key_dtype
+
+if TYPE_CHECKING:
+    from pytest_pallas.simulator.thread import Thread
 
 _SIGNED = {size: np.dtype(f"int{8 * size}") for size in (1, 2, 4, 8)}
 
@@ -99,6 +109,29 @@ def _select_keys(which: Any, *cases: KeyArray) -> KeyArray:
     return KeyArray(_select_of_many(which, *data), cases[0].dtype)
 
 
-@rule("convert_element_type")
+#: The largest numbers of the formats to which a GPU's ``cvt.satfinite`` converts.
+_LARGEST = {
+    np.dtype(dtype): float(ml_dtypes.finfo(dtype).max)
+    for dtype in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
+}
+
+
+@rule("convert_element_type", threaded=True)
 def _convert_element_type(eqn: Equation) -> Evaluate:
-    return converter(eqn.ins[0].dtype, eqn.out.dtype)
+    """As JAX converts; but kernels of GPUs saturate float8, where JAX has NaN or infinity.
+
+    Mosaic GPU asks for ``cvt.satfinite`` (``fragmented_array.py``), and so does Triton: an H200
+    gave 448 and 57344 for all larger numbers on both routes.
+    """
+    source, target = eqn.ins[0].dtype, eqn.out.dtype
+    convert = converter(source, target)
+    largest = _LARGEST.get(target)
+    if largest is None or not is_float(source) or source == target:
+        return lambda thread, array: convert(array)
+
+    def evaluate(thread: Thread, array: Any) -> Any:
+        if thread.kernels and thread.machine.platform == "gpu":
+            array = np.clip(array.astype(compute_dtype(source)), -largest, largest).astype(source)
+        return convert(array)
+
+    return evaluate
