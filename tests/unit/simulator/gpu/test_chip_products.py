@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import chip_record
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
+from chip_record import dot, wgmma
 
 from pytest_pallas.accumulation import ACCUMULATIONS, Accumulation
 from pytest_pallas.errors import OptionError
@@ -21,9 +22,8 @@ from pytest_pallas.simulator.arithmetic.accumulation import fused_product
 from pytest_pallas.simulator.gpu.tensor_cores.products import rounded_to_tf32, tensor_product
 from pytest_pallas.simulator.machine import Machine
 
-#: What an H200 computed (2026-11-26, JAX 0.11.2, driver 580): ``wgmma.DTYPE.KIND.x|y|o`` with
-#: o = x y^T, ``tdot.DTYPE.PRECISION.x|y|o`` with o = x y; operands of 16 and 8 bits as integers.
-RECORD = Path(__file__).with_name("h200_products.npz")
+#: What an H200 computed (JAX 0.11.2, driver 580); ``scripts/chip_record.py`` says what is in it.
+RECORD = chip_record.load(Path(__file__).with_name("h200.npz"))
 
 _E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 _E5M2 = np.dtype(ml_dtypes.float8_e5m2)
@@ -31,16 +31,10 @@ _HOPPER = ACCUMULATIONS[9]
 _KNOWN = list(dict.fromkeys([*_HOPPER.values(), *ACCUMULATIONS[8].values()]))
 
 
-def _recorded() -> list[str]:
-    with np.load(RECORD) as record:
-        return sorted(key.removesuffix(".o") for key in record.files if key.endswith(".o"))
-
-
 @pytest.fixture(scope="module")
-def record() -> dict[str, np.ndarray[Any, Any]]:
+def record() -> Mapping[str, np.ndarray[Any, Any]]:
     """The arrays of the record."""
-    with np.load(RECORD) as arrays:
-        return dict(arrays)
+    return RECORD.arrays
 
 
 def bits(array: Any) -> Any:
@@ -48,65 +42,18 @@ def bits(array: Any) -> Any:
     return np.asarray(array, np.float32).view(np.uint32)
 
 
-def wgmma(a: Any, b: Any, times: int = 1) -> Any:
-    """``a @ b.T`` by ``wgmma`` from shared memory, in one block of 64 rows; ``times`` of it."""
-
-    def body(a_gmem: Any, b_gmem: Any, o_gmem: Any, a_smem: Any, b_smem: Any, loaded: Any) -> None:
-        plgpu.copy_gmem_to_smem(a_gmem, a_smem, loaded)
-        plgpu.copy_gmem_to_smem(b_gmem, b_smem, loaded)
-        plgpu.barrier_wait(loaded)
-
-        def multiply(acc: Any) -> Any:
-            for _ in range(times):
-                plgpu.wgmma(acc, a_smem, b_smem.T)
-            return acc[...]
-
-        o_gmem[...] = pl.run_scoped(multiply, plgpu.ACC((64, b.shape[0])))
-
-    columns = 128 // a.dtype.itemsize
-    transforms = (plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(128))
-    return plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((64, b.shape[0]), jnp.float32),
-        scratch_types=[
-            plgpu.SMEM(a.shape, a.dtype, transforms=transforms),
-            plgpu.SMEM(b.shape, b.dtype, transforms=transforms),
-            plgpu.Barrier(num_arrivals=2),
-        ],
-    )(a, b)
-
-
-def dot(precision: Any = None, out: Any = jnp.float32) -> Any:
-    """A kernel for Triton, of one program."""
-
-    def body(x: Any, y: Any, o: Any) -> None:
-        product = jnp.dot(x[...], y[...], precision=precision, preferred_element_type=out)
-        o[...] = product.astype(o.dtype)
-
-    def multiply(x: Any, y: Any) -> Any:
-        shape = jax.ShapeDtypeStruct((x.shape[0], y.shape[1]), out)
-        return pl.pallas_call(body, out_shape=shape)(x, y)
-
-    return multiply
-
-
-@pytest.mark.parametrize("name", _recorded())
+@pytest.mark.parametrize("name", RECORD.calls)
 @pytest.mark.parametrize("target", ["h200", "h100"])
-def test_every_bit_of_the_record(name: str, target: str, record: Any) -> None:
+def test_every_bit_of_the_record(name: str, target: str) -> None:
     """4,096 sums each, by the kernel that the chip ran; ``"chip"`` is the default."""
-    route, dtype, how = name.split(".")
-    x, y = (record[f"{name}.{side}"] for side in "xy")
-    if dtype != "float32":
-        x, y = x.view(jnp.dtype(dtype)), y.view(jnp.dtype(dtype))
-    kernel = wgmma if route == "wgmma" else dot(None if how == "None" else how)
-    found = simulate(kernel, x, y, target=target).values
-    assert (bits(found) == bits(record[f"{name}.o"])).all()
+    assert chip_record.different(RECORD, name, target) == 0
 
 
 def test_the_record_is_whole() -> None:
-    """20 products of 64 x 64."""
-    assert len(_recorded()) == 20
-    assert RECORD.stat().st_size < 1_000_000
+    """20 products of 64 x 64, and two conversions of every finite bfloat16."""
+    assert len([name for name in RECORD.calls if not name.startswith("to.")]) == 20
+    assert len(RECORD.calls) == 22
+    assert Path(__file__).with_name("h200.npz").stat().st_size < 1_000_000
 
 
 @pytest.mark.parametrize("name", ["wgmma.bfloat16.normal", "tdot.float16.None"])
