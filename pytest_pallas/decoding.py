@@ -23,6 +23,7 @@ import typing
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAliasType, Union
 
 #: Limit on the bytes of a JSON text.
@@ -104,6 +105,9 @@ class Checked:
 
 #: A text of several lines.
 Text = Annotated[str, Lines()]
+
+#: A text that is computed with, and not shown.
+Exact = Annotated[str, AsWritten()]
 
 #: A number of things, or a size.
 Count = Annotated[int, Between(0, 2**53)]
@@ -196,6 +200,76 @@ def jsonable(value: Any) -> Any:
     raise DataError(f"is a {type(value).__qualname__}, which is no plain value")
 
 
+def tagged(value: Any, types: Mapping[str, type] = MappingProxyType({}), other: Any = None) -> Any:
+    """A value without a schema as plain JSON values; what JSON lacks is an object with one name.
+
+    Args:
+      value: numbers, texts, bytes, collections, and dataclasses of ``types``.
+      types: dataclasses by name.
+      other: gives a plain value for anything else; None to refuse it.
+
+    Raises:
+      DataError: a part of it is something else.
+    """
+    again = functools.partial(tagged, types=types, other=other)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, bytes):
+        return {"bytes": base64.b64encode(value).decode()}
+    if types.get(type(value).__name__) is type(value):
+        own = [[each.name, again(getattr(value, each.name))] for each in dataclasses.fields(value)]
+        return {"message": type(value).__name__, "fields": own}
+    if isinstance(value, Mapping):
+        return {"table": [[again(key), again(each)] for key, each in value.items()]}
+    for name, kind in _COLLECTIONS.items():
+        if isinstance(value, kind):
+            return {name: [again(each) for each in value]}
+    if isinstance(value, list):
+        return [again(each) for each in value]
+    if hasattr(value, "dtype") and getattr(value, "shape", None) == ():
+        return again(value.item())  # a scalar of numpy
+    if other is not None:
+        return other(value)
+    raise DataError(f"is a {type(value).__qualname__}, which is no plain value")
+
+
+def untagged(plain: Any, types: Mapping[str, type] = MappingProxyType({}), depth: int = 0) -> Any:
+    """The value from ``tagged``, with its dataclasses checked.
+
+    Raises:
+      DataError: it is none.
+    """
+    if depth > 4 * MOST_DEPTH:
+        raise DataError(f"is nested more than {4 * MOST_DEPTH} levels deep")
+
+    def again(each: Any) -> Any:
+        return untagged(each, types, depth + 1)
+
+    if isinstance(plain, list):
+        return list(map(again, plain))
+    if not isinstance(plain, dict):
+        return plain
+    try:
+        match plain:
+            case {"bytes": text}:
+                return decode(bytes, text)
+            case {"table": list(pairs)}:
+                return {again(key): again(value) for key, value in pairs}
+            case {"message": name, "fields": list(pairs)} if name in types:
+                return decode(types[name], {key: again(value) for key, value in pairs})
+            case _:
+                ((name, values),) = plain.items()
+                return _COLLECTIONS[name](map(again, values))
+    except DataError:
+        raise
+    except (TypeError, ValueError, LookupError):
+        names = ", ".join(map(str, plain))
+        raise DataError(f"has no object with {shown(names)[:60]}") from None
+
+
+_COLLECTIONS: Mapping[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+
+
 # What a terminal obeys, or shows otherwise than it is: control characters, separators of lines,
 # marks of the direction of text; and halves of characters, which cannot be written.
 _CONTROL = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
@@ -262,10 +336,8 @@ def _reader(schema: Any, marks: tuple[Any, ...] = ()) -> _Reader:
         return _literal(arguments)
     if schema in _SCALARS:
         return functools.partial(_SCALARS[schema], marks)
-    if dataclasses.is_dataclass(schema):
-        return _fields(schema, schema, _required(schema))
-    if typing.is_typeddict(schema):
-        return _fields(schema, dict, schema.__required_keys__)
+    if dataclasses.is_dataclass(schema) or typing.is_typeddict(schema):
+        return _fields(schema)
     if isinstance(schema, type) and issubclass(schema, tuple) and hasattr(schema, "_fields"):
         return _named_tuple(schema)
     origin = origin or schema
@@ -277,7 +349,7 @@ def _reader(schema: Any, marks: tuple[Any, ...] = ()) -> _Reader:
         key, value = arguments or (str, Any)
         return _table(_reader(key, marks), _reader(value, marks), most)
     if isinstance(origin, type) and issubclass(origin, Sequence | frozenset | set):
-        made: Any = origin if origin in (tuple, frozenset, set) else list
+        made: Any = {Sequence: None}.get(origin, origin)
         return _list(_reader(arguments[0] if arguments else Any, marks), made, most)
     raise TypeError(f"{schema} is no schema")
 
@@ -420,23 +492,25 @@ def _literal(values: tuple[Any, ...]) -> _Reader:
     return read
 
 
-def _required(schema: Any) -> frozenset[str]:
-    missing = dataclasses.MISSING
-    return frozenset(
-        each.name
-        for each in dataclasses.fields(schema)
-        if each.init and each.default is missing and each.default_factory is missing
-    )
-
-
-def _fields(schema: Any, make: Callable[..., Any], required: frozenset[str]) -> _Reader:
+def _fields(schema: Any) -> _Reader:
+    """Reads a dataclass, or a ``TypedDict`` as a dict."""
     hints = typing.get_type_hints(schema, include_extras=True)
-    if dataclasses.is_dataclass(schema):
-        hints = {each.name: hints[each.name] for each in dataclasses.fields(schema) if each.init}
+    is_class = dataclasses.is_dataclass(schema)
+    make: Callable[..., Any] = schema if is_class else dict
+    if is_class:
+        fields = [each for each in dataclasses.fields(schema) if each.init]
+        hints = {each.name: hints[each.name] for each in fields}
+        missing = dataclasses.MISSING
+        required = [e.name for e in fields if e.default is missing is e.default_factory]
+    else:
+        # ``__required_keys__`` does not know the fields of a module with postponed annotations
+        origins = {name: typing.get_origin(hint) for name, hint in hints.items()}
+        wanted = (typing.Required,) if not schema.__total__ else (typing.NotRequired,)
+        required = [n for n, each in origins.items() if (each in wanted) != schema.__total__]
     readers: dict[str, _Reader] = {}
 
     def read(plain: Any) -> Any:
-        if dataclasses.is_dataclass(schema) and isinstance(plain, schema):  # pyright: ignore[reportArgumentType]
+        if is_class and isinstance(plain, schema):
             return plain
         if not isinstance(plain, Mapping):
             raise _wrong("an object", plain)
@@ -493,13 +567,15 @@ def _row(readers: Sequence[_Reader]) -> _Reader:
     return read
 
 
-def _list(reader: _Reader, make: Callable[[list[Any]], Any], most: int) -> _Reader:
+def _list(reader: _Reader, make: Callable[[list[Any]], Any] | None, most: int) -> _Reader:
     def read(plain: Any) -> Any:
         if not isinstance(plain, list | tuple):
             raise _wrong("a list", plain)
         if len(plain) > most:
             raise _wrong(f"a list of at most {most:,}", plain)
         found = _each([reader] * len(plain), plain)
+        if make is None:  # any sequence
+            return found if isinstance(plain, list) else tuple(found)
         return found if make is list else make(found)
 
     return read

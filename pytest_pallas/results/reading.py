@@ -105,8 +105,8 @@ def _content(path: Path) -> bytes:
 
 def _document(name: str, content: bytes) -> RunResults:
     plain = _checked_schema(name, parse(_text(content)))
-    tests: Any = decode(tuple[FinishedTest | _NotRun, ...], plain.get("tests", []))
-    records: Any = decode(tuple[Record, ...], _field(plain, "records"))
+    tests: Any = _field(plain, "tests", tuple[FinishedTest | _NotRun, ...], [])
+    records: Any = _field(plain, "records", tuple[Record, ...])
     return RunResults(
         **_about(name, plain),
         records=records,
@@ -140,7 +140,7 @@ def _journal(name: str, content: bytes) -> RunResults:
     return RunResults(
         **_about(name, head),
         records=[record for line in ended.values() for record in line["records"]],
-        collected=decode(tuple[str, ...], _field(head, "collected")),
+        collected=_field(head, "collected", tuple[str, ...]),
         tests=[line["ended"] for line in ended.values()],
         parts=parts,
         running=list(started),
@@ -162,10 +162,13 @@ def _text(content: bytes) -> str:
     return content.decode("utf-8", errors="replace")
 
 
-def _field(plain: Mapping[str, Any], name: str) -> Any:
-    if name not in plain:
+def _field(plain: Mapping[str, Any], name: str, schema: Any, otherwise: Any = None) -> Any:
+    if name not in plain and otherwise is None:
         raise DataError(f"lacks the field {name!r}")
-    return plain[name]
+    try:
+        return decode(schema, plain.get(name, otherwise))
+    except DataError as error:
+        raise error.inside(f".{name}") from None
 
 
 def _about(name: str, plain: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,7 +177,7 @@ def _about(name: str, plain: Mapping[str, Any]) -> dict[str, Any]:
     about: _About = decode(_About, {each: plain[each] for each in names if each in plain})
     shard = about.options.get("shard") or []
     if shard:
-        decode(tuple[_ShardNumber, _ShardNumber], shard)
+        _field(about.options, "shard", tuple[_ShardNumber, _ShardNumber])
     return {"path": name, **vars(about)}
 
 
@@ -186,7 +189,7 @@ def _checked_schema(name: str, plain: Any) -> Mapping[str, Any]:
       DataError: it is none.
     """
     decode(Mapping[str, Any], {} if isinstance(plain, dict) else plain)
-    schema = decode(int, _field(plain, "schema"))
+    schema: int = _field(plain, "schema", int)
     if schema <= SCHEMA:
         return plain
     environment = plain.get("environment", {})

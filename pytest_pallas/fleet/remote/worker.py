@@ -54,7 +54,7 @@ _MOST_BYTES = 256 * 2**20
 
 def greet(setup: str) -> str:
     """Answer whether this worker can take part in a run: an encoded ``Answer``."""
-    run: RunSetup = decoded(setup)
+    run = decoded(RunSetup, setup)
     with _leased(run) as child:
         return encoded(_answer(run, child))
 
@@ -75,8 +75,7 @@ def work(setup: str, task: str) -> str:
     """
     from distributed import get_client
 
-    run: RunSetup = decoded(setup)
-    todo: Task = decoded(task)
+    run, todo = decoded(RunSetup, setup), decoded(Task, task)
     before = _claim(todo.key)
     if before:
         return encoded(Answer(worker=name(), before=before))
