@@ -23,7 +23,6 @@ from pytest_pallas.isolation.crash_reports import longest
 from pytest_pallas.isolation.messages import StepNote, WorkerReply, encoded
 from pytest_pallas.isolation.worker import Host
 from pytest_pallas.options.values import Options
-from pytest_pallas.record import plain_not_applicable
 from pytest_pallas.session import current
 
 #: Seconds after which JAX counts a silent process as dead.
@@ -97,7 +96,7 @@ class GangHost(Host):
                 for report in self._collector.reports
             ],
             backends=[label(backend) for backend in state.selection.backends],
-            not_applicable=[plain_not_applicable(each) for each in state.not_applicable.values()],
+            not_applicable=list(state.not_applicable.values()),
             shard=(state.shard_line, state.empty_shard),
             timeout=max((_options_of(item).timeout for item in items), default=0.0),
         )

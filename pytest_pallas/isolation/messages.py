@@ -1,4 +1,8 @@
-"""Messages to and from a worker."""
+"""Messages to and from a worker: a process that this one starts, on this machine.
+
+They are pickles, over pipes between the two. Nothing of a file or of another machine is in them but
+as bytes or text: what comes from those is read by ``decoding``.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,8 @@ import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from pytest_pallas.decoding import Count, DataError, Text, decode, parse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +98,8 @@ class WorkerReply:
     warnings: Sequence[Mapping[str, Any]] = ()
     hazards: Sequence[str] | None = None
     stained: bool = False
-    lost_places: Mapping[str, str] = field(default_factory=dict[str, str])
-    exit: tuple[str, int | None] | None = None
+    lost_places: Mapping[str, Text] = field(default_factory=dict[str, str])
+    exit: tuple[Text, int | None] | None = None
     killed: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
@@ -115,8 +121,8 @@ class StepNote:
     kernel: str = ""
     check: str = ""
     backend: str = ""
-    examples: int = 0
-    drawn: Sequence[tuple[str, str]] = ()
+    examples: Count = 0
+    drawn: Sequence[tuple[str, Text]] = ()
     running: Sequence[str] = ()
 
     def encode(self) -> bytes:
@@ -125,8 +131,11 @@ class StepNote:
 
     @classmethod
     def decode(cls, body: bytes) -> StepNote | None:
-        """The note; None if there is none."""
-        return cls(**json.loads(body)) if body else None
+        """The note; None if there is none, or half of one."""
+        try:
+            return decode(cls, parse(body)) if body else None
+        except DataError:
+            return None
 
 
 def encoded(message: WorkerRequest | WorkerReply | Opening) -> bytes:

@@ -20,7 +20,6 @@ from pytest_pallas.fleet.messages import TestResult as Result
 from pytest_pallas.fleet.project import Difference
 from pytest_pallas.isolation.messages import Part
 
-
 #: A report of pytest as plain values.
 REPORT = {
     "$report_type": "TestReport", "nodeid": "a", "location": ("a.py", 3, "a"), "keywords": {},
