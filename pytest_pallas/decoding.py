@@ -40,10 +40,16 @@ MOST_INTEGER = 2**256
 class DataError(ValueError):
     """Data is not what it must be. The message says where in it, and what must be there."""
 
-    def __init__(self, problem: str, place: str = "") -> None:
-        """With a problem, such as ``"must be a list, not 3"``, at a place, such as ``".a[0]"``."""
+    def __init__(self, problem: str, place: str = "", *, other: bool = False) -> None:
+        """Make the error.
+
+        Args:
+          problem: such as ``"must be a list, not 3"``.
+          place: such as ``".a[0]"``.
+          other: whether it is of another kind altogether, such as a number in place of a list.
+        """
         super().__init__(f"{place.removeprefix('.')} {problem}" if place else problem)
-        self.problem, self.place = problem, place
+        self.problem, self.place, self.other = problem, place, other
 
     def inside(self, place: str) -> DataError:
         """The same error in what is at a place of something else."""
@@ -195,8 +201,9 @@ def jsonable(value: Any) -> Any:
         return {key: jsonable(each) for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [jsonable(each) for each in value]
+    scalar: Any = value
     if hasattr(value, "dtype") and getattr(value, "shape", None) == ():
-        return jsonable(value.item())  # a scalar of numpy
+        return jsonable(scalar.item())  # of numpy
     raise DataError(f"is a {type(value).__qualname__}, which is no plain value")
 
 
@@ -349,7 +356,8 @@ def _reader(schema: Any, marks: tuple[Any, ...] = ()) -> _Reader:
         key, value = arguments or (str, Any)
         return _table(_reader(key, marks), _reader(value, marks), most)
     if isinstance(origin, type) and issubclass(origin, Sequence | frozenset | set):
-        made: Any = {Sequence: None}.get(origin, origin)
+        kind: Any = origin
+        made: Any = None if kind is Sequence else kind
         return _list(_reader(arguments[0] if arguments else Any, marks), made, most)
     raise TypeError(f"{schema} is no schema")
 
@@ -359,7 +367,7 @@ def _wrong(what: str, plain: Any) -> DataError:
     if isinstance(plain, list | tuple | dict):
         noun = "an object" if isinstance(plain, dict) else "a list"
         text = f"{noun} of {len(plain):,}"
-    return DataError(f"must be {what}, not {text}")
+    return DataError(f"must be {what}, not {text}", other=True)
 
 
 def _any(marks: tuple[Any, ...], plain: Any, depth: int = 0) -> Any:
@@ -374,16 +382,13 @@ def _any(marks: tuple[Any, ...], plain: Any, depth: int = 0) -> Any:
         return _integer((), plain)
     if isinstance(plain, float):
         return plain
-    if isinstance(plain, list):
-        return [_any(marks, each, depth + 1) for each in plain]
-    if isinstance(plain, tuple):
-        return tuple(_any(marks, each, depth + 1) for each in plain)
+    if isinstance(plain, list | tuple | set | frozenset):
+        return type(plain)(_any(marks, each, depth + 1) for each in plain)
     if isinstance(plain, dict):
+        keys = [k if not isinstance(k, str) or AsWritten() in marks else shown(k) for k in plain]
         return {
-            shown(key) if isinstance(key, str) else _any(marks, key, MOST_DEPTH): _any(
-                marks, each, depth + 1
-            )
-            for key, each in plain.items()
+            _any(marks, key, MOST_DEPTH): _any(marks, each, depth + 1)
+            for key, each in zip(keys, plain.values(), strict=True)
         }
     raise _wrong("a plain value", plain)
 
@@ -461,11 +466,9 @@ def _union(readers: Sequence[_Reader], schema: Any) -> _Reader:
                 return each(plain)
             except DataError as error:
                 # of what comes furthest, the reader knows best
-                if problem is None or len(error.place) > len(problem.place):
+                if not error.other and (problem is None or len(error.place) > len(problem.place)):
                     problem = error
-        if problem is None or not problem.place:
-            raise _wrong(_words(schema), plain)
-        raise problem
+        raise problem or _wrong(_words(schema), plain)
 
     return read
 
@@ -496,7 +499,7 @@ def _fields(schema: Any) -> _Reader:
     """Reads a dataclass, or a ``TypedDict`` as a dict."""
     hints = typing.get_type_hints(schema, include_extras=True)
     is_class = dataclasses.is_dataclass(schema)
-    make: Callable[..., Any] = schema if is_class else dict
+    make: Any = schema if is_class else dict
     if is_class:
         fields = [each for each in dataclasses.fields(schema) if each.init]
         hints = {each.name: hints[each.name] for each in fields}

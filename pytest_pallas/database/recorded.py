@@ -4,19 +4,8 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Literal
 
 from hypothesis.database import ExampleDatabase
-
-from pytest_pallas.decoding import Matching
-
-_Base64 = Annotated[
-    str,
-    Matching("(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?", "bytes in base64"),
-]
-
-#: A change of a database: what, the key and the value.
-type Change = tuple[Literal["save", "delete"], _Base64, _Base64]
 
 
 class Recorded(ExampleDatabase):

@@ -13,9 +13,9 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pytest_pallas.database.recorded import Change
 from pytest_pallas.decoding import (
     Accepts,
     AsWritten,
@@ -28,8 +28,8 @@ from pytest_pallas.decoding import (
 )
 from pytest_pallas.decoding import untagged as _untagged
 from pytest_pallas.fleet.project import Difference, Project, ProjectFile
-from pytest_pallas.isolation.messages import Part
-from pytest_pallas.report.collect import PlainReport
+from pytest_pallas.isolation.messages import Change, Part
+from pytest_pallas.report import PlainReport
 
 #: The name of a file in a folder of goldens; see ``goldens.store``.
 GOLDEN = Matching(
@@ -226,18 +226,25 @@ def decoded[T](kind: type[T], text: str) -> T:
     return from_plain(kind, parse(text))
 
 
-def from_plain[T](kind: type[T], value: Any) -> T:
+def from_plain[T](
+    kind: type[T], value: Any, more: Mapping[str, type[Any]] = MappingProxyType({})
+) -> T:
     """The message of a kind from ``to_plain``.
 
     Raises:
       DataError: it is none.
     """
-    return decode(kind, _untagged(value, _TYPES))
+    return decode(kind, _untagged(value, {**_TYPES, **more}))
 
 
-def to_plain(value: Any) -> Any:
-    """A message, or a value in one, as JSON values; other objects become their repr."""
-    return tagged(value, _TYPES, repr)
+def to_plain(value: Any, more: Mapping[str, type[Any]] = MappingProxyType({})) -> Any:
+    """A message, or a value in one, as JSON values; other objects become their repr.
+
+    Args:
+      value: the message.
+      more: dataclasses that may be in it, by name, besides those of this module.
+    """
+    return tagged(value, {**_TYPES, **more}, repr)
 
 
 def plain_warning(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Messages to and from the processes of a gang, and between its hosts.
 
-Those between hosts are JSON, read by their types. Those between a host and the processes that it
-starts on its machine are pickles, over pipes.
+Those between hosts, and those to a process, are JSON, read by their types. What a process replies
+to the host that has started it is a pickle, which comes over a pipe of the two.
 """
 
 from __future__ import annotations
@@ -13,10 +13,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_pallas.compat.distributed import Place
-from pytest_pallas.decoding import DataError, Exact, Seconds, Text, decode, parse, tagged, untagged
+from pytest_pallas.decoding import (
+    DataError,
+    Exact,
+    Seconds,
+    Text,
+    decode,
+    parse,
+    tagged,
+    untagged,
+)
 from pytest_pallas.isolation.messages import Opening, WorkerReply
 from pytest_pallas.record import NotApplicable
-from pytest_pallas.report.collect import PlainReport, checked_report
+from pytest_pallas.report import PlainReport, checked_report
 from pytest_pallas.results.model import Location
 from pytest_pallas.workers import JobResult
 
@@ -75,9 +84,9 @@ class RunTest:
       raised: the kernels that raised in earlier tests, as in ``PytestSession``.
     """
 
-    nodeid: str
+    nodeid: Exact
     key: str
-    raised: Mapping[str, tuple[str, str, bool]]
+    raised: Mapping[Exact, tuple[Exact, Exact, bool]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,11 +181,28 @@ def _checked(message: Any) -> Any:
     return message
 
 
-def packed(message: Any) -> bytes:
-    """A message as bytes, for a process of the same user."""
-    return pickle.dumps(message)
+_REQUESTS = {each.__name__: each for each in (Start, RunTest, Place, Opening)}
+
+
+def request_to_json(message: Start | RunTest) -> bytes:
+    """A message to a process."""
+    return json.dumps(tagged(message, _REQUESTS)).encode()
+
+
+def request_from_json(body: bytes) -> Start | RunTest:
+    """The message from ``request_to_json``.
+
+    Raises:
+      DataError: it is none.
+    """
+    return decode(Start | RunTest, untagged(parse(body), _REQUESTS))
+
+
+def packed(reply: Collected | tuple[str, WorkerReply | None]) -> bytes:
+    """The reply of a process as bytes."""
+    return pickle.dumps(reply)
 
 
 def unpacked(body: bytes) -> Any:
-    """The message."""
+    """The reply, of a process that this one has started."""
     return pickle.loads(body)

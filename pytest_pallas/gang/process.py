@@ -18,9 +18,16 @@ from pytest_pallas.compat.distributed import join
 from pytest_pallas.devices.processes import agree, begin_scope, end_scope
 from pytest_pallas.errors import GangError, OptionError, PallasTestError, PeerError
 from pytest_pallas.gang.given import FailedExampleError, OutOfStepError, settle_given
-from pytest_pallas.gang.messages import BECAUSE, Collected, RunTest, Start, packed, unpacked
+from pytest_pallas.gang.messages import (
+    BECAUSE,
+    Collected,
+    RunTest,
+    Start,
+    packed,
+    request_from_json,
+)
 from pytest_pallas.isolation.crash_reports import longest
-from pytest_pallas.isolation.messages import StepNote, WorkerReply, encoded
+from pytest_pallas.isolation.messages import StepNote, WorkerReply, decoded, encoded
 from pytest_pallas.isolation.worker import Host
 from pytest_pallas.options.values import Options
 from pytest_pallas.session import current
@@ -40,7 +47,7 @@ _hosts: list[GangHost] = []
 
 def serve(payload: bytes, say: Callable[[bytes], None]) -> bytes:
     """Answer one message: ``Start`` with ``Collected``, ``RunTest`` with ``absent`` and a reply."""
-    message = unpacked(payload)
+    message = request_from_json(payload)
     if isinstance(message, Start):
         return packed(_started(message, say))
     return packed(_hosts[0].run_together(message))
@@ -142,7 +149,7 @@ class GangHost(Host):
         else:
             end_scope(outcome)
         # What cannot be pickled becomes text here, and not in the message around it.
-        return "", unpacked(encoded(reply))
+        return "", decoded(encoded(reply))
 
 
 def _options_of(item: pytest.Item) -> Options:

@@ -23,7 +23,7 @@ from pytest_pallas.gang.messages import (
     StartFailure,
     TestEnd,
     from_json,
-    packed,
+    request_to_json,
     to_json,
     unpacked,
 )
@@ -183,7 +183,7 @@ class Gang:
             seconds=self.settings.join_seconds,
         )
 
-    def _submit(self, number: int, message: Any, timeout: float) -> Future[JobResult]:
+    def _submit(self, number: int, message: Start | RunTest, timeout: float) -> Future[JobResult]:
         assert self._pool is not None
         environment = self.layout.environments[number - self.layout.first]
         setup = WorkerSetup(
@@ -194,7 +194,7 @@ class Gang:
             memory_bytes=self.settings.memory_bytes,
             talks=True,
         )
-        return self._pool.submit(setup, packed(message), timeout=timeout)
+        return self._pool.submit(setup, request_to_json(message), timeout=timeout)
 
     def _started(self, number: int, result: JobResult, late: bool) -> Collected | StartFailure:
         """What a process has collected, or why it cannot be used."""

@@ -80,10 +80,6 @@ def checked_report(plain: Any) -> dict[str, Any]:
     return report
 
 
-#: A serialized report of pytest, in a message.
-PlainReport = Annotated[Any, Accepts(checked_report)]
-
-
 def add_properties(item: pytest.Item, report: pytest.TestReport, records: list[Record]) -> None:
     """Add the properties of a test's records, which JUnit XML writes as ``<property>``.
 

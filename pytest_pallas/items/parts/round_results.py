@@ -14,7 +14,6 @@ from pytest_pallas.checks import Check
 from pytest_pallas.checks.inputs import Inputs
 from pytest_pallas.compilers.report import CompileReport
 from pytest_pallas.compilers.report import to_json as plain_report
-from pytest_pallas.database.recorded import Change
 from pytest_pallas.decoding import (
     Checked,
     Count,
@@ -27,6 +26,7 @@ from pytest_pallas.decoding import (
     untagged,
 )
 from pytest_pallas.errors import SpecError
+from pytest_pallas.isolation.messages import Change
 from pytest_pallas.items.time_budget import EXHAUSTED
 from pytest_pallas.notes import PlainNote
 from pytest_pallas.result_builder import ExamplePoint, ResultBuilder
