@@ -99,22 +99,26 @@ class _Handler(SimpleXMLRPCRequestHandler):
 
     timeout = _ANSWER
     rpc_paths = ("/RPC2",)
-    server: _Server
+
+    @property
+    def _served(self) -> _Server:
+        server: Any = self.server
+        return server
 
     def do_GET(self) -> None:  # noqa: N802 - of http.server
         """Admit a host."""
-        status, text = self.server.admit(self.path, self.client_address[0])
+        status, text = self._served.admit(self.path, self.client_address[0])
         body = text.encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802
         """Serve a request with the secret, of limited size."""
         given = self.headers.get("Authorization", "").encode("utf-8", "replace")
         length = self.headers.get("Content-Length", "")
-        right = hmac.compare_digest(given, self.server.secret.encode())
+        right = hmac.compare_digest(given, self._served.secret.encode())
         if not right or not (length.isascii() and length.isdecimal() and int(length) <= _MOST):
             self.close_connection = True
             self.send_error(403)
@@ -274,6 +278,7 @@ class RemoteStore:
             transport=_Transport(headers=[("Authorization", secret)]),
             allow_none=True,
         )
+        self.live()  # from now on, host 0 knows that this one is there
 
     def _joined(self) -> tuple[str, str]:
         """The secret, or "" and why there is none."""
