@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import ml_dtypes
 import numpy as np
 
-from pytest_pallas.decoding import AsWritten, DataError, decode, parse
+from pytest_pallas.decoding import AsWritten, DataError, decode, parse, shown
 from pytest_pallas.errors import GoldenError, OptionError
 
 type Array = np.ndarray[Any, Any]
@@ -56,7 +56,8 @@ def load(content: bytes, kinds: Mapping[str, tuple[str, tuple[int, ...]]]) -> di
     try:
         stored = {name: bytes(each["data"]) for name, each in module.deserialize(content)}
     except module.SafetensorError as error:
-        raise GoldenError(f"this is no safetensors file, or a part of one: {error}") from None
+        problem = shown(str(error))[:200]
+        raise GoldenError(f"this is no safetensors file, or a part of one: {problem}") from None
     found: dict[str, Array] = {}
     for name, (dtype, shape) in kinds.items():
         if name not in stored:
@@ -104,7 +105,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
                 return found
     except (TypeError, ValueError):
         pass
-    raise GoldenError(f"there is no dtype {name!r}")
+    raise GoldenError(f"there is no dtype {shown(repr(name)[:60])}")
 
 
 def _named(array: Array) -> Array:

@@ -61,7 +61,7 @@ def read(plain: Any, arrays: Sequence[Array]) -> Any:
         return _value(plain, arrays)
     except GoldenError:
         raise
-    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
         raise GoldenError(f"a call that cannot be read: {shown(str(error))[:200]}") from None
 
 
@@ -121,7 +121,7 @@ def _value(plain: Any, arrays: Sequence[Array]) -> Any:
             return plain
         raise GoldenError(f"a call holds {type(plain).__name__}, which is never written")
     kind = next(iter(plain), "nothing")
-    content = plain.get(kind)
+    content: Any = plain.get(kind)
     match kind:
         case "float":
             return float(content)
@@ -143,4 +143,5 @@ def _value(plain: Any, arrays: Sequence[Array]) -> Any:
             words = shown(str(content))[:200]
             raise GoldenError(f"{words} is known by its name only, and must be drawn again")
         case _:
-            raise GoldenError(f"a call holds {kind!r}, which this version does not know")
+            words = shown(repr(kind)[:60])
+            raise GoldenError(f"a call holds {words}, which this version does not know")

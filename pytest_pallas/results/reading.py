@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
-from pytest_pallas.decoding import MOST_BYTES, Between, DataError, decode, parse, shown
+from pytest_pallas.decoding import MOST_BYTES, Accepts, Between, DataError, decode, parse, shown
 from pytest_pallas.errors import OptionError
 from pytest_pallas.record import SCHEMA, NotApplicable, Record
 from pytest_pallas.results.journal import partial_path
@@ -22,6 +22,9 @@ _MOST_SHARDS = 10**6
 
 _ShardNumber = Annotated[int, Between(1, _MOST_SHARDS)]
 
+#: What the value of an option is made of.
+_Scalar = str | bool | int | float | None
+
 #: Plain messages of the workers of a fleet, which reads them.
 _Results = tuple[Mapping[str, Any], ...]
 
@@ -31,7 +34,7 @@ class _About:
     """What file and journal have in common."""
 
     environment: Mapping[str, str]
-    options: Mapping[str, Any]
+    options: Mapping[str, _Scalar | list[_Scalar]]
     suite: Mapping[str, str] = field(default_factory=dict[str, str])
     files: Mapping[str, str] = field(default_factory=dict[str, str])
     not_applicable: tuple[NotApplicable, ...] = ()
@@ -44,6 +47,20 @@ class _NotRun:
     test: str
     outcome: Literal["not run"]
     parts: _Results = ()
+
+
+def _of_not_run(plain: Any) -> Any:
+    """What counts of a test that has not ended, whatever else is said of it."""
+    return (
+        {name: plain[name] for name in _NOT_RUN if name in plain}
+        if isinstance(plain, dict)
+        else plain
+    )
+
+
+_NOT_RUN = tuple(each.name for each in dataclasses.fields(_NotRun))
+
+_Test = FinishedTest | Annotated[_NotRun, Accepts(_of_not_run)]
 
 
 class _Ended(TypedDict):
@@ -105,7 +122,7 @@ def _content(path: Path) -> bytes:
 
 def _document(name: str, content: bytes) -> RunResults:
     plain = _checked_schema(name, parse(_text(content)))
-    tests: Any = _field(plain, "tests", tuple[FinishedTest | _NotRun, ...], [])
+    tests: Any = _field(plain, "tests", tuple[_Test, ...], [])
     records: Any = _field(plain, "records", tuple[Record, ...])
     return RunResults(
         **_about(name, plain),
@@ -175,9 +192,8 @@ def _about(name: str, plain: Mapping[str, Any]) -> dict[str, Any]:
     """What file and journal have in common."""
     names = [each.name for each in dataclasses.fields(_About)]
     about: _About = decode(_About, {each: plain[each] for each in names if each in plain})
-    shard = about.options.get("shard") or []
-    if shard:
-        _field(about.options, "shard", tuple[_ShardNumber, _ShardNumber])
+    _field(about.options, "backends", list[str], [])
+    _field(about.options, "shard", tuple[_ShardNumber, _ShardNumber] | tuple[()], [])
     return {"path": name, **vars(about)}
 
 

@@ -64,7 +64,7 @@ def finished(reports: Sequence[pytest.TestReport]) -> FinishedTest:
         test=last.nodeid,
         outcome=outcome,
         seconds=round(sum(each.duration for each in reports), 4),
-        location=tuple(failed[0].location if failed else last.location),
+        location=failed[0].location if failed else last.location,
         reason=reason,
         place=place,
         failures=tuple(
