@@ -70,9 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
             settle_trace(state)
         if state.goldens is not None:
             state.goldens.ready()
-        if state.replayed is not None and not state.options.suite:
-            suite = state.replayed.example.suite
-            state.options = dataclasses.replace(state.options, suite=suite)
+        state.replayed  # noqa: B018 - read now: a damaged file must stop pytest before it collects
         state.costs  # noqa: B018 - read now: a missing file must stop pytest before it collects
         if state.options.dump is not None:
             folder = config.invocation_params.dir / state.options.dump

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NotRequired, TypedDict
+
+from pytest_pallas.decoding import Count
 
 #: Roles of an aspect in a call: ``"dtype"`` and ``"values"`` of its arrays, ``"dim"``: a size,
 #: ``"option"`` and ``"tuning"``: keyword arguments.
@@ -43,6 +45,24 @@ def from_json(data: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[str]]) -
 
 #: Words by aspect.
 type Words = dict[Aspect, tuple[str, ...]]
+
+
+class PlainWords(TypedDict):
+    """Words of an aspect, as ``to_json`` gives them."""
+
+    role: str
+    name: str
+    words: list[str]
+
+
+class PlainInputs(TypedDict):
+    """Coverage of inputs, as ``checks.inputs.to_json`` gives it; schema 1 has fewer fields."""
+
+    shapes: list[str]
+    tried: list[PlainWords] | dict[str, list[str]]
+    never: list[PlainWords] | dict[str, list[str]]
+    signatures: NotRequired[Count]
+    dtypes: NotRequired[list[str]]
 
 
 def _of_text(text: str) -> Aspect:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pytest_pallas.decoding import Text, decode
+
 
 @dataclass(frozen=True)
 class Fact:
@@ -17,7 +19,7 @@ class Fact:
     """
 
     name: str
-    text: str
+    text: Text
 
     def __str__(self) -> str:
         """The lines of a message, aligned below the first."""
@@ -35,8 +37,8 @@ class Explanation:
       facts: facts in order; a name may repeat.
     """
 
-    summary: str
-    details: tuple[str, ...] = ()
+    summary: Text
+    details: tuple[Text, ...] = ()
     facts: tuple[Fact, ...] = ()
 
     def __str__(self) -> str:
@@ -79,5 +81,4 @@ def to_json(explanation: Explanation) -> dict[str, Any]:
 
 def from_json(data: Mapping[str, Any]) -> Explanation:
     """The explanation from ``to_json``."""
-    facts = tuple(Fact(fact["name"], fact["text"]) for fact in data["facts"])
-    return Explanation(data["summary"], tuple(data["details"]), facts)
+    return decode(Explanation, data)

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pytest_pallas.decoding import Text, decode
+
 #: ``"bounds"``: an access or a block beyond the edges of its array. ``"input-write"``: a write to
 #: the window of an input that no output shares. ``"capacity"``: memory that the chip does not have.
 #: ``"spill"``: registers that a thread does not have, so that the compiler uses memory for them.
@@ -199,7 +201,7 @@ class Finding:
     """
 
     kind: Kind
-    message: str
+    message: Text
     kernel: str = ""
     program: tuple[int, ...] = ()
     line: str = ""
@@ -278,28 +280,4 @@ def to_json(finding: Finding) -> dict[str, Any]:
 
 def from_json(data: Mapping[str, Any]) -> Finding:
     """The finding that ``to_json`` was given, from what JSON made of it."""
-    accesses = [_values(each, index=_pairs(each["index"])) for each in data["accesses"]]
-    waits = [
-        _values(each, signals=tuple(Signal(**_values(signal)) for signal in each["signals"]))
-        for each in data["waits"]
-    ]
-    return Finding(
-        **_values(
-            data,
-            accesses=tuple(Access(**each) for each in accesses),
-            waits=tuple(Wait(**each) for each in waits),
-            owners=tuple(Owner(**each) for each in data["owners"]),
-        )
-    )
-
-
-def _pairs(pairs: Any) -> tuple[tuple[int, int], ...]:
-    return tuple((start, stop) for start, stop in pairs)
-
-
-def _values(data: Mapping[str, Any], **made: Any) -> dict[str, Any]:
-    """The fields of a dataclass, of which some are made already."""
-    values = {name: tuple(v) if isinstance(v, list) else v for name, v in data.items()}
-    if "owner" in data:
-        values["owner"] = Owner(**data["owner"])
-    return {**values, **made}
+    return decode(Finding, data)

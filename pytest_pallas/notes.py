@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
+
+from pytest_pallas.decoding import Accepts, Text
 
 #: ``"reference"``: the evaluation of the kernel's reference. ``"run"``: the run of the kernel, such
 #: as its backend or omitted parts. ``"result"``: the output. ``"tolerance"``: the limit that an
 #: output passed by. ``"mutants"``: marks and checks in a mutation run. ``""``: a note of a
 #: project's check or backend, or of an older record.
 Kind = Literal["reference", "run", "result", "tolerance", "mutants", ""]
+
+
+def _known(kind: Any) -> Any:
+    return "" if isinstance(kind, str) and kind not in get_args(Kind) else kind
 
 
 @dataclass(frozen=True)
@@ -22,8 +28,8 @@ class Note:
       kind: its subject; see ``Kind``.
     """
 
-    text: str
-    kind: Kind = ""
+    text: Text
+    kind: Annotated[Kind, Accepts(_known)] = ""
 
     def __str__(self) -> str:
         """The sentence."""
@@ -40,12 +46,10 @@ def to_json(note: Note) -> dict[str, str]:
     return {"kind": note.kind, "text": note.text}
 
 
-def from_json(data: Mapping[str, Any] | str) -> Note:
-    """The note from ``to_json``; records of schema 1 have plain strings."""
-    if isinstance(data, str):
-        return Note(data)
-    kind: Any = data["kind"]
-    return Note(data["text"], kind if kind in get_args(Kind) else "")
+#: A note as ``to_json`` gives it; records of schema 1 have plain strings.
+PlainNote = Annotated[
+    Note, Accepts(lambda plain: {"text": plain} if isinstance(plain, str) else plain)
+]
 
 
 def of_kind(notes: Iterable[Note], kind: Kind) -> list[Note]:

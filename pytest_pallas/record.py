@@ -3,19 +3,145 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from pytest_pallas import notes
-from pytest_pallas.notes import Note
+from pytest_pallas.aspects import PlainInputs
+from pytest_pallas.decoding import (
+    Checked,
+    Count,
+    Matching,
+    Seconds,
+    Shape,
+    Text,
+    decode,
+    jsonable,
+)
+from pytest_pallas.explanations import Explanation
+from pytest_pallas.findings import Finding
+from pytest_pallas.notes import PlainNote
 
 #: Version of the JSON form; see "Results" in docs/reference.md. ``from_json`` reads version 1, too.
 SCHEMA = 2
 
 #: The values of a record's ``outcome``.
 OUTCOMES = ("passed", "failed", "skipped", "xfailed", "xpassed")
+
+_WORDS = f"one of {', '.join(OUTCOMES)}"
+_Outcome = Annotated[str, Matching("|".join(OUTCOMES), _WORDS)]
+_OutcomeOrNone = Annotated[str, Matching("|".join(("", *OUTCOMES)), f"empty or {_WORDS}")]
+
+#: The sizes of a mesh, by axis.
+type Mesh = Mapping[str, Count]
+
+# What is plain in a record, and checked when it is read.
+_PlainExplanation = Annotated[Mapping[str, Any], Checked(lambda: Explanation)]
+_ExplanationOrNone = Annotated[Mapping[str, Any], Checked(lambda: Explanation | _Empty)]
+_PlainFinding = Annotated[Mapping[str, Any], Checked(lambda: Finding)]
+_PlainVerdict = Annotated[Mapping[str, Any], Checked(lambda: MutantVerdict)]
+_PlainInputs = Annotated[Mapping[str, Any], Checked(lambda: PlainInputs | _Empty)]
+_PlainPictures = Annotated[Mapping[str, Any], Checked(lambda: _Pictures)]
+_PlainCompiled = Annotated[
+    Mapping[str, Any], Checked(lambda: _compiler().CompileReport, lambda r: _compiler().to_json(r))
+]
+
+
+def _compiler() -> Any:
+    """The module of compilers' reports, which imports JAX."""
+    from pytest_pallas.compilers import report
+
+    return report
+
+
+class _Empty(TypedDict):
+    """An object without fields."""
+
+
+class _Other(TypedDict):
+    """Another failure of the same check."""
+
+    message: Text
+    explanation: NotRequired[_PlainExplanation]
+    findings: NotRequired[tuple[_PlainFinding, ...]]
+
+
+class _Wrong(TypedDict):
+    block: list[int]
+    programs: list[list[int]]
+    wrong: Count
+
+
+class _Programs(TypedDict):
+    kernel: str
+    source: str
+    grid: Shape
+    block: Shape
+    wrong: list[_Wrong]
+    count: Count
+
+
+class _Errors(TypedDict):
+    output: str
+    dtype: str
+    shape: Shape
+    cell: tuple[Count, Count]
+    rows: list[Annotated[str, Matching("[.!a-zA-Z]+", "letters of errors")]]
+    unit: str
+    measured: bool
+    wrong: Count
+    worst: list[int]
+
+
+class _Histogram(TypedDict):
+    kernel: list[Count]
+    baseline: list[Count]
+
+
+class _Example(TypedDict):
+    dims: dict[str, int]
+    error: float
+    baseline: float
+    failed: bool
+
+
+class _Argument(TypedDict):
+    where: str
+    role: str
+    words: str
+    shape: Shape
+    rows: list[Annotated[str, Matching("[01a-z]+", "letters of masks or ids")]]
+
+
+class _GridFinding(TypedDict):
+    kind: str
+    severity: str
+    message: Text
+
+
+class _Grid(TypedDict):
+    kernel: str
+    source: str
+    operand: str
+    output: bool
+    shape: Shape
+    grid: Shape
+    programs: list[tuple[list[int], list[int], list[int]]]
+    count: Count
+    findings: list[_GridFinding]
+    shown: list[list[int]]
+
+
+class _Pictures(TypedDict, total=False):
+    """The pictures of a failure, as ``report.pictures`` makes them."""
+
+    errors: _Errors
+    histogram: _Histogram
+    programs: _Programs
+    examples: list[_Example]
+    arguments: list[_Argument]
+    grids: list[_Grid]
+    unavailable: Text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +157,9 @@ class Host:
         right; empty for a failure of its own.
     """
 
-    process: int
+    process: Count
     name: str
-    outcome: str = ""
+    outcome: _OutcomeOrNone = ""
     because_of: tuple[int, ...] = ()
 
 
@@ -57,8 +183,8 @@ class NotApplicable:
     family: str
     check: str
     backend: str
-    mesh: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
-    requirement: str
+    mesh: Mesh = dataclasses.field(default_factory=dict[str, int])
+    requirement: Text
     found: str = "collection"
 
 
@@ -116,36 +242,82 @@ class Record:
     kernel: str
     check: str
     backend: str
-    outcome: str
+    outcome: _Outcome
     family: str = ""
-    mesh: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
-    reason: str = ""
-    requirement: str = ""
+    mesh: Mesh = dataclasses.field(default_factory=dict[str, int])
+    reason: Text = ""
+    requirement: Text = ""
     stopped_by: str = ""
-    message: str = ""
-    explanation: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
-    findings: tuple[Mapping[str, Any], ...] = ()
-    others: tuple[Mapping[str, Any], ...] = ()
-    examples: int = 0
+    message: Text = ""
+    explanation: _ExplanationOrNone = dataclasses.field(default_factory=dict[str, Any])
+    findings: tuple[_PlainFinding, ...] = ()
+    others: tuple[_Other, ...] = ()
+    examples: Count = 0
     error: float | None = None
     baseline: float | None = None
     multiple: float | None = None
-    seconds: float = 0.0
-    kernel_seconds: float = 0.0
+    seconds: Seconds = 0.0
+    kernel_seconds: Seconds = 0.0
     seed: int = 0
-    replay: str = ""
+    replay: Text = ""
     script: str = ""
     example: str = ""
-    compiled: tuple[Mapping[str, Any], ...] = ()
-    notes: tuple[Note, ...] = ()
-    unverified: tuple[str, ...] = ()
-    inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    compiled: tuple[_PlainCompiled, ...] = ()
+    notes: tuple[PlainNote, ...] = ()
+    unverified: tuple[Text, ...] = ()
+    inputs: _PlainInputs = dataclasses.field(default_factory=dict[str, Any])
     signatures: tuple[str, ...] = ()
-    goldens: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
+    goldens: Mapping[str, Count] = dataclasses.field(default_factory=dict[str, int])
     used_goldens: tuple[str, ...] = ()
-    pictures: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
-    mutants: tuple[Mapping[str, Any], ...] = ()
+    pictures: _PlainPictures = dataclasses.field(default_factory=dict[str, Any])
+    mutants: tuple[_PlainVerdict, ...] = ()
     hosts: tuple[Host, ...] = ()
+
+
+#: What became of a mutant. ``killed``: a check failed. ``survived``: none did. ``equivalent``: it
+#: is the same program, or the spec marks it and no check failed. ``untried``: time was over, or it
+#: could not be made.
+VerdictStatus = Literal["killed", "survived", "equivalent", "untried"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MutantVerdict:
+    """The verdict on a mutant.
+
+    Attributes:
+      key: identifies the mutant.
+      operator, change, kernel, part: as in ``mutation.Mutant``.
+      where: ``file:line`` of the mutated code.
+      called_from: ``file:line`` of its callers, the innermost first, in short.
+      source: the line of code.
+      callers: the lines of code of its callers.
+      status: see ``VerdictStatus``.
+      by: the check that killed it, or the test, spec or run.
+      on: the backend of that check, with the sizes of its mesh.
+      how: the kind of failure, such as ``"MismatchError"``.
+      examples: number of examples that ran on it.
+      seconds: the time of these examples.
+      reason: why it is equivalent or did not run.
+      marked: whether the spec marks it as equivalent.
+    """
+
+    key: str
+    operator: str
+    change: Text
+    kernel: str
+    part: str
+    where: str
+    source: str
+    status: VerdictStatus
+    called_from: tuple[str, ...] = ()
+    callers: tuple[str, ...] = ()
+    by: str = ""
+    on: str = ""
+    how: str = ""
+    examples: Count = 0
+    seconds: Seconds = 0.0
+    reason: Text = ""
+    marked: bool = False
 
 
 def not_applicable_of(record: Record) -> NotApplicable | None:
@@ -166,56 +338,18 @@ def not_applicable_of(record: Record) -> NotApplicable | None:
 
 def plain_not_applicable(entry: NotApplicable) -> dict[str, Any]:
     """An entry as plain JSON values."""
-    return {**vars(entry), "mesh": dict(entry.mesh)}
+    return jsonable(entry)
 
 
 def to_json(record: Record) -> dict[str, Any]:
     """A record as plain JSON values; infinite and undefined numbers become strings."""
-    plain = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
-    plain["mesh"] = dict(record.mesh)
-    plain["explanation"] = dict(record.explanation)
-    plain["findings"] = [dict(finding) for finding in record.findings]
-    plain["others"] = [dict(each) for each in record.others]
-    plain["notes"] = [notes.to_json(note) for note in record.notes]
-    plain["unverified"] = list(record.unverified)
-    plain["inputs"] = dict(record.inputs)
-    plain["signatures"] = list(record.signatures)
-    plain["goldens"] = dict(record.goldens)
-    plain["used_goldens"] = list(record.used_goldens)
-    plain["pictures"] = dict(record.pictures)
-    plain["compiled"] = [dict(report) for report in record.compiled]
-    plain["mutants"] = [dict(verdict) for verdict in record.mutants]
-    plain["hosts"] = [{**vars(host), "because_of": list(host.because_of)} for host in record.hosts]
-    return {name: _finite(value) for name, value in plain.items()}
+    return jsonable(record)
 
 
 def from_json(plain: Mapping[str, Any]) -> Record:
-    """The record from ``to_json``."""
-    fields = dict(plain)
-    fields["findings"] = tuple(fields.get("findings", ()))
-    fields["others"] = tuple(fields.get("others", ()))
-    fields["notes"] = tuple(map(notes.from_json, fields.get("notes", ())))
-    fields["unverified"] = tuple(fields.get("unverified", ()))
-    fields["signatures"] = tuple(fields.get("signatures", ()))
-    fields["used_goldens"] = tuple(fields.get("used_goldens", ()))
-    fields["compiled"] = tuple(fields.get("compiled", ()))
-    fields["mutants"] = tuple(fields.get("mutants", ()))
-    fields["hosts"] = tuple(
-        Host(
-            process=host["process"],
-            name=host["name"],
-            outcome=host["outcome"],
-            because_of=tuple(host["because_of"]),
-        )
-        for host in fields.get("hosts", ())
-    )
-    for name in ("error", "baseline", "multiple"):
-        if isinstance(fields.get(name), str):
-            fields[name] = float(fields[name])
-    return Record(**fields)
+    """The record from ``to_json``.
 
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # JSON has no such numbers
-    return value
+    Raises:
+      DataError: it is none.
+    """
+    return decode(Record, plain)

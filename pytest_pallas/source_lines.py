@@ -41,7 +41,8 @@ class SourceLine(NamedTuple):
 def read(text: str) -> SourceLine | None:
     """The line that ``file:line`` names; None of any other text."""
     file, _, line = text.rpartition(":")
-    return SourceLine(file, int(line)) if file and line.isdecimal() else None
+    number = line.isdecimal() and len(line) < 10
+    return SourceLine(file, int(line)) if file and number else None
 
 
 def short(text: str) -> str:

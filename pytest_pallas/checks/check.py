@@ -69,6 +69,8 @@ class Check:
         nothing to compile that another check does not compile.
       conclude: called after the last example with the ``evidence`` of all results. It returns what
         is wrong over all examples together, or None.
+      evidence: the dataclass of the ``evidence``, which other processes may have found: they send
+        it as data. None for plain values: numbers, texts, collections of those.
       subjects: returns the parts of the check that apply to a drawn call, such as the relations
         that hold for it. Sampling selects examples so that all parts run. None if the check has no
         such parts.
@@ -98,6 +100,7 @@ class Check:
     opt_in: bool = False
     program: Callable[[CheckContext], Program] | None = None
     conclude: Callable[[Sequence[Any]], str | None] | None = None
+    evidence: type[Any] | None = None
     subjects: Callable[[KernelSpec, Arguments], Collection[Any]] | None = None
     base: bool = False
     executes: bool = True

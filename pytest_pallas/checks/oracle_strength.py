@@ -168,6 +168,7 @@ def conclude(evidence: Sequence[Evidence]) -> str | None:
     example_fraction=0.5,
     min_examples=4,
     conclude=conclude,
+    evidence=Evidence,
     executes=False,
     tries_mutants=False,
 )

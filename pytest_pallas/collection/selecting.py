@@ -24,11 +24,16 @@ def keep_replayed(config: pytest.Config, items: list[pytest.Item], example: Exam
     same = [item for item in kept if hasattr(item, "spec") or variant_of(item) == example.variant]
     kept = same or kept[:1]  # parameters may have been renamed; the call is that of the file
     if not kept:
-        where = example.test or f"the specs of {', '.join(example.suite) or 'this run'}"
+        suite = ",".join(example.suite)
+        where = example.test or f"the specs of {suite or 'its run'}"
+        how = (
+            f"--pallas-suite={suite}" if suite and not example.test else "--pallas-suite or a path"
+        )
         raise pytest.UsageError(
             f"--pallas-replay: no collected test runs {example.check} of {example.kernel} on a "
-            f"backend of this run; the example failed in {where} on {example.backend}. Give its "
-            "location with --pallas-suite or a path, and its backend with --pallas-backend"
+            f"backend of this run; the example failed in {where} on {example.backend}. Nothing "
+            f"that a file names is imported: give its location with {how}, and its backend with "
+            "--pallas-backend"
         )
     left = {id(item) for item in kept}
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in left])

@@ -76,6 +76,8 @@ def join(place: Place, seconds: float, heartbeat: float) -> None:
         place.count,
         place.index,
         local_device_ids=place.devices,
+        # Otherwise process 0 listens on every address of its host.
+        coordinator_bind_address=place.address,
         cluster_detection_method="deactivate",
         initialization_timeout=max(1, int(seconds)),
         heartbeat_timeout_seconds=max(1, int(heartbeat)),

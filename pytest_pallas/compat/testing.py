@@ -6,7 +6,9 @@ fixture a test sees. Probe: ``tests/plugin/isolation`` and ``tests/plugin/fixtur
 
 from __future__ import annotations
 
+import copy
 import importlib
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +35,19 @@ def keywords_match(expression: str, words: Iterable[str]) -> bool:
         return bool(module.Expression.compile(expression).evaluate(matches))
     except Exception:  # pytest itself reports a wrong expression
         return True
+
+
+def can_be_shown(plain: Mapping[str, Any]) -> bool:
+    """Whether pytest makes a report of plain values, and can print it: it checks nothing itself."""
+    reports: Any = importlib.import_module("_pytest.reports")
+    writer: Any = importlib.import_module("_pytest._io").TerminalWriter
+    try:
+        made = reports.pytest_report_from_serializable(copy.deepcopy(dict(plain)))
+        made.toterminal(writer(io.StringIO()))
+        str(made.longrepr)
+    except Exception:  # of any type: a wrong value is somewhere used as a right one
+        return False
+    return True
 
 
 def without_block(report: pytest.TestReport) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_pallas.compilers.report import CompileReport
+from pytest_pallas.decoding import Count, DataError, Text, decode, parse
 from pytest_pallas.errors import OptionError
 
 #: Version of the file.
@@ -48,9 +49,9 @@ class RecordedCost:
     kernel: str
     check: str
     target: str
-    signature: str
+    signature: Text
     compiler: str
-    cost: Mapping[str, int]
+    cost: Mapping[str, Count]
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -144,21 +145,22 @@ def save(path: Path, new: Iterable[RecordedCost]) -> int:
 def _entries(path: Path) -> list[RecordedCost] | None:
     """The entries of a file; None if there is no file."""
     try:
-        text = path.read_text(encoding="utf-8")
+        content = path.read_bytes()
     except FileNotFoundError:
         return None
     except OSError as error:
         raise OptionError(f"the cost file {path} cannot be read: {error}") from None
     try:
-        plain: dict[str, Any] = json.loads(text)
-        if plain["schema"] != SCHEMA:
+        plain: Any = parse(content)
+        schema = decode(int, plain["schema"] if "schema" in decode(dict[str, Any], plain) else None)
+        if schema != SCHEMA:
             raise OptionError(
-                f"the cost file {path} has schema {plain['schema']}, and this version reads "
+                f"the cost file {path} has schema {schema}, and this version reads "
                 f"{SCHEMA}; record it again with --pallas-cost=record in another file"
             )
-        return [RecordedCost(**each) for each in plain["costs"]]
-    except (ValueError, KeyError, TypeError):
+        return decode(list[RecordedCost], plain.get("costs"))
+    except DataError as error:
         raise OptionError(
-            f"{path} is not a file of --pallas-cost=record; delete it, or name another with "
-            "--pallas-cost-file"
+            f"{path} is not a file of --pallas-cost=record ({error}); delete it, or name another "
+            "with --pallas-cost-file"
         ) from None

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_pallas.analysis.machine_code import Cost
+from pytest_pallas.decoding import Count, Text, decode, parse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class CompileRequest:
     def decode(data: bytes) -> CompileRequest:
         """From bytes."""
         head, _, module = data.partition(b"\n")
-        return CompileRequest(module=module, **json.loads(head))
+        return decode(CompileRequest, {**parse(head), "module": module})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +61,10 @@ class CompileReply:
     """
 
     compiled: bool
-    message: str = ""
+    message: Text = ""
     kernels: tuple[Cost, ...] = ()
-    code_bytes: int | None = None
-    kernel_calls: int = 0
+    code_bytes: Count | None = None
+    kernel_calls: Count = 0
 
     def encode(self) -> bytes:
         """As bytes of JSON."""
@@ -72,15 +73,7 @@ class CompileReply:
     @staticmethod
     def decode(data: bytes) -> CompileReply:
         """From bytes."""
-        plain: dict[str, Any] = json.loads(data)
-        plain["kernels"] = tuple(cost_from(kernel) for kernel in plain["kernels"])
-        return CompileReply(**plain)
-
-
-def cost_from(plain: dict[str, Any]) -> Cost:
-    """A ``Cost`` from its JSON form."""
-    fields: dict[str, Any] = {**plain, "warnings": tuple(plain.get("warnings", ()))}
-    return Cost(**fields)
+        return decode(CompileReply, parse(data))
 
 
 #: Begins a message of a C++ log: its severity, the date, the time, the thread and the place.

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pytest_pallas.analysis.machine_code import Cost, total
-from pytest_pallas.compilers.messages import CompileReply, cost_from
+from pytest_pallas.compilers.messages import CompileReply
+from pytest_pallas.decoding import Count, Seconds, Text, decode
 
 #: How a compilation ended.
 Status = Literal["compiled", "refused", "timed out", "crashed", "out of memory"]
@@ -37,14 +38,14 @@ class CompileReport(Cost):
 
     target: str
     status: Status
-    message: str = ""
-    text: str = ""
-    seconds: float = 0.0
+    message: Text = ""
+    text: Text = ""
+    seconds: Seconds = 0.0
     compiler: str = ""
     cached: bool = False
-    signature: str = ""
+    signature: Text = ""
     typical: bool = False
-    kernel_calls: int | None = None
+    kernel_calls: Count | None = None
     kernels: tuple[Cost, ...] = ()
 
 
@@ -76,9 +77,6 @@ def from_json(plain: Mapping[str, Any]) -> CompileReport:
     """The report that ``to_json`` wrote.
 
     Raises:
-      TypeError: it is no report.
+      DataError: it is no report.
     """
-    fields = dict(plain)
-    fields["warnings"] = tuple(fields.get("warnings", ()))
-    fields["kernels"] = tuple(cost_from(kernel) for kernel in fields.get("kernels", ()))
-    return CompileReport(**fields)
+    return decode(CompileReport, plain)

@@ -22,6 +22,7 @@ from typing import Any
 from pytest_pallas.compilers import report as reports
 from pytest_pallas.compilers.messages import CompileReply, CompileRequest
 from pytest_pallas.compilers.report import CompileReport
+from pytest_pallas.decoding import DataError, parse
 from pytest_pallas.devices.targets import added_facts
 from pytest_pallas.errors import PallasTestError
 from pytest_pallas.workers import JobResult, WorkerPool, WorkerSetup
@@ -40,8 +41,8 @@ class Cache:
     def get(self, key: str) -> dict[str, Any] | None:
         """What was put under ``key``, or None."""
         try:
-            plain = json.loads(self._path(key).read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # UnicodeDecodeError is a ValueError
+            plain: Any = parse(self._path(key).read_bytes())
+        except (OSError, DataError):
             return None
         if not isinstance(plain, dict) or plain.pop("key", None) != key:  # pyright: ignore[reportUnknownMemberType]
             return None
@@ -135,7 +136,7 @@ class Service:
         if known is not None:
             try:
                 future.set_result(dataclasses.replace(reports.from_json(known), cached=True))
-            except (TypeError, AttributeError):  # not what this version writes
+            except DataError:  # not what this version writes
                 known = None
         if known is None:
             request = CompileRequest(

@@ -15,10 +15,11 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from pytest_pallas.compat import distributed
 from pytest_pallas.compat.distributed import DistributedProgram, distributed_program
+from pytest_pallas.decoding import AsWritten, DataError, Exact, Text, decode, parse
 from pytest_pallas.errors import GangError, PeerError
 
 #: Seconds between two looks at the store: the first, and the longest.
@@ -45,10 +46,10 @@ class Statement:
     process: int
     host: str
     step: str
-    subject: str = ""
-    problem: str = ""
+    subject: Exact = ""
+    problem: Text = ""
     kernel_raised: bool = False
-    value: Any = None
+    value: Annotated[Any, AsWritten()] = None
 
 
 @dataclass(frozen=True)
@@ -268,4 +269,7 @@ def _text(statement: Statement) -> str:
 
 
 def _of(text: str) -> Statement:
-    return Statement(**json.loads(text))
+    try:
+        return decode(Statement, parse(text))
+    except DataError as error:
+        raise GangError(f"a process of the program stated what cannot be read: {error}") from None

@@ -1,24 +1,68 @@
 """Messages between the controller and the workers of a fleet, as JSON.
 
 Reports of pytest hold tuples, which JSON does not know, and may hold objects of plugins, which
-become their repr.
+become their repr. A message is read by its type (``decoding``), wherever it comes from: a worker,
+or the file of a run that is taken up. Nothing of it is executed or imported. (Dask itself executes
+what it is sent: see docs/fleet.md.)
 """
 
 from __future__ import annotations
 
-import base64
-import importlib
 import json
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
 
+from pytest_pallas.decoding import (
+    Accepts,
+    AsWritten,
+    Exact,
+    Matching,
+    Text,
+    decode,
+    parse,
+    tagged,
+)
+from pytest_pallas.decoding import untagged as _untagged
 from pytest_pallas.fleet.project import Difference, Project, ProjectFile
-from pytest_pallas.isolation.messages import Part
+from pytest_pallas.isolation.messages import Change, Part
+from pytest_pallas.report import PlainReport
 
-#: A change of the database of failing examples; see ``database.recorded``.
-type Change = tuple[str, str, str]
+#: The name of a file in a folder of goldens; see ``goldens.store``.
+GOLDEN = Matching(
+    r"goldens/[0-9a-f]{64}\.json|tensors/[0-9a-f]{64}\.safetensors", "the name of a golden"
+)
+
+
+#: The name of a file in a database of examples.
+_EXAMPLE = Matching(r"[\w-]+(/[\w-]+)*", "the name of an example")
+
+
+def checked_warning(plain: Any) -> dict[str, Any]:
+    """A warning from ``plain_warning``, if it is one.
+
+    Raises:
+      DataError: it is none.
+    """
+    found: PlainWarning = decode(PlainWarning, plain)
+    return vars(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainWarning:
+    """The arguments of ``pytest_warning_recorded`` as plain values."""
+
+    text: Text
+    module: str
+    category: str
+    filename: str
+    lineno: int
+    when: Literal["config", "collect", "runtest"]
+    nodeid: str
+    location: tuple[str, int, str] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +82,14 @@ class RunSetup:
     """
 
     run: str
-    args: Sequence[str]
-    folder: str
-    options: Mapping[str, Any]
+    args: Sequence[Exact]
+    folder: Exact
+    options: Mapping[str, Annotated[Any, AsWritten()]]
     gigabytes: float
-    environment: Mapping[str, str]
+    environment: Mapping[Exact, Exact]
     project: Project
-    examples: Mapping[str, bytes] | None = None
-    goldens: str = ""
+    examples: Mapping[Annotated[str, _EXAMPLE], bytes] | None = None
+    goldens: Exact = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +107,8 @@ class TestRequest:
 
     __test__ = False
 
-    nodeid: str
-    path: str | None
+    nodeid: Exact
+    path: Exact | None
     timeout: float
     seconds: float | None = None
     mutates: bool = False
@@ -85,7 +129,7 @@ class Task:
 
     key: str
     tests: Sequence[TestRequest]
-    raised: Mapping[str, tuple[str, str, bool]] = field(default_factory=dict[str, Any])
+    raised: Mapping[Exact, tuple[Exact, Exact, bool]] = field(default_factory=dict[str, Any])
     changes: Sequence[Change] = ()
     most: int = 0
 
@@ -95,9 +139,9 @@ class Death:
     """The end of the process that ran a test; the fields are those of ``workers.JobResult``."""
 
     status: str
-    message: str = ""
-    fate: str = ""
-    output: str = ""
+    message: Text = ""
+    fate: Text = ""
+    output: Text = ""
     started: bool = True
     note: bytes = b""
     silence: float = 0.0
@@ -121,15 +165,15 @@ class TestResult:
     __test__ = False
 
     nodeid: str
-    reports: Sequence[Mapping[str, Any]] = ()
-    warnings: Sequence[Mapping[str, Any]] = ()
+    reports: Sequence[PlainReport] = ()
+    warnings: Sequence[Annotated[Any, Accepts(checked_warning)]] = ()
     hazards: Sequence[str] | None = None
     stained: bool = False
-    lost_places: Mapping[str, str] = field(default_factory=dict[str, str])
-    exit: tuple[str, int | None] | None = None
+    lost_places: Mapping[str, Text] = field(default_factory=dict[str, str])
+    exit: tuple[Text, int | None] | None = None
     changes: Sequence[Change] = ()
     files: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
-    goldens: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    goldens: Mapping[Annotated[str, GOLDEN], bytes] = field(default_factory=dict[str, bytes])
     death: Death | None = None
 
 
@@ -148,7 +192,7 @@ class Answer:
     worker: str
     results: Sequence[TestResult] = ()
     differences: Sequence[Difference] = ()
-    problem: str = ""
+    problem: Text = ""
     before: str = ""
 
     @property
@@ -173,46 +217,34 @@ def encoded(message: Message) -> str:
     return json.dumps(to_plain(message), ensure_ascii=False)
 
 
-def decoded(text: str) -> Any:
-    """The message from ``encoded``."""
-    return json.loads(text, object_hook=_object)
+def decoded[T](kind: type[T], text: str) -> T:
+    """The message of a kind from ``encoded``.
+
+    Raises:
+      DataError: it is none.
+    """
+    return from_plain(kind, parse(text))
 
 
-def from_plain(value: Mapping[str, Any]) -> Any:
-    """The message from ``to_plain``."""
-    return decoded(json.dumps(value))
+def from_plain[T](
+    kind: type[T], value: Any, more: Mapping[str, type[Any]] = MappingProxyType({})
+) -> T:
+    """The message of a kind from ``to_plain``.
+
+    Raises:
+      DataError: it is none.
+    """
+    return decode(kind, _untagged(value, {**_TYPES, **more}))
 
 
-def to_plain(value: Any) -> Any:
-    """A message, or a value in one, as JSON values; what JSON lacks is an object with one name."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, bytes):
-        return {"bytes": base64.b64encode(value).decode()}
-    if type(value).__name__ in _TYPES:
-        own = {each.name: to_plain(getattr(value, each.name)) for each in fields(value)}
-        return {"message": type(value).__name__, "fields": {"table": [*own.items()]}}
-    if isinstance(value, dict | Mapping):
-        return {"table": [[to_plain(key), to_plain(each)] for key, each in value.items()]}
-    if isinstance(value, tuple):
-        return {"tuple": [to_plain(each) for each in value]}
-    if isinstance(value, list):
-        return [to_plain(each) for each in value]
-    return repr(value)
+def to_plain(value: Any, more: Mapping[str, type[Any]] = MappingProxyType({})) -> Any:
+    """A message, or a value in one, as JSON values; other objects become their repr.
 
-
-def _object(found: dict[str, Any]) -> Any:
-    match found:
-        case {"bytes": text}:
-            return base64.b64decode(text)
-        case {"tuple": values}:
-            return tuple(values)
-        case {"table": pairs}:
-            return dict(pairs)
-        case {"message": name, "fields": values}:
-            return _TYPES[name](**values)
-        case _:
-            raise ValueError(f"{sorted(found)}: no object of a message")
+    Args:
+      value: the message.
+      more: dataclasses that may be in it, by name, besides those of this module.
+    """
+    return tagged(value, {**_TYPES, **more}, repr)
 
 
 def plain_warning(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -229,13 +261,11 @@ def plain_warning(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def warning_of(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments from ``plain_warning``. A category that is not known here is a ``Warning``."""
-    category: Any = Warning
-    try:
-        category = importlib.import_module(plain["module"])
-        for part in plain["category"].split("."):
-            category = getattr(category, part)
-    except (ImportError, AttributeError):
+    """The arguments from ``plain_warning``. A category that is not loaded here is a ``Warning``."""
+    category: Any = sys.modules.get(plain["module"])
+    for part in plain["category"].split("."):
+        category = vars(category).get(part) if hasattr(category, "__dict__") else None
+    if not (isinstance(category, type) and issubclass(category, Warning)):
         category = Warning
     message: Any = warnings.WarningMessage(
         plain["text"], category, plain["filename"], plain["lineno"]

@@ -18,7 +18,14 @@ from pytest_pallas.isolation.isolator import Isolator
 from pytest_pallas.isolation.messages import WorkerReply
 from pytest_pallas.items.item import SpecItem, settle
 from pytest_pallas.replay.places import NoScriptError
-from pytest_pallas.replay.saved import FOLDER, SUFFIX, folder_for, free_path, test_of_script
+from pytest_pallas.replay.saved import (
+    FOLDER,
+    SUFFIX,
+    folder_for,
+    free_path,
+    script_name,
+    test_of_script,
+)
 from pytest_pallas.report.parts import merged_reports, settle_kills
 from pytest_pallas.session import PytestSession
 from pytest_pallas.workers import JobResult
@@ -107,6 +114,14 @@ class ResultReplayer:
         )
         self.report(item, whole, merged=True)
 
+    def report_misfit(self, item: SpecItem, error: ValueError) -> None:
+        """Let a test fail whose parts, some of an earlier run perhaps, do not fit together."""
+        explanation = Explanation(
+            f"the parts of this test do not fit together: {error}. Start anew without "
+            "--pallas-resume"
+        )
+        self.fail(item, FleetError.explained(explanation, item.headline))
+
     def fail(self, item: Any, error: Exception) -> None:
         """Let a test fail with an error, without running anything of it.
 
@@ -155,6 +170,8 @@ class ResultReplayer:
 
     def _keep_goldens(self, goldens: Mapping[str, bytes]) -> None:
         """Write the goldens of a worker, unless it has the same folder."""
+        if self.session.options.golden not in ("record", "update"):
+            return
         folder = self.session.harness.root / self.session.options.golden_dir
         # Arrays before the manifests that name them.
         for name, content in sorted(goldens.items(), key=lambda each: each[0].endswith(".json")):
@@ -170,10 +187,15 @@ class ResultReplayer:
             except NoScriptError:
                 continue
             own = {path: content for path, content in files.items() if _stem(path) == stem}
-            test = test_of_script(own.get(f"{stem}.py", b"").decode()) or item.nodeid
+            script = own.get(f"{stem}.py", b"").decode(errors="replace")
+            test = test_of_script(script) or item.nodeid
             name = re.sub(r"\.(py|npz|safetensors)\.part\d+$", "", Path(stem).name)
-            path = free_path(folder, name, test)
-            moved |= {name: str(path.with_suffix(Path(name).suffix)) for name in own}
+            path = free_path(folder, script_name(name), test)
+            moved |= {
+                name: str(path.with_suffix(Path(name).suffix))
+                for name in own
+                if Path(name).suffix in _SUFFIXES
+            }
         for name, place in moved.items():
             _write_if_new(Path(place), _moved_content(name, files[name], moved))
         trace = self.session.options.trace
@@ -220,7 +242,9 @@ def _moved(value: Any, moved: Mapping[str, str]) -> Any:
 
 def _moved_content(path: str, content: bytes, moved: Mapping[str, str]) -> bytes:
     """The content of a file, if files are moved: a script may name its own."""
-    return _moved(content.decode(), moved).encode() if path.endswith(".py") else content
+    if not path.endswith(".py"):
+        return content
+    return _moved(content.decode(errors="replace"), moved).encode(errors="replace")
 
 
 def example_files(database: Any, most: int) -> dict[str, bytes] | None:

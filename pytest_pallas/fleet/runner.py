@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from pytest_pallas.decoding import DataError
 from pytest_pallas.errors import OptionError
 from pytest_pallas.fleet.cluster import Cluster, ClusterLostError
 from pytest_pallas.fleet.kept import KeptResults
@@ -275,7 +276,18 @@ class _FleetRun:
             # Dask gave up, or the worker could not run anything: another one may.
             self._lost(sent, ended.problem)
         else:
-            answer: Answer = decoded(ended.answer)
+            self._answered(sent, ended.answer)
+        self.ledger.again(sent.group)
+        self.facts.done = self.ledger.finished
+        self._progress()
+
+    def _answered(self, sent: Sent, text: str) -> None:
+        """Use the answer of a worker to a task."""
+        try:
+            answer = decoded(Answer, text)
+        except DataError as error:
+            self._lost(sent, f"a worker gave an answer that cannot be read: {error}")
+        else:
             if answer.refused:
                 self.workers.refuse(answer.worker, answer.refused)
             elif answer.before:
@@ -283,9 +295,6 @@ class _FleetRun:
                 self._lost(sent, f"{answer.before}: {CLOSED}")
             else:
                 self._results(sent, answer)
-        self.ledger.again(sent.group)
-        self.facts.done = self.ledger.finished
-        self._progress()
 
     def _lost(self, sent: Sent, reason: str) -> None:
         """A worker was lost with a task: after some tries, its tests fail."""
@@ -351,8 +360,14 @@ class _FleetRun:
         self.ledger.done(group, parts.nodeid)
         changes = [tuple(each) for found in parts.found for each in found.get("database", ())]
         group.changes = [*group.changes, *changes]
-        item, report = self.items[parts.nodeid], self.replayer.report_parts
-        self._report(parts.nodeid, partial(report, item, parts.results, parts.found))
+        self._report(parts.nodeid, partial(self._report_merged, parts))
+
+    def _report_merged(self, parts: Parts) -> None:
+        item = self.items[parts.nodeid]
+        try:
+            self.replayer.report_parts(item, parts.results, parts.found)
+        except ValueError as error:
+            self.replayer.report_misfit(item, error)
 
     def _cancel_parts(self, group: Group) -> None:
         """Forget the parts of a test that are with workers."""

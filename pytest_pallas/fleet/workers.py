@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from pytest_pallas.decoding import DataError
 from pytest_pallas.fleet.cluster import Cluster, Ended, WorkerInfo
 from pytest_pallas.fleet.messages import Answer, decoded
 from pytest_pallas.session.fleet import FleetFacts
@@ -125,7 +126,11 @@ class Workers:
         if ended.problem:
             self.refuse(address, f"it cannot run pytest-pallas: {ended.problem}")
             return True
-        answer: Answer = decoded(ended.answer)
+        try:
+            answer = decoded(Answer, ended.answer)
+        except DataError as error:
+            self.refuse(address, f"it gave an answer that cannot be read: {error}")
+            return True
         self._names[address] = answer.worker
         if answer.refused:
             self.refuse(answer.worker, answer.refused)

@@ -45,7 +45,7 @@ def settle_gang(state: PytestSession) -> None:
             store = RemoteStore(place, options.join_timeout)
             _be_silent(state, layout)
         else:
-            store = ServedStore(place)
+            store = ServedStore(place, options.join_timeout)
     config.pluginmanager.register(GangPlugin(state, layout, store), PLUGIN)
 
 

@@ -1,15 +1,32 @@
-"""Messages to and from the processes of a gang, and between its hosts."""
+"""Messages to and from the processes of a gang, and between its hosts.
+
+Those between hosts, and those to a process, are JSON, read by their types. What a process replies
+to the host that has started it is a pickle, which comes over a pipe of the two.
+"""
 
 from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_pallas.compat.distributed import Place
+from pytest_pallas.decoding import (
+    DataError,
+    Exact,
+    Seconds,
+    Text,
+    decode,
+    parse,
+    tagged,
+    untagged,
+)
 from pytest_pallas.isolation.messages import Opening, WorkerReply
+from pytest_pallas.record import NotApplicable
+from pytest_pallas.report import PlainReport, checked_report
+from pytest_pallas.results.model import Location
 from pytest_pallas.workers import JobResult
 
 #: The entry of the processes; see ``workers.WorkerSetup``.
@@ -43,18 +60,18 @@ class Collected:
       problem: why the gang cannot run: another process collected other tests, an option is wrong.
       reports: failed reports of collection, from ``pytest_report_to_serializable``.
       backends: labels of the selected backends.
-      not_applicable: checks that do not apply, from ``record.plain_not_applicable``.
+      not_applicable: checks that do not apply.
       shard: the line about a shard, and whether it is empty.
       timeout: the largest time limit of a test, in seconds for one step of a kernel.
     """
 
-    tests: Sequence[tuple[str, tuple[str, int | None, str]]] = ()
-    problem: str = ""
-    reports: Sequence[Mapping[str, Any]] = ()
+    tests: Sequence[tuple[Exact, Location]] = ()
+    problem: Text = ""
+    reports: Sequence[PlainReport] = ()
     backends: Sequence[str] = ()
-    not_applicable: Sequence[Mapping[str, Any]] = ()
+    not_applicable: Sequence[NotApplicable] = ()
     shard: tuple[str, bool] = ("", False)
-    timeout: float = 0.0
+    timeout: Seconds = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +84,9 @@ class RunTest:
       raised: the kernels that raised in earlier tests, as in ``PytestSession``.
     """
 
-    nodeid: str
+    nodeid: Exact
     key: str
-    raised: Mapping[str, tuple[str, str, bool]]
+    raised: Mapping[Exact, tuple[Exact, Exact, bool]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +107,7 @@ class TestEnd:
     process: int
     host: str
     reply: WorkerReply | None = None
-    absent: str = ""
+    absent: Text = ""
     died: JobResult | None = None
     stopped: bool = False
 
@@ -108,7 +125,7 @@ class StartFailure:
 
     process: int
     host: str
-    reason: str
+    reason: Text
     step: int
 
 
@@ -116,61 +133,76 @@ class StartFailure:
 STEPS = ("", "joining", "start", "collection", "done")
 
 
+#: What hosts tell each other, by name.
+_TYPES = {
+    each.__name__: each
+    for each in (TestEnd, Collected, StartFailure, NotApplicable, WorkerReply, JobResult)
+}
+
+
 def to_json(messages: Sequence[TestEnd | Collected | StartFailure | str]) -> bytes:
     """Messages for another host; what JSON has no form for becomes its repr.
 
     Warnings are left out, because each host has those of its own processes only.
     """
-    plain = [
-        [type(each).__name__, each if isinstance(each, str) else _plain(each)] for each in messages
-    ]
-    return json.dumps(plain, default=repr).encode()
+    return json.dumps([tagged(_lean(each), _TYPES, repr) for each in messages]).encode()
+
+
+def _lean(message: TestEnd | Collected | StartFailure | str) -> Any:
+    if not isinstance(message, TestEnd) or message.reply is None:
+        return message
+    reply = WorkerReply(reports=message.reply.reports, exit=message.reply.exit)
+    return replace(message, reply=reply)
 
 
 def from_json(body: bytes) -> list[Any]:
-    """The messages from ``to_json``."""
-    return [values if kind == "str" else _KINDS[kind](values) for kind, values in json.loads(body)]
+    """The messages from ``to_json``.
+
+    Raises:
+      DataError: they are none.
+    """
+    found = untagged(parse(body), _TYPES)
+    if not isinstance(found, list) or not all(map(_is_message, found)):  # pyright: ignore[reportUnknownArgumentType]
+        raise DataError("has no messages of a host")
+    return [_checked(each) for each in found]  # pyright: ignore[reportUnknownVariableType]
 
 
-def _plain(message: TestEnd | Collected | StartFailure) -> dict[str, Any]:
-    values = dict(vars(message))
-    if isinstance(message, TestEnd):
-        if message.died is not None:
-            note = message.died.note.decode()
-            values["died"] = {**vars(message.died), "value": "", "note": note}
-        if message.reply is not None:
-            values["reply"] = {"reports": message.reply.reports, "exit": message.reply.exit}
-    return values
+def _is_message(value: Any) -> bool:
+    return isinstance(value, TestEnd | Collected | StartFailure | str)
 
 
-def _test_end(values: dict[str, Any]) -> TestEnd:
-    if (died := values["died"]) is not None:
-        died |= {"value": b"", "note": died["note"].encode()}
-        values["died"] = JobResult(**died)
-    if (reply := values["reply"]) is not None:
-        exited = reply["exit"] and tuple(reply["exit"])
-        values["reply"] = WorkerReply(reports=reply["reports"], exit=exited)
-    return TestEnd(**values)
+def _checked(message: Any) -> Any:
+    """A message whose text and reports are fit to be shown."""
+    if isinstance(message, str):
+        return decode(str, message)
+    if isinstance(message, TestEnd) and message.reply is not None:
+        reports = [checked_report(each) for each in message.reply.reports]
+        return replace(message, reply=replace(message.reply, reports=reports, warnings=()))
+    return message
 
 
-def _collected(values: dict[str, Any]) -> Collected:
-    values["tests"] = [(name, tuple(location)) for name, location in values["tests"]]
-    values["shard"] = tuple(values["shard"])
-    return Collected(**values)
+_REQUESTS = {each.__name__: each for each in (Start, RunTest, Place, Opening)}
 
 
-_KINDS: Mapping[str, Callable[[dict[str, Any]], Any]] = {
-    "TestEnd": _test_end,
-    "Collected": _collected,
-    "StartFailure": lambda values: StartFailure(**values),
-}
+def request_to_json(message: Start | RunTest) -> bytes:
+    """A message to a process."""
+    return json.dumps(tagged(message, _REQUESTS)).encode()
 
 
-def packed(message: Any) -> bytes:
-    """A message as bytes, for a process of the same user."""
-    return pickle.dumps(message)
+def request_from_json(body: bytes) -> Start | RunTest:
+    """The message from ``request_to_json``.
+
+    Raises:
+      DataError: it is none.
+    """
+    return decode(Start | RunTest, untagged(parse(body), _REQUESTS))
+
+
+def packed(reply: Collected | tuple[str, WorkerReply | None]) -> bytes:
+    """The reply of a process as bytes."""
+    return pickle.dumps(reply)
 
 
 def unpacked(body: bytes) -> Any:
-    """The message."""
+    """The reply, of a process that this one has started."""
     return pickle.loads(body)

@@ -10,14 +10,13 @@ import pytest
 
 from pytest_pallas.backends import Selection
 from pytest_pallas.backends.registry import parse
-from pytest_pallas.errors import GangError
+from pytest_pallas.errors import GangError, OptionError
 from pytest_pallas.gang.hosts import HostStore, LocalStore
 from pytest_pallas.gang.layout import Layout
 from pytest_pallas.gang.messages import Collected
 from pytest_pallas.gang.reports import Named, merged_reports
 from pytest_pallas.gang.supervisor import Gang, GangSettings
 from pytest_pallas.isolation.requests import opening_of
-from pytest_pallas.record import NotApplicable
 from pytest_pallas.session import PytestSession, note_raised
 
 #: The name of the registered plugin.
@@ -55,9 +54,9 @@ class GangPlugin:
             return None
         try:
             collected = self.gang.start()
-        except GangError as error:
+            self._use(session, collected)
+        except (GangError, OptionError) as error:
             raise pytest.UsageError(str(error)) from None
-        self._use(session, collected)
         return True
 
     def _use(self, session: pytest.Session, collected: Collected) -> None:
@@ -70,8 +69,8 @@ class GangPlugin:
         session.testscollected = len(self.tests)
         backends = [each for name in collected.backends for each in parse(name, state.families)]
         state.selection = Selection(tuple(backends), named=False, left_out={})
-        for plain in collected.not_applicable:
-            state.not_applicable.setdefault(plain["test"], NotApplicable(**plain))
+        for each in collected.not_applicable:
+            state.not_applicable.setdefault(each.test, each)
         state.shard_line, state.empty_shard = collected.shard
         terminal: Any = session.config.pluginmanager.get_plugin("terminalreporter")
         if terminal is not None and session.config.get_verbosity() >= 0:

@@ -18,12 +18,18 @@ from pytest_pallas.compat.distributed import join
 from pytest_pallas.devices.processes import agree, begin_scope, end_scope
 from pytest_pallas.errors import GangError, OptionError, PallasTestError, PeerError
 from pytest_pallas.gang.given import FailedExampleError, OutOfStepError, settle_given
-from pytest_pallas.gang.messages import BECAUSE, Collected, RunTest, Start, packed, unpacked
+from pytest_pallas.gang.messages import (
+    BECAUSE,
+    Collected,
+    RunTest,
+    Start,
+    packed,
+    request_from_json,
+)
 from pytest_pallas.isolation.crash_reports import longest
-from pytest_pallas.isolation.messages import StepNote, WorkerReply, encoded
+from pytest_pallas.isolation.messages import StepNote, WorkerReply, decoded, encoded
 from pytest_pallas.isolation.worker import Host
 from pytest_pallas.options.values import Options
-from pytest_pallas.record import plain_not_applicable
 from pytest_pallas.session import current
 
 #: Seconds after which JAX counts a silent process as dead.
@@ -41,7 +47,7 @@ _hosts: list[GangHost] = []
 
 def serve(payload: bytes, say: Callable[[bytes], None]) -> bytes:
     """Answer one message: ``Start`` with ``Collected``, ``RunTest`` with ``absent`` and a reply."""
-    message = unpacked(payload)
+    message = request_from_json(payload)
     if isinstance(message, Start):
         return packed(_started(message, say))
     return packed(_hosts[0].run_together(message))
@@ -97,7 +103,7 @@ class GangHost(Host):
                 for report in self._collector.reports
             ],
             backends=[label(backend) for backend in state.selection.backends],
-            not_applicable=[plain_not_applicable(each) for each in state.not_applicable.values()],
+            not_applicable=list(state.not_applicable.values()),
             shard=(state.shard_line, state.empty_shard),
             timeout=max((_options_of(item).timeout for item in items), default=0.0),
         )
@@ -143,7 +149,7 @@ class GangHost(Host):
         else:
             end_scope(outcome)
         # What cannot be pickled becomes text here, and not in the message around it.
-        return "", unpacked(encoded(reply))
+        return "", decoded(encoded(reply))
 
 
 def _options_of(item: pytest.Item) -> Options:

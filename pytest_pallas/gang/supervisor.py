@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_pallas.compat.distributed import Place
+from pytest_pallas.decoding import DataError
 from pytest_pallas.errors import GangError
 from pytest_pallas.gang.hosts import HostStore
 from pytest_pallas.gang.layout import Layout, free_port
@@ -22,7 +23,7 @@ from pytest_pallas.gang.messages import (
     StartFailure,
     TestEnd,
     from_json,
-    packed,
+    request_to_json,
     to_json,
     unpacked,
 )
@@ -107,7 +108,9 @@ class Gang:
         if failures:
             self.close_processes()
             raise GangError(_start_failures(failures, self.layout.count))
-        first: Collected = every[0]
+        first = every[0] if every else None
+        if not isinstance(first, Collected):
+            raise GangError(self._absent(0, "sent no collection"))
         self._timeout = first.timeout
         return first
 
@@ -157,7 +160,8 @@ class Gang:
           GangError: a host did not come.
         """
         names = [self.settings.host] * len(self.layout.processes)
-        return tuple(self._shared("hosts", names, self.settings.join_seconds))
+        found = self._shared("hosts", names, self.settings.join_seconds)
+        return tuple(map(str, found))
 
     def _address(self) -> str:
         """The coordinator of the next generation: a free port of the first host."""
@@ -170,7 +174,7 @@ class Gang:
                 f"{self.hosts[0]}, the first host, did not start within "
                 f"{self.settings.join_seconds:g} s"
             )
-        return found.decode()
+        return found.decode(errors="replace")
 
     def _start_message(self, number: int, address: str) -> Start:
         return Start(
@@ -179,7 +183,7 @@ class Gang:
             seconds=self.settings.join_seconds,
         )
 
-    def _submit(self, number: int, message: Any, timeout: float) -> Future[JobResult]:
+    def _submit(self, number: int, message: Start | RunTest, timeout: float) -> Future[JobResult]:
         assert self._pool is not None
         environment = self.layout.environments[number - self.layout.first]
         setup = WorkerSetup(
@@ -190,7 +194,7 @@ class Gang:
             memory_bytes=self.settings.memory_bytes,
             talks=True,
         )
-        return self._pool.submit(setup, packed(message), timeout=timeout)
+        return self._pool.submit(setup, request_to_json(message), timeout=timeout)
 
     def _started(self, number: int, result: JobResult, late: bool) -> Collected | StartFailure:
         """What a process has collected, or why it cannot be used."""
@@ -269,7 +273,10 @@ class Gang:
                     raise GangError(self._absent(host, f"did not answer within {seconds:g} s"))
                 if until is None and host not in self._store.live():
                     raise GangError(self._absent(host, "has gone: nothing was heard of it"))
-            found += from_json(body)
+            try:
+                found += from_json(body)
+            except DataError as error:
+                raise GangError(self._absent(host, f"sent what cannot be read: {error}")) from None
         return found
 
     def _absent(self, host: int, what: str) -> str:

@@ -13,13 +13,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import threadpoolctl
 
 from pytest_pallas._version import __version__
 from pytest_pallas.backends import Backend, default_target, label
+from pytest_pallas.decoding import (
+    AsWritten,
+    Between,
+    Count,
+    DataError,
+    Matching,
+    Sized,
+    Text,
+    decode,
+)
 from pytest_pallas.errors import GoldenError
 from pytest_pallas.numerics.precision import ProductPrecision
 
@@ -101,7 +111,17 @@ def _device(backend: Backend) -> tuple[str, str]:
 #: Version of the JSON form; see docs/goldens.md.
 SCHEMA = 1
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+#: A SHA-256.
+Digest = Annotated[str, Matching("[0-9a-f]{64}", "a SHA-256")]
+
+#: dtype and shape of an array.
+type Kind = tuple[str, ArrayShape]
+
+#: Of an array. That of a sample may be of one that numpy cannot make.
+type ArrayShape = Annotated[tuple[Count, ...], Sized(64)]
+
+#: A call as ``values.write`` gives it. Its texts are arguments of a kernel.
+type PlainCall = Annotated[Any, AsWritten()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,9 +164,9 @@ class Output:
 
     path: str
     dtype: str
-    shape: tuple[int, ...]
-    digest: str
-    sample: int = 0
+    shape: ArrayShape
+    digest: Digest
+    sample: Annotated[int, Between(0, 2**31)] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,13 +183,13 @@ class Call:
       drawn: what was drawn, in words.
     """
 
-    digest: str
-    plain: Any
-    kinds: tuple[tuple[str, tuple[int, ...]], ...]
+    digest: Digest
+    plain: PlainCall
+    kinds: tuple[Kind, ...]
     complete: bool
     seed: int
-    examples: int
-    drawn: str = ""
+    examples: Annotated[int, Between(0, 2**31)]
+    drawn: Text = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,11 +212,11 @@ class Golden:
     test: str
     kernel: str
     check: str
-    mesh: Mapping[str, int]
+    mesh: Mapping[str, Count]
     origin: Origin
     call: Call
     outputs: tuple[Output, ...]
-    tensors: str
+    tensors: Annotated[str, Matching("([0-9a-f]{64})?", "a SHA-256")]
     products: ProductPrecision | None = None
 
     @property
@@ -236,36 +256,24 @@ def from_json(plain: Any) -> Golden:
     Raises:
       GoldenError: it is none, or of a newer version of pytest-pallas.
     """
-    if not isinstance(plain, dict) or "schema" not in plain:
-        raise GoldenError("this is no golden of pytest-pallas")
-    if plain["schema"] != SCHEMA:
-        raise GoldenError(
-            f"it has the schema {plain['schema']!r}, and this pytest-pallas reads {SCHEMA}; "
-            "install the version that wrote it, or record again"
-        )
+    content = without_schema(plain, SCHEMA, "golden")
     try:
-        golden = _golden({name: value for name, value in plain.items() if name != "schema"})
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        return decode(Golden, content)
+    except DataError as error:
         raise GoldenError(f"this is no golden of pytest-pallas: {error}") from None
-    if not _DIGEST.fullmatch(golden.tensors):
-        raise GoldenError(f"it names the file {golden.tensors!r}, which is no SHA-256")
-    return golden
 
 
-def _golden(plain: dict[str, Any]) -> Golden:
-    call = dict(plain.pop("call"))
-    call["kinds"] = tuple((str(dtype), _shape(shape)) for dtype, shape in call["kinds"])
-    given: list[dict[str, Any]] = plain.pop("outputs")
-    outputs = tuple(Output(**dict(each, shape=_shape(each["shape"]))) for each in given)
-    mesh = {str(axis): int(size) for axis, size in plain.pop("mesh").items()}
-    origin = Origin(**plain.pop("origin"))
-    if plain.get("products") is not None:
-        plain["products"] = ProductPrecision(**plain["products"])
-    return Golden(**plain, mesh=mesh, origin=origin, call=Call(**call), outputs=outputs)
+def without_schema(plain: Any, schema: int, what: str) -> dict[str, Any]:
+    """The fields of a file, whose schema must be this one.
 
-
-def _shape(plain: Any) -> tuple[int, ...]:
-    shape = tuple(int(size) for size in plain)
-    if any(size < 0 for size in shape):
-        raise ValueError(f"the shape {shape}")
-    return shape
+    Raises:
+      GoldenError: it is of another version, or no file of pytest-pallas.
+    """
+    if not isinstance(plain, dict) or not isinstance(plain.get("schema"), int):
+        raise GoldenError(f"this is no {what} of pytest-pallas")
+    if plain["schema"] != schema:
+        raise GoldenError(
+            f"it has the schema {plain['schema']!r:.20}, and this pytest-pallas reads {schema}; "
+            f"install the version that wrote it{', or record again' if what == 'golden' else ''}"
+        )
+    return {name: value for name, value in plain.items() if name != "schema"}

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pytest_pallas.decoding import Count, DataError, Text, decode, parse, shown
 from pytest_pallas.errors import GoldenError
+from pytest_pallas.goldens.entry import Kind, PlainCall, without_schema
 from pytest_pallas.goldens.tensors import Array, dump, load, metadata_of
-from pytest_pallas.goldens.values import read
+from pytest_pallas.goldens.values import call_of, read
 
 #: Version of the JSON; see docs/goldens.md.
 SCHEMA = 1
@@ -49,11 +51,11 @@ class Example:
     suite: tuple[str, ...] = ()
     kernel: str
     check: str
-    mesh: Mapping[str, int] = field(default_factory=dict[str, int])
-    plain: Any
-    kinds: tuple[tuple[str, tuple[int, ...]], ...]
+    mesh: Mapping[str, Count] = field(default_factory=dict[str, int])
+    plain: PlainCall
+    kinds: tuple[Kind, ...]
     backend: str = ""
-    message: str = ""
+    message: Text = ""
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
@@ -83,14 +85,17 @@ def load_example(path: Path) -> Loaded:
       GoldenError: there is no such file, or it is none of these, or damaged, or newer.
       OptionError: safetensors is not installed.
     """
+    name = shown(str(path))
     try:
+        if not path.is_file() and path.exists():
+            raise GoldenError("this is no file")
         if path.stat().st_size > _MOST:
-            raise GoldenError(f"{path}: this is too large for an example")
+            raise GoldenError("this is too large for an example")
         return _loaded(path.read_bytes())
     except OSError as error:
-        raise GoldenError(f"{path}: {error.strerror}") from None
-    except GoldenError as error:
-        raise GoldenError(f"{path}: {error}") from None
+        raise GoldenError(f"{name}: {error.strerror}") from None
+    except (GoldenError, ValueError) as error:  # a path with a NUL
+        raise GoldenError(f"{name}: {error}") from None
 
 
 def _loaded(content: bytes) -> Loaded:
@@ -98,24 +103,10 @@ def _loaded(content: bytes) -> Loaded:
     if text is None:
         raise GoldenError("this is no example of pytest-pallas")
     try:
-        plain = json.loads(text)
-        schema = plain.pop("schema")
-        if schema != SCHEMA:
-            raise GoldenError(
-                f"it has the schema {schema!r}, and this pytest-pallas reads {SCHEMA}; install the "
-                "version that wrote it"
-            )
-        plain["suite"] = tuple(str(word) for word in plain["suite"])
-        plain["mesh"] = {str(axis): int(size) for axis, size in plain["mesh"].items()}
-        plain["kinds"] = tuple(
-            (str(dtype), tuple(map(int, shape))) for dtype, shape in plain["kinds"]
-        )
-        example = Example(**plain)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise GoldenError(f"this is no example of pytest-pallas: {error!r}") from None
+        example: Example = decode(Example, without_schema(parse(text), SCHEMA, "example"))
+    except DataError as error:
+        raise GoldenError(f"this is no example of pytest-pallas: {error}") from None
     named = {f"in{number}": kind for number, kind in enumerate(example.kinds)}
     arrays = load(content, named)
     value = read(example.plain, [arrays[name] for name in named])
-    if not isinstance(value, tuple) or len(value) != 3:
-        raise GoldenError("it holds no call")
-    return Loaded(example, value)
+    return Loaded(example, call_of(value))

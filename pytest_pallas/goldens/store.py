@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_pallas.decoding import DataError, parse
 from pytest_pallas.errors import GoldenError
 from pytest_pallas.goldens.entry import Golden, from_json, to_json
 from pytest_pallas.goldens.tensors import Array, dump, load
@@ -125,12 +126,10 @@ class Store:
         _require_file(path)
         try:
             if path.stat().st_size > _MOST:
-                raise ValueError("too large for a manifest")
-            return from_json(json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, RecursionError) as error:
-            raise GoldenError(
-                f"{path}: this is no JSON, or a part of it: {error}; {_AGAIN}"
-            ) from None
+                raise DataError("is too large for a manifest")
+            return from_json(parse(path.read_bytes()))
+        except DataError as error:
+            raise GoldenError(f"{path}: this {error}; {_AGAIN}") from None
         except GoldenError as error:
             raise GoldenError(f"{path}: {error}") from None
 

@@ -7,12 +7,14 @@ bytes; shape and dtype of every array are in the manifest besides, and those cou
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import ml_dtypes
 import numpy as np
 
+from pytest_pallas.decoding import AsWritten, DataError, decode, parse, shown
 from pytest_pallas.errors import GoldenError, OptionError
 
 type Array = np.ndarray[Any, Any]
@@ -25,6 +27,12 @@ _NAMED = frozenset(
         *("float8_e4m3fn", "float8_e5m2"),
     }
 )
+
+
+#: Limit on the header of a file, as the format has it.
+_MOST_HEADER = 100_000_000
+
+_Metadata = Mapping[str, Annotated[str, AsWritten()]]
 
 
 def dump(arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> bytes:
@@ -48,7 +56,8 @@ def load(content: bytes, kinds: Mapping[str, tuple[str, tuple[int, ...]]]) -> di
     try:
         stored = {name: bytes(each["data"]) for name, each in module.deserialize(content)}
     except module.SafetensorError as error:
-        raise GoldenError(f"this is no safetensors file, or a part of one: {error}") from None
+        problem = shown(str(error))[:200]
+        raise GoldenError(f"this is no safetensors file, or a part of one: {problem}") from None
     found: dict[str, Array] = {}
     for name, (dtype, shape) in kinds.items():
         if name not in stored:
@@ -63,21 +72,23 @@ def metadata_of(content: bytes) -> Mapping[str, str]:
     Raises:
       GoldenError: the content is no safetensors file.
     """
-    import json
-
     length = int.from_bytes(content[:8], "little")
     try:
-        header = json.loads(content[8 : 8 + length])
-        metadata = header.get("__metadata__", {})
-    except (ValueError, AttributeError):
-        raise GoldenError("this is no safetensors file, or a part of one") from None
-    return metadata if isinstance(metadata, dict) else {}
+        if not 0 < length <= min(len(content) - 8, _MOST_HEADER):
+            raise DataError(f"its header has {length:,} bytes")
+        header: Any = decode(Mapping[str, Any], parse(content[8 : 8 + length]))
+        return decode(_Metadata, header.get("__metadata__", {}))
+    except DataError as error:
+        raise GoldenError(f"this is no safetensors file, or a part of one: {error}") from None
 
 
 def digest(array: Array) -> str:
     """SHA-256 of an array's dtype, shape and bytes."""
     head = f"{array.dtype.name} {array.shape} ".encode()
     return hashlib.sha256(head + np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+_DTYPE = re.compile(r"[a-z][a-z0-9_]{1,30}")
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
@@ -87,9 +98,14 @@ def dtype_of(name: str) -> np.dtype[Any]:
       GoldenError: there is none.
     """
     try:
-        return np.dtype(getattr(ml_dtypes, name, name))
-    except TypeError:
-        raise GoldenError(f"there is no dtype {name!r}") from None
+        if _DTYPE.fullmatch(name):
+            found = np.dtype(getattr(ml_dtypes, name, name))
+            # ``np.dtype`` has texts for records, objects and times, too
+            if found.name == name and (found.kind in "biufc" or hasattr(ml_dtypes, name)):
+                return found
+    except (TypeError, ValueError):
+        pass
+    raise GoldenError(f"there is no dtype {shown(repr(name)[:60])}")
 
 
 def _named(array: Array) -> Array:
@@ -107,7 +123,10 @@ def _array(name: str, content: bytes, dtype: np.dtype[Any], shape: tuple[int, ..
         raise GoldenError(
             f"the array {name!r} must be {dtype.name}{list(shape)}, but it has {len(content)} bytes"
         )
-    return np.frombuffer(content, dtype).reshape(shape)
+    try:
+        return np.frombuffer(content, dtype).reshape(shape)
+    except ValueError as error:  # more dims or elements than numpy has
+        raise GoldenError(f"the array {name!r} cannot be {dtype.name}: {error}") from None
 
 
 def _module(name: str) -> Any:

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from pytest_pallas.backends.execution import to_numpy
+from pytest_pallas.decoding import shown
 from pytest_pallas.errors import GoldenError
 from pytest_pallas.goldens.tensors import Array, digest, dtype_of
 
@@ -58,8 +59,23 @@ def read(plain: Any, arrays: Sequence[Array]) -> Any:
     """
     try:
         return _value(plain, arrays)
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise GoldenError(f"a call that cannot be read: {error!r}") from None
+    except GoldenError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
+        raise GoldenError(f"a call that cannot be read: {shown(str(error))[:200]}") from None
+
+
+def call_of(value: Any) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]:
+    """A call that was read: positional arguments, options and tuning.
+
+    Raises:
+      GoldenError: it is none.
+    """
+    match value:
+        case (tuple(args), dict(options), dict(tuning)):
+            return args, options, tuning
+        case _:
+            raise GoldenError("it holds no call")
 
 
 def _plain(value: Any, written: Written) -> Any:
@@ -104,8 +120,8 @@ def _value(plain: Any, arrays: Sequence[Array]) -> Any:
         if plain is None or isinstance(plain, (bool, int, float, str)):
             return plain
         raise GoldenError(f"a call holds {type(plain).__name__}, which is never written")
-    kind = next(iter(plain))
-    content = plain[kind]
+    kind = next(iter(plain), "nothing")
+    content: Any = plain.get(kind)
     match kind:
         case "float":
             return float(content)
@@ -124,6 +140,8 @@ def _value(plain: Any, arrays: Sequence[Array]) -> Any:
         case "dict":
             return {key: _value(each, arrays) for key, each in content.items()}
         case "opaque":
-            raise GoldenError(f"{content} is known by its name only, and must be drawn again")
+            words = shown(str(content))[:200]
+            raise GoldenError(f"{words} is known by its name only, and must be drawn again")
         case _:
-            raise GoldenError(f"a call holds {kind!r}, which this version does not know")
+            words = shown(repr(kind)[:60])
+            raise GoldenError(f"a call holds {words}, which this version does not know")

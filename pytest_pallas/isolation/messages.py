@@ -1,4 +1,8 @@
-"""Messages to and from a worker."""
+"""Messages to and from a worker: a process that this one starts, on this machine.
+
+Requests are JSON: what files or other machines have said may be in them. Replies are pickles, which
+come over a pipe of the two, from a process that has run this project's tests and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,20 @@ import json
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pytest_pallas.decoding import (
+    AsWritten,
+    Count,
+    DataError,
+    Exact,
+    Matching,
+    Text,
+    decode,
+    parse,
+    tagged,
+    untagged,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,11 +39,20 @@ class Opening:
       chooses: whether ``--lf`` and the like choose tests there.
     """
 
-    args: Sequence[str]
-    folder: str
-    options: Mapping[str, Any]
-    attributes: Mapping[str, Any]
+    args: Sequence[Exact]
+    folder: Exact
+    options: Mapping[Exact, Annotated[Any, AsWritten()]]
+    attributes: Mapping[Exact, Annotated[Any, AsWritten()]]
     chooses: bool = False
+
+
+_Base64 = Annotated[
+    str,
+    Matching("(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?", "bytes in base64"),
+]
+
+#: A change of the database of failing examples, see ``database.recorded``: what, key and value.
+type Change = tuple[Literal["save", "delete"], _Base64, _Base64]
 
 
 @dataclass(frozen=True)
@@ -50,7 +76,7 @@ class WorkerRequest:
     """A test to run.
 
     Attributes:
-      opening: a pickled ``Opening``, the same for all requests to a worker.
+      opening: an encoded ``Opening``, the same for all requests to a worker.
       nodeid: node id of the test.
       path: the file to collect, absolute or seen from pytest's root folder; None if the test comes
         from a hook.
@@ -64,14 +90,14 @@ class WorkerRequest:
     """
 
     opening: bytes
-    nodeid: str
-    path: str | None
+    nodeid: Exact
+    path: Exact | None
     timeout: float
     seconds: float | None = None
-    journal: str | None = None
-    raised: Mapping[str, tuple[str, str, bool]] | None = None
+    journal: Exact | None = None
+    raised: Mapping[Exact, tuple[Exact, Exact, bool]] | None = None
     part: Part | None = None
-    killed: Mapping[str, str] = field(default_factory=dict[str, str])
+    killed: Mapping[Exact, Exact] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +118,8 @@ class WorkerReply:
     warnings: Sequence[Mapping[str, Any]] = ()
     hazards: Sequence[str] | None = None
     stained: bool = False
-    lost_places: Mapping[str, str] = field(default_factory=dict[str, str])
-    exit: tuple[str, int | None] | None = None
+    lost_places: Mapping[str, Text] = field(default_factory=dict[str, str])
+    exit: tuple[Text, int | None] | None = None
     killed: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
@@ -115,8 +141,8 @@ class StepNote:
     kernel: str = ""
     check: str = ""
     backend: str = ""
-    examples: int = 0
-    drawn: Sequence[tuple[str, str]] = ()
+    examples: Count = 0
+    drawn: Sequence[tuple[str, Text]] = ()
     running: Sequence[str] = ()
 
     def encode(self) -> bytes:
@@ -125,17 +151,24 @@ class StepNote:
 
     @classmethod
     def decode(cls, body: bytes) -> StepNote | None:
-        """The note; None if there is none."""
-        return cls(**json.loads(body)) if body else None
+        """The note; None if there is none, or half of one."""
+        try:
+            return decode(cls, parse(body)) if body else None
+        except DataError:
+            return None
+
+
+#: The parts of requests, by name.
+REQUESTS: Mapping[str, type[Any]] = {each.__name__: each for each in (Opening, Part, WorkerRequest)}
 
 
 def encoded(message: WorkerRequest | WorkerReply | Opening) -> bytes:
     """A message as bytes. Objects in report properties that cannot be pickled become their repr."""
+    if not isinstance(message, WorkerReply):
+        return json.dumps(tagged(message, REQUESTS)).encode()
     try:
         return pickle.dumps(message)
     except Exception:
-        if not isinstance(message, WorkerReply):
-            raise
         plain = dataclasses.replace(
             message,
             reports=[_plain(report) for report in message.reports],
@@ -144,8 +177,17 @@ def encoded(message: WorkerRequest | WorkerReply | Opening) -> bytes:
         return pickle.dumps(plain)
 
 
-def decoded(body: bytes) -> Any:
-    """The message, from a child process of this one."""
+def requested[T](kind: type[T], body: bytes) -> T:
+    """The request, or the opening, of a worker.
+
+    Raises:
+      DataError: it is none.
+    """
+    return decode(kind, untagged(parse(body), REQUESTS))
+
+
+def decoded(body: bytes) -> WorkerReply:
+    """The reply, from a process that this one has started."""
     return pickle.loads(body)
 
 

@@ -11,17 +11,25 @@ import platform
 from collections.abc import Generator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import pytest
 
 from pytest_pallas.backends import label
+from pytest_pallas.decoding import DataError, decode, parse
 from pytest_pallas.devices.processes import gang
 from pytest_pallas.errors import OptionError
 from pytest_pallas.session import current
 
 #: Folders in pytest's cache: tests to isolate, and running tests.
 APART, RUNNING = "pallas-isolated", "pallas-running"
+
+
+class _Kept(TypedDict):
+    """What is kept of a test to isolate."""
+
+    test: str
+    reason: str
 
 
 class History:
@@ -39,8 +47,8 @@ class History:
         path = self._path(key)
         found = ""
         if path is not None and path.name in self._names:
-            with contextlib.suppress(OSError, ValueError, KeyError):
-                found = str(json.loads(path.read_text(encoding="utf-8"))["reason"])
+            with contextlib.suppress(OSError, DataError):
+                found = decode(_Kept, parse(path.read_bytes()))["reason"]
         return self._here.setdefault(key, found)
 
     def add(self, key: str, reason: str) -> None:
@@ -89,7 +97,10 @@ class History:
     def _failed(self) -> frozenset[str]:
         if not hasattr(self._config, "cache"):
             return frozenset()
-        return frozenset(self._config.cache.get("cache/lastfailed", None) or ())
+        with contextlib.suppress(DataError):
+            failed = self._config.cache.get("cache/lastfailed", {})
+            return frozenset(decode(dict[str, Any], failed))
+        return frozenset()
 
     @cached_property
     def _names(self) -> frozenset[str]:
@@ -110,10 +121,10 @@ class History:
         folder = self._folder(RUNNING)
         for path in [] if folder is None else sorted(folder.iterdir()):
             pid, _, machine = path.name.partition("-")
-            if machine != platform.node() or not pid.isdigit() or _lives(int(pid)):
+            if machine != platform.node() or not pid.isdecimal() or _lives(int(pid)):
                 continue
             with contextlib.suppress(OSError):  # another process may do the same
-                nodeid = path.read_text(encoding="utf-8")
+                nodeid = path.read_text(encoding="utf-8", errors="replace")
                 path.unlink()
                 where = self._path(nodeid)
                 if nodeid and where is not None:
@@ -142,6 +153,8 @@ def _lives(pid: int) -> bool:
         return False
     except OSError:
         return True  # of another user
+    except OverflowError:
+        return False  # no process has such a number
     return True
 
 

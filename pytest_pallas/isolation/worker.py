@@ -18,8 +18,8 @@ from pytest_pallas.isolation.messages import (
     Part,
     WorkerReply,
     WorkerRequest,
-    decoded,
     encoded,
+    requested,
 )
 from pytest_pallas.mutation_runner.journal import JOURNAL
 from pytest_pallas.session import WORKER, current
@@ -44,7 +44,7 @@ def serve(payload: bytes, say: Callable[[bytes], None]) -> bytes:
     Returns:
       An encoded ``WorkerReply``.
     """
-    request: WorkerRequest = decoded(payload)
+    request = requested(WorkerRequest, payload)
     host = host_for(request.opening, say)
     return encoded(host.run(request))
 
@@ -52,7 +52,7 @@ def serve(payload: bytes, say: Callable[[bytes], None]) -> bytes:
 @functools.cache
 def host_for(opening: bytes, say: Callable[[bytes], None]) -> Host:
     """The session of this process, made at the first request."""
-    return Host(decoded(opening), say)
+    return Host(requested(Opening, opening), say)
 
 
 class Host:

@@ -195,7 +195,7 @@ class SpecItem(pytest.Item):
             )
         finally:
             if requested is not None and part is not None:
-                self.stash[PART_OUTCOME] = part_to_json(requested, part)
+                self.stash[PART_OUTCOME] = part_to_json(requested, part, self.check)
         if requirement:
             self.builder.withdrawn = requirement
             pytest.skip(not_applicable(self.check, requirement))

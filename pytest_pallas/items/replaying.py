@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pytest_pallas.bindings.bound_checks import run_example, subjects_of
 from pytest_pallas.checks.golden import Goldens, written_call
 from pytest_pallas.errors import GoldenError
-from pytest_pallas.goldens.values import read
+from pytest_pallas.goldens.values import call_of, read
 from pytest_pallas.sampling.fuzzing import drawn_calls
 from pytest_pallas.strategies.arguments import Arguments, as_arguments
 
@@ -64,11 +64,10 @@ def _kept(goldens: Goldens, golden: Golden) -> Arguments:
     Raises:
       GoldenError: it is damaged.
     """
-    value = read(golden.call.plain, goldens.store.inputs(golden))
-    if not isinstance(value, tuple) or len(value) != 3:
-        raise GoldenError(f"{golden}: the file does not hold a call; record again")
-    args, options, tuning = value
-    call = Arguments(args, options, tuning)
+    try:
+        call = Arguments(*call_of(read(golden.call.plain, goldens.store.inputs(golden))))
+    except GoldenError as error:
+        raise GoldenError(f"{golden}: {error}; record again") from None
     if written_call(call).digest != golden.call.digest:
         raise GoldenError(f"{golden}: the call in the file was changed; record again")
     return call

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_pallas.bindings.bound_checks import BoundCheck, run_example, subjects_of
+from pytest_pallas.checks import Check
 from pytest_pallas.checks.verdict import conclude
 from pytest_pallas.database.recorded import Recorded
 from pytest_pallas.errors import PallasTestError
@@ -42,13 +43,17 @@ class PartRun:
     database: Recorded | None = None
 
 
-def part_to_json(part: Part, run: PartRun) -> dict[str, Any]:
-    """The result of a part of rounds as plain JSON values."""
+def part_to_json(part: Part, run: PartRun, check: Check) -> dict[str, Any]:
+    """The result of a part of rounds as plain JSON values.
+
+    Raises:
+      SpecError: the evidence of the check is no data.
+    """
     return {
         "kind": part.kind,
         "first": part.first,
         "last": part.last,
-        **rounds_to_json(run.rounds),
+        **rounds_to_json(run.rounds, check),
         "fail": None if run.fail is None else list(run.fail),
         "database": [] if run.database is None else run.database.changes,
     }

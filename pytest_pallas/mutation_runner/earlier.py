@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from pytest_pallas.errors import OptionError
-from pytest_pallas.mutation_runner.verdict import from_json
+from pytest_pallas.mutation_runner.verdict import MutantVerdict, from_json
 from pytest_pallas.options.values import place_of
 from pytest_pallas.results import read_results
 from pytest_pallas.session import current
-from pytest_pallas.source_lines import text_at
+from pytest_pallas.source_lines import read
 
 #: The name of the earlier run in reports.
 EARLIER = "an earlier run"
@@ -55,12 +56,17 @@ def read_earlier(path: Path) -> Earlier:
     Raises:
       OptionError: as ``read_results``.
     """
-    try:
-        verdicts = [from_json(each) for r in read_results(path).records for each in r.mutants]
-    except (LookupError, TypeError):
-        raise OptionError(f"{path}: its mutants are not those of --pallas-results") from None
-    same = [verdict for verdict in verdicts if verdict.source == text_at(verdict.where)]
+    verdicts = [from_json(each) for r in read_results(path).records for each in r.mutants]
+    same = [verdict for verdict in verdicts if _unchanged(verdict)]
     return Earlier(
         {verdict.key: EARLIER for verdict in same if verdict.status == "killed"},
         frozenset(v.key for v in same if v.status == "equivalent" and v.marked),
     )
+
+
+def _unchanged(verdict: MutantVerdict) -> bool:
+    """Whether the line of a mutant is as it was; what is named may be no file, or have no end."""
+    found = read(verdict.where)
+    if found is None or not found.file.endswith(".py") or not os.path.isfile(found.file):
+        return False
+    return found.text == verdict.source

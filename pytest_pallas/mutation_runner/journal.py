@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import pytest
 
+from pytest_pallas.decoding import DataError, decode, parse
 from pytest_pallas.errors import DIED
-from pytest_pallas.mutation_runner.verdict import MutantVerdict, from_json, to_json
+from pytest_pallas.mutation_runner.verdict import MutantVerdict, to_json
 
 #: The path of an item's journal, where it has one.
 JOURNAL = pytest.StashKey[str]()
+
+
+class _Line(TypedDict, total=False):
+    """A line of a journal, which has one of both."""
+
+    begin: MutantVerdict
+    end: MutantVerdict
 
 
 class Journal:
@@ -29,8 +38,9 @@ class Journal:
         self.verdicts: dict[str, MutantVerdict] = {}
         self.begun: MutantVerdict | None = None
         if path is not None and path.exists():
-            for line in path.read_text().splitlines():
-                self._take(json.loads(line))
+            for line in path.read_bytes().splitlines():
+                with contextlib.suppress(DataError):  # its writer died in the middle
+                    self._take(parse(line))
 
     def begin(self, verdict: MutantVerdict) -> None:
         """Record the start of a mutant."""
@@ -41,10 +51,11 @@ class Journal:
         self._write({"end": to_json(verdict)})
 
     def _take(self, plain: dict[str, Any]) -> None:
-        if "begin" in plain:
-            self.begun = from_json(plain["begin"])
-        else:
-            verdict = from_json(plain["end"])
+        line: _Line = decode(_Line, plain)
+        if "begin" in line:
+            self.begun = line["begin"]
+        elif "end" in line:
+            verdict = line["end"]
             self.verdicts[verdict.key] = verdict
             self.begun = None
 

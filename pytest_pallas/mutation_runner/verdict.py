@@ -2,54 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-#: ``killed``: a check failed. ``survived``: none did. ``equivalent``: it is the same program, or
-#: the spec marks it and no check failed. ``untried``: time was over, or it could not be made.
-Status = Literal["killed", "survived", "equivalent", "untried"]
+from pytest_pallas.decoding import decode, jsonable
+from pytest_pallas.record import MutantVerdict
 
-
-@dataclass(frozen=True, kw_only=True)
-class MutantVerdict:
-    """The verdict on a mutant.
-
-    Attributes:
-      key: identifies the mutant.
-      operator, change, kernel, part: as in ``mutation.Mutant``.
-      where: ``file:line`` of the mutated code.
-      called_from: ``file:line`` of its callers, the innermost first, in short.
-      source: the line of code.
-      callers: the lines of code of its callers.
-      status: see ``Status``.
-      by: the check that killed it, or the test, spec or run.
-      on: the backend of that check, with the sizes of its mesh.
-      how: the kind of failure, such as ``"MismatchError"``.
-      examples: number of examples that ran on it.
-      seconds: the time of these examples.
-      reason: why it is equivalent or did not run.
-      marked: whether the spec marks it as equivalent.
-    """
-
-    key: str
-    operator: str
-    change: str
-    kernel: str
-    part: str
-    where: str
-    source: str
-    status: Status
-    called_from: tuple[str, ...] = ()
-    callers: tuple[str, ...] = ()
-    by: str = ""
-    on: str = ""
-    how: str = ""
-    examples: int = 0
-    seconds: float = 0.0
-    reason: str = ""
-    marked: bool = False
+__all__ = ["MutantVerdict", "from_json", "score", "to_json", "who"]
 
 
 def who(verdict: MutantVerdict) -> str:
@@ -59,15 +18,12 @@ def who(verdict: MutantVerdict) -> str:
 
 def to_json(verdict: MutantVerdict) -> dict[str, Any]:
     """As plain JSON values."""
-    return dataclasses.asdict(verdict)
+    return jsonable(verdict)
 
 
 def from_json(plain: Mapping[str, Any]) -> MutantVerdict:
     """The verdict from ``to_json``."""
-    fields = dict(plain)
-    for name in ("called_from", "callers"):
-        fields[name] = tuple(plain.get(name, ()))
-    return MutantVerdict(**fields)
+    return decode(MutantVerdict, plain)
 
 
 def score(verdicts: list[MutantVerdict]) -> float | None:

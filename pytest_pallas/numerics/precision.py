@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from pytest_pallas.decoding import Between
 from pytest_pallas.source_lines import SourceLine
 
 
@@ -39,4 +41,4 @@ class ProductPrecision:
     """
 
     name: str
-    bits: int
+    bits: Annotated[int, Between(0, FLOAT32_BITS)]

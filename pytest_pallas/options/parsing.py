@@ -106,16 +106,28 @@ def path(text: str) -> Path | None:
     return Path(text) if text else None
 
 
+#: Limit on the bytes of an example of Hypothesis, whose own limit is 8 KiB of choices.
+_MOST_BLOB = 2**20
+
+
 def replay(text: str) -> Replay:
     """A file or a blob: Hypothesis' text in base64, which begins with a byte 0 or 1."""
     from pytest_pallas.options.values import Replay
 
     try:
-        begins = base64.b64decode(text, validate=True)[:1]
+        content = base64.b64decode(text, validate=True)
     except ValueError:
-        begins = b""
-    blob = begins in (b"\0", b"\1") and not os.path.exists(text)
-    return Replay(blob=text) if blob else Replay(file=Path(text))
+        content = b""
+    if content[:1] not in (b"\0", b"\1") or os.path.exists(text):
+        return Replay(file=Path(text))
+    if content[:1] == b"\1":  # what follows is compressed
+        from pytest_pallas.decoding import DataError, unpacked
+
+        try:
+            unpacked(content[1:], _MOST_BLOB)
+        except DataError as error:
+            raise wrong(f"the blob of {len(text):,} characters {error}") from None
+    return Replay(blob=text)
 
 
 def distributed(text: str) -> Distributed | None:

@@ -148,7 +148,7 @@ def _save(
     name = f"{failure.name}-{failure.check}-{label(failure.context.backend)}"
     mesh = getattr(item, "mesh", None) or {}
     name += "".join(f"-{axis}{size}" for axis, size in mesh.items())
-    path = free_path(folder, re.sub(r"[^\w.-]+", "-", name).strip("-"), test)
+    path = free_path(folder, script_name(name), test)
     example = _export(session, item, error, path)
     if failure.finding is not None and failure.finding.goldens.get("different"):
         return Saved(None, "it would not have the golden to compare with", example)
@@ -173,12 +173,21 @@ def _export(
     return beside(path)
 
 
+def script_name(text: str) -> str:
+    """A text as the name of a file, without its suffix."""
+    return re.sub(r"[^\w.-]+", "-", text)[:200].strip("-.") or "failure"
+
+
 def free_path(folder: Path, name: str, test: str) -> Path:
     """The first path with a name that no other test has taken."""
     number = 1
     while True:
         path = folder / (f"{name}.py" if number == 1 else f"{name}-{number}.py")
-        if not path.exists() or f"{_LINE}{test}\n" in path.read_text(encoding="utf-8"):
+        if not path.exists():
+            return path
+        # What is there may be no script of ours.
+        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        if f"{_LINE}{test}\n" in text:
             return path
         number += 1
 

@@ -9,18 +9,22 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Required, TypedDict
 
 import pytest
 
 from pytest_pallas import explanations, findings
 from pytest_pallas.backends import Label, label
+from pytest_pallas.compat.testing import can_be_shown
+from pytest_pallas.decoding import Accepts, Checked, DataError, Seconds, Text, decode
 from pytest_pallas.devices.processes import gang, process_words
 from pytest_pallas.errors import DIED, PallasTestError, PeerError
 from pytest_pallas.explanations import explanation_of
+from pytest_pallas.items.parts import checked_result
 from pytest_pallas.record import Host, Record, from_json, to_json
 from pytest_pallas.report.pictures import pictures_of
 from pytest_pallas.report.reporter import ATTRIBUTE
+from pytest_pallas.results.model import Location
 from pytest_pallas.session import (
     PART_OUTCOME,
     PART_RESULT,
@@ -35,6 +39,45 @@ if TYPE_CHECKING:
     from pytest_pallas.replay.saved import Saved
 
 PREFIX = "pallas_"
+
+
+class _PlainReport(TypedDict, total=False):
+    """What a report of pytest has, and what the plugin adds, as far as code reads it."""
+
+    nodeid: Required[str]
+    outcome: Required[Literal["passed", "failed", "skipped", "rerun"]]
+    when: Literal["setup", "call", "teardown", "collect", "???"] | None
+    location: Location
+    keywords: dict[str, Any]
+    duration: Seconds
+    sections: list[tuple[str, Text]]
+    user_properties: list[tuple[str, Any]]
+    wasxfail: Text
+    pallas_records: list[Annotated[dict[str, Any], Checked(lambda: Record)]]
+    pallas_part: Annotated[Any, Accepts(checked_result)]
+    pallas_raised: tuple[str, str, str, bool]
+    pallas_status: str
+    pallas_because_of: list[int]
+
+
+def checked_report(plain: Any) -> dict[str, Any]:
+    """A serialized report of pytest from a file or another machine, if it is one.
+
+    Raises:
+      DataError: it is none, or pytest cannot print it.
+    """
+    report: dict[str, Any] = decode(dict[str, Any], plain)
+    known = _PlainReport.__annotations__
+    own = {name: value for name, value in report.items() if name in known}
+    decode(_PlainReport, own)
+    kind = pytest.CollectReport if report.get("when") == "collect" else pytest.TestReport
+    for name in report:
+        # pytest makes attributes of what it does not know
+        if name not in known and (hasattr(kind, name) or name == "node"):
+            raise DataError(f"has the field {name!r}, which no report of pytest has")
+    if not can_be_shown(report):
+        raise DataError("is no report of pytest")
+    return report
 
 
 def add_properties(item: pytest.Item, report: pytest.TestReport, records: list[Record]) -> None:

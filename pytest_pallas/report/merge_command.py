@@ -104,4 +104,5 @@ def _cause(failure: Failure) -> str:
 
 
 def _say(text: str) -> None:
-    print(text)  # noqa: T201
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding))  # noqa: T201

@@ -161,7 +161,7 @@ def _merged_rounds(item: SpecItem, parts: Sequence[_PartReports]) -> list[pytest
     rounds: list[RoundOutcome] = []
     for part in parts:
         assert part.result is not None
-        for each in rounds_from_json(part.result, builder):
+        for each in rounds_from_json(part.result, builder, item.check):
             owners.setdefault(each.number, part)
             rounds.append(each)
     merged = merge_rounds(builder, rounds)

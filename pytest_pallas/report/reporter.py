@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_pallas.decoding import decode
 from pytest_pallas.errors import OptionError
 from pytest_pallas.record import NotApplicable
 from pytest_pallas.report.section import Line, Results, Section, as_text
@@ -78,7 +79,8 @@ class Reporter:
     def pytest_testnodedown(self, node: Any) -> None:
         """Receive from a worker the checks that do not apply. All workers send the same."""
         for plain in getattr(node, "workeroutput", {}).get(OUTPUT, ()):
-            self.session.not_applicable.setdefault(plain["test"], NotApplicable(**plain))
+            entry: NotApplicable = decode(NotApplicable, plain)
+            self.session.not_applicable.setdefault(entry.test, entry)
         if (shard := getattr(node, "workeroutput", {}).get(SHARD)) is not None:
             self.session.shard_line, self.session.empty_shard = shard
 

@@ -102,8 +102,16 @@ def on_fleet(fleet: FleetFacts) -> str:
     """The workers of ``--pallas-fleet``, before the run."""
     if fleet.processes:
         many = "1 worker process" if fleet.processes == 1 else f"{fleet.processes} worker processes"
-        return f"runs in {many} of this machine"
-    return f"runs on the workers of the Dask scheduler {fleet.place}"
+        return (
+            f"runs in {many} of this machine; their Dask scheduler executes what it is sent, and "
+            "listens on 127.0.0.1"
+        )
+    where = f"runs on the workers of the Dask scheduler {fleet.place}, which executes what it is"
+    if fleet.encrypted:
+        return f"{where} sent by those with a certificate (TLS)"
+    return (
+        f"{where} sent: keep its port inside a network that you trust, or use TLS (docs/fleet.md)"
+    )
 
 
 def places(session: PytestSession) -> list[str]:

@@ -17,6 +17,7 @@ import pytest
 
 from pytest_pallas.backends import Call, label
 from pytest_pallas.backends.simulators import Simulator
+from pytest_pallas.decoding import Text, decode
 from pytest_pallas.errors import BackendUnavailableError, OptionError
 from pytest_pallas.explanations import first_line
 from pytest_pallas.report.files import check_writable
@@ -48,10 +49,10 @@ class SavedTimeline:
     kernel: str
     backend: str
     failed: bool
-    drawn: str
-    schedule: str = ""
+    drawn: Text
+    schedule: Text = ""
     file: str = ""
-    problem: str = ""
+    problem: Text = ""
 
 
 def settle_trace(session: PytestSession) -> None:
@@ -111,7 +112,11 @@ class TraceReporter:
         """Keep the last timeline of a failed test, or else of a passed one."""
         if not hasattr(report, ATTRIBUTE):
             return
-        trace, former = SavedTimeline(**getattr(report, ATTRIBUTE)), self.found
+        trace: SavedTimeline = decode(SavedTimeline, getattr(report, ATTRIBUTE))
+        former, path = self.found, self.session.options.trace
+        # Another process wrote it: nothing but a file beside the requested one is moved or removed.
+        if trace.file and path is not None and not _is_beside(Path(trace.file), path):
+            trace = dataclasses.replace(trace, file="", problem="it is no file of this run")
         if former is not None and former.failed and not trace.failed:
             trace, former = former, trace
         if former is not None and former.file:
@@ -151,6 +156,11 @@ class TraceReporter:
         else:
             line = f"--pallas-trace={shown}: not written: {trace.problem}; the call is {words}"
             terminalreporter.write_line(line, red=True)
+
+
+def _is_beside(file: Path, path: Path) -> bool:
+    """Whether a file is where ``_trace`` writes it."""
+    return file.parent == path.parent and file.name.startswith(f".{path.name}.")
 
 
 def failing_run(error: BaseException) -> LastRun | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pytest_pallas.decoding import Matching, Seconds, Text, jsonable
 from pytest_pallas.record import NotApplicable, Record
 
 #: The outcome of a test that a run did not finish, in a results file.
@@ -23,10 +24,17 @@ class Failure:
       sections: captured output: title and text.
     """
 
-    when: str
-    message: str
-    summary: str = ""
-    sections: tuple[tuple[str, str], ...] = ()
+    when: Literal["setup", "call", "teardown"]
+    message: Text
+    summary: Text = ""
+    sections: tuple[tuple[str, Text], ...] = ()
+
+
+#: File, line from 0, and name.
+type Location = tuple[str, int | None, str]
+
+#: Outcomes of a test that ended.
+_ENDED = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,41 +57,21 @@ class FinishedTest:
     """
 
     test: str
-    outcome: str
-    seconds: float = 0.0
-    location: tuple[Any, ...] = ()
-    reason: str = ""
-    place: tuple[Any, ...] = ()
+    outcome: Annotated[str, Matching("|".join(_ENDED), f"one of {', '.join(_ENDED)}")]
+    seconds: Seconds = 0.0
+    location: Location | tuple[()] = ()
+    reason: Text = ""
+    place: tuple[str, int | str] | tuple[()] = ()
     failures: tuple[Failure, ...] = ()
     status: str = ""
-    raised: tuple[Any, ...] = ()
+    raised: tuple[str, str, str, bool] | tuple[()] = ()
     properties: tuple[tuple[str, Any], ...] = ()
     part: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 def plain_test(finished: FinishedTest) -> dict[str, Any]:
     """A finished test as plain JSON values, without fields that are empty."""
-    plain = {name: value for name, value in vars(finished).items() if value}
-    if finished.failures:
-        plain["failures"] = [dict(vars(each)) for each in finished.failures]
-    return plain
-
-
-def finished_from_json(plain: Mapping[str, Any]) -> FinishedTest:
-    """The finished test from ``plain_test``."""
-    fields = dict(plain)
-    fields["failures"] = tuple(
-        Failure(each["when"], each["message"], each["summary"], _pairs(each.get("sections", ())))
-        for each in plain.get("failures", ())
-    )
-    fields["properties"] = _pairs(plain.get("properties", ()))
-    for name in ("location", "place", "raised"):
-        fields[name] = tuple(plain.get(name, ()))
-    return FinishedTest(**fields)
-
-
-def _pairs(plain: Sequence[Sequence[Any]]) -> tuple[tuple[str, Any], ...]:
-    return tuple((name, value) for name, value in plain)
+    return {name: jsonable(value) for name, value in vars(finished).items() if value}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +110,8 @@ class RunResults:
     @property
     def shard(self) -> tuple[int, int] | None:
         """Which shard it is, and of how many; None for a run without ``--pallas-shard``."""
-        found = self.options.get("shard")
-        return (int(found[0]), int(found[1])) if found else None
+        found: Sequence[int] = self.options.get("shard", ())
+        return (found[0], found[1]) if found else None
 
     @property
     def unfinished(self) -> Sequence[str]:

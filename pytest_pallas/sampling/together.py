@@ -9,7 +9,9 @@ from typing import Any
 from hypothesis.database import ExampleDatabase
 
 from pytest_pallas.compat.rejection import is_rejection
+from pytest_pallas.decoding import DataError, decode
 from pytest_pallas.devices.processes import agree, gang
+from pytest_pallas.errors import GangError
 
 #: Seconds to wait for the other processes.
 _TIMEOUT = 120.0
@@ -98,7 +100,10 @@ class FirstProcessDatabase(ExampleDatabase):
         found = [] if _is_other() else sorted(self._database.fetch(key))
         texts = [base64.b64encode(value).decode() for value in found]
         first = agree("examples", value=texts, timeout=_TIMEOUT)[0]
-        return [base64.b64decode(text) for text in first.value]
+        try:
+            return decode(list[bytes], first.value)
+        except DataError as error:
+            raise GangError(f"process 0 ({first.host}) gave no examples: {error}") from None
 
     def save(self, key: bytes, value: bytes) -> None:
         """Save an example, in the first process."""

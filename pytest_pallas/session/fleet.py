@@ -35,6 +35,11 @@ class FleetFacts:
     sent: int = 0
     repeated: int = 0
 
+    @property
+    def encrypted(self) -> bool:
+        """Whether the scheduler asks for certificates (TLS)."""
+        return self.place.startswith(("tls://", "wss://"))
+
 
 def to_json(facts: FleetFacts) -> Mapping[str, Any]:
     """The facts as plain JSON values."""

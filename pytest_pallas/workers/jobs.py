@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from pytest_pallas.decoding import Text
+
 Status = Literal["done", "raised", "timed out", "crashed", "out of memory"]
 
 
@@ -70,9 +72,9 @@ class JobResult:
 
     status: Status
     value: bytes = b""
-    message: str = ""
-    fate: str = ""
-    output: str = ""
+    message: Text = ""
+    fate: Text = ""
+    output: Text = ""
     seconds: float = 0.0
     started: bool = True
     note: bytes = b""

@@ -31,7 +31,27 @@ def options(words):
 
 
 def test_its_files_are_those_that_are_read():
-    assert set(FILES) == {"shards.yaml", "fleet.yaml", "shards.sh", "fleet.sh", "hosts.sh"}
+    scripts = {"shards.sh", "fleet.sh", "hosts.sh", "tls.sh"}
+    assert set(FILES) == {"shards.yaml", "fleet.yaml", *scripts}
+
+
+def test_the_variables_of_tls_are_those_of_dask():
+    from dask import config
+    from distributed import Security
+
+    exports, _, _ = FILES["tls.sh"].partition("dask scheduler")
+    done = subprocess.run(["bash", "-c", f"{exports} env"], capture_output=True, text=True)
+    variables = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+    found = config.collect_env({k: v for k, v in variables.items() if k.startswith("DASK_")})
+    tls = found["distributed"]["comm"]["tls"]
+    with config.set({f"distributed.comm.tls.{name}": value for name, value in tls.items()}):
+        security = Security()
+    assert security.tls_ca_file == "ca.pem"
+    for role in ("client", "scheduler", "worker"):
+        assert security.get_tls_config_for_role(role) == {
+            **security.get_tls_config_for_role(role),
+            "ca_file": "ca.pem", "cert": "cert.pem", "key": "key.pem",
+        }  # fmt: skip
 
 
 def test_its_options_exist():

@@ -14,12 +14,11 @@ from pytest_pallas.analysis.grid.findings import Kind as GridKind
 from pytest_pallas.compilers.report import CompileReport, Status, to_json
 from pytest_pallas.explanations import Explanation, Fact, explanation_of
 from pytest_pallas.findings import Access, Finding, Kind, Owner, Signal, Wait
-from pytest_pallas.mutation_runner import verdict as verdicts
 from pytest_pallas.notes import Kind as NoteKind
 from pytest_pallas.notes import Note
 from pytest_pallas.numerics import Comparison, bitwise, compare, compare_trees
 from pytest_pallas.numerics.precision import Precision
-from pytest_pallas.record import NotApplicable, Record
+from pytest_pallas.record import NotApplicable, Record, VerdictStatus
 from pytest_pallas.source_lines import SourceLine
 
 LINE = "/home/me/kernel.py:24"
@@ -217,7 +216,7 @@ NOT_APPLICABLE = [
 MUTANTS = [
     mutated(
         "softmax",
-        *(verdict(10 + n, status) for n, status in enumerate(get_args(verdicts.Status))),
+        *(verdict(10 + n, status) for n, status in enumerate(get_args(VerdictStatus))),
         verdict(20, "equivalent", reason="rows past the end are not written back", marked=True),
         verdict(21, "killed", by="races", on="tpu-interpret:v6e"),
         notes=(Note("a mark of a mutant that does not exist", "mutants"),),

@@ -86,7 +86,6 @@ OUTSIDE: dict[tuple[str, str], str] = {
     ("replay/script.py", "_header"): "lines become comments",
     ("replay/script.py", "_called"): "an expression of several lines is not put on one",
     ("replay/literals.py", "_bracketed"): "a literal of several lines gets brackets",
-    ("replay/saved.py", "_save"): "the name of a file",
     ("simulator/inspection/timeline.py", "_order"): "threads in natural order: 10 after 9",
 }
 

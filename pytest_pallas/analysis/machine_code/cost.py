@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pytest_pallas.decoding import Count, Text
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
@@ -41,24 +43,24 @@ class Cost:
     """
 
     kernel: str = ""
-    vmem_bytes: int | None = None
-    vmem_capacity: int | None = None
-    smem_bytes: int | None = None
-    smem_capacity: int | None = None
-    bundles: int | None = None
-    empty_bundles: int | None = None
-    loop_bundles: int | None = None
+    vmem_bytes: Count | None = None
+    vmem_capacity: Count | None = None
+    smem_bytes: Count | None = None
+    smem_capacity: Count | None = None
+    bundles: Count | None = None
+    empty_bundles: Count | None = None
+    loop_bundles: Count | None = None
     loop_slots: Mapping[str, float] = field(default_factory=dict[str, float])
-    spills: int | None = None
-    fills: int | None = None
-    code_bytes: int | None = None
-    registers: int | None = None
-    shared_bytes: int | None = None
-    shared_capacity: int | None = None
-    stack_bytes: int | None = None
-    spill_store_bytes: int | None = None
-    spill_load_bytes: int | None = None
-    warnings: tuple[str, ...] = ()
+    spills: Count | None = None
+    fills: Count | None = None
+    code_bytes: Count | None = None
+    registers: Count | None = None
+    shared_bytes: Count | None = None
+    shared_capacity: Count | None = None
+    stack_bytes: Count | None = None
+    spill_store_bytes: Count | None = None
+    spill_load_bytes: Count | None = None
+    warnings: tuple[Text, ...] = ()
 
 
 #: Numbers of kernels that follow each other: what they take at once is the largest, not the sum.

@@ -7,7 +7,6 @@ the result counts. So a test that runs twice draws the same both times.
 from __future__ import annotations
 
 import functools
-import pickle
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,9 +23,16 @@ from hypothesis.database import (
 
 from pytest_pallas.database.opening import open_places
 from pytest_pallas.database.recorded import Recorded, make_changes
-from pytest_pallas.fleet.messages import Change
-from pytest_pallas.fleet.project import Difference, differences
-from pytest_pallas.fleet.remote.child_messages import ChildReply, ChildRequest, ProjectQuestion
+from pytest_pallas.fleet.messages import Change, plain_warning
+from pytest_pallas.fleet.project import differences
+from pytest_pallas.fleet.remote.child_messages import (
+    ChildReply,
+    ChildRequest,
+    ChildResult,
+    ProjectQuestion,
+    child_message,
+    of_child,
+)
 from pytest_pallas.isolation.worker import Host, host_for
 from pytest_pallas.session import PytestSession, current
 
@@ -34,18 +40,28 @@ _PROFILE = "pallas-fleet"
 
 
 def serve(payload: bytes, say: Callable[[bytes], None]) -> bytes:
-    """Answer a ``ProjectQuestion`` by a list of ``Difference``, a ``ChildRequest`` by its reply."""
-    message: ProjectQuestion | ChildRequest = pickle.loads(payload)
+    """Answer a ``ProjectQuestion`` or a ``ChildRequest`` by a ``ChildReply``."""
+    message: Any = of_child(ProjectQuestion | ChildRequest, payload)  # pyright: ignore[reportArgumentType]
     if isinstance(message, ProjectQuestion):
         host = host_for(message.opening, say)
         host.alarm.stop()
-        found: list[Difference] = differences(message.project, host.config.rootpath)
-        return pickle.dumps(found)
-    host = host_for(message.test.opening, say)
-    changed = _database(host, message.examples)
-    changed.reset(message.changes)
-    reply = host.run(message.test)
-    return pickle.dumps(ChildReply(reply=reply, changes=changed.changes))
+        found = differences(message.project, host.config.rootpath)
+        return child_message(ChildReply(differences=found))
+    request: ChildRequest = message
+    host = host_for(request.test.opening, say)
+    changed = _database(host, request.examples)
+    changed.reset(request.changes)
+    reply = host.run(request.test)
+    result = ChildResult(
+        reports=reply.reports,
+        warnings=[plain_warning(each) for each in reply.warnings],
+        hazards=reply.hazards,
+        stained=reply.stained,
+        lost_places=reply.lost_places,
+        exit=reply.exit,
+        changes=changed.changes,
+    )
+    return child_message(ChildReply(result=result))
 
 
 def _database(host: Host, examples: Mapping[str, bytes] | None) -> ChangedDatabase:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import pickle
 import platform
 import tempfile
 import threading
@@ -27,17 +26,17 @@ from pytest_pallas.fleet.messages import (
     TestResult,
     decoded,
     encoded,
-    plain_warning,
 )
-from pytest_pallas.fleet.project import Difference
 from pytest_pallas.fleet.remote.child_messages import (
     ENTRY,
     ChildReply,
     ChildRequest,
     ProjectQuestion,
+    child_message,
+    of_child,
 )
 from pytest_pallas.isolation import messages
-from pytest_pallas.isolation.messages import Opening, WorkerReply, WorkerRequest
+from pytest_pallas.isolation.messages import Opening, WorkerRequest
 from pytest_pallas.isolation.requests import run_in, worker_setup
 from pytest_pallas.session import RAISED_ON
 from pytest_pallas.workers import JobResult, WorkerPool
@@ -54,7 +53,7 @@ _MOST_BYTES = 256 * 2**20
 
 def greet(setup: str) -> str:
     """Answer whether this worker can take part in a run: an encoded ``Answer``."""
-    run: RunSetup = decoded(setup)
+    run = decoded(RunSetup, setup)
     with _leased(run) as child:
         return encoded(_answer(run, child))
 
@@ -75,8 +74,7 @@ def work(setup: str, task: str) -> str:
     """
     from distributed import get_client
 
-    run: RunSetup = decoded(setup)
-    todo: Task = decoded(task)
+    run, todo = decoded(RunSetup, setup), decoded(Task, task)
     before = _claim(todo.key)
     if before:
         return encoded(Answer(worker=name(), before=before))
@@ -166,10 +164,10 @@ class Child:
     def compared(self) -> Answer:
         """Whether its project is that of the controller."""
         question = ProjectQuestion(opening=self.opening, project=self.setup.project)
-        done = self.pool.submit(self._worker, pickle.dumps(question), timeout=_COMPARISON).result()
+        asked = child_message(question)
+        done = self.pool.submit(self._worker, asked, timeout=_COMPARISON).result()
         if done.status == "done":
-            found: list[Difference] = pickle.loads(done.value)
-            return Answer(worker=name(), differences=found)
+            return Answer(worker=name(), differences=of_child(ChildReply, done.value).differences)
         text = f"{done.message}\n{done.output}".strip()
         last = text.splitlines()[-1:] or ["no message"]
         return Answer(
@@ -184,23 +182,25 @@ class Child:
             request = self._request(test, raised)
             message = ChildRequest(test=request, examples=self.setup.examples, changes=changes)
             goldens = _stamps(self._goldens)
-            done = run_in(self.pool, self._worker, request, pickle.dumps(message))
+            done = run_in(self.pool, self._worker, request, child_message(message))
             files = self._written()
             if done.status != "done":
                 results.append(TestResult(nodeid=test.nodeid, files=files, death=_death(done)))
                 return results
-            answer: ChildReply = pickle.loads(done.value)
-            reply, changes = answer.reply, answer.changes
-            result = dataclasses.replace(_result(test, reply), changes=changes, files=files)
+            result = of_child(ChildReply, done.value).result
+            assert result is not None  # the answer to such a request
+            changes = result.changes
             written = _changed(self._goldens, goldens)
-            results.append(dataclasses.replace(result, goldens=written))
-            self.retired += reply.stained
-            for report in reply.reports:
+            own: Any = vars(result)
+            whole = TestResult(nodeid=test.nodeid, files=files, goldens=written, **own)
+            results.append(whole)
+            self.retired += result.stained
+            for report in result.reports:
                 if (found := report.get(RAISED_ON)) is not None:
                     place, check, item, expected = found
                     raised.setdefault(place, (check, item, expected))
-            failures += any(report.get("outcome") == "failed" for report in reply.reports)
-            if reply.exit is not None or (task.most and failures >= task.most):
+            failures += any(report.get("outcome") == "failed" for report in result.reports)
+            if result.exit is not None or (task.most and failures >= task.most):
                 return results
         return results
 
@@ -265,18 +265,6 @@ def _changed(folder: Path | None, before: Mapping[Path, tuple[int, int]]) -> dic
         for path, stamp in _stamps(folder).items()
         if before.get(path) != stamp and not path.name.startswith(".")
     }
-
-
-def _result(test: TestRequest, reply: WorkerReply) -> TestResult:
-    return TestResult(
-        nodeid=test.nodeid,
-        reports=reply.reports,
-        warnings=[plain_warning(each) for each in reply.warnings],
-        hazards=reply.hazards,
-        stained=reply.stained,
-        lost_places=reply.lost_places,
-        exit=reply.exit,
-    )
 
 
 def _death(done: JobResult) -> Death:

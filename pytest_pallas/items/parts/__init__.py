@@ -32,6 +32,7 @@ a controller merges ``forward`` first, and runs the other items of the kernel on
 
 from pytest_pallas.items.parts.division import (
     Division,
+    checked_result,
     divisible,
     endless,
     keep_examples,
@@ -43,6 +44,7 @@ from pytest_pallas.items.parts.division import (
 
 __all__ = [
     "Division",
+    "checked_result",
     "divisible",
     "endless",
     "keep_examples",

@@ -9,10 +9,12 @@ from typing import Any, Literal
 
 import pytest
 
+from pytest_pallas.decoding import decode
 from pytest_pallas.isolation.messages import Part
 from pytest_pallas.items.item import SpecItem
 from pytest_pallas.items.mutants import MutantsItem
-from pytest_pallas.items.parts.mutant_results import MUTANTS_PER_PART
+from pytest_pallas.items.parts.mutant_results import MUTANTS_PER_PART, MutantsPart
+from pytest_pallas.items.parts.round_results import RoundsPart
 from pytest_pallas.items.time_budget import EXHAUSTED
 from pytest_pallas.session import PART_RESULT, PytestSession, current
 
@@ -95,8 +97,24 @@ def remaining(
 
 
 def result_of(reports: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The result of a part, from the reports of a ``WorkerReply``."""
-    return next((each[PART_RESULT] for each in reports if PART_RESULT in each), None)
+    """The result of a part, from the reports of a ``WorkerReply``.
+
+    Raises:
+      DataError: it is none; see ``checked_result``.
+    """
+    found = next((each[PART_RESULT] for each in reports if PART_RESULT in each), None)
+    return None if found is None else checked_result(found)
+
+
+def checked_result(plain: Any) -> Mapping[str, Any]:
+    """The result of a part as plain values, if it is one.
+
+    Raises:
+      DataError: it is none.
+    """
+    kind = plain.get("kind") if isinstance(plain, dict) else None
+    decode(MutantsPart if kind == "mutants" else RoundsPart, plain)
+    return plain
 
 
 def keep_examples(session: PytestSession, results: Iterable[Mapping[str, Any]]) -> None:

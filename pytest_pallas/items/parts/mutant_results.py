@@ -5,18 +5,36 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, TypedDict
 
 from pytest_pallas import notes
+from pytest_pallas.decoding import Between, DataError, Text, decode
 from pytest_pallas.isolation.messages import Part
 from pytest_pallas.mutation_runner.running import ELSEWHERE, merge_verdicts, settled, stale
-from pytest_pallas.mutation_runner.verdict import MutantVerdict, from_json, to_json
-from pytest_pallas.notes import Note
+from pytest_pallas.mutation_runner.verdict import MutantVerdict, to_json
+from pytest_pallas.notes import Note, PlainNote
 from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.spec import EquivalentMutant
 
 #: Number of mutants in a part.
 MUTANTS_PER_PART = 16
+
+
+#: Limit on the number of mutants of a spec.
+_Number = Annotated[int, Between(-1, 10**6)]
+
+
+class MutantsPart(TypedDict):
+    """The result of a part of the mutants as plain values."""
+
+    kind: Literal["mutants"]
+    first: _Number
+    last: _Number
+    total: _Number
+    whole: bool
+    equivalents: list[EquivalentMutant]
+    verdicts: list[MutantVerdict]
+    notes: dict[Text, list[PlainNote]]
 
 
 @dataclass(frozen=True)
@@ -131,19 +149,21 @@ def merge_mutants(
       results: from ``mutants_to_json``; one at least.
       name: the name of the spec.
       killed: as for ``merge_verdicts``.
+
+    Raises:
+      DataError: a result is none.
     """
-    ordered = sorted(results, key=lambda result: result["first"])
-    verdicts = [from_json(each) for result in ordered for each in result["verdicts"]]
+    parts: list[MutantsPart] = decode(list[MutantsPart], results)
+    if not parts:
+        raise DataError("has no part of its mutants")
+    ordered = sorted(parts, key=lambda result: result["first"])
+    verdicts = [each for result in ordered for each in result["verdicts"]]
     have = {n for result in ordered for n in range(result["first"], result["last"] + 1)}
     total = ordered[0]["total"]
     return MergedMutants(
         verdicts=merge_verdicts(verdicts, name=name, killed=killed),
-        notes={
-            key: [notes.from_json(each) for each in of]
-            for result in reversed(ordered)
-            for key, of in result["notes"].items()
-        },
-        equivalents=[EquivalentMutant(**each) for each in ordered[0]["equivalents"]],
+        notes={key: of for result in reversed(ordered) for key, of in result["notes"].items()},
+        equivalents=ordered[0]["equivalents"],
         whole=ordered[0]["whole"],
         total=total,
         missing=[number for number in range(total) if number not in have],

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import pickle
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from pytest_pallas import notes
 from pytest_pallas.aspects import Aspect
+from pytest_pallas.checks import Check
 from pytest_pallas.checks.inputs import Inputs
+from pytest_pallas.compilers.report import CompileReport
+from pytest_pallas.compilers.report import to_json as plain_report
+from pytest_pallas.decoding import (
+    Checked,
+    Count,
+    DataError,
+    Seconds,
+    Text,
+    decode,
+    jsonable,
+    tagged,
+    untagged,
+)
+from pytest_pallas.errors import SpecError
+from pytest_pallas.isolation.messages import Change
 from pytest_pallas.items.time_budget import EXHAUSTED
+from pytest_pallas.notes import PlainNote
 from pytest_pallas.result_builder import ExamplePoint, ResultBuilder
 from pytest_pallas.strategies.declared import Declared
 
@@ -99,8 +114,63 @@ def digest_of(words: str) -> str:
     return hashlib.blake2b(words.encode(), digest_size=12).hexdigest()
 
 
-def rounds_to_json(rounds: Sequence[RoundOutcome]) -> dict[str, Any]:
-    """Rounds as plain JSON values; equal inputs are written once."""
+class _PlainInputs(TypedDict):
+    """``Inputs``, with numbers of what is declared."""
+
+    shapes: str
+    signature: str
+    words: list[tuple[Aspect, str]]
+    dtypes: tuple[str, ...]
+    declared: list[Count]
+
+
+class _PlainExample(TypedDict):
+    """An example, without fields that are empty."""
+
+    digest: str
+    errors: tuple[float | None, float | None, float | None]
+    passed: NotRequired[bool]
+    examples: NotRequired[Count]
+    failed: NotRequired[bool]
+    kernel_seconds: NotRequired[Seconds]
+    withdrawn: NotRequired[Text]
+    inputs: NotRequired[list[Count]]
+    points: NotRequired[list[tuple[dict[str, Count], float | None, float | None, bool]]]
+    compiled: NotRequired[
+        list[Annotated[dict[str, Any], Checked(lambda: CompileReport, plain_report)]]
+    ]
+    notes: NotRequired[list[PlainNote]]
+    unverified: NotRequired[list[Text]]
+    goldens: NotRequired[dict[str, Count]]
+    used_goldens: NotRequired[list[str]]
+    evidence: NotRequired[list[Any]]
+
+
+class _PlainRound(TypedDict):
+    number: Count
+    failed: bool
+    examples: list[_PlainExample]
+
+
+class RoundsPart(TypedDict):
+    """The result of a part of rounds as plain values."""
+
+    kind: Literal["rounds"]
+    first: Count
+    last: Count
+    declared: list[list[tuple[Aspect, tuple[str, ...]]]]
+    inputs: list[_PlainInputs]
+    rounds: list[_PlainRound]
+    fail: NotRequired[tuple[float | None, float | None, float | None] | None]
+    database: NotRequired[list[Change]]
+
+
+def rounds_to_json(rounds: Sequence[RoundOutcome], check: Check) -> dict[str, Any]:
+    """Rounds as plain JSON values; equal inputs are written once.
+
+    Raises:
+      SpecError: the evidence of the check is no data.
+    """
     declared: dict[Declared, int] = {}
     inputs: dict[Inputs, int] = {}
     for each in rounds:
@@ -129,40 +199,52 @@ def rounds_to_json(rounds: Sequence[RoundOutcome]) -> dict[str, Any]:
             {
                 "number": each.number,
                 "failed": each.failed,
-                "examples": [_example(example, inputs) for example in each.examples],
+                "examples": [_example(example, inputs, check) for example in each.examples],
             }
             for each in rounds
         ],
     }
 
 
-def rounds_from_json(plain: Mapping[str, Any], like: ResultBuilder) -> list[RoundOutcome]:
-    """The rounds from ``rounds_to_json``; ``like`` is a builder of the same item."""
-    declared = [
-        Declared(words={Aspect(*aspect): tuple(words) for aspect, words in each})
-        for each in plain["declared"]
-    ]
-    inputs = [
-        Inputs(
-            each["shapes"],
-            each["signature"],
-            tuple((Aspect(*aspect), word) for aspect, word in each["words"]),
-            tuple(each["dtypes"]),
-            tuple(declared[number] for number in each["declared"]),
-        )
-        for each in plain["inputs"]
-    ]
-    return [
-        RoundOutcome(
-            each["number"],
-            [_example_from(example, inputs, like) for example in each["examples"]],
-            each["failed"],
-        )
-        for each in plain["rounds"]
-    ]
+def rounds_from_json(
+    plain: Mapping[str, Any], like: ResultBuilder, check: Check
+) -> list[RoundOutcome]:
+    """The rounds of a ``RoundsPart``. Nothing of it is executed.
+
+    Args:
+      plain: from ``rounds_to_json``.
+      like: a builder of the same item.
+      check: that of the item.
+
+    Raises:
+      DataError: it is none.
+    """
+    part: RoundsPart = decode(RoundsPart, plain)
+    declared = [Declared(words=dict(each)) for each in part["declared"]]
+    try:
+        inputs = [
+            Inputs(
+                each["shapes"],
+                each["signature"],
+                tuple(each["words"]),
+                each["dtypes"],
+                tuple(declared[number] for number in each["declared"]),
+            )
+            for each in part["inputs"]
+        ]
+        return [
+            RoundOutcome(
+                each["number"],
+                [_example_from(example, inputs, like, check) for example in each["examples"]],
+                each["failed"],
+            )
+            for each in part["rounds"]
+        ]
+    except IndexError:
+        raise DataError("has the number of an input that is not there") from None
 
 
-def _example(example: ExampleOutcome, inputs: Mapping[Inputs, int]) -> dict[str, Any]:
+def _example(example: ExampleOutcome, inputs: Mapping[Inputs, int], check: Check) -> dict[str, Any]:
     """An example as plain values; those of most examples, which are empty, are left out."""
     builder = example.builder
     plain = {
@@ -182,10 +264,30 @@ def _example(example: ExampleOutcome, inputs: Mapping[Inputs, int]) -> dict[str,
         "unverified": list(builder.unverified),
         "goldens": dict(builder.goldens),
         "used_goldens": list(builder.used_goldens),
-        # of checks that conclude, also of a project: any class
-        "evidence": [base64.b64encode(pickle.dumps(each)).decode() for each in builder.evidence],
+        "evidence": [_plain_evidence(each, check) for each in builder.evidence],
     }
     return {name: value for name, value in plain.items() if value or name in _ALWAYS}
+
+
+def _plain_evidence(evidence: Any, check: Check) -> Any:
+    """The evidence of an example as plain values.
+
+    Raises:
+      SpecError: it is no data.
+    """
+    try:
+        return tagged(evidence) if check.evidence is None else jsonable(evidence)
+    except DataError as error:
+        raise SpecError(
+            f"the evidence of the check {check.name} {error}. It goes to another process as data: "
+            "give numbers, texts and collections of those, or a dataclass of them that the check "
+            "names, as in declare_check(..., evidence=Evidence)"
+        ) from None
+
+
+def _evidence(plain: Any, check: Check) -> Any:
+    """The evidence from ``_plain_evidence``."""
+    return untagged(plain) if check.evidence is None else decode(check.evidence, plain)
 
 
 #: What every example has.
@@ -193,7 +295,7 @@ _ALWAYS = ("digest", "errors")
 
 
 def _example_from(
-    plain: Mapping[str, Any], inputs: Sequence[Inputs], like: ResultBuilder
+    plain: _PlainExample, inputs: Sequence[Inputs], like: ResultBuilder, check: Check
 ) -> ExampleOutcome:
     error, baseline, multiple = plain["errors"]
     builder = ResultBuilder(
@@ -214,11 +316,11 @@ def _example_from(
             ExamplePoint(dims=dims, error=error, baseline=baseline, failed=failed)
             for dims, error, baseline, failed in plain.get("points", ())
         ],
-        compiled=list(plain.get("compiled", ())),
-        notes=[notes.from_json(note) for note in plain.get("notes", ())],
+        compiled=plain.get("compiled", []),
+        notes=plain.get("notes", []),
         unverified=dict.fromkeys(plain.get("unverified", ())),
         goldens=Counter(plain.get("goldens", {})),
         used_goldens=dict.fromkeys(plain.get("used_goldens", ())),
-        evidence=[pickle.loads(base64.b64decode(each)) for each in plain.get("evidence", ())],
+        evidence=[_evidence(each, check) for each in plain.get("evidence", ())],
     )
     return ExampleOutcome(plain["digest"], builder, plain.get("passed", False))

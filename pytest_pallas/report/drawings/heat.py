@@ -143,12 +143,13 @@ def _blocks(matrix: Matrix, programs: Mapping[str, Any]) -> Iterator[Svg]:
 
 def _lines(matrix: Matrix, sizes: Sequence[int]) -> Iterator[Svg]:
     rows = matrix.shape[-2] if len(matrix.shape) > 1 else 1
-    high = sizes[-2] if len(sizes) > 1 else 1
-    down = [b * rows + r for b in range(matrix.rows // max(1, rows)) for r in range(0, rows, high)]
-    across = list(range(0, matrix.columns, sizes[-1]))
+    high = max(1, sizes[-2] if len(sizes) > 1 else 1)
+    batches, steps = matrix.rows // max(1, rows), range(0, rows, high)
+    across = range(0, matrix.columns, max(1, sizes[-1]))
     marks: list[str] = []
     right, bottom = matrix.x + matrix.width, matrix.y + matrix.height
-    if 1 < len(down) <= _LINES:
+    if 1 < batches * len(steps) <= _LINES:
+        down = [b * rows + r for b in range(batches) for r in steps]
         marks += [f"M{matrix.x:.1f} {matrix.place(r, 0)[1]:.1f}H{right:.1f}" for r in down[1:]]
     if 1 < len(across) <= _LINES:
         marks += [f"M{matrix.place(0, c)[0]:.1f} {matrix.y:.1f}V{bottom:.1f}" for c in across[1:]]

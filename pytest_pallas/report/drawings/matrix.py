@@ -73,7 +73,8 @@ class Matrix:
             return
         sizes = self.shape[:-2]
         rows = self.shape[-2] if len(self.shape) > 1 else 1
-        places = itertools.product(*(range(*span) for span in leading))
+        # more of an axis are not drawn, and may be too many to list
+        places = itertools.product(*(range(a, min(b, a + _PARTS)) for a, b in leading))
         for indices in itertools.islice(places, _PARTS):
             first = 0
             for index, size in zip(indices, sizes, strict=True):

@@ -88,6 +88,13 @@ def failure(record: Record, *, drawn: bool = True, likewise: Sequence[Record] = 
     for fact in explanation.facts:
         facts.setdefault(fact.name, []).extend(fact.text.splitlines())
     details = [line.strip() for line in explanation.details if line.strip()]
+    figures: list[Figure] = []
+    unavailable = str(record.pictures.get("unavailable", ""))
+    try:
+        figures.extend(_figures(record) if drawn else ())
+    except (ArithmeticError, LookupError, TypeError, ValueError) as problem:
+        # as in ``report.pictures.gather``: numbers of a file that do not fit together
+        unavailable = unavailable or f"{type(problem).__name__}: {problem}"[:300]
     return FailureCard(
         record=record,
         where=place(record),
@@ -95,8 +102,8 @@ def failure(record: Record, *, drawn: bool = True, likewise: Sequence[Record] = 
         details=details,
         compared=[(_TITLES.get(k, k), v) for k, v in facts.items() if k not in _DRAWN],
         drawn=[(_TITLES.get(k, k), v) for k, v in facts.items() if k in _DRAWN],
-        figures=list(_figures(record)) if drawn else [],
-        unavailable=str(record.pictures.get("unavailable", "")),
+        figures=figures,
+        unavailable=unavailable,
         likewise=likewise,
     )
 

@@ -44,7 +44,8 @@ def finished(reports: Sequence[pytest.TestReport]) -> FinishedTest:
     failed = [each for each in reports if each.outcome == "failed"]
     expected = next((each for each in reports if hasattr(each, "wasxfail")), None)
     skipped = next((each for each in reports if each.outcome == "skipped"), None)
-    outcome, reason, place = "passed", "", ()
+    outcome, reason = "passed", ""
+    place: tuple[str, int | str] | tuple[()] = ()
     if failed:
         during = any(each.when not in ("setup", "teardown") for each in failed)
         outcome = "failed" if during else "error"
@@ -54,7 +55,8 @@ def finished(reports: Sequence[pytest.TestReport]) -> FinishedTest:
     elif skipped is not None:
         outcome, reason = "skipped", str(skipped.longrepr)
         if isinstance(skipped.longrepr, tuple):
-            *place, reason = skipped.longrepr
+            file, number, reason = skipped.longrepr
+            place = (str(file), _plain(number))
     raised = next((getattr(each, RAISED_ON) for each in reports if hasattr(each, RAISED_ON)), ())
     status = next((getattr(each, STATUS) for each in reports if hasattr(each, STATUS)), "")
     part = next((getattr(each, PART_RESULT) for each in reports if hasattr(each, PART_RESULT)), {})
@@ -62,9 +64,9 @@ def finished(reports: Sequence[pytest.TestReport]) -> FinishedTest:
         test=last.nodeid,
         outcome=outcome,
         seconds=round(sum(each.duration for each in reports), 4),
-        location=tuple(failed[0].location if failed else last.location),
+        location=failed[0].location if failed else last.location,
         reason=reason,
-        place=tuple(map(_plain, place)),
+        place=place,
         failures=tuple(
             Failure(
                 each.when if each.when in ("setup", "teardown") else "call",
@@ -103,8 +105,9 @@ def reports_of(test: FinishedTest, records: Sequence[Record]) -> Iterator[pytest
     during = [each for each in test.failures if each.when != "teardown"]
     reports = [_failed(test, each) for each in during]
     if test.outcome == "skipped":
-        where = test.place if len(test.place) == 2 else ("", 0)
-        reports.append(_report(test, "call", "skipped", (str(where[0]), where[1], test.reason)))
+        file, line = test.place or ("", 0)
+        where = (file, line if isinstance(line, int) else None, test.reason)
+        reports.append(_report(test, "call", "skipped", where))
     elif test.outcome in ("xfailed", "xpassed"):
         kind = "skipped" if test.outcome == "xfailed" else "passed"
         reports.append(_report(test, "call", kind, test.reason if kind == "skipped" else None))
@@ -164,10 +167,10 @@ def _report(
     sections: Sequence[tuple[str, str]] = (),
 ) -> pytest.TestReport:
     file = test.test.partition("::")[0]
-    location = test.location if len(test.location) == 3 else (file, None, test.test)
+    location = test.location or (file, None, test.test)
     return pytest.TestReport(
         nodeid=test.test,
-        location=location,  # pyright: ignore[reportArgumentType]
+        location=location,
         keywords={},
         outcome=outcome,
         longrepr=text,

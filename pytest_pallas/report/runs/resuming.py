@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_pallas.compat.testing import count_report
+from pytest_pallas.decoding import DataError, decode
 from pytest_pallas.errors import OptionError
 from pytest_pallas.options.values import place_of
 from pytest_pallas.record import Record
@@ -49,6 +50,12 @@ def settle_resume(
         found = read_results(path, latest=True)
     except OptionError as error:
         raise OptionError(f"{where}: {error}") from None
+    try:
+        require_readable(found)
+    except DataError as error:
+        raise OptionError(
+            f"{where}: {found.path} is not a file of --pallas-results: {error}"
+        ) from None
     if not found.collected:
         raise OptionError(
             f"{where}: {found.path} does not say which tests its run had, so it cannot be taken up"
@@ -64,6 +71,23 @@ def settle_resume(
             "it had, or start anew without --pallas-resume"
         )
     return found
+
+
+def require_readable(found: RunResults) -> None:
+    """Check now what is read at the end of the run: what the tests have found of mutants.
+
+    Raises:
+      DataError: it is not what such a test writes.
+    """
+    for test in found.tests:
+        if test.part:
+            # late: it imports JAX
+            from pytest_pallas.items.parts.mutant_results import MutantsPart
+
+            try:
+                decode(MutantsPart, test.part)
+            except DataError as error:
+                raise error.inside(f".tests[{test.test!r}].part") from None
 
 
 def _results_path(session: PytestSession) -> Path | None:

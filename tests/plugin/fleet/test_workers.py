@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -131,6 +132,48 @@ def fleet(project):
         made = Fleet(project, cluster.scheduler_address, cluster.scheduler)
         yield made
         made.close()
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    """A certificate of its own authority, and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    paths = tmp_path / "cert.pem", tmp_path / "key.pem"
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    words += ["-out", paths[0], "-keyout", paths[1], "-subj", "/CN=localhost"]
+    subprocess.run(words, check=True, capture_output=True)
+    return paths
+
+
+def test_a_scheduler_with_tls(project, certificate):
+    """Dask's options say which certificates."""
+    from dask import config
+    from distributed import LocalCluster
+
+    cert, key = map(str, certificate)
+    tls = {"distributed.comm.tls.ca-file": cert}
+    for role in ("client", "scheduler", "worker"):
+        tls |= {
+            f"distributed.comm.tls.{role}.cert": cert,
+            f"distributed.comm.tls.{role}.key": key,
+        }
+    options = {"n_workers": 0, "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
+    options |= {"protocol": "tls://", "silence_logs": "CRITICAL"}
+    with config.set(tls), LocalCluster(**options) as cluster:
+        made = Fleet(project, cluster.scheduler_address, cluster.scheduler)
+        write(made, count=3)
+        try:
+            made.worker("--tls-ca-file", cert, "--tls-cert", cert, "--tls-key", key)
+            result, text = made.run()
+            result.assert_outcomes(passed=2, failed=1)
+            assert "which executes what it is sent by those with a certificate (TLS)" in text
+            with config.set(dict.fromkeys(tls)):
+                result, text = made.run()
+            assert result.ret == pytest.ExitCode.USAGE_ERROR
+            assert "no Dask scheduler can be reached there" in text
+        finally:
+            made.close()
 
 
 def write(fleet, count):

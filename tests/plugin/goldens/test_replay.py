@@ -97,7 +97,8 @@ class TestSpec:
     def test_an_example_replays_on_another_backend(
         self, example: Path, project: Any, words: tuple[str, ...]
     ) -> None:
-        result = project.run(f"--pallas-replay={example}", "--pallas-backend=tpu-interpret", *words)
+        words = ("--pallas-suite=specs", "--pallas-backend=tpu-interpret", *words)
+        result = project.run(f"--pallas-replay={example}", *words)
         outcomes = result.parseoutcomes()
         assert outcomes.pop("deselected") > 3
         assert outcomes == {"failed": 1}
@@ -109,8 +110,19 @@ class TestSpec:
     def test_a_kernel_that_is_mended(self, example: Path, project: Any) -> None:
         path = project.path / "kernels.py"
         path.write_text(path.read_text().replace("x.size > 9", "x.size < 0"))
-        result = project.run(f"--pallas-replay={example}", "--pallas-backend=interpret")
+        words = ("--pallas-suite=specs", "--pallas-backend=interpret")
+        result = project.run(f"--pallas-replay={example}", *words)
         assert result.parseoutcomes()["passed"] == 1
+
+    def test_the_suite_of_a_file_is_not_imported(self, example: Path, project: Any) -> None:
+        path = project.path / "specs.py"
+        path.write_text(path.read_text() + "\nopen('imported', 'w')\n")
+        result = project.run(f"--pallas-replay={example}", "--pallas-backend=interpret")
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        assert not (project.path / "imported").exists()
+        result.stderr.fnmatch_lines(
+            ["*Nothing that a file names is imported: give its*--pallas-suite=specs,*"]
+        )
 
 
 class TestWrongFiles:

@@ -20,12 +20,23 @@ from pytest_pallas.fleet.messages import TestResult as Result
 from pytest_pallas.fleet.project import Difference
 from pytest_pallas.isolation.messages import Part
 
+#: A report of pytest as plain values.
+REPORT = {
+    "$report_type": "TestReport", "nodeid": "a", "location": ("a.py", 3, "a"), "keywords": {},
+    "outcome": "skipped", "longrepr": None, "when": "call", "sections": [], "user_properties": [],
+}  # fmt: skip
+
 
 def test_messages_come_back_as_they_were():
     request = Request(nodeid="a", path="a.py", timeout=3.0, part=Part("rounds", 0, 3))
-    task = Task(key="k", tests=[request], raised={"p": ("c", "n", True)}, changes=[("s", "a", "b")])
-    assert decoded(encoded(task)) == task
-    report = {"longrepr": ("a.py", 3, "Skipped: é"), "nested": [{"tuple": (1, (2,))}, None, 1.5]}
+    task = Task(
+        key="k", tests=[request], raised={"p": ("c", "n", True)}, changes=[("save", "YQ==", "YQ==")]
+    )
+    assert decoded(Task, encoded(task)) == task
+    report = {
+        **REPORT, "longrepr": ("a.py", 3, "Skipped: é"),
+        "nested": [{"tuple": (1, (2,))}, None, 1.5],
+    }  # fmt: skip
     answer = Answer(
         worker="w",
         results=[
@@ -36,12 +47,12 @@ def test_messages_come_back_as_they_were():
     )
     text = encoded(answer)
     assert json.loads(text)
-    assert decoded(text) == answer
+    assert decoded(Answer, text) == answer
 
 
 def test_objects_that_json_does_not_know_are_their_repr():
-    found = decoded(encoded(Answer(worker="w", results=[Result(nodeid="a", reports=[{"x": 1j}])])))
-    assert found.results[0].reports == [{"x": "1j"}]
+    sent = Answer(worker="w", results=[Result(nodeid="a", reports=[{**REPORT, "x": 1j}])])
+    assert decoded(Answer, encoded(sent)).results[0].reports == [{**REPORT, "x": "1j"}]
 
 
 class OwnWarning(UserWarning):

@@ -32,9 +32,9 @@ def test_progress_counts_tasks_and_workers():
 
 
 def test_headers():
-    assert on_fleet(FleetFacts(place="local:2", processes=2)) == (
-        "runs in 2 worker processes of this machine"
-    )
-    assert on_fleet(FleetFacts(place="tcp://a:1")) == (
-        "runs on the workers of the Dask scheduler tcp://a:1"
-    )
+    local = on_fleet(FleetFacts(place="local:2", processes=2))
+    assert local.startswith("runs in 2 worker processes of this machine; their Dask scheduler exec")
+    remote = on_fleet(FleetFacts(place="tcp://a:1"))
+    assert remote.startswith("runs on the workers of the Dask scheduler tcp://a:1, which executes")
+    assert "or use TLS" in remote
+    assert "sent by those with a certificate" in on_fleet(FleetFacts(place="tls://a:1"))

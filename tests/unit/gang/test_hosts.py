@@ -1,6 +1,9 @@
 """The keys and values of several hosts."""
 
+import http.client
+import socket
 import threading
+import xmlrpc.client
 
 import pytest
 
@@ -62,3 +65,66 @@ def test_host_0_that_never_comes_is_named():
     address = f"127.0.0.1:{free_port()}"
     with pytest.raises(GangError, match=f"host 3 of 4 cannot reach host 0 at {address} within 0.1"):
         RemoteStore(Place(address, 4, 3), 0.1)
+
+
+def test_only_the_given_address_is_listened_to():
+    port = free_port()
+    first = ServedStore(Place(f"127.0.0.1:{port}", 2, 0))
+    try:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port), timeout=5.0)
+    finally:
+        first.close()
+
+
+def test_an_address_of_another_machine_is_refused():
+    with pytest.raises(GangError, match=r"cannot serve the other hosts at 192\.0\.2\.1:1"):
+        ServedStore(Place("192.0.2.1:1", 2, 0))
+    with pytest.raises(GangError, match=r"cannot serve the other hosts at nowhere\.invalid:1"):
+        ServedStore(Place("nowhere.invalid:1", 2, 0))
+
+
+def post(store, body=b"", **headers):
+    """The status of a request to the server of a store."""
+    port = store._server.server_address[1]
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10.0)
+    connection.request("POST", "/RPC2", body, headers)
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+def test_without_the_secret_nothing_is_read_or_written(stores):
+    first, second = stores
+    call = xmlrpc.client.dumps((1, "a", xmlrpc.client.Binary(b"evil")), "put").encode()
+    for header in (
+        {},
+        {"Authorization": ""},
+        {"Authorization": "guess"},
+        {"Authorization": "\xe9"},
+    ):
+        assert post(first, call, **header) == 403
+    assert first.get("a", 0.0) is None
+    second.put("a", b"right")
+    assert first.get("a", 0.0) == b"right"
+
+
+def test_a_request_of_any_size_is_not_read(stores):
+    first, _ = stores
+    secret = {"Authorization": first._server.secret}
+    for length in ("1" + "0" * 12, "-1", "x", "\u0663"):
+        with socket.create_connection(first._server.server_address[:2], timeout=10.0) as made:
+            lines = [f"{name}: {value}" for name, value in secret.items()]
+            head = "\r\n".join(["POST /RPC2 HTTP/1.1", *lines, f"Content-Length: {length}", "", ""])
+            made.sendall(head.encode())
+            assert b" 403 " in made.recv(100)
+
+
+def test_each_host_gets_the_secret_once(stores):
+    first, _ = stores
+    address = f"127.0.0.1:{first._server.server_address[1]}"
+    with pytest.raises(GangError, match=r"host 1 of 2 .* \(127.0.0.1 has joined as host 1\)"):
+        RemoteStore(Place(address, 2, 1), 0.1)
+    for number in (0, 2, -1, "x", "1/..", "1" * 5000):
+        with pytest.raises(GangError, match="no such host"):
+            RemoteStore(Place(address, 2, number), 0.1)

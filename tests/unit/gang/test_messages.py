@@ -4,15 +4,21 @@ from pytest_pallas.gang.messages import Collected, StartFailure, TestEnd, from_j
 from pytest_pallas.isolation.messages import WorkerReply
 from pytest_pallas.workers import JobResult
 
+#: A report of pytest as plain values.
+REPORT = {
+    "$report_type": "TestReport", "nodeid": "t", "location": ("t.py", 3, "a"), "keywords": {},
+    "outcome": "passed", "longrepr": None, "when": "call", "sections": [], "user_properties": [],
+}  # fmt: skip
+
 
 def test_messages_are_the_same_after_json():
     died = JobResult(status="crashed", fate="died", output="\x1b[1m", note=b'{"step": "start"}')
-    reply = WorkerReply(reports=[{"outcome": "passed", "nodeid": "t"}], exit=("enough", 3))
+    reply = WorkerReply(reports=[REPORT], exit=("enough", 3))
     messages = [
         "host",
         Collected(
             tests=[("t.py::a", ("t.py", 3, "a"))],
-            reports=[{"outcome": "failed"}],
+            reports=[{**REPORT, "outcome": "failed"}],
             backends=["tpu"],
             not_applicable=[],
             shard=("shard 1/2", True),
@@ -25,6 +31,6 @@ def test_messages_are_the_same_after_json():
 
 
 def test_what_json_has_no_form_for_becomes_its_repr():
-    reply = WorkerReply(reports=[{"outcome": "passed", "user_properties": [["a", {1}]]}])
+    reply = WorkerReply(reports=[{**REPORT, "user_properties": [["a", {1}]]}])
     [end] = from_json(to_json([TestEnd(process=0, host="h", reply=reply)]))
     assert end.reply.reports[0]["user_properties"] == [["a", "{1}"]]

@@ -134,9 +134,21 @@ class TestCalls:
             {"code": "os.system"},
             {"float": "x"},
             {"key": "threefry2x32"},
+            {"key": ["x"], "array": 0},
+            {"dict": "text"},
+            {"dtype": "O"},
+            {"dtype": "f4,f4"},
+            {"dtype": "finfo"},
+            {"dtype": ["int8"]},
+            {"float": 10**400},
+            {"opaque": "\x1b[2J"},
+            {"x" * 5000: 1},
+            {},
         ],
-        ids=str,
+        ids=lambda plain: str(plain)[:20],
     )
     def test_what_nobody_wrote_is_an_error(self, plain: Any) -> None:
-        with pytest.raises(GoldenError):
+        with pytest.raises(GoldenError) as caught:
             read(plain, [np.ones(2)])
+        assert str(caught.value).isprintable()
+        assert len(str(caught.value)) < 300

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pytest_pallas.checks.forward import forward
 from pytest_pallas.isolation.messages import Part
 from pytest_pallas.items.parts import Division, endless, part, remaining, rounds_needed
 from pytest_pallas.items.parts.round_results import (
@@ -59,7 +60,7 @@ ROUNDS = [
 def result(rounds: list[RoundOutcome]) -> dict[str, Any]:
     numbers = [each.number for each in rounds]
     plain = {"kind": "rounds", "first": min(numbers), "last": max(numbers)}
-    return json.loads(json.dumps({**plain, **rounds_to_json(rounds)}))
+    return json.loads(json.dumps({**plain, **rounds_to_json(rounds, forward)}))
 
 
 def merged(rounds: list[RoundOutcome]) -> MergedRounds:
@@ -78,8 +79,8 @@ def test_rounds_in_any_order_some_twice_are_those_of_one_process(order):
 
 
 def test_rounds_survive_json():
-    plain = json.loads(json.dumps(rounds_to_json(ROUNDS)))
-    assert merged(rounds_from_json(plain, builder())).builder == merged(ROUNDS).builder
+    plain = result(ROUNDS)
+    assert merged(rounds_from_json(plain, builder(), forward)).builder == merged(ROUNDS).builder
 
 
 def test_only_rounds_before_the_first_gap_count():

@@ -183,7 +183,9 @@ def test_other_files_are_no_results(tmp_path, text):
 def test_mutants_of_another_kind(tmp_path):
     path = _results(tmp_path, [])
     path.write_text(path.read_text().replace('"mutants": []', '"mutants": [{"key": "?"}]'))
-    with pytest.raises(OptionError, match="its mutants are not those of --pallas-results"):
+    with pytest.raises(
+        OptionError, match=r"not a file of --pallas-results: records\[\d+\].mutants\[0\] lacks"
+    ):
         read_earlier(path)
 
 

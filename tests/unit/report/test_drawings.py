@@ -214,3 +214,14 @@ def test_labels_do_not_overlap():
         for (one, half), (two, other) in itertools.pairwise(ends):
             assert one + half < two - other
     assert len(without_overlap(labels, 60.0)) == len(labels)
+
+
+def test_sizes_of_a_file_that_no_array_has_take_no_time():
+    """Such as those of a damaged record: nothing is listed that is not drawn."""
+    many = 2**53
+    pictures = error_pictures()
+    errors = {**pictures["errors"], "shape": [many, many, many]}
+    block = {"block": [0, 0, 0], "programs": [[0]], "wrong": 1}
+    programs = {**pictures["programs"], "block": [many, 1, 1], "wrong": [block]}
+    assert heat(errors, programs).startswith("<svg")
+    assert len(list(Matrix((many, 4, 4)).parts([0, 0, 0], [many, 4, 4]))) == 64

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from pytest_pallas.decoding import decode
 from pytest_pallas.report.runs.finished import EndedTests, reports_of
-from pytest_pallas.results.model import finished_from_json, plain_test
+from pytest_pallas.results.model import FinishedTest, plain_test
 
 TESTS = """
     import pytest
@@ -96,7 +97,7 @@ def test_reports_are_joined_and_made_again(reports):
         assert found is not None
         test, records = found
         assert (test.outcome, records) == (outcome, []), name
-        again = finished_from_json(json.loads(json.dumps(plain_test(test))))
+        again = decode(FinishedTest, json.loads(json.dumps(plain_test(test))))
         assert again == test
         made = list(reports_of(again, []))
         assert shown(made) == shown(reports[name]), name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from pytest_pallas.backends.variations import Schedule
 from pytest_pallas.checks.context import CheckContext
 from pytest_pallas.checks.verdict import Failure
 from pytest_pallas.errors import RaceError
-from pytest_pallas.report.traces import failing_run
+from pytest_pallas.report.traces import TraceReporter, failing_run
 from pytest_pallas.strategies.arguments import Arguments
 
 
@@ -37,3 +39,25 @@ def test_the_order_in_which_it_failed(error: Any, schedule: Any) -> None:
 
 def test_an_error_of_no_check() -> None:
     assert failing_run(ValueError("of the test")) is None
+
+
+def test_only_files_beside_the_requested_one_are_moved_or_removed(tmp_path: Path) -> None:
+    """What a report names may come from another machine."""
+    trace = tmp_path / "trace.json"
+    session: Any = SimpleNamespace(options=SimpleNamespace(trace=trace))
+    reporter = TraceReporter(session)
+    (tmp_path / "deep").mkdir()
+    named = [tmp_path / "other.json", tmp_path / "deep" / ".trace.json.x"]
+    right = tmp_path / ".trace.json.x"
+    for path in (*named, right):
+        path.write_text("text")
+        plain = {"test": "a", "kernel": "k", "backend": "b", "failed": False, "drawn": ""}
+        report: Any = SimpleNamespace(pallas_trace={**plain, "file": str(path)})
+        reporter.pytest_runtest_logreport(report)
+        problem = "" if path == right else "it is no file of this run"
+        assert reporter.found is not None
+        assert reporter.found.problem == problem
+    ended: Any = SimpleNamespace()
+    reporter.pytest_sessionfinish(ended)
+    assert trace.exists()
+    assert all(path.exists() for path in named)

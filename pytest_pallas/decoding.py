@@ -1,0 +1,611 @@
+"""Data from files and from other processes and machines: limited JSON, read by a schema.
+
+A schema is a type: a dataclass, ``NamedTuple`` or ``TypedDict``, or what their fields are made of.
+``decode`` makes a value of it, or says in one sentence what is wrong and where. It builds values of
+these types only, imports nothing and executes nothing of what it reads.
+
+Text is made fit for a terminal on its way in: whatever prints it need not think of it. Control
+characters become escapes, in a field of type ``str`` also line ends, and so do the beginnings of
+lines that a CI service would take for its commands.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import functools
+import json
+import math
+import re
+import types
+import typing
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, TypeAliasType, Union
+
+#: Limit on the bytes of a JSON text.
+MOST_BYTES = 2**30
+
+#: Limit on the levels of values that no schema describes. The deepest that is written is a call:
+#: two levels for each level of its pytree.
+MOST_DEPTH = 100
+
+#: Limit on integers, to either side: they fit into a float, so that no arithmetic overflows.
+MOST_INTEGER = 2**256
+
+
+class DataError(ValueError):
+    """Data is not what it must be. The message says where in it, and what must be there."""
+
+    def __init__(self, problem: str, place: str = "", *, other: bool = False) -> None:
+        """Make the error.
+
+        Args:
+          problem: such as ``"must be a list, not 3"``.
+          place: such as ``".a[0]"``.
+          other: whether it is of another kind altogether, such as a number in place of a list.
+        """
+        super().__init__(f"{place.removeprefix('.')} {problem}" if place else problem)
+        self.problem, self.place, self.other = problem, place, other
+
+    def inside(self, place: str) -> DataError:
+        """The same error in what is at a place of something else."""
+        return DataError(self.problem, place + self.place)
+
+
+@dataclass(frozen=True)
+class Between:
+    """Limits on a number, which are included."""
+
+    least: float
+    most: float
+
+
+@dataclass(frozen=True)
+class Matching:
+    """A pattern that a text fits to from beginning to end, and what that is in words."""
+
+    pattern: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Sized:
+    """Limit on the number of elements of a list or a table."""
+
+    most: int
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A text may have several lines, and colours."""
+
+
+@dataclass(frozen=True)
+class AsWritten:
+    """Text stays as it is: a value that is computed with, and not shown."""
+
+
+@dataclass(frozen=True)
+class Accepts:
+    """A function of the plain value that is called first, such as for what older versions wrote."""
+
+    function: Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The value must be one of a schema, and stays plain.
+
+    Attributes:
+      schema: gives the schema, which may be imported late.
+      plain: gives the plain value of what ``decode`` has made; None for ``jsonable``.
+    """
+
+    schema: Callable[[], Any]
+    plain: Callable[[Any], Any] | None = None
+
+
+#: A text of several lines.
+Text = Annotated[str, Lines()]
+
+#: A text that is computed with, and not shown.
+Exact = Annotated[str, AsWritten()]
+
+#: A number of things, or a size.
+Count = Annotated[int, Between(0, 2**53)]
+
+#: A time in seconds.
+Seconds = Annotated[float, Between(0, 2**53)]
+
+#: The sizes of an array, a grid or a mesh.
+Shape = Annotated[list[Count], Sized(64)]
+
+
+def parse(content: str | bytes, *, most: int = MOST_BYTES) -> Any:
+    """The value of a JSON text.
+
+    Args:
+      content: the text; bytes are UTF-8.
+      most: limit on its length.
+
+    Raises:
+      DataError: it is no JSON, too long, or nested too deeply.
+    """
+    if len(content) > most:
+        raise DataError(f"is too large: {len(content):,} bytes, of at most {most:,}")
+    try:
+        text = content.decode() if isinstance(content, bytes) else content
+        return json.loads(text)
+    except UnicodeDecodeError as error:
+        raise DataError(f"is no UTF-8 text at byte {error.start}") from None
+    except json.JSONDecodeError as error:
+        raise DataError(f"is no JSON at character {error.pos}: {error.msg}") from None
+    except ValueError:  # an integer of too many digits
+        raise DataError("is no JSON: it has a number of too many digits") from None
+    except RecursionError:
+        raise DataError("is no JSON that is read: it is nested too deeply") from None
+
+
+def decode(schema: Any, plain: object) -> Any:
+    """The value of a schema that plain values stand for.
+
+    Args:
+      schema: a type; see the module.
+      plain: what ``json`` makes of a text. Tuples and bytes are taken, too.
+
+    Raises:
+      DataError: it is no such value.
+    """
+    return _reader(schema)(plain)
+
+
+def unpacked(content: bytes, most: int) -> bytes:
+    """What zlib has compressed, at most so many bytes.
+
+    Raises:
+      DataError: it is more, or nothing that zlib has compressed.
+    """
+    unpack = zlib.decompressobj()
+    try:
+        found = unpack.decompress(content, most + 1)
+    except zlib.error:
+        raise DataError("is nothing that zlib has compressed") from None
+    if len(found) > most:
+        raise DataError(f"unpacks to more than {most:,} bytes")
+    if not unpack.eof:
+        raise DataError("is only a part of what zlib has compressed")
+    return found
+
+
+def jsonable(value: Any) -> Any:
+    """A value of a schema as plain JSON values, which ``decode`` makes it of again.
+
+    Raises:
+      DataError: a part of it is none of a number, a text, bytes, a collection or a dataclass.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            each.name: jsonable(getattr(value, each.name)) for each in dataclasses.fields(value)
+        }
+    if isinstance(value, Mapping):
+        return {key: jsonable(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [jsonable(each) for each in value]
+    scalar: Any = value
+    if hasattr(value, "dtype") and getattr(value, "shape", None) == ():
+        return jsonable(scalar.item())  # of numpy
+    raise DataError(f"is a {type(value).__qualname__}, which is no plain value")
+
+
+def tagged(value: Any, types: Mapping[str, type] = MappingProxyType({}), other: Any = None) -> Any:
+    """A value without a schema as plain JSON values; what JSON lacks is an object with one name.
+
+    Args:
+      value: numbers, texts, bytes, collections, and dataclasses of ``types``.
+      types: dataclasses by name.
+      other: gives a plain value for anything else; None to refuse it.
+
+    Raises:
+      DataError: a part of it is something else.
+    """
+    again = functools.partial(tagged, types=types, other=other)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, bytes):
+        return {"bytes": base64.b64encode(value).decode()}
+    if types.get(type(value).__name__) is type(value):
+        own = [[each.name, again(getattr(value, each.name))] for each in dataclasses.fields(value)]
+        return {"message": type(value).__name__, "fields": own}
+    if isinstance(value, Mapping):
+        return {"table": [[again(key), again(each)] for key, each in value.items()]}
+    for name, kind in _COLLECTIONS.items():
+        if isinstance(value, kind) and (kind is tuple or other is None):
+            return {name: [again(each) for each in value]}
+    if isinstance(value, list):
+        return [again(each) for each in value]
+    if hasattr(value, "dtype") and getattr(value, "shape", None) == ():
+        return again(value.item())  # a scalar of numpy
+    if other is not None:
+        return other(value)
+    raise DataError(f"is a {type(value).__qualname__}, which is no plain value")
+
+
+def untagged(plain: Any, types: Mapping[str, type] = MappingProxyType({}), depth: int = 0) -> Any:
+    """The value from ``tagged``, with its dataclasses checked.
+
+    Raises:
+      DataError: it is none.
+    """
+    if depth > 4 * MOST_DEPTH:
+        raise DataError(f"is nested more than {4 * MOST_DEPTH} levels deep")
+
+    def again(each: Any) -> Any:
+        return untagged(each, types, depth + 1)
+
+    if isinstance(plain, list):
+        return list(map(again, plain))
+    if not isinstance(plain, dict):
+        return plain
+    try:
+        match plain:
+            case {"bytes": text}:
+                return decode(bytes, text)
+            case {"table": list(pairs)}:
+                return {again(key): again(value) for key, value in pairs}
+            case {"message": name, "fields": list(pairs)} if name in types:
+                return decode(types[name], {key: again(value) for key, value in pairs})
+            case _:
+                ((name, values),) = plain.items()
+                return _COLLECTIONS[name](map(again, values))
+    except DataError:
+        raise
+    except (TypeError, ValueError, LookupError):
+        names = ", ".join(map(str, plain))
+        raise DataError(f"has no object with {shown(names)[:60]}") from None
+
+
+_COLLECTIONS: Mapping[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+
+
+# What a terminal obeys, or shows otherwise than it is: control characters, separators of lines,
+# marks of the direction of text; and halves of characters, which cannot be written.
+_CONTROL = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+_IN_NAMES = re.compile(f"[{_CONTROL}]")
+_IN_LINES = re.compile(f"(?:\x1b\\[[0-9;]*m|[\n\t])+|[{_CONTROL}]")
+
+#: Commands of CI services: GitHub's ``::error`` at the beginning of a line, Azure's ``##[error]``.
+_COMMAND = re.compile(r"^(\s*):(?=:[A-Za-z])|##(?=\[|vso\[)", re.MULTILINE)
+
+
+def shown(text: str, *, lines: bool = False) -> str:
+    """A text that is safe in a terminal; see the module.
+
+    Args:
+      text: from anywhere.
+      lines: whether it may have several lines, and colours.
+    """
+    if not text.isprintable():
+        text = (_IN_LINES if lines else _IN_NAMES).sub(_escape, text)
+    if ":" in text or "#" in text:
+        text = _COMMAND.sub(_no_command, text)
+    return text
+
+
+def _escape(found: re.Match[str]) -> str:
+    text = found[0]
+    if len(text) > 1 or text in "\n\t":
+        return text if found.re is _IN_LINES else _NAMED[text]
+    return _NAMED.get(text) or (f"\\x{ord(text):02x}" if text < "\x80" else f"\\u{ord(text):04x}")
+
+
+_NAMED = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
+
+
+def _no_command(found: re.Match[str]) -> str:
+    return "#\\x23" if found[0] == "##" else f"{found[1]}\\x3a"
+
+
+#: Makes a value of a plain one.
+type _Reader = Callable[[Any], Any]
+
+
+@functools.cache
+def _reader(schema: Any, marks: tuple[Any, ...] = ()) -> _Reader:
+    """What reads a value of a schema that has these marks."""
+    origin, arguments = typing.get_origin(schema), typing.get_args(schema)
+    if isinstance(schema, TypeAliasType):
+        return _reader(schema.__value__, marks)
+    if origin is Annotated:
+        first = next((mark for mark in arguments[1:] if isinstance(mark, Accepts)), None)
+        read = _reader(arguments[0], (*marks, *arguments[1:])) if first is None else None
+        if first is not None:
+            rest = tuple(mark for mark in arguments[1:] if mark is not first)
+            inner = _reader(arguments[0], (*marks, *rest))
+            return lambda plain: inner(first.function(plain))
+        assert read is not None
+        return read
+    if checked := next((mark for mark in marks if isinstance(mark, Checked)), None):
+        back = checked.plain or jsonable
+        return lambda plain: back(decode(checked.schema(), plain))
+    if origin in (Union, types.UnionType):
+        return _union([_reader(each, marks) for each in arguments], schema)
+    if origin is Literal:
+        return _literal(arguments)
+    if schema in _SCALARS:
+        return functools.partial(_SCALARS[schema], marks)
+    if dataclasses.is_dataclass(schema) or typing.is_typeddict(schema):
+        return _fields(schema)
+    if isinstance(schema, type) and issubclass(schema, tuple) and hasattr(schema, "_fields"):
+        return _named_tuple(schema)
+    origin = origin or schema
+    if origin is tuple and (not arguments or arguments[-1] is not ...):
+        return _row([_reader(each) for each in arguments])
+    most = min((mark.most for mark in marks if isinstance(mark, Sized)), default=MOST_INTEGER)
+    marks = tuple(mark for mark in marks if not isinstance(mark, Sized))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        key, value = arguments or (str, Any)
+        return _table(_reader(key, marks), _reader(value, marks), most)
+    if isinstance(origin, type) and issubclass(origin, Sequence | frozenset | set):
+        kind: Any = origin
+        made: Any = None if kind is Sequence else kind
+        return _list(_reader(arguments[0] if arguments else Any, marks), made, most)
+    raise TypeError(f"{schema} is no schema")
+
+
+def _wrong(what: str, plain: Any) -> DataError:
+    text = shown(repr(plain[:40] if isinstance(plain, str | bytes) else plain)[:60])
+    if isinstance(plain, list | tuple | dict):
+        noun = "an object" if isinstance(plain, dict) else "a list"
+        text = f"{noun} of {len(plain):,}"
+    return DataError(f"must be {what}, not {text}", other=True)
+
+
+def _any(marks: tuple[Any, ...], plain: Any, depth: int = 0) -> Any:
+    """Plain values without a schema."""
+    if depth > MOST_DEPTH:
+        raise DataError(f"is nested more than {MOST_DEPTH} levels deep")
+    if plain is None or isinstance(plain, bool | bytes):
+        return plain
+    if isinstance(plain, str):
+        return plain if AsWritten() in marks else shown(plain, lines=True)
+    if isinstance(plain, int):
+        return _integer((), plain)
+    if isinstance(plain, float):
+        return plain
+    if isinstance(plain, list | tuple | set | frozenset):
+        return type(plain)(_any(marks, each, depth + 1) for each in plain)
+    if isinstance(plain, dict):
+        keys = [k if not isinstance(k, str) or AsWritten() in marks else shown(k) for k in plain]
+        return {
+            _any(marks, key, MOST_DEPTH): _any(marks, each, depth + 1)
+            for key, each in zip(keys, plain.values(), strict=True)
+        }
+    raise _wrong("a plain value", plain)
+
+
+def _integer(marks: tuple[Any, ...], plain: Any) -> int:
+    if isinstance(plain, bool) or not isinstance(plain, int):
+        raise _wrong("an integer", plain)
+    if abs(plain) > MOST_INTEGER:
+        raise DataError(f"is an integer of {plain.bit_length():,} bits, of at most 256")
+    return _limited(marks, plain)
+
+
+def _number(marks: tuple[Any, ...], plain: Any) -> float:
+    if isinstance(plain, str) and plain in ("inf", "-inf", "nan"):
+        plain = float(plain)  # JSON has no such numbers
+    if isinstance(plain, bool) or not isinstance(plain, int | float):
+        raise _wrong("a number", plain)
+    if isinstance(plain, int) and abs(plain) > MOST_INTEGER:
+        raise DataError(f"is an integer of {plain.bit_length():,} bits, of at most 256")
+    return float(_limited(marks, plain))
+
+
+def _limited(marks: tuple[Any, ...], plain: Any) -> Any:
+    for mark in marks:
+        if isinstance(mark, Between) and not mark.least <= plain <= mark.most:
+            raise _wrong(f"a number from {mark.least:,} to {mark.most:,}", plain)
+    return plain
+
+
+def _boolean(marks: tuple[Any, ...], plain: Any) -> bool:
+    del marks
+    if not isinstance(plain, bool):
+        raise _wrong("true or false", plain)
+    return plain
+
+
+def _text(marks: tuple[Any, ...], plain: Any) -> str:
+    if not isinstance(plain, str):
+        raise _wrong("a text", plain)
+    for mark in marks:
+        if isinstance(mark, Matching) and not re.fullmatch(mark.pattern, plain):
+            raise _wrong(mark.words, plain)
+    return plain if AsWritten() in marks else shown(plain, lines=Lines() in marks)
+
+
+def _bytes(marks: tuple[Any, ...], plain: Any) -> bytes:
+    del marks
+    if isinstance(plain, bytes):
+        return plain
+    if not isinstance(plain, str):
+        raise _wrong("bytes in base64", plain)
+    try:
+        return base64.b64decode(plain, validate=True)
+    except (binascii.Error, ValueError):
+        raise _wrong("bytes in base64", plain) from None
+
+
+def _nothing(marks: tuple[Any, ...], plain: Any) -> None:
+    del marks
+    if plain is not None:
+        raise _wrong("null", plain)
+
+
+_SCALARS: Mapping[Any, Callable[..., Any]] = {
+    Any: _any, object: _any, int: _integer, float: _number, bool: _boolean, str: _text,
+    bytes: _bytes, None: _nothing, type(None): _nothing,
+}  # fmt: skip
+
+
+def _union(readers: Sequence[_Reader], schema: Any) -> _Reader:
+    def read(plain: Any) -> Any:
+        problem: DataError | None = None
+        for each in readers:
+            try:
+                return each(plain)
+            except DataError as error:
+                # of what comes furthest, the reader knows best
+                if not error.other and (problem is None or len(error.place) > len(problem.place)):
+                    problem = error
+        raise problem or _wrong(_words(schema), plain)
+
+    return read
+
+
+def _words(schema: Any) -> str:
+    names = {str: "a text", int: "an integer", float: "a number", type(None): "null"}
+    parts = [typing.get_args(e)[0] if typing.get_origin(e) is Annotated else e
+             for e in typing.get_args(schema)]  # fmt: skip
+    return " or ".join(
+        dict.fromkeys(
+            names.get(each, "a list" if typing.get_origin(each) is tuple else "an object")
+            for each in parts
+        )
+    )
+
+
+def _literal(values: tuple[Any, ...]) -> _Reader:
+    def read(plain: Any) -> Any:
+        for value in values:
+            if type(plain) is type(value) and plain == value:
+                return value
+        raise _wrong(f"one of {', '.join(map(repr, values))}", plain)
+
+    return read
+
+
+def _fields(schema: Any) -> _Reader:
+    """Reads a dataclass, or a ``TypedDict`` as a dict."""
+    hints = typing.get_type_hints(schema, include_extras=True)
+    is_class = dataclasses.is_dataclass(schema)
+    make: Any = schema if is_class else dict
+    if is_class:
+        fields = [each for each in dataclasses.fields(schema) if each.init]
+        hints = {each.name: hints[each.name] for each in fields}
+        missing = dataclasses.MISSING
+        required = [e.name for e in fields if e.default is missing is e.default_factory]
+    else:
+        # ``__required_keys__`` does not know the fields of a module with postponed annotations
+        origins = {name: typing.get_origin(hint) for name, hint in hints.items()}
+        wanted = (typing.Required,) if not schema.__total__ else (typing.NotRequired,)
+        required = [n for n, each in origins.items() if (each in wanted) != schema.__total__]
+    readers: dict[str, _Reader] = {}
+
+    def read(plain: Any) -> Any:
+        if is_class and isinstance(plain, schema):
+            return plain
+        if not isinstance(plain, Mapping):
+            raise _wrong("an object", plain)
+        if not readers:  # made at the first use, because a schema may contain itself
+            readers.update((name, _reader(_bare(hint))) for name, hint in hints.items())
+        found: dict[str, Any] = {}
+        for name, value in plain.items():
+            reader = readers.get(name)
+            if reader is None:
+                raise DataError(f"has the field {shown(repr(name)[:60])}, which is not known")
+            try:
+                found[name] = reader(value)
+            except DataError as error:
+                raise error.inside(f".{name}") from None
+        for name in required:
+            if name not in found:
+                raise DataError(f"lacks the field {name!r}")
+        try:
+            return make(**found)
+        except DataError:
+            raise
+        except Exception as error:  # what a class says of its own fields
+            raise DataError(f"is refused: {shown(str(error))[:200]}") from None
+
+    return read
+
+
+def _bare(hint: Any) -> Any:
+    """A field of a TypedDict without ``Required`` and ``NotRequired``."""
+    if typing.get_origin(hint) in (typing.Required, typing.NotRequired):
+        return typing.get_args(hint)[0]
+    return hint
+
+
+def _named_tuple(schema: Any) -> _Reader:
+    hints = typing.get_type_hints(schema, include_extras=True)
+    row = [_reader(hint) for hint in hints.values()]
+    least = len(row) - len(schema._field_defaults)
+
+    def read(plain: Any) -> Any:
+        if not isinstance(plain, list | tuple) or not least <= len(plain) <= len(row):
+            raise _wrong(f"a list of {len(row)}", plain)
+        return schema(*_each(row, plain))
+
+    return read
+
+
+def _row(readers: Sequence[_Reader]) -> _Reader:
+    def read(plain: Any) -> Any:
+        if not isinstance(plain, list | tuple) or len(plain) != len(readers):
+            raise _wrong(f"a list of {len(readers)}", plain)
+        return tuple(_each(readers, plain))
+
+    return read
+
+
+def _list(reader: _Reader, make: Callable[[list[Any]], Any] | None, most: int) -> _Reader:
+    def read(plain: Any) -> Any:
+        if not isinstance(plain, list | tuple):
+            raise _wrong("a list", plain)
+        if len(plain) > most:
+            raise _wrong(f"a list of at most {most:,}", plain)
+        found = _each([reader] * len(plain), plain)
+        if make is None:  # any sequence
+            return found if isinstance(plain, list) else tuple(found)
+        return found if make is list else make(found)
+
+    return read
+
+
+def _each(readers: Sequence[_Reader], plain: Sequence[Any]) -> list[Any]:
+    found: list[Any] = []
+    for number, (reader, value) in enumerate(zip(readers, plain, strict=False)):
+        try:
+            found.append(reader(value))
+        except DataError as error:
+            raise error.inside(f"[{number}]") from None
+    return found
+
+
+def _table(key: _Reader, value: _Reader, most: int) -> _Reader:
+    def read(plain: Any) -> Any:
+        if not isinstance(plain, Mapping):
+            raise _wrong("an object", plain)
+        if len(plain) > most:
+            raise _wrong(f"an object of at most {most:,}", plain)
+        found: dict[Any, Any] = {}
+        for name, each in plain.items():
+            try:
+                found[key(name)] = value(each)
+            except DataError as error:
+                raise error.inside(f"[{shown(repr(name)[:40])}]") from None
+        return found
+
+    return read
