@@ -11,6 +11,7 @@ import numpy as np
 
 from pytest_pallas.analysis.limits import unsupported
 from pytest_pallas.backends import Backend, Call, Configured, Outcome
+from pytest_pallas.backends.ending import raised_words
 from pytest_pallas.backends.execution import brief
 from pytest_pallas.backends.variations import Fill, Schedule
 from pytest_pallas.checks.spread import compare_shards, gathered
@@ -228,7 +229,8 @@ def as_kernel_error(error: Exception) -> PallasTestError:
     """The error of a kernel as a ``KernelError``, so that reports can attribute it."""
     if isinstance(error, PallasTestError):
         return error
-    wrapped = KernelError(f"the kernel raised {type(error).__name__}: {brief(str(error))}")
+    name, text = raised_words(error)
+    wrapped = KernelError(f"the kernel raised {name}: {brief(text)}")
     wrapped.__cause__ = error
     wrapped.shared = vars(error).get("shared", False)
     return wrapped

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_pallas.backends.ending import LEAST, limit_of, longest
 from pytest_pallas.errors import (
     CrashError,
     HangError,
@@ -25,25 +26,8 @@ from pytest_pallas.workers import JobResult
 if TYPE_CHECKING:
     from pytest_pallas.backends import Call
 
-#: Time limit for everything but a kernel, in seconds at least, and as a multiple of
-#: --pallas-timeout: set-up, drawing, the reference in float64, teardown.
-LEAST, MULTIPLE = 60.0, 5.0
-
 #: Limits on the lines of an example and their length.
 _LINES, _WIDTH = 8, 300
-
-
-def limit_of(timeout: float) -> float:
-    """Seconds after which a kernel counts as hanging in the interpreter or compiler.
-
-    This is more than ``timeout``, which stops an interpreter that only waits.
-    """
-    return timeout + min(max(timeout / 2, 1.0), 10.0)
-
-
-def longest(timeout: float) -> float:
-    """The time limit of any step, in seconds."""
-    return max(LEAST, MULTIPLE * limit_of(timeout))
 
 
 class Alarm:

@@ -16,6 +16,7 @@ import numpy as np
 
 from pytest_pallas.analysis.precision import precisions
 from pytest_pallas.backends.digests import digest
+from pytest_pallas.backends.ending import LEAST, MULTIPLE, ending
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.tracing import identity
 from pytest_pallas.errors import ReferenceError, SimulationError
@@ -102,15 +103,24 @@ PERTURBATION = 2.0**-6
 PERTURBATIONS = 4
 
 
+#: The message for a reference that does not end.
+_LATE = (
+    f"still not evaluated after {{:g}} s; the limit is {MULTIPLE:g} times --pallas-timeout and a "
+    f"few seconds, and {LEAST:g} s at least"
+)
+
+
 @dataclass
 class ExpectedCache:
     """Cache of the expected values of the last calls, because checks and backends share examples.
 
     Attributes:
       most: the number of calls that are kept.
+      seconds: the time limit of a reference.
     """
 
     most: int = 128
+    seconds: float = LEAST
     _kept: OrderedDict[Hashable, Expected] = field(default_factory=OrderedDict[Hashable, Expected])
 
     def get(
@@ -125,7 +135,8 @@ class ExpectedCache:
         key = identity(reference), digest((args, dict(options))), nan_ok
         found = self._kept.pop(key, None)
         if found is None:
-            found = expected(reference, args, options, nan_ok=nan_ok)
+            with ending(self.seconds, _LATE):
+                found = expected(reference, args, options, nan_ok=nan_ok)
         self._kept[key] = found
         while len(self._kept) > self.most:
             self._kept.popitem(last=False)

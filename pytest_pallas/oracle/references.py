@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from pytest_pallas.backends import Call
+from pytest_pallas.backends.ending import raised_words
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.tracing import StaticPart, apply, jitted, on_host, split
 from pytest_pallas.compat.rejection import is_rejection
@@ -69,7 +70,9 @@ def evaluate_reference(
             found = evaluate(static, arrays)
             break
         except SimulationLimitError as error:
-            raise ReferenceError(f"the reference {name_of(reference)}: {error}") from error
+            failed = ReferenceError(f"the reference {name_of(reference)}: {error}")
+            failed.timed_out = error.timed_out
+            raise failed from error
         except SimulationError as error:
             missing = missing or str(error)
         except Exception as error:  # numpy, code that reads values, or an error
@@ -161,9 +164,10 @@ def _as_it_is(
         if is_rejection(error):
             raise
         shapes = ", ".join(f"{x.dtype}{list(x.shape)}" for x in arrays)
+        kind, text = raised_words(error)
         raise ReferenceError(
             f"the reference {name_of(reference)}, evaluated {how} on ({shapes}), raised "
-            f"{type(error).__name__}: {error}"
+            f"{kind}: {text}"
         ) from error
 
 

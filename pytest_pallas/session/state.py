@@ -167,9 +167,10 @@ class Session:
     @cached_property
     def cache(self) -> ExpectedCache:
         """The cache of expected values, which checks and backends share."""
+        from pytest_pallas.backends.ending import longest
         from pytest_pallas.oracle.expected import ExpectedCache
 
-        return ExpectedCache()
+        return ExpectedCache(seconds=longest(self.options.timeout))
 
     @cached_property
     def runs(self) -> Runs:
