@@ -66,6 +66,15 @@ class OverdueError(BaseException):
         super().__init__(line)
         self.line = line
 
+    def error(self, seconds: float) -> SimulationLimitError:
+        """The error of a function that was not traced within some seconds."""
+        error = SimulationLimitError(
+            f"still not traced after {seconds:g} s; the limit is --pallas-timeout"
+        )
+        error.timed_out = True
+        error.at(self.line, "")
+        return error
+
 
 @contextmanager
 def ending(
@@ -175,7 +184,7 @@ class UncaughtError(Exception):
 
 
 #: Modules whose exceptions guide a test, and are no ``Exception`` either.
-_FRAMEWORKS = ("_pytest.", "pytest", "hypothesis.", "pytest_pallas.", "bdb")
+_FRAMEWORKS = ("_pytest.", "pytest.", "hypothesis.", "pytest_pallas.", "bdb.", "concurrent.")
 
 #: How often the terminal has interrupted this process, within ``noting_interrupts``.
 _interrupts = 0
@@ -219,7 +228,7 @@ def uncaught() -> Generator[None]:
     except Exception:
         raise
     except BaseException as raised:
-        if f"{type(raised).__module__}.".startswith(_FRAMEWORKS):
+        if any(f"{kind.__module__}.".startswith(_FRAMEWORKS) for kind in type(raised).__mro__):
             raise
         if isinstance(raised, KeyboardInterrupt) and (
             _interrupts != count

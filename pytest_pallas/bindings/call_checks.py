@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from pytest_pallas.backends import Backend, label
+from pytest_pallas.backends.ending import OverdueError, ending_whole, noting_interrupts, uncaught
 from pytest_pallas.bindings.contexts import Subject, context_for, with_goldens
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import call
@@ -158,6 +159,33 @@ def replayed(session: Session, kernel: str, check: str) -> Arguments | None:
     if loaded is None or (loaded.example.kernel, loaded.example.check) != (kernel, check):
         return None
     return Arguments(*loaded.call)
+
+
+@contextlib.contextmanager
+def tracing_first(session: Session, kernel: str, backend: Backend) -> Generator[None]:
+    """Trace a kernel before its checks, to know what they are, in one time limit for all traces.
+
+    What it leaves behind is undone. The checks trace it again, and fail for it.
+
+    Raises:
+      SimulationLimitError: it takes longer than ``--pallas-timeout``.
+    """
+    __tracebackhide__ = True
+    from pytest_pallas.isolation.leaks import leaving_nothing
+
+    executes = backend.kind in ("simulating", "interpreting")
+    timeout = session.timeout(session.options_for(session.item))
+    try:
+        with (
+            leaving_nothing(session) if executes else contextlib.nullcontext(),
+            noting_interrupts(),
+            ending_whole(timeout),
+            uncaught(),
+        ):
+            yield
+    except OverdueError as late:
+        error = late.error(timeout)
+        raise error.with_message(f"{kernel} on {label(backend)}: {error}") from None
 
 
 def guarded(

@@ -13,7 +13,7 @@ import pytest
 from pytest_pallas.backends import Backend, Label, label
 from pytest_pallas.bindings.backends import backends_before, mesh_on, on_claimed_chips, others_of
 from pytest_pallas.bindings.bound_checks import BoundCheck, bind
-from pytest_pallas.bindings.call_checks import Place, check_call, guarded
+from pytest_pallas.bindings.call_checks import Place, check_call, guarded, tracing_first
 from pytest_pallas.bindings.contexts import Subject, misfit, subject_of
 from pytest_pallas.bindings.platforms import backend_of_spec, on_its_platform
 from pytest_pallas.checks import Check
@@ -78,7 +78,8 @@ def check_spec(
     choose(
         tuple(spec.checks or ()), session.checks, f"checks of the spec {spec.name} in {spec.file}"
     )
-    spec = on_its_platform(session, spec)
+    with tracing_first(session, spec.name, backend):
+        spec = on_its_platform(session, spec)
     backend = _claimed(session, spec, backend)
     meshes = _meshes(session, spec, backend, mesh)
     if arguments is not None and len(meshes) > 1:
@@ -212,7 +213,8 @@ def _check_drawn(place: Place, spec: KernelSpec, mesh: Mesh | None, names: Seque
     """Ask the checks about drawn examples, as the items of the spec do."""
     __tracebackhide__ = True
     session, backend = place.session, place.backend
-    checks, left_out = _applying(place, spec, names, drawn=True)
+    with tracing_first(session, spec.name, backend):
+        checks, left_out = _applying(place, spec, names, drawn=True)
     raised = False
     for check, before in checks:
         failure = expected_failure(spec, backend, check)

@@ -49,11 +49,14 @@ class Alarm:
         self._note = StepNote(step="start", limit=LEAST)
         self.hazards: list[str] | None = None
 
-    def begin(self, step: str, timeout: float) -> None:
-        """Start a test with a time limit of ``timeout`` seconds for its kernels."""
+    def begin(self, step: str, timeout: float, *, limit: float = 0.0) -> None:
+        """Start a test with a time limit of ``timeout`` seconds for its kernels.
+
+        The step itself may take ``limit`` seconds; by default as long as any step.
+        """
         self._timeout = timeout
         self.hazards = None
-        self._step(StepNote(step=step, limit=longest(timeout)))
+        self._step(StepNote(step=step, limit=limit or longest(timeout)))
 
     def stop(self) -> None:
         """Stop the timer."""

@@ -61,6 +61,9 @@ class WorkerRequest:
         other process decides whether a test runs.
       part: the part of the item to run; None for the whole.
       killed: names of the tests and specs that killed mutants, by key, which do not run again.
+      facts: what the reporting process has learned of the specs of the file; None if the worker
+        learns it itself.
+      learns: the spec, by file and name, of which the worker learns the facts in place of a test.
     """
 
     opening: bytes
@@ -72,6 +75,8 @@ class WorkerRequest:
     raised: Mapping[str, tuple[str, str, bool]] | None = None
     part: Part | None = None
     killed: Mapping[str, str] = field(default_factory=dict[str, str])
+    facts: Mapping[tuple[str, str], Any] | None = None
+    learns: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +91,7 @@ class WorkerReply:
       lost_places: as in ``Session``.
       exit: message and status of a ``pytest.exit`` in the test.
       killed: the mutants that the test killed, as in ``WorkerRequest``.
+      facts: what was learned of a spec; None if it was not found, or nothing was asked.
     """
 
     reports: Sequence[Mapping[str, Any]] = ()
@@ -95,6 +101,7 @@ class WorkerReply:
     lost_places: Mapping[str, str] = field(default_factory=dict[str, str])
     exit: tuple[str, int | None] | None = None
     killed: Mapping[str, str] = field(default_factory=dict[str, str])
+    facts: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -173,7 +173,7 @@ class SpecItem(pytest.Item):
             import jax
 
             jax.devices("cpu")  # starting JAX changes settings
-        with guarded(current(self.config), self.headline):
+        with guarded(current(self.config), self.headline, self.place):
             self._run()
 
     def _run(self) -> None:
