@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_pallas.backends import Backend, label
-from pytest_pallas.backends.ending import OverdueError, ending_whole, noting_interrupts, uncaught
+from pytest_pallas.backends.ending import OverdueError, ending_whole
 from pytest_pallas.bindings.contexts import Subject, context_for, with_goldens
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import call
@@ -178,9 +178,7 @@ def tracing_first(session: Session, kernel: str, backend: Backend) -> Generator[
     try:
         with (
             leaving_nothing(session) if executes else contextlib.nullcontext(),
-            noting_interrupts(),
             ending_whole(timeout),
-            uncaught(),
         ):
             yield
     except OverdueError as late:

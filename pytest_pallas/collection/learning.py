@@ -17,9 +17,7 @@ from pytest_pallas.backends.ending import (
     UncaughtError,
     ending_whole,
     limit_of,
-    noting_interrupts,
     raised_words,
-    uncaught,
 )
 from pytest_pallas.isolation import policy
 from pytest_pallas.isolation.isolator import Isolator, isolator_of
@@ -107,12 +105,7 @@ def _learn_here(
     Their tests trace them again, and fail for it.
     """
     try:
-        with (
-            leaving_nothing(session),
-            noting_interrupts(),
-            ending_whole(timeout, waiting, PATIENCE),
-            uncaught(),
-        ):
+        with leaving_nothing(session), ending_whole(timeout, waiting, PATIENCE):
             learn(facts)
     except OverdueError as late:
         where = f", in {late.line}" if late.line else ""

@@ -11,7 +11,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -269,18 +269,20 @@ def guarded(session: Session, headline: str, kernel: str = "") -> Generator[None
 
 @contextmanager
 def leaving_nothing(session: Session) -> Generator[None]:
-    """Undo the leaks of the body, where a later test that runs the same functions tells them.
+    """Undo the leaks of the body, where a test that runs the same functions tells them.
 
     Args:
       session: is ``stained`` if a leak cannot be undone.
     """
     import jax
 
-    jax.devices("cpu")  # starting JAX changes settings
+    with suppress(RuntimeError):  # there need not be a CPU
+        jax.devices("cpu")  # starting JAX changes settings
     before = state()
     with variables_of_imports() as imported:
         try:
-            yield
+            with noting_interrupts(), uncaught():
+                yield
         finally:
             found, _ = _settle(session, before, imported)
             if found:
