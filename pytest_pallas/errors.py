@@ -82,7 +82,7 @@ class SpecError(PallasTestError):
 
 
 class DrawTooLargeError(SpecError):
-    """The draws of a strategy do not fit within ``--pallas-max-bytes``."""
+    """A draw does not fit within ``--pallas-max-bytes``, or the check of a call into memory."""
 
 
 class NotApplicableError(SpecError):

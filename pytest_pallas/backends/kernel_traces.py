@@ -35,10 +35,32 @@ def kernels_of(
         return None
 
 
+def outputs_of(call: Call, backend: Backend) -> Sequence[Any]:
+    """Shapes and dtypes of the outputs of a call on a backend; () if it cannot be traced.
+
+    JAX caches the trace, which its run uses.
+    """
+    import jax
+
+    from pytest_pallas.backends.ending import ending
+    from pytest_pallas.backends.tracing import abstract, jitted
+
+    try:
+        static, shapes = abstract(call)
+        with _context_of(backend)(), ending(call.timeout):
+            return jax.tree.leaves(jitted().trace(static, shapes).out_info)
+    except Exception:  # tracing runs user code; the run will raise the same
+        return ()
+
+
 def traced_kernels(call: Call, backend: Backend) -> Sequence[KernelCall]:
     """The kernels of a call on a backend, without its mutant; () if it cannot be traced."""
+    return kernels_of(call.with_settings(mutant=None), _context_of(backend)) or ()
+
+
+def _context_of(backend: Backend) -> Callable[[], AbstractContextManager[Any]]:
+    """Makes the context to trace in for a backend."""
     usual: Any = functools.partial(tracing_for, chip_of(backend))
     if backend.kind == "hardware":
         usual = nullcontext
-    context = getattr(backend, "context", usual)
-    return kernels_of(call.with_settings(mutant=None), context) or ()
+    return getattr(backend, "context", usual)

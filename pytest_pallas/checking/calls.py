@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from pytest_pallas.backends import Backend, label, parse
 from pytest_pallas.bindings.backends import implementations_of, mesh_or_skip, on_mesh
-from pytest_pallas.bindings.call_checks import Place, check_function, tracing_first
+from pytest_pallas.bindings.call_checks import Place, check_function, refuse_too_large, tracing_first
 from pytest_pallas.bindings.contexts import Subject, lacks_mesh
 from pytest_pallas.bindings.platforms import backend_of_call
 from pytest_pallas.checking.specs import check_spec
@@ -125,17 +125,19 @@ def check_kernel(
             'mesh={"x": 4}, or a jax.sharding.Mesh'
         )
     subject = _subject(session, backend, kernel, reference, properties, name, sizes, mesh)
+    chosen = names or _marked_checks(session)
     moved = backend
     with (
         contextlib.suppress(SimulationLimitError),  # the check says it, of an example that counts
         tracing_first(session, name, backend),
     ):
         moved = backend_of_call(session, backend, subject.kernel, call)
+        refuse_too_large(session, moved, subject, call, chosen)
     if moved is not backend:
         subject = _subject(session, moved, kernel, reference, properties, name, sizes, mesh)
         backend = moved
     place = Place(session=session, backend=backend, mesh=sizes)
-    return check_function(place, subject, call, names or _marked_checks(session))
+    return check_function(place, subject, call, chosen)
 
 
 def arguments_to_run(

@@ -13,7 +13,13 @@ import pytest
 from pytest_pallas.backends import Backend, Label, label
 from pytest_pallas.bindings.backends import backends_before, mesh_on, on_claimed_chips, others_of
 from pytest_pallas.bindings.bound_checks import BoundCheck, bind
-from pytest_pallas.bindings.call_checks import Place, check_call, guarded, tracing_first
+from pytest_pallas.bindings.call_checks import (
+    Place,
+    check_call,
+    guarded,
+    refuse_too_large,
+    tracing_first,
+)
 from pytest_pallas.bindings.contexts import Subject, misfit, subject_of
 from pytest_pallas.bindings.platforms import backend_of_spec, on_its_platform
 from pytest_pallas.checks import Check
@@ -299,7 +305,10 @@ def _check_given(
     __tracebackhide__ = True
     named = bool(names) and list(names) != ["all"]
     values: Any = None
-    _refuse_misfits(spec, subject_of(spec, place.backend, mesh, ()), mesh, arguments)
+    plain = subject_of(spec, place.backend, mesh, ())
+    _refuse_misfits(spec, plain, mesh, arguments)
+    with tracing_first(place.session, spec.name, place.backend):
+        refuse_too_large(place.session, place.backend, plain, arguments, names or ["all"])
     for check, before in _applying(place, spec, names, drawn=False)[0]:
         others = others_of(spec, place.backend, place.mesh, before)
         subject = subject_of(spec, place.backend, mesh, others)

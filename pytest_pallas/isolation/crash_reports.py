@@ -49,14 +49,21 @@ class Alarm:
         self._note = StepNote(step="start", limit=LEAST)
         self.hazards: list[str] | None = None
 
-    def begin(self, step: str, timeout: float, *, limit: float = 0.0) -> None:
+    def begin(
+        self, step: str, timeout: float, *, limit: float = 0.0, builder: Any = None
+    ) -> None:
         """Start a test with a time limit of ``timeout`` seconds for its kernels.
 
-        The step itself may take ``limit`` seconds; by default as long as any step.
+        Args:
+          step: the first step.
+          timeout: the limit of kernels.
+          limit: that of the step, in seconds; by default that of any step.
+          builder: the ``ResultBuilder`` of the test, if it is that of a spec.
         """
         self._timeout = timeout
         self.hazards = None
-        self._step(StepNote(step=step, limit=limit or longest(timeout)))
+        note = StepNote(step=step, limit=limit or longest(timeout))
+        self._step(note if builder is None else dataclasses.replace(note, **_subject(builder)))
 
     def stop(self) -> None:
         """Stop the timer."""
@@ -67,9 +74,7 @@ class Alarm:
         note = StepNote(
             step="an example",
             limit=longest(self._timeout),
-            kernel=builder.kernel,
-            check=builder.check,
-            backend=builder.backend,
+            **_subject(builder),
             examples=builder.earlier + builder.examples,
             drawn=[(fact.name, fact.text[:_WIDTH]) for fact in facts[:_LINES]],
         )
@@ -109,6 +114,12 @@ class Alarm:
         self._note = note
         self._say(note.encode())
         faulthandler.dump_traceback_later(note.limit, exit=True, file=self._output)
+
+
+def _subject(builder: Any) -> dict[str, Any]:
+    """What a builder is of, for a note."""
+    names = ("kernel", "check", "backend", "family")
+    return {**{name: getattr(builder, name) for name in names}, "mesh": dict(builder.mesh)}
 
 
 #: The first line of a thread's traceback by ``faulthandler``, and the line of a frame.

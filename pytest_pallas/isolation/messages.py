@@ -87,7 +87,8 @@ class WorkerReply:
       reports: from ``pytest_report_to_serializable``; empty if there is no such test.
       warnings: arguments of ``pytest_warning_recorded``.
       hazards: reasons to isolate its calls (``analysis.hazards``); None if it made no call.
-      stained: whether it changed state of the process that could not be undone.
+      stained: whether it changed state of the process that could not be undone, or closed the
+        files that pytest captures output in.
       lost_places: as in ``Session``.
       exit: message and status of a ``pytest.exit`` in the test.
       killed: the mutants that the test killed, as in ``WorkerRequest``.
@@ -111,7 +112,7 @@ class StepNote:
     Attributes:
       step: the step in words.
       limit: its time limit in seconds.
-      kernel, check, backend: those of the example.
+      kernel, check, backend, family, mesh: those of the example, or of the spec's test.
       examples: number of started examples, with this one.
       drawn: the example, as names and texts of facts.
       running: the running kernels, as ``name at file:line``.
@@ -122,6 +123,8 @@ class StepNote:
     kernel: str = ""
     check: str = ""
     backend: str = ""
+    family: str = ""
+    mesh: Mapping[str, int] = field(default_factory=dict[str, int])
     examples: int = 0
     drawn: Sequence[tuple[str, str]] = ()
     running: Sequence[str] = ()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_pallas.compat.testing import configured
+from pytest_pallas.compat.testing import capture_is_closed, configured
 from pytest_pallas.isolation.crash_reports import LEAST, Alarm
 from pytest_pallas.isolation.messages import (
     Opening,
@@ -111,7 +111,7 @@ class Host:
           item: the test.
           timeout: time limit in seconds for one step of a kernel.
         """
-        self.alarm.begin("set-up", timeout)
+        self.alarm.begin("set-up", timeout, builder=getattr(item, "builder", None))
         self.recorder.clear()
         try:
             self.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
@@ -126,7 +126,7 @@ class Host:
             ],
             warnings=self.recorder.warnings,
             hazards=None if self.alarm.hazards is None else sorted(set(self.alarm.hazards)),
-            stained=current(self.config).stained,
+            stained=current(self.config).stained or capture_is_closed(self.config),
             lost_places=current(self.config).lost_places,
         )
 
