@@ -197,9 +197,7 @@ def _backend(session: Session, kernel: Any, word: str, peers: Sequence[str]) -> 
     if not isinstance(kernel, KernelSpec):
         return session.backends_for([])[0][0]
     backends, automatic = on_claimed_chips(session, kernel, chosen.backends, chosen.automatic)
-    backends = without_replaced(
-        SpecFacts(), kernel, backends, automatic, session.options.timeout
-    )
+    backends = without_replaced(SpecFacts(), kernel, backends, automatic, session.options.timeout)
     claimed = [each for each in backends if kernel.claims(label(each)) and label(each) not in peers]
     if not claimed:
         raise OptionError(

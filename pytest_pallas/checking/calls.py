@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from pytest_pallas.backends import Backend, label, parse
 from pytest_pallas.bindings.backends import implementations_of, mesh_or_skip, on_mesh
-from pytest_pallas.bindings.call_checks import Place, check_function, refuse_too_large, tracing_first
+from pytest_pallas.bindings.call_checks import (
+    Place,
+    check_function,
+    refuse_too_large,
+    tracing_first,
+)
 from pytest_pallas.bindings.contexts import Subject, lacks_mesh
 from pytest_pallas.bindings.platforms import backend_of_call
 from pytest_pallas.checking.specs import check_spec

@@ -49,9 +49,7 @@ class Alarm:
         self._note = StepNote(step="start", limit=LEAST)
         self.hazards: list[str] | None = None
 
-    def begin(
-        self, step: str, timeout: float, *, limit: float = 0.0, builder: Any = None
-    ) -> None:
+    def begin(self, step: str, timeout: float, *, limit: float = 0.0, builder: Any = None) -> None:
         """Start a test with a time limit of ``timeout`` seconds for its kernels.
 
         Args:

@@ -32,7 +32,6 @@ from pytest_pallas.errors import LeakError
 from pytest_pallas.explanations import explanation_of
 from pytest_pallas.session import Session
 
-
 #: Among the names of variables that imports set: they have added warning filters.
 FILTERS = "warnings.filters"
 
@@ -101,7 +100,7 @@ class Leak:
     name: str
     new: Any
     old: Any
-    undo: Callable[[], None]
+    undo: Callable[[], object]
 
     def __str__(self) -> str:
         """In words."""

@@ -1,4 +1,4 @@
-"""Functions that are traced at collection, or before the guard: none ends or changes the session."""
+"""Functions that are traced at collection, or before the guard, leave the session as it is."""
 
 from __future__ import annotations
 
