@@ -118,7 +118,11 @@ def spec_nodes(
 
 
 def _learn(
-    session: PytestSession, parent: pytest.Collector, spec: KernelSpec, facts: SpecFacts
+    session: PytestSession,
+    parent: pytest.Collector,
+    spec: KernelSpec,
+    facts: SpecFacts,
+    tracing: Callable[[], object] = lambda: None,
 ) -> None:
     """Learn what the items of a spec depend on: draw and trace a few of its calls."""
     from pytest_pallas.bindings.platforms import on_its_platform
@@ -126,6 +130,7 @@ def _learn(
 
     facts.problem = problem_with(spec, session.checks, session.families)
     if facts.problem is None:
+        tracing()
         for _ in _planned(session, parent, on_its_platform(session, spec, facts), facts):
             pass
 

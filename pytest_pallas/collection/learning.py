@@ -19,14 +19,19 @@ from pytest_pallas.backends.ending import (
     limit_of,
     raised_words,
 )
+from pytest_pallas.errors import OptionError
 from pytest_pallas.isolation import policy
 from pytest_pallas.isolation.isolator import Isolator, isolator_of
 from pytest_pallas.isolation.leaks import leaving_nothing
 from pytest_pallas.session import PytestSession, SpecFacts
 from pytest_pallas.spec import KernelSpec
 
-#: Learns the facts of a spec that are not known, and adds them.
-Learn = Callable[[SpecFacts], None]
+#: Learns the facts of a spec that are not known, and adds them. Takes ``tracing=``, to be called
+#: between drawing and tracing.
+Learn = Callable[..., None]
+
+#: The step of a worker that draws.
+DRAWING = "drawing the inputs of a spec"
 
 #: Seconds after which the terminal says which spec collection waits for.
 PATIENCE = 5.0
@@ -66,27 +71,33 @@ def _learn_safely(
     learn: Learn,
 ) -> None:
     """Learn here, or in the process for isolated tests."""
-    timeout = session.timeout(session.options_for(parent))
+    try:
+        timeout = session.timeout(session.options_for(parent))
+    except OptionError as error:  # of a mark of the module
+        raise parent.CollectError(str(error)) from None
     waiting = functools.partial(_say_waiting, parent.config, spec, timeout)
     if session.learns is not None:  # for another process, which watches this one
-        step = "the drawing and tracing of a spec at collection"
-        session.observer.begin(step, timeout, limit=limit_of(timeout))
+        alarm, limit = session.observer, limit_of(timeout)
+        alarm.begin(DRAWING, timeout, limit=limit)
+        learn = functools.partial(
+            learn, tracing=lambda: alarm.begin("tracing a spec", timeout, limit=limit)
+        )
         _learn_here(session, facts, learn, timeout, waiting)
-        session.observer.begin("collection", timeout)
+        alarm.begin("collection", timeout)
         return
     isolator = isolator_of(parent.config)
-    if isolator is None or session.options.replay:
+    reason = ""
+    if isolator is not None:
+        reason = policy.reason_to_learn_apart(parent, spec, isolator.history)
+    if isolator is None:
         _learn_here(session, facts, learn, timeout, waiting)
-        return
-    key = policy.key_of_spec(spec)
-    reason = policy.reason_to_learn_apart(parent, spec, isolator.history)
-    if reason:
+    elif reason:
         _learn_apart(isolator, parent, spec, facts, timeout, waiting)
         facts.isolated = reason
     else:
-        with isolator.history.running(key):
+        with isolator.history.running(policy.key_of_spec(spec)):
             _learn_here(session, facts, learn, timeout, waiting)
-    if facts.fault:
+    if facts.fault and facts.problem is None:
         _say(parent.config, f"spec {spec.name!r} in {spec.file}: {facts.fault}")
         facts.closed = True
         # Here nothing is traced: this learns which checks need not even that.
@@ -128,11 +139,14 @@ def _learn_apart(
 ) -> None:
     """Learn in the process for isolated tests; a ``fault`` of the facts if that ends."""
     patience = 3 * PATIENCE  # the process may have to start first
-    learned = isolator.learn(parent, (spec.file, spec.name), timeout, waiting, patience)
-    if isinstance(learned, str):
-        facts.fault = learned
-    else:
+    learned, step = isolator.learn(parent, (spec.file, spec.name), timeout, waiting, patience)
+    if not isinstance(learned, str):
         vars(facts).update(vars(learned))
+        isolator.history.remove(policy.key_of_spec(spec))
+        return
+    facts.fault = learned
+    if step == DRAWING:
+        facts.problem = f"drawing its inputs failed: {learned}"
 
 
 def _say_waiting(config: pytest.Config, spec: KernelSpec, timeout: float) -> None:

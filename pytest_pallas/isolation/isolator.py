@@ -162,7 +162,7 @@ class Isolator:
         timeout: float,
         waiting: Callable[[], None],
         patience: float,
-    ) -> Any:
+    ) -> tuple[Any, str]:
         """Learn the facts of a spec in the worker.
 
         Args:
@@ -173,7 +173,8 @@ class Isolator:
           patience: see ``waiting``.
 
         Returns:
-          The facts; a message if the worker died, or has not found the spec.
+          The facts, or a message if the worker died, or has not found the spec; and the last step
+          that the worker has told.
         """
         path = Path(parent.path)
         request = WorkerRequest(
@@ -191,13 +192,15 @@ class Isolator:
             waiting()
             result = future.result()
         if result.status != "done":
-            return str(error_of(result, "tracing it at collection"))
+            note = StepNote.decode(result.note)
+            step = "" if note is None else note.step
+            return str(error_of(result, "tracing it at collection")), step
         reply: WorkerReply = decoded(result.value)
         if reply.exit is not None:
             pytest.exit(*reply.exit)
         if reply.facts is None:
-            return "the process for isolated tests has not found it, so its calls were not traced"
-        return reply.facts
+            return "the process for isolated tests has not found it: its calls are not traced", ""
+        return reply.facts, ""
 
     def accept(self, item: Any, reply: WorkerReply) -> dict[str, pytest.TestReport]:
         """Use the results of a worker, also of another machine; returns its reports by ``when``.

@@ -135,9 +135,11 @@ def test_a_spec_whose_trace_ends_its_process_is_one_failed_test(project, isolate
     result.stdout.fnmatch_lines(["pallas: spec 'exits' in *: tracing it at collection: *code 3*"])
 
 
-def test_a_strategy_that_ends_the_process_is_an_error_of_collection(project):
+@pytest.mark.parametrize("ends", ["sys.exit(4)", "os._exit(4)"])
+def test_a_strategy_that_ends_the_process_is_an_error_of_collection(project, ends):
     project.write(
-        specs="""
+        specs=f"""
+        import os
         import sys
 
         from kernels import *
@@ -145,13 +147,14 @@ def test_a_strategy_that_ends_the_process_is_an_error_of_collection(project):
 
         INPUTS = pst.arrays("m n, m n", dtype="float32")
         KEYWORDS = dict(kernel=add, reference=reference, vmappable=False)
-        WRONG = KernelSpec(name="wrong", inputs=INPUTS.map(lambda drawn: sys.exit(4)), **KEYWORDS)
+        WRONG = KernelSpec(name="wrong", inputs=INPUTS.map(lambda drawn: {ends}), **KEYWORDS)
         RIGHT = KernelSpec(name="right", inputs=INPUTS, **KEYWORDS)
         """
     )
-    result = project.run("--pallas-suite=specs", "--pallas-checks=forward")
+    result = project.run("--pallas-suite=specs", "--pallas-checks=forward", "--pallas-isolate=auto")
     result.assert_outcomes(errors=1, passed=1)
-    result.stdout.fnmatch_lines(["*spec 'wrong' in *: drawing its inputs raised SystemExit: 4*"])
+    said = "raised SystemExit: 4" if "sys" in ends else "failed: *exited with code 4"
+    result.stdout.fnmatch_lines([f"*spec 'wrong' in *: drawing its inputs {said}*"])
 
 
 def test_a_trace_without_end_costs_its_limit_twice(project):
