@@ -284,3 +284,13 @@ def test_programs_do_not_depend_on_who_calls(function, target):
     shallow = module()
     assert deep(40, module) == shallow
     assert (lambda: module())() == shallow
+
+
+def test_a_trace_that_does_not_end_is_an_error():
+    def endless(x):
+        while True:
+            pass
+
+    outcome = refusal(endless, X, settings=RunSettings(timeout=0.1))
+    assert isinstance(outcome.error, errors.SimulationLimitError)
+    assert "still not traced after 0.1 s" in str(outcome.error)
