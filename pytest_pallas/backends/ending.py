@@ -183,8 +183,8 @@ class UncaughtError(Exception):
         self.raised = raised
 
 
-#: Modules whose exceptions guide a test, and are no ``Exception`` either.
-_FRAMEWORKS = ("_pytest.", "pytest.", "hypothesis.", "pytest_pallas.", "bdb.", "concurrent.")
+#: Packages whose exceptions guide a test, and are no ``Exception`` either.
+_FRAMEWORKS = frozenset({"_pytest", "pytest", "hypothesis", "pytest_pallas", "bdb"})
 
 #: How often the terminal has interrupted this process, within ``noting_interrupts``.
 _interrupts = 0
@@ -225,10 +225,11 @@ def uncaught() -> Generator[None]:
     count = _interrupts
     try:
         yield
-    except Exception:
+    except (Exception, GeneratorExit):
         raise
     except BaseException as raised:
-        if any(f"{kind.__module__}.".startswith(_FRAMEWORKS) for kind in type(raised).__mro__):
+        packages = {kind.__module__.partition(".")[0] for kind in type(raised).__mro__}
+        if packages & _FRAMEWORKS:
             raise
         if isinstance(raised, KeyboardInterrupt) and (
             _interrupts != count
