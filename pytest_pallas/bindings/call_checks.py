@@ -165,10 +165,23 @@ def replayed(session: Session, kernel: str, check: str) -> Arguments | None:
 
 
 @contextlib.contextmanager
-def tracing_first(session: Session, kernel: str, backend: Backend) -> Generator[None]:
+def tracing_first(
+    session: Session,
+    kernel: str,
+    backend: Backend,
+    arguments: Arguments | None = None,
+    check: str = "",
+) -> Generator[None]:
     """Trace a kernel before its checks, to know what they are, in one time limit for all traces.
 
     What it leaves behind is undone. The checks trace it again, and fail for it.
+
+    Args:
+      session: of the run.
+      kernel: name of the kernel.
+      backend: where it will run.
+      arguments: the call; None if examples are drawn.
+      check: name of the first check, to which it counts if the process dies.
 
     Raises:
       SimulationLimitError: it takes longer than ``--pallas-timeout``.
@@ -177,10 +190,13 @@ def tracing_first(session: Session, kernel: str, backend: Backend) -> Generator[
     from pytest_pallas.isolation.leaks import leaving_nothing
 
     executes = backend.kind in ("simulating", "interpreting")
+    if session.observer is not None and arguments is not None:
+        begun = ResultBuilder(kernel=kernel, check=check, backend=label(backend), examples=1)
+        session.observer.example(begun, list(drawn_facts(arguments)))
     timeout = session.timeout(session.options_for(session.item))
     try:
         with (
-            leaving_nothing(session) if executes else contextlib.nullcontext(),
+            leaving_nothing(session, tells=True) if executes else contextlib.nullcontext(),
             ending_whole(timeout),
         ):
             yield

@@ -134,7 +134,7 @@ def check_kernel(
     moved = backend
     with (
         contextlib.suppress(SimulationLimitError),  # the check says it, of an example that counts
-        tracing_first(session, name, backend),
+        tracing_first(session, name, backend, call, chosen[0] if chosen else ""),
     ):
         moved = backend_of_call(session, backend, subject.kernel, call)
         refuse_too_large(session, moved, subject, call, chosen)

@@ -246,9 +246,12 @@ def guarded(session: Session, headline: str, kernel: str = "") -> Generator[None
             with noting_interrupts(), uncaught():
                 yield
         except BaseException:
+            session.untold = []
             _settle(session, before, imported)
             raise
     found, stuck = _settle(session, before, imported)
+    untold, session.untold = session.untold, []
+    found, stuck = [*untold, *found], [*untold, *stuck]
     if kernel:
         told = session.leaked.setdefault(kernel, set())
         found = [leak for leak in found if leak.name not in told or leak in stuck]
@@ -267,11 +270,12 @@ def guarded(session: Session, headline: str, kernel: str = "") -> Generator[None
 
 
 @contextmanager
-def leaving_nothing(session: Session) -> Generator[None]:
+def leaving_nothing(session: Session, *, tells: bool = False) -> Generator[None]:
     """Undo the leaks of the body, where a test that runs the same functions tells them.
 
     Args:
       session: is ``stained`` if a leak cannot be undone.
+      tells: whether the next check, which could not see such a leak, is of the same functions.
     """
     import jax
 
@@ -283,7 +287,9 @@ def leaving_nothing(session: Session) -> Generator[None]:
             with noting_interrupts(), uncaught():
                 yield
         finally:
-            found, _ = _settle(session, before, imported)
+            found, stuck = _settle(session, before, imported)
+            if tells:
+                session.untold += stuck
             if found:
                 jax.clear_caches()  # JAX would not run the functions again
 

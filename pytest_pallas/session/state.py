@@ -126,6 +126,8 @@ class Session:
     ran: LastRun | None = None
     #: The state that each kernel left changed, and a failed test has told: see ``isolation.leaks``.
     leaked: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    #: State that was left changed before a check, and could not be undone (``isolation.leaks``).
+    untold: list[Any] = field(default_factory=list[Any])
     #: Whether a check changed state of this process that could not be undone.
     stained: bool = False
 

@@ -46,7 +46,7 @@ RAISE = {
     "odd": of(lambda: raises(Odd("odd one"))),
 }
 LEAVE = {
-    "x64": of(lambda: jax.config.update("jax_enable_x64", not jax.config.jax_enable_x64)),
+    "x64": of(lambda: jax.config.update("jax_enable_x64", True)),
     "environment": of(lambda: os.environ.update(LEFT="1")),
     "numpy": of(lambda: np.seterr(all="raise")),
     "limit": of(lambda: sys.setrecursionlimit(5000)),
@@ -221,3 +221,13 @@ def test_a_test_of_ones_own_that_may_end_its_process_is_isolated(project):
     result = project.spawn("--pallas-isolate=auto", "--pallas-backend=auto")
     result.assert_outcomes(failed=2, passed=1)
     result.stdout.fnmatch_lines(["*exited with code 3*", "*died of SIGSEGV*"])
+
+
+def test_a_spec_at_whose_collection_a_session_died_is_traced_in_a_worker_by_the_next(project):
+    hidden = KINDS + 'def hides(x, y):\n    getattr(os, "_" "exit")(3)\n'
+    project.write(kinds=hidden, specs=SPECS.replace("CHOSEN", "{'hides': hides}"))
+    words = "--pallas-suite=specs", "--pallas-checks=forward", "--pallas-isolate=auto"
+    assert project.spawn(*words).ret == 3
+    result = project.spawn(*words)
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines(["*exited with code 3*"])
