@@ -61,7 +61,7 @@ def kernels() -> Iterator[Any]:
 
     from pytest_pallas.collection.discovery import specs_in
 
-    sys.path[:0] = [str(ROOT), str(ROOT / "tests/broken")]
+    sys.path[:0] = [str(ROOT / part) for part in ("", "tests/broken", "tests/support")]
     import table
 
     for package in PACKAGES:

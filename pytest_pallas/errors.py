@@ -39,6 +39,9 @@ class PallasTestError(Exception, Inline):
     #: Whether all processes of the program know of it: each raises its own, or a ``PeerError``.
     shared: bool = False
 
+    #: Whether a time limit ended the run, so that running it again takes as long.
+    timed_out: bool = False
+
     #: The schedule of the failing run (``backends.variations.Schedule``), unless the default.
     schedule: Any = None
 
@@ -79,7 +82,7 @@ class SpecError(PallasTestError):
 
 
 class DrawTooLargeError(SpecError):
-    """The draws of a strategy do not fit within ``--pallas-max-bytes``."""
+    """A draw does not fit within ``--pallas-max-bytes``, or the check of a call into memory."""
 
 
 class NotApplicableError(SpecError):
@@ -178,7 +181,9 @@ class DmaError(KernelError):
 
 
 class HangError(KernelError):
-    """A step of an isolated test did not end, so its process was killed."""
+    """A step of a test did not end: of an isolated one, its process was killed."""
+
+    timed_out = True
 
 
 class CrashError(KernelError):

@@ -19,7 +19,7 @@ from pytest_pallas.devices.simulate import settle_platforms, simulate
 from pytest_pallas.errors import OptionError, PallasTestError
 from pytest_pallas.options.table import PROFILES
 from pytest_pallas.options.values import Options
-from pytest_pallas.session import Harness, Session
+from pytest_pallas.session import Harness, Session, SpecFacts
 from pytest_pallas.spec import KernelSpec
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def _backend(session: Session, kernel: Any, word: str, peers: Sequence[str]) -> 
     if not isinstance(kernel, KernelSpec):
         return session.backends_for([])[0][0]
     backends, automatic = on_claimed_chips(session, kernel, chosen.backends, chosen.automatic)
-    backends = without_replaced(session, kernel, backends, automatic)
+    backends = without_replaced(SpecFacts(), kernel, backends, automatic, session.options.timeout)
     claimed = [each for each in backends if kernel.claims(label(each)) and label(each) not in peers]
     if not claimed:
         raise OptionError(

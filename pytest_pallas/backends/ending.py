@@ -1,4 +1,4 @@
-"""Time limit for tracing and simulation in this thread."""
+"""Time limits for functions that run in this thread, and exceptions that would end the process."""
 
 from __future__ import annotations
 
@@ -6,13 +6,21 @@ import signal
 import sysconfig
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from pytest_pallas.errors import SimulationLimitError
 from pytest_pallas.source_lines import SourceLine
+
+#: Time limit for everything but a kernel, in seconds at least, and as a multiple of
+#: --pallas-timeout: set-up, drawing, the reference in float64, teardown.
+LEAST, MULTIPLE = 60.0, 5.0
+
+#: Seconds between two attempts to end code that catches the first one.
+_AGAIN = 1.0
 
 #: Folders without user code: this package, the standard library, and installed packages.
 _OWN = Path(__file__).parents[1]
@@ -31,36 +39,208 @@ def _line(frame: FrameType | None) -> str:
     return ""
 
 
+def limit_of(timeout: float) -> float:
+    """Seconds after which a kernel counts as hanging in the interpreter or compiler.
+
+    This is more than ``timeout``, which stops an interpreter that only waits.
+    """
+    return timeout + min(max(timeout / 2, 1.0), 10.0)
+
+
+def longest(timeout: float) -> float:
+    """The time limit of any step, in seconds."""
+    return max(LEAST, MULTIPLE * limit_of(timeout))
+
+
+class OverdueError(BaseException):
+    """The time limit of a whole step is over.
+
+    Not an ``Exception``, because functions that try several calls handle the errors of each.
+
+    Attributes:
+      line: the line of user code that was running; "" if none was.
+    """
+
+    def __init__(self, line: str) -> None:
+        """With the line that was running."""
+        super().__init__(line)
+        self.line = line
+
+    def error(self, seconds: float) -> SimulationLimitError:
+        """The error of a function that was not traced within some seconds."""
+        error = SimulationLimitError(
+            f"still not traced after {seconds:g} s; the limit is --pallas-timeout"
+        )
+        error.timed_out = True
+        error.at(self.line, "")
+        return error
+
+
 @contextmanager
-def ending(seconds: float) -> Generator[None]:
+def ending(
+    seconds: float,
+    message: str = "still not traced and simulated after {:g} s; the limit is --pallas-timeout",
+) -> Generator[None]:
     """Interrupt tracing or simulation that does not end, such as a Python loop in the function.
 
     Loops of the kernel itself reach the machine's limit of steps, in any thread.
 
+    Args:
+      seconds: the limit.
+      message: what did not end, with a place for the seconds.
+
     Raises:
       SimulationLimitError: it took longer than ``seconds``; the traceback has the current line.
+    """
+
+    def late(line: str) -> BaseException:
+        error = SimulationLimitError(message.format(seconds))
+        error.timed_out = True
+        error.at(line, "")
+        return error
+
+    with _alarmed(seconds, late):
+        yield
+
+
+@contextmanager
+def ending_whole(
+    seconds: float, waiting: Callable[[], None] | None = None, patience: float = 0.0
+) -> Generator[None]:
+    """Interrupt a step of several calls, each of which may have a limit of its own.
+
+    Args:
+      seconds: the limit.
+      waiting: called once, after ``patience`` seconds, if the step still runs.
+      patience: see ``waiting``.
+
+    Raises:
+      OverdueError: it took longer than ``seconds``.
+    """
+    with _alarmed(seconds, OverdueError, waiting, patience):
+        yield
+
+
+@contextmanager
+def _alarmed(
+    seconds: float,
+    late: Callable[[str], BaseException],
+    waiting: Callable[[], None] | None = None,
+    patience: float = 0.0,
+) -> Generator[None]:
+    """Raise ``late(line)`` in this thread after some seconds, and again if that is caught.
+
+    The alarm of an enclosing context stays in force if it comes first.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(
         signal, "setitimer"
     ):
         yield
         return
+    started = time.monotonic()
+    outer, interval = signal.getitimer(signal.ITIMER_REAL)
+    if outer and outer <= seconds:
+        yield
+        return
+    over = False
+    patient = waiting is not None and patience < seconds
 
     def stop(_: int, frame: FrameType | None) -> None:
-        error = SimulationLimitError(
-            f"still not traced and simulated after {seconds:g} s; the limit is --pallas-timeout"
-        )
-        error.at(_line(frame), "")
-        raise error
+        nonlocal patient
+        if over:
+            return
+        if patient and waiting is not None:
+            patient = False
+            rest = max(seconds - (time.monotonic() - started), 0.001)
+            signal.setitimer(signal.ITIMER_REAL, rest, _AGAIN)
+            waiting()
+            return
+        raise late(_line(frame))
 
     before = signal.signal(signal.SIGALRM, stop)
-    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
-    started = time.monotonic()
+    signal.setitimer(signal.ITIMER_REAL, patience if patient else seconds, _AGAIN)
     try:
         yield
     finally:
+        over = True
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        if left:  # not ours
+        if outer:  # not ours
             spent = time.monotonic() - started
-            signal.setitimer(signal.ITIMER_REAL, max(left - spent, 0.001))
+            signal.setitimer(signal.ITIMER_REAL, max(outer - spent, 0.001), interval)
+
+
+class UncaughtError(Exception):
+    """A function raised what is no ``Exception``, such as SystemExit, which would end the process.
+
+    Attributes:
+      raised: what it raised.
+    """
+
+    def __init__(self, raised: BaseException) -> None:
+        """With what it raised."""
+        super().__init__(str(raised))
+        self.raised = raised
+
+
+#: Packages whose exceptions guide a test, and are no ``Exception`` either.
+_FRAMEWORKS = frozenset({"_pytest", "pytest", "hypothesis", "pytest_pallas", "bdb"})
+
+#: How often the terminal has interrupted this process, within ``noting_interrupts``.
+_interrupts = 0
+
+
+@contextmanager
+def noting_interrupts() -> Generator[None]:
+    """Let ``uncaught`` tell a KeyboardInterrupt of a function from one of the terminal."""
+    before: Any = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+
+    def noted(number: int, frame: FrameType | None) -> Any:
+        global _interrupts
+        _interrupts += 1
+        return before(number, frame)
+
+    noted.pallas_notes = True  # pyright: ignore[reportFunctionMemberAccess]
+    signal.signal(signal.SIGINT, noted)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is noted:  # otherwise the guard tells who changed it
+            signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def uncaught() -> Generator[None]:
+    """Make an ``Exception`` of what a function raises to end its process.
+
+    What pytest, Hypothesis and this package raise to guide a test stays, and so does a
+    KeyboardInterrupt, unless it is known that nobody pressed the key (``noting_interrupts``).
+
+    Raises:
+      UncaughtError: the function raised it.
+    """
+    count = _interrupts
+    try:
+        yield
+    except (Exception, GeneratorExit):
+        raise
+    except BaseException as raised:
+        packages = {kind.__module__.partition(".")[0] for kind in type(raised).__mro__}
+        if packages & _FRAMEWORKS:
+            raise
+        if isinstance(raised, KeyboardInterrupt) and (
+            _interrupts != count
+            or not hasattr(signal.getsignal(signal.SIGINT), "pallas_notes")
+            or threading.current_thread() is not threading.main_thread()
+        ):
+            raise
+        raise UncaughtError(raised) from raised
+
+
+def raised_words(error: BaseException) -> tuple[str, str]:
+    """The type and the text of what a function raised, for messages."""
+    raised = error.raised if isinstance(error, UncaughtError) else error
+    return type(raised).__name__, str(raised)

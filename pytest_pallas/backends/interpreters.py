@@ -54,11 +54,13 @@ def watchdog(timeout: float) -> Generator[list[DeadlockError]]:
 
 def _over(timeout: float) -> DeadlockError:
     """The error of a kernel that exceeds its time limit."""
-    return DeadlockError(
+    error = DeadlockError(
         f"the kernel did not finish within {timeout:g} s and was stopped. Check that every wait on "
         "a semaphore, barrier or DMA receives its signal, on every device. If the kernel is only "
         "slow, raise --pallas-timeout."
     )
+    error.timed_out = True
+    return error
 
 
 @dataclass(frozen=True)

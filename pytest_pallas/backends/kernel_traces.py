@@ -25,25 +25,30 @@ def kernels_of(
     """
     from pytest_pallas.analysis import kernel_calls
 
-    jaxpr = _traced(call, context)
-    return None if jaxpr is None else kernel_calls(jaxpr)
+    traced = _traced(call, context)
+    return None if traced is None else kernel_calls(traced.jaxpr)
 
 
 def traced_kernels(call: Call, backend: Backend) -> Sequence[KernelCall]:
     """The kernels of a call on a backend, without its mutant; () if it cannot be traced."""
-    from pytest_pallas.analysis import kernel_calls
-
-    jaxpr = traced_jaxpr(call, backend)
-    return () if jaxpr is None else kernel_calls(jaxpr)
+    return kernels_of(call.with_settings(mutant=None), _context_of(backend)) or ()
 
 
 def traced_jaxpr(call: Call, backend: Backend) -> Any:
     """The trace of a call on a backend, without its mutant; None if it cannot be traced."""
-    usual: Any = functools.partial(tracing_for, chip_of(backend))
-    if backend.kind == "hardware":
-        usual = nullcontext
-    context = getattr(backend, "context", usual)
-    return _traced(call.with_settings(mutant=None), context)
+    traced = _traced(call.with_settings(mutant=None), _context_of(backend))
+    return None if traced is None else traced.jaxpr
+
+
+def outputs_of(call: Call, backend: Backend) -> Sequence[Any]:
+    """Shapes and dtypes of the outputs of a call on a backend; () if it cannot be traced.
+
+    JAX caches the trace, which its run uses.
+    """
+    import jax
+
+    traced = _traced(call, _context_of(backend))
+    return () if traced is None else jax.tree.leaves(traced.out_info)
 
 
 def _traced(call: Call, context: Callable[[], AbstractContextManager[Any]]) -> Any:
@@ -53,6 +58,14 @@ def _traced(call: Call, context: Callable[[], AbstractContextManager[Any]]) -> A
     try:
         static, shapes = abstract(call)
         with context(), ending(call.timeout):
-            return jitted().trace(static, shapes).jaxpr
+            return jitted().trace(static, shapes)
     except Exception:  # tracing runs user code; the item will raise the same
         return None
+
+
+def _context_of(backend: Backend) -> Callable[[], AbstractContextManager[Any]]:
+    """Makes the context to trace in for a backend."""
+    usual: Any = functools.partial(tracing_for, chip_of(backend))
+    if backend.kind == "hardware":
+        usual = nullcontext
+    return getattr(backend, "context", usual)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jax import export
 
 from pytest_pallas.analysis import kernel_calls, live_kernel_calls
+from pytest_pallas.backends.ending import ending
 from pytest_pallas.backends.protocol import Call, expected_warnings
 from pytest_pallas.backends.tracing import jitted, signature
 from pytest_pallas.compat.compilers import exact_exports, interpret_ignored
@@ -145,6 +146,7 @@ def lower(call: Call, static: Any, arrays: list[Any], platform: str, into: Lower
     Raises:
       NoPallasCallError: the lowered program has no Pallas kernel.
       CompileError: the call cannot be compiled as a whole.
+      SimulationLimitError: it is not traced within its time limit.
       Exception: an error of the kernel or of Pallas.
     """
     name = getattr(call.function, "__name__", type(call.function).__name__)
@@ -155,7 +157,8 @@ def lower(call: Call, static: Any, arrays: list[Any], platform: str, into: Lower
             '@pytest.mark.pallas(backends=["interpret", ...]).'
         )
     into.signature = signature(call)
-    traced = jitted().trace(static, arrays)
+    with ending(call.timeout, "still not traced after {:g} s; the limit is --pallas-timeout"):
+        traced = jitted().trace(static, arrays)
     into.traced = True
     into.jaxpr = traced.jaxpr
     into.kernels = tuple(kernel_calls(traced.jaxpr))

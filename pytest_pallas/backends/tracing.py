@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
+from pytest_pallas.backends.ending import uncaught
 from pytest_pallas.backends.protocol import Call
 from pytest_pallas.errors import OptionError
 
@@ -142,7 +143,8 @@ def apply(static: StaticPart, arrays: list[Any]) -> Any:
     for position in range(static.tree.num_leaves):
         leaves.append(rest[position] if position in rest else next(remaining))
     args, options = jax.tree.unflatten(static.tree, leaves)
-    return static.function(*args, **options)
+    with uncaught():
+        return static.function(*args, **options)
 
 
 def _with_mutant(static: StaticPart, arrays: list[Any]) -> Any:

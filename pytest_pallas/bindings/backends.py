@@ -11,7 +11,7 @@ import pytest
 
 from pytest_pallas.backends import REPLACED, Backend, Call, Label, RunSettings, label, with_target
 from pytest_pallas.errors import TooFewDevicesError
-from pytest_pallas.session import Session
+from pytest_pallas.session import Session, SpecFacts
 from pytest_pallas.spec import KernelSpec
 
 if TYPE_CHECKING:
@@ -150,7 +150,11 @@ def on_claimed_chips(
 
 
 def without_replaced(
-    session: Session, spec: KernelSpec, backends: Sequence[Backend], automatic: Container[str]
+    facts: SpecFacts,
+    spec: KernelSpec,
+    backends: Sequence[Backend],
+    automatic: Container[str],
+    timeout: float,
 ) -> tuple[Backend, ...]:
     """The selected backends that run a spec.
 
@@ -158,29 +162,31 @@ def without_replaced(
     simulate, and they replace it for others. Named backends are kept.
 
     Args:
-      session: caches the results.
+      facts: has the results.
       spec: the spec.
       backends: the selected backends.
       automatic: labels of those that were not named; see ``Selection``.
+      timeout: time limit in seconds of a trace.
     """
     dropped: set[str] = set()
     for each in backends:
         if each.kind != "simulating" or label(each) not in automatic:
             continue
-        simulated = spec.claims(label(each)) and lacks(session, spec, each) is None
+        simulated = spec.claims(label(each)) and lacks(facts, spec, each, timeout) is None
         dropped.update(REPLACED.get(each.name, ()) if simulated else (each.name,))
     return tuple(
         each for each in backends if label(each) not in automatic or each.name not in dropped
     )
 
 
-def lacks(session: Session, spec: KernelSpec, simulator: Any) -> str | None:
+def lacks(facts: SpecFacts, spec: KernelSpec, simulator: Any, timeout: float) -> str | None:
     """The reason why the simulator cannot run a spec, or None. One call is drawn and traced."""
-    known = session.lacks
-    key = (spec.file, spec.name, label(simulator))
-    if key not in known:
-        known[key] = _lacks(spec, simulator, session.options.timeout)
-    return known[key]
+    name = label(simulator)
+    if name not in facts.lacks:
+        if facts.closed:
+            return None
+        facts.lacks[name] = _lacks(spec, simulator, timeout)
+    return facts.lacks[name]
 
 
 def _lacks(spec: KernelSpec, simulator: Any, timeout: float) -> str | None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from pytest_pallas.backends import Backend, label
+from pytest_pallas.backends import Backend, Call, RunSettings, label
+from pytest_pallas.backends.ending import OverdueError, ending_whole
+from pytest_pallas.backends.kernel_traces import outputs_of
 from pytest_pallas.bindings.contexts import Subject, context_for, with_goldens
+from pytest_pallas.budget import COPIES, FLOAT_BYTES, available_bytes, check_memory
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import call
 from pytest_pallas.checks.verdict import conclude, drawn_facts, run_check
@@ -158,6 +162,100 @@ def replayed(session: Session, kernel: str, check: str) -> Arguments | None:
     if loaded is None or (loaded.example.kernel, loaded.example.check) != (kernel, check):
         return None
     return Arguments(*loaded.call)
+
+
+@contextlib.contextmanager
+def tracing_first(
+    session: Session,
+    kernel: str,
+    backend: Backend,
+    arguments: Arguments | None = None,
+    check: str = "",
+) -> Generator[None]:
+    """Trace a kernel before its checks, to know what they are, in one time limit for all traces.
+
+    What it leaves behind is undone. The checks trace it again, and fail for it.
+
+    Args:
+      session: of the run.
+      kernel: name of the kernel.
+      backend: where it will run.
+      arguments: the call; None if examples are drawn.
+      check: name of the first check, to which it counts if the process dies.
+
+    Raises:
+      SimulationLimitError: it takes longer than ``--pallas-timeout``.
+    """
+    __tracebackhide__ = True
+    from pytest_pallas.isolation.leaks import leaving_nothing
+
+    executes = backend.kind in ("simulating", "interpreting")
+    if session.observer is not None and arguments is not None:
+        begun = ResultBuilder(kernel=kernel, check=check, backend=label(backend), examples=1)
+        session.observer.example(begun, list(drawn_facts(arguments)))
+    timeout = session.timeout(session.options_for(session.item))
+    try:
+        with (
+            leaving_nothing(session, tells=True) if executes else contextlib.nullcontext(),
+            ending_whole(timeout),
+        ):
+            yield
+    except OverdueError as late:
+        error = late.error(timeout)
+        raise error.with_message(f"{kernel} on {label(backend)}: {error}") from None
+
+
+def refuse_too_large(
+    session: Session,
+    backend: Backend,
+    subject: Subject,
+    arguments: Arguments,
+    names: Sequence[str],
+) -> None:
+    """Refuse a call whose checks take more memory than there is: the system would end the session.
+
+    Args:
+      session: of the run.
+      backend: where the kernel runs.
+      subject: the kernel.
+      arguments: the call.
+      names: of the checks. Those that only trace the kernel take little memory.
+
+    Raises:
+      DrawTooLargeError: it does.
+    """
+    __tracebackhide__ = True
+    if backend.kind not in ("simulating", "interpreting"):
+        return
+    if all(name in session.checks and not session.checks[name].executes for name in names):
+        return
+    import jax
+
+    made = Call(
+        function=subject.kernel,
+        args=arguments.args,
+        options={**arguments.options, **arguments.tuning},
+        settings=RunSettings(timeout=session.options.timeout, jit=subject.jit),
+    )
+    outputs = outputs_of(made, backend) if subject.jit and subject.devices == 1 else ()
+    own = needed = 0
+    for leaf in [*jax.tree.leaves(arguments.args), *outputs]:
+        if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+            continue
+        elements, width = math.prod(leaf.shape), getattr(leaf.dtype, "itemsize", 0)
+        floats = jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact)
+        own += elements * width
+        needed += elements * (FLOAT_BYTES if floats else COPIES * width)
+    if needed > _SMALL:
+        most = available_bytes()
+        if getattr(session, "in_worker", False):
+            limit = int(session.options.worker_memory * 2**30)
+            most = limit if most is None else min(most, limit)
+        check_memory(f"{subject.name} on {label(backend)}", own, needed, most)
+
+
+#: Bytes for which nothing is asked of the system.
+_SMALL = 256 * 2**20
 
 
 def guarded(

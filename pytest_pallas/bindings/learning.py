@@ -31,6 +31,9 @@ def adapted(session: Session, spec: KernelSpec, mesh: Any, sizes: Mapping[str, i
     inputs: Any = spec.inputs
     strategy = inputs if mesh is None else inputs(mesh)
     key = (spec.file, spec.name, *sizes.items())
+    facts = session.facts.get((spec.file, spec.name))
+    if facts is not None and facts.fault:
+        return strategy  # its trace did not end at collection
     if key not in session.tiles:
         session.tiles[key] = learned(spec, strategy, mesh)
     return around(strategy, session.tiles[key])

@@ -13,19 +13,18 @@ from pytest_pallas.backends import DEFAULT_TARGETS, TARGETS, Backend, Call, RunS
 from pytest_pallas.backends.kernel_traces import kernels_of
 from pytest_pallas.bindings.backends import on_claimed_chips
 from pytest_pallas.devices.absent import tracing_for
-from pytest_pallas.session import Session
+from pytest_pallas.session import Session, SpecFacts
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments
 
-#: Time limit in seconds for a trace: a function that hangs is reported when it runs.
-_SECONDS = 5.0
 
-
-def on_its_platform(session: Session, spec: KernelSpec) -> KernelSpec:
+def on_its_platform(
+    session: Session, spec: KernelSpec, facts: SpecFacts | None = None
+) -> KernelSpec:
     """The spec, with ``kernel={"gpu": ...}`` if its plain function is a Mosaic GPU kernel.
 
-    One call is drawn and traced. A spec that names backends or meshes stays as it is, and so does
-    every spec if only backends for TPUs were named.
+    One call is drawn and traced, unless the facts say it already. A spec that names backends or
+    meshes stays as it is, and so does every spec if only backends for TPUs were named.
     """
     if isinstance(spec.kernel, Mapping) or spec.backends is not None or spec.meshes:
         return spec
@@ -33,16 +32,23 @@ def on_its_platform(session: Session, spec: KernelSpec) -> KernelSpec:
         each.platform != "gpu" for each in session.selection.backends
     ):
         return spec
+    facts = facts or SpecFacts()
+    if facts.is_for_gpus is None and not facts.closed:
+        facts.is_for_gpus = _draws_for_gpus(spec, session.options.timeout)
+    if not facts.is_for_gpus:
+        return spec
+    return dataclasses.replace(spec, kernel={"gpu": spec.kernel})
+
+
+def _draws_for_gpus(spec: KernelSpec, timeout: float) -> bool:
+    """Whether a drawn call of a spec's plain function has Mosaic GPU kernels only."""
     from pytest_pallas.strategies.once import draw_once
 
     try:
         drawn = draw_once(spec.inputs)
     except Exception:  # an error of the strategy, which the item will raise, too
-        return spec
-    function: Any = spec.kernel
-    if not _is_for_gpus(function, drawn, session.options.timeout):
-        return spec
-    return dataclasses.replace(spec, kernel={"gpu": function})
+        return False
+    return _is_for_gpus(spec.kernel, drawn, timeout)
 
 
 def backend_of_call(
@@ -92,7 +98,7 @@ def _is_for_gpus(function: Any, arguments: Arguments, timeout: float) -> bool:
         function=function,
         args=arguments.args,
         options={**arguments.options, **arguments.tuning},
-        settings=RunSettings(timeout=min(timeout, _SECONDS)),
+        settings=RunSettings(timeout=timeout),
     )
     kernels = _traced(call, "tpu")
     if kernels is None:  # some kernels ask for what only a GPU has

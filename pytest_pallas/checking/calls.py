@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import inspect
@@ -10,14 +11,19 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from pytest_pallas.backends import Backend, label, parse
 from pytest_pallas.bindings.backends import implementations_of, mesh_or_skip, on_mesh
-from pytest_pallas.bindings.call_checks import Place, check_function
+from pytest_pallas.bindings.call_checks import (
+    Place,
+    check_function,
+    refuse_too_large,
+    tracing_first,
+)
 from pytest_pallas.bindings.contexts import Subject, lacks_mesh
 from pytest_pallas.bindings.platforms import backend_of_call
 from pytest_pallas.checking.specs import check_spec
 from pytest_pallas.checks.context import ComparisonPeer
 from pytest_pallas.checks.cross import accepted
 from pytest_pallas.devices.processes import gang
-from pytest_pallas.errors import BackendUnavailableError, OptionError
+from pytest_pallas.errors import BackendUnavailableError, OptionError, SimulationLimitError
 from pytest_pallas.raises import Raises
 from pytest_pallas.relations import AnyRelation
 from pytest_pallas.session import Session
@@ -124,12 +130,19 @@ def check_kernel(
             'mesh={"x": 4}, or a jax.sharding.Mesh'
         )
     subject = _subject(session, backend, kernel, reference, properties, name, sizes, mesh)
-    moved = backend_of_call(session, backend, subject.kernel, call)
+    chosen = names or _marked_checks(session)
+    moved = backend
+    with (
+        contextlib.suppress(SimulationLimitError),  # the check says it, of an example that counts
+        tracing_first(session, name, backend, call, chosen[0] if chosen else ""),
+    ):
+        moved = backend_of_call(session, backend, subject.kernel, call)
+        refuse_too_large(session, moved, subject, call, chosen)
     if moved is not backend:
         subject = _subject(session, moved, kernel, reference, properties, name, sizes, mesh)
         backend = moved
     place = Place(session=session, backend=backend, mesh=sizes)
-    return check_function(place, subject, call, names or _marked_checks(session))
+    return check_function(place, subject, call, chosen)
 
 
 def arguments_to_run(

@@ -13,7 +13,13 @@ import pytest
 from pytest_pallas.backends import Backend, Label, label
 from pytest_pallas.bindings.backends import backends_before, mesh_on, on_claimed_chips, others_of
 from pytest_pallas.bindings.bound_checks import BoundCheck, bind
-from pytest_pallas.bindings.call_checks import Place, check_call, guarded
+from pytest_pallas.bindings.call_checks import (
+    Place,
+    check_call,
+    guarded,
+    refuse_too_large,
+    tracing_first,
+)
 from pytest_pallas.bindings.contexts import Subject, misfit, subject_of
 from pytest_pallas.bindings.platforms import backend_of_spec, on_its_platform
 from pytest_pallas.checks import Check
@@ -78,7 +84,8 @@ def check_spec(
     choose(
         tuple(spec.checks or ()), session.checks, f"checks of the spec {spec.name} in {spec.file}"
     )
-    spec = on_its_platform(session, spec)
+    with tracing_first(session, spec.name, backend):
+        spec = on_its_platform(session, spec)
     backend = _claimed(session, spec, backend)
     meshes = _meshes(session, spec, backend, mesh)
     if arguments is not None and len(meshes) > 1:
@@ -212,7 +219,8 @@ def _check_drawn(place: Place, spec: KernelSpec, mesh: Mesh | None, names: Seque
     """Ask the checks about drawn examples, as the items of the spec do."""
     __tracebackhide__ = True
     session, backend = place.session, place.backend
-    checks, left_out = _applying(place, spec, names, drawn=True)
+    with tracing_first(session, spec.name, backend):
+        checks, left_out = _applying(place, spec, names, drawn=True)
     raised = False
     for check, before in checks:
         failure = expected_failure(spec, backend, check)
@@ -297,7 +305,10 @@ def _check_given(
     __tracebackhide__ = True
     named = bool(names) and list(names) != ["all"]
     values: Any = None
-    _refuse_misfits(spec, subject_of(spec, place.backend, mesh, ()), mesh, arguments)
+    plain = subject_of(spec, place.backend, mesh, ())
+    _refuse_misfits(spec, plain, mesh, arguments)
+    with tracing_first(place.session, spec.name, place.backend):
+        refuse_too_large(place.session, place.backend, plain, arguments, names or ["all"])
     for check, before in _applying(place, spec, names, drawn=False)[0]:
         others = others_of(spec, place.backend, place.mesh, before)
         subject = subject_of(spec, place.backend, mesh, others)

@@ -13,6 +13,7 @@ from pytest_pallas.accumulation import ACCUMULATIONS, ProductSums
 from pytest_pallas.analysis.limits import unsupported
 from pytest_pallas.analysis.products import coarsest_sums, lowest_precision
 from pytest_pallas.backends import Backend, Call, Configured, Outcome
+from pytest_pallas.backends.ending import raised_words
 from pytest_pallas.backends.execution import brief
 from pytest_pallas.backends.kernel_traces import traced_jaxpr
 from pytest_pallas.backends.protocol import chip_of
@@ -234,7 +235,8 @@ def as_kernel_error(error: Exception) -> PallasTestError:
     """The error of a kernel as a ``KernelError``, so that reports can attribute it."""
     if isinstance(error, PallasTestError):
         return error
-    wrapped = KernelError(f"the kernel raised {type(error).__name__}: {brief(str(error))}")
+    name, text = raised_words(error)
+    wrapped = KernelError(f"the kernel raised {name}: {brief(text)}")
     wrapped.__cause__ = error
     wrapped.shared = vars(error).get("shared", False)
     return wrapped

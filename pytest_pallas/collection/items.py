@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from pytest_pallas.items.applicability import leave_out, unmet_by_kernels
 from pytest_pallas.items.item import SpecItem, node_id
 from pytest_pallas.items.mutants import mutants_item
 from pytest_pallas.result_builder import ResultBuilder
-from pytest_pallas.session import PytestSession, current
+from pytest_pallas.session import PytestSession, SpecFacts, current
 from pytest_pallas.spec import KernelSpec
 
 #: The modules of a suite that were collected, and whether they define specs.
@@ -97,47 +99,99 @@ def spec_nodes(
 ) -> Iterator[pytest.Item | pytest.Collector]:
     """The items of one spec, or one node that reports its problem."""
     from pytest_pallas.bindings.platforms import on_its_platform
-    from pytest_pallas.collection.validation import problem_with
+    from pytest_pallas.collection.learning import facts_of
 
     session = current(parent.config)
-    problem = problem_with(spec, session.checks, session.families)
-    if problem is not None:
-        text = f"spec {spec.name!r} in {spec.file}: {problem}"
+    facts = facts_of(session, parent, spec, functools.partial(_learn, session, parent, spec))
+    if facts.problem is not None:
+        text = f"spec {spec.name!r} in {spec.file}: {facts.problem}"
         yield WrongSpec.from_parent(parent, name=spec.name, problem=text)
         return
-    spec = on_its_platform(session, spec)
+    spec = on_its_platform(session, spec, facts)
+    items = _spec_items(session, parent, spec, facts)
     if session.options.mutate is not None:
-        items = list(_spec_items(session, parent, spec))
+        items = list(items)
         item = mutants_item(parent, spec, items)
         yield from items if item is None else (item,)
         return
-    yield from _spec_items(session, parent, spec)
+    yield from items
 
 
-def _spec_items(
-    session: PytestSession, parent: pytest.Collector, spec: KernelSpec
-) -> Iterator[pytest.Item]:
-    """The items of one spec."""
+def _learn(
+    session: PytestSession,
+    parent: pytest.Collector,
+    spec: KernelSpec,
+    facts: SpecFacts,
+    tracing: Callable[[], object] = lambda: None,
+) -> None:
+    """Learn what the items of a spec depend on: draw and trace a few of its calls."""
+    from pytest_pallas.bindings.platforms import on_its_platform
+    from pytest_pallas.collection.validation import problem_with
+
+    facts.problem = problem_with(spec, session.checks, session.families)
+    if facts.problem is None:
+        tracing()
+        for _ in _planned(session, parent, on_its_platform(session, spec, facts), facts):
+            pass
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A check of a spec on a backend: an item for each mesh, unless it is ``unmet``."""
+
+    backend: Backend
+    check: Check
+    before: Sequence[Backend]
+    unmet: str | None
+
+
+def _planned(
+    session: PytestSession, parent: pytest.Collector, spec: KernelSpec, facts: SpecFacts
+) -> Iterator[_Plan | Backend]:
+    """The checks of one spec, and named backends that it does not claim.
+
+    What the facts lack is learned, unless they are closed.
+    """
     backends, named, automatic = _backends(session, parent)
     backends, automatic = on_claimed_chips(session, spec, backends, automatic)
-    backends = without_replaced(session, spec, backends, automatic)
+    timeout = session.options.timeout
+    backends = without_replaced(facts, spec, backends, automatic, timeout)
     for backend in backends:
         if not spec.claims(label(backend)):
             if named:
-                yield UnclaimedItem.from_parent(parent, spec=spec, backend=backend)
+                yield backend
             continue
         for check in _checks(session, parent, spec, backend):
-            needed = (session.base, check)
-            before = backends_before(spec, backend, backends, needed)
-            unmet = check.unmet(spec, backend, before)
-            for mesh in spec.meshes or ({},):
-                why = unmet or unmet_by_kernels(session, spec, check, backend, mesh)
-                if why is not None:
-                    leave_out(session, parent, why, spec, check, backend, mesh)
-                    continue
-                yield SpecItem.from_parent(
-                    parent, spec=spec, check=check, backend=backend, mesh=mesh, before=before
-                )
+            before = backends_before(spec, backend, backends, (session.base, check))
+            key = check.name, label(backend)
+            if key not in facts.unmet:
+                unmet = check.unmet(spec, backend, before)
+                if unmet is None and not spec.meshes and not facts.closed:
+                    unmet = unmet_by_kernels(session, spec, check, backend, {})
+                facts.unmet[key] = unmet
+            yield _Plan(backend, check, before, facts.unmet[key])
+
+
+def _spec_items(
+    session: PytestSession, parent: pytest.Collector, spec: KernelSpec, facts: SpecFacts
+) -> Iterator[pytest.Item]:
+    """The items of one spec."""
+    for plan in _planned(session, parent, spec, facts):
+        if not isinstance(plan, _Plan):
+            yield UnclaimedItem.from_parent(parent, spec=spec, backend=plan)
+            continue
+        for mesh in spec.meshes or ({},):
+            if plan.unmet is not None:
+                leave_out(session, parent, plan.unmet, spec, plan.check, plan.backend, mesh)
+                continue
+            yield SpecItem.from_parent(
+                parent,
+                spec=spec,
+                check=plan.check,
+                backend=plan.backend,
+                mesh=mesh,
+                before=plan.before,
+            )
 
 
 def _backends(

@@ -111,6 +111,18 @@ def configured(
     return config
 
 
+def capture_is_closed(config: pytest.Config) -> bool:
+    """Whether a test has closed the files that pytest captures output in: others would fail."""
+    capture: Any = config.pluginmanager.get_plugin("capturemanager")
+    if capture is None or not capture.is_globally_capturing():
+        return False
+    try:
+        capture.read_global_capture()
+    except ValueError:
+        return True
+    return False
+
+
 def worker_count(config: Any) -> int:
     """The number of workers that pytest-xdist starts from this process; 0 without it, or in one.
 

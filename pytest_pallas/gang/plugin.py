@@ -14,7 +14,7 @@ from pytest_pallas.errors import GangError, OptionError
 from pytest_pallas.gang.hosts import HostStore, LocalStore
 from pytest_pallas.gang.layout import Layout
 from pytest_pallas.gang.messages import Collected
-from pytest_pallas.gang.reports import Named, merged_reports
+from pytest_pallas.gang.reports import Named, ended_report, merged_reports
 from pytest_pallas.gang.supervisor import Gang, GangSettings
 from pytest_pallas.isolation.requests import opening_of
 from pytest_pallas.session import PytestSession, note_raised
@@ -109,7 +109,7 @@ class GangPlugin:
             ends = self.gang.run(nodeid, self.session.raised)
         except GangError as error:
             session.shouldstop = "the processes of the gang cannot go on"
-            reports = [_report(test, str(error))]
+            reports = [_report(test, str(error)), ended_report(test)]
         else:
 
             def load(data: Mapping[str, Any]) -> pytest.TestReport:

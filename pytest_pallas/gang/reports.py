@@ -84,7 +84,7 @@ def merged_reports(test: Named, ends: Sequence[TestEnd], load: Load) -> list[pyt
         for end in ends
     ]
     if any(each.died or each.end.absent for each in every):
-        reports = [_broken(test, every)]
+        reports = [_broken(test, every), ended_report(test)]
     else:
         phases = [
             when for when in ("setup", "call", "teardown") if any(when in e.reports for e in every)
@@ -119,7 +119,7 @@ def _failed(each: _End) -> bool:
 
 
 def _note(each: _End) -> StepNote | None:
-    """The last note of a process that died in an example; otherwise None."""
+    """The last note of a process that died in the check of a kernel; otherwise None."""
     note = None if each.end.died is None else StepNote.decode(each.end.died.note)
     return note if note is not None and note.kernel else None
 
@@ -148,6 +148,8 @@ def _record_of(nodeid: str, each: _End) -> Record:
         kernel=note.kernel,
         check=note.check,
         backend=note.backend,
+        family=note.family,
+        mesh=note.mesh,
         outcome="failed",
         examples=note.examples,
         **error_fields(each.error(nodeid)),
@@ -182,6 +184,18 @@ def _broken(test: Named, every: Sequence[_End]) -> pytest.TestReport:
         when="call",
         sections=_sections(every, "call"),
         duration=max((e.end.died.seconds for e in every if e.end.died is not None), default=0.0),
+    )
+
+
+def ended_report(test: Named) -> pytest.TestReport:
+    """The report of the tear-down, which nothing ran: without it, no test counts as ended."""
+    return pytest.TestReport(
+        nodeid=test[0],
+        location=test[1],
+        keywords={},
+        outcome="passed",
+        longrepr=None,
+        when="teardown",
     )
 
 

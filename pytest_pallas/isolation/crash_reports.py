@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_pallas.backends.ending import LEAST, limit_of, longest
 from pytest_pallas.errors import (
     CrashError,
     HangError,
@@ -25,25 +26,8 @@ from pytest_pallas.workers import JobResult
 if TYPE_CHECKING:
     from pytest_pallas.backends import Call
 
-#: Time limit for everything but a kernel, in seconds at least, and as a multiple of
-#: --pallas-timeout: set-up, drawing, the reference in float64, teardown.
-LEAST, MULTIPLE = 60.0, 5.0
-
 #: Limits on the lines of an example and their length.
 _LINES, _WIDTH = 8, 300
-
-
-def limit_of(timeout: float) -> float:
-    """Seconds after which a kernel counts as hanging in the interpreter or compiler.
-
-    This is more than ``timeout``, which stops an interpreter that only waits.
-    """
-    return timeout + min(max(timeout / 2, 1.0), 10.0)
-
-
-def longest(timeout: float) -> float:
-    """The time limit of any step, in seconds."""
-    return max(LEAST, MULTIPLE * limit_of(timeout))
 
 
 class Alarm:
@@ -65,11 +49,19 @@ class Alarm:
         self._note = StepNote(step="start", limit=LEAST)
         self.hazards: list[str] | None = None
 
-    def begin(self, step: str, timeout: float) -> None:
-        """Start a test with a time limit of ``timeout`` seconds for its kernels."""
+    def begin(self, step: str, timeout: float, *, limit: float = 0.0, builder: Any = None) -> None:
+        """Start a test with a time limit of ``timeout`` seconds for its kernels.
+
+        Args:
+          step: the first step.
+          timeout: the limit of kernels.
+          limit: that of the step, in seconds; by default that of any step.
+          builder: the ``ResultBuilder`` of the test, if it is that of a spec.
+        """
         self._timeout = timeout
         self.hazards = None
-        self._step(StepNote(step=step, limit=longest(timeout)))
+        note = StepNote(step=step, limit=limit or longest(timeout))
+        self._step(note if builder is None else dataclasses.replace(note, **_subject(builder)))
 
     def stop(self) -> None:
         """Stop the timer."""
@@ -80,9 +72,7 @@ class Alarm:
         note = StepNote(
             step="an example",
             limit=longest(self._timeout),
-            kernel=builder.kernel,
-            check=builder.check,
-            backend=builder.backend,
+            **_subject(builder),
             examples=builder.earlier + builder.examples,
             drawn=[(fact.name, fact.text[:_WIDTH]) for fact in facts[:_LINES]],
         )
@@ -122,6 +112,12 @@ class Alarm:
         self._note = note
         self._say(note.encode())
         faulthandler.dump_traceback_later(note.limit, exit=True, file=self._output)
+
+
+def _subject(builder: Any) -> dict[str, Any]:
+    """What a builder is of, for a note."""
+    names = ("kernel", "check", "backend", "family")
+    return {**{name: getattr(builder, name) for name in names}, "mesh": dict(builder.mesh)}
 
 
 #: The first line of a thread's traceback by ``faulthandler``, and the line of a frame.

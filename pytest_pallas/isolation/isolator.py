@@ -17,10 +17,10 @@ from pytest_pallas.backends import Call
 from pytest_pallas.errors import IsolationError
 from pytest_pallas.explanations import Fact
 from pytest_pallas.isolation import policy
-from pytest_pallas.isolation.crash_reports import error_of
+from pytest_pallas.isolation.crash_reports import error_of, longest
 from pytest_pallas.isolation.messages import StepNote, WorkerReply, WorkerRequest, decoded, encoded
 from pytest_pallas.isolation.policy import History
-from pytest_pallas.isolation.requests import opening_of, run_in, worker_setup
+from pytest_pallas.isolation.requests import GRACE, opening_of, run_in, worker_setup
 from pytest_pallas.isolation.worker import ENTRY
 from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.session import PytestSession, note_raised
@@ -143,11 +143,64 @@ class Isolator:
             seconds=slot(),
             journal=None if journal is None else str(journal),
             killed=self.session.killed,
+            facts=self._facts(item),
         )
         result = run_in(self._pool, self._setup, request)
         if result.status != "done":
             raise self.error_of_end(item, result)
         item.stash[_REPORTS] = self.accept(item, decoded(result.value))
+
+    def _facts(self, item: Any) -> dict[tuple[str, str], Any]:
+        """The facts of the specs that the worker collects with an item."""
+        facts = self.session.facts
+        return {key: known for key, known in facts.items() if known.path == str(item.path)}
+
+    def learn(
+        self,
+        parent: pytest.Collector,
+        spec: tuple[str, str],
+        timeout: float,
+        waiting: Callable[[], None],
+        patience: float,
+    ) -> tuple[Any, str]:
+        """Learn the facts of a spec in the worker.
+
+        Args:
+          parent: the node whose items the spec becomes.
+          spec: the spec, by file and name.
+          timeout: the time limit in seconds.
+          waiting: called once if that takes more than ``patience`` seconds.
+          patience: see ``waiting``.
+
+        Returns:
+          The facts, or a message if the worker died, or has not found the spec; and the last step
+          that the worker has told.
+        """
+        path = Path(parent.path)
+        request = WorkerRequest(
+            opening=self._opening,
+            nodeid="",
+            path=str(path) if path.is_file() else None,
+            timeout=timeout,
+            learns=spec,
+        )
+        limit = longest(timeout) + GRACE  # with the start of the worker's session
+        future = self._pool.submit(self._setup, encoded(request), timeout=limit)
+        try:
+            result = future.result(patience)
+        except TimeoutError:
+            waiting()
+            result = future.result()
+        if result.status != "done":
+            note = StepNote.decode(result.note)
+            step = "" if note is None else note.step
+            return str(error_of(result, "tracing it at collection")), step
+        reply: WorkerReply = decoded(result.value)
+        if reply.exit is not None:
+            pytest.exit(*reply.exit)
+        if reply.facts is None:
+            return "the process for isolated tests has not found it: its calls are not traced", ""
+        return reply.facts, ""
 
     def accept(self, item: Any, reply: WorkerReply) -> dict[str, pytest.TestReport]:
         """Use the results of a worker, also of another machine; returns its reports by ``when``.

@@ -25,6 +25,7 @@ from pytest_pallas.decoding import (
     tagged,
     untagged,
 )
+from pytest_pallas.session.state import SpecFacts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +88,9 @@ class WorkerRequest:
         other process decides whether a test runs.
       part: the part of the item to run; None for the whole.
       killed: names of the tests and specs that killed mutants, by key, which do not run again.
+      facts: what the reporting process has learned of the specs of the file; None if the worker
+        learns it itself.
+      learns: the spec, by file and name, of which the worker learns the facts in place of a test.
     """
 
     opening: bytes
@@ -98,6 +102,8 @@ class WorkerRequest:
     raised: Mapping[Exact, tuple[Exact, Exact, bool]] | None = None
     part: Part | None = None
     killed: Mapping[Exact, Exact] = field(default_factory=dict[str, str])
+    facts: Mapping[tuple[Exact, Exact], SpecFacts] | None = None
+    learns: tuple[Exact, Exact] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,10 +114,12 @@ class WorkerReply:
       reports: from ``pytest_report_to_serializable``; empty if there is no such test.
       warnings: arguments of ``pytest_warning_recorded``.
       hazards: reasons to isolate its calls (``analysis.hazards``); None if it made no call.
-      stained: whether it changed state of the process that could not be undone.
+      stained: whether it changed state of the process that could not be undone, or closed the
+        files that pytest captures output in.
       lost_places: as in ``Session``.
       exit: message and status of a ``pytest.exit`` in the test.
       killed: the mutants that the test killed, as in ``WorkerRequest``.
+      facts: what was learned of a spec; None if it was not found, or nothing was asked.
     """
 
     reports: Sequence[Mapping[str, Any]] = ()
@@ -121,6 +129,7 @@ class WorkerReply:
     lost_places: Mapping[str, Text] = field(default_factory=dict[str, str])
     exit: tuple[Text, int | None] | None = None
     killed: Mapping[str, str] = field(default_factory=dict[str, str])
+    facts: SpecFacts | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +139,7 @@ class StepNote:
     Attributes:
       step: the step in words.
       limit: its time limit in seconds.
-      kernel, check, backend: those of the example.
+      kernel, check, backend, family, mesh: those of the example, or of the spec's test.
       examples: number of started examples, with this one.
       drawn: the example, as names and texts of facts.
       running: the running kernels, as ``name at file:line``.
@@ -141,6 +150,8 @@ class StepNote:
     kernel: str = ""
     check: str = ""
     backend: str = ""
+    family: Text = ""
+    mesh: Mapping[str, int] = field(default_factory=dict[str, int])
     examples: Count = 0
     drawn: Sequence[tuple[str, Text]] = ()
     running: Sequence[str] = ()
@@ -159,7 +170,9 @@ class StepNote:
 
 
 #: The parts of requests, by name.
-REQUESTS: Mapping[str, type[Any]] = {each.__name__: each for each in (Opening, Part, WorkerRequest)}
+REQUESTS: Mapping[str, type[Any]] = {
+    each.__name__: each for each in (Opening, Part, SpecFacts, WorkerRequest)
+}
 
 
 def encoded(message: WorkerRequest | WorkerReply | Opening) -> bytes:

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import platform
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict
@@ -19,6 +19,7 @@ from pytest_pallas.backends import label
 from pytest_pallas.decoding import DataError, decode, parse
 from pytest_pallas.devices.processes import gang
 from pytest_pallas.errors import OptionError
+from pytest_pallas.isolation.process_calls import process_call_of
 from pytest_pallas.session import current
 
 #: Folders in pytest's cache: tests to isolate, and running tests.
@@ -183,7 +184,7 @@ def uses_plugin(item: Any) -> bool:
     return hasattr(item, "spec") or "pallas_backend" in getattr(item, "fixturenames", ())
 
 
-def mode(item: pytest.Item) -> str:
+def mode(item: pytest.Item | pytest.Collector) -> str:
     """``--pallas-isolate`` for a test, and ``"never"`` where isolation is not possible.
 
     It is not possible in a debugger and with ``-s``: a worker has no terminal. A process of
@@ -210,7 +211,7 @@ def reason(item: Any, history: History) -> str:
     known = history.reason(item.nodeid) or (
         history.reason(key_of(item)) if hasattr(item, "spec") else ""
     )
-    return known or ("" if simulates(item) else _risk(item, history))
+    return known or _danger(item) or ("" if simulates(item) else _risk(item, history))
 
 
 def reason_of_others(item: Any, history: History) -> str:
@@ -218,6 +219,38 @@ def reason_of_others(item: Any, history: History) -> str:
     if mode(item) != "auto" or not uses_plugin(item) or not simulates(item):
         return ""
     return _risk(item, history)
+
+
+def reason_to_learn_apart(parent: pytest.Collector, spec: Any, history: History) -> str:
+    """The reason to draw and trace the calls of a spec in a worker at collection; "" for none."""
+    chosen = mode(parent)
+    if chosen == "never":
+        return ""
+    if chosen == "always":
+        return "--pallas-isolate=always"
+    return history.reason(key_of_spec(spec)) or _process_call(_functions_of(spec))
+
+
+def _process_call(functions: Iterable[Any]) -> str:
+    name = process_call_of(functions)
+    return f"its code uses {name}, which may end the process" if name else ""
+
+
+def _functions_of(spec: Any) -> Sequence[Any]:
+    kernels = spec.kernel.values() if isinstance(spec.kernel, Mapping) else (spec.kernel,)
+    return [*kernels, spec.reference, *spec.implementations.values(), spec.inputs]
+
+
+def _danger(item: Any) -> str:
+    """The reason why the functions of a test may end its process, wherever they run."""
+    if hasattr(item, "spec"):
+        facts = current(item.config).facts.get((item.spec.file, item.spec.name))
+        if facts is not None and not item.spec.meshes:
+            return facts.isolated
+        return _process_call(_functions_of(item.spec))
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    given = [value for name, value in params.items() if name != "pallas_backend"]
+    return _process_call([getattr(item, "obj", None), *given])
 
 
 def _risk(item: Any, history: History) -> str:
@@ -229,6 +262,11 @@ def _risk(item: Any, history: History) -> str:
     if history.failed(item.nodeid):
         return "it failed before"
     return ""
+
+
+def key_of_spec(spec: Any) -> str:
+    """The key of a spec, for its collection."""
+    return f"{spec.file}::{spec.name}"
 
 
 def key_of(item: Any) -> str:

@@ -14,7 +14,7 @@ from pytest_pallas.session import PytestSession
 from pytest_pallas.workers import JobResult, WorkerPool, WorkerSetup
 
 #: Seconds after a worker's own alarm until it is killed.
-_GRACE = 10.0
+GRACE = 10.0
 
 #: Options that a worker must not use: start workers, debug, stop early, write files of the
 #: reporting session, start other processes.
@@ -105,7 +105,7 @@ def run_in(
       message: what the worker gets; None for the request.
     """
     payload = encoded(request) if message is None else message
-    limit = longest(request.timeout) + _GRACE
+    limit = longest(request.timeout) + GRACE
     while True:
         result = pool.submit(setup, payload, timeout=limit).result()
         if result.status == "done" or request.journal is None:

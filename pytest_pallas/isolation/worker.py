@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_pallas.compat.testing import configured
+from pytest_pallas.compat.testing import capture_is_closed, configured
 from pytest_pallas.isolation.crash_reports import LEAST, Alarm
 from pytest_pallas.isolation.messages import (
     Opening,
@@ -80,7 +80,11 @@ class Host:
 
     def run(self, request: WorkerRequest) -> WorkerReply:
         """Run a requested test, and return its reports."""
+        if request.learns is not None:
+            return self._learn(request, request.learns)
         self.alarm.begin("set-up", request.timeout)
+        current(self.config).given_facts = request.facts
+        current(self.config).facts.update(request.facts or {})
         if request.raised is not None:
             current(self.config).raised = dict(request.raised)
         try:
@@ -107,7 +111,7 @@ class Host:
           item: the test.
           timeout: time limit in seconds for one step of a kernel.
         """
-        self.alarm.begin("set-up", timeout)
+        self.alarm.begin("set-up", timeout, builder=getattr(item, "builder", None))
         self.recorder.clear()
         try:
             self.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
@@ -122,9 +126,24 @@ class Host:
             ],
             warnings=self.recorder.warnings,
             hazards=None if self.alarm.hazards is None else sorted(set(self.alarm.hazards)),
-            stained=current(self.config).stained,
+            stained=current(self.config).stained or capture_is_closed(self.config),
             lost_places=current(self.config).lost_places,
         )
+
+    def _learn(self, request: WorkerRequest, spec: tuple[str, str]) -> WorkerReply:
+        """Collect the file of a spec, and return what that learns of the spec."""
+        state = current(self.config)
+        state.given_facts, state.learns = {}, spec
+        state.facts.pop(spec, None)
+        self.alarm.begin("collection", request.timeout)
+        try:
+            self.session.perform_collect([request.path] if request.path else None)
+        except pytest.exit.Exception as ended:
+            return WorkerReply(exit=(str(ended.msg), ended.returncode))
+        finally:
+            self.alarm.stop()
+            state.learns = None
+        return WorkerReply(facts=state.facts.pop(spec, None))
 
     def _item(self, request: WorkerRequest) -> pytest.Item | None:
         """The test, from its file, or from the whole collection."""

@@ -91,7 +91,10 @@ MOST_DRAWS, MOST_TRACES = 4, 4
 def unmet_by_kernels(
     session: Session, spec: KernelSpec, check: Check, backend: Backend, mesh: Mapping[str, int]
 ) -> str | None:
-    """The reason why a check applies to no kernel of a spec on a backend, or None."""
+    """The reason why a check applies to no kernel of a spec on a backend, or None.
+
+    A few calls are drawn and traced.
+    """
     if check.requires_kernels is None or mesh or not session.leaves_out:
         return None  # the mesh exists only when the item runs
     if backend.kind == "hardware":

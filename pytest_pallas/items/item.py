@@ -68,11 +68,15 @@ def _raises(item: SpecItem, error: PallasTestError) -> bool:
         return True
     if error.failure is None:  # its process died
         return False
-    if gang() is not None:  # the other processes would not take part in another run
+    if gang() is not None or error.timed_out:
+        # The other processes would not take part in another run; or that would take as long.
         return False
+    from pytest_pallas.isolation.leaks import leaving_nothing
+
     context = error.failure.context
     try:
-        outcome = context.backend.run(call(context, context.kernel, context.arguments.args))
+        with leaving_nothing(current(item.config)):
+            outcome = context.backend.run(call(context, context.kernel, context.arguments.args))
     except NeedsIsolation:  # it must not be executed in this process
         return False
     if outcome.error is None:
@@ -173,7 +177,7 @@ class SpecItem(pytest.Item):
             import jax
 
             jax.devices("cpu")  # starting JAX changes settings
-        with guarded(current(self.config), self.headline):
+        with guarded(current(self.config), self.headline, self.place):
             self._run()
 
     def _run(self) -> None:
@@ -310,9 +314,12 @@ class SpecItem(pytest.Item):
         """The line with the path of a failure's script; "" without one."""
         if self.expected or error.failure is None:
             return ""
+        from pytest_pallas.isolation.leaks import leaving_nothing
         from pytest_pallas.replay.saved import save
 
-        saved = save(current(self.config), self, error, command, number=number)
+        session = current(self.config)
+        with leaving_nothing(session):  # it may trace the kernel again
+            saved = save(session, self, error, command, number=number)
         example = getattr(saved, "example", None)
         words = "" if example is None else f"\n  example   {example}"
         return f"\n  script    {saved}{words}"

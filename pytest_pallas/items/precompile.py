@@ -10,10 +10,12 @@ from typing import Any, cast
 import jax
 import pytest
 
+from pytest_pallas.backends.ending import OverdueError, ending_whole
 from pytest_pallas.backends.tracing import shape_of
 from pytest_pallas.bindings.bound_checks import BoundCheck, context_of, run_example
 from pytest_pallas.checks.compiled import start
 from pytest_pallas.errors import CompilerFailedError, PallasTestError
+from pytest_pallas.isolation.leaks import leaving_nothing
 from pytest_pallas.sampling.diversity import choose
 from pytest_pallas.session import current
 from pytest_pallas.strategies.arguments import as_arguments
@@ -34,10 +36,13 @@ def begin(item: pytest.Item | None) -> None:
     item.stash[_BEGUN] = True
     if any(item.iter_markers("skip")) or current(item.config).options.replay.blob:
         return
-    with contextlib.suppress(Exception, pytest.skip.Exception):
-        bound = item.bound()
-        for arguments, typical in _calls(bound):
-            start(bound.check, context_of(bound, arguments, typical=typical))
+    session = current(item.config)
+    with contextlib.suppress(Exception, OverdueError, pytest.skip.Exception):
+        timeout = session.timeout(session.options_for(item))
+        with leaving_nothing(session), ending_whole(timeout):
+            bound = item.bound()
+            for arguments, typical in _calls(bound):
+                start(bound.check, context_of(bound, arguments, typical=typical))
 
 
 def run_all(bound: BoundCheck) -> None:
@@ -53,7 +58,7 @@ def run_all(bound: BoundCheck) -> None:
 
 def worth_shrinking(error: PallasTestError) -> bool:
     """Whether to shrink a failure: not if each attempt may take the whole time limit."""
-    return not isinstance(error, CompilerFailedError)
+    return not (error.timed_out or isinstance(error, CompilerFailedError))
 
 
 def _calls(bound: BoundCheck) -> Iterator[tuple[Any, bool]]:

@@ -17,6 +17,7 @@ import numpy as np
 from pytest_pallas.accumulation import ProductSums
 from pytest_pallas.analysis.precision import precisions
 from pytest_pallas.backends.digests import digest
+from pytest_pallas.backends.ending import LEAST, MULTIPLE, ending
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.tracing import identity
 from pytest_pallas.errors import ReferenceError, SimulationError
@@ -124,15 +125,24 @@ PERTURBATION = 2.0**-6
 PERTURBATIONS = 4
 
 
+#: The message for a reference that does not end.
+_LATE = (
+    f"still not evaluated after {{:g}} s; the limit is {MULTIPLE:g} times --pallas-timeout and a "
+    f"few seconds, and {LEAST:g} s at least"
+)
+
+
 @dataclass
 class ExpectedCache:
     """Cache of the expected values of the last calls, because checks and backends share examples.
 
     Attributes:
       most: the number of calls that are kept.
+      seconds: the time limit of a reference.
     """
 
     most: int = 128
+    seconds: float = LEAST
     _kept: OrderedDict[Hashable, Expected] = field(default_factory=OrderedDict[Hashable, Expected])
 
     def get(
@@ -148,7 +158,8 @@ class ExpectedCache:
         key = identity(reference), digest((args, dict(options))), nan_ok, products
         found = self._kept.pop(key, None)
         if found is None:
-            found = expected(reference, args, options, nan_ok=nan_ok, products=products)
+            with ending(self.seconds, _LATE):
+                found = expected(reference, args, options, nan_ok=nan_ok, products=products)
         self._kept[key] = found
         while len(self._kept) > self.most:
             self._kept.popitem(last=False)

@@ -13,6 +13,7 @@ import numpy as np
 
 from pytest_pallas.analysis.products import is_product, kept_bits
 from pytest_pallas.backends import Call
+from pytest_pallas.backends.ending import raised_words
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.tracing import StaticPart, apply, jitted, on_host, split
 from pytest_pallas.compat.jaxprs import KERNEL_PRIMITIVES, open_jaxpr
@@ -82,7 +83,9 @@ def evaluate_reference(
             found = evaluate(static, arrays, products)
             break
         except SimulationLimitError as error:
-            raise ReferenceError(f"the reference {name_of(reference)}: {error}") from error
+            failed = ReferenceError(f"the reference {name_of(reference)}: {error}")
+            failed.timed_out = error.timed_out
+            raise failed from error
         except SimulationError as error:
             missing = missing or str(error)
         except Exception as error:  # numpy, code that reads values, or an error
@@ -238,9 +241,10 @@ def _as_it_is(
         if is_rejection(error):
             raise
         shapes = ", ".join(f"{x.dtype}{list(x.shape)}" for x in arrays)
+        kind, text = raised_words(error)
         raise ReferenceError(
             f"the reference {name_of(reference)}, evaluated {how} on ({shapes}), raised "
-            f"{type(error).__name__}: {error}"
+            f"{kind}: {text}"
         ) from error
 
 

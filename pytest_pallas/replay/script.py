@@ -55,10 +55,10 @@ def script_of(
     """
     if isinstance(error, CostError):
         raise NoScriptError("it would not have the recorded costs to compare with")
-    text = _Text(Writer())
+    text = _Text(Writer(), timed_out=error.timed_out)
     lines = list(text.check(session, failure))
     if text.writer.arrays:  # then all of them are better in the file
-        text = _Text(Writer(most=0))
+        text = _Text(Writer(most=0), timed_out=error.timed_out)
         lines = list(text.check(session, failure))
     if failure.check == "forward" and isinstance(error, MismatchError):
         lines += in_plain_jax(failure)
@@ -83,6 +83,7 @@ class _Text:
 
     writer: Writer
     missing: list[str] = field(default_factory=list[str])
+    timed_out: bool = False
 
     def written(self, what: str, value: Any) -> str:
         """The expression for a value; ``None`` where there is none, which is noted."""
@@ -99,7 +100,9 @@ class _Text:
           NoScriptError: the backend is one of the project.
         """
         context, arguments = failure.context, failure.context.arguments
-        backend = backend_name(ran_on(context), "the backend")
+        # A trace that did not end would not end here either.
+        executed = context.backend if self.timed_out else ran_on(context)
+        backend = backend_name(executed, "the backend")
         kernel, mesh = without_mesh(context.kernel)
         reference, _ = without_mesh(context.reference)
         yield f"kernel = {self.written('the kernel', kernel)}"

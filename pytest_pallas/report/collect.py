@@ -277,9 +277,11 @@ def _script(
     """The script that reproduces a failed check; writes it if it does not exist."""
     if not isinstance(error, PallasTestError) or error.failure is None:
         return None
+    from pytest_pallas.isolation.leaks import leaving_nothing
     from pytest_pallas.replay.saved import save
 
-    return save(session, item, error, replay)
+    with leaving_nothing(session):  # it may trace the kernel again
+        return save(session, item, error, replay)
 
 
 def _replay(session: PytestSession, item: pytest.Item, error: BaseException) -> str:

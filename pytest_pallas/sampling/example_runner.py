@@ -40,7 +40,7 @@ class ExampleRunner:
     def over(self) -> bool:
         """Whether no new call may run."""
         if self.first_failure is not None:
-            return agreed(time.monotonic() - self.first_failure > self.shrink_seconds)
+            return agreed(time.monotonic() - self.first_failure >= self.shrink_seconds)
         return self.until is not None and agreed(time.monotonic() >= self.until)
 
     def group(self, drawn: Any, most: int) -> None:
@@ -67,5 +67,7 @@ class ExampleRunner:
         except Exception as error:
             self.first_failure = self.first_failure or time.monotonic()
             self.failed[words] = error
+            if getattr(error, "timed_out", False):
+                self.shrink_seconds = 0.0  # each further call could take as long
             raise
         self.passed.add(words)

@@ -101,7 +101,7 @@ def fuzz(what: Fuzz, *, seed: int, max_examples: int, until: float | None = None
         _remembered(what, runner, what.database)
         _explore(what, runner, calls, seed=seed, draws=draws)
     except PallasTestError as error:
-        if what.shrink:
+        if what.shrink and not error.timed_out:
             error.others = tuple(_others(what, runner, error, calls))
         raise
     if what.elsewhere is not None:

@@ -20,7 +20,7 @@ from pytest_pallas.session.pytest_session import (
     start,
     variant_of,
 )
-from pytest_pallas.session.state import Harness, LastRun, Session
+from pytest_pallas.session.state import Harness, LastRun, Session, SpecFacts
 
 __all__ = [
     "DONE",
@@ -39,6 +39,7 @@ __all__ = [
     "LastRun",
     "PytestSession",
     "Session",
+    "SpecFacts",
     "current",
     "look_for_named_backends",
     "note_raised",

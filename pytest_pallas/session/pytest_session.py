@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,7 @@ import pytest
 from pytest_pallas.devices.processes import gang
 from pytest_pallas.errors import GoldenError, OptionError
 from pytest_pallas.options.values import choose, place_of, read_options
-from pytest_pallas.session.state import Harness, Session
+from pytest_pallas.session.state import Harness, Session, SpecFacts
 
 if TYPE_CHECKING:
     from pytest_pallas.backends import Backend, Family
@@ -48,6 +48,11 @@ class PytestSession(Session):
     killed_earlier: dict[str, str] = field(default_factory=dict[str, str])
     #: Keys of survivors of an earlier run that a spec marked as equivalent.
     marked: set[str] = field(default_factory=set[str])
+    #: What another process has learned of specs: this one runs tests for it, and draws and traces
+    #: nothing at collection. None if it learns that itself.
+    given_facts: Mapping[tuple[str, str], SpecFacts] | None = None
+    #: The spec, by file and name, of which this process learns for another one.
+    learns: tuple[str, str] | None = None
     #: Node ids of the tests to run, if other processes than this one collect them; else None.
     remote_tests: Sequence[str] | None = None
     #: Number of collected items, before deselection.
@@ -118,7 +123,8 @@ class PytestSession(Session):
         The process of isolated tests collects everything, and runs requested items.
         """
         narrow = self.options.replay or self.options.mutate is not None
-        return not narrow and (not self.in_worker or gang() is not None)
+        learns = not self.in_worker or self.learns is not None or gang() is not None
+        return not narrow and learns
 
     @cached_property
     def replayed(self) -> Loaded | None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from pytest_pallas.checks import NAMES as CHECKS
+from pytest_pallas.decoding import Exact, Text
 from pytest_pallas.options.values import MARK_ONLY, Options, choose
 from pytest_pallas.sanitizers import NAMES as SANITIZERS
 from pytest_pallas.session.marks import names_and_targets, with_targets
@@ -46,6 +47,31 @@ class LastRun:
     kernel: str
     backend: Backend
     call: Call
+
+
+@dataclass(kw_only=True)
+class SpecFacts:
+    """What collection learns of a spec: it draws and traces a few calls.
+
+    Attributes:
+      problem: why it cannot be verified; None if it can.
+      is_for_gpus: whether its plain function is a Mosaic GPU kernel; None if that is not known.
+      lacks: why a simulator cannot run it, by the simulator's label; None if it can.
+      unmet: why a check applies to none of its kernels, by check and backend; None if it does.
+      closed: whether nothing more is traced: what is not known takes its default.
+      fault: why collection could not learn more; "" if it could.
+      isolated: why its tests run in a process of their own; "" if nothing speaks for it.
+      path: the file whose collection learned it.
+    """
+
+    problem: Text | None = None
+    is_for_gpus: bool | None = None
+    lacks: dict[str, Text | None] = field(default_factory=dict[str, Any])
+    unmet: dict[tuple[str, str], Text | None] = field(default_factory=dict[Any, Any])
+    closed: bool = False
+    fault: Text = ""
+    isolated: Text = ""
+    path: Exact = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +113,8 @@ class Session:
     sources: dict[Any, Any] = field(default_factory=dict[Any, Any])
     #: The traces of one spec; see ``items.applicability``.
     traces: dict[Any, Any] = field(default_factory=dict[Any, Any])
-    #: Reasons why specs cannot be simulated, by file, name and simulator; None if they can.
-    lacks: dict[tuple[str, str, str], str | None] = field(default_factory=dict[Any, Any])
+    #: What collection has learned of specs, by file and name.
+    facts: dict[tuple[str, str], SpecFacts] = field(default_factory=dict[Any, Any])
     #: The running test; None outside of pytest.
     item: pytest.Item | None = None
     #: Places of ``--pallas-database`` that could not be reached, and the messages.
@@ -99,6 +125,10 @@ class Session:
     mutant: Any = None
     #: The last call of the running test, for ``--pallas-trace`` only.
     ran: LastRun | None = None
+    #: The state that each kernel left changed, and a failed test has told: see ``isolation.leaks``.
+    leaked: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    #: State that was left changed before a check, and could not be undone (``isolation.leaks``).
+    untold: list[Any] = field(default_factory=list[Any])
     #: Whether a check changed state of this process that could not be undone.
     stained: bool = False
 
@@ -167,9 +197,10 @@ class Session:
     @cached_property
     def cache(self) -> ExpectedCache:
         """The cache of expected values, which checks and backends share."""
+        from pytest_pallas.backends.ending import longest
         from pytest_pallas.oracle.expected import ExpectedCache
 
-        return ExpectedCache()
+        return ExpectedCache(seconds=longest(self.options.timeout))
 
     @cached_property
     def runs(self) -> Runs:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked_python import run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,6 +39,12 @@ def test_what_the_main_job_measures_exists(load):
         for name in names.split("."):
             found = getattr(found, name)
         assert callable(found), path
+
+
+def test_order_alarms_runs_as_it_says():
+    done = run_python("benchmarks/order_alarms.py", "--runs", "0", cwd=ROOT, ours=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "0 calls in 0 runs, 0 alarms"
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,8 @@ def test_what_was_running_when_a_session_died(project, taken):
 
 
 def test_a_session_that_dies_leaves_a_trace(project):
-    project.write(test_dies="import os\ndef test_dies(pallas_run):\n    os._exit(1)\n")
+    dies = "import os\ndef test_dies(pallas_run):\n    getattr(os, '_' 'exit')(1)\n"
+    project.write(test_dies=dies)  # nothing in its code says that it may
     project.spawn("--pallas-backend=interpret", "--pallas-isolate=auto")
     [left] = (project.path / ".pytest_cache" / "d" / "pallas-running").iterdir()
     assert left.read_text() == "test_dies.py::test_dies[interpret]"

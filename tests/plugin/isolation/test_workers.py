@@ -122,6 +122,32 @@ def test_a_test_whose_name_depends_on_the_process(project):
     result.stdout.fnmatch_lines(["*collected no test with this name*"])
 
 
+def test_a_test_that_closes_stdout_does_not_end_those_after_it(project):
+    project.write(
+        test_own="""
+        import sys
+
+        import numpy as np
+        from kernels import *
+
+        X = np.ones((8, 128), np.float32)
+
+        def test_closes(pallas_check):
+            sys.stdout.close()
+
+        def test_first(pallas_check):
+            pallas_check(add, X, X, reference=reference)
+
+        def test_second(pallas_check):
+            print("still here")
+            pallas_check(add_off, X, X, reference=reference)
+        """
+    )
+    result = run(project)
+    result.assert_outcomes(failed=2, passed=1, errors=1)  # pytest's own tear-down reads it, too
+    result.stdout.fnmatch_lines(["still here"])
+
+
 def test_a_worker_that_is_spoilt_is_retired(project):
     project.write(
         test_own=OWN.replace("test_crashes", "crashes_not_tested"),

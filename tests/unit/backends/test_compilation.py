@@ -301,3 +301,13 @@ def test_a_gradient_that_needs_no_kernel_compiles():
     assert "tpu_custom_call" not in text_of(program)
     with pytest.raises(errors.NoPallasCallError):
         lowered(gradient, None, X)
+
+
+def test_a_trace_that_does_not_end_is_an_error():
+    def endless(x):
+        while True:
+            pass
+
+    outcome = refusal(endless, X, settings=RunSettings(timeout=0.1))
+    assert isinstance(outcome.error, errors.SimulationLimitError)
+    assert "still not traced after 0.1 s" in str(outcome.error)

@@ -4,8 +4,13 @@ import pytest
 
 from pytest_pallas.gang.messages import BECAUSE, TestEnd
 from pytest_pallas.gang.reports import merged_reports
+from pytest_pallas.isolation.crash_reports import Alarm
 from pytest_pallas.isolation.messages import StepNote, WorkerReply
+from pytest_pallas.record import Record, to_json
 from pytest_pallas.report.collect import records_of
+from pytest_pallas.report.reporter import ATTRIBUTE
+from pytest_pallas.report.runs.finished import EndedTests
+from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.workers import JobResult
 
 TEST = ("t.py::test_a", ("t.py", 3, "test_a"))
@@ -77,7 +82,7 @@ def test_expected_failures_everywhere_stay_expected():
 
 def test_the_first_process_that_died_is_the_cause():
     outcomes, text, _ = merged(died(0, seconds=2.5), died(1, seconds=1.0), died(2, stopped=True))
-    assert outcomes == {"call": "failed"}
+    assert outcomes == {"call": "failed", "teardown": "passed"}
     first, *rest = text.splitlines()
     assert first == "test_a, process 1 of 3 (host1): its process died of SIGABRT (Aborted)."
     assert "process 0 (host0) died of SIGABRT (Aborted), too, 1.5 s later" in rest
@@ -98,3 +103,34 @@ def test_output_of_other_processes_is_kept_under_their_name():
     _, _, reports = merged(end(0, sections=sections), end(1, sections=sections))
     [call] = [report for report in reports if report.when == "call"]
     assert call.sections == [*sections, ("Captured stdout call in process 1 (host1)", "text")]
+
+
+def test_a_test_whose_process_died_has_ended_and_failed():
+    ended = EndedTests()
+    found = [ended.add(report) for report in merged(died(0), died(1, stopped=True))[2]]
+    [(test, _)] = [each for each in found if each is not None]
+    assert test.outcome == "failed"
+
+
+def test_the_record_of_a_process_that_died_joins_those_of_the_others():
+    builder = ResultBuilder(kernel="k", check="forward", backend="tpu", family="f", mesh={"x": 2})
+    notes = []
+    alarm = Alarm(notes.append, 2)
+    try:
+        alarm.begin("set-up", 60.0, builder=builder)
+    finally:
+        alarm.stop()
+    record = Record(
+        test=TEST[0],
+        kernel="k",
+        check="forward",
+        backend="tpu",
+        family="f",
+        mesh={"x": 2},
+        outcome="failed",
+    )
+    other = end(0, "failed", "peer", **{ATTRIBUTE: [to_json(record)]})
+    _, _, reports = merged(other, died(1, note=notes[-1]))
+    [joined] = [each for report in reports for each in records_of(report)]
+    assert (joined.outcome, joined.family, dict(joined.mesh)) == ("failed", "f", {"x": 2})
+    assert [host.process for host in joined.hosts] == [0, 1]

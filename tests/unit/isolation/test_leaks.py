@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
+import signal
+import sys
 import types
+import warnings
 
 import jax
 import numpy as np
@@ -13,7 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AbstractMesh
 
 from pytest_pallas.errors import LeakError
-from pytest_pallas.isolation.leaks import guarded, leaks, state
+from pytest_pallas.isolation.leaks import guarded, leaks, leaving_nothing, state
 from pytest_pallas.options.values import Options
 from pytest_pallas.session import Session
 
@@ -77,6 +81,28 @@ LEAVING = {
         lambda: os.environ.pop("HAD"),
         "left os.environ['HAD'] = unset (was '1')",
     ),
+    "print options": (
+        lambda: np.set_printoptions(precision=3),
+        "left numpy.get_printoptions()['precision'] = 3 (was 8)",
+    ),
+    "warning filters": (
+        lambda: warnings.filterwarnings("ignore", message="left behind"),
+        "left warnings.filters = ",
+    ),
+    "collector": (gc.disable, "left gc.isenabled() = False (was True)"),
+    "collector's limits": (lambda: gc.set_threshold(7, 7, 7), "left gc.get_threshold() = (7, 7, "),
+    "recursion": (
+        lambda: sys.setrecursionlimit(sys.getrecursionlimit() + 7),
+        "left sys.getrecursionlimit() = ",
+    ),
+    "handler": (
+        lambda: signal.signal(signal.SIGUSR2, signal.SIG_IGN),
+        "left the handler of SIGUSR2 = ",
+    ),
+    "handler of ^C": (
+        lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        "left the handler of SIGINT = ",
+    ),
     "folder": (lambda: os.chdir("/"), "left the working directory = '/' (was"),
     "interpreter": (leave_memory, "left memory of a kernel in the TPU interpreter"),
 }
@@ -124,6 +150,36 @@ def test_what_importing_a_module_sets_is_no_leak(tmp_path, monkeypatch):
     with guarded(session(), "here"):
         importlib.import_module("sets_a_variable")
     assert os.environ["SET_BY_IMPORT"] == "1"
+
+
+def test_filters_that_importing_a_module_adds_are_no_leak(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    text = "import warnings\nwarnings.filterwarnings('ignore', message='of an import')\n"
+    (tmp_path / "adds_a_filter.py").write_text(text)
+    with warnings.catch_warnings(), guarded(session(), "here"):
+        importlib.import_module("adds_a_filter")
+
+
+def test_a_leak_of_a_kernel_fails_its_first_test_only():
+    here = session()
+
+    def act():
+        os.environ["LEFT"] = "1"
+
+    with pytest.raises(LeakError), guarded(here, "forward", "kernel"):
+        act()
+    with guarded(here, "jit", "kernel"):
+        act()
+    with pytest.raises(LeakError), guarded(here, "forward", "another kernel"):
+        act()
+    assert "LEFT" not in os.environ
+
+
+def test_what_a_trace_before_a_test_leaves_is_undone_and_not_told():
+    before = state()
+    with leaving_nothing(session()):
+        jax.config.update("jax_default_matmul_precision", "highest")
+    assert not leaks(before, state())
 
 
 def test_what_cannot_be_undone_is_said(monkeypatch):

@@ -10,6 +10,7 @@ from hypothesis.database import InMemoryExampleDatabase
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.checks.inputs import inputs_of
+from pytest_pallas.errors import KernelError
 from pytest_pallas.sampling import diversity, fuzzing
 
 CALLS = pst.arguments(
@@ -106,6 +107,23 @@ def test_time_for_shrinking_is_limited():
     assert asker.passed == {words(1)}
     with pytest.raises(ValueError):
         asker.one(2)  # hypothesis must see it fail again
+
+
+def test_an_example_that_runs_into_its_time_limit_runs_once_and_no_other_after_it():
+    seen = []
+
+    def ask(call):
+        seen.append(call)
+        error = KernelError("it does not end")
+        error.timed_out = True
+        raise error
+
+    database = InMemoryExampleDatabase()
+    with pytest.raises(KernelError) as caught:
+        run(ask, examples=8, database=database)
+    assert len(seen) == 1
+    assert fuzzing.blob_of(caught.value)  # so that it can be replayed
+    assert not caught.value.others
 
 
 def test_time_for_asking_is_limited():
