@@ -74,7 +74,8 @@ def _kernels_may_be_dead() -> Generator[None]:
         partial_eval._cached_closed_call_dce,
         pjit._dce_jaxpr_pjit,
     )
-    rule = partial_eval.dce_rules[primitive]
+    rules: Any = importlib.import_module("jax.interpreters.partial_eval").dce_rules
+    rule = rules[primitive]
 
     def eliminated(used: Any, eqn: Any) -> Any:
         if getattr(eqn.params["compiler_params"], "has_side_effects", False):
@@ -84,10 +85,10 @@ def _kernels_may_be_dead() -> Generator[None]:
     try:
         for cache in caches:
             cache.cache_clear()
-        partial_eval.dce_rules[primitive] = eliminated
+        rules[primitive] = eliminated
         yield
     finally:
-        partial_eval.dce_rules[primitive] = rule
+        rules[primitive] = rule
         for cache in caches:
             cache.cache_clear()
 

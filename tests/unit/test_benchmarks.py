@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -13,8 +14,9 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def load(monkeypatch):
-    """Import a benchmark, which imports what is beside it."""
+    """Import a benchmark, which imports what is beside it, and may set variables for its run."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    monkeypatch.setattr(os, "environ", dict(os.environ))
 
     def load(name):
         file = ROOT / f"benchmarks/{name}.py"

@@ -28,7 +28,9 @@ HINTS = re.compile(
 )
 
 #: What the standard library documents although it begins with ``_``.
-DOCUMENTED = frozenset({"_replace", "_asdict", "_fields", "_make", "_exit", "_getframe"})
+DOCUMENTED = frozenset(
+    {"_replace", "_asdict", "_fields", "_field_defaults", "_make", "_exit", "_getframe"}
+)
 
 
 def private_names(source: str, classes: frozenset[str] = frozenset()) -> list[str]:

@@ -103,6 +103,11 @@ def _refusal(equation: Any, lowered: Sequence[Any], error: Exception) -> Simulat
 
 def _size_refused(aval: Any) -> str:
     size = math.prod(aval.shape)
+    if not size:
+        return (
+            f"Triton refuses {_array(aval)}: an array in a kernel has elements; return before the "
+            "pallas_call where a size is 0"
+        )
     if size > _MOST:
         return (
             f"Triton refuses {_array(aval)}, which has {size:,} elements: an array in a kernel has "
@@ -122,7 +127,7 @@ def _is_reference(aval: Any) -> bool:
 
 def _is_refused(aval: Any) -> bool:
     size = math.prod(aval.shape)
-    return bool(size & (size - 1)) or size > _MOST
+    return not size or bool(size & (size - 1)) or size > _MOST
 
 
 def _is_named(line: str, words: str) -> bool:
