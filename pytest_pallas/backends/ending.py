@@ -231,13 +231,19 @@ def uncaught() -> Generator[None]:
         packages = {kind.__module__.partition(".")[0] for kind in type(raised).__mro__}
         if packages & _FRAMEWORKS:
             raise
-        if isinstance(raised, KeyboardInterrupt) and (
-            _interrupts != count
-            or not hasattr(signal.getsignal(signal.SIGINT), "pallas_notes")
-            or threading.current_thread() is not threading.main_thread()
-        ):
+        if isinstance(raised, KeyboardInterrupt) and (_interrupts != count or not _is_noted()):
             raise
         raise UncaughtError(raised) from raised
+
+
+def _is_noted() -> bool:
+    """Whether an interrupt of the terminal would be counted, or cannot come.
+
+    A shell ignores interrupts of what it runs in the background, without job control.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    noted = handler is signal.SIG_IGN or hasattr(handler, "pallas_notes")
+    return noted and threading.current_thread() is threading.main_thread()
 
 
 def raised_words(error: BaseException) -> tuple[str, str]:

@@ -19,6 +19,14 @@ from pytest_pallas.backends.ending import (
 from pytest_pallas.errors import SimulationLimitError
 
 
+@pytest.fixture(autouse=True)
+def _interruptible():
+    """As in a terminal: a shell ignores interrupts of what it runs in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def test_a_limit_ends_what_sleeps_and_says_where():
     with pytest.raises(SimulationLimitError, match=r"test_ending\.py") as caught, ending(0.05):
         time.sleep(1000)
@@ -80,6 +88,16 @@ def test_what_would_end_the_process_becomes_an_error(raised):
     with pytest.raises(UncaughtError) as caught, noting_interrupts(), uncaught():
         raise raised
     assert caught.value.raised is raised
+
+
+def test_an_interrupt_where_the_terminal_cannot_interrupt_is_of_the_function():
+    """A shell runs what is in the background so."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(UncaughtError), noting_interrupts(), uncaught():
+            raise KeyboardInterrupt
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_ones_own_interrupt_goes_through():
