@@ -215,7 +215,7 @@ def _traced(backend: Simulator, call: Call) -> Any:
 
     static, arrays = on_host(call.with_settings(mutant=None))
     with backend.context():
-        return jitted().trace(static, arrays)
+        return jitted(static).trace(static, arrays)
 
 
 @dataclass(frozen=True)

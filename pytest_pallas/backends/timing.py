@@ -130,7 +130,7 @@ def prepared(backend: Backend, call: Call) -> Generator[Callable[[], Any]]:
             compiled = compile_proven(static, arrays, backend.platform)
             yield lambda: jax.block_until_ready(compiled(arrays))
         else:
-            run = jitted()
+            run = jitted(static)
             yield lambda: jax.block_until_ready(run(static, arrays))
 
 

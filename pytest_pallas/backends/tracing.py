@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -153,7 +155,7 @@ def _with_mutant(static: StaticPart, arrays: list[Any]) -> Any:
 
     plain = dataclasses.replace(static, key=(static.key, "without"), mutant=None)
     try:
-        traced = jitted().trace(plain, arrays)
+        traced = jitted(plain).trace(plain, arrays)
     except jax.errors.ConcretizationTypeError:
         return apply(plain, arrays)  # it needs values, and mutants are not in it
     outs = jaxpr_as_fun(mutated(traced.jaxpr, static.mutant))(*arrays)
@@ -164,17 +166,85 @@ def _with_mutant(static: StaticPart, arrays: list[Any]) -> Any:
 QUICK: Mapping[str, Any] = {"xla_backend_optimization_level": 0}
 
 
-@functools.cache
-def jitted(*, quick: bool = False) -> Any:
-    """``apply`` under ``jax.jit``: one cache for all calls of the process.
+#: Number of traces that are kept. One of a small kernel takes 0.1 MB with its program.
+MOST_TRACES = 512
+
+
+class JittedCalls:
+    """``apply`` under ``jax.jit``, once for each static part, of which the last used are kept.
+
+    JAX keeps every trace of a function as long as the function (``trace_to_jaxpr`` has no limit),
+    so each static part has a function of its own, which can be dropped.
+
+    Attributes:
+      most: the number of traces that are kept.
+    """
+
+    def __init__(self, most: int = MOST_TRACES) -> None:
+        """Keep ``most`` traces."""
+        self.most = most
+        self._kept: OrderedDict[StaticPart, _JittedCall] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, static: StaticPart) -> _JittedCall:
+        """The jitted call of a static part."""
+        with self._lock:
+            found = self._kept.pop(static, None)
+            if found is None or found.traces > self.most:
+                found = _jitted_call()
+            self._kept[static] = found
+            while len(self._kept) > 1 and self.traces > self.most:
+                self._kept.popitem(last=False)
+        return found
+
+    @property
+    def traces(self) -> int:
+        """The number of traces that are kept; at least one for each static part."""
+        return sum(max(1, each.traces) for each in self._kept.values())
+
+
+@dataclass(frozen=True, eq=False)
+class _JittedCall:
+    """``apply`` under ``jax.jit``, with and without the options of ``QUICK``."""
+
+    usual: Any
+    quick: Any
+    count: list[int]
+
+    @property
+    def traces(self) -> int:
+        """How often JAX traced it."""
+        return self.count[0]
+
+
+def _jitted_call() -> _JittedCall:
+    count = [0]  # an attribute of the result would be a cycle, which is freed late
+
+    @functools.wraps(apply)
+    def traced(static: StaticPart, arrays: list[Any]) -> Any:
+        count[0] += 1
+        return apply(static, arrays)
+
+    usual = jax.jit(traced, static_argnums=0)
+    quick = jax.jit(traced, static_argnums=0, compiler_options=dict(QUICK))
+    return _JittedCall(usual, quick, count)
+
+
+_JITTED = JittedCalls()
+
+
+def jitted(static: StaticPart, *, quick: bool = False) -> Any:
+    """``apply`` under ``jax.jit``, whose traces all calls with an equal static part share.
 
     The forced interpreter, the abstract device and x64 are part of jit's own key.
 
     Args:
+      static: the static part of the call, which is the first argument, too.
       quick: compile as quickly as possible, because interpreted kernels are compiled more often
         than they run.
     """
-    return jax.jit(apply, static_argnums=0, compiler_options=dict(QUICK) if quick else None)
+    call = _JITTED.get(static)
+    return call.quick if quick else call.usual
 
 
 def identity(value: Any) -> Hashable:

@@ -12,6 +12,11 @@ from pytest_pallas.backends.tracing import apply, identity, jitted, split
 X = np.ones((8, 128), np.float32)
 
 
+def run(call):
+    static, arrays = split(call)
+    return jitted(static)(static, arrays)
+
+
 def test_partials_made_anew_are_traced_once():
     traces = []
 
@@ -21,7 +26,7 @@ def test_partials_made_anew_are_traced_once():
 
     for _ in range(3):
         static, arrays = split(Call(function=functools.partial(function, block=2), args=(X,)))
-        jitted()(static, arrays)
+        jitted(static)(static, arrays)
     assert traces == [2]
 
 
@@ -30,7 +35,7 @@ def test_other_options_are_other_programs():
         return x * by
 
     results = [
-        jitted()(*split(Call(function=function, args=(X,), options={"by": by})))
+        run(Call(function=function, args=(X,), options={"by": by}))
         for by in (1, 1.5, True)
     ]
     assert [float(r[0, 0]) for r in results] == [1.0, 1.5, 1.0]
@@ -60,7 +65,7 @@ def test_leaves_that_are_no_arrays_are_not_traced():
     static, arrays = split(Call(function=function, args=(X, {"axis": "rows"}, True)))
     assert len(arrays) == 1
     assert apply(static, arrays).shape == (8, 128)
-    assert jitted()(static, arrays).shape == (8, 128)
+    assert jitted(static)(static, arrays).shape == (8, 128)
 
 
 def test_an_unhashable_leaf_is_passed_on():
@@ -73,4 +78,4 @@ def test_an_unhashable_leaf_is_passed_on():
         assert given is settings
         return jnp.sum(x)
 
-    assert jitted()(*split(Call(function=function, args=(X, settings)))) == X.sum()
+    assert run(Call(function=function, args=(X, settings))) == X.sum()
