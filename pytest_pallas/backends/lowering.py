@@ -164,7 +164,9 @@ def lower(call: Call, static: Any, arrays: list[Any], platform: str, into: Lower
     into.kernels = tuple(kernel_calls(traced.jaxpr))
     custom_calls = _CUSTOM_CALLS[platform]
     checks = [export.DisabledSafetyCheck.custom_call(each) for each in custom_calls]
-    exporting = export.export(jitted(static), platforms=(_EXPORTED[platform],), disabled_checks=checks)
+    exporting = export.export(
+        jitted(static), platforms=(_EXPORTED[platform],), disabled_checks=checks
+    )
     try:
         exported = exporting(static, arrays)
     except ValueError as error:

@@ -16,6 +16,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from pytest_pallas.backends.ending import uncaught
 from pytest_pallas.backends.protocol import Call
+from pytest_pallas.compat.jaxprs import limit_traces
 from pytest_pallas.errors import OptionError
 
 
@@ -169,6 +170,9 @@ QUICK: Mapping[str, Any] = {"xla_backend_optimization_level": 0}
 #: Number of traces that are kept. One of a small kernel takes 0.1 MB with its program.
 MOST_TRACES = 512
 
+#: Number of traces that JAX keeps, these and those of the functions that they call.
+MOST_OF_JAX = 2048
+
 
 class JittedCalls:
     """``apply`` under ``jax.jit``, once for each static part, of which the last used are kept.
@@ -191,6 +195,7 @@ class JittedCalls:
         with self._lock:
             found = self._kept.pop(static, None)
             if found is None or found.traces > self.most:
+                limit_traces(MOST_OF_JAX)
                 found = _jitted_call()
             self._kept[static] = found
             while len(self._kept) > 1 and self.traces > self.most:
