@@ -95,7 +95,7 @@ def trace(call: Call, static: StaticPart, arrays: list[Any]) -> tuple[KernelCall
         if call.observer is not None:
             call.observer.traced(call, None, ())
         return ()
-    jaxpr = jitted(static).trace(static, arrays).jaxpr
+    jaxpr = jitted(static).trace(arrays).jaxpr
     kernels = kernels_of(call, jaxpr)
     if call.observer is not None:
         call.observer.traced(call, jaxpr, kernels)

@@ -120,7 +120,7 @@ class Interpreter:
         from pytest_pallas.backends.tracing import jitted
 
         if self.name == "interpret":
-            return jitted(static, quick=True).lower(static, arrays).compile()
+            return jitted(static, quick=True).lower(arrays).compile()
         raise UnsupportedKernelError(
             f"{self.name} simulates the devices of a mesh in one process, where they wait for each "
             "other, and this mesh has devices of several processes. Use interpret, a simulator "
@@ -149,7 +149,7 @@ class Interpreter:
 def _run_quickly(static: Any, arrays: list[Any]) -> Any:
     from pytest_pallas.backends.tracing import jitted
 
-    return jitted(static, quick=True)(static, arrays)
+    return jitted(static, quick=True)(arrays)
 
 
 def interpret(target: Target | None = None) -> Interpreter:

@@ -158,7 +158,7 @@ def lower(call: Call, static: Any, arrays: list[Any], platform: str, into: Lower
         )
     into.signature = signature(call)
     with ending(call.timeout, "still not traced after {:g} s; the limit is --pallas-timeout"):
-        traced = jitted(static).trace(static, arrays)
+        traced = jitted(static).trace(arrays)
     into.traced = True
     into.jaxpr = traced.jaxpr
     into.kernels = tuple(kernel_calls(traced.jaxpr))
@@ -168,7 +168,7 @@ def lower(call: Call, static: Any, arrays: list[Any], platform: str, into: Lower
         jitted(static), platforms=(_EXPORTED[platform],), disabled_checks=checks
     )
     try:
-        exported = exporting(static, arrays)
+        exported = exporting(arrays)
     except ValueError as error:
         if _OTHER_PLATFORM not in str(error):
             raise

@@ -128,7 +128,7 @@ def prepared(
     spread: Spread | None = None
     problem: Exception | None = None
     try:
-        traced = jitted(static).trace(static, arrays)
+        traced = jitted(static).trace(arrays)
         spread = spread_of(traced.jaxpr, processes)
         kernels = kernels or trace(call, static, arrays)
         if spread is None:

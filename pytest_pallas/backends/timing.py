@@ -131,7 +131,7 @@ def prepared(backend: Backend, call: Call) -> Generator[Callable[[], Any]]:
             yield lambda: jax.block_until_ready(compiled(arrays))
         else:
             run = jitted(static)
-            yield lambda: jax.block_until_ready(run(static, arrays))
+            yield lambda: jax.block_until_ready(run(arrays))
 
 
 def times(run: Callable[[], Any], rounds: int) -> Times:

@@ -156,7 +156,7 @@ def _with_mutant(static: StaticPart, arrays: list[Any]) -> Any:
 
     plain = dataclasses.replace(static, key=(static.key, "without"), mutant=None)
     try:
-        traced = jitted(plain).trace(plain, arrays)
+        traced = jitted(plain).trace(arrays)
     except jax.errors.ConcretizationTypeError:
         return apply(plain, arrays)  # it needs values, and mutants are not in it
     outs = jaxpr_as_fun(mutated(traced.jaxpr, static.mutant))(*arrays)
@@ -166,12 +166,35 @@ def _with_mutant(static: StaticPart, arrays: list[Any]) -> Any:
 #: Options of XLA for the shortest compilation.
 QUICK: Mapping[str, Any] = {"xla_backend_optimization_level": 0}
 
-
 #: Number of traces that are kept. One of a small kernel takes 0.1 MB with its program.
 MOST_TRACES = 512
 
 #: Number of traces that JAX keeps, these and those of the functions that they call.
 MOST_OF_JAX = 2048
+
+
+@dataclass(eq=False)
+class _Count:
+    """How often JAX traced a call, and whether the call is kept."""
+
+    traces: int = 0
+    kept: bool = True
+
+
+@dataclass(eq=False)
+class _JittedCall:
+    """A function of its own that is ``apply``, and its jitted forms, which share their traces."""
+
+    function: Callable[..., Any]
+    count: _Count
+
+    @functools.cached_property
+    def usual(self) -> Any:
+        return jax.jit(self.function)
+
+    @functools.cached_property
+    def quick(self) -> Any:
+        return jax.jit(self.function, compiler_options=dict(QUICK))
 
 
 class JittedCalls:
@@ -181,70 +204,63 @@ class JittedCalls:
     so each static part has a function of its own, which can be dropped.
 
     Attributes:
-      most: the number of traces that are kept.
+      most: limit on the static parts, and on their traces.
+      traces: the number of traces of those that are kept.
     """
 
     def __init__(self, most: int = MOST_TRACES) -> None:
         """Keep ``most`` traces."""
-        self.most = most
+        self.most, self.traces = most, 0
         self._kept: OrderedDict[StaticPart, _JittedCall] = OrderedDict()
         self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """The number of static parts that are kept."""
+        return len(self._kept)
 
     def get(self, static: StaticPart) -> _JittedCall:
         """The jitted call of a static part."""
         with self._lock:
             found = self._kept.pop(static, None)
-            if found is None or found.traces > self.most:
+            if found is not None and found.count.traces > self.most:
+                self._drop(found)
+                found = None
+            if found is None:
                 limit_traces(MOST_OF_JAX)
-                found = _jitted_call()
+                found = self._made(static)
+            while self._kept and max(self.traces, len(self) + 1) > self.most:
+                self._drop(self._kept.popitem(last=False)[1])
             self._kept[static] = found
-            while len(self._kept) > 1 and self.traces > self.most:
-                self._kept.popitem(last=False)
         return found
 
-    @property
-    def traces(self) -> int:
-        """The number of traces that are kept; at least one for each static part."""
-        return sum(max(1, each.traces) for each in self._kept.values())
+    def _drop(self, call: _JittedCall) -> None:
+        call.count.kept = False
+        self.traces -= call.count.traces
 
+    def _made(self, static: StaticPart) -> _JittedCall:
+        count = _Count()
 
-@dataclass(frozen=True, eq=False)
-class _JittedCall:
-    """``apply`` under ``jax.jit``, with and without the options of ``QUICK``."""
+        def traced(arrays: list[Any]) -> Any:
+            count.traces += 1
+            self.traces += count.kept
+            return apply(static, arrays)
 
-    usual: Any
-    quick: Any
-    count: list[int]
-
-    @property
-    def traces(self) -> int:
-        """How often JAX traced it."""
-        return self.count[0]
-
-
-def _jitted_call() -> _JittedCall:
-    count = [0]  # an attribute of the result would be a cycle, which is freed late
-
-    @functools.wraps(apply)
-    def traced(static: StaticPart, arrays: list[Any]) -> Any:
-        count[0] += 1
-        return apply(static, arrays)
-
-    usual = jax.jit(traced, static_argnums=0)
-    quick = jax.jit(traced, static_argnums=0, compiler_options=dict(QUICK))
-    return _JittedCall(usual, quick, count)
+        traced.__name__ = traced.__qualname__ = apply.__name__  # programs are named so
+        return _JittedCall(traced, count)
 
 
 _JITTED = JittedCalls()
 
 
 def jitted(static: StaticPart, *, quick: bool = False) -> Any:
-    """``apply`` under ``jax.jit``, whose traces all calls with an equal static part share.
+    """``apply`` under ``jax.jit`` for one static part, whose traces all equal calls share.
 
-    The forced interpreter, the abstract device and x64 are part of jit's own key.
+    The result takes the list of arrays. The static part is no argument of it: JAX keeps arguments,
+    and whatever they refer to, in caches of thousands of entries. The forced interpreter, the
+    abstract device and x64 are part of jit's own key.
 
     Args:
-      static: the static part of the call, which is the first argument, too.
+      static: the static part of the calls.
       quick: compile as quickly as possible, because interpreted kernels are compiled more often
         than they run.
     """

@@ -73,7 +73,7 @@ def _of_reference(reference: Callable[..., Any], context: CheckContext) -> Any:
 def _shapes(function: Callable[..., Any], args: Any, options: Any) -> Any:
     call = Call(function=function, args=args, options=options)
     static, arrays = abstract(call)
-    return jitted(static).eval_shape(static, arrays)
+    return jitted(static).eval_shape(arrays)
 
 
 def _differences(returned: Any, wanted: Any, context: CheckContext) -> Iterator[str]:

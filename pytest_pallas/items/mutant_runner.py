@@ -237,4 +237,4 @@ def _traced(context: CheckContext, made: Any) -> Any:
     backend: Any = context.backend
     with backend.context(races=False):
         static, arrays = split(made)
-        return jitted(static).trace(static, arrays).jaxpr
+        return jitted(static).trace(arrays).jaxpr

@@ -166,7 +166,7 @@ class Lab:
     def _jitted(self, function: Any, arrays: Sequence[Any], statics: Mapping[str, Any]) -> Any:
         made = functools.partial(called, function, tuple(self.operands))
         static, given = abstract(Call(function=made, args=tuple(arrays), options=statics))
-        return jitted(static).trace(static, given)
+        return jitted(static).trace(given)
 
 
 def called(

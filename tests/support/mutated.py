@@ -21,7 +21,7 @@ def traced(function, *args):
     """The closed jaxpr of a call."""
     with BACKEND.context(races=False), own_lines():
         static, arrays = split(Call(function=function, args=args))
-        return jitted(static).trace(static, arrays).jaxpr
+        return jitted(static).trace(arrays).jaxpr
 
 
 def ran(function, *args, mutant=None):
