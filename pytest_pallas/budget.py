@@ -71,8 +71,8 @@ class LastUsed[Value]:
       bytes: those that are kept.
     """
 
-    def __init__(self, most: int, most_bytes: int) -> None:
-        """Create an empty cache."""
+    def __init__(self, most: int, most_bytes: int = 1) -> None:
+        """Create an empty cache; of values without bytes, only the number is limited."""
         self.most, self.most_bytes, self.bytes = most, most_bytes, 0
         self._kept: OrderedDict[Hashable, tuple[Value, int]] = OrderedDict()
 
@@ -87,7 +87,7 @@ class LastUsed[Value]:
         self._kept.move_to_end(key)
         return self._kept[key][0]
 
-    def add(self, key: Hashable, value: Value, size: int) -> None:
+    def add(self, key: Hashable, value: Value, size: int = 0) -> None:
         """Keep a value of ``size`` bytes, in the place of others."""
         _, before = self._kept.pop(key, (None, 0))
         self._kept[key] = value, size
