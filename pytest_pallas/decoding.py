@@ -19,6 +19,7 @@ import itertools
 import json
 import math
 import re
+import sys
 import types
 import typing
 import zlib
@@ -163,7 +164,7 @@ def parse_object(content: str, lazily: Collection[str]) -> dict[str, Any]:
     Raises:
       DataError: it is no JSON object, too long, or nested too deeply.
     """
-    found: dict[str, Any] = {}
+    found: Any = {}
     try:
         at = _after(content, 0, "{")
         while content[_skip(content, at)] != "}":
@@ -518,7 +519,12 @@ def _text(marks: tuple[Any, ...], plain: Any) -> str:
     for mark in marks:
         if isinstance(mark, Matching) and not re.fullmatch(mark.pattern, plain):
             raise _wrong(mark.words, plain)
-    return plain if AsWritten() in marks else shown(plain, lines=Lines() in marks)
+    text = plain if AsWritten() in marks else shown(plain, lines=Lines() in marks)
+    return sys.intern(text) if len(text) <= _OFTEN else text
+
+
+#: Length up to which equal texts are one object: names are in thousands of records.
+_OFTEN = 200
 
 
 def _bytes(marks: tuple[Any, ...], plain: Any) -> bytes:
@@ -548,14 +554,19 @@ _SCALARS: Mapping[Any, Callable[..., Any]] = {
 def _union(readers: Sequence[_Reader], schema: Any) -> _Reader:
     def read(plain: Any) -> Any:
         problem: DataError | None = None
-        for each in readers:
-            try:
-                return each(plain)
-            except DataError as error:
-                # of what comes furthest, the reader knows best
-                if not error.other and (problem is None or len(error.place) > len(problem.place)):
-                    problem = error
-        raise problem or _wrong(_words(schema), plain)
+        try:
+            for each in readers:
+                try:
+                    return each(plain)
+                except DataError as error:
+                    # of what comes furthest, the reader knows best
+                    if error.other:
+                        continue
+                    if problem is None or len(error.place) > len(problem.place):
+                        problem = error
+            raise problem or _wrong(_words(schema), plain)
+        finally:
+            problem = None  # a cycle with its traceback, which holds all that is read
 
     return read
 
