@@ -85,11 +85,13 @@ def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
     made = records(count)
     started = time.perf_counter()
-    text = page(
-        made,
-        environment={"pytest_pallas": "benchmark", "written": "now"},
-        options={"backends": BACKENDS, "seed": 0},
-        families=[name.partition(":")[0] for name in BACKENDS],
+    text = "".join(
+        page(
+            made,
+            environment={"pytest_pallas": "benchmark", "written": "now"},
+            options={"backends": BACKENDS, "seed": 0},
+            families=[name.partition(":")[0] for name in BACKENDS],
+        )
     )
     seconds = time.perf_counter() - started
     failed = sum(record.outcome == "failed" for record in made)

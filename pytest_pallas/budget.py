@@ -1,4 +1,4 @@
-"""Limits on memory: of the arrays of one draw (``--pallas-max-bytes``), and of this process.
+"""Limits on memory: of one draw (``--pallas-max-bytes``), of this process, and of caches.
 
 Strategies are made when a module is imported, before there is a session. So they read the limit
 here when they draw, and the plugin sets it for the time of a session.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Generator, Iterator
+from collections import OrderedDict
+from collections.abc import Generator, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -57,6 +58,43 @@ def check_bytes(what: str, number: int) -> None:
             f"{what} of {bytes_text(number)} does not fit within --pallas-max-bytes="
             f"{option_text(max_bytes())}; draw a smaller one, or raise the option"
         )
+
+
+class LastUsed[Value]:
+    """A cache of the values that were used last, limited by their number and their bytes.
+
+    The last one is kept whatever it has, because several checks use it one after the other.
+
+    Attributes:
+      most: limit on their number.
+      most_bytes: limit on their bytes together.
+      bytes: those that are kept.
+    """
+
+    def __init__(self, most: int, most_bytes: int = 1) -> None:
+        """Create an empty cache; of values without bytes, only the number is limited."""
+        self.most, self.most_bytes, self.bytes = most, most_bytes, 0
+        self._kept: OrderedDict[Hashable, tuple[Value, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        """The number of values."""
+        return len(self._kept)
+
+    def get(self, key: Hashable) -> Value | None:
+        """The value of a key, which is used by that; None if there is none."""
+        if key not in self._kept:
+            return None
+        self._kept.move_to_end(key)
+        return self._kept[key][0]
+
+    def add(self, key: Hashable, value: Value, size: int = 0) -> None:
+        """Keep a value of ``size`` bytes, in the place of others."""
+        _, before = self._kept.pop(key, (None, 0))
+        self._kept[key] = value, size
+        self.bytes += size - before
+        while len(self._kept) > self.most or (self.bytes > self.most_bytes and len(self._kept) > 1):
+            _, (_, least) = self._kept.popitem(last=False)
+            self.bytes -= least
 
 
 def available_bytes() -> int | None:

@@ -15,13 +15,15 @@ import base64
 import binascii
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import re
+import sys
 import types
 import typing
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAliasType, Union
@@ -148,6 +150,92 @@ def parse(content: str | bytes, *, most: int = MOST_BYTES) -> Any:
         raise DataError("is no JSON: it has a number of too many digits") from None
     except RecursionError:
         raise DataError("is no JSON that is read: it is nested too deeply") from None
+
+
+def parse_object(content: str, lazily: Collection[str]) -> dict[str, Any]:
+    """The fields of a JSON object; those named that are lists as iterables that parse anew.
+
+    A list of records takes several times the memory of its text, and a reader needs one at a time.
+
+    Args:
+      content: the text.
+      lazily: names of fields.
+
+    Raises:
+      DataError: it is no JSON object, too long, or nested too deeply.
+    """
+    found: Any = {}
+    try:
+        at = _after(content, 0, "{")
+        while content[_skip(content, at)] != "}":
+            name, at = _JSON.raw_decode(content, _after(content, at, "," if found else ""))
+            at = _after(content, at, ":")
+            if name in lazily and content.startswith("[", at):
+                found[name] = LazyList(content, at)
+                *_, at = found[name].ends()
+            else:
+                found[name], at = _JSON.raw_decode(content, at)
+        _after(content, at, "}", end=True)
+    except (ValueError, LookupError, RecursionError):
+        found = parse(content)  # says what is wrong
+    if len(content) > MOST_BYTES or not isinstance(found, dict):
+        raise DataError("is no JSON object")
+    return found
+
+
+_JSON, _SPACE = json.JSONDecoder(), re.compile(r"[^ \t\n\r]|$")
+
+
+def _skip(content: str, at: int) -> int:
+    """The position after white space."""
+    found = _SPACE.search(content, at)
+    assert found is not None
+    return found.start()
+
+
+def _after(content: str, at: int, sign: str, *, end: bool = False) -> int:
+    """The position after a sign and the white space around it."""
+    at = _skip(content, at)
+    if not content.startswith(sign, at):
+        raise ValueError
+    at = _skip(content, at + len(sign))
+    if end and at < len(content):
+        raise ValueError
+    return at
+
+
+@dataclass(frozen=True)
+class LazyList:
+    """A list in a JSON text, parsed one element after the other each time that it is read.
+
+    Attributes:
+      content: the text.
+      start: where the list begins in it.
+    """
+
+    content: str
+    start: int
+
+    def __iter__(self) -> Iterator[Any]:
+        """The elements."""
+        return (value for value, _ in self._pairs() if value is not _END)
+
+    def ends(self) -> Iterator[int]:
+        """The positions after each element, and after the list."""
+        return (end for _, end in self._pairs())
+
+    def _pairs(self) -> Iterator[tuple[Any, int]]:
+        at = _after(self.content, self.start, "[")
+        sign = ""
+        while not self.content.startswith("]", at):
+            value, at = _JSON.raw_decode(self.content, _after(self.content, at, sign))
+            at = _after(self.content, at, "")
+            yield value, at
+            sign = ","
+        yield _END, _after(self.content, at, "]")
+
+
+_END = object()
 
 
 def decode(schema: Any, plain: object) -> Any:
@@ -431,7 +519,12 @@ def _text(marks: tuple[Any, ...], plain: Any) -> str:
     for mark in marks:
         if isinstance(mark, Matching) and not re.fullmatch(mark.pattern, plain):
             raise _wrong(mark.words, plain)
-    return plain if AsWritten() in marks else shown(plain, lines=Lines() in marks)
+    text = plain if AsWritten() in marks else shown(plain, lines=Lines() in marks)
+    return sys.intern(text) if len(text) <= _OFTEN else text
+
+
+#: Length up to which equal texts are one object: names are in thousands of records.
+_OFTEN = 200
 
 
 def _bytes(marks: tuple[Any, ...], plain: Any) -> bytes:
@@ -461,14 +554,19 @@ _SCALARS: Mapping[Any, Callable[..., Any]] = {
 def _union(readers: Sequence[_Reader], schema: Any) -> _Reader:
     def read(plain: Any) -> Any:
         problem: DataError | None = None
-        for each in readers:
-            try:
-                return each(plain)
-            except DataError as error:
-                # of what comes furthest, the reader knows best
-                if not error.other and (problem is None or len(error.place) > len(problem.place)):
-                    problem = error
-        raise problem or _wrong(_words(schema), plain)
+        try:
+            for each in readers:
+                try:
+                    return each(plain)
+                except DataError as error:
+                    # of what comes furthest, the reader knows best
+                    if error.other:
+                        continue
+                    if problem is None or len(error.place) > len(problem.place):
+                        problem = error
+            raise problem or _wrong(_words(schema), plain)
+        finally:
+            problem = None  # a cycle with its traceback, which holds all that is read
 
     return read
 
@@ -572,11 +670,11 @@ def _row(readers: Sequence[_Reader]) -> _Reader:
 
 def _list(reader: _Reader, make: Callable[[list[Any]], Any] | None, most: int) -> _Reader:
     def read(plain: Any) -> Any:
-        if not isinstance(plain, list | tuple):
+        if not isinstance(plain, list | tuple | LazyList):
             raise _wrong("a list", plain)
-        if len(plain) > most:
+        if not isinstance(plain, LazyList) and len(plain) > most:
             raise _wrong(f"a list of at most {most:,}", plain)
-        found = _each([reader] * len(plain), plain)
+        found = _each(itertools.repeat(reader), plain)
         if make is None:  # any sequence
             return found if isinstance(plain, list) else tuple(found)
         return found if make is list else make(found)
@@ -584,7 +682,7 @@ def _list(reader: _Reader, make: Callable[[list[Any]], Any] | None, most: int) -
     return read
 
 
-def _each(readers: Sequence[_Reader], plain: Sequence[Any]) -> list[Any]:
+def _each(readers: Iterable[_Reader], plain: Iterable[Any]) -> list[Any]:
     found: list[Any] = []
     for number, (reader, value) in enumerate(zip(readers, plain, strict=False)):
         try:

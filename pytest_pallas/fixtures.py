@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 import pytest
@@ -353,7 +353,7 @@ def pallas_devices(pallas_backend: Backend | str, request: pytest.FixtureRequest
 
 
 @pytest.fixture(scope="module")
-def pallas_rng(request: pytest.FixtureRequest) -> np.random.Generator:
+def pallas_rng(request: pytest.FixtureRequest) -> Iterator[np.random.Generator]:
     """A numpy generator that starts anew in each test, from --pallas-seed and the test's name."""
     import numpy as np
 
@@ -361,7 +361,8 @@ def pallas_rng(request: pytest.FixtureRequest) -> np.random.Generator:
     session = current(request.config)
     session.generators.append(generator)
     reseed(session)
-    return generator
+    yield generator
+    session.generators.remove(generator)
 
 
 def reseed(session: PytestSession) -> None:

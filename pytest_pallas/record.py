@@ -188,7 +188,8 @@ class NotApplicable:
     found: str = "collection"
 
 
-@dataclass(frozen=True, kw_only=True)
+# A session keeps all of them, and a dict of so many attributes has four times the bytes.
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
     """The result of one check of one kernel on one backend.
 

@@ -75,7 +75,7 @@ def analyzed(
     static, shapes = abstract(call)
     try:
         with context():
-            closed = jitted().trace(static, shapes).jaxpr
+            closed = jitted(static).trace(shapes).jaxpr
     except PallasTestError:
         raise
     except Exception as error:  # tracing runs user code

@@ -95,7 +95,7 @@ def trace(call: Call, static: StaticPart, arrays: list[Any]) -> tuple[KernelCall
         if call.observer is not None:
             call.observer.traced(call, None, ())
         return ()
-    jaxpr = jitted().trace(static, arrays).jaxpr
+    jaxpr = jitted(static).trace(arrays).jaxpr
     kernels = kernels_of(call, jaxpr)
     if call.observer is not None:
         call.observer.traced(call, jaxpr, kernels)
@@ -139,8 +139,8 @@ def execute(
     call: Call,
     context: Callable[[], AbstractContextManager[Any]],
     *,
-    runner: Runner | None = None,
-    prepare: Preparer | None = None,
+    runner: Runner | None,
+    prepare: Preparer,
     kernels: tuple[KernelCall, ...] = (),
     notes: tuple[Note, ...] = (),
 ) -> Outcome:
@@ -149,8 +149,8 @@ def execute(
     Args:
       call: the call.
       context: makes the context to trace and run in.
-      runner: runs it; by default jitted, unless the call has ``jit=False``.
-      prepare: compiles it; by default as ``runner`` does.
+      runner: runs it; None to call its function as it is.
+      prepare: compiles it, for several processes.
       kernels: its kernels, if they are known already.
       notes: notes for the outcome.
     """
@@ -161,7 +161,7 @@ def execute(
     error: Exception | None = None
     try:
         with context():
-            run = runner or (jitted() if call.jit else apply)
+            run = runner or apply
             static, arrays, kernels, run = _prepared(call, kernels, run, prepare)
             values = to_numpy(run(static, arrays))
             inputs = tuple(None if array.is_deleted() else to_numpy(array) for array in arrays)
@@ -183,7 +183,7 @@ def execute(
 
 
 def _prepared(
-    call: Call, kernels: tuple[KernelCall, ...], run: Runner, prepare: Preparer | None
+    call: Call, kernels: tuple[KernelCall, ...], run: Runner, prepare: Preparer
 ) -> tuple[StaticPart, list[Any], tuple[KernelCall, ...], Runner]:
     """A call in two parts, its kernels and its runner; of several processes, when all are ready.
 
@@ -191,7 +191,7 @@ def _prepared(
       call: the call.
       kernels: its kernels, if they are known already.
       run: runs it.
-      prepare: compiles it, if not as ``run`` does.
+      prepare: compiles it.
     """
     processes = gang()
     if processes is None:

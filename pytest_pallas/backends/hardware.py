@@ -93,7 +93,7 @@ def compile_proven(static: Any, arrays: list[Any], platform: str) -> Any:
     from pytest_pallas.analysis import live_kernel_calls
     from pytest_pallas.backends import tracing
 
-    traced = tracing.jitted().trace(static, arrays)
+    traced = tracing.jitted(static).trace(arrays)
     kernels = live_kernel_calls(traced.jaxpr)
     executable = traced.lower().compile()
     prove(kernels, executable.as_text() or "", platform)

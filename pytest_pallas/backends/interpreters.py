@@ -101,15 +101,13 @@ class Interpreter:
         It ignores fills, probes and schedules, and does not detect races.
         """
         from pytest_pallas.backends import execution
-        from pytest_pallas.backends.tracing import jitted
 
-        runner = jitted(quick=True) if call.jit else None
         with watchdog(call.timeout) as stopped:
             outcome = execution.execute(
                 call,
                 self.context,
-                runner=runner,
-                prepare=None if self.name == "interpret" else self._refuse,
+                runner=_run_quickly if call.jit else None,
+                prepare=self._executable,
             )
         if outcome.error is not None:
             execution.recover()
@@ -117,9 +115,12 @@ class Interpreter:
                 return dataclasses.replace(outcome, error=stopped[0])
         return outcome
 
-    def _refuse(self, static: Any, arrays: list[Any]) -> Any:
-        """Refuse a call whose mesh has devices of several processes."""
-        del static, arrays
+    def _executable(self, static: Any, arrays: list[Any]) -> Any:
+        """Compile a call whose mesh has devices of several processes; only ``interpret`` can."""
+        from pytest_pallas.backends.tracing import jitted
+
+        if self.name == "interpret":
+            return jitted(static, quick=True).lower(arrays).compile()
         raise UnsupportedKernelError(
             f"{self.name} simulates the devices of a mesh in one process, where they wait for each "
             "other, and this mesh has devices of several processes. Use interpret, a simulator "
@@ -143,6 +144,12 @@ class Interpreter:
             pltpu.force_tpu_interpret_mode(self.parameters),
         ):
             yield
+
+
+def _run_quickly(static: Any, arrays: list[Any]) -> Any:
+    from pytest_pallas.backends.tracing import jitted
+
+    return jitted(static, quick=True)(arrays)
 
 
 def interpret(target: Target | None = None) -> Interpreter:

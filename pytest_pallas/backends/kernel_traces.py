@@ -58,7 +58,7 @@ def _traced(call: Call, context: Callable[[], AbstractContextManager[Any]]) -> A
     try:
         static, shapes = abstract(call)
         with context(), ending(call.timeout):
-            return jitted().trace(static, shapes)
+            return jitted(static).trace(shapes)
     except Exception:  # tracing runs user code; the item will raise the same
         return None
 

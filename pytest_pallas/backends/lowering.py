@@ -158,15 +158,17 @@ def lower(call: Call, static: Any, arrays: list[Any], platform: str, into: Lower
         )
     into.signature = signature(call)
     with ending(call.timeout, "still not traced after {:g} s; the limit is --pallas-timeout"):
-        traced = jitted().trace(static, arrays)
+        traced = jitted(static).trace(arrays)
     into.traced = True
     into.jaxpr = traced.jaxpr
     into.kernels = tuple(kernel_calls(traced.jaxpr))
     custom_calls = _CUSTOM_CALLS[platform]
     checks = [export.DisabledSafetyCheck.custom_call(each) for each in custom_calls]
-    exporting = export.export(jitted(), platforms=(_EXPORTED[platform],), disabled_checks=checks)
+    exporting = export.export(
+        jitted(static), platforms=(_EXPORTED[platform],), disabled_checks=checks
+    )
     try:
-        exported = exporting(static, arrays)
+        exported = exporting(arrays)
     except ValueError as error:
         if _OTHER_PLATFORM not in str(error):
             raise

@@ -202,6 +202,15 @@ class Outcome:
     notes: tuple[Note | str, ...] = ()
     unverified: tuple[str, ...] = ()
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its arrays."""
+        import jax
+        import numpy as np
+
+        leaves = jax.tree.leaves((self.values, self.inputs, self.probe_results))
+        return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, np.ndarray))
+
     def unwrap(self) -> Any:
         """The values.
 

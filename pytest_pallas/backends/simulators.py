@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ import numpy as np
 from pytest_pallas.backends.ending import ending
 from pytest_pallas.backends.protocol import Backend, Call, Kind, Outcome, chip_of
 from pytest_pallas.backends.variations import Probe
+from pytest_pallas.budget import LastUsed
 from pytest_pallas.compat.rejection import is_rejection
 from pytest_pallas.devices.gpus import accumulations
 from pytest_pallas.devices.targets import Target
@@ -32,11 +32,9 @@ if TYPE_CHECKING:
     from pytest_pallas.simulator.inspection.timeline import Timeline
     from pytest_pallas.simulator.machine import Machine
 
-#: Number of runs that are kept, because checks repeat the same ones.
-_RUNS = 256
-
-#: Limit on the bytes of a result that is kept.
-_KEPT_BYTES = 1 << 20
+#: Limits on the runs that are kept, because checks repeat the same ones: on their number, their
+#: bytes, and the bytes of one.
+_RUNS, _RUN_BYTES, _KEPT_BYTES = 256, 1 << 26, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,8 @@ class Simulator:
     reorders: bool = True
     detects_races: bool = True
     compiler: Compiler | None = field(default=None, repr=False, compare=False)
-    _kept: OrderedDict[Hashable, _CachedRun] = field(
-        default_factory=OrderedDict[Hashable, "_CachedRun"], repr=False, compare=False, hash=False
+    _kept: LastUsed[_CachedRun] = field(
+        default_factory=lambda: LastUsed(_RUNS, _RUN_BYTES), repr=False, compare=False, hash=False
     )
 
     @property
@@ -106,7 +104,6 @@ class Simulator:
         key = _key(call) if call.jit else None
         found = None if key is None else self._kept.get(key)
         if found is not None and (found.monitored or not _is_monitored(call)):
-            self._kept.move_to_end(key)
             _tell(call, found.jaxpr, found.outcome.kernels)
             if call.observer is not None:
                 call.observer.ended(call)
@@ -114,10 +111,9 @@ class Simulator:
         outcome, jaxpr = self._run(call)
         if isinstance(outcome.error, MissingRuleError) and self.otherwise is not None:
             return self._run_otherwise(call)
-        if key is not None and outcome.error is None and _bytes(outcome) <= _KEPT_BYTES:
-            self._kept[key] = _CachedRun(outcome, jaxpr, _is_monitored(call))
-            while len(self._kept) > _RUNS:
-                self._kept.popitem(last=False)
+        if key is not None and outcome.error is None and outcome.nbytes <= _KEPT_BYTES:
+            run = _CachedRun(outcome, jaxpr, _is_monitored(call))
+            self._kept.add(key, run, outcome.nbytes)
         return self._judged(outcome, call)
 
     def run_anew(self, call: Call) -> Outcome:
@@ -215,7 +211,7 @@ def _traced(backend: Simulator, call: Call) -> Any:
 
     static, arrays = on_host(call.with_settings(mutant=None))
     with backend.context():
-        return jitted().trace(static, arrays)
+        return jitted(static).trace(arrays)
 
 
 @dataclass(frozen=True)
@@ -408,13 +404,6 @@ def _read_only(value: Any) -> Any:
     view = value.view()
     view.flags.writeable = False
     return view
-
-
-def _bytes(outcome: Outcome) -> int:
-    import jax
-
-    leaves = jax.tree.leaves((outcome.values, outcome.inputs, outcome.probe_results))
-    return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, np.ndarray))
 
 
 def _key(call: Call) -> Hashable:

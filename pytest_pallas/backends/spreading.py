@@ -102,7 +102,7 @@ def prepared(
     processes: Gang,
     kernels: tuple[KernelCall, ...],
     run: Runner,
-    prepare: Preparer | None,
+    prepare: Preparer,
 ) -> tuple[StaticPart, list[Any], tuple[KernelCall, ...], Runner]:
     """A call in two parts, its kernels and its runner, when all processes are ready to run it.
 
@@ -111,7 +111,7 @@ def prepared(
       processes: of the program.
       kernels: the kernels of the call, if they are known already.
       run: runs it.
-      prepare: compiles it, if not as ``run`` does.
+      prepare: compiles it.
 
     Raises:
       Exception: tracing, compiling or placing the arguments failed in this process.
@@ -128,14 +128,14 @@ def prepared(
     spread: Spread | None = None
     problem: Exception | None = None
     try:
-        traced = jitted().trace(static, arrays)
+        traced = jitted(static).trace(arrays)
         spread = spread_of(traced.jaxpr, processes)
         kernels = kernels or trace(call, static, arrays)
         if spread is None:
             static, arrays = split(call)
             return static, arrays, kernels, run
         arrays = [place(each, s) for each, s in zip(arrays, spread.shardings, strict=True)]
-        run = _compiled(prepare or _compiler_of(run), static, arrays)
+        run = _compiled(prepare, static, arrays)
     except Exception as error:  # it is raised below, when the others know
         problem = error
     if spread is None and problem is not None:
@@ -157,11 +157,6 @@ def _compiled(prepare: Preparer, static: StaticPart, arrays: list[Any]) -> Runne
     """A runner that has compiled the call, so that it can only fail while it runs."""
     compiled = prepare(static, arrays)
     return lambda _, given: compiled(given)
-
-
-def _compiler_of(run: Any) -> Preparer:
-    """What compiles for a jitted function; JAX keeps the executables."""
-    return lambda static, arrays: run.lower(static, arrays).compile()
 
 
 def words_of(call: Call) -> str:

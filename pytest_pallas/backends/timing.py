@@ -130,8 +130,8 @@ def prepared(backend: Backend, call: Call) -> Generator[Callable[[], Any]]:
             compiled = compile_proven(static, arrays, backend.platform)
             yield lambda: jax.block_until_ready(compiled(arrays))
         else:
-            run = jitted()
-            yield lambda: jax.block_until_ready(run(static, arrays))
+            run = jitted(static)
+            yield lambda: jax.block_until_ready(run(arrays))
 
 
 def times(run: Callable[[], Any], rounds: int) -> Times:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +16,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from pytest_pallas.backends.ending import uncaught
 from pytest_pallas.backends.protocol import Call
+from pytest_pallas.compat.jaxprs import limit_traces
 from pytest_pallas.errors import OptionError
 
 
@@ -153,7 +156,7 @@ def _with_mutant(static: StaticPart, arrays: list[Any]) -> Any:
 
     plain = dataclasses.replace(static, key=(static.key, "without"), mutant=None)
     try:
-        traced = jitted().trace(plain, arrays)
+        traced = jitted(plain).trace(arrays)
     except jax.errors.ConcretizationTypeError:
         return apply(plain, arrays)  # it needs values, and mutants are not in it
     outs = jaxpr_as_fun(mutated(traced.jaxpr, static.mutant))(*arrays)
@@ -163,18 +166,106 @@ def _with_mutant(static: StaticPart, arrays: list[Any]) -> Any:
 #: Options of XLA for the shortest compilation.
 QUICK: Mapping[str, Any] = {"xla_backend_optimization_level": 0}
 
+#: Number of traces that are kept. One of a small kernel takes 0.1 MB with its program.
+MOST_TRACES = 512
 
-@functools.cache
-def jitted(*, quick: bool = False) -> Any:
-    """``apply`` under ``jax.jit``: one cache for all calls of the process.
+#: Number of traces that JAX keeps, these and those of the functions that they call.
+MOST_OF_JAX = 2048
 
-    The forced interpreter, the abstract device and x64 are part of jit's own key.
+
+@dataclass(eq=False)
+class _Count:
+    """How often JAX traced a call, and whether the call is kept."""
+
+    traces: int = 0
+    kept: bool = True
+
+
+@dataclass(eq=False)
+class _JittedCall:
+    """A function of its own that is ``apply``, and its jitted forms, which share their traces."""
+
+    function: Callable[..., Any]
+    count: _Count
+
+    @functools.cached_property
+    def usual(self) -> Any:
+        return jax.jit(self.function)
+
+    @functools.cached_property
+    def quick(self) -> Any:
+        return jax.jit(self.function, compiler_options=dict(QUICK))
+
+
+class JittedCalls:
+    """``apply`` under ``jax.jit``, once for each static part, of which the last used are kept.
+
+    JAX keeps every trace of a function as long as the function (``trace_to_jaxpr`` has no limit),
+    so each static part has a function of its own, which can be dropped.
+
+    Attributes:
+      most: limit on the static parts, and on their traces.
+      traces: the number of traces of those that are kept.
+    """
+
+    def __init__(self, most: int = MOST_TRACES) -> None:
+        """Keep ``most`` traces."""
+        self.most, self.traces = most, 0
+        self._kept: OrderedDict[StaticPart, _JittedCall] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """The number of static parts that are kept."""
+        return len(self._kept)
+
+    def get(self, static: StaticPart) -> _JittedCall:
+        """The jitted call of a static part."""
+        with self._lock:
+            found = self._kept.pop(static, None)
+            if found is not None and found.count.traces > self.most:
+                self._drop(found)
+                found = None
+            if found is None:
+                limit_traces(MOST_OF_JAX)
+                found = self._made(static)
+            while self._kept and max(self.traces, len(self) + 1) > self.most:
+                self._drop(self._kept.popitem(last=False)[1])
+            self._kept[static] = found
+        return found
+
+    def _drop(self, call: _JittedCall) -> None:
+        call.count.kept = False
+        self.traces -= call.count.traces
+
+    def _made(self, static: StaticPart) -> _JittedCall:
+        count = _Count()
+
+        def traced(arrays: list[Any]) -> Any:
+            count.traces += 1
+            self.traces += count.kept
+            return apply(static, arrays)
+
+        traced.__name__ = traced.__qualname__ = apply.__name__  # programs are named so
+        return _JittedCall(traced, count)
+
+
+_JITTED = JittedCalls()
+
+
+def jitted(static: StaticPart, *, quick: bool = False) -> Any:
+    """``apply`` under ``jax.jit`` for one static part, whose traces all equal calls share.
+
+    The result takes the list of arrays. The static part is no argument of it: JAX keeps arguments,
+    and whatever they refer to, in caches of thousands of entries. The forced interpreter, the
+    abstract device and x64 are part of jit's own key.
 
     Args:
+      static: the static part of the calls.
       quick: compile as quickly as possible, because interpreted kernels are compiled more often
         than they run.
     """
-    return jax.jit(apply, static_argnums=0, compiler_options=dict(QUICK) if quick else None)
+    call = _JITTED.get(static)
+    return call.quick if quick else call.usual
 
 
 def identity(value: Any) -> Hashable:

@@ -72,7 +72,8 @@ def _of_reference(reference: Callable[..., Any], context: CheckContext) -> Any:
 
 def _shapes(function: Callable[..., Any], args: Any, options: Any) -> Any:
     call = Call(function=function, args=args, options=options)
-    return jitted().eval_shape(*abstract(call))
+    static, arrays = abstract(call)
+    return jitted(static).eval_shape(arrays)
 
 
 def _differences(returned: Any, wanted: Any, context: CheckContext) -> Iterator[str]:

@@ -93,6 +93,19 @@ def _kernels_may_be_dead() -> Generator[None]:
             cache.cache_clear()
 
 
+def limit_traces(most: int) -> bool:
+    """Drop JAX's traces of functions, if it keeps more than ``most``; return whether it did.
+
+    JAX keeps a trace of each function for each shape, such as ``jnp.tanh``, without a limit. What
+    was compiled, and the last traces of jitted functions, is in caches that have one, and stays.
+    """
+    cache: Any = importlib.import_module("jax._src.interpreters.partial_eval").trace_to_jaxpr
+    if not hasattr(cache, "cache_info") or cache.cache_info().currsize <= most:
+        return False
+    cache.cache_clear()
+    return True
+
+
 def is_literal(atom: Any) -> bool:
     """Whether an operand is a constant in the jaxpr."""
     return hasattr(atom, "val")

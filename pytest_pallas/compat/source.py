@@ -75,7 +75,7 @@ def is_machinery(eqn: Any) -> bool:
     return traceback is not None and _frames(traceback)[1]
 
 
-@functools.lru_cache(maxsize=65536)
+@functools.lru_cache(maxsize=8192)
 def _frames(traceback: Any) -> tuple[tuple[Spot, ...], bool]:
     info = _info()
     codes, instructions = traceback.raw_frames()

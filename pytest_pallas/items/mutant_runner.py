@@ -236,4 +236,5 @@ def _traced(context: CheckContext, made: Any) -> Any:
     """The closed jaxpr of a call on its backend."""
     backend: Any = context.backend
     with backend.context(races=False):
-        return jitted().trace(*split(made)).jaxpr
+        static, arrays = split(made)
+        return jitted(static).trace(arrays).jaxpr

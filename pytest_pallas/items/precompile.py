@@ -76,10 +76,12 @@ def _drawn(bound: BoundCheck) -> tuple[Any, ...]:
     options, drawn = bound.options, bound.session.drawn
     count = max(1, bound.check.examples(options.max_examples) // 2)
     key = (*bound.source, options.seed, count)
-    if key not in drawn:
+    found = drawn.get(key)
+    if found is None:
         choice = choose(bound.strategy, seed=options.seed, examples=count)
-        drawn[key] = tuple(_abstract(as_arguments(each)) for each in choice.chosen.values())
-    return drawn[key]
+        found = tuple(_abstract(as_arguments(each)) for each in choice.chosen.values())
+        drawn.add(key, found)
+    return found
 
 
 def _abstract(arguments: Any) -> Any:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections import OrderedDict
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +19,7 @@ from pytest_pallas.backends.digests import digest
 from pytest_pallas.backends.ending import LEAST, MULTIPLE, ending
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.tracing import identity
+from pytest_pallas.budget import FLOAT_BYTES, LastUsed
 from pytest_pallas.errors import ReferenceError, SimulationError
 from pytest_pallas.notes import Note
 from pytest_pallas.numerics import Noise, is_complex, is_float, wide
@@ -132,18 +132,21 @@ _LATE = (
 )
 
 
+#: Limits on the expected values that are kept: on the number of calls, and on their bytes.
+_CALLS, _CALL_BYTES = 128, 1 << 28
+
+
 @dataclass
 class ExpectedCache:
     """Cache of the expected values of the last calls, because checks and backends share examples.
 
     Attributes:
-      most: the number of calls that are kept.
       seconds: the time limit of a reference.
+      kept: the values.
     """
 
-    most: int = 128
     seconds: float = LEAST
-    _kept: OrderedDict[Hashable, Expected] = field(default_factory=OrderedDict[Hashable, Expected])
+    kept: LastUsed[Expected] = field(default_factory=lambda: LastUsed(_CALLS, _CALL_BYTES))
 
     def get(
         self,
@@ -156,13 +159,13 @@ class ExpectedCache:
     ) -> Expected:
         """``expected`` for these arguments, evaluated once."""
         key = identity(reference), digest((args, dict(options))), nan_ok, products
-        found = self._kept.pop(key, None)
+        found = self.kept.get(key)
         if found is None:
             with ending(self.seconds, _LATE):
                 found = expected(reference, args, options, nan_ok=nan_ok, products=products)
-        self._kept[key] = found
-        while len(self._kept) > self.most:
-            self._kept.popitem(last=False)
+            leaves = [leaf for leaf in jax.tree.leaves(args) if _is_array(leaf)]
+            leaves += [array for _, array in found.oracle]
+            self.kept.add(key, found, FLOAT_BYTES * sum(map(np.size, leaves)))
         return found
 
 

@@ -138,7 +138,7 @@ def _traced(static: StaticPart, arrays: list[Any], products: ProductPrecision | 
     from pytest_pallas.simulator.simulate import evaluate
 
     machine = _machine()
-    traced = jitted().trace(static, arrays)
+    traced = jitted(static).trace(arrays)
     jaxpr = traced.jaxpr if products is None else with_precision(traced.jaxpr, products)
     values = evaluate(jaxpr, machine, arrays)
     leaves = flatten(jax.tree.unflatten(jax.tree.structure(traced.out_info), values))

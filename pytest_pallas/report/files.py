@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,16 +62,16 @@ def write_files(
         if path is None:
             continue
         if name == "html":
-            text, what = _page(session, records, sections), "report of"
+            parts, what = _page(session, records, sections), "report of"
         else:
             from pytest_pallas.report.results import document
 
             tests = ((), (), {}) if kept is None else (kept.collected, kept.tests, kept.parts)
-            text, what = document(session, records, *tests), ""
+            parts, what = document(session, records, *tests), ""
         shown = _shown(session, path)
         count = "1 record" if len(records) == 1 else f"{len(records)} records"
         try:
-            write(path, text)
+            write(path, parts)
         except OSError as error:  # the folder existed at the start
             if name == "results" and kept is not None:
                 kept.close(written=False)
@@ -84,7 +84,7 @@ def write_files(
 
 def _page(
     session: PytestSession, records: Sequence[Record], sections: Sequence[tuple[str, str]]
-) -> str:
+) -> Iterable[str]:
     from datetime import UTC, datetime
 
     from pytest_pallas.report.html.page import page
@@ -120,12 +120,18 @@ def check_writable(path: Path, flag: str) -> None:
         ) from None
 
 
-def write(path: Path, text: str) -> None:
-    """Write a file atomically, so that no reader sees a part of it."""
+def write(path: Path, parts: Iterable[str]) -> None:
+    """Write a file atomically, so that no reader sees a part of it.
+
+    Args:
+      path: the file.
+      parts: its text in parts, so that large files need not be in memory as a whole.
+    """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+            for part in parts:
+                file.write(part)
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
     except BaseException:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from pytest_pallas.record import SCHEMA, plain_not_applicable, to_json
 from pytest_pallas.report.sections.mutants import others
 from pytest_pallas.report.terminal import distinct
 from pytest_pallas.results import RunResults
-from pytest_pallas.results.model import FinishedTest, plain_tests
+from pytest_pallas.results.model import FinishedTest, plain_tests, text_parts
 
 #: Limit on the running tests that a message names.
 _MOST = 5
@@ -76,8 +75,8 @@ def merge(runs: Sequence[RunResults]) -> Merged:
     return Merged(whole=whole, problems=problems)
 
 
-def document(results: RunResults) -> str:
-    """Results as the text of a results file."""
+def document(results: RunResults) -> Iterator[str]:
+    """Results as the text of a results file, in parts."""
     plain = {
         "schema": SCHEMA,
         "environment": dict(results.environment),
@@ -85,11 +84,11 @@ def document(results: RunResults) -> str:
         "suite": dict(results.suite),
         "files": dict(results.files),
         "distinct": dataclasses.asdict(distinct(others(results.records))),
-        "records": [to_json(record) for record in results.records],
-        "not_applicable": [plain_not_applicable(entry) for entry in results.not_applicable],
+        "records": map(to_json, results.records),
+        "not_applicable": map(plain_not_applicable, results.not_applicable),
         "tests": plain_tests(results.collected, results.tests, results.parts),
     }
-    return json.dumps(plain, indent=1) + "\n"
+    return text_parts(plain)
 
 
 def _refuse_twice(runs: Sequence[RunResults]) -> None:

@@ -58,8 +58,9 @@ class Reporter:
         shard = self.session.shard_line
         return [*lines, f"pallas: {shard}"] if shard and not quiet else lines
 
+    @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Collect the records of a report."""
+        """Collect the records of a report, which the terminal keeps until the end, without them."""
         if not hasattr(report, ATTRIBUTE):
             return
         if hasattr(report, PART_RESULT):
@@ -69,6 +70,7 @@ class Reporter:
         for record in records_of(report):
             self.records.append(record)
             self.session.config.hook.pytest_pallas_record(config=self.session.config, record=record)
+        delattr(report, ATTRIBUTE)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +20,7 @@ from pytest_pallas.report.sections.mutants import others
 from pytest_pallas.report.sections.not_applicable import entries
 from pytest_pallas.report.terminal import distinct
 from pytest_pallas.results import FinishedTest
-from pytest_pallas.results.model import plain_tests
+from pytest_pallas.results.model import plain_tests, text_parts
 from pytest_pallas.session import PytestSession
 from pytest_pallas.session.fleet import to_json as to_plain
 
@@ -32,8 +31,8 @@ def document(
     collected: Sequence[str] = (),
     tests: Sequence[FinishedTest] = (),
     parts: Mapping[str, Sequence[Mapping[str, Any]]] = MappingProxyType({}),
-) -> str:
-    """The records and the session's data, as JSON.
+) -> Iterator[str]:
+    """The records and the session's data, as JSON in parts.
 
     Args:
       session: the session.
@@ -47,15 +46,13 @@ def document(
         **about(session),
         "options": option_values(session),
         "distinct": dataclasses.asdict(distinct(others(records))),
-        "records": [to_json(record) for record in records],
-        "not_applicable": [
-            plain_not_applicable(entry) for entry in entries(session.not_applicable, records)
-        ],
+        "records": map(to_json, records),
+        "not_applicable": map(plain_not_applicable, entries(session.not_applicable, records)),
         "tests": plain_tests(collected, tests, parts),
     }
     if session.fleet is not None:
         whole["fleet"] = to_plain(session.fleet)
-    return json.dumps(whole, indent=1) + "\n"
+    return text_parts(whole)
 
 
 def first_line(session: PytestSession, collected: Sequence[str]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -120,11 +121,32 @@ class RunResults:
         return [name for name in self.collected if name not in ended]
 
 
+def text_parts(fields: Mapping[str, Any]) -> Iterator[str]:
+    """The text of a results file, in parts: memory holds one record as text, and not all.
+
+    Args:
+      fields: of the document, as plain JSON values; an iterator is a list.
+    """
+    opening = "{"
+    for name, value in fields.items():
+        yield f"{opening}\n {json.dumps(name)}: "
+        opening = ","
+        if not isinstance(value, Iterator):
+            yield json.dumps(value, indent=1).replace("\n", "\n ")
+            continue
+        before = "["
+        for each in value:
+            yield f"{before}\n  " + json.dumps(each, indent=1).replace("\n", "\n  ")
+            before = ","
+        yield "[]" if before == "[" else "\n ]"
+    yield "\n}\n"
+
+
 def plain_tests(
     collected: Sequence[str],
     tests: Sequence[FinishedTest],
     parts: Mapping[str, Sequence[Mapping[str, Any]]],
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """The field ``tests`` of a results file: all tests in their order, also those not run.
 
     Args:
@@ -134,10 +156,9 @@ def plain_tests(
     """
     ended = {each.test: each for each in tests}
     names = dict.fromkeys((*collected, *ended))
-    return [
-        plain_test(ended[name])
-        if name in ended
-        else {"test": name, "outcome": NOT_RUN}
-        | ({"parts": list(parts[name])} if name in parts else {})
-        for name in names
-    ]
+    for name in names:
+        if name in ended:
+            yield plain_test(ended[name])
+        else:
+            more = {"parts": list(parts[name])} if name in parts else {}
+            yield {"test": name, "outcome": NOT_RUN, **more}

@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
-from pytest_pallas.decoding import MOST_BYTES, Accepts, Between, DataError, decode, parse, shown
+from pytest_pallas.decoding import (
+    MOST_BYTES,
+    Accepts,
+    Between,
+    DataError,
+    decode,
+    parse,
+    parse_object,
+    shown,
+)
 from pytest_pallas.errors import OptionError
 from pytest_pallas.record import SCHEMA, NotApplicable, Record
 from pytest_pallas.results.journal import partial_path
@@ -61,6 +70,10 @@ def _of_not_run(plain: Any) -> Any:
 _NOT_RUN = tuple(each.name for each in dataclasses.fields(_NotRun))
 
 _Test = FinishedTest | Annotated[_NotRun, Accepts(_of_not_run)]
+
+
+#: The long lists of a results file.
+_LISTS = ("records", "tests")
 
 
 class _Ended(TypedDict):
@@ -121,7 +134,7 @@ def _content(path: Path) -> bytes:
 
 
 def _document(name: str, content: bytes) -> RunResults:
-    plain = _checked_schema(name, parse(_text(content)))
+    plain = _checked_schema(name, parse_object(_text(content), _LISTS))
     tests: Any = _field(plain, "tests", tuple[_Test, ...], [])
     records: Any = _field(plain, "records", tuple[Record, ...])
     return RunResults(

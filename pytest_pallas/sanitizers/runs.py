@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +13,7 @@ from pytest_pallas.backends import Backend, Outcome, label
 from pytest_pallas.backends.digests import digest
 from pytest_pallas.backends.tracing import identity
 from pytest_pallas.backends.variations import Schedule
+from pytest_pallas.budget import LastUsed
 from pytest_pallas.checks.context import CheckContext, call
 from pytest_pallas.errors import (
     DeadlockError,
@@ -37,17 +36,15 @@ SEQUENTIAL = (
 )
 
 
+#: Limits on the runs that are kept: on their number, and on their bytes.
+_RUNS, _RUN_BYTES = 32, 1 << 27
+
+
 @dataclass
 class Runs:
-    """Cache of the last runs, which the sanitizers share.
+    """Cache of the last runs, which the sanitizers share."""
 
-    Attributes:
-      most: the number of runs that it keeps.
-    """
-
-    most: int = 32
-    _kept: OrderedDict[Hashable, Outcome] = field(default_factory=OrderedDict[Hashable, Outcome])
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _kept: LastUsed[Outcome] = field(default_factory=lambda: LastUsed(_RUNS, _RUN_BYTES))
 
     def get(self, context: CheckContext, schedule: Schedule) -> Outcome:
         """The kernel's run on the context's backend, with the race detector."""
@@ -57,15 +54,13 @@ class Runs:
             digest((arguments.args, dict(arguments.options), dict(arguments.tuning))),
             (label(context.backend), schedule, context.devices, context.jit),
         )
-        found = self._kept.pop(key, None)
+        found = self._kept.get(key)
         if found is None:
             made = call(context, context.kernel, arguments.args)
             found = context.backend.run(
                 replace(made.with_settings(races=True, dma=False), schedule=schedule)
             )
-        self._kept[key] = found
-        while len(self._kept) > self.most:
-            self._kept.popitem(last=False)
+            self._kept.add(key, found, found.nbytes)
         return found
 
 

@@ -165,7 +165,8 @@ class Lab:
 
     def _jitted(self, function: Any, arrays: Sequence[Any], statics: Mapping[str, Any]) -> Any:
         made = functools.partial(called, function, tuple(self.operands))
-        return jitted().trace(*abstract(Call(function=made, args=tuple(arrays), options=statics)))
+        static, given = abstract(Call(function=made, args=tuple(arrays), options=statics))
+        return jitted(static).trace(given)
 
 
 def called(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from pytest_pallas.budget import LastUsed
 from pytest_pallas.checks import NAMES as CHECKS
 from pytest_pallas.decoding import Exact, Text
 from pytest_pallas.options.values import MARK_ONLY, Options, choose
@@ -106,7 +107,7 @@ class Session:
     #: Results of the running test so far, by (kernel, check, backend); see ``ResultBuilder``.
     builders: dict[tuple[str, str, str], Any] = field(default_factory=dict[Any, Any])
     #: Drawn calls for compiling backends, by spec and count; see ``items.precompile``.
-    drawn: dict[Any, tuple[Any, ...]] = field(default_factory=dict[Any, Any])
+    drawn: LastUsed[tuple[Any, ...]] = field(default_factory=lambda: LastUsed(64))
     #: Sizes of blocks by dim, for the specs that were bound; see ``bindings.learning``.
     tiles: dict[Any, dict[str, tuple[int, ...]]] = field(default_factory=dict[Any, Any])
     #: Sources of examples, by spec; see ``sampling.diversity``.

@@ -388,15 +388,17 @@ class Readers:
     def _results(self, path: Path) -> None:
         found = read_results(path)
         merged = merging.merge([found])
-        merging.document(merged.whole)
+        "".join(merging.document(merged.whole))
         read_earlier(path)
         done_of(found)
         with contextlib.suppress(DataError):
             require_readable(found)
             parts = {test.test: test.part for test in found.tests if test.part}
             settled_records(found.records, parts, {})
-        page(merged.whole.records, environment=found.environment, options=found.options,
-             families=list(FAMILIES))  # fmt: skip
+        "".join(
+            page(merged.whole.records, environment=found.environment, options=found.options,
+                 families=list(FAMILIES))
+        )  # fmt: skip
         lines = [
             summary(merged.whole.records, families=list(FAMILIES), width=100, color=False),
             line(distinct(merged.whole.records)),

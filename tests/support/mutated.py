@@ -20,7 +20,8 @@ BACKEND = tpu_sim()
 def traced(function, *args):
     """The closed jaxpr of a call."""
     with BACKEND.context(races=False), own_lines():
-        return jitted().trace(*split(Call(function=function, args=args))).jaxpr
+        static, arrays = split(Call(function=function, args=args))
+        return jitted(static).trace(arrays).jaxpr
 
 
 def ran(function, *args, mutant=None):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import gc
 import json
 import zlib
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from pytest_pallas.decoding import (
     decode,
     jsonable,
     parse,
+    parse_object,
     shown,
     tagged,
     unpacked,
@@ -221,3 +223,70 @@ def test_values_that_nobody_writes(plain):
 
 def test_bytes_stay_bytes():
     assert decode(bytes, base64.b64encode(b"\0").decode()) == b"\0"
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize(
+    "plain",
+    [
+        {},
+        {"a": 1},
+        {"list": []},
+        {"list": [{"x": [1, "]"]}, None, 3.5], "b": {"list": [1]}, "other": [1, 2]},
+        {"b": "{[", "list": ["a, b", {}], "c": -1},
+        {"list": {"no": "list"}},
+    ],
+)
+def test_a_list_that_is_parsed_when_it_is_read(plain, indent):
+    text = f" \n{json.dumps(plain, indent=indent)}\n"
+    found = parse_object(text, ["list"])
+    for _ in range(2):
+        assert {
+            name: list(value) if isinstance(value, decoding.LazyList) else value
+            for name, value in found.items()
+        } == plain
+    assert decode(list[Any] | dict[str, Any], found.get("list", [])) == plain.get("list", [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{", "{}x", '{"a" 1}', '{"list": [1 2]}', '{"list": [1, ]}', '{"list": [1', '{"a": 1,}',
+        '{"list": [1]', '{,"a": 1}', '{"list": ' + "[" * 100_000, '{"a": ' + "9" * 5000 + "}",
+    ],
+)  # fmt: skip
+def test_what_is_no_object_is_refused_as_ever(text):
+    with pytest.raises(DataError) as expected:
+        parse(text)
+    with pytest.raises(DataError) as found:
+        parse_object(text, ["list"])
+    assert str(found.value) == str(expected.value)
+
+
+def test_a_list_is_no_object():
+    with pytest.raises(DataError, match="is no JSON object"):
+        parse_object("[1]", [])
+
+
+def test_elements_that_are_wrong_are_named():
+    found = parse_object('{"list": [1, "x"]}', ["list"])
+    with pytest.raises(DataError, match=r"^\[1\] must be an integer"):
+        decode(tuple[int, ...], found["list"])
+
+
+def test_a_refused_member_of_a_union_leaves_nothing_behind():
+    """Its traceback has everything that was being read."""
+    schema = tuple[int, int] | list[str]
+    assert decode(schema, ["a", "b"]) == ["a", "b"]
+    gc.collect()
+    gc.disable()
+    try:
+        assert decode(schema, ["a", "b"]) == ["a", "b"]
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+
+
+def test_equal_names_are_one_object():
+    one, other = decode(list[str], json.loads('["a name", "a name"]'))
+    assert one is other

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from pytest_pallas.budget import LastUsed
 from pytest_pallas.errors import ReferenceError
 from pytest_pallas.notes import Note
 from pytest_pallas.numerics import compare_trees
@@ -96,7 +97,7 @@ def test_cache_evaluates_once_and_tells_values_apart():
         calls.append(by)
         return np.asarray(a) * by  # jit does not take it, so each evaluation is a call
 
-    cache = ExpectedCache(most=2)
+    cache = ExpectedCache(kept=LastUsed(most=2, most_bytes=2**20))
     x = np.ones(3, np.float32)
     cache.get(reference, (x,), {"by": 2})
     once = len(calls)

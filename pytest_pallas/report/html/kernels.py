@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 
 from pytest_pallas.record import OUTCOMES, Record
 from pytest_pallas.report.causes import grouped
@@ -19,8 +19,9 @@ STATES = ("failed", "xfailed", "passed", "skipped", "none")
 
 _WORDS = {"failed": "failed", "passed": "ok", "xfailed": "xfail", "skipped": "skipped"}
 
-#: Number of failures with pictures, which limits the size of the page.
-MOST_DRAWN = 400
+#: Limits on the size of the page: the number of failures with pictures, and of kernels without
+#: failures that have details.
+MOST_DRAWN, MOST_DETAILED = 400, 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,29 @@ class KernelCell:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckRow:
+    """Checks of a kernel in one row: one that failed, or those that differ in their backend only.
+
+    Attributes:
+      check: its name.
+      backends: their labels.
+      outcome: of each.
+      multiple: the worst error as a multiple of the baseline's, or None.
+      examples: how many ran on all backends.
+      seconds: how long they took.
+      remark: the mesh, the reason, notes.
+    """
+
+    check: str
+    backends: Sequence[str]
+    outcome: str
+    multiple: float | None
+    examples: int
+    seconds: float
+    remark: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class KernelRow:
     """A kernel with all its checks.
 
@@ -54,7 +78,8 @@ class KernelRow:
       state: the worst state of its cells.
       cells: one for each backend of the page.
       failures: the failed checks.
-      records: all records, failures first.
+      checks: all checks, failures first; empty if there is no room for them.
+      count: how many there are.
       examples: how many ran.
       seconds: how long they took.
       multiple: the worst error as a multiple of the baseline's, or None.
@@ -67,7 +92,8 @@ class KernelRow:
     state: str
     cells: Sequence[KernelCell]
     failures: Sequence[FailureCard]
-    records: Sequence[Record]
+    checks: Sequence[CheckRow]
+    count: int
     examples: int
     seconds: float
     multiple: float | None
@@ -104,13 +130,45 @@ def kernels(records: Sequence[Record], backends: Sequence[str]) -> list[KernelRo
                 state=min((cell.state for cell in cells), key=STATES.index),
                 cells=cells,
                 failures=failures,
-                records=sorted(rows, key=_order),
+                checks=check_rows(rows),
+                count=len(rows),
                 examples=sum(row.examples for row in rows),
                 seconds=sum(row.seconds for row in rows),
                 multiple=_worst(rows),
             )
         )
-    return sorted(found, key=lambda kernel: (-kernel.rank, kernel.family, kernel.name))
+    found.sort(key=lambda kernel: (-kernel.rank, kernel.family, kernel.name))
+    right = [place for place, kernel in enumerate(found) if not kernel.failures]
+    for place in right[MOST_DETAILED:]:
+        found[place] = replace(found[place], checks=())
+    return found
+
+
+def check_rows(records: Sequence[Record]) -> list[CheckRow]:
+    """The checks of a kernel, failures first."""
+    groups: dict[Hashable, list[Record]] = {}
+    for record in sorted(records, key=_order):
+        alike = (record.check, record.outcome, _remark(record))
+        groups.setdefault(id(record) if record.outcome in BAD else alike, []).append(record)
+    return [
+        CheckRow(
+            check=rows[0].check,
+            backends=list(dict.fromkeys(row.backend for row in rows)),
+            outcome=rows[0].outcome,
+            multiple=max((row.multiple for row in rows if row.multiple is not None), default=None),
+            examples=sum(row.examples for row in rows),
+            seconds=sum(row.seconds for row in rows),
+            remark=_remark(rows[0]),
+        )
+        for rows in groups.values()
+    ]
+
+
+def _remark(record: Record) -> str:
+    mesh = " ".join(f"{axis}={size}" for axis, size in record.mesh.items())
+    notes = " ".join(note.text for note in record.notes)
+    unverified = " ".join(f"unverified: {text}" for text in record.unverified)
+    return " ".join(filter(None, (mesh, record.reason, notes, unverified)))
 
 
 def times(multiple: float | None) -> str:

@@ -101,7 +101,7 @@
         && (!failed.checked || state === "failed")
         && (column === "" || state !== "none");
       row.hidden = !fits;
-      details.get(row).hidden = !fits;
+      if (details.get(row)) details.get(row).hidden = !fits;
       count += fits;
     }
     shown.value = `${count.toLocaleString("en")} of ${rows.length.toLocaleString("en")} kernels`;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,7 +13,13 @@ from pytest_pallas.errors import OptionError
 from pytest_pallas.record import OUTCOMES, Record
 from pytest_pallas.report.drawings.charts import stacked
 from pytest_pallas.report.html import tables
-from pytest_pallas.report.html.kernels import BAD, MOST_DRAWN, KernelRow, kernels
+from pytest_pallas.report.html.kernels import (
+    BAD,
+    MOST_DETAILED,
+    MOST_DRAWN,
+    KernelRow,
+    kernels,
+)
 from pytest_pallas.report.html.mutants import MutantSummary, mutants
 from pytest_pallas.report.html.tables import coverage
 from pytest_pallas.report.html.templates import template, text_of
@@ -39,8 +45,8 @@ def page(
     recorded: tables.Recorded | None = None,
     families: Sequence[str] = (),
     sections: Sequence[tuple[str, str]] = (),
-) -> str:
-    """The page as self-contained HTML.
+) -> Iterator[str]:
+    """The page as self-contained HTML, in parts.
 
     Args:
       records: the records of the session.
@@ -58,7 +64,7 @@ def page(
     backends = backends_of(rest, families)
     rows = kernels(rest, backends)
     style, script = (text_of(name) for name in ("page.css", "page.js"))
-    return template("page.html.j2").render(
+    return template("page.html.j2").generate(
         style=Markup(style),
         script=Markup(script),
         style_hash=_hash(style),
@@ -80,6 +86,8 @@ def page(
         kernels=rows,
         undrawn=max(0, bad - MOST_DRAWN),
         most_drawn=MOST_DRAWN,
+        undetailed=sum(not row.checks for row in rows),
+        most_detailed=MOST_DETAILED,
         mutants=tried,
         costs=tables.table(rest, recorded or {}),
         coverage=coverage(rest),

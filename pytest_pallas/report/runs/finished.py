@@ -24,16 +24,18 @@ class EndedTests:
     def __init__(self) -> None:
         """No test has begun."""
         self._reports: dict[Hashable, list[pytest.TestReport]] = {}
+        self._records: dict[Hashable, list[dict[str, Any]]] = {}
 
     def add(self, report: pytest.TestReport) -> tuple[FinishedTest, list[dict[str, Any]]] | None:
         """Take a report; the test and its records as plain values if it is the last one."""
         key = (report.nodeid, getattr(report, "node", None))
         reports = self._reports.setdefault(key, [])
         reports.append(report)
+        records = self._records.setdefault(key, [])
+        records += getattr(report, ATTRIBUTE, ())  # now: the reporter takes them off
         if report.when not in _LAST:
             return None
-        del self._reports[key]
-        records = [plain for each in reports for plain in getattr(each, ATTRIBUTE, ())]
+        del self._reports[key], self._records[key]
         return finished(reports), records
 
 

@@ -19,7 +19,7 @@ from .test_html_page import outline
 
 
 def rendered(*records):
-    return page(records, environment=ENVIRONMENT, options=OPTIONS)
+    return "".join(page(records, environment=ENVIRONMENT, options=OPTIONS))
 
 
 def headline(*records):

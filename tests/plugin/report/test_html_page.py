@@ -12,7 +12,9 @@ pytest.importorskip("jinja2", reason="jinja2 is not installed: pip install 'pyte
 from report_samples import ENVIRONMENT, HOSTILE, OPTIONS, samples
 
 from pytest_pallas.compilers.costs import RecordedCost
+from pytest_pallas.record import Record
 from pytest_pallas.report.html import kernels
+from pytest_pallas.report.html import page as html_page
 from pytest_pallas.report.html.failures import failure
 from pytest_pallas.report.html.page import page
 from pytest_pallas.report.html.tables import table
@@ -45,9 +47,13 @@ class Outline(HTMLParser):
         return [attrs for name, attrs in self.elements if name == tag]
 
 
+def text_of(records, **rest):
+    return "".join(page(records, environment=ENVIRONMENT, options=OPTIONS, **rest))
+
+
 def outline(records, **rest):
     found = Outline()
-    found.feed(page(records, environment=ENVIRONMENT, options=OPTIONS, **rest))
+    found.feed(text_of(records, **rest))
     assert found.open == []
     return found
 
@@ -82,7 +88,7 @@ def test_for_screen_readers():
 
 
 def test_kernels_are_sorted_worst_first():
-    text = page(samples(), environment=ENVIRONMENT, options=OPTIONS)
+    text = text_of(samples())
     places = [text.index(f">{name}</a>") for name in ("ring", "softmax", "known", "exact")]
     assert places == sorted(places)
 
@@ -135,8 +141,8 @@ def test_the_headline_of_a_record_without_a_message_is_its_outcome(outcome, reas
 
 def test_of_very_many_failures_the_first_have_pictures(monkeypatch):
     monkeypatch.setattr(kernels, "MOST_DRAWN", 1)
-    monkeypatch.setattr("pytest_pallas.report.html.page.MOST_DRAWN", 1)
-    text = page(samples(), environment=ENVIRONMENT, options=OPTIONS)
+    monkeypatch.setattr(html_page, "MOST_DRAWN", 1)
+    text = text_of(samples())
     assert "5 of 6 failures have no pictures here" in text
     assert text.count('class="picture-') == 4
 
@@ -148,3 +154,51 @@ def test_two_files_may_have_kernels_of_one_name():
     second = dataclasses.replace(first, test="other.py::softmax-forward[x]")
     found = outline([first, second])
     assert len([a for a in found.all("details") if a.get("class", "").startswith("kernel")]) == 2
+
+
+def passed(count, backends=("interpret", "tpu-sim")):
+    """Records of so many kernels, each on these backends."""
+    return [
+        Record(
+            test=f"many.py::k{n}-forward[{backend}]", kernel=f"k{n}", check="forward",
+            backend=backend, outcome="passed", multiple=n + place / 2, examples=8, seconds=0.5,
+            inputs={"shapes": ["8x128"], "signatures": 1, "tried": {"dim m": ["one"]},
+                    "never": {"dim m": ["tile"]}},
+        )
+        for n in range(count) for place, backend in enumerate(backends)
+    ]  # fmt: skip
+
+
+def test_checks_that_differ_in_their_backend_only_are_one_row():
+    one, other = passed(1)
+    rows = kernels.check_rows([one, other])
+    assert [(row.backends, row.multiple, row.examples, row.seconds) for row in rows] == [
+        (["interpret", "tpu-sim"], 0.5, 16, 1.0)
+    ]
+    told = dataclasses.replace(other, reason="slow")
+    assert len(kernels.check_rows([one, told])) == 2
+    failed = [dataclasses.replace(each, outcome="failed") for each in (one, other)]
+    assert len(kernels.check_rows(failed)) == 2
+    assert "<td>interpret, tpu-sim</td>" in text_of([one, other])
+
+
+def test_of_very_many_kernels_the_failed_and_the_worst_have_details(monkeypatch):
+    for module in (kernels, html_page):
+        monkeypatch.setattr(module, "MOST_DETAILED", 3)
+    records = passed(50)
+    records[0] = dataclasses.replace(records[0], outcome="failed", message="wrong")
+    found = outline(records)
+    detailed = [each["id"] for each in found.all("details") if "data-state" in each]
+    assert detailed == ["kernel-0", "kernel-49", "kernel-48", "kernel-47"]
+    links = [each["href"] for each in found.all("a") if each["href"].startswith("#kernel-")]
+    assert sorted(links) == sorted(f"#{name}" for name in detailed)
+    text = " ".join(found.text)
+    assert "46 kernels without failures have no details here: the 3 with the largest" in text
+    assert "Here are 3 of 50 kernels." in text
+    assert len([each for each in found.all("tr") if "data-kernel" in each]) == 50
+
+
+def test_a_page_is_made_in_parts():
+    parts = list(page(passed(200), environment=ENVIRONMENT, options=OPTIONS))
+    assert len(parts) > 200
+    assert max(map(len, parts)) < 40_000  # the style and the script

@@ -96,11 +96,14 @@ class LoweredForGpu:
 @pytest.fixture
 def compiling(monkeypatch):
     """``compiling(function, *args)``: what ``compile_proven`` makes of a call."""
-    jitted = tracing.jitted()
+    jitted = tracing.jitted
 
     class Jitted:
-        def trace(self, static, arrays):
-            return LoweredForGpu(jitted.trace(static, arrays))
+        def __init__(self, static):
+            self.static = static
+
+        def trace(self, arrays):
+            return LoweredForGpu(jitted(self.static).trace(arrays))
 
     monkeypatch.setattr(tracing, "jitted", Jitted)
 

@@ -39,7 +39,7 @@ def test_each_backend_is_really_the_one_it_says():
         chosen = backend(word)
         with chosen.context(races=False):
             static, arrays = split(Call(function=kernels.add_one, args=(X,)))
-            text = jitted().trace(static, arrays).lower().as_text()
+            text = jitted(static).trace(arrays).lower().as_text()
         assert ("callback" in text) is calls_back, word
 
 

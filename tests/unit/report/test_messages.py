@@ -103,5 +103,5 @@ def test_verdicts_of_mutants():
 def test_texts_of_the_page_are_those_stored():
     pytest.importorskip("jinja2")
     records = [*samples.RECORDS, *samples.COMPILED, *samples.MUTANTS]
-    html = page(records, environment=ENVIRONMENT, options=OPTIONS, families=["tpu-sim"])
+    html = "".join(page(records, environment=ENVIRONMENT, options=OPTIONS, families=["tpu-sim"]))
     assert_stored(STORED / "page.txt", words_of_page(html))

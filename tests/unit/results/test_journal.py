@@ -11,7 +11,7 @@ import pytest
 from pytest_pallas.errors import OptionError
 from pytest_pallas.record import SCHEMA, Record, to_json
 from pytest_pallas.results import FinishedTest, Journal, partial_path, read_results
-from pytest_pallas.results.model import plain_test
+from pytest_pallas.results.model import plain_test, text_parts
 
 HEAD = {
     "journal": 1, "schema": SCHEMA, "environment": {"jax": "1"}, "options": {"seed": 3},
@@ -119,3 +119,22 @@ def test_a_newer_schema_names_its_writer(tmp_path, head):
     (tmp_path / "r.json").write_text(json.dumps(plain, separators=(",", ":")))
     with pytest.raises(OptionError, match=f"schema {SCHEMA + 1}.*pytest-pallas 7.0 wrote it"):
         read_results(tmp_path / "r.json")
+
+
+def test_a_document_in_parts_is_the_text_of_the_whole():
+    lists = {"records": [{"a": "x\ny", "b": [1, {}]}, {"c": []}], "none": [], "tests": [{"d": 1}]}
+    whole = {"schema": 2, "options": {"a": [1], "b": {}}, **lists, "last": None}
+    taken = []
+
+    def noted(values):
+        for value in values:
+            taken.append(value)
+            yield value
+
+    parts = text_parts({**whole, **{name: noted(values) for name, values in lists.items()}})
+    text = ""
+    while not taken:
+        text += next(parts)
+    assert len(taken) == 1  # the other records are not asked for yet
+    text += "".join(parts)
+    assert text == json.dumps(whole, indent=1) + "\n"

@@ -9,6 +9,7 @@ from hypothesis.database import InMemoryExampleDatabase
 from pytest_pallas import strategies as pst
 from pytest_pallas.budget import (
     DEFAULT_MAX_BYTES,
+    LastUsed,
     bytes_text,
     limited,
     max_bytes,
@@ -211,3 +212,31 @@ def test_a_stored_failure_that_no_longer_fits_is_dropped():
 def test_one_draw_for_validation_keeps_to_it():
     with limited(500), pytest.raises(DrawTooLargeError, match="--pallas-max-bytes=500"):
         draw_once(pst.arrays("m", dims={"m": 1000}))
+
+
+def test_a_cache_keeps_what_was_used_last():
+    cache = LastUsed(most=2, most_bytes=100)
+    cache.add("a", 1, 10)
+    cache.add("b", 2, 10)
+    assert cache.get("a") == 1
+    cache.add("c", 3, 10)
+    assert [cache.get(key) for key in "abc"] == [1, None, 3]
+    assert (len(cache), cache.bytes) == (2, 20)
+
+
+def test_a_cache_keeps_so_many_bytes():
+    cache = LastUsed(most=10, most_bytes=100)
+    for number in range(10):
+        cache.add(number, number, 40)
+    assert (len(cache), cache.bytes) == (2, 80)
+    cache.add(9, 9, 20)
+    assert (len(cache), cache.bytes) == (2, 60)
+
+
+def test_a_cache_keeps_the_last_value_whatever_it_has():
+    cache = LastUsed(most=10, most_bytes=100)
+    cache.add("small", 1, 10)
+    cache.add("large", 2, 1000)
+    assert (cache.get("small"), cache.get("large"), len(cache)) == (None, 2, 1)
+    cache.add("small", 1, 10)
+    assert (cache.get("large"), cache.bytes) == (None, 10)
