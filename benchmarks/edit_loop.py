@@ -2,19 +2,29 @@
 
     uv run python benchmarks/edit_loop.py [--runs=5]
 
-Three ways to test a small softmax (blocks of 8 rows) in a module of its own, with nothing kept from
-an earlier run but compiled bytecode, as ``pip install`` leaves it:
+Three ways to test a small softmax (blocks of 8 rows) in a module of its own:
 
-- one ``pallas_check`` of one call (target: under 3 s),
-- ``@given`` with 20 examples (target: under 4 s),
-- its ``KernelSpec`` with the profile ``quick`` (target: under 4 s).
+- one ``pallas_check`` of one call (target: 1.7 s, fresh 2.5 s),
+- ``@given`` with 20 examples,
+- its ``KernelSpec`` with the profile ``quick`` (target: 2.2 s).
+
+Each in CPU seconds of the process and its children, in three states of bytecode:
+
+- warm: an earlier run wrote all of it,
+- fresh: as ``pip install`` leaves it, without what pytest writes as it rewrites assertions, and
+  ``PYTHONDONTWRITEBYTECODE=1``,
+- cold: there is none, not even of JAX, and none is written.
 
 It says where the time goes: what importing takes before anything is tested (pytest and its plugins,
 JAX, Pallas, hypothesis), each measured in a process of its own, and in the run how long
 tracing by JAX, compiling by XLA, simulating and judging took; the rest is drawing and reporting.
+Run it with the Python of an environment in which pip installed the wheel: another environment may
+have plugins of pytest that import more.
 
-Measured on 23 November 2026 on 2 cores, one run: 1.6 s, 2.1 s and 2.4 s, of which 0.9 to 1.2 s
-until the tests were collected.
+Measured on 26 November 2026 on 2 cores beside other work (load 15), one run, warm, fresh and cold:
+1.5, 2.2 and 5.0 s; 2.5, 3.2 and 6.1 s; 2.6, 3.1 and 5.9 s. At half the load 1.6, 2.1 and 2.1 s
+warm. Importing pytest, JAX with Pallas and hypothesis takes 1.1 s of that. What fresh takes more
+than warm is pytest's rewriting of hypothesis, which has a plugin, too.
 """
 
 from __future__ import annotations
@@ -22,11 +32,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Iterable
 from pathlib import Path
 
 KERNEL = '''
@@ -87,6 +98,9 @@ SPEC = KernelSpec(
     inputs=pst.arrays("m n", around={"m": 8}),
 )
 """
+
+#: Variables that say where bytecode is written.
+_OF_BYTECODE = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
 
 #: What is imported before anything is tested, as Python that imports it.
 IMPORTS = {
@@ -152,19 +166,30 @@ def pytest_sessionfinish(session):
 
 def environment() -> dict[str, str]:
     """The caller's environment, with bytecode written and JAX on the CPU."""
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    kept = {name: value for name, value in os.environ.items() if name not in _OF_BYTECODE}
     return {**kept, "JAX_PLATFORMS": "cpu"}
 
 
 def seconds(command: list[str], folder: Path, **more: str) -> float:
-    """Wall time of a process that must succeed."""
-    started = time.perf_counter()
+    """CPU seconds of a process that must succeed, and of its children; user and system."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         command, cwd=folder, env={**environment(), **more}, capture_output=True, text=True
     )
     if done.returncode:
         raise SystemExit(done.stdout + done.stderr)
-    return time.perf_counter() - started
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+def bytecode_of_pip(folder: Path, commands: Iterable[list[str]]) -> Path:
+    """A cache of bytecode as ``pip install`` leaves it: without what pytest rewrites."""
+    cache = folder / "bytecode"
+    for command in commands:
+        seconds(command, folder, PYTHONPYCACHEPREFIX=str(cache))
+    for rewritten in cache.rglob("*-pytest-*.pyc"):
+        rewritten.unlink()
+    return cache
 
 
 def project(folder: Path) -> dict[str, list[str]]:
@@ -194,17 +219,32 @@ def main() -> None:
         pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
         pytest += ["-o", "pythonpath=."]
         nothing = "none"
-        for arguments in ways.values():  # writes bytecode
-            seconds([*pytest, *arguments, f"--pallas-database={nothing}"], folder)
-        print(f"median of {runs} processes, in seconds")
-        for title, arguments in ways.items():
-            command = [*pytest, *arguments, f"--pallas-database={nothing}"]
-            times = [seconds(command, folder) for _ in range(runs)]
+        commands = {
+            title: [*pytest, *arguments, f"--pallas-database={nothing}"]
+            for title, arguments in ways.items()
+        }
+        for command in commands.values():  # writes bytecode
+            seconds(command, folder)
+        fresh = {"PYTHONDONTWRITEBYTECODE": "1"}
+        installed = bytecode_of_pip(folder, commands.values())
+        caches = (installed, folder / "no bytecode")
+        print(f"median of {runs} processes, in CPU seconds; parts in seconds")
+        print(f"{'':22} {'warm':>6} {'fresh':>6} {'cold':>6}")
+        for title, command in commands.items():
+            times = [[seconds(command, folder) for _ in range(runs)]]
+            times += [
+                [
+                    seconds(command, folder, PYTHONPYCACHEPREFIX=str(each), **fresh)
+                    for _ in range(runs)
+                ]
+                for each in caches
+            ]
             parts = folder / "parts.json"
             seconds([*command, "-p", "parts"], folder, BENCHMARK_PARTS=str(parts), PYTHONPATH=".")
             spent = json.loads(parts.read_text())
             told = ", ".join(f"{part} {value:.2f}" for part, value in spent.items())
-            print(f"{title:22} {statistics.median(times):6.2f}   {told}")
+            medians = " ".join(f"{statistics.median(each):6.2f}" for each in times)
+            print(f"{title:22} {medians}   {told}")
         print("imports alone:")
         for title, code in IMPORTS.items():
             times = [seconds([sys.executable, "-c", code], folder) for _ in range(runs)]

@@ -2,11 +2,15 @@
 
 The public names are listed here and nowhere else. They are imported when they are first used, so
 that ``import pytest_pallas`` imports neither jax nor numpy nor hypothesis.
+
+PYTEST_DONT_REWRITE, and see ``_CompiledModules``.
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
 from typing import TYPE_CHECKING, Any
 
 from pytest_pallas._version import __version__
@@ -222,6 +226,25 @@ __all__ = [
     "strategies",
     "suite",
 ]
+
+
+class _CompiledModules:
+    """Finds the modules of this package with the bytecode that the installer compiled.
+
+    pytest rewrites the assertions of every module of a distribution that has an entry point
+    ``pytest11``. It compiles each of them again and ignores the bytecode beside it. No module of
+    this package has an assertion for users, and 500 of them take seconds.
+    """
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Find a module of this package as Python does without pytest."""
+        return PathFinder.find_spec(name, path, target) if name.startswith(f"{__name__}.") else None
+
+
+_loader: Any = __spec__.loader
+if _loader in sys.meta_path:  # pytest's hook, which finds and loads what it rewrites
+    sys.meta_path.insert(sys.meta_path.index(_loader), _CompiledModules)
 
 
 def __getattr__(name: str) -> Any:

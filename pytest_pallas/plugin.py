@@ -2,6 +2,8 @@
 
 Most runs test no kernel, so the rest is in ``active``, which is imported with the first option,
 mark, fixture, suite or hook of the plugin in a session.
+
+PYTEST_DONT_REWRITE: ``-p pytest_pallas.plugin`` asks for it.
 """
 
 from __future__ import annotations

@@ -107,6 +107,10 @@ def sampled_elements(strategy: Any) -> tuple[Any, ...] | None:
     return tuple(strategy.elements)
 
 
+#: Hypothesis' cache of constants in a draw without those of modules.
+_GLOBAL_CONSTANTS: list[Any] = []
+
+
 @contextlib.contextmanager
 def without_module_constants() -> Generator[None]:
     """Draw nothing that depends on the modules which happen to be imported.
@@ -122,12 +126,14 @@ def without_module_constants() -> Generator[None]:
     if not hasattr(known, name):
         yield
         return
-    before = getattr(known, name)
+    before = getattr(known, name), known.CONSTANTS_CACHE  # which holds both kinds of constants
     none = known.Constants()
-    known.CONSTANTS_CACHE.cache.clear()  # holds the constants of both kinds
+    if not _GLOBAL_CONSTANTS:
+        _GLOBAL_CONSTANTS.append(type(known.CONSTANTS_CACHE)(1024))
     setattr(known, name, lambda: none)
+    [known.CONSTANTS_CACHE] = _GLOBAL_CONSTANTS
     try:
         yield
     finally:
-        setattr(known, name, before)
-        known.CONSTANTS_CACHE.cache.clear()
+        setattr(known, name, before[0])
+        known.CONSTANTS_CACHE = before[1]

@@ -6,6 +6,7 @@ import contextlib
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
@@ -345,13 +346,15 @@ def _exchanged(drawn: Mapping[str, Features], chosen: list[str]) -> list[str]:
     return chosen
 
 
-def _best(drawn: Mapping[str, Features], chosen: Collection[str], seen: Collection[Any]) -> str:
+def _best(drawn: Mapping[str, Features], chosen: Collection[str], seen: AbstractSet[Any]) -> str:
     """The unselected example with the most new features."""
     left = [words for words in drawn if words not in chosen]
     return max(left, key=lambda words: _gain(drawn[words], seen))
 
 
-def _gain(features: Features, seen: Collection[Any]) -> float:
+def _gain(features: Features, seen: AbstractSet[Any]) -> float:
+    if features.keys() <= seen:  # most draws add nothing to a selection
+        return 0.0
     return sum(worth for feature, worth in features.items() if feature not in seen)
 
 

@@ -7,6 +7,7 @@ can be decided once is decided there; what runs again in every step of a loop or
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -74,6 +75,9 @@ class Rule:
 
 _RULES: dict[tuple[str, str], Rule] = {}
 
+#: Modules that register more rules when they are imported.
+_DEFERRED: list[str] = []
+
 
 def rule(
     *names: str, threaded: bool = False, home: str = ""
@@ -92,6 +96,9 @@ def rule(
     """
 
     def register(bind: Callable[[Equation], Evaluate]) -> Callable[[Equation], Evaluate]:
+        if not bind.__module__.startswith(f"{__package__}."):
+            while _DEFERRED:  # a project's rule is compared with all
+                _import_deferred()
         for name in names:
             known = _RULES.get((name, home))
             if known is not None and not _is_again(known.bind, bind):
@@ -113,6 +120,25 @@ def _is_again(known: Callable[..., Any], bind: Callable[..., Any]) -> bool:
     return (one.co_filename, one.co_firstlineno) == (two.co_filename, two.co_firstlineno)
 
 
+def defer_rules(module: str) -> None:
+    """Import a module with rules when a primitive has none of those that are registered.
+
+    Args:
+      module: its name. None of its rules has a ``home``.
+    """
+    _DEFERRED.append(module)
+
+
+def _import_deferred() -> None:
+    """Register the rules of one more module."""
+    importlib.import_module(_DEFERRED[-1])
+    _DEFERRED.pop()
+
+
 def find_rule(name: str, home: str = "") -> Rule | None:
     """The rule of a primitive, or None if there is none."""
-    return _RULES.get((name, home.rpartition(".")[2])) or _RULES.get((name, ""))
+    while True:
+        found = _RULES.get((name, home.rpartition(".")[2])) or _RULES.get((name, ""))
+        if found is not None or not _DEFERRED:
+            return found
+        _import_deferred()

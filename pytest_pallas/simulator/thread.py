@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -111,6 +111,9 @@ class Thread:
     collective: Any = None
     access_monitor: AccessMonitor | None = None
     own_recording: Recording | None = None
+
+    #: Whether it runs on warps of a Mosaic GPU kernel: a ``GpuThread``.
+    is_warpgroup: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Take a number, unless it has one."""

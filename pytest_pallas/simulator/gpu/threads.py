@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -201,6 +201,8 @@ class GpuThread(Thread):
     loads: OperationGroups = field(default_factory=OperationGroups)
     products: OperationGroups = field(default_factory=OperationGroups)
     chained: dict[str, list[EngineOperation]] = field(default_factory=dict)
+
+    is_warpgroup: ClassVar[bool] = True
 
     @property
     def kernel_launch(self) -> GpuLaunch:

@@ -14,7 +14,7 @@ knew. So only a few of each thread can be the T-th smallest, and a wait looks at
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -123,13 +123,15 @@ class SemaphoreHistory:
       given: by all increments so far.
       increments: so far, by thread.
       waits: so far, by thread.
-      copies: those that no wait proved to be done.
+      copies: so far.
+      proved: for each thread that waits, how many of them its waits proved to be done.
     """
 
     given: int = 0
     increments: dict[int, ThreadIncrements] = field(default_factory=dict[int, ThreadIncrements])
     waits: dict[int, ThreadWaits] = field(default_factory=dict[int, ThreadWaits])
     copies: list[Increment] = field(default_factory=list[Increment])
+    proved: dict[int, int] = field(default_factory=dict[int, int])
 
     def increase(self, increment: Increment, order: int) -> None:
         """A thread adds to the semaphore.
@@ -218,6 +220,11 @@ class SemaphoreHistory:
                 yield increment
             increments.known[thread] = at
 
+    def prove_copies(self, thread: int) -> list[Increment]:
+        """The copies so far that no earlier wait of a thread proved to be done."""
+        first, self.proved[thread] = self.proved.get(thread, 0), len(self.copies)
+        return self.copies[first:]
+
     def racing(self) -> Iterator[tuple[int, Spans]]:
         """For the number of a wait, the later increments that do not know of it.
 
@@ -235,12 +242,30 @@ class SemaphoreHistory:
                 if spans:
                     yield number, tuple(spans)
 
-    def open_at(self, number: int) -> Iterator[Increment]:
-        """The increments before a wait of which there was more to be proved after it."""
-        for increments in self.increments.values():
-            for increment in increments.increments[: bisect_left(increments.orders, number)]:
-                if increment.closed is None or increment.closed > number:
-                    yield increment
+    def others(self, thread: int, racing: Mapping[int, Spans]) -> Iterator[Increment]:
+        """The increments that can have satisfied a wait of a thread and were not proved by then.
+
+        Args:
+          thread: that waits.
+          racing: for a wait's number, the increments that came later and may come before it.
+
+        Yields:
+          Each increment at the first of the waits. Both ends of the increments that a wait can have
+          got rise from wait to wait, so a later wait yields only what is beyond.
+        """
+        reached = dict.fromkeys(self.increments, 0)
+        passed: dict[int, int] = {}
+        for number in self.waits[thread].numbers:
+            for other, increments in self.increments.items():
+                end = bisect_left(increments.orders, number)
+                for increment in increments.increments[reached[other] : end]:
+                    if increment.closed is None or increment.closed > number:
+                        yield increment
+                reached[other] = end
+            for increments, start, end in racing.get(number, ()):
+                first = max(start, passed.get(increments.thread, 0))
+                yield from increments.increments[first:end]
+                passed[increments.thread] = max(first, end)
 
 
 def _order_statistic(increments: list[Increment], needed: int) -> Array:
@@ -259,9 +284,3 @@ def _order_statistic(increments: list[Increment], needed: int) -> Array:
 def amount_of(spans: Spans) -> int:
     """How many units some increments add."""
     return sum(each.totals[end] - each.totals[start] for each, start, end in spans)
-
-
-def in_spans(spans: Spans) -> Iterator[Increment]:
-    """Some increments, one by one."""
-    for each, start, end in spans:
-        yield from each.increments[start:end]

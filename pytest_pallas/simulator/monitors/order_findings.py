@@ -16,11 +16,11 @@ from pytest_pallas.simulator.concurrency.recording import (
     Waited,
 )
 from pytest_pallas.simulator.monitors.accesses import SideInFlight, index_of
-from pytest_pallas.simulator.monitors.increments import Increment, in_spans
+from pytest_pallas.simulator.monitors.increments import Increment
 from pytest_pallas.simulator.monitors.passes import OrderPass
 
 if TYPE_CHECKING:
-    from pytest_pallas.simulator.concurrency.transfers import Copy
+    from pytest_pallas.simulator.concurrency.transfers import Copy, Semaphore
 
 
 def finding_of(this: OrderPass, violation: tuple[str, Any, Any], seed: int) -> Finding:
@@ -37,7 +37,7 @@ def finding_of(this: OrderPass, violation: tuple[str, Any, Any], seed: int) -> F
     if kind == "phase":
         return _overrun(this, first, seed)
     later, earlier = _access(this, first), _access(this, second)
-    waits = tuple(_unproved(this, second))
+    waits = _unproved(this, second)
     what = f"race on {later.ref or 'memory'}: nothing orders two accesses"
     if END_OF_BLOCK in (later.line, earlier.line):
         what = (
@@ -191,25 +191,35 @@ def _steps_of(this: OrderPass) -> dict[Copy, tuple[int, int]]:
     return this.steps
 
 
-def _unproved(this: OrderPass, event: Any) -> Iterator[Wait]:
+def _unproved(this: OrderPass, event: Any) -> tuple[Wait, ...]:
     """The last waits on the semaphores of a copy, with what else could have satisfied them."""
     if not isinstance(event, SideInFlight):
-        return
+        return ()
     copy = event.origin
     if isinstance(copy, Asynchronous):
-        return
+        return ()
     semaphore = copy.done if event.writes else (copy.sent or copy.done)
     if semaphore is None:
-        return
+        return ()
+    if semaphore not in this.unproved:
+        this.unproved[semaphore] = tuple(_waits_on(this, semaphore))
+    return this.unproved[semaphore]
+
+
+def _waits_on(this: OrderPass, semaphore: Semaphore) -> Iterator[Wait]:
+    """The last wait of each thread on a semaphore, with what else could have satisfied its waits.
+
+    The time is linear in the events.
+    """
     history = this.semaphore(semaphore)
+    copies = sum(
+        isinstance(each, Started) and semaphore in (each.copy.done, each.copy.sent)
+        for each in this.events
+    )
     for thread, waits in history.waits.items():
         wait = this.events[waits.numbers[-1]]
         assert isinstance(wait, Waited)
-        others = dict.fromkeys(
-            increment
-            for number in waits.numbers
-            for increment in (*history.open_at(number), *in_spans(this.racing.get(number, ())))
-        )
+        others = history.others(thread, this.racing)
         signals = tuple(dict.fromkeys(_signal_of(this, increment) for increment in others))
         if signals:
             yield Wait(
@@ -221,10 +231,7 @@ def _unproved(this: OrderPass, event: Any) -> Iterator[Wait]:
                 line=wait.line,
                 program=wait.program,
                 signals=signals,
-                copies=sum(
-                    isinstance(each, Started) and semaphore in (each.copy.done, each.copy.sent)
-                    for each in this.events
-                ),
+                copies=copies,
             )
 
 

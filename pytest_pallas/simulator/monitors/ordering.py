@@ -178,13 +178,11 @@ def _wait(this: OrderPass, number: int, event: Waited) -> None:
         if taken == relied_on:
             break
     if history.given + amount_of(racing) <= taken:
-        for increment in history.copies:
+        for increment in history.prove_copies(thread):
             increment.done = True
             increment.close(waiters, number)
             assert increment.copy is not None
             _done(this, increment.copy, event.semaphore, thread, int(row[thread]))
-        if waiters == 1:
-            history.copies.clear()
     row[thread] += 1
     history.wait(thread, int(row[thread]), number, event.amount if event.takes else 0)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pytest_pallas.findings import Owner
+from pytest_pallas.findings import Owner, Wait
 from pytest_pallas.simulator.concurrency.recording import (
     Acquired,
     Asynchronous,
@@ -94,7 +94,9 @@ class OrderPass:
       finished: threads, and the identities of the operations that they know to be done.
       order: how many events the pass has gone through.
       steps: of each copy, which it is of those of its line, and of how many; for findings only.
-      violations: kinds and events of what is out of order.
+      unproved: by semaphore, the last waits on it and what else can have satisfied them; for
+        findings only.
+      violations: kinds and events of what is out of order, at most ``MOST``.
     """
 
     events: Sequence[Event]
@@ -118,6 +120,7 @@ class OrderPass:
     finished: set[tuple[int, int]] = field(default_factory=set)
     order: int = 0
     steps: dict[Copy, tuple[int, int]] = field(default_factory=dict)
+    unproved: dict[Semaphore, tuple[Wait, ...]] = field(default_factory=dict)
     violations: list[tuple[str, Any, Any]] = field(default_factory=list)
 
     def semaphore(self, semaphore: Semaphore) -> SemaphoreHistory:
@@ -167,7 +170,9 @@ def check(
     clock: Array,
     thread: int,
 ) -> None:
-    """Note the accesses that are not ordered with one."""
+    """Note the accesses that are not ordered with one, unless there are ``MOST`` already."""
+    if len(this.violations) >= MOST:
+        return
     region = event.region
     frees = isinstance(event, Touched) and event.frees
     for flight in memory.flights_near(bounds):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,6 @@ from pytest_pallas.compat.avals import space_of
 from pytest_pallas.compat.jaxprs import argument_names, open_jaxpr, scan_parts
 from pytest_pallas.simulator.arithmetic.keyed import value_of, words_of
 from pytest_pallas.simulator.evaluation import run
-from pytest_pallas.simulator.gpu.launches.scopes import run_scope, scope_of
-from pytest_pallas.simulator.gpu.operations import wait_groups
-from pytest_pallas.simulator.gpu.threads import GpuThread
 from pytest_pallas.simulator.memory.allocation import allocate, free
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.program import prepare, prepare_lifted
@@ -117,11 +115,17 @@ def _run_scoped(eqn: Equation) -> Evaluate:
         for number, (var, name) in enumerate(zip(inner.invars, names, strict=True))
     ]
 
-    scope = scope_of(eqn)
+    @functools.cache
+    def scope_on_gpu() -> Any:
+        from pytest_pallas.simulator.gpu.launches import scopes
+
+        return functools.partial(scopes.run_scope, scope=scopes.scope_of(eqn))
 
     def evaluate(thread: Thread, *captured: Any) -> Any:
-        if isinstance(thread, GpuThread):
-            return run_scope(thread, scope, lambda refs: run(program, thread, (*captured, *refs)))
+        if thread.is_warpgroup:
+            return scope_on_gpu()(
+                thread, work=lambda refs: run(program, thread, (*captured, *refs))
+            )
         refs = [
             allocate(thread, aval, name, id(eqn), number)
             for number, (aval, name) in enumerate(memory)
@@ -153,11 +157,18 @@ def _run_state(eqn: Equation) -> Evaluate:
             for n, ((aval, name), first) in enumerate(zip(memory, given, strict=True))
         ]
         run(program, thread, refs)
-        if isinstance(thread, GpuThread):  # JAX's lowering waits here for all `wgmma`
-            wait_groups(thread, thread.products, 0)
+        if thread.is_warpgroup:
+            _wait_for_products(thread)
         return [value_of(ref.data, aval) for ref, (aval, _) in zip(refs, memory, strict=True)]
 
     return evaluate
+
+
+def _wait_for_products(thread: Any) -> None:
+    """Wait for all ``wgmma`` of a ``GpuThread``, as JAX's lowering does."""
+    from pytest_pallas.simulator.gpu.operations import wait_groups
+
+    wait_groups(thread, thread.products, 0)
 
 
 @rule("new_ref")

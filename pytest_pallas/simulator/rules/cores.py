@@ -21,9 +21,7 @@ from pytest_pallas.simulator.concurrency.launches import (
     traffic_of,
 )
 from pytest_pallas.simulator.evaluation import run
-from pytest_pallas.simulator.gpu.launches import mosaic
 from pytest_pallas.simulator.gpu.launches.block_meshes import block_mesh, warp_axis
-from pytest_pallas.simulator.gpu.launches.mosaic import bind_warps
 from pytest_pallas.simulator.memory.accesses import record_access
 from pytest_pallas.simulator.memory.allocation import free, made, memory_of
 from pytest_pallas.simulator.memory.references import AllocationKey, Ref
@@ -53,10 +51,11 @@ class _Scratch:
 
 @rule("mpmd_map", threaded=True)
 def _mpmd_map(eqn: Equation) -> Evaluate:
-    if block_mesh(eqn.params["meshes"]) is not None:
-        return mosaic.bind(eqn)
-    if warp_axis(eqn.params["meshes"]) is not None:
-        return bind_warps(eqn)
+    of_blocks, of_warps = block_mesh(eqn.params["meshes"]), warp_axis(eqn.params["meshes"])
+    if of_blocks is not None or of_warps is not None:
+        from pytest_pallas.simulator.gpu.launches import mosaic
+
+        return mosaic.bind_warps(eqn) if of_blocks is None else mosaic.bind(eqn)
     meshes = core_meshes(eqn.params["meshes"])
     jaxprs = eqn.params["jaxprs"]
     programs = [prepare(jaxpr) for jaxpr in jaxprs]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,10 @@ from pytest_pallas.compat.compositions import expanded
 from pytest_pallas.compat.grids import grid_facts
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
-from pytest_pallas.simulator.gpu.portable import programs
-from pytest_pallas.simulator.gpu.portable.lowering import require_lowering
-from pytest_pallas.simulator.gpu.portable.shared_memory import shared_memory_findings
 from pytest_pallas.simulator.grids.capacity import capacity_findings
-from pytest_pallas.simulator.grids.kernels import kernel_of
+from pytest_pallas.simulator.grids.kernels import PreparedKernel, kernel_of
 from pytest_pallas.simulator.grids.pipeline import execute
+from pytest_pallas.simulator.machine import Machine
 from pytest_pallas.simulator.program import prepare
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.thread import Thread
@@ -38,19 +37,14 @@ def _pallas_call(eqn: Equation) -> Evaluate:
         machine, on_gpu = thread.machine, thread.machine.platform == "gpu"
         _require_platform(thread, written_for, "TPUs" if on_gpu else "Triton")
         if on_gpu and machine.target not in lowered:
-            require_lowering(kernel.equation, machine.target)
+            _require_lowering(kernel, machine)
             lowered.add(machine.target)
         key = (machine.target, machine.shared_bytes is None)
         if key not in excesses:
-            found = (
-                shared_memory_findings(kernel, machine.target, machine.shared_bytes)
-                if on_gpu
-                else capacity_findings(kernel, machine.target)
-            )
-            excesses[key] = tuple(found)
+            excesses[key] = tuple(_excesses(kernel, machine))
         for finding in excesses[key]:
             machine.report(finding)
-        outputs: list[Any] = (programs.execute if on_gpu else execute)(kernel, thread, words)
+        outputs: list[Any] = (_execute_on_gpu if on_gpu else execute)(kernel, thread, words)
         outputs = [
             each if dtype is None else KeyArray(each, dtype)
             for each, dtype in zip(outputs, keys, strict=True)
@@ -60,6 +54,29 @@ def _pallas_call(eqn: Equation) -> Evaluate:
         return outputs
 
     return evaluate
+
+
+def _require_lowering(kernel: PreparedKernel, machine: Machine) -> None:
+    """Reject what JAX does not lower for the machine's GPU."""
+    from pytest_pallas.simulator.gpu.portable.lowering import require_lowering
+
+    require_lowering(kernel.equation, machine.target)
+
+
+def _excesses(kernel: PreparedKernel, machine: Machine) -> Iterable[Finding]:
+    """What of a kernel does not fit into the memory of a chip."""
+    if machine.platform != "gpu":
+        return capacity_findings(kernel, machine.target)
+    from pytest_pallas.simulator.gpu.portable.shared_memory import shared_memory_findings
+
+    return shared_memory_findings(kernel, machine.target, machine.shared_bytes)
+
+
+def _execute_on_gpu(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> list[Any]:
+    """Run the grid of a kernel as a GPU does."""
+    from pytest_pallas.simulator.gpu.portable import programs
+
+    return programs.execute(kernel, thread, operands)
 
 
 def _require_platform(thread: Thread, written_for: str, other: str) -> None:

@@ -11,7 +11,6 @@ import numpy as np
 from pytest_pallas.compat.places import transforms_in, transforms_of
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.arithmetic.dtypes import convert
-from pytest_pallas.simulator.gpu.portable import accesses
 from pytest_pallas.simulator.memory.accesses import (
     beyond_edge,
     read_window,
@@ -39,6 +38,8 @@ def _get(eqn: Equation) -> Evaluate:
             ref = thread.elsewhere(ref, places, (ref, *operands), eqn.line)
         _require_plain(ref)
         if ref.block is not None:
+            from pytest_pallas.simulator.gpu.portable import accesses
+
             return accesses.load(thread, ref, window, (ref, *operands), eqn.line)
         if whole and not thread.recorded:
             return _loaded(ref.data)
@@ -89,6 +90,8 @@ def _swap(eqn: Equation) -> Evaluate:
         old: Any = None
         given = (ref, value, *operands)
         if ref.block is not None:
+            from pytest_pallas.simulator.gpu.portable import accesses
+
             if wanted:
                 old = accesses.load(thread, ref, window, given, eqn.line)
             accesses.store(thread, ref, window, given, value, eqn.line)
@@ -119,6 +122,8 @@ def _addupdate(eqn: Equation) -> Evaluate:
         report_input_write(thread, ref, eqn.line)
         given = (ref, value, *operands)
         if ref.block is not None:
+            from pytest_pallas.simulator.gpu.portable import accesses
+
             # ``_addupdate_lowering_rule`` makes an atomic of it.
             shape = tuple(eqn.ins[1].shape)
             add = sums_of(ref.dtype)
@@ -175,6 +180,8 @@ def _masked_load(eqn: Equation) -> Evaluate:
         ref: Ref = operands[ref_at]
         mask = None if mask_at is None else operands[mask_at]
         if ref.block is not None:
+            from pytest_pallas.simulator.gpu.portable import accesses
+
             other = None if other_at is None else operands[other_at]
             return accesses.load_masked(
                 thread, ref, window, operands, shape, mask, other, eqn.line, volatile=volatile
@@ -211,6 +218,8 @@ def _masked_swap(eqn: Equation) -> Evaluate:
         mask = None if mask_at is None else operands[mask_at]
         report_input_write(thread, ref, eqn.line)
         if ref.block is not None:
+            from pytest_pallas.simulator.gpu.portable import accesses
+
             old = None
             if wanted:
                 old = accesses.load_masked(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -90,3 +91,57 @@ def test_a_run_without_pallas_imports_few_modules(tmp_path, beside):
     )
     [line] = [line for line in out.stdout.splitlines() if "ours" in line]
     assert set(line.partition("ours")[2].split()) == FEW
+
+
+@pytest.fixture(scope="module")
+def modules_of_a_small_run(tmp_path_factory):
+    """The modules of this package after one ``pallas_check`` for a TPU, by name: their loader."""
+    folder = tmp_path_factory.mktemp("small_run")
+    (folder / "test_one.py").write_text(
+        "import jax, sys\n"
+        "import numpy as np\n"
+        "from jax.experimental import pallas as pl\n\n"
+        "def double(x_ref, o_ref):\n"
+        "    o_ref[...] = x_ref[...] * 2\n\n"
+        "def test_one(pallas_check):\n"
+        "    x = np.ones((8, 128), np.float32)\n"
+        "    call = pl.pallas_call(double, jax.ShapeDtypeStruct(x.shape, x.dtype))\n"
+        "    pallas_check(call, x, reference=lambda x: x * 2)\n"
+    )
+    (folder / "conftest.py").write_text(
+        "import sys, json, pytest\n\n"
+        "@pytest.hookimpl(trylast=True)\n"
+        "def pytest_unconfigure():\n"
+        "    loaders = {name: type(module.__loader__).__name__\n"
+        "               for name, module in sys.modules.items() if 'pytest_pallas' in name}\n"
+        "    with open('loaders.json', 'w') as file:\n"
+        "        json.dump(loaders, file)\n"
+    )
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=folder,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        check=True,
+    )
+    return json.loads((folder / "loaders.json").read_text())
+
+
+def test_pytest_compiles_no_module_of_the_package_anew(modules_of_a_small_run):
+    rewritten = {n for n, loader in modules_of_a_small_run.items() if "Rewrit" in loader}
+    assert "pytest_pallas.simulator.simulate" in modules_of_a_small_run
+    assert rewritten == {"pytest_pallas", "pytest_pallas._version"}
+
+
+#: What one ``pallas_check`` for a TPU does not use.
+UNUSED = (
+    "pytest_pallas.simulator.gpu.portable",
+    "pytest_pallas.simulator.gpu.threads",
+    "pytest_pallas.simulator.rules.mosaic_gpu.",
+    "pytest_pallas.simulator.rules.triton",
+)
+
+
+def test_a_small_run_imports_what_it_uses(modules_of_a_small_run):
+    imported = [name for name in modules_of_a_small_run if name.startswith(UNUSED)]
+    assert imported == []

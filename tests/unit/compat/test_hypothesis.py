@@ -69,6 +69,28 @@ def test_hypothesis_itself_draws_what_modules_say(more_modules):
     assert draws(NUMBERS) == after  # as it was before
 
 
+@pytest.mark.skipif(
+    hypothesis.__version_info__ < (6, 132), reason="hypothesis 6.131 draws no such constants"
+)
+def test_constants_are_looked_up_once_for_all_draws():
+    """Looking up is a tenth of drawing; what hypothesis itself has looked up stays as it is."""
+    from hypothesis.internal.conjecture import providers
+
+    draws(NUMBERS)
+    own = providers.CONSTANTS_CACHE
+    keys = set(own.cache)
+    caches = []
+    for _ in range(2):
+        with without_module_constants():
+            caches.append(providers.CONSTANTS_CACHE)
+            known = set(caches[-1].cache)
+            draws(NUMBERS)
+    assert caches[0] is caches[1] is not own
+    assert known
+    assert providers.CONSTANTS_CACHE is own
+    assert set(own.cache) == keys
+
+
 def test_an_error_ends_it():
     before = draws(NUMBERS)
     with pytest.raises(ZeroDivisionError), without_module_constants():

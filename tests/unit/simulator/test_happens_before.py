@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from order_programs import Operation, Program, Signal, Start, Wait, claims, compare
+
+from pytest_pallas.findings import Owner
+from pytest_pallas.simulator.concurrency.recording import Event, Started, Touched, Waited
+from pytest_pallas.simulator.concurrency.transfers import Copy, Semaphore
+from pytest_pallas.simulator.monitors import order_findings, passes
+from pytest_pallas.simulator.monitors.ordering import disorder
 
 #: A test compares so many programs, each in two runs.
 PART = 500
@@ -70,3 +77,49 @@ def test_a_copy_is_done_if_all_that_may_be_given_is_taken(needed):
 def test_another_thread_that_may_take_first_proves_nothing():
     found = claimed([0, 1, 2, 3], (Signal(0, 1),), (Wait(0, 1),), (Signal(0, 1),), (Wait(0, 1),))
     assert found[3][1] == [0, 0, 0, 1]
+
+
+def racing_copies(count: int) -> list[Event]:
+    """Device 0 copies into the same memory of device 1 many times, and does not wait for it."""
+    source, target = np.zeros(8), np.zeros(8)
+    sent, received = Semaphore("sent", "dma"), Semaphore("received", "dma")
+    events: list[Event] = []
+    for number in range(count):
+        point = (number,)
+        copy = Copy(
+            source, target, ("source", "target"), 64, sent, received, line="k.py:1", program=point
+        )
+        events += [
+            Started(0, copy),
+            Waited(0, sent, 64, True, line="k.py:2", program=point),
+            Waited(1, received, 64, True, line="k.py:3", program=point),
+            Touched(1, target, False, "target", "k.py:4", point),
+        ]
+    return events
+
+
+def test_what_races_costs_no_more_than_it_is_long(monkeypatch):
+    """After the last finding nothing is compared, and the waits of a semaphore are listed once."""
+    calls = dict.fromkeys(("conflict", "_waits_on", "_signal_of"), 0)
+
+    def count(module, name):
+        function = getattr(module, name)
+
+        def counted(*args):
+            calls[name] += 1
+            return function(*args)
+
+        monkeypatch.setattr(module, name, counted)
+
+    count(passes, "conflict")
+    count(order_findings, "_waits_on")
+    count(order_findings, "_signal_of")
+    spent = []
+    for copies in (100, 200):
+        calls |= dict.fromkeys(calls, 0)
+        found = disorder(racing_copies(copies), [Owner(device=0), Owner(device=1)], seed=0)
+        assert len(found) == passes.MOST
+        spent.append(dict(calls))
+    assert spent[0]["_waits_on"] == spent[1]["_waits_on"] <= 2
+    assert spent[1]["conflict"] <= 2 * spent[0]["conflict"]
+    assert spent[1]["_signal_of"] <= 2 * spent[0]["_signal_of"] + 2

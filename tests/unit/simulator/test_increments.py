@@ -12,8 +12,8 @@ from pytest_pallas.simulator.monitors import increments as module
 from pytest_pallas.simulator.monitors.increments import (
     Increment,
     SemaphoreHistory,
+    Spans,
     amount_of,
-    in_spans,
 )
 
 
@@ -24,6 +24,10 @@ def increased(
     increment = Increment(thread, amount, np.array(clock, np.int32), event)
     history.increase(increment, order)
     return increment
+
+
+def in_spans(spans: Spans) -> list[Increment]:
+    return [each for of, start, end in spans for each in of.increments[start:end]]
 
 
 def proved(history: SemaphoreHistory, thread: int, taken: int, *racing: Any) -> list[int] | None:
@@ -99,7 +103,7 @@ def test_what_comes_later_and_knows_of_a_wait_does_not_race_with_it():
     history.wait(1, 4, 5, 1)
     third = increased(history, 0, 4, 2, order=6)  # knows of the first wait, not of the second
     racing = dict(history.racing())
-    assert {number: [*in_spans(spans)] for number, spans in racing.items()} == {
+    assert {number: in_spans(spans) for number, spans in racing.items()} == {
         1: [second],
         5: [third],
     }
@@ -121,9 +125,33 @@ def test_an_increment_is_open_until_a_wait_proves_it():
         for increment in history.learn(1, np.array([number - 1, 1])):
             increment.waiters += 1
             increment.close(1, number)
-    assert [*history.open_at(2)] == [second]
-    assert [*history.open_at(3)] == []
     assert (first.closed, second.closed) == (2, 3)
+    history.wait(1, 1, 2, 0)
+    assert [*history.others(1, {})] == [second]
+    history.waits.clear()
+    history.wait(1, 2, 3, 0)
+    assert [*history.others(1, {})] == []
+
+
+def test_what_else_satisfies_waits_is_listed_at_most_twice():
+    """Each of many waits can have got most of the increments: all of them together are many."""
+    history, count = SemaphoreHistory(), 20
+    each = [increased(history, 0, number, 0, order=2 * number) for number in range(count)]
+    for number in range(count):
+        history.wait(1, number + 1, 2 * number + 1, 1)
+    racing = dict(history.racing())
+    assert sum(len(in_spans(spans)) for spans in racing.values()) > 5 * count
+    others = [*history.others(1, racing)]  # as later ones, and as those that no wait has proved
+    assert [*dict.fromkeys(others)] == each
+    assert len(others) <= 2 * count
+
+
+def test_a_thread_proves_a_copy_once():
+    history = SemaphoreHistory()
+    history.copies += (first := [increased(history, 0, 1, 0)])
+    assert history.prove_copies(1) == first
+    history.copies += (second := [increased(history, 0, 2, 0)])
+    assert [history.prove_copies(thread) for thread in (1, 1, 2)] == [second, [], first + second]
 
 
 @pytest.mark.parametrize("many", [50, 200])

@@ -34,6 +34,45 @@ def test_it_needs_neither_pytest_nor_hypothesis():
     assert done.stdout.strip() == "[]", done.stderr
 
 
+RULES_OF_GPUS = """
+import sys
+
+from pytest_pallas.simulator import registry, rule, simulate
+
+
+def rules():
+    return sorted(name for name in sys.modules if "rules.mosaic_gpu." in name)
+
+
+simulate(lambda x: x + 1, 1.0)
+assert rules() == [], rules()
+%s
+"""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'assert registry.find_rule("wgmma_ref").threaded and rules()',
+        'assert registry.find_rule("atomic_rmw").threaded',
+        'assert registry.find_rule("of nobody") is None',
+        """
+try:
+    rule("wgmma_ref")(lambda eqn: None)
+except ValueError as error:
+    assert str(error) == "there are two rules for the primitive 'wgmma_ref'"
+else:
+    raise AssertionError("a rule of this package was replaced")
+""",
+    ],
+    ids=["of Mosaic GPU", "of Triton", "of nobody", "of a project"],
+)
+def test_rules_of_gpus_are_imported_when_a_primitive_needs_one(code):
+    command = [sys.executable, "-c", RULES_OF_GPUS % code]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_arguments_and_results_are_pytrees():
     def function(pair, scale, *, offset):
         return {"sum": pair[0] + pair[1] * scale, "first": pair[0] + offset}

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pytest_pallas.simulator.arithmetic.products import Array, Multiply, Unary, multiplier
-from pytest_pallas.simulator.gpu.tensor_cores.products import dot_product
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 
 if TYPE_CHECKING:
@@ -34,6 +33,8 @@ def _dot_general(eqn: Equation) -> Evaluate:
 
     def on_chip(machine: Machine) -> Evaluate:
         """How Triton's ``dot`` is evaluated on a chip: it has no batch dimensions."""
+        from pytest_pallas.simulator.gpu.tensor_cores.products import dot_product
+
         dtypes, precision = (lhs.dtype, rhs.dtype, eqn.out.dtype), eqn.params["precision"]
         product = dot_product(*dtypes, depth, precision, machine.accumulations)
         if product is None or dims[1][0]:

@@ -224,10 +224,10 @@ def test_a_kernel_that_closes_over_a_reference() -> None:
 
 
 def test_a_kernel_is_asked_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pytest_pallas.simulator.rules import kernels
+    from pytest_pallas.simulator.gpu.portable import lowering
 
     asked: list[str] = []
-    monkeypatch.setattr(kernels, "require_lowering", lambda _, target: asked.append(target))
+    monkeypatch.setattr(lowering, "require_lowering", lambda _, target: asked.append(target))
 
     def function(x: Any) -> Any:
         def again(_: Any, y: Any) -> Any:
