@@ -31,8 +31,8 @@ from typing import Any
 #: Number of environments for which there is such a process at a time.
 SERVERS = 3
 
-#: Variables with these beginnings decide nothing while JAX, numpy, hypothesis, pytest or this package
-#: are imported. Where another one differs, another process forks.
+#: Variables with these beginnings decide nothing while JAX, numpy, hypothesis, pytest and this
+#: package are imported. Where another one differs, another process forks.
 _READ_LATER = ("PYTEST_", "HOME", "USERPROFILE", "PWD", "OLDPWD", "TMPDIR", "PY_COLORS", "COLUMNS")
 
 #: Size of a request, in bytes; a larger one needs a new process.
@@ -94,7 +94,7 @@ _UNKNOWN = 1 << 30
 
 
 def _number(descriptor: int, seconds: float) -> int | None:
-    """The next number of a pipe; None if none comes in time, ``_UNKNOWN`` at the end of the pipe."""
+    """The next number of a pipe; None if none comes in time, ``_UNKNOWN`` at its end."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     if not poll.poll(seconds * 1000):
