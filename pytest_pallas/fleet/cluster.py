@@ -98,8 +98,10 @@ class Cluster:
         address: Any = self.place.address
         if not address:
             before = dict(os.environ)
-            # Worker processes inherit what they log from the environment.
-            self._close.enter_context(set_options({"logging.distributed": "critical"}))
+            # Worker processes inherit what they log from the environment, and with a fork server
+            # they import Dask once.
+            methods = {"distributed.worker.multiprocessing-method": "forkserver"}
+            self._close.enter_context(set_options({"logging.distributed": "critical", **methods}))
             local: Any = LocalCluster
             address = local(
                 n_workers=self.place.workers,
