@@ -32,9 +32,6 @@ from pytest_pallas.isolation.messages import Opening, StepNote
 from pytest_pallas.isolation.requests import preloads
 from pytest_pallas.workers import JobResult, WorkerPool, WorkerSetup
 
-#: The module of the processes.
-_MODULE = ENTRY.partition(":")[0]
-
 #: Seconds until the processes that wait for one that died are killed, and for one that failed:
 #: they may be about to fail as well.
 DIED_SECONDS, FAILED_SECONDS = 1.0, 3.0
@@ -198,7 +195,7 @@ class Gang:
             memory_bytes=self.settings.memory_bytes,
             talks=True,
             # Drivers of accelerators start in processes of their own.
-            preloads=preloads(_MODULE) if environment.get("JAX_PLATFORMS") == "cpu" else (),
+            preloads=preloads() if environment.get("JAX_PLATFORMS") == "cpu" else (),
         )
         return self._pool.submit(setup, request_to_json(message), timeout=timeout)
 

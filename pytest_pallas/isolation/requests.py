@@ -22,6 +22,7 @@ GRACE = 10.0
 _PRELOADS = (
     *("jax.experimental.pallas", "hypothesis.strategies", "pytest", "pytest_pallas.active"),
     *("pytest_pallas.isolation.worker", "pytest_pallas.isolation.isolator"),
+    *("pytest_pallas.fleet.remote.child", "pytest_pallas.gang.process"),
     *("pytest_pallas.checking.calls", "pytest_pallas.checking.specs", "pytest_pallas.collection"),
     *(f"pytest_pallas.checks.{name}" for name in checks.MODULES),
     *(f"pytest_pallas.sanitizers.{name}" for name in sanitizers.MODULES),
@@ -63,9 +64,9 @@ _CHOOSING: Mapping[str, Any] = {
 }
 
 
-def preloads(*more: str) -> tuple[str, ...]:
-    """The modules that are imported once for all workers that run tests, and ``more``."""
-    return (*_PRELOADS, *(name for name in _SOMETIMES if name in sys.modules), *more)
+def preloads() -> tuple[str, ...]:
+    """The modules that are imported once for all workers that run tests."""
+    return (*_PRELOADS, *(name for name in _SOMETIMES if name in sys.modules))
 
 
 def worker_setup(entry: str, generation: str, gigabytes: float, **environment: str) -> WorkerSetup:
@@ -84,7 +85,7 @@ def worker_setup(entry: str, generation: str, gigabytes: float, **environment: s
         environment=(("PYTEST_PALLAS_WORKER", generation), *environment.items()),
         memory_bytes=int(gigabytes * 2**30),
         talks=True,
-        preloads=preloads(entry.partition(":")[0]),
+        preloads=preloads(),
     )
 
 

@@ -1,8 +1,9 @@
 """Start workers as forks of a process that has imported what they need.
 
 To import JAX, hypothesis, pytest and this package takes seconds of a core, and a fork takes
-milliseconds. The process that forks is single, runs nothing of a test, starts no backend of JAX,
-and is the parent of its forks. It serves every process that has its socket.
+milliseconds. The process that forks runs nothing of a test, starts no backend of JAX, and is the
+parent of its forks. It serves the process that has started it, and all that are told its folder:
+the workers of a fleet on one machine import everything once.
 
 A request is one message with descriptors: of the worker's three files, and of a pipe for its fate.
 Into that pipe, the process that forks writes the worker's id, and how it ended. Once nobody reads
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import hashlib
 import importlib
 import json
 import os
@@ -28,8 +30,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-#: Number of environments for which there is such a process at a time.
+#: Number of environments for which a process keeps one that forks.
 SERVERS = 3
+
+#: The variable with the folder in which processes find those that fork. Only their user may use it.
+FOLDER = "PYTEST_PALLAS_FORKS"
+
+#: Seconds that a process in such a folder stays without anybody who may ask it.
+LINGER = 10.0
 
 #: Variables with these beginnings decide nothing while JAX, numpy, hypothesis, pytest and this
 #: package are imported. Where another one differs, another process forks.
@@ -106,12 +114,32 @@ def _number(descriptor: int, seconds: float) -> int | None:
 class _Server:
     """A process that forks, from the side of those that ask it."""
 
-    def __init__(self, preloads: Sequence[str], path: Sequence[str], environ: Mapping[str, str]):
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        arguments = {"preloads": preloads, "path": path, "descriptor": theirs.fileno()}
+    def __init__(
+        self, key: Any, preloads: Sequence[str], path: Sequence[str], environ: Mapping[str, str]
+    ) -> None:
+        """Start it, or find the one in the folder.
+
+        Raises:
+          OSError: neither is possible.
+        """
+        self._process: subprocess.Popen[bytes] | None = None
+        arguments = {"preloads": preloads, "path": path}
+        folder = os.environ.get(FOLDER, "")
+        if os.path.isdir(folder):
+            self._socket = self._found(os.path.join(folder, _digest(key)), arguments, environ)
+        else:
+            self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                self._start(arguments, theirs, environ)
+        self._owner = os.getpid()
+
+    def _start(
+        self, arguments: Mapping[str, Any], theirs: socket.socket, environ: Mapping[str, str]
+    ) -> None:
+        words = json.dumps({**arguments, "descriptor": theirs.fileno()})
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-u", "-P", "-c", _BOOTSTRAP, json.dumps(arguments)],
+                [sys.executable, "-u", "-P", "-c", _BOOTSTRAP, words],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -120,12 +148,29 @@ class _Server:
                 env=environ,
             )
         except BaseException:
-            ours.close()
+            self._socket.close()
             raise
-        finally:
-            theirs.close()
-        self._socket = ours
-        self._owner = os.getpid()
+
+    def _found(
+        self, place: str, arguments: Mapping[str, Any], environ: Mapping[str, str]
+    ) -> socket.socket:
+        """A connection to the process in a folder, which is started if there is none."""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            try:
+                self._socket.connect(place)
+            except (FileNotFoundError, ConnectionRefusedError) as error:
+                if isinstance(error, ConnectionRefusedError):  # of one that was killed
+                    os.unlink(place)
+                with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as theirs:
+                    theirs.bind(place)
+                    theirs.listen()
+                    self._start({**arguments, "place": place}, theirs, environ)
+                self._socket.connect(place)
+        except BaseException:
+            self._socket.close()
+            raise
+        return self._socket
 
     def fork(
         self, request: bytes, descriptors: Sequence[int], stopping: threading.Event | None
@@ -156,10 +201,11 @@ class _Server:
     def close(self) -> None:
         """Let it end with its last worker. In a fork of its parent, only this copy is closed."""
         self._socket.close()
-        if os.getpid() == self._owner:
+        process = self._process
+        if process is not None and os.getpid() == self._owner:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_LOOK_SECONDS)
-            self._process.returncode = self._process.returncode or 0  # Python warns otherwise
+                process.wait(_LOOK_SECONDS)
+            process.returncode = process.returncode or 0  # Python warns otherwise
 
 
 _LOCK = threading.Lock()
@@ -197,11 +243,11 @@ def fork(
         request = json.dumps(body).encode()
         if len(request) > _MOST:
             return None
-        for _ in range(2):  # an earlier one may have been killed
+        for _ in range(3):  # one may be ending, and others may start one at the same time
             try:
                 server = _server(key, preloads, path, environ)
             except OSError:
-                return None
+                continue
             if (made := server.fork(request, files, stopping)) is not None:
                 return made
             if stopping is not None and stopping.is_set():
@@ -215,13 +261,19 @@ def _read_before(environ: Mapping[str, str]) -> frozenset[tuple[str, str]]:
     return frozenset(each for each in environ.items() if not each[0].startswith(_READ_LATER))
 
 
+def _digest(key: Any) -> str:
+    preloads, variables = key
+    parts = (sys.executable, __file__, preloads, sorted(variables))
+    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=12).hexdigest()
+
+
 def _server(
     key: Any, preloads: Sequence[str], path: Sequence[str], environ: Mapping[str, str]
 ) -> _Server:
     with _LOCK:
         found = _SERVERS.get(key)
         if found is None:
-            found = _SERVERS[key] = _Server(preloads, path, environ)
+            found = _SERVERS[key] = _Server(key, preloads, path, environ)
         _SERVERS.move_to_end(key)
         while len(_SERVERS) > SERVERS:
             _SERVERS.popitem(last=False)[1].close()
@@ -244,10 +296,15 @@ def _close() -> None:
 # In the process that forks.
 
 
-def serve(preloads: Sequence[str], descriptor: int) -> None:
+def serve(preloads: Sequence[str], descriptor: int, place: str = "") -> None:
     """Import, and fork workers until nobody can ask for one and none is left.
 
     In a fork this calls ``child.main`` and returns as that does.
+
+    Args:
+      preloads: the modules.
+      descriptor: of the socket with requests; with ``place``, of one that listens there.
+      place: the path of the socket.
     """
     import gc
 
@@ -258,7 +315,7 @@ def serve(preloads: Sequence[str], descriptor: int) -> None:
     added = {name: value for name, value in os.environ.items() if before.get(name) != value}
     gc.collect()
     gc.freeze()  # or the collector of each fork looks through all of it, and copies it
-    worker = _Forking(descriptor).run()
+    worker = _Forking(descriptor, place).run()
     if worker is not None:
         worker(added)
 
@@ -266,8 +323,12 @@ def serve(preloads: Sequence[str], descriptor: int) -> None:
 class _Forking:
     """The loop of the process that forks."""
 
-    def __init__(self, descriptor: int) -> None:
-        self.socket: socket.socket | None = socket.socket(fileno=descriptor)
+    def __init__(self, descriptor: int, place: str) -> None:
+        """Serve a socket, or those that connect to it."""
+        made = socket.socket(fileno=descriptor)
+        self.place = place
+        self.listener = made if place else None
+        self.clients = {} if place else {descriptor: made}
         self.poll = select.poll()
         self.poll.register(descriptor, select.POLLIN)
         self.fates: dict[int, int] = {}
@@ -275,10 +336,21 @@ class _Forking:
 
     def run(self) -> Callable[[Mapping[str, str]], None] | None:
         """What a fork does; None in the end."""
-        while self.socket is not None or self.deaths or self.fates:
-            for descriptor, _ in self.poll.poll():
-                if self.socket is not None and descriptor == self.socket.fileno():
-                    if (worker := self._asked()) is not None:
+        while (busy := self.clients or self.deaths or self.fates) or self.listener is not None:
+            events = self.poll.poll(None if busy else LINGER * 1000)
+            if not events and self.listener is not None:
+                with contextlib.suppress(OSError):
+                    os.unlink(self.place)
+                self.listener.close()
+                return None
+            for descriptor, _ in events:
+                if self.listener is not None and descriptor == self.listener.fileno():
+                    with contextlib.suppress(ConnectionAbortedError):
+                        client, _ = self.listener.accept()
+                        self.clients[client.fileno()] = client
+                        self.poll.register(client.fileno(), select.POLLIN)
+                elif descriptor in self.clients:
+                    if (worker := self._asked(descriptor)) is not None:
                         return worker
                 elif descriptor in self.deaths:
                     self._died(descriptor)
@@ -286,13 +358,15 @@ class _Forking:
                     self._released(descriptor)
         return None
 
-    def _asked(self) -> Callable[[Mapping[str, str]], None] | None:
-        assert self.socket is not None
-        request, descriptors, _, _ = socket.recv_fds(self.socket, _MOST, 8)
+    def _asked(self, client: int) -> Callable[[Mapping[str, str]], None] | None:
+        """Fork, and return what the fork does there."""
+        try:
+            request, descriptors, _, _ = socket.recv_fds(self.clients[client], _MOST, 8)
+        except ConnectionResetError:
+            request, descriptors = b"", []
         if not request:
-            self.poll.unregister(self.socket.fileno())
-            self.socket.close()
-            self.socket = None
+            self.poll.unregister(client)
+            self.clients.pop(client).close()
             return None
         *files, fate = descriptors
         parent = os.getpid()
@@ -321,8 +395,9 @@ class _Forking:
 
     def _forget_others(self, fate: int) -> None:
         """In a fork: close what belongs to the process that forks."""
-        assert self.socket is not None
-        self.socket.close()
+        for each in (self.listener, *self.clients.values()):
+            if each is not None:
+                each.close()
         for each in (fate, *self.fates, *self.deaths):
             os.close(each)
 

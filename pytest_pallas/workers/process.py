@@ -21,6 +21,9 @@ from pytest_pallas.workers.jobs import WorkerSetup
 #: Number of bytes at the end of the output that are kept.
 KEPT_BYTES = 64 * 1024
 
+#: The variable with the id of the process that supervises a worker. Its parent may be another one.
+SUPERVISOR = "PYTEST_PALLAS_SUPERVISOR"
+
 #: Size of the file above which only its end is kept.
 FILE_BYTES = 16 * 1024 * 1024
 
@@ -173,7 +176,8 @@ def _launch(
     output: Capture,
     stopping: threading.Event | None,
 ) -> subprocess.Popen[bytes] | Fork:
-    path, environ = _search_path(), {**os.environ, **dict(setup.environment)}
+    path = _search_path()
+    environ = {**os.environ, SUPERVISOR: str(os.getpid()), **dict(setup.environment)}
     arguments = {"entry": setup.entry, "talks": setup.talks}
     if setup.preloads:
         files = (requests, replies, output.fileno())

@@ -27,6 +27,10 @@ def pid(payload: bytes) -> bytes:
     return str(os.getpid()).encode()
 
 
+def parent(payload: bytes) -> bytes:
+    return str(os.getppid()).encode()
+
+
 def variable(payload: bytes) -> bytes:
     return os.environ[payload.decode()].encode()
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import textwrap
 
 import pytest
-from supervising import SUPERVISOR
 
 pytestmark = pytest.mark.usefixtures("dask")
 
@@ -70,7 +68,7 @@ TESTS = """
         # With a fleet, its first worker ends in the middle.
         if "PYTEST_PALLAS_RUN" in os.environ and Path("killing").read_text():
             Path("killing").write_text("")
-            os.kill(supervisor(), signal.SIGKILL)
+            os.kill(int(os.environ["PYTEST_PALLAS_SUPERVISOR"]), signal.SIGKILL)
             signal.pause()
 
     class TestClass:
@@ -119,7 +117,7 @@ def reported(project, *args):
 def test_a_fleet_reports_the_same(project):
     """Also where a worker is lost."""
     project.specs(*SPECS)
-    project.write(test_own=textwrap.dedent(TESTS) + SUPERVISOR)
+    project.write(test_own=TESTS)
     (project.path / "killing").write_text("yes")
     args = ("--pallas-isolate=always", "--pallas-suite=specs", "test_own.py")
     args += ("--pallas-checks=forward,jit,gradient,oracle-strength", "--pallas-max-examples=4")

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from supervising import SUPERVISOR
 
 from pytest_pallas.fleet import ledger
 from pytest_pallas.fleet.cluster import Cluster
@@ -36,7 +34,7 @@ TESTS = """
 
     @pytest.mark.parametrize("n", range({count}))
     def test_it(n):
-        worker = supervisor()
+        worker = int(os.environ["PYTEST_PALLAS_SUPERVISOR"])
         with open(f"began-{{n}}-{{worker}}", "w"):
             pass
         while n and os.path.exists(f"hold-{{worker}}"):
@@ -179,7 +177,7 @@ def test_a_scheduler_with_tls(project, certificate):
 
 
 def write(fleet, count):
-    fleet.project.write(test_it=textwrap.dedent(TESTS.format(count=count)) + SUPERVISOR)
+    fleet.project.write(test_it=TESTS.format(count=count))
 
 
 def test_killed_stopped_and_late_workers(fleet, monkeypatch):
@@ -216,7 +214,7 @@ def test_killed_stopped_and_late_workers(fleet, monkeypatch):
 def test_a_test_that_ends_its_workers_fails_and_the_others_pass(fleet, monkeypatch):
     monkeypatch.setattr(ledger, "TRIES", 2)  # each needs a worker
     fleet.project.write(
-        test_it=textwrap.dedent("""
+        test_it="""
         import os
         import signal
 
@@ -224,13 +222,12 @@ def test_a_test_that_ends_its_workers_fails_and_the_others_pass(fleet, monkeypat
             pass
 
         def test_ends_its_worker():
-            os.kill(supervisor(), signal.SIGKILL)
+            os.kill(int(os.environ["PYTEST_PALLAS_SUPERVISOR"]), signal.SIGKILL)
             signal.pause()
 
         def test_after():
             pass
-    """)
-        + SUPERVISOR
+    """
     )
     workers = [fleet.worker() for _ in range(3)]
     _, text = fleet.run()

@@ -7,8 +7,6 @@ import os
 import subprocess
 import sys
 
-from supervising import SUPERVISOR
-
 from pytest_pallas.gang.layout import free_port
 
 TESTS = """
@@ -24,7 +22,7 @@ def test_fails_on_the_second():
 def test_kills_the_reporting_process():
     if os.path.exists("kill") and jax.process_index() == 0:
         os.unlink("kill")
-        os.kill(supervisor(), signal.SIGKILL)
+        os.kill(int(os.environ["PYTEST_PALLAS_SUPERVISOR"]), signal.SIGKILL)
         time.sleep(60)
 
 def test_last():
@@ -53,7 +51,7 @@ def run(path, *places):
 
 
 def check_that_it_is_taken_up(path, places):
-    (path / "test_hosts.py").write_text(TESTS + SUPERVISOR)
+    (path / "test_hosts.py").write_text(TESTS)
     (path / "kill").touch()
     texts, statuses = run(path, *places())
     assert statuses[0] == -9, texts

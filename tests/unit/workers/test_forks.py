@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from pytest_pallas.workers import WorkerPool, WorkerSetup, forks
+from pytest_pallas.workers.process import SUPERVISOR
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+
+
+@pytest.fixture(autouse=True)
+def _own_processes(monkeypatch):
+    """Share no process that forks with other tests."""
+    monkeypatch.delenv(forks.FOLDER, raising=False)
+    forks._close()
+    yield
+    forks._close()
 
 
 def parent_of(pid: int) -> int:
@@ -34,8 +47,6 @@ def where(pool, setup_for, tmp_path):
         setup = WorkerSetup(name=name, entry="worker_facts:run", **{"preloads": ("json",), **rest})
         result = pool.submit(setup, modules.encode(), timeout=20).result(timeout=60)
         assert result.status == "done", result
-        import json
-
         return json.loads(result.value)
 
     return ask
@@ -62,7 +73,7 @@ def test_a_worker_has_the_variables_folder_and_search_path_of_its_start(
     monkeypatch.syspath_prepend(tmp_path / "elsewhere")
     parent, variables, folder, _, _, path = where(environment=(("PYTEST_X", "1"),))
     assert parent == before
-    assert variables == {**os.environ, "PYTEST_X": "1"}
+    assert variables == {**os.environ, SUPERVISOR: str(os.getpid()), "PYTEST_X": "1"}
     assert folder == str(tmp_path / "inside")
     assert path == sys.path
 
@@ -92,7 +103,6 @@ def test_what_cannot_be_imported_before_is_an_error_of_who_needs_it(pool, setup_
 
 
 def test_few_processes_fork_and_one_ends_after_its_last_worker(setup_for, gone):
-    forks._close()
     with WorkerPool(forks.SERVERS + 1) as pool:
         setups = [
             setup_for("pid", environment=(("JAX_X", str(number)),))
@@ -111,4 +121,72 @@ def test_few_processes_fork_and_one_ends_after_its_last_worker(setup_for, gone):
 def test_a_request_that_is_too_large_needs_a_new_interpreter(pool, setup_for):
     setup = setup_for("pid", environment=tuple((f"PYTEST_{n}", "x" * 10_000) for n in range(20)))
     pid = int(pool.submit(setup, b"", timeout=20).result().value)
+    assert parent_of(pid) == os.getpid()
+
+
+#: Prints the parent of a worker, and stays until its input ends.
+ASKS = """
+import sys
+from pytest_pallas.workers import WorkerPool, WorkerSetup
+setup = WorkerSetup(name="t", entry="worker_entries:parent", preloads=("json",))
+with WorkerPool(1) as pool:
+    print(pool.submit(setup, b"", timeout=20).result().value.decode(), flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def asking(tmp_path, monkeypatch):
+    """Starts processes that share a folder, each with a worker."""
+    monkeypatch.setenv(forks.FOLDER, str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "support"))
+    started = []
+
+    def start() -> tuple[subprocess.Popen[str], int]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", ASKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        return process, int(process.stdout.readline())
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_processes_that_share_a_folder_share_the_process_that_forks(asking, tmp_path, gone):
+    first, parent = asking()
+    _, same = asking()
+    assert parent == same
+    first.kill()
+    assert asking()[1] == parent, "it goes on when the process that started it is killed"
+    os.kill(parent, signal.SIGKILL)
+    assert gone(parent)
+    _, another = asking()
+    assert another != parent
+    os.kill(another, signal.SIGKILL)
+
+
+def test_in_a_folder_it_ends_some_time_after_the_last_that_asked(monkeypatch, tmp_path):
+    monkeypatch.setattr(forks, "LINGER", 0.01)
+    place = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(place))
+        listener.listen()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+            client.connect(str(place))
+            forking = forks._Forking(os.dup(listener.fileno()), str(place))
+            client.close()
+            assert forking.run() is None
+    assert not place.exists()
+
+
+def test_a_folder_that_cannot_be_used_needs_new_interpreters(
+    pool, setup_for, monkeypatch, tmp_path
+):
+    folder = tmp_path / ("long" * 40)  # longer than the path of a socket may be
+    folder.mkdir()
+    monkeypatch.setenv(forks.FOLDER, str(folder))
+    pid = int(pool.submit(setup_for("pid"), b"", timeout=20).result().value)
     assert parent_of(pid) == os.getpid()
