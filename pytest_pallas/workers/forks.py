@@ -36,12 +36,14 @@ SERVERS = 3
 #: The variable with the folder in which processes find those that fork. Only their user may use it.
 FOLDER = "PYTEST_PALLAS_FORKS"
 
-#: Seconds that a process in such a folder stays without anybody who may ask it.
-LINGER = 10.0
+#: Seconds that a process in such a folder stays without anybody who may ask it, and between looks
+#: whether the folder is still there.
+LINGER, _LOOK_FOR_FOLDER = 300.0, 1.0
 
 #: Variables with these beginnings decide nothing while JAX, numpy, hypothesis, pytest and this
 #: package are imported. Where another one differs, another process forks.
-_READ_LATER = ("PYTEST_", "HOME", "USERPROFILE", "PWD", "OLDPWD", "TMPDIR", "PY_COLORS", "COLUMNS")
+_READ_LATER = ("PYTEST_", "DASK_", "HOME", "USERPROFILE", "PWD", "OLDPWD", "TMPDIR", "PY_COLORS")
+_READ_LATER += ("PYTHONPATH",)  # each request has the search path
 
 #: Size of a request, in bytes; a larger one needs a new process.
 _MOST = 1 << 17
@@ -336,11 +338,11 @@ class _Forking:
 
     def run(self) -> Callable[[Mapping[str, str]], None] | None:
         """What a fork does; None in the end."""
+        alone = 0.0
         while (busy := self.clients or self.deaths or self.fates) or self.listener is not None:
-            events = self.poll.poll(None if busy else LINGER * 1000)
-            if not events and self.listener is not None:
-                with contextlib.suppress(OSError):
-                    os.unlink(self.place)
+            events = self.poll.poll(None if busy else _LOOK_FOR_FOLDER * 1000)
+            alone = 0.0 if events or busy else alone + _LOOK_FOR_FOLDER
+            if self.listener is not None and alone and self._is_forgotten(alone):
                 self.listener.close()
                 return None
             for descriptor, _ in events:
@@ -357,6 +359,13 @@ class _Forking:
                 elif descriptor in self.fates:
                     self._released(descriptor)
         return None
+
+    def _is_forgotten(self, alone: float) -> bool:
+        """Whether nobody will ask any more: the folder is gone, or it was not used for long."""
+        if alone >= LINGER:
+            with contextlib.suppress(OSError):
+                os.unlink(self.place)
+        return not os.path.exists(self.place)
 
     def _asked(self, client: int) -> Callable[[Mapping[str, str]], None] | None:
         """Fork, and return what the fork does there."""

@@ -168,8 +168,12 @@ def test_processes_that_share_a_folder_share_the_process_that_forks(asking, tmp_
     os.kill(another, signal.SIGKILL)
 
 
-def test_in_a_folder_it_ends_some_time_after_the_last_that_asked(monkeypatch, tmp_path):
-    monkeypatch.setattr(forks, "LINGER", 0.01)
+@pytest.mark.parametrize("removed", [False, True])
+def test_in_a_folder_it_ends_when_nobody_can_ask(monkeypatch, tmp_path, removed):
+    """That is when the folder is removed, or some time after the last that asked."""
+    monkeypatch.setattr(forks, "_LOOK_FOR_FOLDER", 0.01)
+    if not removed:
+        monkeypatch.setattr(forks, "LINGER", 0.02)
     place = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(place))
@@ -178,6 +182,8 @@ def test_in_a_folder_it_ends_some_time_after_the_last_that_asked(monkeypatch, tm
             client.connect(str(place))
             forking = forks._Forking(os.dup(listener.fileno()), str(place))
             client.close()
+            if removed:
+                place.unlink()
             assert forking.run() is None
     assert not place.exists()
 
