@@ -454,6 +454,17 @@ def _become(
     sys.path[:] = request["path"]
     sys.argv[:] = ["-c"]
     os.chdir(request["folder"])
-    if (random := sys.modules.get("numpy.random")) is not None:
-        random.seed()  # forks have the same state
+    _forget_process()
     main(**request["arguments"], requests=requests, replies=replies, parent=parent)
+
+
+def _forget_process() -> None:
+    """In a fork: undo what imports have taken from the process and its folder."""
+    importlib.invalidate_caches()
+    if (temporary := sys.modules.get("tempfile")) is not None:
+        temporary.tempdir = None
+    if (random := sys.modules.get("numpy.random")) is not None:
+        random.seed()
+    configuration = sys.modules.get("hypothesis.configuration")
+    if configuration is not None and "HYPOTHESIS_STORAGE_DIRECTORY" not in os.environ:
+        configuration.set_hypothesis_home_dir(os.path.join(os.getcwd(), ".hypothesis"))

@@ -78,6 +78,24 @@ def test_a_worker_has_the_variables_folder_and_search_path_of_its_start(
     assert path == sys.path
 
 
+def test_what_hypothesis_and_others_keep_is_in_the_folder_of_the_worker(
+    pool, setup_for, monkeypatch, tmp_path
+):
+    preloads = ("hypothesis.configuration", "numpy.random", "tempfile")
+    monkeypatch.delenv("HYPOTHESIS_STORAGE_DIRECTORY", raising=False)
+    found = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        monkeypatch.setenv("TMPDIR", str(tmp_path / name))
+        setup = setup_for("places", name=name, preloads=preloads)
+        found.append(json.loads(pool.submit(setup, b"", timeout=20).result().value))
+    for name, (examples, temporary, _) in zip(("one", "two"), found, strict=True):
+        assert examples == str(tmp_path / name / ".hypothesis" / "examples")
+        assert temporary == str(tmp_path / name)
+    assert found[0][2] != found[1][2], "each draws other numbers"
+
+
 def test_a_variable_that_imports_may_read_has_another_parent(where, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     before, *_ = where(name="before")
