@@ -42,8 +42,8 @@ LINGER, _LOOK_FOR_FOLDER = 300.0, 1.0
 
 #: Variables with these beginnings decide nothing while JAX, numpy, hypothesis, pytest and this
 #: package are imported. Where another one differs, another process forks.
-_READ_LATER = ("PYTEST_", "DASK_", "HOME", "USERPROFILE", "PWD", "OLDPWD", "TMPDIR", "PY_COLORS")
-_READ_LATER += ("PYTHONPATH",)  # each request has the search path
+_READ_LATER = ("PYTEST_", "DASK_", "__DASK_", "HOME", "USERPROFILE", "PWD", "OLDPWD", "TMPDIR")
+_READ_LATER += ("PY_COLORS", "PYTHONPATH")  # each request has the search path
 
 #: Size of a request, in bytes; a larger one needs a new process.
 _MOST = 1 << 17

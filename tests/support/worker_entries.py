@@ -40,7 +40,7 @@ def places(payload: bytes) -> bytes:
     from hypothesis.configuration import storage_directory
 
     examples = str(storage_directory("examples").path)
-    return json.dumps([examples, tempfile.gettempdir(), np.random.random()]).encode()  # noqa: NPY002
+    return json.dumps([examples, tempfile.gettempdir(), np.random.random()]).encode()
 
 
 def variable(payload: bytes) -> bytes:
