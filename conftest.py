@@ -49,6 +49,30 @@ def _runs_without_other_plugins(request: pytest.FixtureRequest) -> None:
         os.environ["PYTEST_ADDOPTS"] = WITHOUT_OTHERS
 
 
+#: At most one test of so many may be marked slow.
+_TESTS_PER_SLOW = 20
+
+#: In a run of fewer tests, which is of a folder or of a shard, the share says nothing.
+_MANY = 5000
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The tier of tests that only CI and a careful author run."""
+    parser.addoption(
+        "--slow", action="store_true", help="also run the tests marked slow, as CI does"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the slow tests out, unless they are asked for."""
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    if len(items) > _MANY and len(slow) * _TESTS_PER_SLOW > len(items):
+        raise pytest.UsageError(f"{len(slow)} of {len(items)} tests are slow, more than 5 %")
+    if slow and not config.getoption("--slow"):
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
 def pytest_collection_finish() -> None:
     """Keep what was imported and collected out of each later search for garbage."""
     from garbage import freeze
