@@ -88,6 +88,7 @@ class Runs:
         return text, found["fleet"]["sent"]
 
 
+@pytest.mark.slow
 def test_rounds_of_a_run_that_is_interrupted(project):
     project.write(conftest=CONFTEST + STOPPED, seldom=SELDOM)
     args = ("--pallas-suite=seldom", "--pallas-checks=forward", "--pallas-sanitize=none")

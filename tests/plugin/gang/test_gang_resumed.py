@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from pytest_pallas.gang.layout import free_port
 
 TESTS = """
@@ -80,6 +82,7 @@ def test_two_processes_of_one_machine(project):
     assert "resumed: 4 of 4 tests were done" in texts[0]
 
 
+@pytest.mark.slow
 def test_two_hosts(project):
     """Where all tests are done, see tests/docs/test_multihost.py."""
 
