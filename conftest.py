@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import tempfile
 
 import pytest
 from pinned_xla import pin_xla
@@ -25,6 +27,12 @@ os.environ.setdefault("HYPOTHESIS_NO_PLUGINS", "1")
 # takes more than half a second.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# Workers of all runs of the tests are forks of the same few processes, also with pytest-xdist.
+if "PYTEST_PALLAS_FORKS" not in os.environ:
+    _forks = tempfile.TemporaryDirectory(prefix="forks-")
+    os.environ["PYTEST_PALLAS_FORKS"] = _forks.name
+    atexit.register(_forks.cleanup)
 
 # Plugins that one test runs beside (tests/plugin/imports/test_other_plugins.py). In all other runs
 # that tests start they would shuffle, or take time to import.

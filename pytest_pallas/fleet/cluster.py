@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import logging
 import os
+import tempfile
 import threading
 import time
 import warnings
@@ -20,6 +21,7 @@ from pytest_pallas.errors import OptionError
 from pytest_pallas.explanations import one_line
 from pytest_pallas.fleet.remote import worker
 from pytest_pallas.options.values import FleetPlace
+from pytest_pallas.workers import forks
 
 #: Time limit in seconds for a connection to a scheduler, and for its answers.
 CONNECT_SECONDS = 5.0
@@ -98,8 +100,13 @@ class Cluster:
         address: Any = self.place.address
         if not address:
             before = dict(os.environ)
-            # Worker processes inherit what they log from the environment.
-            self._close.enter_context(set_options({"logging.distributed": "critical"}))
+            if forks.FOLDER not in os.environ:  # so that all workers import JAX once
+                folder = tempfile.TemporaryDirectory(prefix="pallas-forks-")
+                os.environ[forks.FOLDER] = self._close.enter_context(folder)
+            # Worker processes inherit what they log from the environment, and with a fork server
+            # they import Dask once.
+            methods = {"distributed.worker.multiprocessing-method": "forkserver"}
+            self._close.enter_context(set_options({"logging.distributed": "critical", **methods}))
             local: Any = LocalCluster
             address = local(
                 n_workers=self.place.workers,

@@ -34,8 +34,11 @@ SILENCE = 30.0
 #: The beginning of the keys of hosts that have left, and how long host 0 waits for them.
 _LEFT, _LEAVING = "left/", 10.0
 
-#: Seconds between looks at a key, and time limit in seconds for an answer of host 0.
+#: Seconds between tries to reach host 0, and time limit in seconds for an answer of host 0.
 _LOOK, _ANSWER = 0.1, 20.0
+
+#: Limit on the seconds that host 0 waits for a key before it answers another host.
+_HOLD = 5.0
 
 
 class HostStore(Protocol):
@@ -65,16 +68,18 @@ class LocalStore:
 
     values: dict[str, bytes] = field(default_factory=dict[str, bytes])
     seen: dict[int, float] = field(default_factory=dict[int, float])
+    _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def put(self, key: str, value: bytes) -> None:
         """Set a key."""
-        self.values[key] = value
+        with self._changed:
+            self.values[key] = value
+            self._changed.notify_all()
 
     def get(self, key: str, seconds: float) -> bytes | None:
         """The value of a key; None if it is not set within so many seconds."""
-        until = time.monotonic() + seconds
-        while key not in self.values and time.monotonic() < until:
-            time.sleep(_LOOK)
+        with self._changed:
+            self._changed.wait_for(lambda: key in self.values, seconds)
         return self.values.get(key)
 
     def keys(self, prefix: str) -> Sequence[str]:
@@ -178,16 +183,17 @@ class ServedStore(LocalStore):
         }
         for name, function in answers.items():
             self._server.register_function(function, name)
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        serving = threading.Thread(target=self._server.serve_forever, args=(_LOOK,), daemon=True)
+        serving.start()
 
     def _put(self, host: int, key: str, value: xmlrpc.client.Binary) -> bool:
         self.seen[host] = time.monotonic()
         self.put(key, value.data)
         return True
 
-    def _get(self, host: int, key: str) -> xmlrpc.client.Binary | None:
+    def _get(self, host: int, key: str, seconds: float) -> xmlrpc.client.Binary | None:
         self.seen[host] = time.monotonic()
-        value = self.values.get(key)
+        value = self.get(key, min(seconds, _HOLD))
         return None if value is None else xmlrpc.client.Binary(value)
 
     def _keys(self, host: int, prefix: str) -> list[str]:
@@ -200,9 +206,8 @@ class ServedStore(LocalStore):
 
     def close(self) -> None:
         """Stop to serve, once the other hosts have read the last values and left."""
-        until = time.monotonic() + _LEAVING
-        while self._present() and time.monotonic() < until:
-            time.sleep(_LOOK)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._present(), _LEAVING)
         self._server.shutdown()
         self._server.server_close()
 
@@ -302,13 +307,13 @@ class RemoteStore:
         """The value of a key; None if it is not set within so many seconds."""
         until = time.monotonic() + seconds
         while True:
+            left = max(0.0, until - time.monotonic())
             with self._asked():
-                found = self._server.get(self._host, key)
+                found = self._server.get(self._host, key, left)
             if isinstance(found, xmlrpc.client.Binary):
                 return found.data
-            if time.monotonic() > until:
+            if time.monotonic() >= until:
                 return None
-            time.sleep(_LOOK)
 
     def keys(self, prefix: str) -> Sequence[str]:
         """The keys that begin with ``prefix``."""

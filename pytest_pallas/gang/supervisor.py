@@ -29,6 +29,7 @@ from pytest_pallas.gang.messages import (
 )
 from pytest_pallas.isolation.crash_reports import longest
 from pytest_pallas.isolation.messages import Opening, StepNote
+from pytest_pallas.isolation.requests import preloads
 from pytest_pallas.workers import JobResult, WorkerPool, WorkerSetup
 
 #: Seconds until the processes that wait for one that died are killed, and for one that failed:
@@ -193,6 +194,8 @@ class Gang:
             environment=tuple(environment.items()),
             memory_bytes=self.settings.memory_bytes,
             talks=True,
+            # Drivers of accelerators start in processes of their own.
+            preloads=preloads() if environment.get("JAX_PLATFORMS") == "cpu" else (),
         )
         return self._pool.submit(setup, request_to_json(message), timeout=timeout)
 

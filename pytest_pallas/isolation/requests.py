@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pytest_pallas import checks, sanitizers
 from pytest_pallas.backends import label
 from pytest_pallas.isolation.crash_reports import error_of, longest
 from pytest_pallas.isolation.messages import Opening, WorkerRequest, encoded
@@ -15,6 +17,22 @@ from pytest_pallas.workers import JobResult, WorkerPool, WorkerSetup
 
 #: Seconds after a worker's own alarm until it is killed.
 GRACE = 10.0
+
+#: What most tests of kernels import, for ``WorkerSetup.preloads``.
+_PRELOADS = (
+    *("jax.experimental.pallas", "hypothesis.strategies", "pytest", "pytest_pallas.active"),
+    *("pytest_pallas.isolation.worker", "pytest_pallas.isolation.isolator"),
+    *("pytest_pallas.fleet.remote.child", "pytest_pallas.gang.process"),
+    *("pytest_pallas.checking.calls", "pytest_pallas.checking.specs", "pytest_pallas.collection"),
+    *(f"pytest_pallas.checks.{name}" for name in checks.MODULES),
+    *(f"pytest_pallas.sanitizers.{name}" for name in sanitizers.MODULES),
+    *("pytest_pallas.items.mutants", "pytest_pallas.items.replaying"),
+    *("pytest_pallas.bindings.platforms", "pytest_pallas.backends.simulators"),
+    *("pytest_pallas.simulator.simulate", "pytest_pallas.analysis.hazards"),
+)
+
+#: Modules that only some kernels import: a fork has them if the process that asks for it has.
+_SOMETIMES = tuple(f"jax.experimental.pallas.{name}" for name in ("tpu", "mosaic_gpu", "triton"))
 
 #: Options that a worker must not use: start workers, debug, stop early, write files of the
 #: reporting session, start other processes.
@@ -46,6 +64,11 @@ _CHOOSING: Mapping[str, Any] = {
 }
 
 
+def preloads() -> tuple[str, ...]:
+    """The modules that are imported once for all workers that run tests."""
+    return (*_PRELOADS, *(name for name in _SOMETIMES if name in sys.modules))
+
+
 def worker_setup(entry: str, generation: str, gigabytes: float, **environment: str) -> WorkerSetup:
     """The setup of a worker for tests.
 
@@ -62,6 +85,7 @@ def worker_setup(entry: str, generation: str, gigabytes: float, **environment: s
         environment=(("PYTEST_PALLAS_WORKER", generation), *environment.items()),
         memory_bytes=int(gigabytes * 2**30),
         talks=True,
+        preloads=preloads(),
     )
 
 

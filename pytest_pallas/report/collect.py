@@ -20,7 +20,6 @@ from pytest_pallas.decoding import Accepts, Checked, DataError, Seconds, Text, d
 from pytest_pallas.devices.processes import gang, process_words
 from pytest_pallas.errors import DIED, PallasTestError, PeerError
 from pytest_pallas.explanations import explanation_of
-from pytest_pallas.items.parts import checked_result
 from pytest_pallas.record import Host, Record, from_json, to_json
 from pytest_pallas.report.pictures import pictures_of
 from pytest_pallas.report.reporter import ATTRIBUTE
@@ -41,6 +40,13 @@ if TYPE_CHECKING:
 PREFIX = "pallas_"
 
 
+def _checked_part(plain: Any) -> Any:
+    """As ``checked_result``, which imports JAX: a gang's process of pytest needs none of it."""
+    from pytest_pallas.items.parts import checked_result
+
+    return checked_result(plain)
+
+
 class _PlainReport(TypedDict, total=False):
     """What a report of pytest has, and what the plugin adds, as far as code reads it."""
 
@@ -54,7 +60,7 @@ class _PlainReport(TypedDict, total=False):
     user_properties: list[tuple[str, Any]]
     wasxfail: Text
     pallas_records: list[Annotated[dict[str, Any], Checked(lambda: Record)]]
-    pallas_part: Annotated[Any, Accepts(checked_result)]
+    pallas_part: Annotated[Any, Accepts(_checked_part)]
     pallas_raised: tuple[str, str, str, bool]
     pallas_status: str
     pallas_because_of: list[int]

@@ -12,12 +12,17 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Generator
 
+from pytest_pallas.workers.forks import Fork, fork
 from pytest_pallas.workers.jobs import WorkerSetup
 
 #: Number of bytes at the end of the output that are kept.
 KEPT_BYTES = 64 * 1024
+
+#: The variable with the id of the process that supervises a worker. Its parent may be another one.
+SUPERVISOR = "PYTEST_PALLAS_SUPERVISOR"
 
 #: Size of the file above which only its end is kept.
 FILE_BYTES = 16 * 1024 * 1024
@@ -78,7 +83,7 @@ class Worker:
     """A process in a session and process group of its own, with pipes to and from it.
 
     One thread must start, use and end it: on Linux the process is killed when the thread that
-    started it ends.
+    started it ends, unless it was forked.
 
     Attributes:
       setup: its setup.
@@ -91,8 +96,12 @@ class Worker:
       fresh_bytes: resident memory when it was ready for its first job.
     """
 
-    def __init__(self, setup: WorkerSetup) -> None:
+    def __init__(self, setup: WorkerSetup, stopping: threading.Event | None = None) -> None:
         """Start the process; does not wait until it is ready.
+
+        Args:
+          setup: its setup.
+          stopping: set if it is not wanted any more.
 
         Raises:
           OSError: the system cannot start it.
@@ -110,7 +119,8 @@ class Worker:
                 self.replies, childs_replies = os.pipe()
                 on_error.callback(os.close, self.replies)
                 with _closing(childs_replies):
-                    self._process = _launch(setup, childs_requests, childs_replies, self.output)
+                    pipes = childs_requests, childs_replies
+                    self._process = _launch(setup, *pipes, self.output, stopping)
             on_error.pop_all()
         os.set_blocking(self.requests, False)
         os.set_blocking(self.replies, False)
@@ -150,6 +160,8 @@ class Worker:
         self.dies_within(_LAST_SECONDS)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_LAST_SECONDS)
+        if isinstance(self._process, Fork):
+            self._process.release()
         for descriptor in (self.requests, self.replies, self.death):
             if descriptor is not None:
                 os.close(descriptor)
@@ -158,25 +170,32 @@ class Worker:
 
 
 def _launch(
-    setup: WorkerSetup, requests: int, replies: int, output: Capture
-) -> subprocess.Popen[bytes]:
-    arguments = {
-        "path": _search_path(),
-        "entry": setup.entry,
-        "requests": requests,
-        "replies": replies,
-        "parent": os.getpid(),
-        "talks": setup.talks,
-    }
+    setup: WorkerSetup,
+    requests: int,
+    replies: int,
+    output: Capture,
+    stopping: threading.Event | None,
+) -> subprocess.Popen[bytes] | Fork:
+    path = _search_path()
+    environ = {**os.environ, SUPERVISOR: str(os.getpid()), **dict(setup.environment)}
+    arguments = {"entry": setup.entry, "talks": setup.talks}
+    if setup.preloads:
+        files = (requests, replies, output.fileno())
+        forked = fork(
+            setup.preloads, arguments, path=path, environ=environ, files=files, stopping=stopping
+        )
+        if forked is not None:
+            return forked
+    own = {"path": path, "requests": requests, "replies": replies, "parent": os.getpid()}
     return subprocess.Popen(
         # -u: no output is lost in a crash. -P: no folder is put before the path.
-        [sys.executable, "-u", "-P", "-c", _BOOTSTRAP, json.dumps(arguments)],
+        [sys.executable, "-u", "-P", "-c", _BOOTSTRAP, json.dumps({**arguments, **own})],
         stdin=subprocess.DEVNULL,
         stdout=output.fileno(),
         stderr=output.fileno(),
         pass_fds=(requests, replies),
         start_new_session=True,
-        env={**os.environ, **dict(setup.environment)},
+        env=environ,
     )
 
 

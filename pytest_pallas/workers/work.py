@@ -43,7 +43,7 @@ def do(
         worker = None
     if worker is None:
         try:
-            worker = Worker(setup)
+            worker = Worker(setup, stopping)
         except OSError as error:
             message = f"The {setup.name} worker could not be started: {error}."
             return None, JobResult(status="crashed", message=message, started=False)

@@ -123,6 +123,7 @@ sys.exit(max(task.wait() for task in tasks))
 """
 
 
+@pytest.mark.slow
 def test_the_script_for_slurm_runs(example):
     """On simulated devices, with the variables of two tasks."""
     bin = example / "bin"

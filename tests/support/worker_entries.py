@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import subprocess
@@ -25,6 +26,21 @@ def pid(payload: bytes) -> bytes:
     """The process's number, after as many seconds as the payload says."""
     time.sleep(float(payload or b"0"))
     return str(os.getpid()).encode()
+
+
+def parent(payload: bytes) -> bytes:
+    return str(os.getppid()).encode()
+
+
+def places(payload: bytes) -> bytes:
+    """Where hypothesis and ``tempfile`` put files, and a number that numpy draws."""
+    import tempfile
+
+    import numpy as np
+    from hypothesis.configuration import storage_directory
+
+    examples = str(storage_directory("examples").path)
+    return json.dumps([examples, tempfile.gettempdir(), np.random.random()]).encode()
 
 
 def variable(payload: bytes) -> bytes:

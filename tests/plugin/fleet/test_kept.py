@@ -9,8 +9,19 @@ import signal
 import pytest
 
 from pytest_pallas.__main__ import main
-from tests.plugin.fleet.test_parts import CONFTEST, SELDOM, without_times
+from pytest_pallas.fleet import runner
+from tests.plugin.fleet.test_parts import CHANGED, CONFTEST, SELDOM, without_times
 from tests.plugin.mutate.test_specs import KERNELS, SPECS
+
+pytestmark = pytest.mark.usefixtures("dask")
+
+
+@pytest.fixture(autouse=True)
+def _unchanged_afterwards(monkeypatch):
+    """Undo what the conftest.py does in this process."""
+    for module, name in (*CHANGED, (runner, "KeptResults")):
+        monkeypatch.setattr(module, name, getattr(module, name))
+
 
 #: The controller is killed once some results were kept, or interrupted at a failing example.
 STOPPED = """
@@ -51,7 +62,7 @@ class Runs:
     def __init__(self, project, *args):
         self.project = project
         self.words = ("--pallas-backend=tpu-sim", "--pallas-results=r.json", *args)
-        project.spawn(*self.words)  # the conftest changes modules
+        project.run(*self.words)
         self.whole = self.results()
         for folder in (".hypothesis", "pallas-failures"):
             shutil.rmtree(project.path / folder, ignore_errors=True)
@@ -68,7 +79,7 @@ class Runs:
     def resume(self):
         """Take it up: the records are those of one process, and nothing ran twice."""
         words = (*self.words, "--pallas-fleet=local:1", "--pallas-resume=r.json")
-        text = self.project.spawn(*words).stdout.str()
+        text = self.project.run(*words).stdout.str()
         found = self.results()
         assert without_times(found["records"]) == without_times(self.whole["records"])
         assert not any("parts" in test for test in found["tests"])
@@ -77,6 +88,7 @@ class Runs:
         return text, found["fleet"]["sent"]
 
 
+@pytest.mark.slow
 def test_rounds_of_a_run_that_is_interrupted(project):
     project.write(conftest=CONFTEST + STOPPED, seldom=SELDOM)
     args = ("--pallas-suite=seldom", "--pallas-checks=forward", "--pallas-sanitize=none")

@@ -29,14 +29,14 @@ CONFTEST = """
 """
 
 
+#: What that changes.
+CHANGED = ((fuzzing, "ROUND"), (parts, "ROUNDS_PER_PART"), (parts, "MUTANTS_PER_PART"))
+
+
 @pytest.fixture(autouse=True)
 def _large_rounds_afterwards(monkeypatch):
     """Undo what the conftest.py does in this process."""
-    for module, name in (
-        (fuzzing, "ROUND"),
-        (parts, "ROUNDS_PER_PART"),
-        (parts, "MUTANTS_PER_PART"),
-    ):
+    for module, name in CHANGED:
         monkeypatch.setattr(module, name, getattr(module, name))
 
 

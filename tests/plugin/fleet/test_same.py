@@ -68,7 +68,7 @@ TESTS = """
         # With a fleet, its first worker ends in the middle.
         if "PYTEST_PALLAS_RUN" in os.environ and Path("killing").read_text():
             Path("killing").write_text("")
-            os.kill(os.getppid(), signal.SIGKILL)
+            os.kill(int(os.environ["PYTEST_PALLAS_SUPERVISOR"]), signal.SIGKILL)
             signal.pause()
 
     class TestClass:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ TESTS = """
 
     @pytest.mark.parametrize("n", range({count}))
     def test_it(n):
-        worker = os.getppid()
+        worker = int(os.environ["PYTEST_PALLAS_SUPERVISOR"])
         with open(f"began-{{n}}-{{worker}}", "w"):
             pass
         while n and os.path.exists(f"hold-{{worker}}"):
@@ -181,10 +182,26 @@ def write(fleet, count):
 
 
 def test_killed_stopped_and_late_workers(fleet, monkeypatch):
+    """Only a worker that is stopped is silent, however slow the machine is."""
     monkeypatch.setenv("PYTEST_PALLAS_FLEET_SILENT_SECONDS", "3")
     write(fleet, count=8)
-    killed, stopped, steady = (fleet.worker(holds=True) for _ in range(3))
+    names = ("killed", "stopped", "steady")
+    killed, stopped, steady = (fleet.worker("--name", name, holds=True) for name in names)
     late = []
+    is_stopped = threading.Event()
+    workers = Cluster.workers
+
+    def heard(self):
+        states = fleet.scheduler.workers
+        silent = {address for address, state in states.items() if state.name == "stopped"}
+        return {
+            address: info
+            if address in silent and is_stopped.is_set()
+            else replace(info, silence=0.0)
+            for address, info in workers(self).items()
+        }
+
+    monkeypatch.setattr(Cluster, "workers", heard)
 
     def meanwhile():
         fleet.began(steady)
@@ -192,6 +209,7 @@ def test_killed_stopped_and_late_workers(fleet, monkeypatch):
         fleet.began(killed)
         killed.kill()
         stopped.send_signal(signal.SIGSTOP)
+        is_stopped.set()
         late.append(fleet.worker())
         fleet.began(late[0])
         fleet.held(steady).unlink()
@@ -222,7 +240,7 @@ def test_a_test_that_ends_its_workers_fails_and_the_others_pass(fleet, monkeypat
             pass
 
         def test_ends_its_worker():
-            os.kill(os.getppid(), signal.SIGKILL)
+            os.kill(int(os.environ["PYTEST_PALLAS_SUPERVISOR"]), signal.SIGKILL)
             signal.pause()
 
         def test_after():

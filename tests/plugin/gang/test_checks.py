@@ -61,7 +61,7 @@ def test_each_copy_in_a_process_is_judged(two):
 
 
 def test_a_kernel_that_raises_in_one_process_stops_the_others(two):
-    stopped, raised = two.call(CASES, "check", "raises_in_process_1", timeout=20)
+    stopped, raised = two.call(CASES, "check", "raises_in_process_1")
     assert raised.error == "KernelError"
     assert stopped.error == "PeerError"
     assert stopped.shared
@@ -113,7 +113,7 @@ def test_a_simulator_simulates_copies_to_the_devices_of_other_processes(two):
 
 @pytest.mark.parametrize("backend", ["tpu-interpret", "gpu-interpret"])
 def test_an_interpreter_of_one_process_refuses_the_mesh_and_does_not_hang(two, backend):
-    for answer in two.call(CASES, "check", "doubled", backend, timeout=20):
+    for answer in two.call(CASES, "check", "doubled", backend):
         assert answer.error == "UnsupportedKernelError"
         assert "this mesh has devices of several processes" in answer.message
 
@@ -138,7 +138,7 @@ def test_different_values_are_an_error_before_anything_runs(two):
 
 
 def test_a_process_that_does_not_come_is_named_after_the_time_limit(two):
-    waiting, _ = two.values(CASES, "one_that_does_not_come", timeout=20)
+    waiting, _ = two.values(CASES, "one_that_does_not_come")
     assert "process 1 did not come to the step `run` of doubled(" in waiting
     assert "within 1 s" in waiting
 

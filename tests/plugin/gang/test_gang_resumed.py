@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from pytest_pallas.gang.layout import free_port
 
 TESTS = """
@@ -22,7 +24,7 @@ def test_fails_on_the_second():
 def test_kills_the_reporting_process():
     if os.path.exists("kill") and jax.process_index() == 0:
         os.unlink("kill")
-        os.kill(os.getppid(), signal.SIGKILL)
+        os.kill(int(os.environ["PYTEST_PALLAS_SUPERVISOR"]), signal.SIGKILL)
         time.sleep(60)
 
 def test_last():
@@ -80,6 +82,7 @@ def test_two_processes_of_one_machine(project):
     assert "resumed: 4 of 4 tests were done" in texts[0]
 
 
+@pytest.mark.slow
 def test_two_hosts(project):
     """Where all tests are done, see tests/docs/test_multihost.py."""
 

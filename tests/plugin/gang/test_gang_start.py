@@ -1,6 +1,11 @@
 """Gangs that cannot start: each says why, and which process it is."""
 
+import concurrent.futures
+import time
+
 import pytest
+
+from pytest_pallas.gang import supervisor
 
 RUN = ("--pallas-processes=2", "-p", "no:cacheprovider")
 PASSES = """
@@ -15,7 +20,8 @@ def errors(result):
     return result.stderr.str()
 
 
-def test_a_process_that_never_starts_is_named(project):
+def test_a_process_that_never_starts_is_named(project, monkeypatch):
+    """The time limit is over once the other process has collected."""
     project.write(
         test_one=PASSES,
         conftest="""
@@ -23,11 +29,23 @@ def test_a_process_that_never_starts_is_named(project):
 
             if os.environ.get("PYTEST_PALLAS_PROCESS") == "1":
                 time.sleep(1000)
+
+            def pytest_collection_finish():
+                open("collected", "w").close()
         """,
     )
-    text = errors(project.run(*RUN, "--pallas-join-timeout=3"))
+
+    def limit(futures, timeout):
+        assert timeout == 120
+        while not (project.path / "collected").exists():
+            assert not any(future.done() for future in futures)
+            time.sleep(0.01)
+        return concurrent.futures.wait(futures, timeout=0)
+
+    monkeypatch.setattr(supervisor, "wait", limit)
+    text = errors(project.run(*RUN, "--pallas-join-timeout=60"))
     assert "process 1 (" in text
-    assert "did not start within 6 s (step: start)" in text
+    assert "did not start within 120 s (step: start)" in text
     assert "waiting for it: process 0" in text
 
 

@@ -6,12 +6,35 @@ from pathlib import Path
 
 import pytest
 
+from pytest_pallas.gang import supervisor
+from pytest_pallas.gang.messages import unpacked
+
 TESTS = Path(__file__).parent / "tests_of_processes.py"
 
 
+#: Its process 0 waits for ever.
+HANGS = "test_raises_before_the_collective"
+
+
 @pytest.fixture
-def session(project):
-    """Runs some of the tests in several processes."""
+def session(project, monkeypatch):
+    """Runs some of the tests in several processes.
+
+    Those that end after another one has failed get all the time they need, and the one that cannot
+    end gets none.
+    """
+    grace = supervisor._grace
+
+    def patience(result):
+        seconds = grace(result)
+        if seconds != supervisor.FAILED_SECONDS:
+            return seconds
+        _, reply = unpacked(result.value)
+        hangs = reply is not None and HANGS in reply.reports[0]["nodeid"]
+        return 0.01 if hangs else 3600.0
+
+    monkeypatch.setattr(supervisor, "_grace", patience)
+    monkeypatch.setattr(supervisor, "DIED_SECONDS", 0.01)
 
     def run(count, *names, **rest):
         """``names`` of tests, or other arguments; ``rest`` are options of the plugin."""
@@ -40,7 +63,7 @@ def test_two_processes_run_each_test_together(session):
         "test_skipped_in_one",
         "test_expected",
         "test_drawn",
-        "test_raises_before_the_collective",
+        HANGS,
         "test_right_after_a_restart",
         "test_killed",
         "test_right_at_the_end",

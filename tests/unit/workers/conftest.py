@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -22,10 +23,27 @@ def pool() -> Iterator[WorkerPool]:
         yield pool
 
 
-@pytest.fixture(scope="session")
-def setup_for() -> Callable[..., WorkerSetup]:
+#: Of workers that are new interpreters, and of those that are forks.
+NEW, FORKED = (), ("json",)
+
+
+def pytest_generate_tests(metafunc):
+    """Tests that ask for ``preloads`` run with workers of both kinds."""
+    given = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    if "preloads" in signature(metafunc.function).parameters and "preloads" not in given:
+        metafunc.parametrize("preloads", [NEW, FORKED], ids=["new", "forked"])
+
+
+@pytest.fixture
+def preloads() -> tuple[str, ...]:
+    return FORKED
+
+
+@pytest.fixture
+def setup_for(preloads) -> Callable[..., WorkerSetup]:
     def make(entry: str, **rest) -> WorkerSetup:
-        return WorkerSetup(name=rest.pop("name", "test"), entry=f"worker_entries:{entry}", **rest)
+        options = {"name": "test", "preloads": preloads, **rest}
+        return WorkerSetup(entry=f"worker_entries:{entry}", **options)
 
     return make
 

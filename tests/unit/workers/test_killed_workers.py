@@ -46,7 +46,7 @@ def test_a_worker_that_dies_while_it_is_sent_a_job(do):
 
 
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGILL", "SIGABRT", "SIGTERM"])
-def test_a_job_that_dies_of_a_signal(do, name):
+def test_a_job_that_dies_of_a_signal(do, preloads, name):
     result = do("raise_signal", name.encode())
     assert result.status == "crashed"
     assert f"The test worker died of {name} (" in result.message
@@ -67,13 +67,13 @@ def test_a_segmentation_fault(do):
 
 @pytest.mark.parametrize("entry", ["leave", "leave_at_once"])
 @pytest.mark.parametrize("code", [0, 3])
-def test_a_job_that_exits(do, entry, code):
+def test_a_job_that_exits(do, preloads, entry, code):
     result = do(entry, str(code).encode())
     assert result.status == "crashed"
     assert f"exited with code {code} during a job" in result.message
 
 
-def test_a_worker_killed_by_others_may_have_been_short_of_memory(do):
+def test_a_worker_killed_by_others_may_have_been_short_of_memory(do, preloads):
     result = do("raise_signal", b"SIGKILL")
     assert result.status == "crashed"
     assert "may have run out of memory" in result.message
@@ -164,7 +164,8 @@ def test_a_worker_that_hangs_at_its_start(pool, monkeypatch):
     assert "its start exceeded its time limit of 0.5 s" in result.message
 
 
-def test_a_process_that_cannot_be_started(do, monkeypatch):
+@pytest.mark.parametrize("preloads", [()])
+def test_a_process_that_cannot_be_started(do, preloads, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     result = do("echo")
     assert result.status == "crashed"

@@ -24,20 +24,28 @@ import os, signal, sys, time
 sys.path.insert(0, {str(SUPPORT)!r})
 from pytest_pallas.workers import WorkerPool, WorkerSetup
 def submit(entry, payload=b"", timeout=60):
-    setup = WorkerSetup(name="t", entry="worker_entries:" + entry)
+    setup = WorkerSetup(name="t", entry="worker_entries:" + entry, preloads=preloads)
     return pool.submit(setup, payload, timeout=timeout)
 pool = WorkerPool(2)
 """
 
 
 @pytest.fixture
-def session():
+def session(preloads):
     """Run a script in a Python that makes an error of every warning."""
     running: list[subprocess.Popen[str]] = []
 
     def start(script: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-X", "dev", "-W", "error", "-c", PROLOGUE + script],
+            [
+                sys.executable,
+                "-X",
+                "dev",
+                "-W",
+                "error",
+                "-c",
+                f"preloads = {preloads}\n{PROLOGUE}{script}",
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -53,7 +61,9 @@ def session():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG")
-def test_a_worker_busy_in_c_code_dies_with_a_killed_session(session, tmp_path, appear, gone):
+def test_a_worker_busy_in_c_code_dies_with_a_killed_session(
+    session, preloads, tmp_path, appear, gone
+):
     path = tmp_path / "pid"
     process = session(f"submit('hang_in_c', {bytes(path)!r}).result()")
     pid = appear(path)
@@ -61,7 +71,7 @@ def test_a_worker_busy_in_c_code_dies_with_a_killed_session(session, tmp_path, a
     assert gone(pid)
 
 
-def test_an_idle_worker_dies_with_a_killed_session(session, gone):
+def test_an_idle_worker_dies_with_a_killed_session(session, preloads, gone):
     process = session("print(submit('pid').result().value.decode(), flush=True); time.sleep(60)")
     pid = int(process.stdout.readline())
     process.kill()
@@ -86,7 +96,7 @@ while not (os.path.exists({str(path)!r}) and os.path.getsize({str(path)!r})): ti
     assert gone(appear(path))
 
 
-def test_an_interrupt_reaches_the_session_and_not_the_worker(session):
+def test_an_interrupt_reaches_the_session_and_not_the_worker(session, preloads):
     script = """
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background ignores it
 os.setpgid(0, 0)
@@ -153,7 +163,7 @@ def test_a_pool_that_is_forgotten_ends_its_workers(setup_for, gone):
     assert gone(pid)
 
 
-def test_closing_leaves_no_process_thread_or_descriptor(setup_for):
+def test_closing_leaves_no_process_thread_or_descriptor(setup_for, preloads, gone):
     def use() -> int:
         with WorkerPool(2) as pool:
             jobs = [pool.submit(setup_for("pid"), b"0.05", timeout=10) for _ in range(3)]
@@ -163,12 +173,15 @@ def test_closing_leaves_no_process_thread_or_descriptor(setup_for):
     use()
     descriptors, threads = os.listdir("/dev/fd"), threading.active_count()
     pid = use()
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, signal.SIGCONT)
+    if preloads:
+        assert gone(pid)
+    else:  # this process has waited for it
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
     assert (os.listdir("/dev/fd"), threading.active_count()) == (descriptors, threads)
 
 
-def test_a_worker_without_pidfd_is_supervised_too(setup_for, monkeypatch, gone):
+def test_a_worker_without_pidfd_is_supervised_too(setup_for, preloads, monkeypatch, gone):
     monkeypatch.setattr("pytest_pallas.workers.process._death_of", lambda pid: None)
     with WorkerPool(1) as pool:
 
