@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
+import sys
 import traceback
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -119,6 +121,7 @@ def lowering_to_triton() -> Generator[list[Any]]:
     out: one inside of the other, the innermost last.
     """
     lowering: Any = importlib.import_module("jax._src.pallas.triton.lowering")
+    _name_operations(lowering)
     original = lowering.lower_jaxpr_to_triton_module
     equations: list[Any] = []
 
@@ -136,6 +139,19 @@ def lowering_to_triton() -> Generator[list[Any]]:
 
     with patch.object(lowering, "lower_jaxpr_to_triton_module", verified):
         yield equations
+
+
+@functools.cache
+def _name_operations(lowering: Any) -> None:
+    """Let MLIR find the module of Triton's operations under the name of their dialect.
+
+    For each operation of a dialect, MLIR's bindings import a module of its name, and ask all finders
+    again until there is one. ``jaxlib`` keeps Triton's elsewhere: a third of a lowering was that.
+    """
+    name = "jaxlib.mlir.dialects.tt"
+    operations = getattr(lowering, "tt_dialect", None)
+    if operations is not None and importlib.util.find_spec(name) is None:
+        sys.modules[name] = operations
 
 
 def is_compiler_error(error: BaseException) -> bool:

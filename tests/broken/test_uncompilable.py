@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from compile_service import compile_service, in_parallel
 from uncompilable import CASES, GPUS, TPUS, Case
 
 from pytest_pallas.backends import TARGETS, Call, Outcome, parse
 from pytest_pallas.backends.registry import compiling
 from pytest_pallas.compilers import cuda, libtpu
-from pytest_pallas.compilers.service import Service
 from pytest_pallas.errors import CompileError, CompilerFailedError
 
-type Started = Callable[[str], dict[str, Callable[[], Outcome]]]
+type Started = Callable[[str, Case], Callable[[], Outcome]]
 
 #: The platforms' chips, and what is missing to compile for them.
 PLATFORMS = {"tpu": (TPUS, libtpu.missing()), "gpu": (GPUS, cuda.missing())}
@@ -34,25 +34,25 @@ def questions() -> Iterator[object]:
 
 
 @pytest.fixture(scope="module")
-def started(request: pytest.FixtureRequest) -> Iterator[Started]:
-    """All selected cases of a chip, being compiled by two workers."""
+def started(request: pytest.FixtureRequest) -> Started:
+    """A case of a chip, being compiled; with it, all others of the chip that are selected.
+
+    Where several processes run tests, another one may run those others: there it is alone.
+    """
     selected = {item.name for item in request.session.items}
-    service = Service(workers=2, memory_bytes=2**33, cache=None)
-    families = {family.name: family for family in compiling(lambda: service)}
-    running: dict[str, dict[str, Callable[[], Outcome]]] = {}
+    families = {family.name: family for family in compiling(compile_service)}
+    running: dict[tuple[str, str], Callable[[], Outcome]] = {}
 
-    def start(target: str) -> dict[str, Callable[[], Outcome]]:
-        if target not in running:
+    def start(target: str, case: Case) -> Callable[[], Outcome]:
+        if (target, case.name) not in running:
             [backend] = parse(f"{TARGETS[target].platform}-compile:{target}", families)
-            running[target] = {
-                case.name: backend.start(Call(function=case.function, args=case.args))
-                for case in of(target)
-                if any(name.endswith(f"[{target}-{case.name}]") for name in selected)
-            }
-        return running[target]
+            for each in [case] if in_parallel() else of(target):
+                if any(name.endswith(f"[{target}-{each.name}]") for name in selected):
+                    call = Call(function=each.function, args=each.args)
+                    running[target, each.name] = backend.start(call)
+        return running[target, case.name]
 
-    yield start
-    service.close()
+    return start
 
 
 # Of pltpu.sync_copy on the SparseCore, on itself.
@@ -61,7 +61,7 @@ def started(request: pytest.FixtureRequest) -> Iterator[Started]:
 def test_it_is_refused_for_its_reason_on_its_chips_and_compiles_on_the_others(
     started: Started, target: str, case: Case
 ) -> None:
-    outcome = started(target)[case.name]()
+    outcome = started(target, case)()
     if target in case.silent:
         return
     if target not in case.refused:

@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compile_service import compile_service
 
 from pytest_pallas.analysis.machine_code.loops import split_bundles
 from pytest_pallas.backends.compilation import Compiler
 from pytest_pallas.backends.lowering import Lowering
 from pytest_pallas.backends.protocol import Call, RunSettings
-from pytest_pallas.compilers.service import Service
 from pytest_pallas.devices.targets import TARGETS
 
 
 def bundles_of(function: Callable[..., Any], *args: Any, target: str) -> list[str]:
     """The bundles of the longest kernel of a program; skips the test without the compiler."""
-    service, lowering = Service(workers=1, memory_bytes=2**34, cache=None), Lowering("tpu")
-    compiler = Compiler("tpu-compile", "tpu", lambda: service, lambda: lowering, TARGETS[target])
+    lowering = Lowering("tpu")
+    compiler = Compiler("tpu-compile", "tpu", compile_service, lambda: lowering, TARGETS[target])
     if (missing := compiler.available()) is not None:
         pytest.skip(missing)
     with tempfile.TemporaryDirectory() as folder:

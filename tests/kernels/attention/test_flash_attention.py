@@ -119,6 +119,7 @@ def test_blocks_know_what_is_visible_in_them(sizes: tuple[int, int, int, int]) -
                 assert blocks.first_q(i, j) == i
 
 
+@pytest.mark.slow  # the compiler works on it for 12 s
 def test_the_default_blocks_of_the_largest_heads_fit_in_vmem(pallas_compile: Any) -> None:
     x = jax.ShapeDtypeStruct((1024, 256), jnp.float32)
 

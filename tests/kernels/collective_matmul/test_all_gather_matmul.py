@@ -93,7 +93,7 @@ def test_rows_leave_before_they_are_multiplied() -> None:
     assert found[max(sends) :].count("dma_wait") == 1
 
 
-@pytest.mark.parametrize("target", ["v5e", "v6e"])
+@pytest.mark.parametrize("target", ["v6e", pytest.param("v5e", marks=pytest.mark.slow)])
 def test_in_the_machine_code_too(target: str) -> None:
     product = functools.partial(all_gather_matmul_on_mesh, mesh=mesh_of(x=4), axis_name="x")
     shapes = (4, 512, 1024), (4, 1024, 1024)
@@ -105,7 +105,7 @@ def test_in_the_machine_code_too(target: str) -> None:
     assert max(sends) < min(products)
 
 
-@pytest.mark.parametrize("target", ["v5e", "v4"])
+@pytest.mark.parametrize("target", ["v5e", pytest.param("v4", marks=pytest.mark.slow)])
 def test_eight_chips(pallas_compile: Any, target: str) -> None:
     shapes = (8, 1024, 4096), (8, 4096, 1024)
     report = pallas_compile(

@@ -113,7 +113,7 @@ def test_nobody_waits_for_a_block_between_its_products() -> None:
     assert found[product : found.index("send")].count("dma_wait") == 2
 
 
-@pytest.mark.parametrize("target", ["v5e", "v6e"])
+@pytest.mark.parametrize("target", ["v6e", pytest.param("v5e", marks=pytest.mark.slow)])
 def test_in_the_machine_code_too(target: str) -> None:
     product = functools.partial(matmul_reduce_scatter_on_mesh, mesh=mesh_of(x=4), axis_name="x")
     shapes = (4, 4 * 1024, 1024), (4, 1024, 1024)
@@ -127,7 +127,7 @@ def test_in_the_machine_code_too(target: str) -> None:
     assert not [wait for wait in waits if min(products) < wait < max(products)]
 
 
-@pytest.mark.parametrize("target", ["v5e", "v4"])
+@pytest.mark.parametrize("target", ["v5e", pytest.param("v4", marks=pytest.mark.slow)])
 def test_eight_chips(pallas_compile: Any, target: str) -> None:
     shapes = (8, 8 * 1024, 1024), (8, 1024, 4096)
     report = pallas_compile(

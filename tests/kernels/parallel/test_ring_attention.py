@@ -12,13 +12,13 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from compile_service import compile_service
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from operands import f32, refuses
 
 from pytest_pallas.backends.compilation import Compiler
 from pytest_pallas.backends.lowering import Lowering
 from pytest_pallas.backends.protocol import Call, RunSettings
-from pytest_pallas.compilers.service import Service
 from pytest_pallas.devices.targets import TARGETS
 from reference_kernels.parallel import ring_attention_on_mesh
 from reference_kernels.parallel.ring_attention import reference
@@ -161,8 +161,8 @@ def test_a_single_device_sends_nothing() -> None:
 
 def machine_code(folder: Path, function: Callable[..., Any], *args: Any) -> str:
     """The final bundles of the Pallas kernel of a program, for a v5e."""
-    service, lowering = Service(workers=1, memory_bytes=2**34, cache=None), Lowering("tpu")
-    compiler = Compiler("tpu-compile", "tpu", lambda: service, lambda: lowering, TARGETS["v5e"])
+    lowering = Lowering("tpu")
+    compiler = Compiler("tpu-compile", "tpu", compile_service, lambda: lowering, TARGETS["v5e"])
     missing = compiler.available()
     if missing is not None:
         pytest.skip(f"v5e cannot be compiled for: {missing}")

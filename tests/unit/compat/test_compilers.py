@@ -1,5 +1,8 @@
 """Lowering for chips that are not there."""
 
+import sys
+from typing import Any
+
 import jax
 import jax.export
 import jax.numpy as jnp
@@ -7,7 +10,14 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.sharding import AbstractDevice, Mesh, PartitionSpec
 
-from pytest_pallas.compat.compilers import exact_exports, interpret_ignored, meshes_of
+from pytest_pallas.compat.compilers import (
+    exact_exports,
+    interpret_ignored,
+    lowering_to_triton,
+    meshes_of,
+)
+from pytest_pallas.devices.absent import tracing_for
+from pytest_pallas.devices.targets import TARGETS
 
 X = jax.ShapeDtypeStruct((8, 128), jnp.float32)
 
@@ -47,6 +57,30 @@ def test_exports_lower_as_jit_does():
         exact = exported()
     assert "test_compilers.py" not in exact or exact.count("pytest") == 0
     assert len(exact) <= len(exported())
+
+
+class Searched:
+    """A finder that finds nothing, and keeps the names of the modules that were looked for."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def find_spec(self, name: str, *_: Any) -> None:
+        self.names.append(name)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_no_module_is_looked_for_at_each_operation_of_triton(monkeypatch):
+    def lower():
+        with tracing_for(TARGETS["h100"]), lowering_to_triton():
+            traced = jax.jit(lambda x: pl.pallas_call(body, out_shape=X)(x)).trace(X)
+            traced.lower(lowering_platforms=("cuda",))
+
+    lower()  # imports what it needs
+    searched = Searched()
+    monkeypatch.setattr(sys, "meta_path", [searched, *sys.meta_path])
+    lower()
+    assert [name for name in searched.names if "dialect" in name or name.endswith(".tt")] == []
 
 
 def test_meshes_are_of_the_chip():

@@ -1,5 +1,6 @@
 """Few examples, but different ones; and a budget for shrinking."""
 
+import math
 import re
 import time
 
@@ -11,7 +12,7 @@ from hypothesis.database import InMemoryExampleDatabase
 from pytest_pallas import strategies as pst
 from pytest_pallas.checks.inputs import inputs_of
 from pytest_pallas.errors import KernelError
-from pytest_pallas.sampling import diversity, fuzzing
+from pytest_pallas.sampling import diversity, example_runner, fuzzing
 
 CALLS = pst.arguments(
     pst.arrays("m k, k n", dtype=pst.floats(), around=8),
@@ -20,9 +21,25 @@ CALLS = pst.arguments(
 )
 
 
-def run(ask, *, strategy=CALLS, examples=4, seed=0, **rest):
-    what = fuzzing.Fuzz(run=ask, source=diversity.ExampleSource(strategy), key="unit", **rest)
+#: Tests that do not ask what is drawn anew share what was drawn, as the checks of a spec do.
+SOURCE = diversity.ExampleSource(CALLS)
+
+
+def run(ask, *, source=SOURCE, examples=4, seed=0, **rest):
+    what = fuzzing.Fuzz(run=ask, source=source, key="unit", **rest)
     fuzzing.fuzz(what, seed=seed, max_examples=examples)
+
+
+class Clock:
+    """A time that passes only when a test says so, in place of the module ``time``."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        for module in (fuzzing, example_runner):
+            monkeypatch.setattr(module, "time", self)
+
+    def monotonic(self):
+        return self.now
 
 
 def test_two_examples_vary_an_option():
@@ -37,7 +54,7 @@ def test_two_examples_vary_an_option():
 
 
 def test_four_examples_vary_every_option():
-    for seed in range(10):
+    for seed in range(4):
         seen = []
         run(lambda call, seen=seen: seen.append(call), examples=4, seed=seed)
         for values in (
@@ -58,7 +75,8 @@ def test_same_seed_same_examples():
     runs = []
     for _ in range(2):
         seen = []
-        run(lambda call, seen=seen: seen.append(repr(call)))
+        source = diversity.ExampleSource(CALLS)
+        run(lambda call, seen=seen: seen.append(repr(call)), source=source)
         runs.append(seen)
     assert runs[0] == runs[1]
 
@@ -79,9 +97,7 @@ def test_a_failure_is_shrunk_and_has_a_blob():
         ask(call)
 
     with pytest.raises(AssertionError):
-        fuzzing.replay(
-            fuzzing.Fuzz(run=ask_again, source=diversity.ExampleSource(CALLS), key="unit"), blob
-        )
+        fuzzing.replay(fuzzing.Fuzz(run=ask_again, source=SOURCE, key="unit"), blob)
     assert {call.args[0].shape for call in again} == {(9, 1)}
 
 
@@ -195,7 +211,7 @@ def test_a_failure_that_only_a_sibling_has_is_shrunk_and_replayed():
     assert "k=1, n=1" in str(caught.value)
     with pytest.raises(ValueError, match=re.escape(str(caught.value))):
         fuzzing.replay(
-            fuzzing.Fuzz(run=ask, source=diversity.ExampleSource(CALLS), key="unit"),
+            fuzzing.Fuzz(run=ask, source=SOURCE, key="unit"),
             fuzzing.blob_of(caught.value),
         )
 
@@ -208,19 +224,19 @@ def test_draws_and_siblings_grow_alike(examples, expected):
     assert fuzzing.effort(examples) == expected
 
 
-def test_siblings_as_long_as_they_are_cheap():
+def test_siblings_as_long_as_they_are_cheap(monkeypatch):
     """A draw that takes a while, as compiling does, has many; one that does not has few."""
-    counts = []
+    clock, counts = Clock(monkeypatch), []
     for slow in (0.02, 0.0):
         shapes = []
 
         def ask(call, shapes=shapes, slow=slow):
             shape = repr((call.args[0].shape, call.args[1].shape, call.options, call.tuning))
-            time.sleep(slow if shape not in shapes else 0.001)
+            clock.now += slow if shape not in shapes else 0.001
             shapes.append(shape)
 
-        what = fuzzing.Fuzz(run=ask, source=diversity.ExampleSource(CALLS), key="unit")
-        fuzzing.fuzz_until(what, seed=0, until=time.monotonic() + 60)
+        what = fuzzing.Fuzz(run=ask, source=SOURCE, key="unit")
+        fuzzing.fuzz_until(what, seed=0, until=math.inf)
         counts.append(len(shapes))
     assert counts[0] > 2 * counts[1]
     assert counts[1] >= fuzzing.ROUND
@@ -230,19 +246,19 @@ def test_rounds_go_on_to_new_shapes():
     rounds = []
     what = fuzzing.Fuzz(
         run=lambda call: rounds[-1].add(inputs_of(call).signature),
-        source=diversity.ExampleSource(CALLS),
+        source=SOURCE,
         key="unit",
     )
     for seed in (1, 2):
         rounds.append(set())
-        fuzzing.fuzz_until(what, seed=seed, until=time.monotonic() + 60)
+        fuzzing.fuzz_until(what, seed=seed, until=math.inf)
     assert len(rounds[0]) == fuzzing.ROUND
     assert rounds[1]
     assert not rounds[0] & rounds[1]
 
 
 def test_siblings_that_are_not_asked_about_are_not_made(monkeypatch):
-    made, asked = [], []
+    clock, made, asked = Clock(monkeypatch), [], []
     with_values = pst.Arguments.with_values
 
     def making(call, values):
@@ -251,12 +267,12 @@ def test_siblings_that_are_not_asked_about_are_not_made(monkeypatch):
 
     def ask(call):
         shape = inputs_of(call).signature
-        time.sleep(0.001 if shape in asked else 0.01)
+        clock.now += 0.001 if shape in asked else 0.01
         asked.append(shape)
 
     monkeypatch.setattr(pst.Arguments, "with_values", making)
     what = fuzzing.Fuzz(run=ask, source=diversity.ExampleSource(CALLS), key="unit")
-    fuzzing.fuzz_until(what, seed=0, until=time.monotonic() + 60)
+    fuzzing.fuzz_until(what, seed=0, until=math.inf)
     assert len(made) <= len(asked) - len(set(asked)) + 5  # what was asked about before is skipped
 
 
@@ -264,7 +280,7 @@ def test_calls_without_a_recipe_are_told_apart():
     """Their words are shapes, and their values may differ."""
     seen = []
     strategy = st.integers(0, 100).map(lambda n: (np.full(3, n),))
-    run(seen.append, strategy=strategy, examples=8)
+    run(seen.append, source=diversity.ExampleSource(strategy), examples=8)
     assert len({int(call[0][0]) for call in seen}) == 8
 
 

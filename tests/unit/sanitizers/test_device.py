@@ -169,18 +169,18 @@ def test_it_is_for_gpus_only():
 
 
 @pytest.mark.parametrize(
-    ("words", "asked"),
+    ("options", "asked"),
     [
-        ((), False),
-        (("--pallas-sanitize=all",), False),
-        (("--pallas-checks=all",), False),
-        (("--pallas-sanitize=device",), True),
-        (("--pallas-checks=device",), True),
+        ({}, False),
+        ({"sanitize": "all"}, False),
+        ({"checks": "all"}, False),
+        ({"sanitize": "device"}, True),
+        ({"checks": "device"}, True),
     ],
 )
-def test_only_who_names_it_asks_for_it(words, asked, pytester):
+def test_only_who_names_it_asks_for_it(options, asked, request):
     from pytest_pallas.fixtures import current
 
-    session = current(pytester.parseconfigure(*words))
-    names = [check.name for check in session.checks_for(session.options)]
+    session = current(request.config)
+    names = [check.name for check in session.checks_for(session.options.replaced(**options))]
     assert ("device" in names) == asked

@@ -16,7 +16,9 @@ from pytest_pallas.simulator.monitors.ordering import disorder
 PART = 500
 
 
-@pytest.mark.parametrize("part", range(5))
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 5))]
+)
 def test_claims_are_what_holds_in_all_interleavings(part):
     compared = compare(range(part * PART, (part + 1) * PART), runs=2)
     assert compared.programs > 0.99 * PART
@@ -30,8 +32,9 @@ def test_claims_are_what_holds_in_all_interleavings(part):
 
 
 def test_with_several_waiters_no_claim_is_wrong():
-    compared = compare(range(PART), runs=2, several_waiters=True)
-    assert compared.runs > 1.5 * PART  # others end in a deadlock
+    programs = PART // 2
+    compared = compare(range(programs), runs=2, several_waiters=True)
+    assert compared.runs > 1.5 * programs  # others end in a deadlock
     assert not compared.count("wrong"), compared.failed
     assert compared.count("weak", "order") < 0.02 * compared.count("exact", "order")
 

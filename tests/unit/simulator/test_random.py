@@ -65,7 +65,7 @@ def test_seeds(implementation: str, dtype: str) -> None:
 
 def test_splits(implementation: str, rng: np.random.Generator) -> None:
     """Into any number of keys, in any shape."""
-    shapes = [(1,), (2,), (7,), (3, 4), (0,), (2, 3, 5)]
+    shapes = [(1,), (7,), (0,), (2, 3, 5)]
     if implementation == "threefry2x32":
         shapes.append(())
 
@@ -89,7 +89,7 @@ def test_folds_in(implementation: str, rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("width", [8, 16, 32, 64])
 def test_bits(implementation: str, width: int, rng: np.random.Generator) -> None:
     """Of all widths, also where the last word is used in part."""
-    shapes = [(), (1,), (5,), (3, 7), (16,), (0,), (2, 1, 9), (40_000,)]
+    shapes = [(), (7,), (2, 1, 9), (0,), (40_000,)]
 
     def bits(key: Any) -> Any:
         return [jax.random.bits(key, shape, f"uint{width}") for shape in shapes]
@@ -160,8 +160,9 @@ def test_rng_bit_generator(dtype: Any, rng: np.random.Generator) -> None:
     ]
 
     def draw(*states: Any) -> Any:
-        shapes = [(1,), (4,), (7,), (3, 5)]
-        return [lax.rng_bit_generator(key, shape, dtype) for key in states for shape in shapes]
+        of_one = [(states[0], shape) for shape in [(1,), (4,), (7,)]]
+        asked = [*of_one, *((key, (3, 5)) for key in states)]
+        return [lax.rng_bit_generator(key, shape, dtype) for key, shape in asked]
 
     with jax.enable_x64(dtype == "uint64"):
         assert_same_bits(draw, *states)

@@ -36,21 +36,24 @@ def body_of(jaxpr: Any) -> tuple[str, tuple[str, ...]]:
     name, file, line = home_of(jaxpr)
     if not line:
         return name, ()
-    try:
-        tree = _parsed(file)
-    except (OSError, SyntaxError, ValueError):
-        return name, ()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.Lambda):
-            first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
-            if line in (first, node.lineno):
-                return name, tuple(each.arg for each in (*node.args.posonlyargs, *node.args.args))
-    return name, ()
+    return name, _parameters(file).get(line, ())
 
 
 @functools.cache
-def _parsed(file: str) -> ast.Module:
-    return ast.parse("".join(linecache.getlines(file)))
+def _parameters(file: str) -> Mapping[int, tuple[str, ...]]:
+    """The positional parameters of each function of a file, by its first line and that of def."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (OSError, SyntaxError, ValueError):
+        return {}
+    found: dict[int, tuple[str, ...]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.Lambda):
+            names = tuple(each.arg for each in (*node.args.posonlyargs, *node.args.args))
+            decorators = getattr(node, "decorator_list", [])
+            for line in (min([node.lineno, *(each.lineno for each in decorators)]), node.lineno):
+                found.setdefault(line, names)
+    return found
 
 
 #: What orders blocks of different clusters, or devices.

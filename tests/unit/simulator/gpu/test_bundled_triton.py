@@ -15,8 +15,6 @@ import pytest
 from pytest_pallas.errors import BoundsError
 from pytest_pallas.simulator import simulate
 
-SEEDS = (0, 1, 2)
-
 
 def bundled(name: str) -> Any:
     with warnings.catch_warnings():
@@ -44,20 +42,25 @@ def assert_near(found: Any, wanted: Any, atol: float = 2e-5) -> None:
         )
 
 
+def expected(function: Any, *args: Any) -> Any:
+    """The value and the gradients of a reference, compiled at once."""
+    return jax.jit(functools.partial(with_gradients, function))(*args)
+
+
 def with_gradients(function: Any, *args: Any) -> Any:
     value, pullback = jax.vjp(function, *args)
     return value, pullback(jnp.cos(jnp.arange(value.size, dtype=value.dtype).reshape(value.shape)))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("shape", [(1,), (3, 5), (2, 3, 127), (2, 257)])
+@pytest.mark.parametrize(
+    ("shape", "seed"), [((1,), 0), ((3, 5), 1), ((2, 3, 127), 2), ((2, 257), 0)]
+)
 def test_softmax(shape, seed):
     x = normal(*shape) * 3
     assert_near(simulated(bundled("softmax").softmax, x, seed=seed), jax.nn.softmax(x))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(("rows", "n"), [(1, 1), (3, 5), (17, 127), (2, 300)])
+@pytest.mark.parametrize(("rows", "n", "seed"), [(1, 1, 0), (3, 5, 1), (17, 127, 2), (2, 300, 0)])
 @pytest.mark.parametrize("kind", ["layer_norm", "rms_norm"])
 def test_norms(kind, rows, n, seed):
     module = bundled(kind)
@@ -71,7 +74,7 @@ def test_norms(kind, rows, n, seed):
 
     kernel = getattr(module, kind)
     found = simulated(functools.partial(with_gradients, kernel), x, w, b, seed=seed)
-    assert_near(found, with_gradients(reference, x, w, b), atol=3e-4)
+    assert_near(found, expected(reference, x, w, b), atol=3e-4)
 
 
 def attention(q, k, v, segments, scale, causal):
@@ -111,7 +114,7 @@ def test_attention_and_its_gradient(length, dim, segmented, causal, seed):
         return attention(q, k, v, segments, 0.3, causal)
 
     found = simulated(functools.partial(with_gradients, kernel), q, k, v, seed=seed)
-    assert_near(found, with_gradients(reference, q, k, v), atol=1e-4)
+    assert_near(found, expected(reference, q, k, v), atol=1e-4)
 
 
 def test_causal_attention_with_more_queries_than_keys_reads_beyond_the_keys():

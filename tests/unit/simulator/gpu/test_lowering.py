@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compile_service import compile_service
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from pytest_pallas.backends import Call, Outcome, parse
+from pytest_pallas.backends import Call, parse
 from pytest_pallas.backends.registry import compiling
 from pytest_pallas.compilers import cuda
-from pytest_pallas.compilers.service import Service
 from pytest_pallas.devices.absent import tracing_for
 from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.devices.targets import TARGETS
@@ -160,23 +160,14 @@ def test_jax_lowers_it_or_not(kernel: Kernel) -> None:
             traced.lower(lowering_platforms=("cuda",))
 
 
-@pytest.fixture(scope="module")
-def compiled() -> Iterator[dict[str, Callable[[], Outcome]]]:
-    service = Service(workers=2, memory_bytes=2**33, cache=None)
-    families = {family.name: family for family in compiling(lambda: service)}
-    [backend] = parse("gpu-compile:h100", families)
-    yield {
-        name: backend.start(Call(function=kernel.function, args=(kernel.x,)))
-        for name, kernel in KERNELS.items()
-        if name != "64 bits"
-    }
-    service.close()
-
-
 @pytest.mark.skipif(cuda.missing() is not None, reason=str(cuda.missing()))
 @pytest.mark.parametrize("name", [name for name in KERNELS if name != "64 bits"])
-def test_compilers_refuse_the_same(compiled: Any, name: str) -> None:
-    assert (compiled[name]().error is not None) == bool(KERNELS[name].words)
+def test_compilers_refuse_the_same(name: str) -> None:
+    families = {family.name: family for family in compiling(compile_service)}
+    [backend] = parse("gpu-compile:h100", families)
+    kernel = KERNELS[name]
+    outcome = backend.run(Call(function=kernel.function, args=(kernel.x,)))
+    assert (outcome.error is not None) == bool(kernel.words)
 
 
 def test_on_every_chip() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compile_service import compile_service
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
@@ -20,7 +21,6 @@ from pytest_pallas.backends.registry import compiling
 from pytest_pallas.backends.simulators import Simulator, gpu_sim
 from pytest_pallas.compat.jaxprs import argument_names, open_jaxpr
 from pytest_pallas.compilers import cuda
-from pytest_pallas.compilers.service import Service
 from pytest_pallas.devices.targets import TARGETS
 from pytest_pallas.errors import CapacityError
 from pytest_pallas.mutation import mutants_of
@@ -176,19 +176,12 @@ def test_the_estimate_agrees_with_the_compiler(name: str, chip: str) -> None:
     assert sum(size for _, size in found.parts) == found.estimate
 
 
-@pytest.fixture(scope="module")
-def service() -> Iterator[Service]:
-    service = Service(workers=1, memory_bytes=2**34, cache=None)
-    yield service
-    service.close()
-
-
 @pytest.mark.skipif(cuda.missing() is not None, reason=str(cuda.missing()))
 @pytest.mark.parametrize(
     "name", ["attention in float32", "attention by wgmma", "tf32", "an index that is loaded"]
 )
-def test_the_compiler_counts_as_it_is_written_here(name: str, service: Service) -> None:
-    families = {family.name: family for family in compiling(lambda: service)}
+def test_the_compiler_counts_as_it_is_written_here(name: str) -> None:
+    families = {family.name: family for family in compiling(compile_service)}
     compiler: Any = parse("gpu-compile:h100", families)[0]
     case = CASES[name]
     jaxpr = open_jaxpr(jax.make_jaxpr(case.function)(*case.args))[0]
