@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked_python import run_python
+from forked_python import ForkedProcess, run_python
 from imported import import_dask, import_everything
 
 KERNELS = Path(__file__).parent / "kernels_source.py"
@@ -126,6 +126,19 @@ class Project:
         return json.loads(path.read_text())
 
 
+def _forked_workers(patch: pytest.MonkeyPatch) -> None:
+    """Have workers of xdist, of runs in this process, be forks that have imported JAX."""
+    if not hasattr(os, "pidfd_open"):  # as on macOS
+        return
+    from execnet import gateway_base, gateway_io
+
+    def start(io: Any, args: list[str], execmodel: Any) -> None:
+        io.popen = ForkedProcess(args[-1])
+        gateway_base.Popen2IO.__init__(io, io.popen.stdin, io.popen.stdout, execmodel)
+
+    patch.setattr(gateway_io.Popen2IOMaster, "__init__", start)
+
+
 class Installed:
     """A distribution whose files are read once: each inner run asks for all of them."""
 
@@ -153,6 +166,7 @@ def _imported() -> Iterator[None]:
             "distributions",
             lambda **context: distributions(**context) if context else iter(installed),
         )
+        _forked_workers(patch)
         yield
 
 
