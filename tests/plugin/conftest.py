@@ -10,7 +10,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -81,16 +81,17 @@ class Project:
 
     def run(self, *args: str) -> pytest.RunResult:
         """Run pytest in this process. A warning is an error."""
-        return self.pytester.runpytest_inprocess("-W", "error", *self._options(args), *args)
+        return self.pytester.runpytest_inprocess("-W", "error", *self.options(args), *args)
 
-    def spawn(self, *args: str, fresh: bool = False) -> pytest.RunResult:
+    def spawn(self, *args: str, fresh: bool = False, ours: bool = True) -> pytest.RunResult:
         """Run pytest in a process of its own.
 
         Args:
           *args: of pytest.
           fresh: whether it is a new interpreter, not the fork of one that has imported JAX.
+          ours: whether that one has imported the plugin, too.
         """
-        words = ("-W", "error", *self._options(args), *args)
+        words = ("-W", "error", *self.options(args), *args)
         if fresh:
             return self.pytester.runpytest_subprocess(*words)
         base = tempfile.mkdtemp(prefix="runpytest-", dir=self.path)
@@ -100,14 +101,15 @@ class Project:
             *("-m", "pytest", f"--basetemp={base}", *words),
             cwd=self.path,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(before)},
-            ours=False,
+            ours=ours,
         )
         sys.stdout.write(done.stdout)
         sys.stderr.write(done.stderr)
         lines = done.stdout.splitlines(), done.stderr.splitlines()
         return pytest.RunResult(done.returncode, *lines, time.monotonic() - began)
 
-    def _options(self, args: tuple[str, ...]) -> tuple[str, ...]:
+    def options(self, args: Sequence[str]) -> tuple[str, ...]:
+        """What runs are given besides their arguments."""
         # A plugin of another package, which takes a third of a second to import in each process.
         options: tuple[str, ...] = ("-p", "no:jaxtyping")
         if self.isolate is not None and not any(a.startswith("--pallas-isolate") for a in args):

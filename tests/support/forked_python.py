@@ -171,7 +171,7 @@ class ForkedProcess:
         for pipe in pipes:
             os.mkfifo(pipe)
         streams = [*map(str, pipes), os.devnull]
-        self.pid = _ask(["-c", code], None, None, streams, ours=False, waits=False)
+        self.pid = _ask(["-c", code], None, None, streams, ours=True, waits=False)
         self._ended = os.pidfd_open(self.pid)
         #: What it reads, and what it writes.
         self.stdin, self.stdout = pipes[0].open("wb"), pipes[1].open("rb")
