@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import shutil
@@ -10,10 +11,11 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -195,3 +197,18 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Itera
     set_hypothesis_home_dir(pytester.path / ".hypothesis")
     yield Project(pytester)
     set_hypothesis_home_dir(None)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
+    """The time of fuzzing, which each look at it advances by a hundredth of a second."""
+    from pytest_pallas.items import time_budget
+    from pytest_pallas.items.parts import rounds
+    from pytest_pallas.report import progress
+    from pytest_pallas.sampling import example_runner, fuzzing
+
+    looks = itertools.count(1)
+    ticking = SimpleNamespace(monotonic=lambda: next(looks) / 100)
+    for module in (example_runner, fuzzing, progress, rounds, time_budget):
+        monkeypatch.setattr(module, "time", ticking)
+    return ticking.monotonic

@@ -121,7 +121,7 @@ for line in requests:
     except BaseException:
         sys.excepthook(*sys.exc_info())
         status = 1
-    # What Python does at its end, but for deleting all modules, which takes longer than most commands.
+    # What Python does at its end, but for deleting all modules: most commands take less time.
     threading._shutdown()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
