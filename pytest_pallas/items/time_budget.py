@@ -37,7 +37,7 @@ class TimeBudget:
     seconds: float
     weights: Mapping[str, float]
     processes: int = 1
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=lambda: time.monotonic())
     done: float = 0.0
 
     def slot(self, nodeid: str) -> float:

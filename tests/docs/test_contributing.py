@@ -7,11 +7,10 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked_python import run_python
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
@@ -118,13 +117,8 @@ def printed(tmp_path_factory):
     for path, name, text in RECIPES:
         follow(folder, path, name, text)
     runs = json.dumps([[*COMMON, *run] for run in RUNS])
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(folder), runs],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder)},
-        capture_output=True,
-        text=True,
-    )
+    env = {**os.environ, "PYTHONPATH": str(folder)}
+    done = run_python("-c", PROGRAM, folder, runs, cwd=folder, env=env, ours=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

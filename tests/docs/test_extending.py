@@ -1,6 +1,8 @@
 """The examples of docs/extending.md."""
 
 import pytest
+from _pytest.pytester import LineMatcher
+from forked_python import run_python
 
 KERNELS = """
 import jax
@@ -68,15 +70,16 @@ def test_a_section_a_chip_and_a_value_class(blocks, pytester):
     """In a process of their own: chips and value classes are known for as long as it lives."""
     pytester.makeconftest("\n".join(text for _, text in blocks("docs/extending.md")[3:6]))
     pytester.makepyfile(mykernels=OF_A_CHIP)
-    pytester.syspathinsert()
-    result = pytester.runpytest_subprocess(
-        "--pallas-suite=mykernels", "--pallas-backend=gpu-sim:h20", "--pallas-checks=forward",
-        "--pallas-results=results.json", "-v",
-    )  # fmt: skip
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(
+    done = run_python(
+        *("-m", "pytest", "--pallas-suite=mykernels", "--pallas-backend=gpu-sim:h20", "-v"),
+        *("--pallas-checks=forward", "--pallas-results=results.json"),
+        cwd=pytester.path,
+    )
+    assert done.returncode == 0, done.stdout
+    LineMatcher(done.stdout.splitlines()).fnmatch_lines(
         ["*double-forward[[]gpu-sim:h20]*PASSED*", "slowest: double forward on gpu-sim:h20"]
     )
+    assert " 1 passed" in done.stdout
     assert '"ramp"' in (pytester.path / "results.json").read_text()
 
 

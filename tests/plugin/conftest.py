@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import shutil
@@ -10,14 +11,15 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from forked_python import run_python
+from forked_python import ForkedProcess, run_python
 from imported import import_dask, import_everything
 
 KERNELS = Path(__file__).parent / "kernels_source.py"
@@ -81,16 +83,17 @@ class Project:
 
     def run(self, *args: str) -> pytest.RunResult:
         """Run pytest in this process. A warning is an error."""
-        return self.pytester.runpytest_inprocess("-W", "error", *self._options(args), *args)
+        return self.pytester.runpytest_inprocess("-W", "error", *self.options(args), *args)
 
-    def spawn(self, *args: str, fresh: bool = False) -> pytest.RunResult:
+    def spawn(self, *args: str, fresh: bool = False, ours: bool = True) -> pytest.RunResult:
         """Run pytest in a process of its own.
 
         Args:
           *args: of pytest.
           fresh: whether it is a new interpreter, not the fork of one that has imported JAX.
+          ours: whether that one has imported the plugin, too.
         """
-        words = ("-W", "error", *self._options(args), *args)
+        words = ("-W", "error", *self.options(args), *args)
         if fresh:
             return self.pytester.runpytest_subprocess(*words)
         base = tempfile.mkdtemp(prefix="runpytest-", dir=self.path)
@@ -100,14 +103,15 @@ class Project:
             *("-m", "pytest", f"--basetemp={base}", *words),
             cwd=self.path,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(before)},
-            ours=False,
+            ours=ours,
         )
         sys.stdout.write(done.stdout)
         sys.stderr.write(done.stderr)
         lines = done.stdout.splitlines(), done.stderr.splitlines()
         return pytest.RunResult(done.returncode, *lines, time.monotonic() - began)
 
-    def _options(self, args: tuple[str, ...]) -> tuple[str, ...]:
+    def options(self, args: Sequence[str]) -> tuple[str, ...]:
+        """What runs are given besides their arguments."""
         # A plugin of another package, which takes a third of a second to import in each process.
         options: tuple[str, ...] = ("-p", "no:jaxtyping")
         if self.isolate is not None and not any(a.startswith("--pallas-isolate") for a in args):
@@ -124,6 +128,19 @@ class Project:
         path.unlink(missing_ok=True)  # of an earlier run
         (self.spawn if spawn else self.run)(*args, f"--pallas-results={path.name}")
         return json.loads(path.read_text())
+
+
+def _forked_workers(patch: pytest.MonkeyPatch) -> None:
+    """Have workers of xdist, of runs in this process, be forks that have imported JAX."""
+    if not hasattr(os, "pidfd_open"):  # as on macOS
+        return
+    from execnet import gateway_base, gateway_io
+
+    def start(io: Any, args: list[str], execmodel: Any) -> None:
+        io.popen = ForkedProcess(args[-1])
+        gateway_base.Popen2IO.__init__(io, io.popen.stdin, io.popen.stdout, execmodel)
+
+    patch.setattr(gateway_io.Popen2IOMaster, "__init__", start)
 
 
 class Installed:
@@ -153,6 +170,7 @@ def _imported() -> Iterator[None]:
             "distributions",
             lambda **context: distributions(**context) if context else iter(installed),
         )
+        _forked_workers(patch)
         yield
 
 
@@ -179,3 +197,18 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Itera
     set_hypothesis_home_dir(pytester.path / ".hypothesis")
     yield Project(pytester)
     set_hypothesis_home_dir(None)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
+    """The time of fuzzing, which each look at it advances by a hundredth of a second."""
+    from pytest_pallas.items import time_budget
+    from pytest_pallas.items.parts import rounds
+    from pytest_pallas.report import progress
+    from pytest_pallas.sampling import example_runner, fuzzing
+
+    looks = itertools.count(1)
+    ticking = SimpleNamespace(monotonic=lambda: next(looks) / 100)
+    for module in (example_runner, fuzzing, progress, rounds, time_budget):
+        monkeypatch.setattr(module, "time", ticking)
+    return ticking.monotonic

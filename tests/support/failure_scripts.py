@@ -2,49 +2,31 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 import os
-import pkgutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forked_scripts import Ended, run_forked
-
-#: What every script imports.
-MODULES = (
-    *("jax", "numpy", "hypothesis.strategies", "pytest_pallas.standalone"),
-    *("jax.experimental.pallas.tpu", "jax.experimental.pallas.triton"),
-)
-
-#: Packages whose modules a script imports when it needs them, most of it before its first check.
-PACKAGES = (
-    *("analysis", "backends", "bindings", "checking", "checks", "devices", "numerics", "oracle"),
-    *("replay", "sampling", "sanitizers", "simulator", "strategies"),
-)
+from forked_python import run_python
+from forked_scripts import Ended
 
 
 def run_scripts(
     scripts: Sequence[Path], environment: Mapping[str, str] | None = None
 ) -> list[Ended]:
     """Run scripts, each in a process of its own, without the settings of this one."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_", "PYTEST"))}
-    return run_forked(
-        scripts,
-        modules=_modules(),
-        environment={**kept, **(environment or {})},
-        folder=scripts[0].parent,
-    )
+    env = {**_without_settings(), **(environment or {})}
+    done = [run_python(script, cwd=script.parent, env=env, merged=True) for script in scripts]
+    return [Ended(each.returncode, each.stdout) for each in done]
 
 
 def run_script(script: Path) -> Ended:
     """Run a script in a new interpreter, which has imported nothing."""
     done = subprocess.run(
         [sys.executable, script],
-        env={k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_", "PYTEST"))},
+        env=_without_settings(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -53,16 +35,8 @@ def run_script(script: Path) -> Ended:
     return Ended(done.returncode, done.stdout)
 
 
-@functools.cache
-def _modules() -> str:
-    return " ".join((*MODULES, *(name for package in PACKAGES for name in _names(package))))
-
-
-def _names(package: str) -> Iterator[str]:
-    module = importlib.import_module(f"pytest_pallas.{package}")
-    yield module.__name__
-    for found in pkgutil.walk_packages(getattr(module, "__path__", ()), f"{module.__name__}."):
-        yield found.name
+def _without_settings() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_", "PYTEST"))}
 
 
 def message_of(record: Mapping[str, Any]) -> str:

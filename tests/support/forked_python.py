@@ -14,7 +14,9 @@ import functools
 import itertools
 import json
 import os
+import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -31,15 +33,28 @@ _MODULES = (
 )
 
 #: Variables that are read while something is imported begin with these: where they differ, so does
-#: the process.
+#: the process. XLA reads its flags later, when a fork starts JAX.
 _READ_AT_IMPORT = ("CUDA", "HYPOTHESIS", "JAX_", "LD_", "LIBTPU", "MKL_", "NVIDIA", "OMP_")
-_READ_AT_IMPORT += ("OPENBLAS", "PYTHON", "TF_", "TPU_", "XLA_")
+_READ_AT_IMPORT += ("OPENBLAS", "PYTHON", "TF_", "TPU_", "XLA_PYTHON")
 
-#: Each fork reads it.
-_PATH = "PYTHONPATH"
+#: Each fork reads them.
+_READ_BY_FORKS = ("JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS", "PYTHONPATH")
 
 SERVER = """
-import gc, json, os, runpy, sys, warnings
+import atexit, contextlib, gc, json, os, runpy, sys, threading, warnings
+
+def run(first, *rest):
+    if first == "-m":
+        sys.argv, sys.path[:] = [*rest], [os.getcwd(), *more, *before]
+        sys.modules.pop(rest[0] + ".__main__", None)  # which pytest has rewritten
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif first == "-c":
+        sys.argv, sys.path[:] = ["-c", *rest[1:]], ["", *more, *before]
+        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.argv = [first, *rest]
+        sys.path[:] = [os.path.dirname(os.path.abspath(first)), *more, *before]
+        runpy.run_path(first, run_name="__main__")
 
 support, programs, ours, *modules = sys.argv[1:]
 before, filters = sys.path[1:], [*warnings.filters]
@@ -66,15 +81,20 @@ gc.freeze()  # what no fork needs to look through
 tasks = "/proc/self/task"
 assert not os.path.isdir(tasks) or len(os.listdir(tasks)) == 1, "a fork would lack other threads"
 requests, replies = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+running = []  # processes that nobody has waited for
 for line in requests:
-    arguments, folder, environment, *outputs = json.loads(line)
+    waits, arguments, folder, environment, *streams = json.loads(line)
+    running = [child for child in running if os.waitpid(child, os.WNOHANG) == (0, 0)]
     child = os.fork()
     if child:
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        print(status, file=replies, flush=True)
+        if waits:
+            reply = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        else:
+            running.append(reply := child)
+        print(reply, file=replies, flush=True)
         continue
-    for stream, file in enumerate((os.devnull, *outputs)):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND if stream else os.O_RDONLY
+    for stream, file in enumerate(streams):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND if stream else os.O_RDONLY
         opened = os.open(file, flags)
         os.dup2(opened, stream)
         os.close(opened)
@@ -85,21 +105,29 @@ for line in requests:
     os.environ.update(environment)
     if "HYPOTHESIS_STORAGE_DIRECTORY" not in os.environ:  # hypothesis has asked for the folder
         set_hypothesis_home_dir(os.path.join(folder, ".hypothesis"))
+    for name, read in (("JAX_NUM_CPU_DEVICES", int), ("JAX_PLATFORMS", str)):
+        if name in environment:
+            sys.modules["jax"].config.update(name.lower(), read(environment[name]))
     warnings.filters[:] = filters
     more = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    first, *rest = arguments
-    if first == "-m":
-        sys.argv, sys.path[:] = rest, [os.getcwd(), *more, *before]
-        sys.modules.pop(rest[0] + ".__main__", None)  # which pytest has rewritten
-        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
-    elif first == "-c":
-        sys.argv, sys.path[:] = ["-c", *rest[1:]], ["", *more, *before]
-        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
-    else:
-        sys.argv = arguments
-        sys.path[:] = [os.path.dirname(os.path.abspath(first)), *more, *before]
-        runpy.run_path(first, run_name="__main__")
-    sys.exit()
+    status = 0
+    try:
+        run(*arguments)
+    except SystemExit as ended:
+        status = ended.code
+        if status is not None and not isinstance(status, int):
+            print(status, file=sys.stderr)
+            status = 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    # What Python does at its end, but for deleting all modules: most commands take less time.
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit((status or 0) & 0xFF)
 """
 
 
@@ -108,6 +136,7 @@ def run_python(
     cwd: str | Path | None = None,
     env: Mapping[str, str] | None = None,
     ours: bool = True,
+    merged: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """``python`` with arguments: ``-m module ...``, ``-c code ...`` or ``script ...``.
 
@@ -116,35 +145,79 @@ def run_python(
       cwd: its working directory.
       env: its variables; those of this process, unless they are given.
       ours: whether this project's modules are imported already, too.
+      merged: whether its errors are among its output, as on a terminal.
 
     Returns:
       What ``subprocess.run(..., capture_output=True, text=True)`` returns.
     """
+    files = [_outputs() / f"{next(_numbers)}" for _ in range(1 if merged else 2)]
+    words = [str(argument) for argument in arguments]
+    streams = [os.devnull, str(files[0]), str(files[-1])]
+    status = _ask(words, cwd, env, streams, ours=ours, waits=True)
+    texts = [file.read_text(encoding="utf-8") for file in files]
+    for file in files:
+        file.unlink()
+    return subprocess.CompletedProcess([sys.executable, *words], status, *texts)
+
+
+class ForkedProcess:
+    """What runs ``python -c code`` in a fork and has been started, like ``subprocess.Popen``.
+
+    Its working directory and its variables are those of this process; its errors go nowhere.
+    """
+
+    def __init__(self, code: str) -> None:
+        pipes = [_outputs() / f"{next(_numbers)}" for _ in range(2)]
+        for pipe in pipes:
+            os.mkfifo(pipe)
+        streams = [*map(str, pipes), os.devnull]
+        self.pid = _ask(["-c", code], None, None, streams, ours=True, waits=False)
+        self._ended = os.pidfd_open(self.pid)
+        #: What it reads, and what it writes.
+        self.stdin, self.stdout = pipes[0].open("wb"), pipes[1].open("rb")
+        for pipe in pipes:
+            pipe.unlink()
+
+    def wait(self) -> None:
+        """Wait for its end."""
+        select.select([self._ended], [], [])
+
+    def kill(self) -> None:
+        """End it."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._ended, signal.SIGKILL)
+
+
+def _ask(
+    words: list[str],
+    cwd: str | Path | None,
+    env: Mapping[str, str] | None,
+    streams: list[str],
+    *,
+    ours: bool,
+    waits: bool,
+) -> int:
+    """Let a fork run a command: the status with which it ended, or its process id."""
     environment = dict(os.environ if env is None else env)
     read = {name: value for name, value in environment.items() if _is_read_at_import(name)}
-    words = [str(argument) for argument in arguments]
     server = _server(tuple(sorted(read.items())), ours)
-    files = [_outputs() / f"{next(_numbers)}" for _ in range(2)]
-    request = [words, str(cwd or Path.cwd()), environment, *map(str, files)]
+    request = [waits, words, str(cwd or Path.cwd()), environment, *streams]
     assert server.stdin is not None
     assert server.stdout is not None
     try:
         server.stdin.write(json.dumps(request) + "\n")
         server.stdin.flush()
-        status = server.stdout.readline()
-        assert status, f"the process that forks ended with status {server.wait()}"
+        reply = server.stdout.readline()
+        assert reply, f"the process that forks ended with status {server.wait()}"
     except BaseException:  # a later run must not get the reply of this one
         server.kill()
         _server.cache_clear()
         raise
-    output, error = (file.read_text(encoding="utf-8") for file in files)
-    for file in files:
-        file.unlink()
-    return subprocess.CompletedProcess([sys.executable, *words], int(status), output, error)
+    return int(reply)
 
 
 def _is_read_at_import(name: str) -> bool:
-    return name.startswith(_READ_AT_IMPORT) and name != _PATH
+    return name.startswith(_READ_AT_IMPORT) and name not in _READ_BY_FORKS
 
 
 _numbers = itertools.count()
@@ -165,7 +238,9 @@ def _at_end(action: Callable[[], object]) -> None:
 
 @functools.cache
 def _server(read: tuple[tuple[str, str], ...], ours: bool) -> subprocess.Popen[str]:
-    others = {k: v for k, v in os.environ.items() if not _is_read_at_import(k) and k != _PATH}
+    others = {k: v for k, v in os.environ.items() if not _is_read_at_import(k)}
+    for name in _READ_BY_FORKS:
+        others.pop(name, None)
     programs = jax.config.jax_compilation_cache_dir or ""
     words = [str(Path(__file__).parent), programs, "ours" * ours, *_MODULES]
     server = subprocess.Popen(

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from forked_python import run_python
+from forked_python import ForkedProcess, run_python
 
 LOOK = """
 import os, sys
@@ -65,3 +65,35 @@ def test_variables_that_are_read_at_import_hold() -> None:
     code = "import jax; print(jax.config.jax_enable_x64)"
     done = run_python("-c", code, env={**os.environ, "JAX_ENABLE_X64": "True"})
     assert done.stdout == "True\n"
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [("JAX_NUM_CPU_DEVICES", "3"), ("XLA_FLAGS", "--xla_force_host_platform_device_count=3")],
+)
+def test_variables_that_are_read_when_jax_starts_hold(variable: tuple[str, str]) -> None:
+    code = "import jax; print(jax.default_backend(), jax.device_count())"
+    name, value = variable
+    unset = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_FLAGS"))}
+    done = run_python("-c", code, env={**unset, "JAX_PLATFORMS": "cpu", name: value})
+    assert done.stdout == "cpu 3\n"
+
+
+def test_errors_may_be_among_the_output() -> None:
+    code = "import sys; print(1, flush=True); print(2, file=sys.stderr); print(3)"
+    assert run_python("-c", code, merged=True).stdout == "1\n2\n3\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="only Linux can wait for such a process")
+def test_a_process_that_runs_on_is_written_to_and_ends() -> None:
+    process = ForkedProcess("import sys; print(sys.stdin.readline().upper(), flush=True, end='')")
+    with process.stdin, process.stdout:
+        process.stdin.write(b"abc\n")
+        process.stdin.flush()
+        assert process.stdout.read() == b"ABC\n"
+    process.wait()
+    endless = ForkedProcess("import time; time.sleep(3600)")
+    with endless.stdin, endless.stdout:
+        endless.kill()
+        endless.wait()
+        assert endless.stdout.read() == b""

@@ -54,7 +54,7 @@ def test_the_flag_selects_backends_of_tests(here, flag, places):
 
 
 def test_all_leaves_out_what_is_not_here_and_says_why(here):
-    result = here.spawn("--pallas-backend=all", fresh=True)
+    result = here.spawn("--pallas-backend=all")
     result.assert_outcomes(passed=3)  # this test claims no GPU
     result.stdout.fnmatch_lines(
         [
@@ -68,7 +68,7 @@ def test_all_leaves_out_what_is_not_here_and_says_why(here):
 
 @pytest.mark.parametrize("platform", ["tpu", "gpu"])
 def test_hardware_that_is_not_here_is_a_usage_error(here, platform):
-    result = here.spawn(f"--pallas-backend={platform}", fresh=True)
+    result = here.spawn(f"--pallas-backend={platform}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     text = result.stderr.str()
     assert "Traceback" not in text + result.stdout.str()
@@ -79,7 +79,7 @@ def test_hardware_that_is_not_here_is_a_usage_error(here, platform):
 
 def test_hardware_in_the_ini_file_is_a_usage_error_too(here):
     here.ini(pallas_backend="tpu:v6e")
-    result = here.spawn(fresh=True)
+    result = here.spawn()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert "backend 'tpu:v6e' is not available" in result.stderr.str()
 

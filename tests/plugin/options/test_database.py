@@ -101,7 +101,7 @@ def test_another_process_begins_with_it_and_another_backend_ends_with_it(picky, 
     look = (*LOOK, "--pallas-backend=tpu-interpret")
     picky.run(*look, "--pallas-database=none").assert_outcomes(passed=1)
     assert "384" not in seen(picky)
-    again = picky.spawn(*look, shared, fresh=True)
+    again = picky.spawn(*look, shared)
     again.assert_outcomes(failed=1)
     *drawn, last = seen(picky)
     assert (set(drawn) - {last}, last) == ({"128"}, "384")

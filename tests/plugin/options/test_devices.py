@@ -23,29 +23,29 @@ def clean(project, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("args", "count", "passed"),
+    ("args", "fresh", "count", "passed"),
     [
-        ((), 8, 1),
-        (("--pallas-devices=3", "-n1"), 3, 1),
+        ((), True, 8, 1),
+        (("--pallas-devices=3", "-n1"), False, 3, 1),
         # To know whether hardware is there, JAX is started: not before the count is settled.
-        (("--pallas-backend=auto,interpret",), 8, 2),
+        (("--pallas-backend=auto,interpret",), False, 8, 2),
     ],
 )
-def test_jax_starts_with_the_number_of_devices(clean, args, count, passed):
+def test_jax_starts_with_the_number_of_devices(clean, args, fresh, count, passed):
     clean.write(test_count=COUNT.format(count=count))
-    clean.spawn(*args, fresh=True).assert_outcomes(passed=passed)
+    clean.spawn(*args, fresh=fresh).assert_outcomes(passed=passed)
 
 
 @pytest.mark.parametrize(("args", "count"), [((), 2), (("--pallas-devices=3",), 3)])
 def test_the_environment_gives_way_only_to_the_option(clean, monkeypatch, args, count):
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
     clean.write(test_count=COUNT.format(count=count))
-    clean.spawn(*args, fresh=True).assert_outcomes(passed=1)
+    clean.spawn(*args).assert_outcomes(passed=1)
 
 
 def test_devices_after_the_start_of_jax_are_a_usage_error(clean):
     clean.write(conftest="import jax\njax.devices()\n", test_count=COUNT.format(count=3))
-    result = clean.spawn("--pallas-devices=3", fresh=True)
+    result = clean.spawn("--pallas-devices=3")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     text = result.stderr.str()
     assert "Traceback" not in text

@@ -26,7 +26,7 @@ def test_no_test_runs_and_every_backend_is_tried(project):
             return [Family(name="broken", make=lambda target: Broken(), kind="interpreting")]
         """,
     )
-    result = project.spawn("--pallas-doctor", fresh=True)
+    result = project.spawn("--pallas-doctor")
     text = result.stdout.str()
     assert result.ret == pytest.ExitCode.OK, text
     for name in ("tpu-sim", "gpu-sim", "interpret", "tpu-interpret", "gpu-interpret"):

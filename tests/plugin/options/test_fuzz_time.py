@@ -4,23 +4,32 @@ import re
 
 import pytest
 
+from pytest_pallas.items import time_budget
+from pytest_pallas.report import progress
+
 SPEC = 'name="add", kernel=add, inputs=pst.arrays("m n, m n", around=[8, 16, 32])'
 WRONG = 'name="add_off", kernel=add_off'
 
 
-def test_every_item_fuzzes_for_its_share(project):
+def test_every_item_fuzzes_for_its_share(project, monkeypatch, clock):
+    slots = []
+    slot = time_budget.TimeBudget.slot
+    monkeypatch.setattr(
+        time_budget.TimeBudget, "slot", lambda *args: slots.append(slot(*args)) or slots[-1]
+    )
     project.specs(SPEC)
     records = project.records(
         "--pallas-suite=specs",
         "--pallas-backend=tpu-sim",
         "--pallas-checks=forward,determinism",
-        "--pallas-fuzz-time=5",
+        "--pallas-fuzz-time=1",
         "--pallas-max-examples=1",
     )
     assert {record["outcome"] for record in records} == {"passed"}
-    for record in records:
-        assert record["examples"] > 1
-        assert record["seconds"] > 1.0
+    assert [record["examples"] > 1 for record in records] == [True, True]
+    # The first item looks at the clock after the end of its time, too.
+    assert slots == [pytest.approx(0.5, abs=0.05), pytest.approx(0.45, abs=0.1)]
+    assert 1.0 <= clock() < 1.5
 
 
 #: Makes pytest take its output for a terminal.
@@ -34,12 +43,9 @@ TERMINAL = """
 """
 
 
-@pytest.mark.parametrize(
-    ("conftest", "option", "seconds"), [(TERMINAL, "-v", 2), (TERMINAL, "-q", 1), ("", "-v", 1)]
-)
-def test_a_line_says_how_far_it_is_on_a_terminal(project, monkeypatch, conftest, option, seconds):
-    from pytest_pallas.report import progress
-
+@pytest.mark.parametrize(("conftest", "option"), [(TERMINAL, "-v"), (TERMINAL, "-q"), ("", "-v")])
+@pytest.mark.usefixtures("clock")
+def test_a_line_says_how_far_it_is_on_a_terminal(project, monkeypatch, conftest, option):
     monkeypatch.setattr(progress, "LEAST", 0.1)
     project.write(conftest=conftest)
     project.specs(SPEC)
@@ -47,7 +53,7 @@ def test_a_line_says_how_far_it_is_on_a_terminal(project, monkeypatch, conftest,
         "--pallas-suite=specs",
         "--pallas-backend=tpu-sim",
         "--pallas-checks=forward",
-        f"--pallas-fuzz-time={seconds}",
+        "--pallas-fuzz-time=1",
         "--pallas-max-examples=1",
         option,
     )
@@ -60,7 +66,7 @@ def test_a_line_says_how_far_it_is_on_a_terminal(project, monkeypatch, conftest,
         assert lines == []
 
 
-def test_a_failure_ends_an_item(project):
+def test_a_failure_ends_an_item(project, clock):
     project.specs(WRONG)
     records = project.records(
         "--pallas-suite=specs",
@@ -69,4 +75,4 @@ def test_a_failure_ends_an_item(project):
         "--pallas-fuzz-time=300",
     )
     assert [record["outcome"] for record in records] == ["failed"]
-    assert records[0]["seconds"] < 60
+    assert clock() < 300

@@ -12,6 +12,7 @@ from pytest_pallas.database import DatabasePlace
 from pytest_pallas.gang.layout import free_port
 from pytest_pallas.goldens.example import Example, content_of
 from pytest_pallas.options.table import TABLE
+from pytest_pallas.options.values import read_options
 
 #: Option: default, and values for ini, command line and mark with what they are read as.
 #: Places of the only host, as ``--pallas-distributed`` has them.
@@ -84,8 +85,9 @@ TEST = """
 
     {mark}
     def test_say(request):
-        value = getattr(current(request.config).options_for(request.node), {name!r})
-        pathlib.Path("said.json").write_text(json.dumps(value, default=str))
+        options = current(request.config).options_for(request.node)
+        values = {{name: getattr(options, name) for name in {names!r}}}
+        pathlib.Path("said.json").write_text(json.dumps(values, default=str))
 """
 
 
@@ -99,17 +101,30 @@ EXAMPLE = Example(
 )
 
 
-def said(project, name, *args, mark=""):
-    project.write(test_say=TEST.format(name=name, mark=mark and f"@pytest.mark.pallas({mark})"))
-    # JAX has started in this process, with its devices.
-    run = project.spawn if name == "devices" else project.run
-    result = run("test_say.py", "-k", "test_say", *args)
-    assert result.parseoutcomes()["passed"] == 1
-    value = json.loads((project.path / "said.json").read_text())
+def plain(project, name, value):
+    """An option's value as text, where it is one; a path from the project's folder."""
+    value = json.loads(json.dumps(value, default=str))
     files = ("results", "html", "trace", "dump", "cost_file")
     if name in files and value is not None and Path(value).is_absolute():
         return str(Path(value).relative_to(project.path))  # made absolute, by where pytest started
     return value
+
+
+def read(project, name, *args):
+    """What pytest reads of an option, without a run."""
+    config = project.pytester.parseconfig(*project.options(args), *args)
+    return plain(project, name, getattr(read_options(config), name))
+
+
+def said(project, *names, args=(), mark=""):
+    """What a test sees of options."""
+    project.write(test_say=TEST.format(names=names, mark=mark and f"@pytest.mark.pallas({mark})"))
+    # JAX has started in this process, with its devices.
+    run = project.spawn if names == ("devices",) else project.run
+    result = run("test_say.py", "-k", "test_say", *args)
+    assert result.parseoutcomes()["passed"] == 1
+    values = json.loads((project.path / "said.json").read_text())
+    return {name: plain(project, name, value) for name, value in values.items()}
 
 
 def test_every_option_is_in_the_table():
@@ -134,13 +149,26 @@ def test_mark_beats_command_line_beats_ini_beats_default(project, option):
         for name in (ini, line):
             (project.path / name).write_bytes(content_of(EXAMPLE, ()))
     flag = f"{option.flag}={line}"
-    assert said(project, option.name) == default
+    assert read(project, option.name) == default
     project.ini(**{option.ini: ini})
-    assert said(project, option.name) == from_ini
-    assert said(project, option.name, flag) == from_line
+    assert read(project, option.name) == from_ini
+    assert said(project, option.name, args=[flag]) == {option.name: from_line}
     if mark:
         text, marked = mark
-        assert said(project, option.name, flag, mark=text) == marked
+        assert said(project, option.name, args=[flag], mark=text) == {option.name: marked}
+
+
+def test_what_a_test_sees_is_what_was_read(project):
+    """Of the defaults, and of the values of an ini file that runs a test in this process."""
+    project = dataclasses.replace(project, isolate=None)
+    names = [option.name for option in TABLE]
+    assert said(project, *names) == {name: CASES[name][0] for name in names}
+    project.specs('name="add", kernel=add')
+    here = ("backend", "suite", "profile", "max_examples", "max_bytes", "seed", "checks")
+    here += ("sanitize", "arithmetic", "timeout", "isolate", "missing", "cost_limit")
+    here += ("join_timeout", "worker_memory", "mutate_min", "database")
+    project.ini(**{option.ini: CASES[option.name][1][0] for option in TABLE if option.name in here})
+    assert said(project, *here) == {name: CASES[name][1][1] for name in here}
 
 
 def test_precedence_of_backends(project):

@@ -449,4 +449,4 @@ def test_nothing_of_it_is_loaded_without_the_options(project):
             assert "pytest_pallas.report.runs.keeping" not in sys.modules
         """
     )
-    assert project.spawn("--pallas-backend=tpu-sim").ret == 0
+    assert project.spawn("--pallas-backend=tpu-sim", ours=False).ret == 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 DEADLOCK = """
@@ -42,9 +40,7 @@ DEADLOCK = """
 )
 def test_a_deadlock_ends_and_the_run_goes_on(project, flag, mark):
     project.write(test_waits=DEADLOCK.format(mark=mark))
-    started = time.monotonic()
     result = project.run("--pallas-backend=tpu-interpret", f"--pallas-timeout={flag}")
-    assert time.monotonic() - started < 40
     result.assert_outcomes(failed=1, passed=1)
     assert "the kernel did not finish within 1 s" in result.stdout.str()
     assert "semaphore, barrier or DMA" in result.stdout.str()
@@ -60,9 +56,7 @@ ENDLESS = DEADLOCK.replace(
 )
 def test_a_loop_ends_on_the_simulator_and_the_run_goes_on(project, flag, mark):
     project.write(test_waits=ENDLESS.format(mark=mark))
-    started = time.monotonic()
     result = project.run(f"--pallas-timeout={flag}")
-    assert time.monotonic() - started < 40
     result.assert_outcomes(failed=1, passed=1)
     result.stdout.re_match_lines(
         [r".*still not traced and simulated after 1 s; .*--pallas-timeout, in _wait at .*:\d+"]

@@ -42,7 +42,7 @@ def test_the_header_has_the_devices_of_the_environment(project, monkeypatch):
             assert len(jax.devices()) == 3
         """
     )
-    result = project.spawn(fresh=True)
+    result = project.spawn()
     result.assert_outcomes(passed=1)
     assert "3 simulated devices" in header(result)[0]
 

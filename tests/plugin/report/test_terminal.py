@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from pytest_pallas.report.sections import results
+
 RUN = ("--pallas-suite=specs", "--pallas-backend=interpret,tpu-sim:v5e,gpu-interpret",
        "--pallas-checks=forward,determinism", "--pallas-max-examples=2")  # fmt: skip
 
@@ -38,10 +40,11 @@ def rows(lines: list[str]) -> dict[str, list[str]]:
     return {cells[0]: cells[1:] for cells in split}
 
 
-def test_cells_count_outcomes_of_kernels_by_backend(mixed):
-    result = mixed.run(*RUN)
+def test_cells_count_outcomes_of_kernels_by_backend_and_reasons_are_listed(mixed):
+    result, color = mixed.run(*RUN), mixed.run(*RUN, "--color=yes")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    found = rows(table(result))
+    lines = table(result)
+    found = rows(lines)
     assert found["kernel"] == [
         "tpu-sim:v5e", "interpret", "gpu-interpret", "examples", "seconds",
     ]  # fmt: skip
@@ -54,9 +57,8 @@ def test_cells_count_outcomes_of_kernels_by_backend(mixed):
     assert found["mended"][0] == "1 ok 1 FAILED"  # it passes, and that must be noticed
     assert int(good[3]) == 6  # forward draws 2, determinism 1, on two backends
 
-
-def test_reasons_of_skips_and_expected_failures_are_listed(mixed):
-    text = "\n".join(table(mixed.run(*RUN)))
+    # The reasons of skips and expected failures are listed.
+    text = "\n".join(lines)
     assert "expected failure (2) on interpret, tpu-sim:v5e: refused: #12 (JAX 0.12)" in text
     assert "not run (1) on interpret: refused: forward raised; see `refused-forward[inte" in text
     assert (
@@ -64,10 +66,8 @@ def test_reasons_of_skips_and_expected_failures_are_listed(mixed):
         in text
     )
 
-
-def test_failures_are_red_and_passes_green(mixed):
-    plain, color = mixed.run(*RUN), mixed.run(*RUN, "--color=yes")
-    assert "\x1b[" not in plain.stdout.str()
+    # Failures are red and passes green.
+    assert "\x1b[" not in result.stdout.str()
     text = color.stdout.str()
     (line,) = [line for line in text.splitlines() if "1 FAILED" in line and "wrong" in line]
     assert "\x1b[31m" in line  # red
@@ -103,22 +103,23 @@ def test_quiet_shows_failed_kernels_and_counts_the_rest(mixed):
     assert "skipped (" not in text
 
 
-def test_verbose_lists_all_kernels_and_requirements(project):
+def test_verbose_lists_all_kernels_and_requirements(project, monkeypatch):
     """All kernels and requirements are listed, and nothing that was never drawn is left out."""
-    project.specs(*(f'name="k{number}", kernel=add' for number in range(30)))
+    monkeypatch.setattr(results, "_MOST_LINES", 5)
+    project.specs(*(f'name="k{number}", kernel=add' for number in range(8)))
     run = ("--pallas-suite=specs", "--pallas-backend=tpu-sim", "--pallas-checks=forward,donation",
            "--pallas-max-examples=1")  # fmt: skip
     short, whole = (project.run(*run, *extra).stdout.str() for extra in ((), ("-v",)))
-    names = ", ".join(f"k{number}" for number in range(30))
-    assert "not applicable: 30 checks of 30 kernels (-v lists them)" in short
+    names = ", ".join(f"k{number}" for number in range(8))
+    assert "not applicable: 8 checks of 8 kernels (-v lists them)" in short
     assert "more kernels (-v lists them)" in short
     assert "no example aliases an input" not in short
-    assert "not applicable: 30 checks of 30 kernels\n" in whole
-    assert f"  no example aliases an input (30): donation on tpu-sim: {names}" in whole
+    assert "not applicable: 8 checks of 8 kernels\n" in whole
+    assert f"  no example aliases an input (8): donation on tpu-sim: {names}" in whole
     assert not re.search("more kernels", whole)
-    assert "never drawn: choices of 25 more kernels" in short
+    assert "never drawn: choices of 3 more kernels" in short
     assert "never drawn: something" not in whole
-    assert len(re.findall("never drawn: k", whole)) == 30
+    assert len(re.findall("never drawn: k", whole)) == 8
 
 
 def test_a_narrow_terminal_has_a_list_instead_of_a_table(mixed, monkeypatch):

@@ -3,8 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,7 @@ WRONG = {"wrong_layer_norm", "wrong_softmax", "wrong_matmul", "wrong_doubled"}
 def records_of(folder, *words):
     """The records of a run in which tests fail."""
     words += ("--pallas-profile=quick", "--pallas-results=results.json", "-p", "no:cacheprovider")
-    done = run_python("-m", "pytest", *words, cwd=folder, ours=False)
+    done = run_python("-m", "pytest", *words, cwd=folder)
     assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout + done.stderr
     return json.loads((folder / "results.json").read_text())["records"]
 
@@ -71,8 +69,7 @@ def new_records(tmp_path_factory):
         for module, name in [target.split(":")]
         for wrong in ("", "wrong_")
     }
-    command = [sys.executable, "-c", script, *targets, "kernels.copies:shifted"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    done = run_python("-c", script, *targets, "kernels.copies:shifted", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     texts = {path.name: path for path in (folder / "tests").iterdir()}
     assert "FILL IN" in texts.pop("test_shifted_kernel.py").read_text()  # it needs a mesh

@@ -25,7 +25,7 @@ TEST = """
         pallas_check(RUN, *args, reference=REFERENCE, checks="forward")
 """
 
-ONE = ("--pallas-backend=tpu-sim",)
+ONE = ("--pallas-backend=tpu-sim", "--pallas-max-examples=20")
 
 
 @pytest.mark.parametrize(("run", "reference"), [("add", "picky"), ("kernel", "plain")])

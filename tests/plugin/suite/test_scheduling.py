@@ -27,7 +27,7 @@ def test_one_worker_asks_all_checks_of_a_kernel(project):
     )
     checks = "forward,oracle-strength,dtype"
     args = (f"--pallas-checks={checks}", "--pallas-backend=tpu-sim", "--pallas-max-examples=1")
-    project.spawn("--pallas-suite=specs", *args, "-n2")
+    project.run("--pallas-suite=specs", *args, "-n2")
     lines = (project.path / "asked.jsonl").read_text().splitlines()
     workers = {name: set() for name, _ in map(json.loads, lines)}
     for name, worker in map(json.loads, lines):
