@@ -41,6 +41,6 @@ def test_a_fork_is_as_a_new_process(project, monkeypatch):
     monkeypatch.setenv("HERE_ONLY", "yes")
     project.write(test_it=TEST, early=EARLY)
     words = ("-p", "early", "-s", "test_it.py")
-    result = project.spawn("-k", "not ends", *words)
+    result = project.spawn("-k", "not ends", *words, ours=False)
     result.assert_outcomes(passed=1, deselected=1)
-    assert project.spawn("-k", "ends", *words).ret == -9
+    assert project.spawn("-k", "ends", *words, ours=False).ret == -9

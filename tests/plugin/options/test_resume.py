@@ -192,6 +192,7 @@ def test_a_controller_of_xdist_that_is_killed(suite):
     check_that_all_are_there(suite, result)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("dask")
 def test_a_controller_of_a_fleet_that_is_killed(suite):
     """Its worker process ends with it."""

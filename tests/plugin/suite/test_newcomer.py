@@ -85,6 +85,7 @@ def new_records(tmp_path_factory):
     return records_of(folder, *map(str, texts.values()))
 
 
+@pytest.mark.slow
 def test_what_new_writes_finds_the_wrong_kernels_and_blames_no_right_one(new_records):
     failed = [record for record in new_records if record["outcome"] == "failed"]
     assert {record["kernel"] for record in new_records} == (RIGHT | WRONG) - {"shifted"}
