@@ -225,6 +225,7 @@ class _FleetRun:
             self.cluster.cancel([key])
             self.ledger.take(key)
             if begun:
+                self.workers.lose(begun)
                 self._lost(sent, f"{begun}: {CLOSED}")
             self.ledger.again(sent.group)
 
@@ -292,6 +293,7 @@ class _FleetRun:
                 self.workers.refuse(answer.worker, answer.refused)
             elif answer.before:
                 self._look_at_workers()  # the run may end before the next look
+                self.workers.lose(answer.before)
                 self._lost(sent, f"{answer.before}: {CLOSED}")
             else:
                 self._results(sent, answer)

@@ -105,8 +105,14 @@ class Workers:
         self._silent.discard(address)
         if address in self._accepted:
             self._accepted.discard(address)
-            self._facts.lost[self.name_of(address)] = CLOSED
-            self._say(f"lost worker {self.name_of(address)}: {CLOSED}")
+            self._facts.lost.pop(self.name_of(address), None)  # it was silent before
+            self.lose(self.name_of(address))
+
+    def lose(self, worker: str) -> None:
+        """Report a worker that was lost, also one that had a task before it was greeted."""
+        if worker not in self._facts.lost:
+            self._facts.lost[worker] = CLOSED
+            self._say(f"lost worker {worker}: {CLOSED}")
 
     def _is_silent(self, address: str, seconds: float) -> None:
         if address in self._silent:

@@ -24,6 +24,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import warnings
 from collections import OrderedDict
@@ -42,8 +43,10 @@ LINGER, _LOOK_FOR_FOLDER = 300.0, 1.0
 
 #: Variables with these beginnings decide nothing while JAX, numpy, hypothesis, pytest and this
 #: package are imported. Where another one differs, another process forks.
-_READ_LATER = ("PYTEST_", "DASK_", "__DASK_", "HOME", "USERPROFILE", "PWD", "OLDPWD", "TMPDIR")
-_READ_LATER += ("PY_COLORS", "PYTHONPATH")  # each request has the search path
+_READ_LATER = (
+    *("PYTEST_", "DASK_", "__DASK_", "HOME", "USERPROFILE", "PWD", "OLDPWD", "TMPDIR", "PY_COLORS"),
+    "PYTHONPATH",  # each request has the search path
+)
 
 #: Size of a request, in bytes; a larger one needs a new process.
 _MOST = 1 << 17
@@ -461,8 +464,7 @@ def _become(
 def _forget_process() -> None:
     """In a fork: undo what imports have taken from the process and its folder."""
     importlib.invalidate_caches()
-    if (temporary := sys.modules.get("tempfile")) is not None:
-        temporary.tempdir = None
+    tempfile.tempdir = None
     if (random := sys.modules.get("numpy.random")) is not None:
         random.seed()
     configuration = sys.modules.get("hypothesis.configuration")

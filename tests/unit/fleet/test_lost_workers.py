@@ -1,0 +1,62 @@
+"""Workers that are lost are reported, whenever that happens."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_pallas.fleet.cluster import Ended, WorkerInfo
+from pytest_pallas.fleet.messages import Answer, encoded
+from pytest_pallas.fleet.workers import CLOSED, Workers
+from pytest_pallas.session.fleet import FleetFacts
+
+
+class FakeCluster:
+    """Knows the workers that a test says."""
+
+    def __init__(self):
+        self.known = ()
+
+    def workers(self):
+        return {each: WorkerInfo(address=each, threads=1, silence=0.0) for each in self.known}
+
+    def cancel(self, keys):
+        pass
+
+
+@pytest.fixture
+def cluster():
+    return FakeCluster()
+
+
+@pytest.fixture
+def facts():
+    return FleetFacts(place="local:1", processes=1)
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+@pytest.fixture
+def workers(cluster, facts, said):
+    return Workers(cluster, facts, greet=lambda **_: None, say=said.append, silence=30.0)
+
+
+def test_a_worker_that_runs_a_test_before_it_is_greeted(workers, facts, said):
+    workers.lose("a (process 1 of here)")
+    workers.lose("a (process 1 of here)")
+    assert facts.lost == {"a (process 1 of here)": CLOSED}
+    assert said == [f"lost worker a (process 1 of here): {CLOSED}"]
+
+
+def test_a_worker_that_has_left_is_lost_once(workers, cluster, facts, said):
+    cluster.known = ("a",)
+    list(workers.look())
+    [key] = workers.greetings
+    workers.greeted(key, Ended(key=key, answer=encoded(Answer(worker="a (process 1 of here)"))))
+    cluster.known = ()
+    list(workers.look())
+    workers.lose("a (process 1 of here)")
+    assert facts.lost == {"a (process 1 of here)": CLOSED}
+    assert said == [f"lost worker a (process 1 of here): {CLOSED}"]
