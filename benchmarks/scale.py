@@ -14,6 +14,15 @@ and adds at most 1.25 times the memory (or less than 5 kB).
 
 The third joins files of shards by ``pytest-pallas merge``: seconds, peak memory and bytes written,
 for ``--output`` and for ``--html``, with a tenth of the records and with all.
+
+Seen with JAX 0.12.0.1, Python 3.13, on two cores under other work, which say nothing of seconds:
+
+- 10,000 empty tests: 83 MB collected, 113 MB at the end, 3.0 kB a test, all of it pytest's.
+- ``pallas_check`` and ``pallas_run``: 340 MB collected, 470 MB after 1,000 tests, when the caches
+  are full, 500 MB after 5,000 and 516 MB after 8,000: 7 kB a test, with its record and pytest's 3.
+- 600 specs: 353 MB collected (60 kB a spec), 369 MB after 100 tests, 376 MB after 600: 13 kB each.
+- 100,000 records, 89 MB: peak 320 MB, also with ``--output`` (112 MB) and ``--html`` (8.9 MB);
+  10,000 records: 60 MB.
 """
 
 from __future__ import annotations

@@ -99,7 +99,8 @@ def limit_traces(most: int) -> bool:
     JAX keeps a trace of each function for each shape, such as ``jnp.tanh``, without a limit. What
     was compiled, and the last traces of jitted functions, is in caches that have one, and stays.
     """
-    cache: Any = importlib.import_module("jax._src.interpreters.partial_eval").trace_to_jaxpr
+    partial_eval: Any = importlib.import_module("jax._src.interpreters.partial_eval")
+    cache: Any = partial_eval.trace_to_jaxpr
     if not hasattr(cache, "cache_info") or cache.cache_info().currsize <= most:
         return False
     cache.cache_clear()

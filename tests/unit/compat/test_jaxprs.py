@@ -136,3 +136,15 @@ def test_dead_code():
         assert {"sin", "debug_callback"} <= set(left)
     live = jax.make_jaxpr(lambda x: kernel(x) + 1)(X)
     assert names(jaxprs.without_dead_code(live)).count("pallas_call") == 1
+
+
+def test_traces_of_jax_are_limited():
+    cache = importlib.import_module("jax._src.interpreters.partial_eval").trace_to_jaxpr
+    assert cache.cache_info().maxsize == -1, "JAX has a limit now: limit_traces can go"
+    functions = [jax.jit(lambda x, n=n: x + n) for n in range(5)]
+    for function in functions:
+        function.trace(X)
+    assert not jaxprs.limit_traces(cache.cache_info().currsize)
+    assert cache.cache_info().currsize >= 5
+    assert jaxprs.limit_traces(4)
+    assert cache.cache_info().currsize == 0
