@@ -252,14 +252,16 @@ class Damage:
     def __init__(self, right: dict[str, Path]) -> None:
         """Damages copies of ``right``, by kind."""
         self.right = {kind: path.read_bytes() for kind, path in right.items()}
-        self.plain = {kind: _parsed(kind, content) for kind, content in self.right.items()}
+        parsed = {kind: _parsed(kind, content) for kind, content in self.right.items()}
+        # Copied in a tenth of the time that ``deepcopy`` takes.
+        self.pickled = {kind: pickle.dumps(plain) for kind, plain in parsed.items()}
 
     def damaged(self, kind: str, number: int) -> bytes:
         """The content of a damaged file."""
         rng = random.Random(f"{kind} {number}")
         if rng.random() < 0.25:
             return _bytes_changed(self.right[kind], rng)
-        plain = copy.deepcopy(self.plain[kind])
+        plain = pickle.loads(self.pickled[kind])
         for _ in range(rng.choice((1, 1, 1, 2, 5))):
             plain = _value_changed(plain, rng)
         return _written(kind, self.right[kind], plain, rng)

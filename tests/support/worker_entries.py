@@ -84,9 +84,9 @@ def print_slowly(payload: bytes) -> bytes:
 
 
 def print_late(payload: bytes) -> bytes:
-    """Let a child write after the job has ended."""
-    subprocess.Popen(["sh", "-c", f"sleep {payload.decode()}; echo late"])
-    return b""
+    """Let a child write after the job has ended, and return its number."""
+    child = subprocess.Popen(["sh", "-c", f"sleep {payload.decode()}; echo late"])
+    return b"%d" % child.pid
 
 
 def close_output(payload: bytes) -> bytes:
@@ -164,23 +164,15 @@ def die_with_heir(payload: bytes) -> bytes:
 
 
 def stop_when_idle(payload: bytes) -> bytes:
-    """Return, and be stopped a moment later: alive, but deaf."""
+    """Return our number, and be stopped a moment later: alive, but deaf."""
     subprocess.Popen(["sh", "-c", f"sleep 0.05; kill -STOP {os.getpid()}"])
-    return b""
-
-
-def die_deaf_when_idle(payload: bytes) -> bytes:
-    """Return, and be stopped a moment later, and killed after that."""
-    pid = os.getpid()
-    script = f"sleep 0.05; kill -STOP {pid}; sleep 0.3; kill -KILL {pid}"
-    subprocess.Popen(["sh", "-c", script])
-    return b""
+    return b"%d" % os.getpid()
 
 
 def die_when_idle(payload: bytes) -> bytes:
-    """Return, and be dead a moment later."""
+    """Return our number, and be dead a moment later."""
     signal.setitimer(signal.ITIMER_REAL, 0.02)
-    return b""
+    return b"%d" % os.getpid()
 
 
 _HELD: list[bytes] = []
@@ -211,6 +203,6 @@ def talk(payload: bytes, say) -> bytes:
         if word == b"exit":
             os._exit(1)
         if word in (b"pause", b"hang"):
-            time.sleep(0.9 if word == b"pause" else 60)
+            time.sleep(0.3 if word == b"pause" else 60)
         say(word)
     return payload

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from forked_python import run_python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental import pallas as pl
@@ -265,15 +266,18 @@ def test_it_compiles_for_a_chip_that_is_not_there():
     assert (report.status, report.target) == ("compiled", "v5e")
 
 
-def run(text: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a script in a process of its own, on the CPU and without anybody's settings."""
+def run(text: str, folder: Path, *, fresh: bool) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process of its own, which has imported nothing if ``fresh``."""
     path = folder / "program.py"
     path.write_text(textwrap.dedent(text))
     support = Path(__file__).parents[1] / "support"
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_", "PYTEST"))}
+    env = {**kept, "PYTHONPATH": str(support)}
+    if not fresh:
+        return run_python(path, cwd=folder, env=env)
     return subprocess.run(
-        [sys.executable, "-W", "error", str(path), *words],
-        env={**kept, "PYTHONPATH": str(support)},
+        [sys.executable, "-W", "error", str(path)],
+        env=env,
         cwd=folder,
         capture_output=True,
         text=True,
@@ -293,6 +297,7 @@ def test_in_a_plain_script(tmp_path):
         pytest_pallas.check(add_one, X, reference=lambda x: x, checks="forward")
         """,
         tmp_path,
+        fresh=True,
     )
     assert ended.returncode == 1
     assert ended.stdout == "2048.0\n"
@@ -305,12 +310,14 @@ def test_in_unittest_and_absltest(tmp_path):
     ended = run(
         """
         import unittest
+        import warnings
 
         import numpy as np
         import pytest_pallas
         from absl.testing import absltest, parameterized
         from sample_kernels import add_one
 
+        warnings.simplefilter("error")
         X = np.ones((8, 128), np.float32)
 
 
@@ -336,6 +343,7 @@ def test_in_unittest_and_absltest(tmp_path):
             absltest.main()
         """,
         tmp_path,
+        fresh=False,
     )
     assert ended.returncode == 1
     assert "Ran 5 tests" in ended.stderr

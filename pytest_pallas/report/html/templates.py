@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,12 @@ _HERE = Path(__file__).parent
 
 def template(name: str) -> Any:
     """A template of this folder, by its file name; needs jinja2."""
+    return _environment().get_template(name)
+
+
+@functools.cache
+def _environment() -> Any:
+    """The environment of all templates, which compiles each of them once."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -24,7 +31,7 @@ def template(name: str) -> Any:
         finalize=lambda value: clean(value) if type(value) is str else value,
     )
     environment.filters["times"] = times
-    return environment.get_template(name)
+    return environment
 
 
 def text_of(name: str) -> str:

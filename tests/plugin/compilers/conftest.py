@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pytest_pallas.compilers import libtpu
+from pytest_pallas.compilers.service import Service
+from pytest_pallas.workers import WorkerPool
 
 #: Kernels that are compiled in the tests of this folder.
 KERNELS = """
@@ -49,6 +52,15 @@ def pytest_collection_modifyitems(items):
         here = item.path.is_relative_to(Path(__file__).parent)
         if here and item.get_closest_marker("without_libtpu") is None:
             item.add_marker(pytest.mark.skip(reason=missing))
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _shared_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """All sessions of this process compile in the same workers: one takes a second to start."""
+    with WorkerPool(2) as pool, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Service, "_pool", pool)
+        patch.setattr(Service, "_scratch", tmp_path_factory.mktemp("compilers"))
+        yield
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """``gpu-compile``: Mosaic GPU and Triton kernels, compiled for GPUs that are not there."""
 
+from importlib import metadata
+
 import pytest
 
 from pytest_pallas.compilers import cuda
@@ -158,23 +160,17 @@ def test_a_spec_is_compiled_for_the_chips_that_it_claims(compiling):
         assert 0 < report["shared_bytes"] < report["shared_capacity"] == 232448
 
 
-def test_without_the_compiler_a_usage_error_names_the_extra(compiling):
-    compiling.write(
-        absent="""
-        from importlib import metadata
+def test_without_the_compiler_a_usage_error_names_the_extra(compiling, monkeypatch):
+    version = metadata.version
 
-        version = metadata.version
+    def without(name):
+        if name == "jax-cuda13-plugin":
+            raise metadata.PackageNotFoundError(name)
+        return version(name)
 
-        def without(name):
-            if name == "jax-cuda13-plugin":
-                raise metadata.PackageNotFoundError(name)
-            return version(name)
-
-        metadata.version = without
-        """,
-        test_it="def test_it(pallas_check): pass",
-    )
-    result = compiling.spawn("-p", "absent", "--pallas-backend=gpu-compile:h100", fresh=True)
+    monkeypatch.setattr(metadata, "version", without)
+    compiling.write(test_it="def test_it(pallas_check): pass")
+    result = compiling.run("--pallas-backend=gpu-compile:h100")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
         ["*'gpu-compile:h100' is not available*pip install 'pytest-pallas[[]gpu-compile[]]'*"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from failure_scripts import repeat
 
 SPEC = """
@@ -47,7 +49,8 @@ def test_the_smallest_refused_call_is_found_and_can_be_replayed(compiling):
         """
     )
     arguments = ("--pallas-suite=specs", "--pallas-backend=tpu-compile:v6e")
-    result = compiling.run(*arguments)
+    result = compiling.run(*arguments, "--pallas-results=results.json")
+    records = json.loads((compiling.path / "results.json").read_text())["records"]
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*inputs*float32[[]8, 480[]]", "*--pallas-replay=*"])
     words = next(
@@ -59,7 +62,7 @@ def test_the_smallest_refused_call_is_found_and_can_be_replayed(compiling):
     again = compiling.run(*arguments, words, "specs.py::narrow-forward[tpu-compile:v6e]")
     again.assert_outcomes(failed=1)
     again.stdout.fnmatch_lines(["*inputs*float32[[]8, 480[]]"])
-    repeat(compiling.records(*arguments), {})
+    repeat(records, {})
 
 
 def test_an_expected_refusal_is_strict(compiling):

@@ -1,6 +1,7 @@
 """``tpu-compile``: kernels nobody here wrote, compiled for chips that are not there."""
 
 import json
+import sys
 
 import pytest
 
@@ -181,13 +182,10 @@ def test_a_check_that_asks_for_equal_bits_has_nothing_to_compile(compiling):
 
 
 @pytest.mark.without_libtpu
-def test_without_the_compiler_a_usage_error_names_the_extra(compiling):
-    compiling.write(
-        conftest="",
-        absent="import sys\nsys.modules['libtpu'] = None\n",
-        test_it=TEST.format(body="pallas_check(double, X, reference=twice)"),
-    )
-    result = compiling.spawn("-p", "absent", "--pallas-backend=tpu-compile:v6e", fresh=True)
+def test_without_the_compiler_a_usage_error_names_the_extra(compiling, monkeypatch):
+    monkeypatch.setitem(sys.modules, "libtpu", None)
+    compiling.write(test_it=TEST.format(body="pallas_check(double, X, reference=twice)"))
+    result = compiling.run("--pallas-backend=tpu-compile:v6e")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
         ["*'tpu-compile:v6e' is not available*pip install 'pytest-pallas[[]tpu-compile[]]'*"]

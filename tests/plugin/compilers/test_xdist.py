@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 #: As many kernels as processes.
 ROWS = (8, 16)
 
@@ -15,6 +17,7 @@ TESTS = f"""
 """
 
 
+@pytest.mark.slow
 def test_two_processes_compile_side_by_side(compiling):
     compiling.write(test_it=TESTS)
     result = compiling.run(

@@ -5,14 +5,11 @@ TEST = """
     import sys
     from pathlib import Path
 
-    import jax
     from hypothesis.configuration import storage_directory
 
     FOLDER = Path(__file__).parent
 
     def test_it():
-        assert OURS == []
-        assert jax.config.jax_enable_x64
         assert os.environ["HERE_ONLY"] == "yes"
         assert "OPENBLAS_NUM_THREADS" not in os.environ
         assert Path.cwd() == FOLDER
@@ -28,16 +25,13 @@ TEST = """
 
 #: Run before plugins are loaded.
 EARLY = """
-    import builtins
     import sys
 
-    builtins.OURS = [name for name in sys.modules if name.startswith("pytest_pallas")]
     assert "jax" in sys.modules
 """
 
 
 def test_a_fork_is_as_a_new_process(project, monkeypatch):
-    monkeypatch.setenv("JAX_ENABLE_X64", "1")  # which JAX reads as it is imported
     monkeypatch.setenv("HERE_ONLY", "yes")
     project.write(test_it=TEST, early=EARLY)
     words = ("-p", "early", "-s", "test_it.py")

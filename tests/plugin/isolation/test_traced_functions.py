@@ -1,4 +1,7 @@
-"""Functions that are traced at collection, or before the guard, leave the session as it is."""
+"""Functions that are traced at collection, or before the guard, leave the session as it is.
+
+The sessions run in this process: what a function left behind, or ended, would be this one.
+"""
 
 from __future__ import annotations
 
@@ -90,9 +93,9 @@ def test_last():
 """
 
 
-def suite(project, chosen, *args, checks="forward,jit", run=None):
+def suite(project, chosen, *args, checks="forward,jit"):
     project.write(kinds=KINDS, specs=SPECS.replace("CHOSEN", chosen))
-    return (run or project.spawn)(
+    return project.run(
         "--pallas-suite=specs",
         f"--pallas-checks={checks}",
         "--pallas-max-examples=2",
@@ -208,7 +211,7 @@ def test_a_reference_that_sleeps_is_one_failed_test(project, monkeypatch):
 
 def test_tests_of_ones_own_leave_nothing_and_go_on(project):
     project.write(kinds=KINDS, test_own=OWN.replace("CHOSEN", "(RAISE | LEAVE)"))
-    result = project.spawn(
+    result = project.run(
         "--pallas-isolate=never", "--pallas-backend=auto", "--pallas-results=results.json"
     )
     result.assert_outcomes(failed=7, passed=1)
@@ -218,7 +221,7 @@ def test_tests_of_ones_own_leave_nothing_and_go_on(project):
 
 def test_a_test_of_ones_own_that_may_end_its_process_is_isolated(project):
     project.write(kinds=KINDS, test_own=OWN.replace("CHOSEN", "DIE"))
-    result = project.spawn("--pallas-isolate=auto", "--pallas-backend=auto")
+    result = project.run("--pallas-isolate=auto", "--pallas-backend=auto")
     result.assert_outcomes(failed=2, passed=1)
     result.stdout.fnmatch_lines(["*exited with code 3*", "*died of SIGSEGV*"])
 
@@ -228,6 +231,6 @@ def test_a_spec_at_whose_collection_a_session_died_is_traced_in_a_worker_by_the_
     project.write(kinds=hidden, specs=SPECS.replace("CHOSEN", "{'hides': hides}"))
     words = "--pallas-suite=specs", "--pallas-checks=forward", "--pallas-isolate=auto"
     assert project.spawn(*words).ret == 3
-    result = project.spawn(*words)
+    result = project.run(*words)
     result.assert_outcomes(failed=1, passed=1)
     result.stdout.fnmatch_lines(["*exited with code 3*"])

@@ -1,5 +1,7 @@
 """Neither /proc nor pidfd, as on macOS: all works but for limits on the memory of workers."""
 
+import pytest
+
 SITE = """
 import os
 import sys
@@ -52,6 +54,7 @@ def test_wrong(pallas_check):
 """
 
 
+@pytest.mark.slow
 def test_everything_works_without_it(project, pytester, monkeypatch):
     site, log = pytester.mkdir("site"), pytester.path / "asked"
     (site / "sitecustomize.py").write_text(SITE.format(log=str(log)))

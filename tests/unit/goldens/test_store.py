@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -173,10 +172,10 @@ sys.path[:0] = [{tests!r}]
 from test_store import Store, golden
 store = Store(pathlib.Path(sys.argv[1]))
 first, last, rounds = map(int, sys.argv[2:])
-print("ready", flush=True)
 for _ in range(rounds):
     for number in range(first, last):
         store.put(*golden(number))
+        print(number, flush=True)
 """
 
 
@@ -202,8 +201,8 @@ class TestTogether:
     def test_a_writer_that_is_killed_leaves_what_can_be_read(self, store: Store) -> None:
         with writer(store, 0, 500, 100) as process:
             assert process.stdout is not None
-            process.stdout.readline()
-            time.sleep(0.5)
+            for _ in range(20):
+                process.stdout.readline()
             process.send_signal(signal.SIGKILL)
         found = [*store.goldens()]
         assert found

@@ -9,6 +9,7 @@ from mutant_samples import SOURCE, mutant_samples, mutated, verdict
 from report_samples import samples
 
 from pytest_pallas.report.html.mutants import mutants
+from pytest_pallas.report.html.templates import template
 from pytest_pallas.report.sections.mutants import others
 
 
@@ -118,3 +119,7 @@ def test_what_turned_the_run_red_is_on_the_rest_of_the_page(outcome):
     skipped = mutated("k", outcome="skipped", reason="no interpreter")
     assert others([skipped]) == [skipped]
     assert mutants([skipped]) is None
+
+
+def test_a_template_is_compiled_once():
+    assert template("page.html.j2") is template("page.html.j2")

@@ -69,23 +69,31 @@ def do(pool, setup_for) -> Iterator[Callable[..., JobResult]]:
         assert job.result(timeout=30).value == b"next"
 
 
+def _becomes(pid: int, state: str) -> bool:
+    """Whether a process is in a state of proc(5) within ten seconds; a dead one is in ``"Z"``."""
+    limit = time.monotonic() + 10
+    while time.monotonic() < limit:
+        try:
+            os.kill(pid, 0)
+            found = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (ProcessLookupError, FileNotFoundError):
+            found = "Z"
+        if found == state:
+            return True
+        time.sleep(0.01)
+    return False
+
+
 @pytest.fixture(scope="session")
 def gone() -> Callable[[int], bool]:
     """Whether a process ends within ten seconds (or is dead and not yet waited for)."""
+    return lambda pid: _becomes(pid, "Z")
 
-    def ends(pid: int) -> bool:
-        limit = time.monotonic() + 10
-        while time.monotonic() < limit:
-            try:
-                os.kill(pid, 0)
-                if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                    return True
-            except (ProcessLookupError, FileNotFoundError):
-                return True
-            time.sleep(0.01)
-        return False
 
-    return ends
+@pytest.fixture(scope="session")
+def stopped() -> Callable[[int], bool]:
+    """Whether a process is stopped within ten seconds."""
+    return lambda pid: _becomes(pid, "T")
 
 
 @pytest.fixture(scope="session")

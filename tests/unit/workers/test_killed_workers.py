@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 
@@ -31,15 +33,25 @@ def test_its_children_are_killed_too(do, tmp_path, appear, gone):
     assert gone(appear(path))
 
 
-def test_a_worker_that_does_not_read_is_killed(do):
-    do("stop_when_idle")
-    time.sleep(0.2)
+@linux
+def test_a_worker_that_does_not_read_is_killed(do, stopped):
+    assert stopped(int(do("stop_when_idle").value))
     assert do("echo", b"x" * 2**22, timeout=0.3).status == "timed out"
 
 
-def test_a_worker_that_dies_while_it_is_sent_a_job(do):
-    do("die_deaf_when_idle")
-    time.sleep(0.2)
+@linux
+def test_a_worker_that_dies_while_it_is_sent_a_job(do, stopped, monkeypatch):
+    pid = int(do("stop_when_idle").value)
+    assert stopped(pid)
+    send, sent = exchange._send, []
+
+    def send_and_kill(descriptor, unsent):
+        send(descriptor, unsent)
+        if not sent:
+            os.kill(pid, signal.SIGKILL)
+        sent.append(descriptor)
+
+    monkeypatch.setattr(exchange, "_send", send_and_kill)
     result = do("echo", b"x" * 2**22)
     assert result.status == "crashed"
     assert "SIGKILL from outside" in result.message
@@ -99,10 +111,11 @@ def test_a_function_that_returns_in_two_processes_is_answered_once(do):
         assert do("fork_and_return", value).value == value
 
 
-def test_a_worker_that_dies_between_jobs_fails_none(do):
+def test_a_worker_that_dies_between_jobs_fails_none(do, gone):
     for _ in range(2):
-        assert do("die_when_idle").status == "done"
-        time.sleep(0.1)
+        result = do("die_when_idle")
+        assert result.status == "done"
+        assert gone(int(result.value))
 
 
 @linux
