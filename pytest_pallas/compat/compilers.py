@@ -145,8 +145,9 @@ def lowering_to_triton() -> Generator[list[Any]]:
 def _name_operations(lowering: Any) -> None:
     """Let MLIR find the module of Triton's operations under the name of their dialect.
 
-    For each operation of a dialect, MLIR's bindings import a module of its name, and ask all finders
-    again until there is one. ``jaxlib`` keeps Triton's elsewhere: a third of a lowering was that.
+    For each operation of a dialect, MLIR's bindings import a module of its name, and ask all
+    finders again until there is one. ``jaxlib`` keeps Triton's elsewhere, and looking for them was
+    a third of a lowering.
     """
     name = "jaxlib.mlir.dialects.tt"
     operations = getattr(lowering, "tt_dialect", None)
