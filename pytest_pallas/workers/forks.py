@@ -240,7 +240,11 @@ def fork(
       The worker; None where the system has no such processes, or this one cannot be started: then
       the caller starts a new interpreter, which says what is wrong.
     """
-    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+    if sys.platform != "linux":
+        return None
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):  # Linux before 5.3
         return None
     key = (tuple(preloads), _read_before(environ))
     with contextlib.suppress(FileNotFoundError):
