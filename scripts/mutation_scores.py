@@ -138,8 +138,9 @@ def _call(spec: KernelSpec, arguments: Arguments, mutant: Mutant | None = None) 
 
 def _mutants(spec: KernelSpec, arguments: Arguments) -> Sequence[Mutant]:
     backend = interpret()
+    static, arrays = split(_call(spec, arguments))
     with backend.context(races=False), own_lines():
-        return mutants_of(jitted().trace(*split(_call(spec, arguments))).jaxpr)
+        return mutants_of(jitted(static).trace(arrays).jaxpr)
 
 
 def _noticed(spec: KernelSpec, calls: Sequence[Arguments], mutant: Mutant) -> bool:
