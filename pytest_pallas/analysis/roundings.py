@@ -69,6 +69,9 @@ _APPROXIMATION = 4.0
 _REPEATED = 0.29
 
 
+#: Types of arrays and of numbers.
+_ARRAYS = (np.ndarray, np.generic)
+
 #: Half the width of the uniform distribution with mean square 1.
 SPREAD = math.sqrt(3)
 
@@ -131,8 +134,8 @@ class _Value:
     products: frozenset[int] = frozenset()
 
 
-def rounded(jaxpr: Any, arrays: Sequence[Any], rounding: Rounding) -> list[Any]:
-    """The outputs of a jaxpr, with rounding errors on the way.
+def rounded(jaxpr: Any, arrays: Sequence[Any], rounding: Rounding, draws: int) -> list[list[Any]]:
+    """The outputs of a jaxpr ``draws`` times, each with rounding errors of its own on the way.
 
     - Every operation's result is rounded in the wide dtype. Functions such as ``exp`` have four
       roundings, and one of each argument: 2^x is commonly e^(x log 2), whose product is rounded.
@@ -149,32 +152,68 @@ def rounded(jaxpr: Any, arrays: Sequence[Any], rounding: Rounding) -> list[Any]:
       number of that precision. Uses of a product after the first have the error of two such
       operands.
 
-    Functions that are called are entered; loops and branches count as one operation.
+    Functions that are called are entered; loops and branches count as one operation. An operation
+    on arrays without errors is evaluated once for all draws: a loop over the time steps of a
+    recurrent function is most of its cost.
 
     Args:
       jaxpr: what JAX traced of a function on float64.
       arrays: one for each of its inputs.
       rounding: how large the errors are.
+      draws: the number of evaluations.
     """
     avals = [var.aval for var in getattr(jaxpr, "jaxpr", jaxpr).invars]
     inputs = [_Value(from_jax(x, aval), given=True) for x, aval in zip(arrays, avals, strict=True)]
+    program, results = prepare(jaxpr), _Results([value.array for value in inputs])
+    outputs = list[list[Any]]()
     with np.errstate(all="ignore"), one_thread():
-        values = _Evaluator(rounding).evaluate(prepare(jaxpr), inputs)
-    return [to_output(value.array) for value in values]
+        for _ in range(draws):
+            values = _Evaluator(rounding, results).evaluate(program, inputs)
+            outputs.append([to_output(value.array) for value in values])
+    return outputs
+
+
+class _Results:
+    """Results of operations on arrays that are the same in every draw."""
+
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        """No results yet; ``inputs`` are the same in every draw."""
+        self._same = dict[int, Any]()  # keeps them, so that no other array has their id
+        self._of = dict[tuple[int, ...], tuple[Step, Sequence[Any]]]()
+        self.add(inputs)
+
+    def add(self, arrays: Sequence[Any]) -> None:
+        """Take note of arrays that are the same in every draw."""
+        self._same.update((id(array), array) for array in arrays)
+
+    def get(self, step: Step, arrays: Sequence[Any], bind: Callable[[], Sequence[Any]]) -> Any:
+        """The results of a step, from an earlier draw if its operands are always the same."""
+        if not all(id(array) in self._same for array in arrays):
+            return bind()
+        key = (id(step), *map(id, arrays))
+        if key not in self._of:
+            results = bind()
+            if not all(isinstance(result, _ARRAYS) for result in results):
+                return results
+            self._of[key] = step, results
+            self.add(results)
+        return self._of[key][1]
 
 
 class _Evaluator:
     """Evaluates programs with rounding errors."""
 
-    def __init__(self, rounding: Rounding) -> None:
-        """With errors of that size."""
+    def __init__(self, rounding: Rounding, results: _Results) -> None:
+        """With errors of that size, for one draw."""
         self._rounding = rounding
+        self._results = results
         self._thread = Thread(Machine())
         self._count = 0
         self._spent: set[int] = set()  # the products that arithmetic has used
 
     def evaluate(self, program: Program, inputs: Sequence[_Value]) -> list[_Value]:
         """The results of a program."""
+        self._results.add([value for value in program.slots if isinstance(value, _ARRAYS)])
         values: list[Any] = [
             None if value is None else _Value(value, given=True) for value in program.slots
         ]
@@ -341,8 +380,12 @@ class _Evaluator:
 
     def _bind(self, step: Step, arrays: Sequence[Any]) -> Any:
         """The results of an operation."""
-        results = step.evaluate(*[self._thread] * step.threaded, *arrays)
-        return results if step.several else [results]
+
+        def bind() -> Sequence[Any]:
+            results = step.evaluate(*[self._thread] * step.threaded, *arrays)
+            return results if step.several else [results]
+
+        return self._results.get(step, arrays, bind)
 
 
 def _summed_axes(step: Step, position: int) -> tuple[int, ...]:

@@ -91,14 +91,18 @@ def flags() -> str:
     return " ".join(word for word in words if word.startswith("--xla_gpu_"))
 
 
-def environment(scratch: Path, *, target: str, everything: bool = False) -> Mapping[str, str]:
+def environment(
+    scratch: Path, *, target: str, everything: bool = False, costs: bool = True
+) -> Mapping[str, str]:
     """The environment variables of a worker.
 
     Args:
       scratch: an existing folder, in which the worker makes its own.
       target: name of the chip; tells the workers of two chips apart.
       everything: whether compilers shall write all they can.
+      costs: not used: compilers always write what the costs are read from.
     """
+    del costs
     root = _cuda_root() or Path("/usr/local/cuda")
     return {
         "JAX_PLATFORMS": "cpu",

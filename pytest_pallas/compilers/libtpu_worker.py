@@ -23,7 +23,7 @@ from jax.sharding import AbstractDevice, AbstractMesh
 
 from pytest_pallas.analysis.machine_code.bundles import PASS_LABELS, tpu_costs
 from pytest_pallas.analysis.refusals import full_text
-from pytest_pallas.compilers.libtpu import CUSTOM_CALLS, EVERYTHING, SCRATCH
+from pytest_pallas.compilers.libtpu import COSTS, CUSTOM_CALLS, EVERYTHING, SCRATCH
 from pytest_pallas.compilers.messages import CompileReply, CompileRequest
 from pytest_pallas.compilers.programs import compile_program
 from pytest_pallas.compilers.tpu_chips import topology
@@ -45,9 +45,10 @@ def compile(payload: bytes) -> bytes:
         text = executable.as_text() or ""
         memory = executable.memory_analysis()
         known = _capacities(request.target)
+        costs = tpu_costs(folder) if os.environ.get(COSTS) else []
         reply = CompileReply(
             compiled=True,
-            kernels=tuple(dataclasses.replace(cost, **known) for cost in tpu_costs(folder)),
+            kernels=tuple(dataclasses.replace(cost, **known) for cost in costs),
             code_bytes=getattr(memory, "generated_code_size_in_bytes", None),
             kernel_calls=sum(text.count(f'custom_call_target="{name}"') for name in CUSTOM_CALLS),
         )
@@ -62,12 +63,13 @@ def compile(payload: bytes) -> bytes:
 def _dumps() -> Path:
     """The folder that libtpu writes to. libtpu reads its flags once, when it is loaded."""
     folder = Path(tempfile.mkdtemp(dir=os.environ[SCRATCH]))
-    words = [
-        os.environ.get("LIBTPU_INIT_ARGS", ""),
-        f"--xla_jf_dump_to={folder}",
-        "--xla_jf_dump_llo_text=true",
-        f"--xla_jf_dump_llo_pass_label_regex={PASS_LABELS}",
-    ]
+    words = [os.environ.get("LIBTPU_INIT_ARGS", "")]
+    if os.environ.get(COSTS):
+        words += [
+            f"--xla_jf_dump_to={folder}",
+            "--xla_jf_dump_llo_text=true",
+            f"--xla_jf_dump_llo_pass_label_regex={PASS_LABELS}",
+        ]
     if os.environ.get(EVERYTHING):
         words.append(f"--xla_mosaic_dump_to={folder}")
     os.environ["LIBTPU_INIT_ARGS"] = " ".join(words).strip()

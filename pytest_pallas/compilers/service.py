@@ -100,7 +100,13 @@ class Service:
     """Workers and a cache, for one test session."""
 
     def __init__(
-        self, *, workers: int, memory_bytes: int, cache: Path | None, everything: bool = False
+        self,
+        *,
+        workers: int,
+        memory_bytes: int,
+        cache: Path | None,
+        everything: bool = False,
+        costs: bool = True,
     ) -> None:
         """Nothing is started before it is needed.
 
@@ -109,10 +115,12 @@ class Service:
           memory_bytes: resident memory above which a worker is killed.
           cache: folder of results of earlier runs; None to keep nothing.
           everything: whether compilers shall write all they can (for ``--pallas-dump``).
+          costs: whether reports shall have the costs of TPU kernels.
         """
         self.workers = workers
         self.memory_bytes = memory_bytes
         self.everything = everything
+        self.costs = costs
         self._cache = None if cache is None else Cache(cache)
         self._running: dict[str, Future[CompileReport]] = {}
         self._close = contextlib.ExitStack()
@@ -170,7 +178,7 @@ class Service:
 
     def _setup(self, program: LoweredProgram, compiler: ModuleType) -> WorkerSetup:
         environment: Mapping[str, str] = compiler.environment(
-            self._scratch, target=program.target, everything=self.everything
+            self._scratch, target=program.target, everything=self.everything, costs=self.costs
         )
         return WorkerSetup(
             name=compiler.__name__.rpartition(".")[2],
@@ -184,6 +192,8 @@ class Service:
         facts = added_facts(program.target)  # they may change
         if facts:
             parts = (*parts, str(facts))
+        if not self.costs:  # a run with costs must not get this report
+            parts = (*parts, "without costs")
         return digest((*parts, *_versions(compiler), compiler.flags()))
 
     def _finish(

@@ -195,11 +195,12 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         name="cost",
-        parse=parsing.one_of("off", "record", "compare"),
+        parse=parsing.one_of("off", "record", "compare", "skip"),
         metavar="WHAT",
         help="record the costs of the machine code of each kernel, or compare them with the "
         "recorded ones; compare fails on more spills, and on more bundles or VMEM than "
-        "--pallas-cost-limit allows (default: off)",
+        "--pallas-cost-limit allows; skip compiles for TPUs in less time and reports no costs "
+        "(default: off)",
     ),
     Option(
         name="cost_file",

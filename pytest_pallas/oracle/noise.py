@@ -75,7 +75,7 @@ def _draws(
 
     single = ROUNDING * epsilon(np.float32)
     rounding = Rounding(ROUNDING * narrow, single, error, dtypes, products)
-    draws = [rounded(oracle.jaxpr, oracle.arrays, rounding) for _ in range(DRAWS)]
+    draws = rounded(oracle.jaxpr, oracle.arrays, rounding, DRAWS)
     return [np.stack([wide(leaf) for leaf in leaves]) for leaves in zip(*draws, strict=True)]
 
 
@@ -94,7 +94,7 @@ def errors_of_sums(oracle: Evaluation, sums: ProductSums) -> Mapping[str, np.nda
     generator = np.random.Generator(np.random.SFC64(0))
     rounding = Rounding(0.0, 0.0, np.zeros, sums=sums, order=generator.permutation)
     try:
-        draws = [rounded(oracle.jaxpr, oracle.arrays, rounding) for _ in range(DRAWS)]
+        draws = rounded(oracle.jaxpr, oracle.arrays, rounding, DRAWS)
     except Exception:  # a rule may not support these values
         return {}
     found = zip(oracle.leaves, zip(*draws, strict=True), strict=True)

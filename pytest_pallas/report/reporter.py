@@ -149,7 +149,7 @@ class Reporter:
 
     def _record_costs(self, session: pytest.Session) -> None:
         """Write or compare the costs of what was compiled."""
-        if self.session.options.cost == "off":
+        if self.session.options.cost in ("off", "skip"):
             return
         from pytest_pallas.report.sections import costs
 

@@ -221,6 +221,7 @@ class Session:
             memory_bytes=int(options.worker_memory * 2**30),
             cache=self.harness.cache("pallas-compile"),
             everything=options.dump is not None,
+            costs=options.cost != "skip" or options.dump is not None,
         )
         self.harness.at_end(service.close)
         return service

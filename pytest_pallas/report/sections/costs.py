@@ -143,7 +143,11 @@ def with_mesh(record: Record) -> str:
 
 def shown_report(record: Record) -> Report | None:
     """The report whose costs are shown: the worst of the typical calls, or of all calls."""
-    done = [report for report in record.compiled if report["status"] == "compiled"]
+    done = [
+        report
+        for report in record.compiled
+        if report["status"] == "compiled" and report.get("kernels")  # none: --pallas-cost=skip
+    ]
     chosen = [report for report in done if report.get("typical")] or done
     return max(chosen, key=lambda r: (r.get("bundles", 0), r.get("registers", 0)), default=None)
 

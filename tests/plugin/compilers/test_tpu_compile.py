@@ -40,6 +40,23 @@ def test_a_kernel_compiles_and_its_cost_is_reported(compiling):
     assert report["bundles"] >= 64 * 512 / (8 * 128)
 
 
+def test_costs_are_skipped_but_kernels_are_counted(compiling):
+    result = check(
+        compiling,
+        "pallas_check(double, X, reference=twice)",
+        "--pallas-backend=tpu-compile:v6e",
+        "--pallas-cost=skip",
+    )
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["kernel*v6e", "double*compiled"])
+    result.stdout.no_fnmatch_line("*bundles*")
+    [record] = records(compiling)
+    [report] = record["compiled"]
+    assert (report["status"], report["kernel_calls"]) == ("compiled", 1)
+    assert "kernels" not in report
+    assert "bundles" not in report
+
+
 def test_all_chips_are_compiled_for(compiling):
     result = check(
         compiling, "pallas_check(double, X, reference=twice)", "--pallas-backend=tpu-compile:all"

@@ -10,9 +10,11 @@ from pytest_pallas.compilers.messages import CompileReply
 CUSTOM_CALLS = ("tpu_custom_call",)
 
 
-def environment(scratch: Any, *, target: str, everything: bool = False) -> Mapping[str, str]:
+def environment(
+    scratch: Any, *, target: str, everything: bool = False, costs: bool = True
+) -> Mapping[str, str]:
     """Nothing to set."""
-    del scratch, target, everything
+    del scratch, target, everything, costs
     return {}
 
 

@@ -13,7 +13,9 @@ __all__ = ["ENTRY", "compile", "environment", "flags", "version"]
 ENTRY = "fake_compilers.counts:compile"
 
 
-def environment(scratch: Any, *, target: str, everything: bool = False) -> Mapping[str, str]:
+def environment(
+    scratch: Any, *, target: str, everything: bool = False, costs: bool = True
+) -> Mapping[str, str]:
     """Where to note it."""
     return {"FAKE_NOTES": str(scratch), "FAKE_EVERYTHING": str(everything)}
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pytest_pallas.analysis.roundings import SPREAD, Rounding, rounded
+from pytest_pallas.simulator.rules import control
 
 X = np.random.default_rng(0).standard_normal((6, 8))
 
@@ -21,7 +22,7 @@ def deviation(function, *args, narrow=0.0, wide=0.0, dtypes=()):
         return generator.uniform(-SPREAD, SPREAD, shape)
 
     rounding = Rounding(narrow, wide, error, dtypes)
-    draws = [rounded(jaxpr, args, rounding)[0].astype(np.float64) for _ in range(200)]
+    draws = [draw.astype(np.float64) for (draw, *_) in rounded(jaxpr, args, rounding, 200)]
     return np.sqrt(np.mean(np.square(np.stack(draws) - exact), axis=0))
 
 
@@ -203,3 +204,25 @@ def test_a_sum_in_float32_has_the_error_of_its_order():
     x = np.random.default_rng(1).standard_normal((1, 400))
     found = deviation(lambda a: a.astype(jnp.float32).sum(1), x, wide=1e-5, dtypes={"float32"})
     np.testing.assert_allclose(found, 1e-5 * 20 * np.abs(x).sum(), rtol=0.3)
+
+
+@pytest.mark.parametrize(("prepared", "steps"), [(lambda x: x.T, 5), (lambda x: x * 2.0, 50)])
+def test_a_loop_over_inputs_is_evaluated_once_for_all_draws(monkeypatch, prepared, steps):
+    def recurrent(x):
+        return jax.lax.scan(lambda s, row: (s + row, s), jnp.zeros(5), prepared(x))[1]
+
+    counted = []
+
+    def run(*args):
+        counted.append(args)
+        return original(*args)
+
+    original = control.run
+    monkeypatch.setattr(control, "run", run)
+    x = np.random.default_rng(0).standard_normal((5, 5))
+    with jax.enable_x64(True):
+        jaxpr = jax.make_jaxpr(recurrent)(x)
+    error = np.random.default_rng(0).standard_normal
+    draws = rounded(jaxpr, [x], Rounding(0.0, 1e-6, error), 10)
+    assert len(counted) == steps
+    assert len({draw.tobytes() for (draw,) in draws}) == 10  # its output is rounded each time

@@ -122,6 +122,12 @@ def test_another_version_or_other_flags_are_another_result(make, monkeypatch):
     assert make().compile().cached
 
 
+def test_a_report_without_costs_is_not_one_with_costs(make):
+    make(costs=False).compile()
+    assert not make().compile().cached
+    assert make(costs=False).compile().cached
+
+
 def test_without_a_cache_nothing_is_remembered(make):
     make(cache=None).compile()
     assert not make(cache=None).compile().cached
