@@ -18,7 +18,7 @@ from .test_page import CONTRAST
 def report(tmp_path_factory):
     path = tmp_path_factory.mktemp("mutants") / "report.html"
     records = [*samples(), *mutant_samples()]
-    path.write_text(page(records, environment=ENVIRONMENT, options=OPTIONS), "utf-8")
+    path.write_text("".join(page(records, environment=ENVIRONMENT, options=OPTIONS)), "utf-8")
     return path
 
 

@@ -17,7 +17,7 @@ EVERY = [*FAILED, "known", "exact"]
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "report.html"
-    path.write_text(page(samples(), environment=ENVIRONMENT, options=OPTIONS), "utf-8")
+    path.write_text("".join(page(samples(), environment=ENVIRONMENT, options=OPTIONS)), "utf-8")
     return path
 
 

@@ -339,9 +339,11 @@ def pytest_run(folder: str, *words: str) -> dict[str, Any]:
     import pytest
 
     reports: list[Any] = []
+    records: list[Any] = []
 
     class Recorder:
         def pytest_runtest_logreport(self, report):
+            records.extend(getattr(report, "pallas_records", []))
             if report.when == "call" or report.outcome != "passed":
                 reports.append(report)
 
@@ -363,7 +365,5 @@ def pytest_run(folder: str, *words: str) -> dict[str, Any]:
             report.nodeid.rpartition("::")[2]: [report.outcome, report.longreprtext]
             for report in reports
         },
-        "records": [
-            record for report in reports for record in getattr(report, "pallas_records", [])
-        ],
+        "records": records,
     }
