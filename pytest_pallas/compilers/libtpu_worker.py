@@ -45,12 +45,14 @@ def compile(payload: bytes) -> bytes:
         text = executable.as_text() or ""
         memory = executable.memory_analysis()
         known = _capacities(request.target)
-        costs = tpu_costs(folder) if os.environ.get(COSTS) else []
+        asked = bool(os.environ.get(COSTS))
+        costs = tpu_costs(folder) if asked else []
         reply = CompileReply(
             compiled=True,
             kernels=tuple(dataclasses.replace(cost, **known) for cost in costs),
             code_bytes=getattr(memory, "generated_code_size_in_bytes", None),
             kernel_calls=sum(text.count(f'custom_call_target="{name}"') for name in CUSTOM_CALLS),
+            costs_skipped=not asked,
         )
         if request.dump:
             Path(request.dump, "optimized.hlo").write_text(text, encoding="utf-8")

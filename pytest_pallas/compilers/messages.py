@@ -58,6 +58,7 @@ class CompileReply:
       kernels: what each kernel's machine code costs, in the order of the program.
       code_bytes: size of the whole executable's code.
       kernel_calls: Pallas custom calls in the executable.
+      costs_skipped: whether the compiler was not asked for costs (``--pallas-cost=skip``).
     """
 
     compiled: bool
@@ -65,6 +66,7 @@ class CompileReply:
     kernels: tuple[Cost, ...] = ()
     code_bytes: Count | None = None
     kernel_calls: Count = 0
+    costs_skipped: bool = False
 
     def encode(self) -> bytes:
         """As bytes of JSON."""

@@ -34,6 +34,7 @@ class CompileReport(Cost):
       typical: whether its spec names this call as typical.
       kernel_calls: Pallas kernels in the executable; None where nothing was compiled.
       kernels: what each kernel costs. Equal kernels are compiled once.
+      costs_skipped: whether the compiler was not asked for costs (``--pallas-cost=skip``).
     """
 
     target: str
@@ -47,6 +48,7 @@ class CompileReport(Cost):
     typical: bool = False
     kernel_calls: Count | None = None
     kernels: tuple[Cost, ...] = ()
+    costs_skipped: bool = False
 
 
 def compiled(reply: CompileReply, **fields: Any) -> CompileReport:
@@ -57,6 +59,7 @@ def compiled(reply: CompileReply, **fields: Any) -> CompileReport:
         status="compiled",
         kernels=reply.kernels,
         kernel_calls=reply.kernel_calls,
+        costs_skipped=reply.costs_skipped,
         **costs,
         **fields,
     )

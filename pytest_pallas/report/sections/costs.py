@@ -146,7 +146,7 @@ def shown_report(record: Record) -> Report | None:
     done = [
         report
         for report in record.compiled
-        if report["status"] == "compiled" and report.get("kernels")  # none: --pallas-cost=skip
+        if report["status"] == "compiled" and not report.get("costs_skipped")
     ]
     chosen = [report for report in done if report.get("typical")] or done
     return max(chosen, key=lambda r: (r.get("bundles", 0), r.get("registers", 0)), default=None)
