@@ -114,6 +114,7 @@ def test_head_dimension_of_128_and_blocks_of_128_with_a_scale() -> None:
     )
 
 
+@pytest.mark.slow  # the compiler works on it for 6 s
 @pytest.mark.parametrize("target", HOPPER)
 def test_nothing_spills_and_products_run_beside_each_other(
     pallas_compile: Any, target: str

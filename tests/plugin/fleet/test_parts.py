@@ -102,6 +102,7 @@ def both(project, *args):
     return found[0]
 
 
+@pytest.mark.slow  # test_same.py runs all of a fleet, too
 def test_rounds(project):
     project.write(conftest=CONFTEST, seldom=SELDOM)
     args = ("--pallas-suite=seldom", "--pallas-checks=forward", "--pallas-sanitize=none")
