@@ -20,6 +20,7 @@ import pytest
 
 from pytest_pallas.fleet import ledger
 from pytest_pallas.fleet.cluster import Cluster
+from pytest_pallas.fleet.workers import Workers
 
 pytestmark = pytest.mark.usefixtures("dask")
 
@@ -188,8 +189,8 @@ def test_killed_stopped_and_late_workers(fleet, monkeypatch):
     names = ("killed", "stopped", "steady")
     killed, stopped, steady = (fleet.worker("--name", name, holds=True) for name in names)
     late = []
-    is_stopped = threading.Event()
-    workers = Cluster.workers
+    is_stopped, are_greeted = threading.Event(), threading.Event()
+    workers, greeted = Cluster.workers, Workers.greeted
 
     def heard(self):
         states = fleet.scheduler.workers
@@ -201,9 +202,17 @@ def test_killed_stopped_and_late_workers(fleet, monkeypatch):
             for address, info in workers(self).items()
         }
 
+    def greet(self, key, ended):
+        found = greeted(self, key, ended)
+        if len(self.active) == len(names):
+            are_greeted.set()
+        return found
+
     monkeypatch.setattr(Cluster, "workers", heard)
+    monkeypatch.setattr(Workers, "greeted", greet)
 
     def meanwhile():
+        assert are_greeted.wait(60)
         fleet.began(steady)
         fleet.began(stopped)
         fleet.began(killed)
