@@ -21,10 +21,10 @@ tracing by JAX, compiling by XLA, simulating and judging took; the rest is drawi
 Run it with the Python of an environment in which pip installed the wheel: another environment may
 have plugins of pytest that import more.
 
-Measured on 26 November 2026 on 2 quiet cores, medians of 3, warm, fresh and cold: 1.2, 1.8 and 3.9 s;
-1.8, 2.4 and 4.6 s; 1.9, 2.6 and 4.4 s. Importing pytest, JAX with Pallas and hypothesis takes 0.8 s
-of that. What fresh takes more than warm is mostly pytest's rewriting of hypothesis, which has a
-plugin, too.
+Measured on 26 November 2026 on 2 quiet cores, medians of 3, warm, fresh and cold: 1.2, 1.8 and
+3.9 s; 1.8, 2.4 and 4.6 s; 1.9, 2.6 and 4.4 s. Importing pytest, JAX with Pallas and hypothesis
+takes 0.8 s of that. What fresh takes more than warm is mostly pytest's rewriting of hypothesis,
+which has a plugin, too.
 """
 
 from __future__ import annotations
