@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import select
 import time
 from collections.abc import Callable, Iterator
 from inspect import signature
@@ -87,7 +88,22 @@ def _becomes(pid: int, state: str) -> bool:
 @pytest.fixture(scope="session")
 def gone() -> Callable[[int], bool]:
     """Whether a process ends within ten seconds (or is dead and not yet waited for)."""
-    return lambda pid: _becomes(pid, "Z")
+
+    def ends(pid: int) -> bool:
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return True
+        except (AttributeError, OSError):
+            return _becomes(pid, "Z")
+        try:  # its first thread may be a zombie while others still end
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            return bool(poll.poll(10_000))
+        finally:
+            os.close(descriptor)
+
+    return ends
 
 
 @pytest.fixture(scope="session")
