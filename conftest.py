@@ -52,7 +52,7 @@ def _runs_without_other_plugins(request: pytest.FixtureRequest) -> None:
 #: At most one test of so many may be marked slow.
 _TESTS_PER_SLOW = 20
 
-#: In a run of fewer tests, which is of a folder or of a shard, the share says nothing.
+#: A run of fewer tests is a folder or a shard, and the share of slow ones says nothing there.
 _MANY = 5000
 
 
@@ -64,7 +64,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the slow tests out, unless they are asked for."""
+    """Run the slow tests with ``--slow`` only."""
     slow = [item for item in items if item.get_closest_marker("slow")]
     if len(items) > _MANY and len(slow) * _TESTS_PER_SLOW > len(items):
         raise pytest.UsageError(f"{len(slow)} of {len(items)} tests are slow, more than 5 %")

@@ -51,7 +51,7 @@ MOST = 1.25
 #: Share of the resident memory that comes and goes: allocators take it in pieces of megabytes.
 NOISE = 0.01
 
-#: Records of which one fails.
+#: One of so many records fails.
 FAILING = 200
 
 KERNELS = """

@@ -198,7 +198,7 @@ class _JittedCall:
 
 
 class JittedCalls:
-    """``apply`` under ``jax.jit``, once for each static part, of which the last used are kept.
+    """``apply`` under ``jax.jit``, once for each static part; keeps those that were used last.
 
     JAX keeps every trace of a function as long as the function (``trace_to_jaxpr`` has no limit),
     so each static part has a function of its own, which can be dropped.

@@ -76,7 +76,7 @@ class Fork:
     """
 
     def __init__(self, pid: int, fate: int) -> None:
-        """The worker with an id; ``fate`` is the descriptor on which its end is told."""
+        """The worker with an id; the descriptor ``fate`` gives its return code."""
         self.pid = pid
         self.returncode: int | None = None
         self._fate: int | None = fate

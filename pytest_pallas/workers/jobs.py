@@ -24,8 +24,8 @@ class WorkerSetup:
         no limit. Shared pages count once for each process. Enforced on Linux only.
       talks: whether the function takes a second argument, ``say(note: bytes)``, with which it
         reports its next step. Each note restarts the time limit of the job.
-      preloads: the modules that a process imports once, on Linux, of which the workers are forks
-        then; () for a new interpreter each. None may start a thread or a backend of JAX.
+      preloads: on Linux, one process imports these modules, and the workers are its forks; with ()
+        each worker is a new interpreter. None may start a thread or a backend of JAX.
 
     Raises:
       ValueError: ``entry`` is not of that form, or ``memory_bytes`` is not positive.
