@@ -21,6 +21,7 @@ import os
 import select
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import sys
@@ -116,6 +117,17 @@ def _number(descriptor: int, seconds: float) -> int | None:
     return _NUMBER.unpack(data)[0] if len(data) == _NUMBER.size else _UNKNOWN
 
 
+def _is_private(folder: str) -> bool:
+    """Whether nobody but this user can put a socket there, which would execute what it is sent."""
+    try:
+        status = os.stat(folder)
+    except OSError:
+        return False
+    return (
+        stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
+    )
+
+
 class _Server:
     """A process that forks, from the side of those that ask it."""
 
@@ -130,7 +142,7 @@ class _Server:
         self._process: subprocess.Popen[bytes] | None = None
         arguments = {"preloads": preloads, "path": path}
         folder = os.environ.get(FOLDER, "")
-        if os.path.isdir(folder):
+        if _is_private(folder):
             self._socket = self._found(os.path.join(folder, _digest(key)), arguments, environ)
         else:
             self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -210,7 +210,15 @@ def test_a_folder_that_cannot_be_used_needs_new_interpreters(
     pool, setup_for, monkeypatch, tmp_path
 ):
     folder = tmp_path / ("long" * 40)  # longer than the path of a socket may be
-    folder.mkdir()
+    folder.mkdir(0o700)
     monkeypatch.setenv(forks.FOLDER, str(folder))
     pid = int(pool.submit(setup_for("pid"), b"", timeout=20).result().value)
     assert parent_of(pid) == os.getpid()
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o770, 0o707])
+def test_only_a_folder_of_ones_own_is_trusted(tmp_path, mode):
+    tmp_path.chmod(mode)
+    assert forks._is_private(str(tmp_path)) == (mode == 0o700)
+    assert not forks._is_private(str(tmp_path / "missing"))
+    assert not forks._is_private("")
