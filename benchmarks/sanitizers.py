@@ -49,11 +49,11 @@ def measured(spec: Any) -> dict[str, float]:
     """The cost of each sanitizer that a kernel concerns, in plain runs."""
     import jax
 
+    from pytest_pallas import NotApplicableError
     from pytest_pallas.backends import RunSettings
     from pytest_pallas.backends.simulators import tpu_sim
     from pytest_pallas.checks.context import CheckContext, call
     from pytest_pallas.devices.mesh import make_mesh
-    from pytest_pallas.errors import NotApplicableError
     from pytest_pallas.sanitizers import declared_sanitizers
     from pytest_pallas.sanitizers.runs import Runs
 

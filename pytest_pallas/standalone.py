@@ -16,10 +16,10 @@ from pytest_pallas.compilers.service import Service
 from pytest_pallas.database import parse_places
 from pytest_pallas.devices.gpus import accumulations
 from pytest_pallas.devices.simulate import settle_platforms, simulate
-from pytest_pallas.errors import OptionError, PallasTestError
 from pytest_pallas.options.table import PROFILES
 from pytest_pallas.options.values import Options
 from pytest_pallas.session import Harness, Session, SpecFacts
+from pytest_pallas.sim_errors import OptionError, PallasError
 from pytest_pallas.spec import KernelSpec
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def check(
     Raises:
       MismatchError: an output is wrong; the message has the location and the error.
       KernelError: the kernel raised, raced, hung or did not compile; it has a subclass for each.
-      ReferenceError: the reference raised, or a kernel cannot be compared with its outputs.
+      KernelReferenceError: the reference raised, or a kernel cannot be compared with its outputs.
       NotApplicableError: a named check does not apply.
       BackendUnavailableError: the backend is not available on this machine.
       DeviceError: there are too few devices, or JAX has already started.
@@ -140,7 +140,7 @@ def check(
             mesh=mesh,
             keywords=_OF_THE_RUN,
         )
-    except PallasTestError as error:
+    except PallasError as error:
         # A traceback through this package would hide the message.
         raise error.with_traceback(None) from error.__cause__
 

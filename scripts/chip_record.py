@@ -27,7 +27,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pytest_pallas.devices.gpus import GPUS
-from pytest_pallas.errors import OptionError
+from pytest_pallas.sim_errors import OptionError
 from pytest_pallas.simulator import simulate
 
 Array = np.ndarray[Any, Any]

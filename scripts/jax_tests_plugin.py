@@ -100,7 +100,7 @@ def _simulate_kernels() -> None:
     import numpy as np
     from jax.experimental import io_callback
 
-    from pytest_pallas.errors import PallasTestError
+    from pytest_pallas.sim_errors import PallasError
     from pytest_pallas.simulator import rules as rules  # which registers them
     from pytest_pallas.simulator.evaluation import run
     from pytest_pallas.simulator.machine import Machine
@@ -147,7 +147,7 @@ def _simulate_kernels() -> None:
     def told() -> Iterator[None]:
         try:
             yield
-        except PallasTestError as error:
+        except PallasError as error:
             SAID.append(f"{type(error).__name__}: {error}")
             raise
 
@@ -201,7 +201,7 @@ def _simulate_calls() -> None:
     from pytest_pallas.compat.avals import semaphore_kind
     from pytest_pallas.compat.jaxprs import open_jaxpr, sub_jaxprs
     from pytest_pallas.devices.gpus import GPUS
-    from pytest_pallas.errors import PallasTestError
+    from pytest_pallas.sim_errors import PallasError
     from pytest_pallas.simulator.machine import Machine
     from pytest_pallas.simulator.simulate import evaluate
 
@@ -241,7 +241,7 @@ def _simulate_calls() -> None:
         machine = Machine(target=CHIP)
         try:
             values = evaluate(jaxpr, machine, [np.asarray(each) for each in args])
-        except PallasTestError as error:
+        except PallasError as error:
             SAID.append(f"{type(error).__name__}: {error}")
             raise
         _tell_races(machine)

@@ -16,7 +16,8 @@ from pytest_pallas.backends.tracing import abstract, jitted
 from pytest_pallas.compat.compilers import interpret_ignored
 from pytest_pallas.devices.absent import AbsentChip, present
 from pytest_pallas.devices.targets import DEFAULT_TARGETS, TARGETS, Target
-from pytest_pallas.errors import KernelError, NoPallasCallError, PallasTestError
+from pytest_pallas.errors import NoPallasCallError
+from pytest_pallas.sim_errors import KernelError, PallasError
 
 
 def analyze(function: Callable[..., Any], *args: Any, **options: Any) -> Analysis:
@@ -76,7 +77,7 @@ def analyzed(
     try:
         with context():
             closed = jitted(static).trace(shapes).jaxpr
-    except PallasTestError:
+    except PallasError:
         raise
     except Exception as error:  # tracing runs user code
         raised = readable(error)

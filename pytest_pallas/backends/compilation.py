@@ -15,12 +15,8 @@ from typing import TYPE_CHECKING, Any
 from pytest_pallas.backends.protocol import Call, Kind, Outcome, RunSettings
 from pytest_pallas.compilers import cuda, libtpu
 from pytest_pallas.devices.targets import DEFAULT_TARGETS, TARGETS, Target
-from pytest_pallas.errors import (
-    CompileError,
-    CompilerFailedError,
-    NoPallasCallError,
-    PallasTestError,
-)
+from pytest_pallas.errors import CompileError, CompilerFailedError, NoPallasCallError
+from pytest_pallas.sim_errors import PallasError
 
 if TYPE_CHECKING:
     from pytest_pallas.analysis import KernelCall
@@ -138,7 +134,7 @@ class Compiler:
         lowered = Lowered()
         try:
             lowered = self.lowering().lower(call, static, arrays, self.chip, into=lowered)
-        except PallasTestError as error:
+        except PallasError as error:
             return _ended(Outcome(error=error, kernels=lowered.kernels))
         except Exception as error:  # tracing and lowering run user code
             if not lowered.traced:
@@ -228,7 +224,7 @@ def _error(report: CompileReport, cause: Exception | None) -> Exception | None:
     if report.status == "compiled":
         return None
     if report.status == "refused":
-        error: PallasTestError = CompileError(f"refused for {report.target}: {report.message}")
+        error: PallasError = CompileError(f"refused for {report.target}: {report.message}")
     else:
         error = CompilerFailedError(
             f"the compiler for {report.target} {_FATES[report.status]}: {report.message}"

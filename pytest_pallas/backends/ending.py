@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pytest_pallas.errors import SimulationLimitError
+from pytest_pallas.sim_errors import SimulationLimitError
 from pytest_pallas.source_lines import SourceLine
 
 #: Time limit for everything but a kernel, in seconds at least, and as a multiple of

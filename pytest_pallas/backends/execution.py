@@ -27,13 +27,9 @@ from pytest_pallas.compat.interpreters import clear_effect_tokens, reset_interpr
 from pytest_pallas.compat.rejection import is_rejection
 from pytest_pallas.devices.processes import gang
 from pytest_pallas.devices.shards import LocalShards, local_shards
-from pytest_pallas.errors import (
-    BoundsError,
-    KernelError,
-    NoPallasCallError,
-    PallasTestError,
-)
+from pytest_pallas.errors import NoPallasCallError
 from pytest_pallas.notes import Note
+from pytest_pallas.sim_errors import BoundsError, KernelError, PallasError
 
 #: The fraction of the maps at which programs are cleared: the next compilation needs some, and
 #: other threads compile, too.
@@ -244,7 +240,7 @@ def readable(error: Exception) -> Exception:
             "test ran (at import, for example). Build it inside the function under test.",
             error,
         )
-    if isinstance(error, PallasTestError) or "error calling callback" not in text:
+    if isinstance(error, PallasError) or "error calling callback" not in text:
         return error
     matches = list(_RAISED.finditer(text))
     core = text[matches[-1].start() :].strip() if matches else text.strip()

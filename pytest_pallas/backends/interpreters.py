@@ -16,7 +16,8 @@ from pytest_pallas.compat.interpreters import (
     release_interpreters,
 )
 from pytest_pallas.devices.targets import Target
-from pytest_pallas.errors import DeadlockError, UnsupportedKernelError
+from pytest_pallas.errors import UnsupportedKernelError
+from pytest_pallas.sim_errors import DeadlockError
 
 #: Seconds in which all devices must fail.
 _LAST = 2.0

@@ -12,7 +12,8 @@ from typing import Any, cast
 
 from pytest_pallas.backends.protocol import Backend, Kind, label
 from pytest_pallas.devices.targets import TARGETS, ChipNames, Label, Target
-from pytest_pallas.errors import BackendUnavailableError, OptionError
+from pytest_pallas.errors import BackendUnavailableError
+from pytest_pallas.sim_errors import OptionError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,15 +17,10 @@ from pytest_pallas.budget import LastUsed
 from pytest_pallas.compat.rejection import is_rejection
 from pytest_pallas.devices.gpus import accumulations
 from pytest_pallas.devices.targets import Target
-from pytest_pallas.errors import (
-    BoundsError,
-    CapacityError,
-    DmaError,
-    MissingRuleError,
-    RaceError,
-)
+from pytest_pallas.errors import CapacityError, DmaError, RaceError
 from pytest_pallas.findings import OF_TRANSFERS, Finding
 from pytest_pallas.notes import Note
+from pytest_pallas.sim_errors import BoundsError, MissingRuleError
 
 if TYPE_CHECKING:
     from pytest_pallas.backends.compilation import Compiler

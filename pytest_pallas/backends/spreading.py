@@ -23,7 +23,7 @@ from pytest_pallas.backends.protocol import Call
 from pytest_pallas.backends.tracing import StaticPart, jitted, on_host, signature, split
 from pytest_pallas.compat.jaxprs import open_jaxpr, sub_jaxprs
 from pytest_pallas.devices.processes import Gang, agree
-from pytest_pallas.errors import DeviceError
+from pytest_pallas.sim_errors import DeviceError
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
@@ -148,7 +148,7 @@ def prepared(
         timeout=call.timeout,
     )
     if problem is not None:
-        vars(problem)["shared"] = True  # see PallasTestError
+        vars(problem)["shared"] = True  # see PallasError
         raise problem
     return static, arrays, kernels, run
 

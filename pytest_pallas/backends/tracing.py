@@ -17,7 +17,7 @@ from jax.extend.core import jaxpr_as_fun
 from pytest_pallas.backends.ending import uncaught
 from pytest_pallas.backends.protocol import Call
 from pytest_pallas.compat.jaxprs import limit_traces
-from pytest_pallas.errors import OptionError
+from pytest_pallas.sim_errors import OptionError
 
 
 @dataclass(frozen=True, eq=False)

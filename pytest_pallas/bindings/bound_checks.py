@@ -211,7 +211,7 @@ def run_example(bound: BoundCheck, drawn: Any, *, typical: bool = False) -> Chec
       The result; None if the check does not apply.
 
     Raises:
-      PallasTestError: the output is wrong, or the kernel raised.
+      PallasError: the output is wrong, or the kernel raised.
     """
     __tracebackhide__ = True
     session, builder = bound.session, bound.builder

@@ -89,7 +89,7 @@ def check_function(
       What the kernel returned, or the report of its compiler.
 
     Raises:
-      PallasTestError: an answer is wrong, or there is none.
+      PallasError: an answer is wrong, or there is none.
     """
     __tracebackhide__ = True
     session = place.session
@@ -114,7 +114,7 @@ def check_call(
 
     Raises:
       NotApplicableError: the check is ``needed``, and cannot be asked about the call.
-      PallasTestError: the answer is wrong, or there is none.
+      PallasError: the answer is wrong, or there is none.
     """
     __tracebackhide__ = True
     session, backend = place.session, place.backend

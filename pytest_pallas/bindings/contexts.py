@@ -14,11 +14,11 @@ from pytest_pallas.backends import Backend, RunSettings
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import CheckContext, ComparisonPeer
 from pytest_pallas.devices.processes import gang
-from pytest_pallas.errors import OptionError
 from pytest_pallas.options.values import Options
 from pytest_pallas.properties import Properties, properties_of
 from pytest_pallas.sanitizers.runs import Runs
 from pytest_pallas.session import Session
+from pytest_pallas.sim_errors import OptionError
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments
 from pytest_pallas.tolerances import dtypes_of, tolerance_for

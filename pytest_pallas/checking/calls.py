@@ -23,10 +23,11 @@ from pytest_pallas.checking.specs import check_spec
 from pytest_pallas.checks.context import ComparisonPeer
 from pytest_pallas.checks.cross import accepted
 from pytest_pallas.devices.processes import gang
-from pytest_pallas.errors import BackendUnavailableError, OptionError, SimulationLimitError
+from pytest_pallas.errors import BackendUnavailableError
 from pytest_pallas.raises import Raises
 from pytest_pallas.relations import AnyRelation
 from pytest_pallas.session import Session
+from pytest_pallas.sim_errors import OptionError, SimulationLimitError
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments, Drawn, as_arguments
 
@@ -98,7 +99,7 @@ def check_kernel(
     Raises:
       TypeError: a keyword argument that there is not, or no reference.
       OptionError: what is given does not fit together.
-      PallasTestError: an answer is wrong, or there is none.
+      PallasError: an answer is wrong, or there is none.
     """
     __tracebackhide__ = True
     refuse_others(kernel)

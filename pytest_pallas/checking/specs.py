@@ -24,14 +24,7 @@ from pytest_pallas.bindings.contexts import Subject, misfit, subject_of
 from pytest_pallas.bindings.platforms import backend_of_spec, on_its_platform
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.verdict import drawn_facts
-from pytest_pallas.errors import (
-    EXPECTED,
-    NotApplicableError,
-    OptionError,
-    PallasTestError,
-    SpecError,
-    TooFewDevicesError,
-)
+from pytest_pallas.errors import EXPECTED, NotApplicableError, SpecError, TooFewDevicesError
 from pytest_pallas.items.applicability import unmet_by_kernels
 from pytest_pallas.items.item import ANOTHER, expected_failure, item_name
 from pytest_pallas.items.running import run_bound
@@ -39,6 +32,7 @@ from pytest_pallas.notes import Note
 from pytest_pallas.options.values import choose
 from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.session import Session
+from pytest_pallas.sim_errors import OptionError, PallasError
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
 from pytest_pallas.strategies.arguments import Arguments
 from pytest_pallas.strategies.once import draw_once
@@ -73,7 +67,7 @@ def check_spec(
       OptionError: the arguments do not fit the kernel, or there is no mesh for them.
       NotApplicableError: one of the ``names`` does not apply.
       SpecError: a check passes, and the spec expects that it fails.
-      PallasTestError: an answer is wrong, or there is none.
+      PallasError: an answer is wrong, or there is none.
     """
     __tracebackhide__ = True
     if arguments is None and hypothesis.currently_in_test_context():
@@ -269,12 +263,12 @@ def _run(bound: BoundCheck) -> str:
     __tracebackhide__ = True
     try:
         return run_bound(bound)
-    except PallasTestError as error:
+    except PallasError as error:
         vars(error).pop("__notes__", None)
         raise _with_others(error).with_traceback(None) from error.__cause__
 
 
-def _with_others(error: PallasTestError) -> PallasTestError:
+def _with_others(error: PallasError) -> PallasError:
     """The error whose text has the failures of other causes, too; its data stay."""
     if not error.others:
         return error

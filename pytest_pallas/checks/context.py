@@ -21,12 +21,13 @@ from pytest_pallas.backends.variations import Fill, Schedule
 from pytest_pallas.checks.spread import compare_shards, gathered
 from pytest_pallas.compilers.costs import RecordedCosts
 from pytest_pallas.devices.gpus import accumulations
-from pytest_pallas.errors import KernelError, PallasTestError, UnsupportedKernelError
+from pytest_pallas.errors import UnsupportedKernelError
 from pytest_pallas.notes import Note
 from pytest_pallas.numerics import Comparison, Tolerance, compare_trees, is_float, wide
 from pytest_pallas.numerics.precision import ProductPrecision
 from pytest_pallas.oracle.expected import Expected, ExpectedCache, Leaves, flatten
 from pytest_pallas.properties import Properties
+from pytest_pallas.sim_errors import KernelError, PallasError
 from pytest_pallas.strategies.arguments import Arguments
 
 #: Integers up to this size count as small: the product of two is exact in bfloat16, and a sum of
@@ -231,9 +232,9 @@ def judge_leaves(
     return compare_shards(outputs, compare)
 
 
-def as_kernel_error(error: Exception) -> PallasTestError:
+def as_kernel_error(error: Exception) -> PallasError:
     """The error of a kernel as a ``KernelError``, so that reports can attribute it."""
-    if isinstance(error, PallasTestError):
+    if isinstance(error, PallasError):
         return error
     name, text = raised_words(error)
     wrapped = KernelError(f"the kernel raised {name}: {brief(text)}")
@@ -242,7 +243,7 @@ def as_kernel_error(error: Exception) -> PallasTestError:
     return wrapped
 
 
-def under(schedule: Schedule, error: PallasTestError) -> PallasTestError:
+def under(schedule: Schedule, error: PallasError) -> PallasError:
     """The error with the schedule of its run, unless that is the default schedule."""
     if schedule == Schedule():
         return error

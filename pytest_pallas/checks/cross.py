@@ -32,7 +32,7 @@ from pytest_pallas.checks.cross_compare import (
     named_noise,
     named_precision,
 )
-from pytest_pallas.errors import NotApplicableError, PallasTestError, UnsupportedKernelError
+from pytest_pallas.errors import NotApplicableError, UnsupportedKernelError
 from pytest_pallas.notes import Note
 from pytest_pallas.numerics import (
     Comparison,
@@ -44,6 +44,7 @@ from pytest_pallas.numerics import (
     wide,
 )
 from pytest_pallas.oracle.expected import LazyMapping, Leaves, flatten
+from pytest_pallas.sim_errors import PallasError
 from pytest_pallas.spec import KernelSpec
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def _answer(there: CheckContext, other: ComparisonPeer) -> Outcome:
         return run(there, there.kernel, there.arguments.args, needs_kernel=other.is_kernel)
     except UnsupportedKernelError:
         raise
-    except PallasTestError as error:
+    except PallasError as error:
         raised = error.with_message(f"the other side, {other.name}, raised: {error}")
         raise raised from error.__cause__
 

@@ -26,9 +26,10 @@ from pytest_pallas.checks.rerun import identical
 from pytest_pallas.compat.avals import is_reference
 from pytest_pallas.compat.jaxprs import open_jaxpr, sub_jaxprs
 from pytest_pallas.compat.source import source_line
-from pytest_pallas.errors import KernelError, NotApplicableError
+from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.mutation.programs import rewritten
 from pytest_pallas.mutation.rewriting import closed_with, equations_of
+from pytest_pallas.sim_errors import KernelError
 from pytest_pallas.spec import KernelSpec
 
 #: The name of a kernel in a program that is lowered without its kernels.

@@ -18,7 +18,7 @@ from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.context import CheckContext, CheckResult, ComparedOutputs
 from pytest_pallas.checks.cross_compare import apart, coarser
 from pytest_pallas.checks.verdict import drawn_facts
-from pytest_pallas.errors import GoldenError, OptionError
+from pytest_pallas.errors import GoldenError
 from pytest_pallas.goldens.entry import Call, Golden, Output, origin_of, question_of
 from pytest_pallas.goldens.store import Store
 from pytest_pallas.goldens.tensors import Array, digest, dump
@@ -26,6 +26,7 @@ from pytest_pallas.goldens.values import Written, write
 from pytest_pallas.notes import Note
 from pytest_pallas.numerics import Comparison, Noise, bitwise, state
 from pytest_pallas.oracle.expected import Expected, Leaves
+from pytest_pallas.sim_errors import OptionError
 from pytest_pallas.strategies.arguments import Arguments
 
 type Mode = Literal["record", "update", "replay"]

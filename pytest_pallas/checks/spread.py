@@ -17,12 +17,12 @@ from pytest_pallas.errors import (
     RAISED_BY_KERNEL,
     GangError,
     NotApplicableError,
-    PallasTestError,
     PeerError,
 )
 from pytest_pallas.explanations import Fact, first_line
 from pytest_pallas.numerics import Comparison
 from pytest_pallas.oracle.expected import Leaves
+from pytest_pallas.sim_errors import PallasError
 
 type _Array = np.ndarray[Any, Any]
 
@@ -116,7 +116,7 @@ def judge_together[T](judge: Callable[[], T], *, subject: str, timeout: float) -
         words = "; ".join(ended)
         raise GangError(f"{subject}: the check applies in some processes only: {words}")
     if problem is not None:
-        if isinstance(problem, PallasTestError):
+        if isinstance(problem, PallasError):
             problem.shared = True
         raise problem
     assert result is not None

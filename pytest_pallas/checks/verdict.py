@@ -28,12 +28,13 @@ from pytest_pallas.checks.context import (
 )
 from pytest_pallas.checks.spread import judge_together, process_facts
 from pytest_pallas.devices.processes import gang
-from pytest_pallas.errors import CompileError, CostError, MismatchError, PallasTestError
+from pytest_pallas.errors import CompileError, CostError, MismatchError
 from pytest_pallas.explanations import Explanation, Fact, explanation_of
 from pytest_pallas.notes import Note
 from pytest_pallas.numerics import Comparison, Tolerance
 from pytest_pallas.numerics.contents import in_words, role_of
 from pytest_pallas.oracle.expected import flatten
+from pytest_pallas.sim_errors import PallasError
 from pytest_pallas.strategies.arguments import Arguments
 
 #: Primitives around a kernel that pass its output on as it is; vmap and shard_map do not.
@@ -86,7 +87,7 @@ def run_check(
 
     Raises:
       MismatchError: an output is wrong; the message explains it.
-      PallasTestError: the kernel or the reference raised. In both cases, the message ends with the
+      PallasError: the kernel or the reference raised. In both cases, the message ends with the
         drawn example.
       PeerError: the check failed in another process of the program.
       GangError: the processes do different things.
@@ -109,7 +110,7 @@ def _run_alone(
     __tracebackhide__ = True
     headline = f"{name}: {check.name} on {label(context.backend)}"
     finding = _run(check, context, headline)
-    if isinstance(finding, PallasTestError):
+    if isinstance(finding, PallasError):
         finding.failure = Failure(check.name, name, context)
         # Not in the handler: pytest would print the whole chain, which is JAX's internals.
         raise finding
@@ -150,13 +151,13 @@ def conclude(check: Check, evidence: Sequence[Any], name: str, backend: Backend)
         )
 
 
-def _run(check: Check, context: CheckContext, headline: str) -> CheckResult | PallasTestError:
+def _run(check: Check, context: CheckContext, headline: str) -> CheckResult | PallasError:
     """The result of a check, or the error that stopped it, with the drawn example."""
     try:
         if context.backend.kind == "compiling":
             return compiled(check, context)
         return _with_notes(check.run(context))
-    except PallasTestError as error:
+    except PallasError as error:
         return _with_context(error, headline, context)
 
 
@@ -219,7 +220,7 @@ def _product_facts(failed: Comparison, finding: CheckResult) -> Iterator[Fact]:
 
 def _problem_of(
     outcome: Outcome | None, context: CheckContext, name: str, check: str
-) -> PallasTestError | None:
+) -> PallasError | None:
     """The error of a compiled program: it did not compile, or costs too much."""
     if outcome is None:
         return None
@@ -229,7 +230,7 @@ def _problem_of(
     return None if grown is None else CostError(grown)
 
 
-def _with_context(error: PallasTestError, headline: str, context: CheckContext) -> PallasTestError:
+def _with_context(error: PallasError, headline: str, context: CheckContext) -> PallasError:
     """The error with the headline, the line where the kernel raised, and the drawn example."""
     if not context.explained:
         return error
@@ -249,7 +250,7 @@ def _with_context(error: PallasTestError, headline: str, context: CheckContext) 
 
 def _raised_at(cause: BaseException | None) -> Iterator[str]:
     """The innermost line of the kernel, also of an installed kernel or one of JAX."""
-    if cause is None or isinstance(cause, PallasTestError):
+    if cause is None or isinstance(cause, PallasError):
         return
     frames = [
         frame

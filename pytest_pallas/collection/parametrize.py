@@ -14,8 +14,9 @@ from pytest_pallas.compat.fuzzing import (
     set_hypothesis_settings,
 )
 from pytest_pallas.compat.testing import fixture_is_overridden
-from pytest_pallas.errors import EXPECTED, OptionError
+from pytest_pallas.errors import EXPECTED
 from pytest_pallas.session import PROBLEM, current
+from pytest_pallas.sim_errors import OptionError
 
 
 def over_backends(metafunc: pytest.Metafunc) -> None:

@@ -9,7 +9,7 @@ from pytest_pallas import relations
 from pytest_pallas.backends import Label
 from pytest_pallas.bindings.contexts import lacks_mesh, misfit
 from pytest_pallas.checks import Check
-from pytest_pallas.errors import PallasTestError
+from pytest_pallas.sim_errors import PallasError
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments
 
@@ -35,7 +35,7 @@ def problem_with(spec: KernelSpec, checks: Mapping[str, Check], families: object
 
     try:
         arguments = draw_once(spec.inputs)
-    except PallasTestError as error:
+    except PallasError as error:
         return str(error)
     except Exception as error:
         return f"its inputs strategy raised {type(error).__name__}: {error}"
@@ -64,7 +64,7 @@ def _ignored(ignored: Callable[..., Any], arguments: Arguments) -> str | None:
 
     try:
         masks_of(ignored, arguments)
-    except PallasTestError as error:
+    except PallasError as error:
         return str(error)
     return None
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from pytest_pallas.compilers.report import CompileReport
 from pytest_pallas.decoding import Count, DataError, Text, decode, parse
-from pytest_pallas.errors import OptionError
+from pytest_pallas.sim_errors import OptionError
 
 #: Version of the file.
 SCHEMA = 1

@@ -24,7 +24,7 @@ from pytest_pallas.compilers.messages import CompileReply, CompileRequest
 from pytest_pallas.compilers.report import CompileReport
 from pytest_pallas.decoding import DataError, parse
 from pytest_pallas.devices.targets import added_facts
-from pytest_pallas.errors import PallasTestError
+from pytest_pallas.sim_errors import PallasError
 from pytest_pallas.workers import JobResult, WorkerPool, WorkerSetup
 
 #: Version of the files. It is part of their names' hash: another version is another file.
@@ -203,11 +203,11 @@ class Service:
             try:
                 report = _report(job.result(), target=target, compiler=_versions(compiler)[0])
             except CancelledError:
-                future.set_exception(PallasTestError("the session ended before this was compiled"))
+                future.set_exception(PallasError("the session ended before this was compiled"))
                 return
             except Exception as error:  # or a wait for the future never ends
                 problem = f"the worker's answer cannot be read: {type(error).__name__}: {error}"
-                future.set_exception(PallasTestError(problem))
+                future.set_exception(PallasError(problem))
                 return
             # What a worker could not do says nothing about the next time.
             if self._cache is not None and report.status in ("compiled", "refused"):

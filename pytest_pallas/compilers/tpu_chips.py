@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 
 from pytest_pallas.devices.tpus import TPUS
-from pytest_pallas.errors import DeviceError
+from pytest_pallas.sim_errors import DeviceError
 
 _CHIPS_A_HOST = 4
 

@@ -15,8 +15,8 @@ from zipfile import BadZipFile
 
 from pytest_pallas.compat.fuzzing import hypothesis_profile
 from pytest_pallas.database.places import FORMS, DatabasePlace
-from pytest_pallas.errors import OptionError
 from pytest_pallas.explanations import one_line
+from pytest_pallas.sim_errors import OptionError
 
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase

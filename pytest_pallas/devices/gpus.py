@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_pallas.accumulation import ACCUMULATIONS, ARITHMETICS, COMPARED, Accumulations
-from pytest_pallas.errors import OptionError
+from pytest_pallas.sim_errors import OptionError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_pallas.devices.processes import Gang, gang
-from pytest_pallas.errors import DeviceError, TooFewDevicesError
+from pytest_pallas.errors import TooFewDevicesError
+from pytest_pallas.sim_errors import DeviceError
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_pallas.devices.targets import Label
-from pytest_pallas.errors import DeviceError
+from pytest_pallas.sim_errors import DeviceError
 
 #: The variable by which the controller tells workers: ``NAME=VALUE,VALUE,...``, one value a worker.
 ANNOUNCED = "PYTEST_PALLAS_WORKER_DEVICES"

@@ -9,7 +9,7 @@ from typing import Any, overload
 
 from pytest_pallas.devices.gpus import GPUS, Gpu
 from pytest_pallas.devices.tpus import TPUS, Tpu
-from pytest_pallas.errors import DeviceError
+from pytest_pallas.sim_errors import DeviceError
 
 
 @dataclass(frozen=True)

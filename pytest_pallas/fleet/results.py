@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_pallas.errors import FleetError, PallasTestError
+from pytest_pallas.errors import FleetError
 from pytest_pallas.explanations import Explanation, Fact
 from pytest_pallas.fleet.messages import Change, TestResult, warning_of
 from pytest_pallas.isolation.isolator import Isolator
@@ -28,6 +28,7 @@ from pytest_pallas.replay.saved import (
 )
 from pytest_pallas.report.parts import merged_reports, settle_kills
 from pytest_pallas.session import PytestSession
+from pytest_pallas.sim_errors import PallasError
 from pytest_pallas.workers import JobResult
 
 
@@ -64,7 +65,7 @@ class ResultReplayer:
         hook = self.session.config.hook
         try:
             found = self.isolator.accept(item, reply)
-        except PallasTestError as error:
+        except PallasError as error:
             self.fail(item, error)
             return
         if self.session.options.mutate is not None and not merged:
@@ -135,7 +136,7 @@ class ResultReplayer:
             self.session.builders.update(builders)  # which the protocol clears
             if isinstance(item, SpecItem):
                 _ = item.builder  # for the record of this item
-                if isinstance(error, PallasTestError):
+                if isinstance(error, PallasError):
                     settle(item, error)
             raise error
 

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from pytest_pallas.decoding import DataError
-from pytest_pallas.errors import OptionError
 from pytest_pallas.fleet.cluster import Cluster, ClusterLostError
 from pytest_pallas.fleet.kept import KeptResults
 from pytest_pallas.fleet.ledger import Group, Ledger, Parts, Sent
@@ -30,6 +29,7 @@ from pytest_pallas.report.progress import Progress
 from pytest_pallas.report.reporter import Reporter
 from pytest_pallas.session import PytestSession
 from pytest_pallas.session.fleet import FleetFacts
+from pytest_pallas.sim_errors import OptionError
 
 #: The name of the registered plugin.
 PLUGIN = "pallas-fleet"

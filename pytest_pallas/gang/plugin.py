@@ -10,7 +10,7 @@ import pytest
 
 from pytest_pallas.backends import Selection
 from pytest_pallas.backends.registry import parse
-from pytest_pallas.errors import GangError, OptionError
+from pytest_pallas.errors import GangError
 from pytest_pallas.gang.hosts import HostStore, LocalStore
 from pytest_pallas.gang.layout import Layout
 from pytest_pallas.gang.messages import Collected
@@ -18,6 +18,7 @@ from pytest_pallas.gang.reports import Named, ended_report, merged_reports
 from pytest_pallas.gang.supervisor import Gang, GangSettings
 from pytest_pallas.isolation.requests import opening_of
 from pytest_pallas.session import PytestSession, note_raised
+from pytest_pallas.sim_errors import OptionError
 
 #: The name of the registered plugin.
 PLUGIN = "pallas-gang"

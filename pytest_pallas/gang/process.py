@@ -16,7 +16,7 @@ import pytest
 from pytest_pallas.backends import label
 from pytest_pallas.compat.distributed import join
 from pytest_pallas.devices.processes import agree, begin_scope, end_scope
-from pytest_pallas.errors import GangError, OptionError, PallasTestError, PeerError
+from pytest_pallas.errors import GangError, PeerError
 from pytest_pallas.gang.given import FailedExampleError, OutOfStepError, settle_given
 from pytest_pallas.gang.messages import (
     BECAUSE,
@@ -31,6 +31,7 @@ from pytest_pallas.isolation.messages import StepNote, WorkerReply, decoded, enc
 from pytest_pallas.isolation.worker import Host
 from pytest_pallas.options.values import Options
 from pytest_pallas.session import current
+from pytest_pallas.sim_errors import OptionError, PallasError
 
 #: Seconds after which JAX counts a silent process as dead.
 HEARTBEAT = 20.0
@@ -82,7 +83,7 @@ class GangHost(Host):
         self.alarm.begin("collection", seconds)
         try:
             self.session.perform_collect()
-        except (pytest.UsageError, PallasTestError) as error:
+        except (pytest.UsageError, PallasError) as error:
             return Collected(problem=str(error))
         except pytest.exit.Exception as ended:
             return Collected(problem=str(ended.msg))

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from pytest_pallas.errors import PallasTestError
 from pytest_pallas.explanations import first_line
 from pytest_pallas.gang.merging import ProcessResult, merge_processes
 from pytest_pallas.gang.messages import BECAUSE, TestEnd
@@ -19,6 +18,7 @@ from pytest_pallas.record import Record, to_json
 from pytest_pallas.report.collect import error_fields, records_of
 from pytest_pallas.report.reporter import ATTRIBUTE
 from pytest_pallas.session import RAISED_ON, STATUS
+from pytest_pallas.sim_errors import PallasError
 
 #: Makes a report of a serialized one.
 Load = Callable[[Mapping[str, Any]], pytest.TestReport]
@@ -47,7 +47,7 @@ class _End:
         """Whether the process ended by itself, or was killed for its own sake."""
         return self.end.died is not None and not self.end.stopped
 
-    def error(self, nodeid: str) -> PallasTestError:
+    def error(self, nodeid: str) -> PallasError:
         """The error of a process that died."""
         assert self.end.died is not None
         name = nodeid.rpartition("::")[2]

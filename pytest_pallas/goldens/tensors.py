@@ -15,7 +15,8 @@ import ml_dtypes
 import numpy as np
 
 from pytest_pallas.decoding import AsWritten, DataError, decode, parse, shown
-from pytest_pallas.errors import GoldenError, OptionError
+from pytest_pallas.errors import GoldenError
+from pytest_pallas.sim_errors import OptionError
 
 type Array = np.ndarray[Any, Any]
 

@@ -12,15 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_pallas.backends.ending import LEAST, limit_of, longest
-from pytest_pallas.errors import (
-    CrashError,
-    HangError,
-    IsolationError,
-    OutOfMemoryError,
-    PallasTestError,
-)
+from pytest_pallas.errors import CrashError, HangError, IsolationError, OutOfMemoryError
 from pytest_pallas.explanations import Explanation, Fact
 from pytest_pallas.isolation.messages import StepNote
+from pytest_pallas.sim_errors import PallasError
 from pytest_pallas.workers import JobResult
 
 if TYPE_CHECKING:
@@ -147,7 +142,7 @@ class Frame:
         return f"{self.file}:{self.line} in {self.name}"
 
 
-def error_of(result: JobResult, headline: str) -> PallasTestError:
+def error_of(result: JobResult, headline: str) -> PallasError:
     """The error for a worker that did not answer.
 
     Args:
@@ -167,7 +162,7 @@ def error_of(result: JobResult, headline: str) -> PallasTestError:
     return kind.explained(explanation, headline)
 
 
-def _what(result: JobResult, note: StepNote | None) -> tuple[type[PallasTestError], str]:
+def _what(result: JobResult, note: StepNote | None) -> tuple[type[PallasError], str]:
     """The type of the error, and its summary."""
     limit = note.limit if note else 0.0
     hung = result.status == "timed out" or _TIMEOUT.search(result.output)

@@ -105,7 +105,7 @@ class Isolator:
           inside: runs it here.
 
         Raises:
-          PallasTestError: the error of ``inside``, or the worker did not answer.
+          PallasError: the error of ``inside``, or the worker did not answer.
         """
         __tracebackhide__ = True
         if policy.reason(item, self.history):

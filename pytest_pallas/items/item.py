@@ -19,17 +19,11 @@ from pytest_pallas.budget import DEFAULT_MAX_BYTES, option_text
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import as_kernel_error, call
 from pytest_pallas.devices.processes import gang, process_words
-from pytest_pallas.errors import (
-    DIED,
-    EXPECTED,
-    KERNEL_RUNS,
-    RAISED_BY_KERNEL,
-    PallasTestError,
-    PeerError,
-)
+from pytest_pallas.errors import DIED, EXPECTED, KERNEL_RUNS, RAISED_BY_KERNEL, PeerError
 from pytest_pallas.isolation.isolator import NeedsIsolation
 from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.session import PART_OUTCOME, RAISED, STOPPED_BY, current
+from pytest_pallas.sim_errors import PallasError
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
 
 if TYPE_CHECKING:
@@ -52,13 +46,13 @@ def skip_if_raised(item: SpecItem) -> None:
     pytest.skip(f"{check} raised; see `{name}`")
 
 
-def settle(item: SpecItem, error: PallasTestError) -> None:
+def settle(item: SpecItem, error: PallasError) -> None:
     """Record on an item whether its kernel raised, for its report."""
     if _raises(item, error):
         item.stash[RAISED] = (item.place, item.check.name, item.name, item.expected)
 
 
-def _raises(item: SpecItem, error: PallasTestError) -> bool:
+def _raises(item: SpecItem, error: PallasError) -> bool:
     """Whether the kernel itself raises, independent of the check."""
     if isinstance(error, PeerError):
         return error.kernel_raised and item.check.base
@@ -164,7 +158,7 @@ class SpecItem(pytest.Item):
                 self._run_here()
             else:
                 isolator.run(self, self._run_here)
-        except PallasTestError as error:
+        except PallasError as error:
             settle(self, error)
             raise
 
@@ -300,7 +294,7 @@ class SpecItem(pytest.Item):
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """The explanation and the replay command; a traceback only for unexpected errors."""
         error = excinfo.value
-        if not isinstance(error, PallasTestError):
+        if not isinstance(error, PallasError):
             return super().repr_failure(excinfo, style)
         command = self.replay(error)
         text = f"{error}\n  replay    {command}{self._script(error, command)}"
@@ -310,7 +304,7 @@ class SpecItem(pytest.Item):
             text += "\n" + "".join(traceback.format_exception(error.kernel_error)).rstrip()
         return text
 
-    def _script(self, error: PallasTestError, command: str, number: int = 1) -> str:
+    def _script(self, error: PallasError, command: str, number: int = 1) -> str:
         """The line with the path of a failure's script; "" without one."""
         if self.expected or error.failure is None:
             return ""

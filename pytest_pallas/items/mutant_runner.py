@@ -83,7 +83,7 @@ class SpecMutantRunner:
         """Trace every call of the checks, and find the mutants of their kernels.
 
         Raises:
-          PallasTestError: the kernel cannot be traced.
+          PallasError: the kernel cannot be traced.
         """
         found: dict[Mutant, None] = {}
         for part in self.parts:

@@ -14,10 +14,11 @@ from pytest_pallas.backends.ending import OverdueError, ending_whole
 from pytest_pallas.backends.tracing import shape_of
 from pytest_pallas.bindings.bound_checks import BoundCheck, context_of, run_example
 from pytest_pallas.checks.compiled import start
-from pytest_pallas.errors import CompilerFailedError, PallasTestError
+from pytest_pallas.errors import CompilerFailedError
 from pytest_pallas.isolation.leaks import leaving_nothing
 from pytest_pallas.sampling.diversity import choose
 from pytest_pallas.session import current
+from pytest_pallas.sim_errors import PallasError
 from pytest_pallas.strategies.arguments import as_arguments
 
 #: Set on an item whose compilations have started.
@@ -49,14 +50,14 @@ def run_all(bound: BoundCheck) -> None:
     """Compile the typical calls of a spec, and half as many drawn calls as other backends run.
 
     Raises:
-      PallasTestError: the first failure.
+      PallasError: the first failure.
     """
     __tracebackhide__ = True
     for arguments, typical in _calls(bound):
         run_example(bound, arguments, typical=typical)
 
 
-def worth_shrinking(error: PallasTestError) -> bool:
+def worth_shrinking(error: PallasError) -> bool:
     """Whether to shrink a failure: not if each attempt may take the whole time limit."""
     return not (error.timed_out or isinstance(error, CompilerFailedError))
 

@@ -28,7 +28,7 @@ def replay_goldens(bound: BoundCheck, goldens: Goldens, source: ExampleSource) -
       The reason why no call ran; "" if one ran.
 
     Raises:
-      PallasTestError: an output is wrong, or differs from a golden.
+      PallasError: an output is wrong, or differs from a golden.
     """
     __tracebackhide__ = True
     found = goldens.of(bound.spec.name, bound.check.name, bound.sizes)

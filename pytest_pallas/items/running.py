@@ -13,7 +13,6 @@ from pytest_pallas.bindings.bound_checks import BoundCheck, run_example, subject
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.verdict import conclude
 from pytest_pallas.database.recorded import Recorded
-from pytest_pallas.errors import PallasTestError
 from pytest_pallas.isolation.messages import Part
 from pytest_pallas.items import precompile
 from pytest_pallas.items.parts.round_results import RoundOutcome, rounds_to_json
@@ -23,6 +22,7 @@ from pytest_pallas.items.time_budget import fuzz_for
 from pytest_pallas.sampling.diversity import BASE, shared
 from pytest_pallas.sampling.fuzzing import Fuzz, drawn_calls, fuzz, replay
 from pytest_pallas.sampling.together import of_all
+from pytest_pallas.sim_errors import PallasError
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments
 
@@ -81,7 +81,7 @@ def run_bound(
       The reason why the check applies to no example; "" if it ran on one.
 
     Raises:
-      PallasTestError: an output is wrong, or the kernel raised.
+      PallasError: an output is wrong, or the kernel raised.
     """
     __tracebackhide__ = True
     replayed = bool(bound.options.replay)
@@ -91,7 +91,7 @@ def run_bound(
     builder = bound.builder
     try:
         missing = _fuzz(bound, slot, pulse, rounds, part)
-    except PallasTestError as error:
+    except PallasError as error:
         finding = None if error.failure is None else error.failure.finding
         if finding is not None and finding.failed is not None:
             builder.fail(finding.failed)  # later examples may have failed, too
@@ -133,7 +133,7 @@ def _compile(
     __tracebackhide__ = True
     try:
         precompile.run_all(bound)
-    except PallasTestError as error:
+    except PallasError as error:
         if bound.expected or not precompile.worth_shrinking(error):
             raise
         _fuzz(bound, slot, pulse)  # finds the same failure, and shrinks it

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pytest_pallas.errors import ReferenceError
+from pytest_pallas.errors import KernelReferenceError
 from pytest_pallas.numerics.comparison import Comparison
 from pytest_pallas.numerics.dtypes import is_complex, is_exact, is_float
 from pytest_pallas.numerics.explanation import ComparedArrays, explain, state
@@ -69,7 +69,7 @@ def compare(
         of which this one has a part. Only that part is judged, by the scale of the whole.
 
     Raises:
-      ReferenceError: oracle and baseline have different shapes.
+      KernelReferenceError: oracle and baseline have different shapes.
     """
     sides = ComparedArrays(
         np.asarray(actual),
@@ -132,7 +132,7 @@ def _unfit(sides: ComparedArrays, where: str, check_dtype: bool) -> Comparison |
     """The failed comparison of arrays that cannot be compared, or None."""
     actual, oracle, baseline = sides.actual, sides.oracle, sides.baseline
     if oracle.shape != baseline.shape:
-        raise ReferenceError(
+        raise KernelReferenceError(
             f"{where or 'output'}: the reference returned shape {oracle.shape} in float64 and "
             f"{baseline.shape} in the kernel's dtypes; it must not depend on the dtype"
         )

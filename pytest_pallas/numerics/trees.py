@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from pytest_pallas.errors import ReferenceError
+from pytest_pallas.errors import KernelReferenceError
 from pytest_pallas.explanations import Explanation
 from pytest_pallas.numerics.comparison import Comparison
 from pytest_pallas.numerics.dtypes import Array, is_complex, is_exact, is_float, wide
@@ -113,11 +113,11 @@ def compare_trees(
     result is in the order of ``oracle``.
 
     Raises:
-      ReferenceError: oracle and baseline have different paths or shapes.
+      KernelReferenceError: oracle and baseline have different paths or shapes.
     """
     outputs, references, baselines = dict(actual), dict(oracle), dict(baseline)
     if references.keys() != baselines.keys():
-        raise ReferenceError(
+        raise KernelReferenceError(
             f"the reference returned the outputs {_names(references)} in float64 and "
             f"{_names(baselines)} in the kernel's dtypes; they must not depend on the dtype"
         )

@@ -20,7 +20,7 @@ from pytest_pallas.backends.ending import LEAST, MULTIPLE, ending
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.tracing import identity
 from pytest_pallas.budget import FLOAT_BYTES, LastUsed
-from pytest_pallas.errors import ReferenceError, SimulationError
+from pytest_pallas.errors import KernelReferenceError
 from pytest_pallas.notes import Note
 from pytest_pallas.numerics import Noise, is_complex, is_float, wide
 from pytest_pallas.numerics.precision import Precision, ProductPrecision
@@ -34,6 +34,7 @@ from pytest_pallas.oracle.references import (
     least_magnitude,
     name_of,
 )
+from pytest_pallas.sim_errors import SimulationError
 
 __all__ = ["Expected", "ExpectedCache", "LazyMapping", "Leaves", "expected", "flatten"]
 
@@ -188,7 +189,7 @@ def expected(
         ``references.with_precision``.
 
     Raises:
-      ReferenceError: the reference raised, returned no arrays, or is NaN for finite inputs.
+      KernelReferenceError: the reference raised, returned no arrays, or is NaN for finite inputs.
     """
     arrays = [to_numpy(leaf) for leaf in jax.tree.leaves(args) if _is_array(leaf)]
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
@@ -201,7 +202,7 @@ def expected(
         for path, array in oracle:
             count = int(np.isnan(array).sum()) if is_float(array.dtype) else 0
             if count:
-                raise ReferenceError(
+                raise KernelReferenceError(
                     f"the oracle is NaN in {count} of {array.size} elements of "
                     f"{path or 'the output'}, although every input is finite, so the kernel cannot "
                     f"be compared with it. Define these elements in {name_of(reference)} (such as "
@@ -283,7 +284,7 @@ def _sensitivity(
     for _ in range(PERTURBATIONS if squares else 0):
         try:
             perturbed = near()
-        except (ReferenceError, SimulationError):
+        except (KernelReferenceError, SimulationError):
             return {}
         for (path, before), after in zip(oracle.leaves, perturbed, strict=True):
             if path in squares:

@@ -18,14 +18,10 @@ from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.tracing import StaticPart, apply, jitted, on_host, split
 from pytest_pallas.compat.jaxprs import KERNEL_PRIMITIVES, open_jaxpr
 from pytest_pallas.compat.rejection import is_rejection
-from pytest_pallas.errors import (
-    PallasTestError,
-    ReferenceError,
-    SimulationError,
-    SimulationLimitError,
-)
+from pytest_pallas.errors import KernelReferenceError
 from pytest_pallas.mutation.rewriting import equations_of, with_equations, with_jaxprs
 from pytest_pallas.numerics.precision import FLOAT32_BITS, ProductPrecision
+from pytest_pallas.sim_errors import PallasError, SimulationError, SimulationLimitError
 
 #: Limit on the equations of a reference: about a minute.
 STEPS = 50_000_000
@@ -74,7 +70,7 @@ def evaluate_reference(
         Products that JAX or numpy evaluates have that of float32.
 
     Raises:
-      ReferenceError: the reference raised, does not end, or returned no arrays.
+      KernelReferenceError: the reference raised, does not end, or returned no arrays.
     """
     static, arrays = on_host(Call(function=reference, args=args, options=options))
     found, missing = None, ""
@@ -83,7 +79,7 @@ def evaluate_reference(
             found = evaluate(static, arrays, products)
             break
         except SimulationLimitError as error:
-            failed = ReferenceError(f"the reference {name_of(reference)}: {error}")
+            failed = KernelReferenceError(f"the reference {name_of(reference)}: {error}")
             failed.timed_out = error.timed_out
             raise failed from error
         except SimulationError as error:
@@ -97,7 +93,7 @@ def evaluate_reference(
             _as_it_is(reference, args, options, how), fallbacks=(missing,) * bool(missing)
         )
     if not found.leaves or any(array.dtype.kind in "OSU" for _, array in found.leaves):
-        raise ReferenceError(
+        raise KernelReferenceError(
             f"the reference {name_of(reference)} must return an array or a pytree of arrays"
         )
     return found
@@ -235,14 +231,14 @@ def _as_it_is(
     static, arrays = split(Call(function=reference, args=args, options=options))
     try:
         return Evaluation(flatten(jax.block_until_ready(apply(static, arrays))))
-    except PallasTestError:
+    except PallasError:
         raise
     except Exception as error:
         if is_rejection(error):
             raise
         shapes = ", ".join(f"{x.dtype}{list(x.shape)}" for x in arrays)
         kind, text = raised_words(error)
-        raise ReferenceError(
+        raise KernelReferenceError(
             f"the reference {name_of(reference)}, evaluated {how} on ({shapes}), raised "
             f"{kind}: {text}"
         ) from error

@@ -16,17 +16,17 @@ import pytest
 
 from pytest_pallas._version import __version__
 from pytest_pallas.checks.golden import written_call
-from pytest_pallas.errors import PallasTestError
 from pytest_pallas.explanations import first_line
 from pytest_pallas.goldens.example import Example, content_of
 from pytest_pallas.replay.places import NoScriptError
 from pytest_pallas.replay.script import Script, script_of
 from pytest_pallas.session import PytestSession, variant_of
+from pytest_pallas.sim_errors import PallasError
 
 SUFFIX = ".safetensors"
 
 
-def example_of(session: PytestSession, item: pytest.Item, error: PallasTestError) -> bytes | None:
+def example_of(session: PytestSession, item: pytest.Item, error: PallasError) -> bytes | None:
     """The content of the file, or None: something in the call has no words, or it is too large.
 
     Also where safetensors is not installed: the extra ``golden`` has it.
@@ -97,7 +97,7 @@ class Saved:
 def save(
     session: PytestSession,
     item: pytest.Item,
-    error: PallasTestError,
+    error: PallasError,
     replay: str,
     *,
     number: int = 1,
@@ -139,7 +139,7 @@ def folder_for(session: PytestSession) -> Path:
 
 
 def _save(
-    session: PytestSession, item: pytest.Item, error: PallasTestError, replay: str, number: int
+    session: PytestSession, item: pytest.Item, error: PallasError, replay: str, number: int
 ) -> Saved:
     from pytest_pallas.backends import label
 
@@ -162,7 +162,7 @@ def _save(
 
 
 def _export(
-    session: PytestSession, item: pytest.Item, error: PallasTestError, path: Path
+    session: PytestSession, item: pytest.Item, error: PallasError, path: Path
 ) -> Path | None:
     """Write the file for ``--pallas-replay`` beside the script."""
     content = example_of(session, item, error)

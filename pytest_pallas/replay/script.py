@@ -14,13 +14,14 @@ import jax
 
 from pytest_pallas.backends import label
 from pytest_pallas.checks.verdict import Failure
-from pytest_pallas.errors import CostError, MismatchError, PallasTestError
+from pytest_pallas.errors import CostError, MismatchError
 from pytest_pallas.replay import functions
 from pytest_pallas.replay.literals import UnwritableError, Writer, quoted
 from pytest_pallas.replay.places import NoScriptError, backend_name, ran_on, without_mesh
 from pytest_pallas.replay.plain_jax import in_plain_jax
 from pytest_pallas.replay.promises import of_project, promises_of, reads
 from pytest_pallas.session import Session
+from pytest_pallas.sim_errors import PallasError
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Script:
 
 
 def script_of(
-    session: Session, error: PallasTestError, failure: Failure, *, test: str, replay: str
+    session: Session, error: PallasError, failure: Failure, *, test: str, replay: str
 ) -> Script:
     """The script for a failure.
 
@@ -223,7 +224,7 @@ def _called(function: str, words: Sequence[str]) -> Iterator[str]:
 
 
 def _header(
-    error: PallasTestError, failure: Failure, test: str, replay: str, *, stored: bool
+    error: PallasError, failure: Failure, test: str, replay: str, *, stored: bool
 ) -> Iterator[str]:
     backend = failure.context.backend
     yield f'"""{failure.name}: {failure.check} on {label(backend)} fails.'

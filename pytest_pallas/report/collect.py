@@ -18,7 +18,7 @@ from pytest_pallas.backends import Label, label
 from pytest_pallas.compat.testing import can_be_shown
 from pytest_pallas.decoding import Accepts, Checked, DataError, Seconds, Text, decode
 from pytest_pallas.devices.processes import gang, process_words
-from pytest_pallas.errors import DIED, PallasTestError, PeerError
+from pytest_pallas.errors import DIED, PeerError
 from pytest_pallas.explanations import explanation_of
 from pytest_pallas.record import Host, Record, from_json, to_json
 from pytest_pallas.report.pictures import pictures_of
@@ -33,6 +33,7 @@ from pytest_pallas.session import (
     STOPPED_BY,
     PytestSession,
 )
+from pytest_pallas.sim_errors import PallasError
 
 if TYPE_CHECKING:
     from pytest_pallas.replay.saved import Saved
@@ -261,13 +262,13 @@ _FINDINGS = 16
 
 def error_fields(error: BaseException) -> dict[str, Any]:
     """The message and data of an error, by record field."""
-    if not isinstance(error, PallasTestError):
+    if not isinstance(error, PallasError):
         text = f"{type(error).__name__}: {error}"
         return {"message": text, "explanation": explanations.to_json(explanation_of(text))}
     return {**_plain(error), "others": tuple(_plain(other) for other in error.others)}
 
 
-def _plain(error: PallasTestError) -> dict[str, Any]:
+def _plain(error: PallasError) -> dict[str, Any]:
     """Message, explanation and findings of an error."""
     explanation = error.explanation or explanation_of(str(error))
     return {
@@ -281,7 +282,7 @@ def _script(
     session: PytestSession, item: pytest.Item, error: BaseException, replay: str
 ) -> Saved | None:
     """The script that reproduces a failed check; writes it if it does not exist."""
-    if not isinstance(error, PallasTestError) or error.failure is None:
+    if not isinstance(error, PallasError) or error.failure is None:
         return None
     from pytest_pallas.isolation.leaks import leaving_nothing
     from pytest_pallas.replay.saved import save
@@ -303,7 +304,7 @@ def _replay(session: PytestSession, item: pytest.Item, error: BaseException) -> 
     callspec: Any = getattr(item, "callspec", None)
     backend = None if callspec is None else callspec.params.get("pallas_backend")
     if backend is not None and not isinstance(backend, str):
-        failure = error.failure if isinstance(error, PallasTestError) else None
+        failure = error.failure if isinstance(error, PallasError) else None
         moved = failure is not None and failure.context.backend.platform != backend.platform
         words.append(f"--pallas-backend={'auto' if moved else label(backend)}")
     if session.config.getoption("pallas_max_examples") is not None:

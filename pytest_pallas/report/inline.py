@@ -10,7 +10,6 @@ import numpy as np
 from pytest_pallas import findings
 from pytest_pallas.analysis.grid import Analysis
 from pytest_pallas.backends import label
-from pytest_pallas.errors import PallasTestError
 from pytest_pallas.findings import text_of
 from pytest_pallas.oracle.expected import flatten
 from pytest_pallas.record import Record
@@ -19,6 +18,7 @@ from pytest_pallas.report.html.templates import template
 from pytest_pallas.report.html.templates import text_of as source_of
 from pytest_pallas.report.pictures.blocks import grids_of
 from pytest_pallas.report.pictures.gather import shown_of
+from pytest_pallas.sim_errors import PallasError
 from pytest_pallas.simulator.simulate import Simulation
 
 _FONT = '14px/1.5 system-ui, -apple-system, "Segoe UI", "Noto Sans", "DejaVu Sans", sans-serif'
@@ -33,7 +33,7 @@ def html_of(shown: Any) -> str | None:
         return None
     from markupsafe import Markup
 
-    if isinstance(shown, PallasTestError):
+    if isinstance(shown, PallasError):
         card, text = _error(shown), ""
     elif isinstance(shown, Simulation):
         card, text = _simulation(shown)
@@ -51,7 +51,7 @@ def _style() -> str:
     return f".pallas-inline {{ {own} {source_of('page.css').replace(':root', '&')} }}"
 
 
-def _error(error: PallasTestError) -> FailureCard:
+def _error(error: PallasError) -> FailureCard:
     from pytest_pallas.report.collect import error_fields
 
     failed = error.failure

@@ -18,10 +18,10 @@ from pytest_pallas.decoding import (
     parse_object,
     shown,
 )
-from pytest_pallas.errors import OptionError
 from pytest_pallas.record import SCHEMA, NotApplicable, Record
 from pytest_pallas.results.journal import partial_path
 from pytest_pallas.results.model import NOT_RUN, FinishedTest, RunResults
+from pytest_pallas.sim_errors import OptionError
 
 #: What a file of results begins with, and its journal.
 _JOURNAL = b'{"journal":'

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.checks.context import CheckResult
-from pytest_pallas.errors import PallasTestError
 from pytest_pallas.numerics import Comparison, epsilon, is_exact
 from pytest_pallas.oracle.expected import flatten
+from pytest_pallas.sim_errors import PallasError
 
 #: Relative to the output's scale: 16 roundings of bfloat16. More is no rounding error.
 _SMALL = 1 / 16
@@ -29,7 +29,7 @@ def cause_of(error: BaseException) -> Hashable:
     another structure, NaN or infinity on one side, an error of the size of roundings, or a larger
     one. For a kernel that raised: the class of the error and the line that raised it.
     """
-    if not isinstance(error, PallasTestError):
+    if not isinstance(error, PallasError):
         return (type(error), _raised_at(error))
     if error.findings:
         return frozenset(finding.key for finding in error.findings)
@@ -41,7 +41,7 @@ def cause_of(error: BaseException) -> Hashable:
     return (type(error), type(inner), None if inner is None else _raised_at(inner))
 
 
-def distinct(first: BaseException, others: Iterable[Exception]) -> Sequence[PallasTestError]:
+def distinct(first: BaseException, others: Iterable[Exception]) -> Sequence[PallasError]:
     """Of other failures those with causes of their own: of each cause the smallest example.
 
     At most ``MOST`` with the first, in the order in which they were found. Failures
@@ -50,7 +50,7 @@ def distinct(first: BaseException, others: Iterable[Exception]) -> Sequence[Pall
     """
     groups: list[_Group] = [_Group(cause_of(first), None)]
     for error in others:
-        if not isinstance(error, PallasTestError) or error.failure is None:
+        if not isinstance(error, PallasError) or error.failure is None:
             continue
         group = _Group(cause_of(error), error)
         same = [each for each in groups if _is_one(each.cause, group.cause)]
@@ -67,7 +67,7 @@ class _Group:
     """Failures of one cause: that, and the one with the smallest example; None for the first."""
 
     cause: Hashable
-    smallest: PallasTestError | None
+    smallest: PallasError | None
 
     def joined(self, other: _Group) -> _Group:
         """Both groups as one."""
@@ -110,6 +110,6 @@ def _raised_at(error: BaseException) -> Hashable:
     return (frames[-1].filename, frames[-1].lineno) if frames else None
 
 
-def _elements(error: PallasTestError) -> int:
+def _elements(error: PallasError) -> int:
     arguments: Any = error.failure.context.arguments
     return sum(int(np.size(leaf)) for leaf in arguments.args if hasattr(leaf, "dtype"))

@@ -25,11 +25,11 @@ from hypothesis.errors import DidNotReproduce, InvalidArgument
 
 from pytest_pallas.checks.inputs import inputs_of
 from pytest_pallas.compat.fuzzing import set_database_key, without_module_constants
-from pytest_pallas.errors import OptionError, PallasTestError
 from pytest_pallas.sampling.causes import distinct
 from pytest_pallas.sampling.diversity import ExampleSource, SelectedExamples, Subjects, words_of
 from pytest_pallas.sampling.example_runner import ExampleRunner
 from pytest_pallas.sampling.together import agreed, run_shared, unshared
+from pytest_pallas.sim_errors import OptionError, PallasError
 from pytest_pallas.strategies.arguments import as_arguments
 from pytest_pallas.strategies.value_variants import MOST, variants
 
@@ -100,7 +100,7 @@ def fuzz(what: Fuzz, *, seed: int, max_examples: int, until: float | None = None
     try:
         _remembered(what, runner, what.database)
         _explore(what, runner, calls, seed=seed, draws=draws)
-    except PallasTestError as error:
+    except PallasError as error:
         if what.shrink and not error.timed_out:
             error.others = tuple(_others(what, runner, error, calls))
         raise
@@ -259,8 +259,8 @@ def _explore(
 
 
 def _others(
-    what: Fuzz, runner: ExampleRunner, first: PallasTestError, calls: Iterable[_PlannedCall]
-) -> Sequence[PallasTestError]:
+    what: Fuzz, runner: ExampleRunner, first: PallasError, calls: Iterable[_PlannedCall]
+) -> Sequence[PallasError]:
     """Failures with other causes than the first: of calls while it was shrunk, and of the rest."""
     found = list(runner.failed.values())
     further = ExampleRunner(

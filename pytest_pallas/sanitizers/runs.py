@@ -15,12 +15,8 @@ from pytest_pallas.backends.tracing import identity
 from pytest_pallas.backends.variations import Schedule
 from pytest_pallas.budget import LastUsed
 from pytest_pallas.checks.context import CheckContext, call
-from pytest_pallas.errors import (
-    DeadlockError,
-    DmaError,
-    NotApplicableError,
-    RaceError,
-)
+from pytest_pallas.errors import DmaError, NotApplicableError, RaceError
+from pytest_pallas.sim_errors import DeadlockError
 from pytest_pallas.spec import KernelSpec
 
 #: Errors that sanitizers report.

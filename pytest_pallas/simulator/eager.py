@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_pallas.compat.source import source_line
 from pytest_pallas.compat.tracers import tracer_type
-from pytest_pallas.errors import SimulationError
+from pytest_pallas.sim_errors import SimulationError
 
 #: Primitives that give references.
 _NEW = frozenset({"new_ref", "empty_ref"})

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pytest_pallas.errors import BoundsError, PallasTestError, SimulationError
+from pytest_pallas.sim_errors import BoundsError, PallasError, SimulationError
 from pytest_pallas.simulator.machine import Machine
 from pytest_pallas.simulator.program import Program, Step
 from pytest_pallas.simulator.thread import Thread
@@ -60,7 +60,7 @@ def run(program: Program, thread: Thread, args: Sequence[Any]) -> list[Any]:
         if step is not None:
             _place(error, step, machine)
         raise
-    except PallasTestError:
+    except PallasError:
         raise
     except Exception as error:
         if machine.inspector is not None and error is machine.inspector.raised:

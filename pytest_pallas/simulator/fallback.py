@@ -6,7 +6,7 @@ from typing import Any
 
 from pytest_pallas.compat.compositions import composition
 from pytest_pallas.compat.jaxprs import sub_jaxprs
-from pytest_pallas.errors import MissingRuleError
+from pytest_pallas.sim_errors import MissingRuleError
 from pytest_pallas.simulator.eager import bind
 from pytest_pallas.simulator.registry import Equation, Evaluate
 from pytest_pallas.simulator.thread import Thread

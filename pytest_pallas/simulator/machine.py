@@ -14,8 +14,8 @@ import numpy as np
 from pytest_pallas.accumulation import Accumulations
 from pytest_pallas.devices.gpus import accumulations
 from pytest_pallas.devices.targets import TARGETS
-from pytest_pallas.errors import SimulationLimitError
 from pytest_pallas.findings import Finding, Owner
+from pytest_pallas.sim_errors import SimulationLimitError
 from pytest_pallas.simulator.concurrency.recording import Recording
 from pytest_pallas.simulator.concurrency.scheduler import Scheduler, collecting_later
 from pytest_pallas.simulator.concurrency.transfers import Copy, Semaphore

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.compat.jaxprs import home_of_primitive, is_literal, open_jaxpr
-from pytest_pallas.errors import SimulationError
+from pytest_pallas.sim_errors import SimulationError
 from pytest_pallas.simulator.fallback import fallback
 from pytest_pallas.simulator.registry import Equation, find_rule
 from pytest_pallas.simulator.values import from_jax

@@ -13,9 +13,9 @@ import numpy as np
 from pytest_pallas.devices.absent import tracing_for
 from pytest_pallas.devices.gpus import accumulations
 from pytest_pallas.devices.targets import TARGETS, Target
-from pytest_pallas.errors import OptionError
 from pytest_pallas.findings import Finding
 from pytest_pallas.inline import Inline
+from pytest_pallas.sim_errors import OptionError
 from pytest_pallas.simulator import rules as rules  # which registers them
 from pytest_pallas.simulator.concurrency.scheduler import one_thread
 from pytest_pallas.simulator.concurrency.transfers import release

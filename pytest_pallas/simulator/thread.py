@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
-from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding, Owner
 from pytest_pallas.findings import Kind as FindingKind
+from pytest_pallas.sim_errors import SimulationError
 from pytest_pallas.simulator.concurrency.recording import Entered, Recording
 from pytest_pallas.simulator.concurrency.transfers import Semaphore
 from pytest_pallas.simulator.memory.references import AllocationKey, Ref, Region

@@ -8,10 +8,10 @@ import pytest
 from compile_service import compile_service, in_parallel
 from uncompilable import CASES, GPUS, TPUS, Case
 
+from pytest_pallas import CompileError, CompilerFailedError
 from pytest_pallas.backends import TARGETS, Call, Outcome, parse
 from pytest_pallas.backends.registry import compiling
 from pytest_pallas.compilers import cuda, libtpu
-from pytest_pallas.errors import CompileError, CompilerFailedError
 
 type Started = Callable[[str, Case], Callable[[], Outcome]]
 

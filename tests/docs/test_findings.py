@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_pallas import KernelSpec, PallasTestError
+from pytest_pallas import KernelSpec, PallasError
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/findings.md").read_text()
@@ -23,7 +23,7 @@ def without_folders(text):
 @pytest.mark.parametrize(("program", "file", "shown"), FINDINGS, ids=[each[1] for each in FINDINGS])
 def test_a_program_fails_as_shown(program, file, shown):
     pytest.importorskip("absl")  # modules of kernels for GPUs need it
-    with pytest.raises(PallasTestError) as failure:
+    with pytest.raises(PallasError) as failure:
         exec(compile(program, file, "exec"), {"__name__": file})
     message = without_folders(str(failure.value))
     for line in shown.splitlines():

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/reference.md").read_text()
 
 ERRORS = [
-    name for name in pytest_pallas.__all__ if name.endswith("Error") and name != "PallasTestError"
+    name for name in pytest_pallas.__all__ if name.endswith("Error") and name != "PallasError"
 ]
 
 PUBLIC = {

@@ -17,8 +17,8 @@ from pytest_pallas.checks.forward import forward
 from pytest_pallas.collection.suite import suite
 from pytest_pallas.devices.mesh import make_mesh
 from pytest_pallas.devices.targets import TARGETS
-from pytest_pallas.errors import PallasTestError
 from pytest_pallas.numerics import Tolerance
+from pytest_pallas.sim_errors import PallasError
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.once import draw_several
 from reference_kernels._gaps import GAPS, KNOWN_LATE, REACHING, SCALAR_CORES, Gap
@@ -70,7 +70,7 @@ def runs(spec: KernelSpec, name: str, calls: int = _CALLS) -> bool:
         try:
             if forward(context).failed:
                 return False
-        except PallasTestError:
+        except PallasError:
             return False
     return True
 

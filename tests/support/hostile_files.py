@@ -30,7 +30,6 @@ from pytest_pallas.checks.forward import forward
 from pytest_pallas.checks.oracle_strength import Attempt, Evidence, oracle_strength
 from pytest_pallas.compilers import costs
 from pytest_pallas.decoding import DataError, shown
-from pytest_pallas.errors import PallasTestError
 from pytest_pallas.fleet.messages import TestResult, from_plain, to_plain, warning_of
 from pytest_pallas.goldens.entry import Call, Golden, Origin, Output
 from pytest_pallas.goldens.example import Example, content_of, load_example
@@ -59,6 +58,7 @@ from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.results import FinishedTest, Journal, partial_path, read_results
 from pytest_pallas.results.model import Failure, plain_test
 from pytest_pallas.session.done import done_of
+from pytest_pallas.sim_errors import PallasError
 from pytest_pallas.strategies.arguments import Arguments
 
 #: A module beside the files: whoever imports it has executed something of a file.
@@ -376,7 +376,7 @@ class Readers:
         try:
             with watched(self.folder):
                 readers[kind](path)
-        except (PallasTestError, pytest.UsageError) as error:
+        except (PallasError, pytest.UsageError) as error:
             text = str(error)
             if "\n" in text or shown(text) != text or len(text) > 2000:
                 raise MistakeError(f"not one line that a terminal shows: {text!r:.300}") from error

@@ -137,12 +137,12 @@ REPORTS = {
 }
 
 
-def error_samples() -> dict[str, errors.PallasTestError]:
+def error_samples() -> dict[str, errors.PallasError]:
     """Every error of the package, as it is raised; with a finding where it can have one."""
     found = {
         name: kind("what, where and what to do")
         for name, kind in vars(errors).items()
-        if isinstance(kind, type) and issubclass(kind, errors.PallasTestError)
+        if isinstance(kind, type) and issubclass(kind, errors.PallasError)
     }
     found["RaceError"] = errors.RaceError.of(FINDINGS["race"], FINDINGS["uninitialized"])
     found["DeadlockError"] = errors.DeadlockError.of(FINDINGS["deadlock"])

@@ -10,7 +10,7 @@ import chip_record
 import numpy as np
 import pytest
 
-from pytest_pallas.errors import OptionError
+from pytest_pallas.sim_errors import OptionError
 from pytest_pallas.simulator import simulate
 
 RECORD = Path(__file__).parent / "simulator/gpu/h200.npz"

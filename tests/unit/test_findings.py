@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_pallas import explanations
-from pytest_pallas.errors import BoundsError, DeadlockError, DmaError, RaceError
+from pytest_pallas import DmaError, RaceError, explanations
 from pytest_pallas.explanations import Explanation, Fact
 from pytest_pallas.findings import Access, Finding, Owner, Signal, Wait, from_json, to_json
+from pytest_pallas.sim_errors import BoundsError, DeadlockError
 
 RACE = Finding(
     kind="race",

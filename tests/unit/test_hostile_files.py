@@ -16,10 +16,10 @@ import pytest
 from hostile_files import EVIL, MistakeError, Readers, bomb, watched, write_right
 
 import pytest_pallas
+from pytest_pallas import SpecError
 from pytest_pallas.__main__ import main
 from pytest_pallas.checks.forward import forward
 from pytest_pallas.decoding import DataError
-from pytest_pallas.errors import OptionError, SpecError
 from pytest_pallas.fleet.messages import TestResult, from_plain, to_plain, warning_of
 from pytest_pallas.items.parts.round_results import (
     ExampleOutcome,
@@ -30,6 +30,7 @@ from pytest_pallas.items.parts.round_results import (
 from pytest_pallas.options.parsing import replay
 from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.results import read_results
+from pytest_pallas.sim_errors import OptionError
 
 pytest.importorskip("safetensors")
 

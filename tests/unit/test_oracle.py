@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from pytest_pallas import KernelReferenceError
 from pytest_pallas.budget import LastUsed
-from pytest_pallas.errors import ReferenceError
 from pytest_pallas.notes import Note
 from pytest_pallas.numerics import compare_trees
 from pytest_pallas.oracle import noise, references
@@ -72,19 +72,19 @@ def test_a_reference_that_raises_is_named():
         raise TypeError("no such axis")
 
     with pytest.raises(
-        ReferenceError, match=r"attention, evaluated .* on \(float32\[3\]\), raised TypeError"
+        KernelReferenceError, match=r"attention, evaluated .* on \(float32\[3\]\), raised TypeError"
     ):
         expected(attention, (np.ones(3, np.float32),), {})
 
 
 def test_a_reference_that_returns_no_array():
-    with pytest.raises(ReferenceError, match="must return an array"):
+    with pytest.raises(KernelReferenceError, match="must return an array"):
         expected(lambda a: None, (np.ones(3, np.float32),), {})
 
 
 def test_nan_for_finite_inputs_is_the_references_fault():
     x = np.array([1.0, -1.0], np.float32)
-    with pytest.raises(ReferenceError, match="NaN in 1 of 2 elements of the output"):
+    with pytest.raises(KernelReferenceError, match="NaN in 1 of 2 elements of the output"):
         expected(jnp.log, (x,), {})
     assert np.isnan(expected(jnp.log, (x,), {}, nan_ok=True).oracle[0][1][1])
     assert np.isnan(expected(jnp.log, (np.array([np.nan], np.float32),), {}).oracle[0][1])
@@ -376,5 +376,7 @@ def test_a_reference_that_does_not_end(monkeypatch):
         return jax.lax.while_loop(lambda x: x[0] >= 0, lambda x: x * 1, x)
 
     monkeypatch.setattr(references, "STEPS", 1000)
-    with pytest.raises(ReferenceError, match="reference reference: stopped after 1,000 equations"):
+    with pytest.raises(
+        KernelReferenceError, match="reference reference: stopped after 1,000 equations"
+    ):
         expected(reference, (np.ones(3, np.float32),), {})

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_pallas.errors import PallasTestError
+from pytest_pallas.sim_errors import PallasError
 
 if TYPE_CHECKING:
     from pytest_pallas.result_builder import ResultBuilder
@@ -20,7 +20,7 @@ def pictures_of(error: BaseException, builder: ResultBuilder) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     try:
-        if isinstance(error, PallasTestError):
+        if isinstance(error, PallasError):
             found |= shown_of(error)
         found["examples"] = examples_of(builder)
     except Exception as problem:
@@ -28,7 +28,7 @@ def pictures_of(error: BaseException, builder: ResultBuilder) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value}
 
 
-def shown_of(error: PallasTestError) -> Mapping[str, Any]:
+def shown_of(error: PallasError) -> Mapping[str, Any]:
     """The pictures of arrays and grids."""
     found: dict[str, Any] = {}
     failure = error.failure

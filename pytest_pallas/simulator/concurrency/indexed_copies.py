@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.errors import SimulationError
+from pytest_pallas.sim_errors import SimulationError
 from pytest_pallas.simulator.arithmetic.dtypes import bit_width
 from pytest_pallas.simulator.concurrency.transfer_operands import CopyParts
 from pytest_pallas.simulator.concurrency.transfers import Copy

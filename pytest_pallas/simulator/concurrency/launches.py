@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_pallas.compat.jaxprs import open_jaxpr, sub_jaxprs
-from pytest_pallas.errors import MissingRuleError
+from pytest_pallas.sim_errors import MissingRuleError
 from pytest_pallas.simulator.concurrency.meeting import meet
 from pytest_pallas.simulator.concurrency.recording import Synchronized
 from pytest_pallas.simulator.concurrency.transfer_operands import names_a_device

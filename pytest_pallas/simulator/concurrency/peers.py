@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Access
+from pytest_pallas.sim_errors import SimulationError
 from pytest_pallas.simulator.concurrency.recording import Reach, Reached
 from pytest_pallas.simulator.concurrency.transfers import Semaphore
 from pytest_pallas.simulator.memory.references import AllocationKey, Ref

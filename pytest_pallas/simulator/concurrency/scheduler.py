@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from pytest_pallas.errors import DeadlockError
 from pytest_pallas.findings import Wait
+from pytest_pallas.sim_errors import DeadlockError
 
 if TYPE_CHECKING:
     from pytest_pallas.simulator.machine import Machine

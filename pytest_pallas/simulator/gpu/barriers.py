@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pytest_pallas.compat.avals import BarrierFacts
-from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Wait
+from pytest_pallas.sim_errors import SimulationError
 from pytest_pallas.simulator.concurrency.recording import Acquired, Completed, Released, Token
 from pytest_pallas.simulator.concurrency.scheduler import Task, deadlock
 from pytest_pallas.simulator.gpu.operations import advance, go_on, know

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.errors import SimulationError
+from pytest_pallas.sim_errors import SimulationError
 from pytest_pallas.simulator.arithmetic.dtypes import convert
 
 Array = np.ndarray[Any, Any]

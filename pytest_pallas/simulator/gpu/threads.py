@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from pytest_pallas.compat.tiles import CopyKey
-from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Wait
+from pytest_pallas.sim_errors import SimulationError
 from pytest_pallas.simulator.concurrency.peers import CoreAddress, peer_of, reach
 from pytest_pallas.simulator.concurrency.recording import END_OF_BLOCK, Acquired, Released, Token
 from pytest_pallas.simulator.gpu.launches.block_meshes import BlockMesh

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.errors import SimulationError
+from pytest_pallas.sim_errors import SimulationError
 from pytest_pallas.simulator.memory.indexing import Outside
 from pytest_pallas.simulator.memory.references import Elements, Ref, Region
 from pytest_pallas.simulator.memory.windows import read

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pytest_pallas.errors import BoundsError
+from pytest_pallas.sim_errors import BoundsError
 from pytest_pallas.simulator.grids.kernels import BlockStart, BlockWindow, PreparedKernel
 from pytest_pallas.simulator.grids.overlaps import Overlaps
 from pytest_pallas.simulator.machine import Machine

@@ -14,7 +14,7 @@ from pytest_pallas.compat.grids import BlockFacts, GridFacts, grid_facts
 from pytest_pallas.compat.jaxprs import argument_names, kernel_name, open_jaxpr, written_inputs
 from pytest_pallas.compat.keys import key_shape
 from pytest_pallas.compat.source import source_line
-from pytest_pallas.errors import SimulationError
+from pytest_pallas.sim_errors import SimulationError
 from pytest_pallas.simulator.concurrency.launches import Traffic, traffic_of
 from pytest_pallas.simulator.evaluation import run
 from pytest_pallas.simulator.memory.references import Ref

@@ -21,8 +21,8 @@ from pytest_pallas.compat.avals import is_reference
 from pytest_pallas.compat.grids import grid_facts
 from pytest_pallas.compat.jaxprs import argument_names, open_jaxpr, sub_jaxprs
 from pytest_pallas.compat.source import place_of_call
-from pytest_pallas.errors import OptionError
 from pytest_pallas.findings import Owner
+from pytest_pallas.sim_errors import OptionError
 from pytest_pallas.simulator.inspection.changes import RefChange, differing, same_bits, values_of
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.source_lines import SourceLine, text_at

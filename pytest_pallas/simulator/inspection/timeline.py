@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
-from pytest_pallas.errors import OptionError
 from pytest_pallas.findings import Owner
+from pytest_pallas.sim_errors import OptionError
 
 if TYPE_CHECKING:
     from pytest_pallas.simulator.concurrency.transfers import Copy, Semaphore

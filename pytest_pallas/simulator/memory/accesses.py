@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pytest_pallas.errors import BoundsError
+from pytest_pallas.sim_errors import BoundsError
 from pytest_pallas.simulator.concurrency.recording import Touched
 from pytest_pallas.simulator.memory.indexing import Outside
 from pytest_pallas.simulator.memory.references import Ref, Region

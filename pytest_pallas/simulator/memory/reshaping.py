@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.devices.capacities import itemsize
-from pytest_pallas.errors import SimulationError
+from pytest_pallas.sim_errors import SimulationError
 from pytest_pallas.simulator.arithmetic.dtypes import bitcast_axis
 from pytest_pallas.simulator.memory.indexing import numpy_index, repeated
 from pytest_pallas.transforms import (

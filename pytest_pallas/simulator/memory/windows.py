@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.errors import SimulationError
+from pytest_pallas.sim_errors import SimulationError
 from pytest_pallas.simulator.memory.bitcasts import memory_under, window_of
 from pytest_pallas.simulator.memory.indexing import Outside, grid_of, numpy_index
 from pytest_pallas.simulator.memory.references import Elements, Ref, Region

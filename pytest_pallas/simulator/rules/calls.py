@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.errors import SimulationError
+from pytest_pallas.sim_errors import SimulationError
 from pytest_pallas.simulator.eager import bind
 from pytest_pallas.simulator.evaluation import run
 from pytest_pallas.simulator.memory.references import Ref

@@ -9,8 +9,8 @@ import numpy as np
 
 from pytest_pallas.compat.compositions import expanded
 from pytest_pallas.compat.grids import grid_facts
-from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
+from pytest_pallas.sim_errors import SimulationError
 from pytest_pallas.simulator.grids.capacity import capacity_findings
 from pytest_pallas.simulator.grids.kernels import PreparedKernel, kernel_of
 from pytest_pallas.simulator.grids.pipeline import execute

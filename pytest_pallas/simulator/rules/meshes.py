@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.errors import MissingRuleError, SimulationError
 from pytest_pallas.findings import Owner
+from pytest_pallas.sim_errors import MissingRuleError, SimulationError
 from pytest_pallas.simulator.arithmetic.dtypes import convert
 from pytest_pallas.simulator.concurrency.launches import run_concurrently
 from pytest_pallas.simulator.concurrency.meeting import meet

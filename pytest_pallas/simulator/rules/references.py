@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.compat.places import transforms_in, transforms_of
-from pytest_pallas.errors import SimulationError
+from pytest_pallas.sim_errors import SimulationError
 from pytest_pallas.simulator.arithmetic.dtypes import convert
 from pytest_pallas.simulator.memory.accesses import (
     beyond_edge,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.compat.places import transforms_in
-from pytest_pallas.errors import MissingRuleError, SimulationError
+from pytest_pallas.sim_errors import MissingRuleError, SimulationError
 from pytest_pallas.simulator.arithmetic.dtypes import convert
 from pytest_pallas.simulator.arithmetic.rounding import rounded_to_bits
 from pytest_pallas.simulator.gpu.portable import accesses

@@ -9,7 +9,7 @@ CONFTEST = """
 
     def _run(context):
         from pytest_pallas.checks.context import CheckResult, run
-        from pytest_pallas.errors import MismatchError
+        from pytest_pallas import MismatchError
 
         outcome = run(context, context.kernel, context.arguments.args)
         if (outcome.values < 0).any():

@@ -405,7 +405,7 @@ def test_checks_and_backends_of_a_project(project):
 
         from pytest_pallas import Check, Family, declare_check
         from pytest_pallas.checks.context import run
-        from pytest_pallas.errors import MismatchError
+        from pytest_pallas import MismatchError
 
         def refuse(context):
             raise MismatchError("not liked")

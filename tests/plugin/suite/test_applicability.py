@@ -135,7 +135,7 @@ def test_an_example_of_another_kind_is_asked_about_all_the_same(aliasing):
         from pytest_pallas import Check
 
         def _run(context):
-            from pytest_pallas.errors import MismatchError
+            from pytest_pallas import MismatchError
 
             raise MismatchError("asked about a kernel with an alias")
 

@@ -11,7 +11,7 @@ CONFTEST = """
 
     def _run(context):
         from pytest_pallas.checks.context import CheckResult
-        from pytest_pallas.errors import NotApplicableError
+        from pytest_pallas import NotApplicableError
 
         width = context.arguments.args[0].shape[1]
         if width > 200:

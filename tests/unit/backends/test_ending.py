@@ -16,7 +16,7 @@ from pytest_pallas.backends.ending import (
     noting_interrupts,
     uncaught,
 )
-from pytest_pallas.errors import SimulationLimitError
+from pytest_pallas.sim_errors import SimulationLimitError
 
 
 @pytest.fixture(autouse=True)

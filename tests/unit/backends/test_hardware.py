@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 
+from pytest_pallas import NoPallasCallError
 from pytest_pallas.backends import Call, tracing
 from pytest_pallas.backends.hardware import compile_proven, prove
 from pytest_pallas.backends.protocol import expected_warnings
@@ -17,7 +18,6 @@ from pytest_pallas.backends.simulators import gpu_sim
 from pytest_pallas.checks.gradient import Vjp
 from pytest_pallas.devices.absent import AbsentChip, present
 from pytest_pallas.devices.gpus import attributes
-from pytest_pallas.errors import NoPallasCallError
 
 
 def _lowered():

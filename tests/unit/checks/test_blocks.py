@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from pytest_pallas import NotApplicableError
 from pytest_pallas import strategies as pst
 from pytest_pallas.checks.blocks import blocks, requires_spec
-from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments
 

@@ -7,11 +7,11 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from pytest_pallas import NotApplicableError
 from pytest_pallas import strategies as pst
 from pytest_pallas.backends.simulators import gpu_sim
 from pytest_pallas.checks.context import CheckContext
 from pytest_pallas.checks.determinism import determinism
-from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.sanitizers.runs import Runs
 from pytest_pallas.sanitizers.schedule import schedule
 from pytest_pallas.spec import KernelSpec

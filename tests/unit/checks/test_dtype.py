@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pytest_pallas import MismatchError
 from pytest_pallas.backends import RunSettings
 from pytest_pallas.checks.dtype import dtype
-from pytest_pallas.errors import MismatchError
 from pytest_pallas.oracle.expected import ExpectedCache
 
 

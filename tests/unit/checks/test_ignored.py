@@ -7,8 +7,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from pytest_pallas import SpecError
 from pytest_pallas.checks.ignored import masks_of, poisoned
-from pytest_pallas.errors import SpecError
 from pytest_pallas.strategies.arguments import Arguments
 
 MASK = np.array([False, True, True, False])

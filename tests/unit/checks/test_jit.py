@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
+from pytest_pallas import NotApplicableError
 from pytest_pallas.backends import RunSettings
 from pytest_pallas.checks.jit import jit
-from pytest_pallas.errors import NotApplicableError
 
 
 def traced(x):

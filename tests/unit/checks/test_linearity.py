@@ -6,9 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pytest_pallas import Linear
+from pytest_pallas import Linear, NotApplicableError, SpecError
 from pytest_pallas.checks.linearity import divided, linearity
-from pytest_pallas.errors import NotApplicableError, SpecError
 from pytest_pallas.strategies.arguments import Arguments
 from pytest_pallas.strategies.values import generate
 

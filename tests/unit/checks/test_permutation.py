@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pytest_pallas import Permuted
+from pytest_pallas import NotApplicableError, Permuted, SpecError
 from pytest_pallas.checks.permutation import permutation, subjects
-from pytest_pallas.errors import NotApplicableError, SpecError
 from pytest_pallas.strategies.arguments import Arguments
 
 

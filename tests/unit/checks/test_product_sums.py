@@ -12,12 +12,13 @@ import pytest
 from jax.experimental import pallas as pl
 
 import pytest_pallas
+from pytest_pallas import MismatchError
 from pytest_pallas.accumulation import ACCUMULATIONS, Accumulation, ProductSums
 from pytest_pallas.analysis.products import coarsest_sums
 from pytest_pallas.devices.absent import tracing_for
 from pytest_pallas.devices.targets import TARGETS
-from pytest_pallas.errors import MismatchError, OptionError
 from pytest_pallas.oracle.expected import expected
+from pytest_pallas.sim_errors import OptionError
 from reference_kernels.mosaic_gpu.blackwell_matmul import blackwell_matmul
 from reference_kernels.mosaic_gpu.blackwell_matmul import reference as of_blackwell
 from reference_kernels.mosaic_gpu.hopper_matmul import hopper_matmul, reference

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 import pytest_pallas
-from pytest_pallas import KernelSpec, Raises
+from pytest_pallas import KernelSpec, MismatchError, NotApplicableError, Raises, SpecError
 from pytest_pallas import strategies as pst
 from pytest_pallas.checks.raises import raises
-from pytest_pallas.errors import MismatchError, NotApplicableError, SpecError
 from pytest_pallas.strategies.arguments import Arguments
 
 WIDE = Raises((jax.ShapeDtypeStruct((8, 100), jnp.float32),), ValueError, match="multiple of 128")

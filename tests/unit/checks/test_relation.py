@@ -8,11 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pytest_pallas import KernelSpec, Linear, Permuted, Relation
+from pytest_pallas import KernelSpec, Linear, NotApplicableError, Permuted, Relation, SpecError
 from pytest_pallas import strategies as pst
 from pytest_pallas.checks.relation import relation
 from pytest_pallas.collection.validation import problem_with
-from pytest_pallas.errors import NotApplicableError, SpecError
 from pytest_pallas.strategies.arguments import Arguments
 
 

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pytest_pallas import NotApplicableError, SpecError
 from pytest_pallas import strategies as pst
 from pytest_pallas.backends import RunSettings
 from pytest_pallas.checks.sharding import sharding
-from pytest_pallas.errors import NotApplicableError, SpecError
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 
+from pytest_pallas import MismatchError
 from pytest_pallas.checks.forward import forward
 from pytest_pallas.checks.verdict import conclude, content_facts, run_check
-from pytest_pallas.errors import KernelError, MismatchError, PallasTestError
+from pytest_pallas.sim_errors import KernelError, PallasError
 from pytest_pallas.strategies.arguments import Arguments
 
 
@@ -61,7 +62,7 @@ def test_a_failure_has_them(context_of):
     """Shapes alone have no contents."""
     arguments = Arguments((np.zeros((2, 2), bool), jax.ShapeDtypeStruct((2,), np.int32)))
     context = dataclasses.replace(context_of(lambda *_: raising(0)), arguments=arguments)
-    with pytest.raises(PallasTestError, match=r"mask      argument 0: bool\[2, 2\], all False"):
+    with pytest.raises(PallasError, match=r"mask      argument 0: bool\[2, 2\], all False"):
         run_check(forward, context, "twice")
 
 

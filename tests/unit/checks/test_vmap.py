@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
 
+from pytest_pallas import NotApplicableError
 from pytest_pallas.checks.vmap import program, vmap
-from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.strategies.arguments import Arguments
 
 

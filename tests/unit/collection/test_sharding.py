@@ -11,9 +11,9 @@ from pytest_pallas.collection.sharding import (
     expected_groups,
     recorded_seconds,
 )
-from pytest_pallas.errors import OptionError
 from pytest_pallas.options import parsing
 from pytest_pallas.options.values import Shard
+from pytest_pallas.sim_errors import OptionError
 
 
 def groups(count):

@@ -9,7 +9,7 @@ from fake_compilers import counts
 
 from pytest_pallas.compilers import service as services
 from pytest_pallas.compilers.service import LoweredProgram, Service
-from pytest_pallas.errors import PallasTestError
+from pytest_pallas.sim_errors import PallasError
 
 SECONDS = 60
 
@@ -171,7 +171,7 @@ def test_what_is_not_compiled_when_the_session_ends_is_not_waited_for(make):
     fake = make()
     futures = [fake.start(f"{number}".encode()) for number in range(20)]
     threading.Timer(0.01, fake.service.close).start()
-    with pytest.raises(PallasTestError, match="the session ended"):
+    with pytest.raises(PallasError, match="the session ended"):
         futures[-1].result(timeout=SECONDS)
 
 
@@ -180,5 +180,5 @@ def test_an_answer_that_cannot_be_read_is_an_error_and_no_endless_wait(make, mon
         raise ValueError("no JSON")
 
     monkeypatch.setattr(services.CompileReply, "decode", staticmethod(unreadable))
-    with pytest.raises(PallasTestError, match="answer cannot be read: ValueError: no JSON"):
+    with pytest.raises(PallasError, match="answer cannot be read: ValueError: no JSON"):
         make().compile()

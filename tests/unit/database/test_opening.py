@@ -15,7 +15,7 @@ from redis_server import free_port
 from pytest_pallas.compat.fuzzing import hypothesis_profile
 from pytest_pallas.database import opening, parse_places
 from pytest_pallas.database.guarded import Guarded, Owned
-from pytest_pallas.errors import OptionError
+from pytest_pallas.sim_errors import OptionError
 
 
 @pytest.fixture

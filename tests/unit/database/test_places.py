@@ -3,7 +3,7 @@
 import pytest
 
 from pytest_pallas.database import parse_places
-from pytest_pallas.errors import OptionError
+from pytest_pallas.sim_errors import OptionError
 
 
 @pytest.mark.parametrize(

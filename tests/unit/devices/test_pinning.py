@@ -13,7 +13,7 @@ from pytest_pallas.devices.pinning import (
     pin,
     pinning,
 )
-from pytest_pallas.errors import DeviceError
+from pytest_pallas.sim_errors import DeviceError
 
 GPUS = Accelerators("gpu", ("0", "1", "2", "3"))
 TPUS = Accelerators("tpu", ("0", "1", "2", "3"))

@@ -7,8 +7,8 @@ import xmlrpc.client
 
 import pytest
 
+from pytest_pallas import GangError
 from pytest_pallas.compat.distributed import Place
-from pytest_pallas.errors import GangError
 from pytest_pallas.gang import hosts
 from pytest_pallas.gang.hosts import RemoteStore, ServedStore
 from pytest_pallas.gang.layout import free_port

@@ -2,9 +2,9 @@
 
 import pytest
 
+from pytest_pallas import GangError
 from pytest_pallas.compat.distributed import Place
 from pytest_pallas.devices.pinning import Accelerators
-from pytest_pallas.errors import GangError
 from pytest_pallas.gang.layout import PROCESS, of_cluster, on_this_host
 
 FOUR_GPUS = Accelerators("gpu", ("0", "1", "2", "3"))

@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import pytest
 
+from pytest_pallas import GangError, PeerError
 from pytest_pallas.compat.distributed import DistributedProgram, distributed_program
 from pytest_pallas.devices import processes
 from pytest_pallas.devices.processes import agree, begin_scope, end_scope, gang
-from pytest_pallas.errors import GangError, PeerError
 
 
 class Store:

@@ -7,8 +7,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from pytest_pallas import GoldenError
 from pytest_pallas.checks.golden import written_call
-from pytest_pallas.errors import GoldenError
 from pytest_pallas.goldens.example import Example, content_of, load_example
 from pytest_pallas.goldens.tensors import dump
 from pytest_pallas.strategies.arguments import Arguments

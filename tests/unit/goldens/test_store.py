@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytest_pallas.errors import GoldenError
+from pytest_pallas import GoldenError
 from pytest_pallas.goldens.entry import SCHEMA, Call, Golden, Origin, Output, from_json, to_json
 from pytest_pallas.goldens.store import Store
 from pytest_pallas.goldens.tensors import digest

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pytest_pallas.errors import GoldenError
+from pytest_pallas import GoldenError
 from pytest_pallas.goldens import tensors
 from pytest_pallas.goldens.values import read, write
 

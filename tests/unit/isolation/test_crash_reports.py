@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_pallas.errors import CrashError, HangError, IsolationError, OutOfMemoryError
+from pytest_pallas import CrashError, HangError, IsolationError, OutOfMemoryError
 from pytest_pallas.isolation.crash_reports import error_of, place_of
 from pytest_pallas.isolation.messages import StepNote
 from pytest_pallas.workers import JobResult

@@ -16,7 +16,7 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AbstractMesh
 
-from pytest_pallas.errors import LeakError
+from pytest_pallas import LeakError
 from pytest_pallas.isolation.leaks import guarded, leaks, leaving_nothing, state
 from pytest_pallas.options.values import Options
 from pytest_pallas.session import Session

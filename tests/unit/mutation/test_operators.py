@@ -13,7 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from mutated import VMEM, X, found, kernel, one, ran, traced
 
-from pytest_pallas.errors import DmaError, KernelError, OptionError
+from pytest_pallas import DmaError
 from pytest_pallas.mutation import (
     added_operators,
     declared_operators,
@@ -23,6 +23,7 @@ from pytest_pallas.mutation import (
     operators,
 )
 from pytest_pallas.numerics import epsilon
+from pytest_pallas.sim_errors import KernelError, OptionError
 
 COLUMNS = 100
 

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pytest_pallas.errors import ReferenceError
+from pytest_pallas import KernelReferenceError
 from pytest_pallas.numerics import Tolerance, compare, wide
 
 FLOATS = [
@@ -330,7 +330,7 @@ def test_a_dtype_that_is_no_number_fails():
 
 
 def test_a_reference_whose_shape_depends_on_the_dtype_is_an_error():
-    with pytest.raises(ReferenceError, match=r"\(3,\).*\(2,\)"):
+    with pytest.raises(KernelReferenceError, match=r"\(3,\).*\(2,\)"):
         compare(np.zeros(3), np.zeros(3), np.zeros(2))
 
 

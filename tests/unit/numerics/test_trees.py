@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from pytest_pallas.errors import ReferenceError
+from pytest_pallas import KernelReferenceError
 from pytest_pallas.numerics import Tolerance, compare_trees
 
 ONES = np.ones(3, np.float32)
@@ -43,7 +43,7 @@ def test_missing_and_extra_outputs_are_named():
 
 
 def test_a_reference_whose_outputs_depend_on_the_dtype_is_an_error():
-    with pytest.raises(ReferenceError, match="depend on the dtype"):
+    with pytest.raises(KernelReferenceError, match="depend on the dtype"):
         compare_trees(leaves(o=ONES), leaves(o=ONES), leaves(p=ONES))
 
 

@@ -8,14 +8,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from pytest_pallas import MismatchError
 from pytest_pallas.checks.context import CheckResult, ComparedOutputs
-from pytest_pallas.errors import KernelError, MismatchError
 from pytest_pallas.numerics import compare
 from pytest_pallas.record import from_json, to_json
 from pytest_pallas.report.pictures import pictures_of
 from pytest_pallas.report.pictures.arguments import arguments_of
 from pytest_pallas.report.pictures.errors import CELLS, errors_of, level
 from pytest_pallas.result_builder import MOST_POINTS, ResultBuilder
+from pytest_pallas.sim_errors import KernelError
 from pytest_pallas.strategies.arguments import Arguments
 
 

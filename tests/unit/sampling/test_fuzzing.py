@@ -11,8 +11,8 @@ from hypothesis.database import InMemoryExampleDatabase
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.checks.inputs import inputs_of
-from pytest_pallas.errors import KernelError
 from pytest_pallas.sampling import diversity, example_runner, fuzzing
+from pytest_pallas.sim_errors import KernelError
 
 CALLS = pst.arguments(
     pst.arrays("m k, k n", dtype=pst.floats(), around=8),

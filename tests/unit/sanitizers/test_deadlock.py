@@ -12,8 +12,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas.backends import Call
 from pytest_pallas.backends.simulators import gpu_sim, tpu_sim
-from pytest_pallas.errors import DeadlockError
 from pytest_pallas.sanitizers.deadlock import deadlock
+from pytest_pallas.sim_errors import DeadlockError
 
 from . import rings
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_pallas import DmaError
 from pytest_pallas.backends import Call, RunSettings
 from pytest_pallas.backends.simulators import tpu_sim
-from pytest_pallas.errors import DmaError
 from pytest_pallas.sanitizers.dma import dma
 
 from . import rings

@@ -11,9 +11,9 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pytest_pallas import MismatchError, NotApplicableError
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.checks.context import CheckContext
-from pytest_pallas.errors import MismatchError, NotApplicableError
 from pytest_pallas.sanitizers.donation import donation
 from pytest_pallas.strategies.arguments import Arguments
 

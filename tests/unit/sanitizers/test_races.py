@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_pallas import NotApplicableError, RaceError
 from pytest_pallas.backends.interpreters import interpret, tpu_interpret
 from pytest_pallas.backends.simulators import tpu_sim
-from pytest_pallas.errors import NotApplicableError, RaceError
 from pytest_pallas.sanitizers.deadlock import deadlock
 from pytest_pallas.sanitizers.dma import dma
 from pytest_pallas.sanitizers.races import races

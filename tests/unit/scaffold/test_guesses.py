@@ -105,7 +105,9 @@ def test_the_spec_fails(name):
 
 @pytest.mark.parametrize("name", ALONE)
 def test_without_a_reference_the_spec_says_what_is_missing(name):
-    with pytest.raises(pytest_pallas.ReferenceError, match=f"FILL IN the reference of {name}"):
+    with pytest.raises(
+        pytest_pallas.KernelReferenceError, match=f"FILL IN the reference of {name}"
+    ):
         pytest_pallas.check(spec_of(name), checks="forward", max_examples=1)
     assert next(gaps(guessed(name))).startswith("the reference: the same function in jnp")
 
@@ -141,7 +143,7 @@ def test_what_no_guess_fits_is_written_with_what_was_tried():
     assert "times ValueError: x must have the shape (3, 5, 7, 11)" in text
     assert 'pst.arrays("m n, k p", dtype="float32")' in text
     assert "the inputs: no call that was tried can be traced" in gaps(guessed("picky"))
-    with pytest.raises(pytest_pallas.PallasTestError):
+    with pytest.raises(pytest_pallas.PallasError):
         pytest_pallas.check(spec_of("picky"), checks="forward", max_examples=1)
 
 

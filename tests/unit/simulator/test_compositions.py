@@ -16,7 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.extend.core import jaxpr_as_fun
 from rules_of_jax import assert_same_bits, assert_within_ulps, both, drawn
 
-from pytest_pallas.errors import SimulationError
+from pytest_pallas.sim_errors import SimulationError
 from pytest_pallas.simulator import simulate
 
 #: Where JAX has operations that are not public.

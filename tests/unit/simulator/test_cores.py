@@ -13,7 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention
 
-from pytest_pallas.errors import DeadlockError
+from pytest_pallas.sim_errors import DeadlockError
 from pytest_pallas.simulator import simulate
 
 SEEDS = [0, 1, 2, 3]

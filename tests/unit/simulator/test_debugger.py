@@ -16,7 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pytest_pallas.errors import OptionError
+from pytest_pallas.sim_errors import OptionError
 from pytest_pallas.simulator import Simulation, simulate
 
 X = np.arange(16 * 128, dtype=np.float32).reshape(16, 128)

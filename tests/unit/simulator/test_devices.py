@@ -16,7 +16,7 @@ from jax.experimental.pallas.ops.tpu import all_gather as bundled
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pytest_pallas.errors import DeadlockError, SimulationError, SimulationLimitError
+from pytest_pallas.sim_errors import DeadlockError, SimulationError, SimulationLimitError
 from pytest_pallas.simulator import Limits, simulate
 
 SEEDS = [0, 1, 2, 3, 4, 5]

@@ -14,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pytest_pallas.errors import BoundsError, SimulationError
+from pytest_pallas.sim_errors import BoundsError, SimulationError
 from pytest_pallas.simulator.machine import Machine
 from pytest_pallas.simulator.simulate import run_eagerly
 

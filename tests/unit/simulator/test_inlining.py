@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from pytest_pallas.errors import SimulationError
+from pytest_pallas.sim_errors import SimulationError
 from pytest_pallas.simulator import simulate
 from pytest_pallas.simulator.program import prepare
 

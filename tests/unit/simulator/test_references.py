@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as plgpu
 
-from pytest_pallas.errors import BoundsError
+from pytest_pallas.sim_errors import BoundsError
 from pytest_pallas.simulator import simulate
 from pytest_pallas.simulator.program import prepare
 

@@ -14,7 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.extend.core import Primitive
 
-from pytest_pallas.errors import MissingRuleError, OptionError, SimulationLimitError
+from pytest_pallas.sim_errors import MissingRuleError, OptionError, SimulationLimitError
 from pytest_pallas.simulator import Limits, simulate
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)

@@ -13,7 +13,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas.errors import BoundsError, DeadlockError, SimulationError
+from pytest_pallas.sim_errors import BoundsError, DeadlockError, SimulationError
 from pytest_pallas.simulator import simulate
 
 plsc = pytest.importorskip("jax.experimental.pallas.tpu_sc")

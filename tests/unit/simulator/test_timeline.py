@@ -15,7 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pytest_pallas.errors import DeadlockError, OptionError
+from pytest_pallas.sim_errors import DeadlockError, OptionError
 from pytest_pallas.simulator import Machine, simulate
 from pytest_pallas.simulator.inspection.timeline import Timeline
 

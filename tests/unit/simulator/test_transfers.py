@@ -11,7 +11,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas.errors import BoundsError, DeadlockError
+from pytest_pallas.sim_errors import BoundsError, DeadlockError
 from pytest_pallas.simulator import simulate
 
 X = np.arange(32 * 128, dtype=np.float32).reshape(32, 128)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from pytest_pallas import SpecError
 from pytest_pallas import strategies as pst
-from pytest_pallas.errors import SpecError
 
 ARRAYS = pst.arrays("q d, k d", around=8, dims={"d": [4, 8]})
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from pytest_pallas import ShapeLanguageError, SpecError
 from pytest_pallas import strategies as pst
-from pytest_pallas.errors import ShapeLanguageError, SpecError
 from pytest_pallas.strategies.arrays import build
 from pytest_pallas.strategies.dtypes import as_dtype
 

@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.database import InMemoryExampleDatabase
 
+from pytest_pallas import DrawTooLargeError
 from pytest_pallas import strategies as pst
 from pytest_pallas.budget import (
     DEFAULT_MAX_BYTES,
@@ -16,7 +17,6 @@ from pytest_pallas.budget import (
     option_text,
     parse_bytes,
 )
-from pytest_pallas.errors import DrawTooLargeError
 from pytest_pallas.strategies.bounded import bytes_in
 from pytest_pallas.strategies.once import draw_once
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import Phase, find, settings
 from hypothesis import strategies as st
 
+from pytest_pallas import SpecError
 from pytest_pallas import strategies as pst
-from pytest_pallas.errors import SpecError
 from pytest_pallas.strategies.sizes import learned
 
 #: To explain a failure takes longer than to shrink it.

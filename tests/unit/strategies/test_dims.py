@@ -4,7 +4,7 @@ from hypothesis import Phase, find, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
-from pytest_pallas.errors import SpecError
+from pytest_pallas import SpecError
 from pytest_pallas.strategies import dims, parse
 from pytest_pallas.strategies.sizes.pools import SMALL
 

@@ -2,7 +2,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pytest_pallas.errors import SpecError
+from pytest_pallas import SpecError
 from pytest_pallas.strategies import dtype_pairs, dtypes, floats, ints
 from pytest_pallas.strategies.dtypes import SUPPORTED, as_dtype, is_float, is_int
 

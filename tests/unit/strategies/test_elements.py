@@ -8,8 +8,8 @@ from hypothesis import Phase, find, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from pytest_pallas import SpecError
 from pytest_pallas import strategies as pst
-from pytest_pallas.errors import SpecError
 from pytest_pallas.strategies.dtypes import SUPPORTED, is_float
 from pytest_pallas.strategies.values import limits
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from pytest_pallas import SpecError
 from pytest_pallas import strategies as pst
-from pytest_pallas.errors import SpecError
 
 jaxtyping = pytest.importorskip("jaxtyping", reason="jaxtyping is not installed")
 

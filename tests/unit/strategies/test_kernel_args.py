@@ -8,9 +8,8 @@ import pytest
 from hypothesis import strategies as st
 from jax.sharding import Mesh
 
-from pytest_pallas import KernelSpec
+from pytest_pallas import KernelSpec, SpecError
 from pytest_pallas import strategies as pst
-from pytest_pallas.errors import SpecError
 
 
 def add(x, y, **options):

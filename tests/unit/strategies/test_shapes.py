@@ -1,6 +1,6 @@
 import pytest
 
-from pytest_pallas.errors import ShapeLanguageError
+from pytest_pallas import ShapeLanguageError
 from pytest_pallas.strategies.sizes.shapes import concrete, parse
 
 

@@ -2,7 +2,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pytest_pallas.errors import SpecError
+from pytest_pallas import SpecError
 from pytest_pallas.strategies import values
 from pytest_pallas.strategies.dtypes import SUPPORTED, is_float
 from pytest_pallas.strategies.values import CLASSES, check_classes, generate, limits, value_class

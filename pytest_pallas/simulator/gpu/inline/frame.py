@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.errors import MissingRuleError, SimulationError
+from pytest_pallas.sim_errors import MissingRuleError, SimulationError
 from pytest_pallas.simulator.gpu.inline.code import InlineOperation, InlineRegion
 from pytest_pallas.simulator.gpu.inline.memory import AddressSpace
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.errors import MissingRuleError
+from pytest_pallas.sim_errors import MissingRuleError
 from pytest_pallas.simulator.concurrency.recording import Fenced
 from pytest_pallas.simulator.gpu.inline.code import Fragments, InlineCode, InlineRef
 from pytest_pallas.simulator.gpu.inline.frame import InlineFrame, check

@@ -10,8 +10,8 @@ import numpy as np
 
 from pytest_pallas.compat.avals import is_reference
 from pytest_pallas.compat.tiles import CopyKey
-from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
+from pytest_pallas.sim_errors import SimulationError
 from pytest_pallas.simulator.arithmetic.keyed import value_of, words_of
 from pytest_pallas.simulator.concurrency.launches import Traffic, at_entry, launched
 from pytest_pallas.simulator.concurrency.recording import Acquired, Recording, Synchronized

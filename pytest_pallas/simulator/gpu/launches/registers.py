@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding, Wait
+from pytest_pallas.sim_errors import SimulationError
 from pytest_pallas.simulator.concurrency.launches import equations
 from pytest_pallas.simulator.concurrency.scheduler import deadlock
 from pytest_pallas.simulator.gpu.threads import GpuThread

@@ -23,7 +23,7 @@ from pytest_pallas.compat.avals import (
     space_of,
 )
 from pytest_pallas.compat.jaxprs import argument_names, open_jaxpr
-from pytest_pallas.errors import SimulationError
+from pytest_pallas.sim_errors import SimulationError
 from pytest_pallas.simulator.concurrency.launches import equations, most_at_a_time
 from pytest_pallas.simulator.concurrency.meeting import meet
 from pytest_pallas.simulator.gpu.barriers import Barrier

@@ -19,8 +19,8 @@ from pytest_pallas.compat.source import source_line
 from pytest_pallas.devices.absent import tracing_for
 from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.devices.targets import TARGETS
-from pytest_pallas.errors import SimulationError
 from pytest_pallas.explanations import one_line
+from pytest_pallas.sim_errors import SimulationError
 from pytest_pallas.simulator.eager import bind
 from pytest_pallas.source_lines import read
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from pytest_pallas.compat.jaxprs import sub_jaxprs
 from pytest_pallas.compat.source import source_line
-from pytest_pallas.errors import KernelError
+from pytest_pallas.sim_errors import KernelError
 from pytest_pallas.simulator.arithmetic.dtypes import bit_width, is_integer
 from pytest_pallas.simulator.gpu.tensor_cores.products import dot_operands
 from pytest_pallas.simulator.grids.kernels import PreparedKernel

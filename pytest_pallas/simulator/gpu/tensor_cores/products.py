@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.accumulation import Accumulation, Accumulations
-from pytest_pallas.errors import SimulationError
+from pytest_pallas.sim_errors import SimulationError
 from pytest_pallas.simulator.arithmetic.accumulation import Product, chip_product, fused_product
 from pytest_pallas.simulator.arithmetic.dtypes import (
     BFLOAT16,

@@ -18,8 +18,8 @@ from numpy.lib.array_utils import byte_bounds
 
 from pytest_pallas.compat.avals import space_of, union_parts
 from pytest_pallas.devices.gpus import GPUS
-from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
+from pytest_pallas.sim_errors import SimulationError
 from pytest_pallas.simulator.concurrency.launches import most_at_a_time
 from pytest_pallas.simulator.gpu.layouts import (
     Layout,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.compat.avals import semaphore_kind
-from pytest_pallas.errors import SimulationError
+from pytest_pallas.sim_errors import SimulationError
 from pytest_pallas.simulator.concurrency.peers import CoreAddress, peer_of, reach
 from pytest_pallas.simulator.concurrency.transfers import Semaphore, signal
 from pytest_pallas.simulator.gpu.barriers import Barrier, arrive, barrier_at, test, wait

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.errors import SimulationError
+from pytest_pallas.sim_errors import SimulationError
 from pytest_pallas.simulator.concurrency.recording import Acquired, Asynchronous, Side
 from pytest_pallas.simulator.gpu.barriers import arrive, barrier_at, complete
 from pytest_pallas.simulator.gpu.launches.cluster_control import (

@@ -10,8 +10,8 @@ import numpy as np
 
 from pytest_pallas.compat.tiles import CopyKey, key_of
 from pytest_pallas.devices.gpus import GPUS
-from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Access
+from pytest_pallas.sim_errors import SimulationError
 from pytest_pallas.simulator.concurrency.recording import Asynchronous, Fenced, Side
 from pytest_pallas.simulator.gpu.barriers import Barrier, arrive, barrier_at
 from pytest_pallas.simulator.gpu.barriers import complete as tell

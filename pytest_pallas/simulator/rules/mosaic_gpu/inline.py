@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.devices.gpus import GPUS
-from pytest_pallas.errors import BoundsError, MissingRuleError
+from pytest_pallas.sim_errors import BoundsError, MissingRuleError
 from pytest_pallas.simulator.gpu.inline.code import InlineCode
 from pytest_pallas.simulator.gpu.inline.memory import UnreachableError
 from pytest_pallas.simulator.gpu.inline.mlir import InlineError, inline_code, inline_places

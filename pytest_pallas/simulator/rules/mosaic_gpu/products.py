@@ -14,7 +14,7 @@ import numpy as np
 
 from pytest_pallas.accumulation import accumulation_of
 from pytest_pallas.devices.gpus import GPUS
-from pytest_pallas.errors import SimulationError
+from pytest_pallas.sim_errors import SimulationError
 from pytest_pallas.simulator.arithmetic.accumulation import Product
 from pytest_pallas.simulator.concurrency.recording import Asynchronous, Side
 from pytest_pallas.simulator.gpu.operands import product_parts

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.compat.places import transforms_of
-from pytest_pallas.errors import SimulationError
+from pytest_pallas.sim_errors import SimulationError
 from pytest_pallas.simulator.concurrency.recording import Side
 from pytest_pallas.simulator.gpu.operations import Step, reading_then_writing
 from pytest_pallas.simulator.gpu.tensor_cores import blackwell

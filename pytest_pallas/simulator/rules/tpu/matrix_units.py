@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.compat.places import transforms_of
-from pytest_pallas.errors import SimulationError
+from pytest_pallas.sim_errors import SimulationError
 from pytest_pallas.simulator.arithmetic.dtypes import Array, Dtype, is_integer
 from pytest_pallas.simulator.arithmetic.products import multiplier
 from pytest_pallas.simulator.memory.accesses import beyond_edge

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.compat.places import transforms_in
-from pytest_pallas.errors import SimulationError
+from pytest_pallas.sim_errors import SimulationError
 from pytest_pallas.simulator.arithmetic.dtypes import convert
 from pytest_pallas.simulator.concurrency.meeting import meet
 from pytest_pallas.simulator.concurrency.peers import CoreAddress, reach

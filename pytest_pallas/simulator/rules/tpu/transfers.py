@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.compat.avals import name_of_space
-from pytest_pallas.errors import SimulationError
+from pytest_pallas.sim_errors import SimulationError
 from pytest_pallas.simulator.concurrency.indexed_copies import indexed_copy, is_indexed
 from pytest_pallas.simulator.concurrency.peers import barrier_of, peer_of, reach
 from pytest_pallas.simulator.concurrency.transfer_operands import (

@@ -9,8 +9,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec as P
 
+from pytest_pallas import NoPallasCallError
 from pytest_pallas.backends.analyzing import analyze
-from pytest_pallas.errors import NoPallasCallError
 
 X = Shape((64, 128), F32)
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from pytest_pallas.devices.gpus import GPUS
-from pytest_pallas.errors import DeadlockError
+from pytest_pallas.sim_errors import DeadlockError
 from pytest_pallas.simulator import simulate
 from pytest_pallas.simulator.machine import Machine
 from pytest_pallas.spec import KernelSpec

@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from pytest_pallas.errors import DeadlockError, SimulationError
+from pytest_pallas.sim_errors import DeadlockError, SimulationError
 from pytest_pallas.simulator import simulate
 
 X = np.arange(64 * 128, dtype=np.float32).reshape(64, 128)

@@ -16,7 +16,7 @@ import pytest
 from chip_record import dot, wgmma
 
 from pytest_pallas.accumulation import ACCUMULATIONS, Accumulation
-from pytest_pallas.errors import OptionError
+from pytest_pallas.sim_errors import OptionError
 from pytest_pallas.simulator import simulate
 from pytest_pallas.simulator.arithmetic.accumulation import fused_product
 from pytest_pallas.simulator.gpu.tensor_cores.products import rounded_to_tf32, tensor_product

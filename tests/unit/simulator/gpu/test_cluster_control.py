@@ -12,7 +12,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pytest_pallas.errors import DeadlockError, MissingRuleError
+from pytest_pallas.sim_errors import DeadlockError, MissingRuleError
 from pytest_pallas.simulator import simulate
 from pytest_pallas.simulator.gpu.launches.cluster_control import NOTE, answer_of, point_in
 from pytest_pallas.simulator.machine import Machine

@@ -12,7 +12,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pytest_pallas.errors import BoundsError
+from pytest_pallas.sim_errors import BoundsError
 from pytest_pallas.simulator import simulate
 from pytest_pallas.simulator.rules.mosaic_gpu import copies
 
@@ -210,7 +210,7 @@ def test_copies_without_a_barrier(seed):
 
 
 def test_engines_that_a_chip_does_not_have():
-    from pytest_pallas.errors import SimulationError
+    from pytest_pallas.sim_errors import SimulationError
 
     with pytest.raises(SimulationError, match="a100 has no TMA"):
         simulate(through_shared_memory(), X, target="a100")
@@ -227,7 +227,7 @@ def test_an_index_beyond_shared_memory():
 
 
 def test_a_kernel_for_a_gpu_on_a_tpu():
-    from pytest_pallas.errors import SimulationError
+    from pytest_pallas.sim_errors import SimulationError
 
     with pytest.raises(SimulationError, match="is a kernel for GPUs, and the target is v6e"):
         simulate(through_shared_memory(), X, target="v6e")
@@ -283,7 +283,7 @@ def test_memory_that_warpgroups_must_share():
     def body(x_gmem, o_gmem):
         pl.run_scoped(lambda buffer: None, plgpu.SMEM((8,), jnp.float32))
 
-    from pytest_pallas.errors import SimulationError
+    from pytest_pallas.sim_errors import SimulationError
 
     with pytest.raises(SimulationError, match="pass collective_axes='wg'"):
         simulate(kernel(body, num_threads=2, thread_name="wg"), X, target="h100")

@@ -15,7 +15,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, gpu, llvm, math, memref, nvvm, scf, vector
 
-from pytest_pallas.errors import BoundsError, MissingRuleError
+from pytest_pallas.sim_errors import BoundsError, MissingRuleError
 from pytest_pallas.simulator import simulate
 
 STRIDED = plgpu.Layout.WG_STRIDED((512,), vec_size=4)

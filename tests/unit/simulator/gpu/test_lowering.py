@@ -21,7 +21,7 @@ from pytest_pallas.compilers import cuda
 from pytest_pallas.devices.absent import tracing_for
 from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.devices.targets import TARGETS
-from pytest_pallas.errors import SimulationError
+from pytest_pallas.sim_errors import SimulationError
 from pytest_pallas.simulator.simulate import simulate
 
 Shape = jax.ShapeDtypeStruct

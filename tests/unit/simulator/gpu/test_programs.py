@@ -17,7 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as plgpu
 
 from pytest_pallas.devices.gpus import GPUS
-from pytest_pallas.errors import BoundsError, DeadlockError, SimulationError
+from pytest_pallas.sim_errors import BoundsError, DeadlockError, SimulationError
 from pytest_pallas.simulator import Machine, simulate
 from pytest_pallas.simulator.gpu.portable import programs
 

@@ -12,7 +12,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pytest_pallas.errors import DeadlockError, SimulationError
+from pytest_pallas.sim_errors import DeadlockError, SimulationError
 from pytest_pallas.simulator import simulate
 
 SHAPE = jax.ShapeDtypeStruct((8, 128), jnp.float32)

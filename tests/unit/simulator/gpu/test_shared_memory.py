@@ -16,13 +16,13 @@ from compile_service import compile_service
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from pytest_pallas import CapacityError
 from pytest_pallas.backends import Call, RunSettings, parse
 from pytest_pallas.backends.registry import compiling
 from pytest_pallas.backends.simulators import Simulator, gpu_sim
 from pytest_pallas.compat.jaxprs import argument_names, open_jaxpr
 from pytest_pallas.compilers import cuda
 from pytest_pallas.devices.targets import TARGETS
-from pytest_pallas.errors import CapacityError
 from pytest_pallas.mutation import mutants_of
 from pytest_pallas.simulator import simulate
 from pytest_pallas.simulator.concurrency.launches import equations

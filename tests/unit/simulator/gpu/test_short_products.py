@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 
-from pytest_pallas.errors import KernelError
+from pytest_pallas.sim_errors import KernelError
 from pytest_pallas.simulator.simulate import simulate
 
 

@@ -14,7 +14,7 @@ from jax.dtypes import itemsize_bits
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pytest_pallas.errors import SimulationError
+from pytest_pallas.sim_errors import SimulationError
 from pytest_pallas.simulator import simulate
 
 M, K, N = 128, 64, 128

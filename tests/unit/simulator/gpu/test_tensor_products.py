@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pytest_pallas.errors import SimulationError
+from pytest_pallas.sim_errors import SimulationError
 from pytest_pallas.simulator.gpu.tensor_cores import formats
 from pytest_pallas.simulator.gpu.tensor_cores.formats import scaled_product
 from pytest_pallas.simulator.gpu.tensor_cores.products import (

@@ -15,7 +15,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from pytest_pallas.errors import MissingRuleError, SimulationError
+from pytest_pallas.sim_errors import MissingRuleError, SimulationError
 from pytest_pallas.simulator import simulate
 from pytest_pallas.simulator.machine import default_fill
 from pytest_pallas.simulator.rules import triton

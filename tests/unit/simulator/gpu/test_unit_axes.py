@@ -13,7 +13,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pytest_pallas.backends.protocol import Call
 from pytest_pallas.backends.simulators import Simulator
-from pytest_pallas.errors import BoundsError
+from pytest_pallas.sim_errors import BoundsError
 from pytest_pallas.simulator import simulate
 
 #: Array, box and start of the copies that an H200 ran, each as a constant and as a value (JAX

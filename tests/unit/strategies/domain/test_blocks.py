@@ -5,8 +5,8 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.sharding import AbstractDevice, AbstractMesh
 
+from pytest_pallas import SpecError
 from pytest_pallas import strategies as pst
-from pytest_pallas.errors import SpecError
 from pytest_pallas.strategies.domain.blocks import tile_rows
 from pytest_pallas.strategies.dtypes import SUPPORTED
 

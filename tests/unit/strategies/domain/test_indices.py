@@ -2,8 +2,8 @@ import hypothesis
 import numpy as np
 import pytest
 
+from pytest_pallas import SpecError
 from pytest_pallas import strategies as pst
-from pytest_pallas.errors import SpecError
 
 
 def elements(drawn):

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from pytest_pallas import SpecError
 from pytest_pallas import strategies as pst
-from pytest_pallas.errors import SpecError
 
 
 def rows(drawn):

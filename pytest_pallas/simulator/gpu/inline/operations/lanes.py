@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.errors import MissingRuleError
+from pytest_pallas.sim_errors import MissingRuleError
 from pytest_pallas.simulator.gpu.inline.code import InlineOperation
 from pytest_pallas.simulator.gpu.inline.frame import InlineFrame, as_type, operation, signed
 from pytest_pallas.simulator.gpu.inline.memory import from_bytes, to_bytes

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.errors import MissingRuleError
+from pytest_pallas.sim_errors import MissingRuleError
 from pytest_pallas.simulator.gpu.inline.code import InlineOperation
 from pytest_pallas.simulator.gpu.inline.frame import InlineFrame, operation
 from pytest_pallas.simulator.gpu.inline.memory import bits_of, from_bytes, to_bytes
