@@ -81,7 +81,7 @@ _INNER = (
     "compilers.costs.RecordedCosts",
     "decoding.Accepts",
     "decoding.Between",
-    "decoding.Lines",
+    "findings.Lines",
     "checking.calls.Peers",
     "checking.calls.PropertyKeywords",
     "inline.Inline",

@@ -47,19 +47,6 @@ class Accumulation:
         return self.sum_bits < _FLOAT32_BITS
 
 
-@dataclass(frozen=True)
-class ProductSums:
-    """How a kernel's products are added.
-
-    Attributes:
-      accumulation: of the instruction.
-      least: the smallest exponent of the format of its operands.
-    """
-
-    accumulation: Accumulation
-    least: int
-
-
 #: By instruction and operands; ``"tf32"`` is float32 that Triton rounds to 10 bits before.
 Accumulations = Mapping[tuple[str, str], Accumulation]
 

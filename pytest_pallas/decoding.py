@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAliasType, Union
 
+from pytest_pallas.findings import Lines
+
 #: Limit on the bytes of a JSON text.
 MOST_BYTES = 2**30
 
@@ -82,11 +84,6 @@ class Sized:
 
 
 @dataclass(frozen=True)
-class Lines:
-    """A text may have several lines, and colours."""
-
-
-@dataclass(frozen=True)
 class AsWritten:
     """Text stays as it is: a value that is computed with, and not shown."""
 
@@ -110,9 +107,6 @@ class Checked:
     schema: Callable[[], Any]
     plain: Callable[[Any], Any] | None = None
 
-
-#: A text of several lines.
-Text = Annotated[str, Lines()]
 
 #: A text that is computed with, and not shown.
 Exact = Annotated[str, AsWritten()]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_pallas.decoding import Text, decode
+from pytest_pallas.findings import Text
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,14 @@ class Explanation:
         """The same explanation with more facts."""
         return replace(self, facts=(*self.facts, *facts))
 
+    def to_json(self) -> dict[str, Any]:
+        """The explanation as plain JSON values."""
+        return {
+            "summary": self.summary,
+            "details": list(self.details),
+            "facts": [{"name": fact.name, "text": fact.text} for fact in self.facts],
+        }
+
 
 def explanation_of(text: str) -> Explanation:
     """The explanation of a text, whose first line is the summary."""
@@ -68,17 +75,3 @@ def first_line(error: BaseException) -> str:
 def one_line(error: BaseException) -> str:
     """The message of another package's error on one line, or the type if there is none."""
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def to_json(explanation: Explanation) -> dict[str, Any]:
-    """An explanation as plain JSON values."""
-    return {
-        "summary": explanation.summary,
-        "details": list(explanation.details),
-        "facts": [{"name": fact.name, "text": fact.text} for fact in explanation.facts],
-    }
-
-
-def from_json(data: Mapping[str, Any]) -> Explanation:
-    """The explanation from ``to_json``."""
-    return decode(Explanation, data)

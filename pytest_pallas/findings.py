@@ -7,11 +7,18 @@ The simulator's monitors and the watchers of JAX's interpreters give these. Text
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pytest_pallas.decoding import Text, decode
+
+@dataclass(frozen=True)
+class Lines:
+    """Marks a text that may have several lines, and colours."""
+
+
+#: A text of several lines.
+Text = Annotated[str, Lines()]
 
 #: ``"bounds"``: an access or a block beyond the edges of its array. ``"input-write"``: a write to
 #: the window of an input that no output shares. ``"capacity"``: memory that the chip does not have.
@@ -218,6 +225,10 @@ class Finding:
         """Equal for findings that are the same mistake at another grid point or device."""
         return (self.kind, self.kernel, self.line, self.ref, *(a.line for a in self.accesses))
 
+    def to_json(self) -> dict[str, Any]:
+        """The finding as plain JSON values."""
+        return dataclasses.asdict(self)
+
     def __str__(self) -> str:
         """The sentence and where; below it, accesses and waits, a line each."""
         where = self.kernel
@@ -271,13 +282,3 @@ def _of(step: int, steps: int) -> str:
 def _at(line: str, program: tuple[int, ...]) -> str:
     at = f", at {line}" if line else ""
     return at + (f", program ({', '.join(map(str, program))})" if program else "")
-
-
-def to_json(finding: Finding) -> dict[str, Any]:
-    """A finding as JSON has it; ``from_json`` reads it."""
-    return dataclasses.asdict(finding)
-
-
-def from_json(data: Mapping[str, Any]) -> Finding:
-    """The finding that ``to_json`` was given, from what JSON made of it."""
-    return decode(Finding, data)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
+from importlib.metadata import entry_points
 
-#: The function that draws them. The report is a layer above; a notebook imports it.
-_DRAWN_BY = "pytest_pallas.report.inline", "html_of"
+#: Entry points of functions that draw them: the distribution that has one is a layer above.
+_DRAWN_BY = "pallas_sim.html"
 
 
 class Inline:
@@ -14,6 +14,7 @@ class Inline:
     __slots__ = ()
 
     def _repr_html_(self) -> str | None:
-        """The object as HTML; None without jinja2 (``pytest-pallas[report]``), for plain text."""
-        module, name = _DRAWN_BY
-        return getattr(importlib.import_module(module), name)(self)
+        """The object as HTML; None without ``pytest-pallas[report]``, for plain text."""
+        for function in entry_points(group=_DRAWN_BY):
+            return function.load()(self)
+        return None

@@ -8,18 +8,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from pytest_pallas.aspects import PlainInputs
-from pytest_pallas.decoding import (
-    Checked,
-    Count,
-    Matching,
-    Seconds,
-    Shape,
-    Text,
-    decode,
-    jsonable,
-)
+from pytest_pallas.decoding import Checked, Count, Matching, Seconds, Shape, decode, jsonable
 from pytest_pallas.explanations import Explanation
-from pytest_pallas.findings import Finding
+from pytest_pallas.findings import Finding, Text
 from pytest_pallas.notes import PlainNote
 
 #: Version of the JSON form; see "Results" in docs/reference.md. ``from_json`` reads version 1, too.
@@ -205,8 +196,8 @@ class Record:
       requirement: the reason why the check applies to no example; empty if it applies.
       stopped_by: the test whose kernel raised, so that this one did not run; or empty.
       message: the full error message; empty unless failed or xfailed.
-      explanation: the message as data, from ``explanations.to_json``.
-      findings: findings of a failure, such as a race or a deadlock, from ``findings.to_json``.
+      explanation: the message as data, from ``Explanation.to_json``.
+      findings: findings of a failure, such as a race or a deadlock, from ``Finding.to_json``.
       others: failures of the same check with other causes, each with ``message``, ``explanation``
         and ``findings``.
       examples: number of executed examples.

@@ -1,4 +1,4 @@
-"""Errors of kernels and of the simulator. Each message has the problem, its location and the remedy."""
+"""Errors of kernels and of the simulator: each message has problem, location and remedy."""
 
 from __future__ import annotations
 

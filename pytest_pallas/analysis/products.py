@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from pytest_pallas.accumulation import Accumulations, ProductSums
+from pytest_pallas.accumulation import Accumulation, Accumulations
 from pytest_pallas.analysis.kernel_calls import kernel_calls
 from pytest_pallas.compat.grids import written_for
 from pytest_pallas.compat.jaxprs import KERNEL_PRIMITIVES, sub_jaxprs, without_dead_code
@@ -29,6 +30,19 @@ _ALGORITHMS = {
 }
 
 _PRODUCTS = frozenset({"dot_general", "ragged_dot_general", "conv_general_dilated"})
+
+
+@dataclass(frozen=True)
+class ProductSums:
+    """How a kernel's products are added.
+
+    Attributes:
+      accumulation: of the instruction.
+      least: the smallest exponent of the format of its operands.
+    """
+
+    accumulation: Accumulation
+    least: int
 
 
 def is_product(eqn: Any) -> bool:

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.accumulation import ProductSums
-from pytest_pallas.analysis.products import kept_bits
+from pytest_pallas.analysis.products import ProductSums, kept_bits
 from pytest_pallas.numerics import ROUNDING, epsilon, is_complex, is_float
 from pytest_pallas.numerics.precision import FLOAT32_BITS, ProductPrecision
 from pytest_pallas.simulator import rules as rules  # which registers them

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytest_pallas.accumulation import ACCUMULATIONS, ProductSums
+from pytest_pallas.accumulation import ACCUMULATIONS
 from pytest_pallas.analysis.limits import unsupported
-from pytest_pallas.analysis.products import coarsest_sums, lowest_precision
+from pytest_pallas.analysis.products import ProductSums, coarsest_sums, lowest_precision
 from pytest_pallas.backends import Backend, Call, Configured, Outcome
 from pytest_pallas.backends.ending import raised_words
 from pytest_pallas.backends.execution import brief

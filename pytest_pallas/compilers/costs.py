@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_pallas.compilers.report import CompileReport
-from pytest_pallas.decoding import Count, DataError, Text, decode, parse
+from pytest_pallas.decoding import Count, DataError, decode, parse
+from pytest_pallas.findings import Text
 from pytest_pallas.sim_errors import OptionError
 
 #: Version of the file.

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_pallas.analysis.machine_code import Cost
-from pytest_pallas.decoding import Count, Text, decode, parse
+from pytest_pallas.decoding import Count, decode, parse
+from pytest_pallas.findings import Text
 
 
 @dataclass(frozen=True, kw_only=True)

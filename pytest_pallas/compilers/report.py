@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from pytest_pallas.analysis.machine_code import Cost, total
 from pytest_pallas.compilers.messages import CompileReply
-from pytest_pallas.decoding import Count, Seconds, Text, decode
+from pytest_pallas.decoding import Count, Seconds, decode
+from pytest_pallas.findings import Text
 
 #: How a compilation ended.
 Status = Literal["compiled", "refused", "timed out", "crashed", "out of memory"]

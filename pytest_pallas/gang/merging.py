@@ -12,8 +12,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_pallas import explanations
-from pytest_pallas.explanations import explanation_of
+from pytest_pallas.decoding import decode
+from pytest_pallas.explanations import Explanation, explanation_of
 from pytest_pallas.notes import Note
 from pytest_pallas.record import Host, Record
 
@@ -162,16 +162,16 @@ def _failure(parts: Sequence[_Part], worst: Record, outcome: str) -> dict[str, A
         return fields
     headline = _headline(parts)
     explanation = (
-        explanations.from_json(worst.explanation)
+        decode(Explanation, worst.explanation)
         if worst.explanation
         else explanation_of(worst.message)
     )
     if worst.message:
         fields["message"] = f"{headline}\n{worst.message}"
-        fields["explanation"] = explanations.to_json(explanation.under(headline))
+        fields["explanation"] = explanation.under(headline).to_json()
     else:
         fields["message"] = headline
-        fields["explanation"] = explanations.to_json(explanation_of(headline))
+        fields["explanation"] = explanation_of(headline).to_json()
     fields["others"] = (*worst.others, *_others(parts, worst))
     return fields
 
@@ -229,14 +229,14 @@ def _others(parts: Sequence[_Part], worst: Record) -> tuple[Mapping[str, Any], .
             continue
         seen.add(record.message)
         explanation = (
-            explanations.from_json(record.explanation)
+            decode(Explanation, record.explanation)
             if record.explanation
             else explanation_of(record.message)
         )
         found.append(
             {
                 "message": f"{_name(part)}:\n{record.message}",
-                "explanation": explanations.to_json(explanation.under(_name(part))),
+                "explanation": explanation.under(_name(part)).to_json(),
                 "findings": record.findings,
             }
         )

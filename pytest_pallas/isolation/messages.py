@@ -19,12 +19,12 @@ from pytest_pallas.decoding import (
     DataError,
     Exact,
     Matching,
-    Text,
     decode,
     parse,
     tagged,
     untagged,
 )
+from pytest_pallas.findings import Text
 from pytest_pallas.session.state import SpecFacts
 
 

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytest_pallas.accumulation import ProductSums
 from pytest_pallas.analysis.precision import precisions
+from pytest_pallas.analysis.products import ProductSums
 from pytest_pallas.backends.digests import digest
 from pytest_pallas.backends.ending import LEAST, MULTIPLE, ending
 from pytest_pallas.backends.execution import to_numpy

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.accumulation import ProductSums
+from pytest_pallas.analysis.products import ProductSums
 from pytest_pallas.analysis.roundings import SPREAD, Rounding, rounded
 from pytest_pallas.numerics import ROUNDING, Noise, epsilon, is_complex, is_float, wide
 from pytest_pallas.numerics.precision import ProductPrecision

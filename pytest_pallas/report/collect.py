@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Required, TypedDict
 
 import pytest
 
-from pytest_pallas import explanations, findings
 from pytest_pallas.backends import Label, label
 from pytest_pallas.compat.testing import can_be_shown
-from pytest_pallas.decoding import Accepts, Checked, DataError, Seconds, Text, decode
+from pytest_pallas.decoding import Accepts, Checked, DataError, Seconds, decode
 from pytest_pallas.devices.processes import gang, process_words
 from pytest_pallas.errors import DIED, PeerError
 from pytest_pallas.explanations import explanation_of
+from pytest_pallas.findings import Text
 from pytest_pallas.record import Host, Record, from_json, to_json
 from pytest_pallas.report.pictures import pictures_of
 from pytest_pallas.report.reporter import ATTRIBUTE
@@ -264,7 +264,7 @@ def error_fields(error: BaseException) -> dict[str, Any]:
     """The message and data of an error, by record field."""
     if not isinstance(error, PallasError):
         text = f"{type(error).__name__}: {error}"
-        return {"message": text, "explanation": explanations.to_json(explanation_of(text))}
+        return {"message": text, "explanation": explanation_of(text).to_json()}
     return {**_plain(error), "others": tuple(_plain(other) for other in error.others)}
 
 
@@ -273,8 +273,8 @@ def _plain(error: PallasError) -> dict[str, Any]:
     explanation = error.explanation or explanation_of(str(error))
     return {
         "message": str(error),
-        "explanation": explanations.to_json(explanation),
-        "findings": tuple(findings.to_json(each) for each in error.findings[:_FINDINGS]),
+        "explanation": explanation.to_json(),
+        "findings": tuple(each.to_json() for each in error.findings[:_FINDINGS]),
     }
 
 

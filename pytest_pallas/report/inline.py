@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas import findings
 from pytest_pallas.analysis.grid import Analysis
 from pytest_pallas.backends import label
 from pytest_pallas.findings import text_of
@@ -88,7 +87,7 @@ def _simulation(simulation: Simulation) -> tuple[FailureCard | None, str]:
         backend="",
         outcome="failed",
         message=text_of(simulation.findings),
-        findings=tuple(map(findings.to_json, simulation.findings)),
+        findings=tuple(finding.to_json() for finding in simulation.findings),
     )
     return failure(record), text
 

@@ -44,7 +44,8 @@ def run(given: argparse.Namespace) -> int:
       OptionError: a file cannot be read or written, or two have the same tests.
     """
     from pytest_pallas.backends import FAMILIES
-    from pytest_pallas.explanations import from_json
+    from pytest_pallas.decoding import decode
+    from pytest_pallas.explanations import Explanation
     from pytest_pallas.report import merging
     from pytest_pallas.report.files import check_writable, write
     from pytest_pallas.report.sections.mutants import others
@@ -81,7 +82,7 @@ def run(given: argparse.Namespace) -> int:
         _say(line(distinct(rest)))
     for record in whole.records:
         if record.outcome in ("failed", "xpassed"):
-            found = from_json(record.explanation) if record.explanation else None
+            found = decode(Explanation, record.explanation) if record.explanation else None
             _say(f"FAILED {record.test} - {found.summary if found else record.outcome}")
     for test in merged.other_failures:
         _say(f"FAILED {test.test} - {_cause(test.failures[0])}")

@@ -17,9 +17,10 @@ import pytest
 
 from pytest_pallas.backends import Call, label
 from pytest_pallas.backends.simulators import Simulator
-from pytest_pallas.decoding import Text, decode
+from pytest_pallas.decoding import decode
 from pytest_pallas.errors import BackendUnavailableError
 from pytest_pallas.explanations import first_line
+from pytest_pallas.findings import Text
 from pytest_pallas.report.files import check_writable
 from pytest_pallas.session import LastRun, PytestSession
 from pytest_pallas.sim_errors import OptionError

@@ -19,7 +19,8 @@ import pytest
 
 from pytest_pallas.budget import LastUsed
 from pytest_pallas.checks import NAMES as CHECKS
-from pytest_pallas.decoding import Exact, Text
+from pytest_pallas.decoding import Exact
+from pytest_pallas.findings import Text
 from pytest_pallas.options.values import MARK_ONLY, Options, choose
 from pytest_pallas.sanitizers import NAMES as SANITIZERS
 from pytest_pallas.session.marks import names_and_targets, with_targets

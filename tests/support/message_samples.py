@@ -8,7 +8,7 @@ import numpy as np
 from mutant_samples import mutated, verdict
 from report_samples import RACE, WAITS
 
-from pytest_pallas import errors, explanations, findings
+from pytest_pallas import errors, sim_errors
 from pytest_pallas.analysis.grid.findings import GridFinding
 from pytest_pallas.analysis.grid.findings import Kind as GridKind
 from pytest_pallas.compilers.report import CompileReport, Status, to_json
@@ -137,24 +137,24 @@ REPORTS = {
 }
 
 
-def error_samples() -> dict[str, errors.PallasError]:
+def error_samples() -> dict[str, sim_errors.PallasError]:
     """Every error of the package, as it is raised; with a finding where it can have one."""
     found = {
         name: kind("what, where and what to do")
-        for name, kind in vars(errors).items()
-        if isinstance(kind, type) and issubclass(kind, errors.PallasError)
+        for name, kind in {**vars(sim_errors), **vars(errors)}.items()
+        if isinstance(kind, type) and issubclass(kind, sim_errors.PallasError)
     }
     found["RaceError"] = errors.RaceError.of(FINDINGS["race"], FINDINGS["uninitialized"])
-    found["DeadlockError"] = errors.DeadlockError.of(FINDINGS["deadlock"])
+    found["DeadlockError"] = sim_errors.DeadlockError.of(FINDINGS["deadlock"])
     found["DmaError"] = errors.DmaError.of(*[FINDINGS["unwaited"]] * 6)
     found["CapacityError"] = errors.CapacityError.of(FINDINGS["capacity"])
-    found["BoundsError"] = errors.BoundsError.of(FINDINGS["bounds"])
+    found["BoundsError"] = sim_errors.BoundsError.of(FINDINGS["bounds"])
     found["MismatchError"] = errors.MismatchError.explained(
         EXPLANATIONS["details and facts"], "softmax: memory on tpu-sim"
     )
     for name in ("SimulationError", "SimulationLimitError", "MissingRuleError"):
         error = found[name]
-        assert isinstance(error, errors.SimulationError)
+        assert isinstance(error, sim_errors.SimulationError)
         error.at(LINE, "program (1, 0) of body")
     return found
 
@@ -177,7 +177,7 @@ RECORDS = [
         "gradient",
         "failed",
         message=f"softmax: gradient is wrong\n{EXPLANATIONS['details and facts']}",
-        explanation=explanations.to_json(EXPLANATIONS["details and facts"]),
+        explanation=EXPLANATIONS["details and facts"].to_json(),
         error=12.5,
         baseline=0.5,
         multiple=25.0,
@@ -188,8 +188,8 @@ RECORDS = [
             f"finds {kind}",
             "failed",
             message=str(finding),
-            explanation=explanations.to_json(explanation_of(str(finding))),
-            findings=(findings.to_json(finding),),
+            explanation=explanation_of(str(finding)).to_json(),
+            findings=(finding.to_json(),),
         )
         for kind, finding in FINDINGS.items()
     ),

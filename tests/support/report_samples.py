@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pytest_pallas import explanations, findings
 from pytest_pallas.explanations import Explanation, Fact, explanation_of
 from pytest_pallas.findings import Access, Finding, Owner, Wait
 from pytest_pallas.notes import Note
@@ -86,8 +85,8 @@ def _found(kind: Any, message: str, **parts: Any) -> dict[str, Any]:
     """What an error says of a finding, by the fields of its record."""
     finding = Finding(kind=kind, message=message, **parts)
     return {
-        "findings": (findings.to_json(finding),),
-        "explanation": explanations.to_json(explanation_of(str(finding))),
+        "findings": (finding.to_json(),),
+        "explanation": explanation_of(str(finding)).to_json(),
     }
 
 
@@ -133,7 +132,7 @@ def samples() -> list[Record]:
     failed: dict[str, Any] = {"seed": 0, "replay": "pytest --pallas-seed=0 'a.py::b[c]'"}
     return [
         _record("softmax", "forward", v6e, "failed", message=MESSAGE,
-                explanation=explanations.to_json(EXPLANATION), error=8390.0, baseline=0.6,
+                explanation=EXPLANATION.to_json(), error=8390.0, baseline=0.6,
                 multiple=8390.0, pictures=error_pictures(), script="/tmp/softmax.py",
                 inputs=INPUTS, **failed),
         _record("softmax", "forward", "interpret", "passed", multiple=1.2, inputs=INPUTS),
@@ -151,8 +150,8 @@ def samples() -> list[Record]:
                 reason="claims tpu-interpret"),
         _record("holes", "grid", "interpret", "failed", family="copies",
                 message="holes: grid on interpret: the blocks of the grid are wrong in 1 place",
-                explanation=explanations.to_json(
-                    explanation_of("the blocks of the grid are wrong in 1 place")),
+                explanation=explanation_of(
+                    "the blocks of the grid are wrong in 1 place").to_json(),
                 pictures={"grids": [GRID], "unavailable": "ValueError: too odd"}, **failed),
         _record("mended", "forward", "interpret", "xpassed", reason="#12", family="copies"),
         _record("known", "forward", "interpret", "xfailed", reason="#13", family="copies"),
@@ -160,8 +159,8 @@ def samples() -> list[Record]:
         _record("exact", "forward", v6e, "passed", multiple=0.0, family="copies"),
         _record(HOSTILE, "forward", "interpret", "failed", family=HOSTILE, file=f"{HOSTILE}.py",
                 message=f"{HOSTILE}: forward on interpret: {HOSTILE}\n{HOSTILE}\x1b[31m\x00",
-                explanation=explanations.to_json(
-                    Explanation(HOSTILE, (f"{HOSTILE}\x1b[31m\x00",), (Fact(HOSTILE, HOSTILE),))),
+                explanation=Explanation(
+                    HOSTILE, (f"{HOSTILE}\x1b[31m\x00",), (Fact(HOSTILE, HOSTILE),)).to_json(),
                 findings=_found(
                     "race", HOSTILE, accesses=(replace(RACE[0], ref=HOSTILE), RACE[1]))["findings"],
                 reason=HOSTILE, notes=(Note(f"{HOSTILE}\x00"),), replay=HOSTILE, script=HOSTILE,

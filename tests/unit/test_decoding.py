@@ -23,7 +23,6 @@ from pytest_pallas.decoding import (
     DataError,
     Matching,
     Sized,
-    Text,
     decode,
     jsonable,
     parse,
@@ -33,6 +32,7 @@ from pytest_pallas.decoding import (
     unpacked,
     untagged,
 )
+from pytest_pallas.findings import Text
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_pallas import DmaError, RaceError, explanations
+from pytest_pallas import DmaError, RaceError
+from pytest_pallas.decoding import decode
 from pytest_pallas.explanations import Explanation, Fact
-from pytest_pallas.findings import Access, Finding, Owner, Signal, Wait, from_json, to_json
+from pytest_pallas.findings import Access, Finding, Owner, Signal, Wait
 from pytest_pallas.sim_errors import BoundsError, DeadlockError
 
 RACE = Finding(
@@ -96,7 +97,7 @@ def test_an_error_names_the_first_findings():
 
 @pytest.mark.parametrize("finding", [RACE, DEADLOCK, LEFTOVER], ids=lambda each: each.kind)
 def test_round_trip_through_json(finding):
-    assert from_json(json.loads(json.dumps(to_json(finding)))) == finding
+    assert decode(Finding, json.loads(json.dumps(finding.to_json()))) == finding
 
 
 @pytest.mark.parametrize(("kind", "finding"), [(RaceError, RACE), (DeadlockError, DEADLOCK)])
@@ -139,8 +140,8 @@ def test_text_of_an_explanation():
 
 
 def test_explanations_survive_json():
-    plain = json.loads(json.dumps(explanations.to_json(EXPLANATION)))
-    assert explanations.from_json(plain) == EXPLANATION
+    plain = json.loads(json.dumps(EXPLANATION.to_json()))
+    assert decode(Explanation, plain) == EXPLANATION
 
 
 def test_which_of_several_copies_and_what_they_share():
@@ -162,4 +163,4 @@ def test_which_of_several_copies_and_what_they_share():
         "  `arrived` on device 1 serves 3 copies, and a wait cannot tell which of them is done: "
         "give each step a semaphore of its own, or let the sender wait for the receiver",
     ]
-    assert from_json(json.loads(json.dumps(to_json(shared)))) == shared
+    assert decode(Finding, json.loads(json.dumps(shared.to_json()))) == shared

@@ -19,13 +19,13 @@ from pytest_pallas.decoding import (
     Count,
     DataError,
     Seconds,
-    Text,
     decode,
     jsonable,
     tagged,
     untagged,
 )
 from pytest_pallas.errors import SpecError
+from pytest_pallas.findings import Text
 from pytest_pallas.isolation.messages import Change
 from pytest_pallas.items.time_budget import EXHAUSTED
 from pytest_pallas.notes import PlainNote

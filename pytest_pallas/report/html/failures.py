@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_pallas import findings
-from pytest_pallas.explanations import explanation_of, from_json
+from pytest_pallas.decoding import decode
+from pytest_pallas.explanations import Explanation, explanation_of
 from pytest_pallas.findings import Finding
 from pytest_pallas.record import Record
 from pytest_pallas.report.drawings.arguments import cells
@@ -82,7 +82,9 @@ class FailureCard:
 def failure(record: Record, *, drawn: bool = True, likewise: Sequence[Record] = ()) -> FailureCard:
     """A failed record; without pictures unless ``drawn``."""
     explanation = (
-        from_json(record.explanation) if record.explanation else explanation_of(record.message)
+        decode(Explanation, record.explanation)
+        if record.explanation
+        else explanation_of(record.message)
     )
     facts: dict[str, list[str]] = {}
     for fact in explanation.facts:
@@ -136,7 +138,7 @@ def _figures(record: Record) -> Iterator[Figure]:
         yield Figure("scatter", chart, f"The worst error of each example by the size of {name}.")
     for argument in pictures.get("arguments", ()):
         yield Figure("argument", cells(argument), _cells_words(argument))
-    for finding in map(findings.from_json, record.findings[:_FINDINGS]):
+    for finding in (decode(Finding, data) for data in record.findings[:_FINDINGS]):
         if finding.kind == "race" and len(finding.accesses) == 2:
             yield _race(finding)
         elif finding.waits and finding.kind == "deadlock":

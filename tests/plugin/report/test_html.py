@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from pytest_pallas.findings import from_json
+from pytest_pallas.decoding import decode
+from pytest_pallas.findings import Finding
 
 pytest.importorskip("jinja2", reason="jinja2 is not installed: pip install 'pytest-pallas[report]'")
 
@@ -203,7 +204,7 @@ def test_races_deadlocks_and_grids(project):
         "--pallas-html=report.html",
     )  # fmt: skip
     found = {(r["kernel"], r["check"]): r["pictures"] for r in records}
-    findings = {r["kernel"]: [from_json(each) for each in r["findings"]] for r in records}
+    findings = {r["kernel"]: [decode(Finding, each) for each in r["findings"]] for r in records}
     [race] = findings["early"]
     read, write = sorted(race.accesses, key=lambda access: access.kind)
     assert (write.kind, write.ref, write.copy) == ("write", "buffer", True)

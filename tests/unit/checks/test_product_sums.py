@@ -13,8 +13,8 @@ from jax.experimental import pallas as pl
 
 import pytest_pallas
 from pytest_pallas import MismatchError
-from pytest_pallas.accumulation import ACCUMULATIONS, Accumulation, ProductSums
-from pytest_pallas.analysis.products import coarsest_sums
+from pytest_pallas.accumulation import ACCUMULATIONS, Accumulation
+from pytest_pallas.analysis.products import ProductSums, coarsest_sums
 from pytest_pallas.devices.absent import tracing_for
 from pytest_pallas.devices.targets import TARGETS
 from pytest_pallas.oracle.expected import expected

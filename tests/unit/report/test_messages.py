@@ -15,7 +15,7 @@ import pytest
 from report_samples import ENVIRONMENT, OPTIONS
 from stored_text import assert_stored, words_of_page
 
-from pytest_pallas import errors, explanations, findings, record
+from pytest_pallas import errors, record
 from pytest_pallas.analysis.refusals import message
 from pytest_pallas.compilers import report
 from pytest_pallas.report.html.page import page
@@ -38,7 +38,7 @@ def listed(texts: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> str:
 def test_texts_of_findings_are_those_stored():
     found = samples.FINDINGS.items()
     texts = [(kind, str(finding)) for kind, finding in found]
-    plain = [(f"{kind} as JSON", findings.to_json(finding)) for kind, finding in found]
+    plain = [(f"{kind} as JSON", finding.to_json()) for kind, finding in found]
     assert_stored(STORED / "findings.txt", listed([*texts, *plain]))
 
 
@@ -49,9 +49,7 @@ def test_findings_of_grids():
 
 def test_texts_of_explanations_are_those_stored():
     texts = {name: str(each) for name, each in samples.EXPLANATIONS.items()}
-    plain = {
-        f"{name} as JSON": explanations.to_json(each) for name, each in samples.EXPLANATIONS.items()
-    }
+    plain = {f"{name} as JSON": each.to_json() for name, each in samples.EXPLANATIONS.items()}
     judged = samples.comparisons()
     assert all(each.kind == name.partition(",")[0] for name, each in judged.items())
     found = {f"comparison: {name}": each.message for name, each in judged.items()}
