@@ -23,8 +23,7 @@ from pytest_pallas.simulator.gpu.threads import GpuThread
 from pytest_pallas.simulator.memory.accesses import record_access
 from pytest_pallas.simulator.memory.windows import read
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
-from pytest_pallas.simulator.rules.mosaic_gpu.equations import gpu_rule
-from pytest_pallas.simulator.rules.mosaic_gpu.tensor_memory import in_shared_memory
+from pytest_pallas.simulator.rules.mosaic_gpu.equations import gpu_rule, in_shared_memory
 
 #: What a block has seen whose request failed.
 _FAILED = "a cluster cancel request failed"

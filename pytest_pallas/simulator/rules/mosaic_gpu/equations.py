@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.sim_errors import SimulationError
-from pytest_pallas.simulator.gpu.threads import GpuThread
+from pytest_pallas.simulator.gpu.threads import GpuThread, ThreadBlock
 from pytest_pallas.simulator.memory.accesses import read_window
-from pytest_pallas.simulator.memory.references import Ref
+from pytest_pallas.simulator.memory.references import Ref, Region
 from pytest_pallas.simulator.memory.windows import region_of
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.thread import Thread
@@ -87,3 +87,16 @@ def located(
     if ref.data.dtype != object and not np.ndim(part):  # numpy gives a copy of one element
         return region_of(part, ref.data, window, operands)
     return part
+
+
+def in_shared_memory(
+    thread: GpuThread, block: ThreadBlock, part: RefPart, operands: Any, line: str
+) -> tuple[Array, Region, str]:
+    """The shared memory of a block that an operand names: elements, region, name.
+
+    Raises:
+      BoundsError: it is beyond the edge.
+    """
+    ref: Ref = thread.of_block(operands[part.position], block)
+    data = read_window(thread, ref, part.transforms, operands, "tcgen05 operand from", line)
+    return data, region_of(data, ref.data, part.transforms, operands), ref.name

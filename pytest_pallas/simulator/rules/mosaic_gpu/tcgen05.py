@@ -28,13 +28,8 @@ from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import TensorMemory,
 from pytest_pallas.simulator.gpu.threads import GpuThread, ThreadBlock
 from pytest_pallas.simulator.memory.windows import read
 from pytest_pallas.simulator.registry import Equation, Evaluate
-from pytest_pallas.simulator.rules.mosaic_gpu.equations import gpu_rule, holds
-from pytest_pallas.simulator.rules.mosaic_gpu.tensor_memory import (
-    in_shared_memory,
-    in_tensor_memory,
-    pair_of,
-    write,
-)
+from pytest_pallas.simulator.rules.mosaic_gpu.equations import gpu_rule, holds, in_shared_memory
+from pytest_pallas.simulator.rules.mosaic_gpu.tensor_memory import in_tensor_memory, pair_of, write
 from pytest_pallas.transforms import RefPart
 
 Array = np.ndarray[Any, Any]

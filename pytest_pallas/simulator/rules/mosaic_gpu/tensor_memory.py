@@ -20,12 +20,10 @@ from pytest_pallas.simulator.gpu.tensor_cores.formats import (
 )
 from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import TensorMemory, TensorMemoryPart
 from pytest_pallas.simulator.gpu.threads import GpuThread, ThreadBlock
-from pytest_pallas.simulator.memory.accesses import beyond_edge, read_window
+from pytest_pallas.simulator.memory.accesses import beyond_edge
 from pytest_pallas.simulator.memory.indexing import Outside
-from pytest_pallas.simulator.memory.references import Ref, Region
-from pytest_pallas.simulator.memory.windows import region_of
 from pytest_pallas.simulator.registry import Equation, Evaluate
-from pytest_pallas.simulator.rules.mosaic_gpu.equations import gpu_rule
+from pytest_pallas.simulator.rules.mosaic_gpu.equations import gpu_rule, in_shared_memory
 from pytest_pallas.transforms import RefPart
 
 Array = np.ndarray[Any, Any]
@@ -194,19 +192,6 @@ def in_tensor_memory(
         return ref, ref.part(part.transforms, operands)
     except Outside as outside:
         raise beyond_edge(thread, ref, access, outside, line) from None
-
-
-def in_shared_memory(
-    thread: GpuThread, block: ThreadBlock, part: RefPart, operands: Any, line: str
-) -> tuple[Array, Region, str]:
-    """The shared memory of a block that an operand names: elements, region, name.
-
-    Raises:
-      BoundsError: it is beyond the edge.
-    """
-    ref: Ref = thread.of_block(operands[part.position], block)
-    data = read_window(thread, ref, part.transforms, operands, "tcgen05 operand from", line)
-    return data, region_of(data, ref.data, part.transforms, operands), ref.name
 
 
 def write(thread: GpuThread, part: TensorMemoryPart, values: Array) -> None:
