@@ -28,9 +28,8 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from pytest_pallas.accumulation import Accumulations, accumulation_of
-from pytest_pallas.devices.gpus import accumulations
-from pytest_pallas.simulator.gpu.tensor_cores.products import dot_product, tensor_product
+from pallas_sim.chips import Accumulations, accumulation_of, accumulations
+from pallas_sim.gpu.tensor_cores import dot_product, tensor_product
 
 #: m, n and k of the products.
 SHAPES = ((64, 64, 128), (64, 64, 64), (128, 128, 64), (16, 16, 16), (64, 256, 64))

@@ -110,7 +110,7 @@ IMPORTS = {
     "jax and pallas": "import jax; from jax.experimental import pallas; "
     "from jax.experimental.pallas import tpu",
     "hypothesis": "import hypothesis",
-    "simulator": "import jax; import pytest_pallas.simulator",
+    "simulator": "import jax; import pallas_sim",
 }
 
 #: A plugin that writes where the time of a run went.
@@ -142,7 +142,7 @@ def pytest_collection_finish(session):
     from jax import monitoring
     from importlib import import_module
 
-    simulate = import_module("pytest_pallas.simulator.simulate")
+    simulate = import_module("pallas_sim.simulation")
     from pytest_pallas.checks import context
 
     events = {

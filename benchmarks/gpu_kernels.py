@@ -34,9 +34,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_sim.chips import attributes
+from pallas_sim.tracing import AbsentChip, present
 from pytest_pallas.backends.timing import device_seconds
-from pytest_pallas.devices.absent import AbsentChip, present
-from pytest_pallas.devices.gpus import attributes
 
 #: Bytes that the operands of a row rotate through at least: twice the H200's level 2 cache.
 ROTATED = 2 * 60 * 2**20

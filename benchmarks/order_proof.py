@@ -32,8 +32,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests/support")]
 
 from order_programs import Comparison, Program, Signal, Wait, compare, record  # noqa: E402
 
-from pytest_pallas.findings import Owner  # noqa: E402
-from pytest_pallas.simulator.monitors.ordering import disorder  # noqa: E402
+from pallas_sim.findings import Owner  # noqa: E402
+from pallas_sim.order.disorder import disorder  # noqa: E402
 
 #: Programs that are compared before the next line is printed.
 PER_ROUND = 5_000

@@ -17,8 +17,8 @@ sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
 
 from lowered_shared_memory import counted_and_lowered, tunings
 
+from pallas_sim.chips import GPUS
 from pytest_pallas import suite
-from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.spec import KernelSpec
 
 DRAWS = 40

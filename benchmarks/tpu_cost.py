@@ -46,6 +46,7 @@ from rich.table import Table
 from tpu_comparisons.rows import Row, Side
 from tpu_comparisons.wire import wire_bytes
 
+from pallas_sim.chips import TARGETS
 from pytest_pallas.analysis.machine_code.bundles import Utilization, read_utilization
 from pytest_pallas.analysis.machine_code.loops import find_loops, split_bundles
 from pytest_pallas.backends.compilation import Compiler
@@ -54,7 +55,6 @@ from pytest_pallas.backends.protocol import Call, RunSettings
 from pytest_pallas.compilers.report import CompileReport
 from pytest_pallas.compilers.service import Service
 from pytest_pallas.devices.simulate import simulate
-from pytest_pallas.devices.targets import TARGETS
 
 #: Seconds that one kernel may take the compiler.
 TIMEOUT = 300.0

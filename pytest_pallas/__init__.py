@@ -16,6 +16,18 @@ from typing import TYPE_CHECKING, Any
 from pytest_pallas._version import __version__
 
 if TYPE_CHECKING:
+    from pallas_sim.chips import Gpu, Tpu, add_chip
+    from pallas_sim.errors import (
+        BoundsError,
+        DeadlockError,
+        DeviceError,
+        KernelError,
+        MissingRuleError,
+        OptionError,
+        PallasError,
+        SimulationError,
+        SimulationLimitError,
+    )
     from pytest_pallas import strategies
     from pytest_pallas.analysis.grid import Analysis, GridFinding
     from pytest_pallas.analysis.machine_code import Cost
@@ -24,9 +36,6 @@ if TYPE_CHECKING:
     from pytest_pallas.checks import Check, declare_check, declare_sanitizer
     from pytest_pallas.collection.suite import suite
     from pytest_pallas.compilers.report import CompileReport
-    from pytest_pallas.devices.gpus import Gpu
-    from pytest_pallas.devices.targets import add_chip
-    from pytest_pallas.devices.tpus import Tpu
     from pytest_pallas.errors import (
         BackendUnavailableError,
         CapacityError,
@@ -66,17 +75,6 @@ if TYPE_CHECKING:
     from pytest_pallas.raises import Raises
     from pytest_pallas.record import Record
     from pytest_pallas.relations import Linear, Permuted, Relation
-    from pytest_pallas.sim_errors import (
-        BoundsError,
-        DeadlockError,
-        DeviceError,
-        KernelError,
-        MissingRuleError,
-        OptionError,
-        PallasError,
-        SimulationError,
-        SimulationLimitError,
-    )
     from pytest_pallas.spec import EquivalentMutant, ExpectedFailure, KernelSpec
     from pytest_pallas.standalone import check
     from pytest_pallas.strategies import Arguments
@@ -86,7 +84,7 @@ _HOMES = {
     "Arguments": "pytest_pallas.strategies",
     "Backend": "pytest_pallas.backends",
     "BackendUnavailableError": "pytest_pallas.errors",
-    "BoundsError": "pytest_pallas.sim_errors",
+    "BoundsError": "pallas_sim.errors",
     "CapacityError": "pytest_pallas.errors",
     "Call": "pytest_pallas.backends",
     "Check": "pytest_pallas.checks",
@@ -99,10 +97,10 @@ _HOMES = {
     "FleetError": "pytest_pallas.errors",
     "GangError": "pytest_pallas.errors",
     "GoldenError": "pytest_pallas.errors",
-    "Gpu": "pytest_pallas.devices.gpus",
+    "Gpu": "pallas_sim.chips",
     "CrashError": "pytest_pallas.errors",
-    "DeadlockError": "pytest_pallas.sim_errors",
-    "DeviceError": "pytest_pallas.sim_errors",
+    "DeadlockError": "pallas_sim.errors",
+    "DeviceError": "pallas_sim.errors",
     "DmaError": "pytest_pallas.errors",
     "DrawTooLargeError": "pytest_pallas.errors",
     "EquivalentMutant": "pytest_pallas.spec",
@@ -112,15 +110,15 @@ _HOMES = {
     "GridFinding": "pytest_pallas.analysis.grid",
     "HangError": "pytest_pallas.errors",
     "IsolationError": "pytest_pallas.errors",
-    "KernelError": "pytest_pallas.sim_errors",
+    "KernelError": "pallas_sim.errors",
     "KernelSpec": "pytest_pallas.spec",
     "LeakError": "pytest_pallas.errors",
     "Linear": "pytest_pallas.relations",
     "MismatchError": "pytest_pallas.errors",
-    "MissingRuleError": "pytest_pallas.sim_errors",
+    "MissingRuleError": "pallas_sim.errors",
     "NoPallasCallError": "pytest_pallas.errors",
     "NotApplicableError": "pytest_pallas.errors",
-    "OptionError": "pytest_pallas.sim_errors",
+    "OptionError": "pallas_sim.errors",
     "OutOfMemoryError": "pytest_pallas.errors",
     "PeerError": "pytest_pallas.errors",
     "Outcome": "pytest_pallas.backends",
@@ -129,7 +127,7 @@ _HOMES = {
     "PallasCompile": "pytest_pallas.fixture_types",
     "PallasMesh": "pytest_pallas.fixture_types",
     "PallasRun": "pytest_pallas.fixture_types",
-    "PallasError": "pytest_pallas.sim_errors",
+    "PallasError": "pallas_sim.errors",
     "Permuted": "pytest_pallas.relations",
     "RaceError": "pytest_pallas.errors",
     "Raises": "pytest_pallas.raises",
@@ -138,15 +136,15 @@ _HOMES = {
     "Relation": "pytest_pallas.relations",
     "RunSettings": "pytest_pallas.backends",
     "ShapeLanguageError": "pytest_pallas.errors",
-    "SimulationError": "pytest_pallas.sim_errors",
-    "SimulationLimitError": "pytest_pallas.sim_errors",
+    "SimulationError": "pallas_sim.errors",
+    "SimulationLimitError": "pallas_sim.errors",
     "SpecError": "pytest_pallas.errors",
     "Target": "pytest_pallas.backends",
     "Tolerance": "pytest_pallas.numerics",
     "TooFewDevicesError": "pytest_pallas.errors",
     "UnsupportedKernelError": "pytest_pallas.errors",
-    "Tpu": "pytest_pallas.devices.tpus",
-    "add_chip": "pytest_pallas.devices.targets",
+    "Tpu": "pallas_sim.chips",
+    "add_chip": "pallas_sim.chips",
     "analyze": "pytest_pallas.backends.analyzing",
     "check": "pytest_pallas.standalone",
     "declare_check": "pytest_pallas.checks",

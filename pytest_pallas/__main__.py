@@ -6,9 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from pallas_sim.errors import OptionError
 from pytest_pallas.report import merge_command
 from pytest_pallas.scaffold import command
-from pytest_pallas.sim_errors import OptionError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

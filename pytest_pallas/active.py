@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pallas_sim.errors import DeviceError, OptionError, first_line
 from pytest_pallas.budget import limited
 from pytest_pallas.compat.testing import worker_count
 from pytest_pallas.devices import processes
 from pytest_pallas.errors import GangError
-from pytest_pallas.explanations import first_line
 from pytest_pallas.fixtures import reseed
 from pytest_pallas.options.table import any_given
 from pytest_pallas.session import (
@@ -35,7 +35,6 @@ from pytest_pallas.session import (
     look_for_named_backends,
     start,
 )
-from pytest_pallas.sim_errors import DeviceError, OptionError
 
 if TYPE_CHECKING:
     from pytest_pallas.report.runs.keeping import RunKeeper

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAliasType, Union
 
-from pytest_pallas.findings import Lines
+from pallas_sim.findings import Lines
 
 #: Limit on the bytes of a JSON text.
 MOST_BYTES = 2**30

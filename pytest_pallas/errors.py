@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_pallas.sim_errors import DeviceError, KernelError, PallasError
+from pallas_sim.errors import DeviceError, KernelError, PallasError
 
 
 class SpecError(PallasError):

@@ -201,7 +201,7 @@ def pallas_benchmark(
     session = current(request.config)
     [backend, *_] = _backends(pallas_backend, session)
     if not request.config.pluginmanager.has_plugin("benchmark"):
-        from pytest_pallas.sim_errors import OptionError
+        from pallas_sim.errors import OptionError
 
         raise OptionError(
             "pallas_benchmark needs pytest-benchmark: pip install 'pytest-pallas[benchmark]'"
@@ -282,7 +282,7 @@ def pallas_compile(request: pytest.FixtureRequest) -> PallasCompile:
         from pytest_pallas.strategies.arguments import Arguments
 
         if target not in TARGETS:
-            from pytest_pallas.sim_errors import OptionError
+            from pallas_sim.errors import OptionError
 
             raise OptionError(f"unknown target {target!r}; known: {', '.join(TARGETS)}")
         settings = session.options_for(session.item)
@@ -396,7 +396,7 @@ def _backends(value: Backend | str, session: PytestSession) -> Sequence[Backend]
 
     found = parse(value, session.families)
     if len(found) != 1:
-        from pytest_pallas.sim_errors import OptionError
+        from pallas_sim.errors import OptionError
 
         raise OptionError(f"pallas_backend must return one backend, and {value!r} means several")
     reason = found[0].available()

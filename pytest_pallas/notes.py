@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
+from pallas_sim.findings import Text
 from pytest_pallas.decoding import Accepts
-from pytest_pallas.findings import Text
 
 #: ``"reference"``: the evaluation of the kernel's reference. ``"run"``: the run of the kernel, such
 #: as its backend or omitted parts. ``"result"``: the output. ``"tolerance"``: the limit that an

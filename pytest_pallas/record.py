@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
+from pallas_sim.errors import Explanation
+from pallas_sim.findings import Finding, Text
 from pytest_pallas.aspects import PlainInputs
 from pytest_pallas.decoding import Checked, Count, Matching, Seconds, Shape, decode, jsonable
-from pytest_pallas.explanations import Explanation
-from pytest_pallas.findings import Finding, Text
 from pytest_pallas.notes import PlainNote
 
 #: Version of the JSON form; see "Results" in docs/reference.md. ``from_json`` reads version 1, too.

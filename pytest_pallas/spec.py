@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_pallas.devices.targets import DEFAULT_TARGETS, Label
+from pallas_sim.chips import DEFAULT_TARGETS, Label
 from pytest_pallas.errors import SpecError
 from pytest_pallas.properties import Properties
 from pytest_pallas.raises import Raises

@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
+from pallas_sim.chips import accumulations
+from pallas_sim.errors import OptionError, PallasError
 from pytest_pallas.backends import Backend, label, select
 from pytest_pallas.backends.protocol import chip_of
 from pytest_pallas.bindings.backends import on_claimed_chips, without_replaced
@@ -14,12 +16,10 @@ from pytest_pallas.checking.calls import PropertyKeywords, check_kernel, refuse_
 from pytest_pallas.checks import Check
 from pytest_pallas.compilers.service import Service
 from pytest_pallas.database import parse_places
-from pytest_pallas.devices.gpus import accumulations
 from pytest_pallas.devices.simulate import settle_platforms, simulate
 from pytest_pallas.options.table import PROFILES
 from pytest_pallas.options.values import Options
 from pytest_pallas.session import Harness, Session, SpecFacts
-from pytest_pallas.sim_errors import OptionError, PallasError
 from pytest_pallas.spec import KernelSpec
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pallas_sim.errors import OptionError
 from pytest_pallas.backends import Backend, label, parse
 from pytest_pallas.session import Session
-from pytest_pallas.sim_errors import OptionError
 
 if TYPE_CHECKING:
     from pytest_pallas.numerics import Tolerance

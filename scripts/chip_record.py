@@ -26,9 +26,9 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pytest_pallas.devices.gpus import GPUS
-from pytest_pallas.sim_errors import OptionError
-from pytest_pallas.simulator import simulate
+from pallas_sim import simulation as simulate
+from pallas_sim.chips import GPUS
+from pallas_sim.errors import OptionError
 
 Array = np.ndarray[Any, Any]
 Kernel = Callable[..., Any]

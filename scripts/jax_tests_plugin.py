@@ -38,7 +38,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from pytest_pallas.simulator.gpu.peers import reaches_devices
+from pallas_sim.gpu.windows import reaches_devices
 
 CHECKOUT = Path(os.environ["JAX_TESTS_CHECKOUT"])
 DEVICE = os.environ["JAX_TESTS_DEVICE"]
@@ -100,13 +100,11 @@ def _simulate_kernels() -> None:
     import numpy as np
     from jax.experimental import io_callback
 
-    from pytest_pallas.sim_errors import PallasError
-    from pytest_pallas.simulator import rules as rules  # which registers them
-    from pytest_pallas.simulator.evaluation import run
-    from pytest_pallas.simulator.machine import Machine
-    from pytest_pallas.simulator.program import prepare
-    from pytest_pallas.simulator.thread import Thread
-    from pytest_pallas.simulator.values import KeyArray, is_key_dtype
+    from pallas_sim import rules as rules  # which registers them
+    from pallas_sim.errors import PallasError
+    from pallas_sim.evaluation import prepare, run
+    from pallas_sim.machine import Machine, Thread
+    from pallas_sim.memory import KeyArray, is_key_dtype
 
     calls: Any = importlib.import_module("jax._src.pallas.pallas_call")
     meshes: Any = importlib.import_module("jax._src.pallas.mpmd")
@@ -198,12 +196,11 @@ def _simulate_calls() -> None:
     import jax
     import numpy as np
 
-    from pytest_pallas.compat.avals import semaphore_kind
-    from pytest_pallas.compat.jaxprs import open_jaxpr, sub_jaxprs
-    from pytest_pallas.devices.gpus import GPUS
-    from pytest_pallas.sim_errors import PallasError
-    from pytest_pallas.simulator.machine import Machine
-    from pytest_pallas.simulator.simulate import evaluate
+    from pallas_sim.chips import GPUS
+    from pallas_sim.compat.jaxprs import open_jaxpr, semaphore_kind, sub_jaxprs
+    from pallas_sim.errors import PallasError
+    from pallas_sim.machine import Machine
+    from pallas_sim.simulation import evaluate
 
     pjit: Any = importlib.import_module("jax._src.pjit")
     before = pjit._pjit_call_impl_python
@@ -314,8 +311,7 @@ def _products_of_halves() -> None:
 
 def _stand_for_a_chip() -> None:
     """Let tests and kernels find a chip."""
-    from pytest_pallas.devices.gpus import GPUS, attributes
-    from pytest_pallas.devices.targets import TARGETS
+    from pallas_sim.chips import GPUS, TARGETS, attributes
 
     utilities: Any = importlib.import_module("jax._src.test_util")
     bridge = utilities.xla_bridge
@@ -446,8 +442,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     if DEVICE == "cpu":
         yield
         return
-    from pytest_pallas.devices.absent import tracing_for
-    from pytest_pallas.devices.targets import TARGETS
+    from pallas_sim.chips import TARGETS
+    from pallas_sim.tracing import tracing_for
 
     with tracing_for(TARGETS[CHIP]):
         yield

@@ -31,12 +31,12 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_sim.compat.source import own_lines
 from pytest_pallas.backends import Call, RunSettings
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.interpreters import interpret
 from pytest_pallas.backends.tracing import jitted, split
 from pytest_pallas.collection.suite import suite
-from pytest_pallas.compat.source import own_lines
 from pytest_pallas.mutation import Mutant, mutants_of
 from pytest_pallas.mutation_runner.running import unknown
 from pytest_pallas.sampling.diversity import ExampleSource

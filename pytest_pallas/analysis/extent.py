@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
+from pallas_sim.compat.grids import grid_facts
+from pallas_sim.compat.jaxprs import open_jaxpr, sub_jaxprs
 from pytest_pallas.analysis.kernel_calls import ASYNCHRONOUS, KernelCall
-from pytest_pallas.compat.grids import grid_facts
-from pytest_pallas.compat.jaxprs import open_jaxpr, sub_jaxprs
 
 
 def one_program(kernels: Sequence[KernelCall]) -> str | None:

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from pallas_sim.compat.jaxprs import sub_jaxprs
 from pytest_pallas.analysis.kernel_calls import kernel_calls
-from pytest_pallas.compat.jaxprs import sub_jaxprs
 
 #: Primitives that call Python, which may do anything.
 CALLBACKS = frozenset({"pure_callback", "io_callback", "debug_callback"})

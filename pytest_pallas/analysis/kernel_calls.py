@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_pallas.compat.avals import semaphore_kind
-from pytest_pallas.compat.jaxprs import (
+from pallas_sim.compat.jaxprs import (
     FOREIGN_PRIMITIVES,
     KERNEL_PRIMITIVES,
     kernel_name,
     open_jaxpr,
+    semaphore_kind,
     sub_jaxprs,
     without_dead_code,
     written_inputs,
 )
-from pytest_pallas.compat.source import source_line
+from pallas_sim.compat.source import source_line
 
 
 def called_jaxpr(eqn: Any) -> tuple[Any, Sequence[Any]] | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from pallas_sim.compat.grids import written_for
+from pallas_sim.compat.jaxprs import sub_jaxprs
+from pallas_sim.compat.places import names_a_device
 from pytest_pallas.analysis.kernel_calls import KernelCall
-from pytest_pallas.compat.grids import written_for
-from pytest_pallas.compat.jaxprs import sub_jaxprs
-from pytest_pallas.simulator.concurrency.transfer_operands import names_a_device
 
 
 def is_mosaic_gpu(kernel: KernelCall) -> bool:

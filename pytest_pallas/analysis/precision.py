@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from pallas_sim.compat.jaxprs import is_literal, open_jaxpr, scan_parts, sub_jaxprs
+from pallas_sim.compat.source import place_of_call, source_line
+from pallas_sim.findings import SourceLine
 from pytest_pallas.analysis.kernel_calls import called_jaxpr
 from pytest_pallas.analysis.roundings import EXACT
-from pytest_pallas.compat.jaxprs import is_literal, open_jaxpr, scan_parts, sub_jaxprs
-from pytest_pallas.compat.source import place_of_call, source_line
 from pytest_pallas.numerics import epsilon, is_complex, is_float
 from pytest_pallas.numerics.precision import Precision
-from pytest_pallas.source_lines import SourceLine
 
 _PACKAGE = str(Path(__file__).parents[1])
 

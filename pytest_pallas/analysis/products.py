@@ -9,10 +9,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from pytest_pallas.accumulation import Accumulation, Accumulations
+from pallas_sim.chips import Accumulation, Accumulations
+from pallas_sim.compat.grids import written_for
+from pallas_sim.compat.jaxprs import KERNEL_PRIMITIVES, sub_jaxprs, without_dead_code
 from pytest_pallas.analysis.kernel_calls import kernel_calls
-from pytest_pallas.compat.grids import written_for
-from pytest_pallas.compat.jaxprs import KERNEL_PRIMITIVES, sub_jaxprs, without_dead_code
 from pytest_pallas.numerics.precision import FLOAT32_BITS, ProductPrecision
 
 _TF32 = ProductPrecision("tf32", 10)

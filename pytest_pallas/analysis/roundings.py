@@ -16,17 +16,16 @@ from typing import Any
 
 import numpy as np
 
+from pallas_sim import rules as rules  # which registers them
+from pallas_sim.evaluation import CALLS, Program, Step, called, prepare
+from pallas_sim.machine import Machine, Thread
+from pallas_sim.memory import from_jax, to_output
+from pallas_sim.products import truncated_product
+from pallas_sim.rules.contractions import contraction
+from pallas_sim.scheduler import one_thread
 from pytest_pallas.analysis.products import ProductSums, kept_bits
 from pytest_pallas.numerics import ROUNDING, epsilon, is_complex, is_float
 from pytest_pallas.numerics.precision import FLOAT32_BITS, ProductPrecision
-from pytest_pallas.simulator import rules as rules  # which registers them
-from pytest_pallas.simulator.arithmetic.accumulation import truncated_product
-from pytest_pallas.simulator.concurrency.scheduler import one_thread
-from pytest_pallas.simulator.machine import Machine
-from pytest_pallas.simulator.program import CALLS, Program, Step, called, prepare
-from pytest_pallas.simulator.rules.arrays.contractions import contraction
-from pytest_pallas.simulator.thread import Thread
-from pytest_pallas.simulator.values import from_jax, to_output
 
 #: Operations through which a matrix product is still one: each element is one of the operand.
 _MOVES = frozenset(

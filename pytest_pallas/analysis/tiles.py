@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from pallas_sim.compat.grids import GridFacts, grid_facts
 from pytest_pallas.analysis.kernel_calls import KernelCall
-from pytest_pallas.compat.grids import GridFacts, grid_facts
 
 #: A block of so many elements or more along a dim is not worth two of them.
 MOST = 1024

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from pallas_sim.compat.grids import BlockFacts, grid_facts
+from pallas_sim.compat.jaxprs import read_inputs, sub_jaxprs
 from pytest_pallas.analysis.kernel_calls import KernelCall
-from pytest_pallas.compat.grids import BlockFacts, grid_facts
-from pytest_pallas.compat.jaxprs import read_inputs, sub_jaxprs
 
 
 def has_blocks(eqn: Any) -> bool:

@@ -1,5 +1,6 @@
 """Backends: ways to execute a kernel. Importing this package does not import jax."""
 
+from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, Label, Target, default_target, targets_of
 from pytest_pallas.backends.protocol import (
     Backend,
     Call,
@@ -20,14 +21,6 @@ from pytest_pallas.backends.registry import (
     parse,
     select,
     with_target,
-)
-from pytest_pallas.devices.targets import (
-    DEFAULT_TARGETS,
-    TARGETS,
-    Label,
-    Target,
-    default_target,
-    targets_of,
 )
 
 __all__ = [

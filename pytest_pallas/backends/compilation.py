@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, Target
+from pallas_sim.errors import PallasError
 from pytest_pallas.backends.protocol import Call, Kind, Outcome, RunSettings
 from pytest_pallas.compilers import cuda, libtpu
-from pytest_pallas.devices.targets import DEFAULT_TARGETS, TARGETS, Target
 from pytest_pallas.errors import CompileError, CompilerFailedError, NoPallasCallError
-from pytest_pallas.sim_errors import PallasError
 
 if TYPE_CHECKING:
     from pytest_pallas.analysis import KernelCall

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pytest_pallas.sim_errors import SimulationLimitError
-from pytest_pallas.source_lines import SourceLine
+from pallas_sim.errors import SimulationLimitError
+from pallas_sim.findings import SourceLine
 
 #: Time limit for everything but a kernel, in seconds at least, and as a multiple of
 #: --pallas-timeout: set-up, drawing, the reference in float64, teardown.

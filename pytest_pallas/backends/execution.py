@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_sim.errors import BoundsError, KernelError, PallasError
 from pytest_pallas.analysis import KernelCall, kernel_calls, live_kernel_calls
 from pytest_pallas.backends.protocol import Call, Outcome
 from pytest_pallas.backends.tracing import StaticPart, apply, jitted, split
@@ -29,7 +30,6 @@ from pytest_pallas.devices.processes import gang
 from pytest_pallas.devices.shards import LocalShards, local_shards
 from pytest_pallas.errors import NoPallasCallError
 from pytest_pallas.notes import Note
-from pytest_pallas.sim_errors import BoundsError, KernelError, PallasError
 
 #: The fraction of the maps at which programs are cleared: the next compilation needs some, and
 #: other threads compile, too.

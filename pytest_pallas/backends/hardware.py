@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from pallas_sim.chips import Target
 from pytest_pallas.analysis import KernelCall
 from pytest_pallas.backends.protocol import Call, Kind, Outcome, expected_warnings
-from pytest_pallas.devices.targets import Target
 from pytest_pallas.errors import NoPallasCallError
 
 #: Custom calls that a Pallas kernel becomes: Mosaic TPU; Mosaic GPU; Triton (two spellings).

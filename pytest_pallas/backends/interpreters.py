@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from pallas_sim.chips import Target
+from pallas_sim.errors import DeadlockError
 from pytest_pallas.backends.protocol import Call, Kind, Outcome, chip_of
 from pytest_pallas.compat.interpreters import (
     fail_interpreters,
     quiet_callbacks,
     release_interpreters,
 )
-from pytest_pallas.devices.targets import Target
 from pytest_pallas.errors import UnsupportedKernelError
-from pytest_pallas.sim_errors import DeadlockError
 
 #: Seconds in which all devices must fail.
 _LAST = 2.0
@@ -136,7 +136,7 @@ class Interpreter:
         """
         from jax.experimental.pallas import tpu as pltpu
 
-        from pytest_pallas.devices.absent import tracing_for
+        from pallas_sim.tracing import tracing_for
 
         del races
         with (

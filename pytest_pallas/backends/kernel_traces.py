@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from pallas_sim.tracing import tracing_for
 from pytest_pallas.backends.protocol import Backend, Call, chip_of
-from pytest_pallas.devices.absent import tracing_for
 
 if TYPE_CHECKING:
     from pytest_pallas.analysis import KernelCall

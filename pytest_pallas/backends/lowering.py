@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from jax import export
 
+from pallas_sim import chips as gpus
+from pallas_sim.chips import Target
+from pallas_sim.compat.compilers import exact_exports, interpret_ignored
+from pallas_sim.tracing import AbsentChip, present
 from pytest_pallas.analysis import kernel_calls, live_kernel_calls
 from pytest_pallas.backends.ending import ending
 from pytest_pallas.backends.protocol import Call, expected_warnings
 from pytest_pallas.backends.tracing import jitted, signature
-from pytest_pallas.compat.compilers import exact_exports, interpret_ignored
 from pytest_pallas.compilers import cuda, libtpu, tpu_chips
-from pytest_pallas.devices import gpus
-from pytest_pallas.devices.absent import AbsentChip, present
-from pytest_pallas.devices.targets import Target
 from pytest_pallas.errors import CompileError, NoPallasCallError
 from pytest_pallas.notes import Note
 

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
+from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, Target
+from pallas_sim.findings import Finding
 from pytest_pallas.backends.variations import Fill, Probe, Schedule
-from pytest_pallas.devices.targets import DEFAULT_TARGETS, TARGETS, Target
-from pytest_pallas.findings import Finding
 from pytest_pallas.notes import Note
 
 

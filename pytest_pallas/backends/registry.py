@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, cast
 
+from pallas_sim.chips import TARGETS, ChipNames, Label, Target
+from pallas_sim.errors import OptionError
 from pytest_pallas.backends.protocol import Backend, Kind, label
-from pytest_pallas.devices.targets import TARGETS, ChipNames, Label, Target
 from pytest_pallas.errors import BackendUnavailableError
-from pytest_pallas.sim_errors import OptionError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,22 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pallas_sim.chips import Target, accumulations
+from pallas_sim.errors import BoundsError, MissingRuleError
+from pallas_sim.findings import OF_TRANSFERS, Finding
 from pytest_pallas.backends.ending import ending
 from pytest_pallas.backends.protocol import Backend, Call, Kind, Outcome, chip_of
 from pytest_pallas.backends.variations import Probe
 from pytest_pallas.budget import LastUsed
 from pytest_pallas.compat.rejection import is_rejection
-from pytest_pallas.devices.gpus import accumulations
-from pytest_pallas.devices.targets import Target
 from pytest_pallas.errors import CapacityError, DmaError, RaceError
-from pytest_pallas.findings import OF_TRANSFERS, Finding
 from pytest_pallas.notes import Note
-from pytest_pallas.sim_errors import BoundsError, MissingRuleError
 
 if TYPE_CHECKING:
+    from pallas_sim.machine import Machine
+    from pallas_sim.timeline import Timeline
     from pytest_pallas.backends.compilation import Compiler
-    from pytest_pallas.simulator.inspection.timeline import Timeline
-    from pytest_pallas.simulator.machine import Machine
 
 #: Limits on the runs that are kept, because checks repeat the same ones: on their number, their
 #: bytes, and the bytes of one.
@@ -70,7 +69,7 @@ class Simulator:
 
     def context(self, *, races: bool = False) -> Any:
         """The context to trace in. ``races`` makes no difference."""
-        from pytest_pallas.devices.absent import tracing_for
+        from pallas_sim.tracing import tracing_for
 
         del races
         return tracing_for(self.chip)
@@ -81,7 +80,7 @@ class Simulator:
         Raises:
           Exception: an error of the function while it is traced.
         """
-        from pytest_pallas.simulator.program import prepare
+        from pallas_sim.evaluation import prepare
 
         try:
             with ending(call.timeout):
@@ -123,7 +122,7 @@ class Simulator:
 
         The timeline is empty if the call runs no kernel or cannot be simulated yet.
         """
-        from pytest_pallas.simulator.inspection.timeline import Timeline
+        from pallas_sim.timeline import Timeline
 
         timeline = Timeline()
         outcome, _ = self._run(call, timeline)
@@ -288,9 +287,9 @@ def _traced_run(
 ) -> Outcome:
     import jax
 
+    from pallas_sim.evaluation import prepare
+    from pallas_sim.simulation import evaluate
     from pytest_pallas.backends.tracing import on_host
-    from pytest_pallas.simulator.program import prepare
-    from pytest_pallas.simulator.simulate import evaluate
 
     prepare(program.jaxpr)  # which raises for programs that cannot be simulated yet
     _tell(call, program.jaxpr, program.kernels)
@@ -312,9 +311,9 @@ def _eager_run(
 ) -> Outcome:
     import jax
 
+    from pallas_sim.simulation import run_eagerly
     from pytest_pallas.backends.tracing import apply, on_host
     from pytest_pallas.mutation import mutated
-    from pytest_pallas.simulator.simulate import run_eagerly
 
     _tell(call, None, ())
     static, arrays = on_host(call.with_settings(mutant=None))
@@ -343,9 +342,9 @@ def _machine(
     backend: Simulator, call: Call, timeline: Timeline | None
 ) -> tuple[Machine, list[Any]]:
     """The machine that a call runs on, and the list for the results of its probe."""
+    from pallas_sim.machine import Machine
+    from pallas_sim.recorders import LoadRecorder
     from pytest_pallas.backends.variations import filler_of
-    from pytest_pallas.simulator.inspection.loads import LoadRecorder
-    from pytest_pallas.simulator.machine import Machine
 
     probe_results: list[Any] = []
     machine = Machine(

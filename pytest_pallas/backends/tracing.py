@@ -14,10 +14,10 @@ import jax
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
+from pallas_sim.compat.jaxprs import limit_traces
+from pallas_sim.errors import OptionError
 from pytest_pallas.backends.ending import uncaught
 from pytest_pallas.backends.protocol import Call
-from pytest_pallas.compat.jaxprs import limit_traces
-from pytest_pallas.sim_errors import OptionError
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pallas_sim.errors import OptionError
 from pytest_pallas.backends import Backend, RunSettings
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import CheckContext, ComparisonPeer
@@ -18,7 +19,6 @@ from pytest_pallas.options.values import Options
 from pytest_pallas.properties import Properties, properties_of
 from pytest_pallas.sanitizers.runs import Runs
 from pytest_pallas.session import Session
-from pytest_pallas.sim_errors import OptionError
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments
 from pytest_pallas.tolerances import dtypes_of, tolerance_for

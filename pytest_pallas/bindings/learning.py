@@ -6,10 +6,10 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+from pallas_sim.tracing import tracing_for
 from pytest_pallas.analysis.tiles import tiles_of
 from pytest_pallas.backends import DEFAULT_TARGETS, TARGETS, Call, RunSettings
 from pytest_pallas.backends.kernel_traces import kernels_of
-from pytest_pallas.devices.absent import tracing_for
 from pytest_pallas.session import Session
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.once import draw_once

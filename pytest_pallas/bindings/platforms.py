@@ -7,12 +7,12 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pallas_sim.tracing import tracing_for
 from pytest_pallas.analysis import KernelCall
 from pytest_pallas.analysis.limits import is_mosaic_gpu
 from pytest_pallas.backends import DEFAULT_TARGETS, TARGETS, Backend, Call, RunSettings, label
 from pytest_pallas.backends.kernel_traces import kernels_of
 from pytest_pallas.bindings.backends import on_claimed_chips
-from pytest_pallas.devices.absent import tracing_for
 from pytest_pallas.session import Session, SpecFacts
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments

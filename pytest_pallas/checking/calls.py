@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from pallas_sim.errors import OptionError, SimulationLimitError
 from pytest_pallas.backends import Backend, label, parse
 from pytest_pallas.bindings.backends import implementations_of, mesh_or_skip, on_mesh
 from pytest_pallas.bindings.call_checks import (
@@ -27,7 +28,6 @@ from pytest_pallas.errors import BackendUnavailableError
 from pytest_pallas.raises import Raises
 from pytest_pallas.relations import AnyRelation
 from pytest_pallas.session import Session
-from pytest_pallas.sim_errors import OptionError, SimulationLimitError
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments, Drawn, as_arguments
 

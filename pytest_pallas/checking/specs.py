@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
+from pallas_sim.errors import OptionError, PallasError
 from pytest_pallas.backends import Backend, Label, label
 from pytest_pallas.bindings.backends import backends_before, mesh_on, on_claimed_chips, others_of
 from pytest_pallas.bindings.bound_checks import BoundCheck, bind
@@ -32,7 +33,6 @@ from pytest_pallas.notes import Note
 from pytest_pallas.options.values import choose
 from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.session import Session
-from pytest_pallas.sim_errors import OptionError, PallasError
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
 from pytest_pallas.strategies.arguments import Arguments
 from pytest_pallas.strategies.once import draw_once

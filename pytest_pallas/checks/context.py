@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytest_pallas.accumulation import ACCUMULATIONS
+from pallas_sim.chips import ACCUMULATIONS, accumulations
+from pallas_sim.errors import KernelError, PallasError
 from pytest_pallas.analysis.limits import unsupported
 from pytest_pallas.analysis.products import ProductSums, coarsest_sums, lowest_precision
 from pytest_pallas.backends import Backend, Call, Configured, Outcome
@@ -20,14 +21,12 @@ from pytest_pallas.backends.protocol import chip_of
 from pytest_pallas.backends.variations import Fill, Schedule
 from pytest_pallas.checks.spread import compare_shards, gathered
 from pytest_pallas.compilers.costs import RecordedCosts
-from pytest_pallas.devices.gpus import accumulations
 from pytest_pallas.errors import UnsupportedKernelError
 from pytest_pallas.notes import Note
 from pytest_pallas.numerics import Comparison, Tolerance, compare_trees, is_float, wide
 from pytest_pallas.numerics.precision import ProductPrecision
 from pytest_pallas.oracle.expected import Expected, ExpectedCache, Leaves, flatten
 from pytest_pallas.properties import Properties
-from pytest_pallas.sim_errors import KernelError, PallasError
 from pytest_pallas.strategies.arguments import Arguments
 
 #: Integers up to this size count as small: the product of two is exact in bfloat16, and a sum of

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pallas_sim.errors import PallasError
 from pytest_pallas.backends import Backend, Outcome, label
 from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import (
@@ -44,7 +45,6 @@ from pytest_pallas.numerics import (
     wide,
 )
 from pytest_pallas.oracle.expected import LazyMapping, Leaves, flatten
-from pytest_pallas.sim_errors import PallasError
 from pytest_pallas.spec import KernelSpec
 
 if TYPE_CHECKING:

@@ -16,6 +16,9 @@ import jax
 import jax.export
 from jax.extend.core import jaxpr_as_fun
 
+from pallas_sim.compat.jaxprs import is_reference, open_jaxpr, sub_jaxprs
+from pallas_sim.compat.source import source_line
+from pallas_sim.errors import KernelError
 from pytest_pallas.backends import Backend, Call
 from pytest_pallas.backends.execution import brief
 from pytest_pallas.backends.hardware import CUSTOM_CALLS
@@ -23,13 +26,9 @@ from pytest_pallas.backends.tracing import QUICK, abstract, apply, on_host, spli
 from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, call, run
 from pytest_pallas.checks.rerun import identical
-from pytest_pallas.compat.avals import is_reference
-from pytest_pallas.compat.jaxprs import open_jaxpr, sub_jaxprs
-from pytest_pallas.compat.source import source_line
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.mutation.programs import rewritten
 from pytest_pallas.mutation.rewriting import closed_with, equations_of
-from pytest_pallas.sim_errors import KernelError
 from pytest_pallas.spec import KernelSpec
 
 #: The name of a kernel in a program that is lowered without its kernels.

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from pallas_sim.errors import OptionError
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.context import CheckContext, CheckResult, ComparedOutputs
 from pytest_pallas.checks.cross_compare import apart, coarser
@@ -26,7 +27,6 @@ from pytest_pallas.goldens.values import Written, write
 from pytest_pallas.notes import Note
 from pytest_pallas.numerics import Comparison, Noise, bitwise, state
 from pytest_pallas.oracle.expected import Expected, Leaves
-from pytest_pallas.sim_errors import OptionError
 from pytest_pallas.strategies.arguments import Arguments
 
 type Mode = Literal["record", "update", "replay"]

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from pallas_sim.errors import KernelError
 from pytest_pallas.backends import Outcome
 from pytest_pallas.checks.context import CheckContext, exactly, expect, judge, run
 from pytest_pallas.numerics import Comparison, bitwise, epsilon, is_complex, is_float, wide
 from pytest_pallas.oracle.expected import flatten
-from pytest_pallas.sim_errors import KernelError
 
 
 def run_again(context: CheckContext, args: tuple[Any, ...], words: str, **rest: Any) -> Outcome:

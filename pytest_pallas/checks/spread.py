@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pallas_sim.errors import Fact, PallasError, first_line
 from pytest_pallas.backends import Outcome
 from pytest_pallas.devices.processes import agree, gang
 from pytest_pallas.devices.shards import LocalShards, describe_index
@@ -19,10 +20,8 @@ from pytest_pallas.errors import (
     NotApplicableError,
     PeerError,
 )
-from pytest_pallas.explanations import Fact, first_line
 from pytest_pallas.numerics import Comparison
 from pytest_pallas.oracle.expected import Leaves
-from pytest_pallas.sim_errors import PallasError
 
 type _Array = np.ndarray[Any, Any]
 

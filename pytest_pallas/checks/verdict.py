@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pallas_sim.errors import Explanation, Fact, PallasError, explanation_of
 from pytest_pallas.analysis import KernelCall, describe_writer
 from pytest_pallas.analysis.unwritten import inputs_beyond_edges
 from pytest_pallas.backends import Backend, Outcome, label
@@ -29,12 +30,10 @@ from pytest_pallas.checks.context import (
 from pytest_pallas.checks.spread import judge_together, process_facts
 from pytest_pallas.devices.processes import gang
 from pytest_pallas.errors import CompileError, CostError, MismatchError
-from pytest_pallas.explanations import Explanation, Fact, explanation_of
 from pytest_pallas.notes import Note
 from pytest_pallas.numerics import Comparison, Tolerance
 from pytest_pallas.numerics.contents import in_words, role_of
 from pytest_pallas.oracle.expected import flatten
-from pytest_pallas.sim_errors import PallasError
 from pytest_pallas.strategies.arguments import Arguments
 
 #: Primitives around a kernel that pass its output on as it is; vmap and shard_map do not.

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pallas_sim.compat.grids import grid_facts
 from pytest_pallas.analysis import KernelCall
 from pytest_pallas.analysis.limits import reaches_devices
 from pytest_pallas.analysis.programs import has_semantics
@@ -16,7 +17,6 @@ from pytest_pallas.backends import Backend
 from pytest_pallas.backends.kernel_traces import traced_kernels
 from pytest_pallas.checks.check import Program, declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, call, expect, judge, run
-from pytest_pallas.compat.grids import grid_facts
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.numerics import Comparison, Noise, is_float
 from pytest_pallas.oracle.expected import Expected, LazyMapping, Leaves

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pallas_sim.errors import OptionError
 from pytest_pallas.backends import Backend, Label, label
 from pytest_pallas.bindings.backends import backends_before, on_claimed_chips, without_replaced
 from pytest_pallas.checks import Check
@@ -20,7 +21,6 @@ from pytest_pallas.items.item import SpecItem, node_id
 from pytest_pallas.items.mutants import mutants_item
 from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.session import PytestSession, SpecFacts, current
-from pytest_pallas.sim_errors import OptionError
 from pytest_pallas.spec import KernelSpec
 
 #: The modules of a suite that were collected, and whether they define specs.

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pallas_sim.errors import OptionError
 from pytest_pallas.backends.ending import (
     OverdueError,
     UncaughtError,
@@ -23,7 +24,6 @@ from pytest_pallas.isolation import policy
 from pytest_pallas.isolation.isolator import Isolator, isolator_of
 from pytest_pallas.isolation.leaks import leaving_nothing
 from pytest_pallas.session import PytestSession, SpecFacts
-from pytest_pallas.sim_errors import OptionError
 from pytest_pallas.spec import KernelSpec
 
 #: Learns the facts of a spec that are not known, and adds them. Takes ``tracing=``, to be called

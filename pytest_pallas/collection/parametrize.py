@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pallas_sim.errors import OptionError
 from pytest_pallas.backends import Backend, label, parse
 from pytest_pallas.compat.fuzzing import (
     draws_from,
@@ -16,7 +17,6 @@ from pytest_pallas.compat.fuzzing import (
 from pytest_pallas.compat.testing import fixture_is_overridden
 from pytest_pallas.errors import EXPECTED
 from pytest_pallas.session import PROBLEM, current
-from pytest_pallas.sim_errors import OptionError
 
 
 def over_backends(metafunc: pytest.Metafunc) -> None:

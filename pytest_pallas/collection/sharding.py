@@ -9,11 +9,11 @@ from statistics import median
 
 import pytest
 
+from pallas_sim.errors import OptionError
 from pytest_pallas.collection.selecting import scope_of
 from pytest_pallas.options.values import place_of
 from pytest_pallas.results import read_results
 from pytest_pallas.session import current
-from pytest_pallas.sim_errors import OptionError
 
 
 @dataclass(frozen=True)

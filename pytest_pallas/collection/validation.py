@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from pallas_sim.errors import PallasError
 from pytest_pallas import relations
 from pytest_pallas.backends import Label
 from pytest_pallas.bindings.contexts import lacks_mesh, misfit
 from pytest_pallas.checks import Check
-from pytest_pallas.sim_errors import PallasError
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments
 

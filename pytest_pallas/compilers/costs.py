@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pallas_sim.errors import OptionError
+from pallas_sim.findings import Text
 from pytest_pallas.compilers.report import CompileReport
 from pytest_pallas.decoding import Count, DataError, decode, parse
-from pytest_pallas.findings import Text
-from pytest_pallas.sim_errors import OptionError
 
 #: Version of the file.
 SCHEMA = 1

@@ -19,8 +19,8 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
+from pallas_sim.chips import learn
 from pytest_pallas.compilers.messages import CompileReply, CompileRequest
-from pytest_pallas.devices.targets import learn
 
 #: What a worker calls.
 ENTRY = "pytest_pallas.compilers.cuda:compile"
@@ -268,7 +268,7 @@ def _devices(target: str, count: int) -> list[Any]:
 @functools.cache
 def _known(target: str) -> Any:
     """What this process has found out about kernels."""
+    from pallas_sim.chips import GPUS
     from pytest_pallas.compilers.gpu_kernels import GpuKernelCosts
-    from pytest_pallas.devices.gpus import GPUS
 
     return GpuKernelCosts(GPUS[target].shared_per_block)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_pallas.devices.gpus import GPUS
+from pallas_sim.chips import GPUS
 
 _CONFIG = """\
 gpu_device_info {{

@@ -21,13 +21,13 @@ from jax.experimental import topologies
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AbstractDevice, AbstractMesh
 
+from pallas_sim.chips import learn
 from pytest_pallas.analysis.machine_code.bundles import PASS_LABELS, tpu_costs
 from pytest_pallas.analysis.refusals import full_text
 from pytest_pallas.compilers.libtpu import COSTS, CUSTOM_CALLS, EVERYTHING, SCRATCH
 from pytest_pallas.compilers.messages import CompileReply, CompileRequest
 from pytest_pallas.compilers.programs import compile_program
 from pytest_pallas.compilers.tpu_chips import topology
-from pytest_pallas.devices.targets import learn
 
 
 def compile(payload: bytes) -> bytes:

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from pallas_sim.findings import Text
 from pytest_pallas.analysis.machine_code import Cost
 from pytest_pallas.decoding import Count, decode, parse
-from pytest_pallas.findings import Text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pallas_sim.findings import Text
 from pytest_pallas.analysis.machine_code import Cost, total
 from pytest_pallas.compilers.messages import CompileReply
 from pytest_pallas.decoding import Count, Seconds, decode
-from pytest_pallas.findings import Text
 
 #: How a compilation ended.
 Status = Literal["compiled", "refused", "timed out", "crashed", "out of memory"]

@@ -19,12 +19,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from pallas_sim.chips import added_facts
+from pallas_sim.errors import PallasError
 from pytest_pallas.compilers import report as reports
 from pytest_pallas.compilers.messages import CompileReply, CompileRequest
 from pytest_pallas.compilers.report import CompileReport
 from pytest_pallas.decoding import DataError, parse
-from pytest_pallas.devices.targets import added_facts
-from pytest_pallas.sim_errors import PallasError
 from pytest_pallas.workers import JobResult, WorkerPool, WorkerSetup
 
 #: Version of the files. It is part of their names' hash: another version is another file.

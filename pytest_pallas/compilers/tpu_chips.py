@@ -6,8 +6,8 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from pytest_pallas.devices.tpus import TPUS
-from pytest_pallas.sim_errors import DeviceError
+from pallas_sim.chips import TPUS
+from pallas_sim.errors import DeviceError
 
 _CHIPS_A_HOST = 4
 

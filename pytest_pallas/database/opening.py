@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from zipfile import BadZipFile
 
+from pallas_sim.errors import OptionError, one_line
 from pytest_pallas.compat.fuzzing import hypothesis_profile
 from pytest_pallas.database.places import FORMS, DatabasePlace
-from pytest_pallas.explanations import one_line
-from pytest_pallas.sim_errors import OptionError
 
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase

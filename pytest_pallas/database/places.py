@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import parse_qs, urlsplit
 
-from pytest_pallas.sim_errors import OptionError
+from pallas_sim.errors import OptionError
 
 Kind = Literal["folder", "redis", "github", "none"]
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pallas_sim.errors import DeviceError
 from pytest_pallas.devices.processes import Gang, gang
 from pytest_pallas.errors import TooFewDevicesError
-from pytest_pallas.sim_errors import DeviceError
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh

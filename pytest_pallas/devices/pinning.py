@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_pallas.devices.targets import Label
-from pytest_pallas.sim_errors import DeviceError
+from pallas_sim.chips import Label
+from pallas_sim.errors import DeviceError
 
 #: The variable by which the controller tells workers: ``NAME=VALUE,VALUE,...``, one value a worker.
 ANNOUNCED = "PYTEST_PALLAS_WORKER_DEVICES"

@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from pallas_sim.findings import Text
 from pytest_pallas.compat import distributed
 from pytest_pallas.compat.distributed import DistributedProgram, distributed_program
 from pytest_pallas.decoding import AsWritten, DataError, Exact, decode, parse
 from pytest_pallas.errors import GangError, PeerError
-from pytest_pallas.findings import Text
 
 #: Seconds between two looks at the store: the first, and the longest.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05

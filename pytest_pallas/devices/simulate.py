@@ -67,7 +67,7 @@ def simulate(count: int, environ: MutableMapping[str, str], *, explicit: bool) -
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:
         if explicit and len(jax.devices("cpu")) != count:
-            from pytest_pallas.sim_errors import DeviceError
+            from pallas_sim.errors import DeviceError
 
             raise DeviceError(
                 f"{count} CPU devices come too late: JAX has already started with "

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from pytest_pallas.explanations import one_line
+from pallas_sim.errors import OptionError, one_line
 from pytest_pallas.fleet.remote import worker
 from pytest_pallas.options.values import FleetPlace
-from pytest_pallas.sim_errors import OptionError
 from pytest_pallas.workers import forks
 
 #: Time limit in seconds for a connection to a scheduler, and for its answers.

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
+from pallas_sim.findings import Text
 from pytest_pallas.decoding import Accepts, AsWritten, Exact, Matching, decode, parse, tagged
 from pytest_pallas.decoding import untagged as _untagged
-from pytest_pallas.findings import Text
 from pytest_pallas.fleet.project import Difference, Project, ProjectFile
 from pytest_pallas.isolation.messages import Change, Part
 from pytest_pallas.report import PlainReport

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from pallas_sim.errors import Explanation, Fact, PallasError
 from pytest_pallas.errors import FleetError
-from pytest_pallas.explanations import Explanation, Fact
 from pytest_pallas.fleet.messages import Change, TestResult, warning_of
 from pytest_pallas.isolation.isolator import Isolator
 from pytest_pallas.isolation.messages import WorkerReply
@@ -28,7 +28,6 @@ from pytest_pallas.replay.saved import (
 )
 from pytest_pallas.report.parts import merged_reports, settle_kills
 from pytest_pallas.session import PytestSession
-from pytest_pallas.sim_errors import PallasError
 from pytest_pallas.workers import JobResult
 
 

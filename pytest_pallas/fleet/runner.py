@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from pallas_sim.errors import OptionError
 from pytest_pallas.decoding import DataError
 from pytest_pallas.fleet.cluster import Cluster, ClusterLostError
 from pytest_pallas.fleet.kept import KeptResults
@@ -29,7 +30,6 @@ from pytest_pallas.report.progress import Progress
 from pytest_pallas.report.reporter import Reporter
 from pytest_pallas.session import PytestSession
 from pytest_pallas.session.fleet import FleetFacts
-from pytest_pallas.sim_errors import OptionError
 
 #: The name of the registered plugin.
 PLUGIN = "pallas-fleet"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from pallas_sim.errors import OptionError
 from pytest_pallas.options.values import place_of
 from pytest_pallas.session import PytestSession
-from pytest_pallas.sim_errors import OptionError
 
 #: Options of pytest and its plugins that exclude a fleet: name, spelling, reason.
 _EXCLUDED = (

@@ -6,9 +6,9 @@ import socket
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from pallas_sim.chips import Label
 from pytest_pallas.compat.distributed import Place
 from pytest_pallas.devices.pinning import VARIABLES, Accelerators
-from pytest_pallas.devices.targets import Label
 from pytest_pallas.errors import GangError
 
 #: The variable with the number of a process, for conftest.py files that run before JAX is started.

@@ -12,8 +12,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pallas_sim.errors import Explanation, explanation_of
 from pytest_pallas.decoding import decode
-from pytest_pallas.explanations import Explanation, explanation_of
 from pytest_pallas.notes import Note
 from pytest_pallas.record import Host, Record
 

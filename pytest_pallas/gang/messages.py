@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pallas_sim.findings import Text
 from pytest_pallas.compat.distributed import Place
 from pytest_pallas.decoding import DataError, Exact, Seconds, decode, parse, tagged, untagged
-from pytest_pallas.findings import Text
 from pytest_pallas.isolation.messages import Opening, WorkerReply
 from pytest_pallas.record import NotApplicable
 from pytest_pallas.report import PlainReport, checked_report

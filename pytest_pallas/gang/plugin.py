@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pallas_sim.errors import OptionError
 from pytest_pallas.backends import Selection
 from pytest_pallas.backends.registry import parse
 from pytest_pallas.errors import GangError
@@ -18,7 +19,6 @@ from pytest_pallas.gang.reports import Named, ended_report, merged_reports
 from pytest_pallas.gang.supervisor import Gang, GangSettings
 from pytest_pallas.isolation.requests import opening_of
 from pytest_pallas.session import PytestSession, note_raised
-from pytest_pallas.sim_errors import OptionError
 
 #: The name of the registered plugin.
 PLUGIN = "pallas-gang"

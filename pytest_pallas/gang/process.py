@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from pallas_sim.errors import OptionError, PallasError
 from pytest_pallas.backends import label
 from pytest_pallas.compat.distributed import join
 from pytest_pallas.devices.processes import agree, begin_scope, end_scope
@@ -31,7 +32,6 @@ from pytest_pallas.isolation.messages import StepNote, WorkerReply, decoded, enc
 from pytest_pallas.isolation.worker import Host
 from pytest_pallas.options.values import Options
 from pytest_pallas.session import current
-from pytest_pallas.sim_errors import OptionError, PallasError
 
 #: Seconds after which JAX counts a silent process as dead.
 HEARTBEAT = 20.0

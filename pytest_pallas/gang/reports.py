@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_pallas.explanations import first_line
+from pallas_sim.errors import PallasError, first_line
 from pytest_pallas.gang.merging import ProcessResult, merge_processes
 from pytest_pallas.gang.messages import BECAUSE, TestEnd
 from pytest_pallas.isolation.crash_reports import error_of
@@ -18,7 +18,6 @@ from pytest_pallas.record import Record, to_json
 from pytest_pallas.report.collect import error_fields, records_of
 from pytest_pallas.report.reporter import ATTRIBUTE
 from pytest_pallas.session import RAISED_ON, STATUS
-from pytest_pallas.sim_errors import PallasError
 
 #: Makes a report of a serialized one.
 Load = Callable[[Mapping[str, Any]], pytest.TestReport]

@@ -18,11 +18,11 @@ from typing import Annotated, Any
 import numpy as np
 import threadpoolctl
 
+from pallas_sim.findings import Text
 from pytest_pallas._version import __version__
 from pytest_pallas.backends import Backend, default_target, label
 from pytest_pallas.decoding import AsWritten, Between, Count, DataError, Matching, Sized, decode
 from pytest_pallas.errors import GoldenError
-from pytest_pallas.findings import Text
 from pytest_pallas.numerics.precision import ProductPrecision
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pallas_sim.findings import Text
 from pytest_pallas.decoding import Count, DataError, decode, parse, shown
 from pytest_pallas.errors import GoldenError
-from pytest_pallas.findings import Text
 from pytest_pallas.goldens.entry import Kind, PlainCall, without_schema
 from pytest_pallas.goldens.tensors import Array, dump, load, metadata_of
 from pytest_pallas.goldens.values import call_of, read

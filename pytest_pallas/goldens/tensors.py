@@ -14,9 +14,9 @@ from typing import Annotated, Any
 import ml_dtypes
 import numpy as np
 
+from pallas_sim.errors import OptionError
 from pytest_pallas.decoding import AsWritten, DataError, decode, parse, shown
 from pytest_pallas.errors import GoldenError
-from pytest_pallas.sim_errors import OptionError
 
 type Array = np.ndarray[Any, Any]
 

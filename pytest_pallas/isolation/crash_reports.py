@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pallas_sim.errors import Explanation, Fact, PallasError
 from pytest_pallas.backends.ending import LEAST, limit_of, longest
 from pytest_pallas.errors import CrashError, HangError, IsolationError, OutOfMemoryError
-from pytest_pallas.explanations import Explanation, Fact
 from pytest_pallas.isolation.messages import StepNote
-from pytest_pallas.sim_errors import PallasError
 from pytest_pallas.workers import JobResult
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from pallas_sim.errors import Fact
 from pytest_pallas.analysis.hazards import hazards
 from pytest_pallas.backends import Call
 from pytest_pallas.errors import IsolationError
-from pytest_pallas.explanations import Fact
 from pytest_pallas.isolation import policy
 from pytest_pallas.isolation.crash_reports import error_of, longest
 from pytest_pallas.isolation.messages import StepNote, WorkerReply, WorkerRequest, decoded, encoded

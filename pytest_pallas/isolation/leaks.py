@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from pallas_sim.errors import explanation_of
 from pytest_pallas.backends.ending import noting_interrupts, uncaught
 from pytest_pallas.compat.interpreters import (
     fail_interpreters,
@@ -29,7 +30,6 @@ from pytest_pallas.compat.settings import (
     set_jax_setting,
 )
 from pytest_pallas.errors import LeakError
-from pytest_pallas.explanations import explanation_of
 from pytest_pallas.session import Session
 
 #: Among the names of variables that imports set: they have added warning filters.

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from pallas_sim.findings import Text
 from pytest_pallas.decoding import (
     AsWritten,
     Count,
@@ -24,7 +25,6 @@ from pytest_pallas.decoding import (
     tagged,
     untagged,
 )
-from pytest_pallas.findings import Text
 from pytest_pallas.session.state import SpecFacts
 
 

@@ -15,12 +15,12 @@ from typing import Any, TypedDict
 
 import pytest
 
+from pallas_sim.errors import OptionError
 from pytest_pallas.backends import label
 from pytest_pallas.decoding import DataError, decode, parse
 from pytest_pallas.devices.processes import gang
 from pytest_pallas.isolation.process_calls import process_call_of
 from pytest_pallas.session import current
-from pytest_pallas.sim_errors import OptionError
 
 #: Folders in pytest's cache: tests to isolate, and running tests.
 APART, RUNNING = "pallas-isolated", "pallas-running"

@@ -28,7 +28,7 @@ _PRELOADS = (
     *(f"pytest_pallas.sanitizers.{name}" for name in sanitizers.MODULES),
     *("pytest_pallas.items.mutants", "pytest_pallas.items.replaying"),
     *("pytest_pallas.bindings.platforms", "pytest_pallas.backends.simulators"),
-    *("pytest_pallas.simulator.simulate", "pytest_pallas.analysis.hazards"),
+    *("pallas_sim.simulation", "pytest_pallas.analysis.hazards"),
 )
 
 #: Modules that only some kernels import: a fork has them if the process that asks for it has.

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pallas_sim.tracing import tracing_for
 from pytest_pallas.aspects import Aspect
 from pytest_pallas.backends import Backend, Call, RunSettings, chip_of, label
 from pytest_pallas.backends.kernel_traces import kernels_of
 from pytest_pallas.checks import Check
 from pytest_pallas.compat.testing import keywords_match
-from pytest_pallas.devices.absent import tracing_for
 from pytest_pallas.items.item import SpecItem, item_name, node_id
 from pytest_pallas.record import NotApplicable
 from pytest_pallas.session import PytestSession, Session, current

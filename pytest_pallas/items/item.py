@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pallas_sim.errors import PallasError
 from pytest_pallas.backends import Backend, label
 from pytest_pallas.budget import DEFAULT_MAX_BYTES, option_text
 from pytest_pallas.checks import Check
@@ -23,7 +24,6 @@ from pytest_pallas.errors import DIED, EXPECTED, KERNEL_RUNS, RAISED_BY_KERNEL, 
 from pytest_pallas.isolation.isolator import NeedsIsolation
 from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.session import PART_OUTCOME, RAISED, STOPPED_BY, current
-from pytest_pallas.sim_errors import PallasError
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
 
 if TYPE_CHECKING:

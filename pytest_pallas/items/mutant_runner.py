@@ -11,13 +11,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pallas_sim.errors import first_line
 from pytest_pallas.backends import label
 from pytest_pallas.backends.tracing import jitted, split
 from pytest_pallas.bindings.bound_checks import BoundCheck, context_of, subjects_of
 from pytest_pallas.checks.context import CheckContext, call
 from pytest_pallas.checks.verdict import run_check
 from pytest_pallas.errors import MutantError, NotApplicableError
-from pytest_pallas.explanations import first_line
 from pytest_pallas.items.item import SpecItem
 from pytest_pallas.mutation import Mutant, mutants_of, mutated
 from pytest_pallas.mutation.canonical import canonical

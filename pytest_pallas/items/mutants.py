@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pallas_sim.errors import Fact
 from pytest_pallas.backends import Backend, label
 from pytest_pallas.checks import Check
-from pytest_pallas.explanations import Fact
 from pytest_pallas.items.item import SpecItem
 from pytest_pallas.mutation_runner.journal import JOURNAL
 from pytest_pallas.result_builder import ResultBuilder
@@ -101,7 +101,7 @@ class MutantsItem(SpecItem):
         return self.stash[SECONDS]
 
     def _run(self) -> None:
-        from pytest_pallas.compat.source import own_lines
+        from pallas_sim.compat.source import own_lines
 
         __tracebackhide__ = True
         with own_lines():

@@ -10,6 +10,7 @@ from typing import Any, cast
 import jax
 import pytest
 
+from pallas_sim.errors import PallasError
 from pytest_pallas.backends.ending import OverdueError, ending_whole
 from pytest_pallas.backends.tracing import shape_of
 from pytest_pallas.bindings.bound_checks import BoundCheck, context_of, run_example
@@ -18,7 +19,6 @@ from pytest_pallas.errors import CompilerFailedError
 from pytest_pallas.isolation.leaks import leaving_nothing
 from pytest_pallas.sampling.diversity import choose
 from pytest_pallas.session import current
-from pytest_pallas.sim_errors import PallasError
 from pytest_pallas.strategies.arguments import as_arguments
 
 #: Set on an item whose compilations have started.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pallas_sim.errors import PallasError
 from pytest_pallas.bindings.bound_checks import BoundCheck, run_example, subjects_of
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.verdict import conclude
@@ -22,7 +23,6 @@ from pytest_pallas.items.time_budget import fuzz_for
 from pytest_pallas.sampling.diversity import BASE, shared
 from pytest_pallas.sampling.fuzzing import Fuzz, drawn_calls, fuzz, replay
 from pytest_pallas.sampling.together import of_all
-from pytest_pallas.sim_errors import PallasError
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.jaxprs import is_literal, sub_jaxprs
+from pallas_sim.compat.jaxprs import is_literal, sub_jaxprs
 from pytest_pallas.mutation.operands import operand_groups
 
 #: Operations whose operands may change places.

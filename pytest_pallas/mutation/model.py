@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from pytest_pallas.compat.jaxprs import is_literal, sub_jaxprs
-from pytest_pallas.compat.source import Spot
+from pallas_sim.compat.jaxprs import is_literal, sub_jaxprs
+from pallas_sim.compat.source import Spot
 from pytest_pallas.mutation.rewriting import equations_of
 
 #: Primitives that call a jaxpr, and those that make an array of a number.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pytest_pallas.compat.places import is_indexer
-from pytest_pallas.transforms import Operand
+from pallas_sim.compat.places import is_indexer
+from pallas_sim.transforms import Operand
 
 
 def inner_operands(eqn: Any, jaxpr: Any) -> Sequence[Any] | None:

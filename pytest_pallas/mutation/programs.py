@@ -7,9 +7,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from pytest_pallas.compat.avals import is_reference
-from pytest_pallas.compat.jaxprs import KERNEL_PRIMITIVES, is_literal, kernel_name, sub_jaxprs
-from pytest_pallas.compat.source import (
+from pallas_sim.compat.jaxprs import (
+    KERNEL_PRIMITIVES,
+    is_literal,
+    is_reference,
+    kernel_name,
+    sub_jaxprs,
+)
+from pallas_sim.compat.source import (
     Spot,
     home_of,
     is_machinery,

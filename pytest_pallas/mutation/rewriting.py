@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pytest_pallas.compat.grids import in_body
-from pytest_pallas.compat.jaxprs import is_literal
+from pallas_sim.compat.grids import in_body
+from pallas_sim.compat.jaxprs import is_literal
 
 
 def literal(value: Any, aval: Any) -> Any:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from pallas_sim.errors import OptionError
+from pallas_sim.findings import read
 from pytest_pallas.mutation_runner.verdict import MutantVerdict, from_json
 from pytest_pallas.options.values import place_of
 from pytest_pallas.results import read_results
 from pytest_pallas.session import current
-from pytest_pallas.sim_errors import OptionError
-from pytest_pallas.source_lines import read
 
 #: The name of the earlier run in reports.
 EARLIER = "an earlier run"

@@ -12,10 +12,10 @@ from typing import Any, cast
 
 import pytest
 
+from pallas_sim.compat.source import own_lines
+from pallas_sim.errors import Fact
 from pytest_pallas.compat.fuzzing import hypothesis_settings, set_hypothesis_settings
-from pytest_pallas.compat.source import own_lines
 from pytest_pallas.errors import MutantError
-from pytest_pallas.explanations import Fact
 from pytest_pallas.mutation import Mutant, mutants_of, mutated
 from pytest_pallas.mutation.canonical import canonical
 from pytest_pallas.mutation_runner.journal import JOURNAL, Journal

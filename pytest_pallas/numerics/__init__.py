@@ -1,7 +1,6 @@
 """The judgement of outputs in pure numpy: tolerance, comparison and explanation of a mismatch."""
 
-from pytest_pallas.numerics.comparison import Comparison
-from pytest_pallas.numerics.dtypes import (
+from pallas_sim.dtypes import (
     FloatFacts,
     epsilon,
     float_facts,
@@ -11,6 +10,7 @@ from pytest_pallas.numerics.dtypes import (
     is_float,
     wide,
 )
+from pytest_pallas.numerics.comparison import Comparison
 from pytest_pallas.numerics.explanation import state
 from pytest_pallas.numerics.judgement import compare
 from pytest_pallas.numerics.noise import Noise

@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from pytest_pallas.numerics.dtypes import Array, epsilon, is_complex, is_exact, is_float, wide
+from pallas_sim.dtypes import Array, epsilon, is_complex, is_exact, is_float, wide
 
 #: Formats that an output may have been rounded to, the coarsest first.
 _FORMATS = ("float8_e5m2", "float8_e4m3fn", "bfloat16", "float16", "float32")

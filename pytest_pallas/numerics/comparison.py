@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pytest_pallas.explanations import Explanation
-from pytest_pallas.numerics.dtypes import Array
+from pallas_sim.dtypes import Array
+from pallas_sim.errors import Explanation
 
 type Scalar = bool | int | float | complex | str | None
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pytest_pallas.numerics.dtypes import Array
+from pallas_sim.dtypes import Array
 
 #: Arrays of up to this many ids are written as they are.
 WHOLE = 16

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.explanations import Explanation, Fact, explanation_of
+from pallas_sim.dtypes import Array, epsilon, is_exact, wide
+from pallas_sim.errors import Explanation, Fact, explanation_of
 from pytest_pallas.numerics.causes import causes_of
 from pytest_pallas.numerics.comparison import Comparison, Scalar
-from pytest_pallas.numerics.dtypes import Array, epsilon, is_exact, wide
 from pytest_pallas.numerics.measure import CLASS_NAMES, classes
 from pytest_pallas.numerics.patterns import location_patterns
 from pytest_pallas.numerics.precision import Precision

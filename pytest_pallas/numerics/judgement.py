@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from pallas_sim.dtypes import is_complex, is_exact, is_float
 from pytest_pallas.errors import KernelReferenceError
 from pytest_pallas.numerics.comparison import Comparison
-from pytest_pallas.numerics.dtypes import is_complex, is_exact, is_float
 from pytest_pallas.numerics.explanation import ComparedArrays, explain, state
 from pytest_pallas.numerics.noise import Noise
 from pytest_pallas.numerics.precision import Precision

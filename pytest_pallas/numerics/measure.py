@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.numerics.dtypes import Array, FloatFacts, float_facts, is_complex, wide
+from pallas_sim.dtypes import Array, FloatFacts, float_facts, is_complex, wide
 
 FINITE, NAN, POSITIVE, NEGATIVE = range(4)
 CLASS_NAMES = {FINITE: "finite", NAN: "NaN", POSITIVE: "+inf", NEGATIVE: "-inf"}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pytest_pallas.numerics.dtypes import Array, epsilon
+from pallas_sim.dtypes import Array, epsilon
 from pytest_pallas.numerics.measure import Measured
 from pytest_pallas.numerics.tolerance import Tolerance
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pytest_pallas.numerics.dtypes import Array
+from pallas_sim.dtypes import Array
 
 # A place is only reported when as many wrong elements, thrown at random, would all have fallen
 # into one of its kind less than once in a thousand times.

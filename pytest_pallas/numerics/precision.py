@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from pallas_sim.findings import SourceLine
 from pytest_pallas.decoding import Between
-from pytest_pallas.source_lines import SourceLine
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from math import isqrt
 
 import numpy as np
 
-from pytest_pallas.numerics.dtypes import Array
+from pallas_sim.dtypes import Array
 
 # How many wrong elements are looked at before all of them.
 _SAMPLE = 64

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_pallas.numerics.dtypes import Array, epsilon, is_complex, is_exact, wide
+from pallas_sim.dtypes import Array, epsilon, is_complex, is_exact, wide
 from pytest_pallas.numerics.explanation import ComparedArrays
 from pytest_pallas.numerics.measure import Measured, measure, overflow_gap
 from pytest_pallas.numerics.noise import Noise, excused

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_pallas.numerics.dtypes import epsilon, float_facts
-from pytest_pallas.sim_errors import OptionError
+from pallas_sim.dtypes import epsilon, float_facts
+from pallas_sim.errors import OptionError
 
 #: Root mean square of the error of one rounding to nearest, relative to the number, in eps. The
 #: error is uniform in half a unit of the last place to either side; mantissas x in [1, 2) have

@@ -10,10 +10,10 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
+from pallas_sim.dtypes import Array, is_complex, is_exact, is_float, wide
+from pallas_sim.errors import Explanation
 from pytest_pallas.errors import KernelReferenceError
-from pytest_pallas.explanations import Explanation
 from pytest_pallas.numerics.comparison import Comparison
-from pytest_pallas.numerics.dtypes import Array, is_complex, is_exact, is_float, wide
 from pytest_pallas.numerics.explanation import ComparedArrays, explain, state
 from pytest_pallas.numerics.judgement import compare
 from pytest_pallas.numerics.measure import measure

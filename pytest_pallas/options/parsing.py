@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pallas_sim.errors import OptionError
     from pytest_pallas.database import DatabasePlace
     from pytest_pallas.options.values import Distributed, FleetPlace, Replay, Shard
-    from pytest_pallas.sim_errors import OptionError
 
 
 def wrong(problem: str) -> OptionError:
     """The error for a wrong value."""
-    from pytest_pallas.sim_errors import OptionError
+    from pallas_sim.errors import OptionError
 
     return OptionError(problem)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from pallas_sim.errors import OptionError
 from pytest_pallas.budget import DEFAULT_MAX_BYTES
 from pytest_pallas.database import DatabasePlace
 from pytest_pallas.devices.simulate import DEFAULT_COUNT
@@ -24,7 +25,6 @@ from pytest_pallas.options.table import (
     Option,
     uses_old_replay,
 )
-from pytest_pallas.sim_errors import OptionError
 
 #: Arguments of the ``pallas`` mark that are not options.
 MARK_ONLY = ("backends", "targets", "reason")

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_sim.errors import SimulationError
 from pytest_pallas.analysis.precision import precisions
 from pytest_pallas.analysis.products import ProductSums
 from pytest_pallas.backends.digests import digest
@@ -34,7 +35,6 @@ from pytest_pallas.oracle.references import (
     least_magnitude,
     name_of,
 )
-from pytest_pallas.sim_errors import SimulationError
 
 __all__ = ["Expected", "ExpectedCache", "LazyMapping", "Leaves", "expected", "flatten"]
 

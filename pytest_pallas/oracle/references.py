@@ -11,17 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_sim.compat.jaxprs import KERNEL_PRIMITIVES, open_jaxpr
+from pallas_sim.errors import PallasError, SimulationError, SimulationLimitError
 from pytest_pallas.analysis.products import is_product, kept_bits
 from pytest_pallas.backends import Call
 from pytest_pallas.backends.ending import raised_words
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.tracing import StaticPart, apply, jitted, on_host, split
-from pytest_pallas.compat.jaxprs import KERNEL_PRIMITIVES, open_jaxpr
 from pytest_pallas.compat.rejection import is_rejection
 from pytest_pallas.errors import KernelReferenceError
 from pytest_pallas.mutation.rewriting import equations_of, with_equations, with_jaxprs
 from pytest_pallas.numerics.precision import FLOAT32_BITS, ProductPrecision
-from pytest_pallas.sim_errors import PallasError, SimulationError, SimulationLimitError
 
 #: Limit on the equations of a reference: about a minute.
 STEPS = 50_000_000
@@ -105,7 +105,7 @@ def evaluate_again(evaluation: Evaluation, arrays: Sequence[Any]) -> list[np.nda
     Raises:
       SimulationError: it cannot be evaluated.
     """
-    from pytest_pallas.simulator.simulate import evaluate
+    from pallas_sim.simulation import evaluate
 
     return evaluate(evaluation.jaxpr, _machine(), arrays)
 
@@ -115,8 +115,8 @@ def least_magnitude(evaluation: Evaluation) -> float:
 
     It is 0 for a reference that JAX cannot trace, or that cannot be evaluated.
     """
-    from pytest_pallas.simulator.inspection.magnitudes import MagnitudeRecorder
-    from pytest_pallas.simulator.simulate import evaluate
+    from pallas_sim.recorders import MagnitudeRecorder
+    from pallas_sim.simulation import evaluate
 
     if evaluation.jaxpr is None:
         return 0.0
@@ -131,7 +131,7 @@ def least_magnitude(evaluation: Evaluation) -> float:
 
 def _traced(static: StaticPart, arrays: list[Any], products: ProductPrecision | None) -> Evaluation:
     """The evaluation of a trace."""
-    from pytest_pallas.simulator.simulate import evaluate
+    from pallas_sim.simulation import evaluate
 
     machine = _machine()
     traced = jitted(static).trace(arrays)
@@ -143,7 +143,7 @@ def _traced(static: StaticPart, arrays: list[Any], products: ProductPrecision | 
 
 def _eager(static: StaticPart, arrays: list[Any], products: ProductPrecision | None) -> Evaluation:
     """The evaluation operation by operation."""
-    from pytest_pallas.simulator.simulate import run_eagerly
+    from pallas_sim.simulation import run_eagerly
 
     machine = _machine()
 
@@ -214,7 +214,7 @@ def _rounded_to(array: Any, bits: int) -> Any:
 
 
 def _machine() -> Any:
-    from pytest_pallas.simulator.machine import Limits, Machine
+    from pallas_sim.machine import Limits, Machine
 
     return Machine(limits=Limits(steps=STEPS))
 

@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pallas_sim.errors import PallasError, first_line
 from pytest_pallas._version import __version__
 from pytest_pallas.checks.golden import written_call
-from pytest_pallas.explanations import first_line
 from pytest_pallas.goldens.example import Example, content_of
 from pytest_pallas.replay.places import NoScriptError
 from pytest_pallas.replay.script import Script, script_of
 from pytest_pallas.session import PytestSession, variant_of
-from pytest_pallas.sim_errors import PallasError
 
 SUFFIX = ".safetensors"
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from pallas_sim.errors import PallasError
 from pytest_pallas.backends import label
 from pytest_pallas.checks.verdict import Failure
 from pytest_pallas.errors import CostError, MismatchError
@@ -21,7 +22,6 @@ from pytest_pallas.replay.places import NoScriptError, backend_name, ran_on, wit
 from pytest_pallas.replay.plain_jax import in_plain_jax
 from pytest_pallas.replay.promises import of_project, promises_of, reads
 from pytest_pallas.session import Session
-from pytest_pallas.sim_errors import PallasError
 
 
 @dataclass(frozen=True)

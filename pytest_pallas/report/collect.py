@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Required, TypedDict
 
 import pytest
 
+from pallas_sim.errors import PallasError, explanation_of
+from pallas_sim.findings import Text
 from pytest_pallas.backends import Label, label
 from pytest_pallas.compat.testing import can_be_shown
 from pytest_pallas.decoding import Accepts, Checked, DataError, Seconds, decode
 from pytest_pallas.devices.processes import gang, process_words
 from pytest_pallas.errors import DIED, PeerError
-from pytest_pallas.explanations import explanation_of
-from pytest_pallas.findings import Text
 from pytest_pallas.record import Host, Record, from_json, to_json
 from pytest_pallas.report.pictures import pictures_of
 from pytest_pallas.report.reporter import ATTRIBUTE
@@ -33,7 +33,6 @@ from pytest_pallas.session import (
     STOPPED_BY,
     PytestSession,
 )
-from pytest_pallas.sim_errors import PallasError
 
 if TYPE_CHECKING:
     from pytest_pallas.replay.saved import Saved

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pallas_sim.errors import OptionError
 from pytest_pallas.record import Record
 from pytest_pallas.session import PytestSession
-from pytest_pallas.sim_errors import OptionError
 
 if TYPE_CHECKING:
     from pytest_pallas.report.runs.keeping import RunKeeper

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from pallas_sim.errors import PallasError
+from pallas_sim.findings import text_of
+from pallas_sim.simulation import Simulation
 from pytest_pallas.analysis.grid import Analysis
 from pytest_pallas.backends import label
-from pytest_pallas.findings import text_of
 from pytest_pallas.oracle.expected import flatten
 from pytest_pallas.record import Record
 from pytest_pallas.report.html.failures import FailureCard, failure
@@ -17,8 +19,6 @@ from pytest_pallas.report.html.templates import template
 from pytest_pallas.report.html.templates import text_of as source_of
 from pytest_pallas.report.pictures.blocks import grids_of
 from pytest_pallas.report.pictures.gather import shown_of
-from pytest_pallas.sim_errors import PallasError
-from pytest_pallas.simulator.simulate import Simulation
 
 _FONT = '14px/1.5 system-ui, -apple-system, "Segoe UI", "Noto Sans", "DejaVu Sans", sans-serif'
 

@@ -43,9 +43,9 @@ def run(given: argparse.Namespace) -> int:
     Raises:
       OptionError: a file cannot be read or written, or two have the same tests.
     """
+    from pallas_sim.errors import Explanation
     from pytest_pallas.backends import FAMILIES
     from pytest_pallas.decoding import decode
-    from pytest_pallas.explanations import Explanation
     from pytest_pallas.report import merging
     from pytest_pallas.report.files import check_writable, write
     from pytest_pallas.report.sections.mutants import others

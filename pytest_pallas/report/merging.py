@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pallas_sim.errors import OptionError
 from pytest_pallas.record import SCHEMA, plain_not_applicable, to_json
 from pytest_pallas.report.sections.mutants import others
 from pytest_pallas.report.terminal import distinct
 from pytest_pallas.results import RunResults
 from pytest_pallas.results.model import FinishedTest, plain_tests, text_parts
-from pytest_pallas.sim_errors import OptionError
 
 #: Limit on the running tests that a message names.
 _MOST = 5

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pallas_sim.errors import OptionError
 from pytest_pallas.decoding import decode
 from pytest_pallas.record import NotApplicable
 from pytest_pallas.report.section import Line, Results, Section, as_text
 from pytest_pallas.session import OUTPUT, PART_RESULT, SHARD, PytestSession
-from pytest_pallas.sim_errors import OptionError
 
 if TYPE_CHECKING:
     from pytest_pallas.record import Record

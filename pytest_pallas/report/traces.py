@@ -15,15 +15,14 @@ from typing import Any
 
 import pytest
 
+from pallas_sim.errors import OptionError, first_line
+from pallas_sim.findings import Text
 from pytest_pallas.backends import Call, label
 from pytest_pallas.backends.simulators import Simulator
 from pytest_pallas.decoding import decode
 from pytest_pallas.errors import BackendUnavailableError
-from pytest_pallas.explanations import first_line
-from pytest_pallas.findings import Text
 from pytest_pallas.report.files import check_writable
 from pytest_pallas.session import LastRun, PytestSession
-from pytest_pallas.sim_errors import OptionError
 
 #: The attribute of a ``TestReport`` with a ``SavedTimeline`` as plain values, for other processes.
 ATTRIBUTE = "pallas_trace"
@@ -183,8 +182,8 @@ def _trace(
     session: PytestSession, test: str, ran: LastRun, backend: Simulator, *, failed: bool
 ) -> SavedTimeline:
     """Simulate a run once more, and write its timeline to a temporary file."""
+    from pallas_sim.timeline import text_of
     from pytest_pallas.backends.variations import Schedule
-    from pytest_pallas.simulator.inspection.timeline import text_of
 
     plain = ran.call.schedule == Schedule()
     trace = SavedTimeline(

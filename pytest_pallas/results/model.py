@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from pallas_sim.findings import Text
 from pytest_pallas.decoding import Matching, Seconds, jsonable
-from pytest_pallas.findings import Text
 from pytest_pallas.record import NotApplicable, Record
 
 #: The outcome of a test that a run did not finish, in a results file.

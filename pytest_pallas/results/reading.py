@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
+from pallas_sim.errors import OptionError
 from pytest_pallas.decoding import (
     MOST_BYTES,
     Accepts,
@@ -21,7 +22,6 @@ from pytest_pallas.decoding import (
 from pytest_pallas.record import SCHEMA, NotApplicable, Record
 from pytest_pallas.results.journal import partial_path
 from pytest_pallas.results.model import NOT_RUN, FinishedTest, RunResults
-from pytest_pallas.sim_errors import OptionError
 
 #: What a file of results begins with, and its journal.
 _JOURNAL = b'{"journal":'

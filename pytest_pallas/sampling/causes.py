@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from pallas_sim.errors import PallasError
 from pytest_pallas.checks.context import CheckResult
 from pytest_pallas.numerics import Comparison, epsilon, is_exact
 from pytest_pallas.oracle.expected import flatten
-from pytest_pallas.sim_errors import PallasError
 
 #: Relative to the output's scale: 16 roundings of bfloat16. More is no rounding error.
 _SMALL = 1 / 16

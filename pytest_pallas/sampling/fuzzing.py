@@ -23,13 +23,13 @@ import hypothesis
 from hypothesis import HealthCheck, Phase
 from hypothesis.errors import DidNotReproduce, InvalidArgument
 
+from pallas_sim.errors import OptionError, PallasError
 from pytest_pallas.checks.inputs import inputs_of
 from pytest_pallas.compat.fuzzing import set_database_key, without_module_constants
 from pytest_pallas.sampling.causes import distinct
 from pytest_pallas.sampling.diversity import ExampleSource, SelectedExamples, Subjects, words_of
 from pytest_pallas.sampling.example_runner import ExampleRunner
 from pytest_pallas.sampling.together import agreed, run_shared, unshared
-from pytest_pallas.sim_errors import OptionError, PallasError
 from pytest_pallas.strategies.arguments import as_arguments
 from pytest_pallas.strategies.value_variants import MOST, variants
 

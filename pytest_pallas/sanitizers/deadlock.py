@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pallas_sim.errors import DeadlockError
 from pytest_pallas.checks.check import declare_sanitizer
 from pytest_pallas.checks.context import CheckContext, CheckResult, under
 from pytest_pallas.sanitizers.runs import (
@@ -9,7 +10,6 @@ from pytest_pallas.sanitizers.runs import (
     requires_kernels,
     under_schedules,
 )
-from pytest_pallas.sim_errors import DeadlockError
 from pytest_pallas.strategies.declared import larger_first
 
 

@@ -20,11 +20,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from pallas_sim.errors import BoundsError, KernelError
 from pytest_pallas.backends import Backend
 from pytest_pallas.checks.check import declare_sanitizer
 from pytest_pallas.checks.context import CheckContext, CheckResult
 from pytest_pallas.errors import HangError, NotApplicableError, RaceError
-from pytest_pallas.sim_errors import BoundsError, KernelError
 from pytest_pallas.spec import KernelSpec
 
 #: The command, on the PATH.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from pallas_sim.findings import OF_TRANSFERS, Finding
 from pytest_pallas.checks.check import declare_sanitizer
 from pytest_pallas.checks.context import CheckContext, CheckResult, under
 from pytest_pallas.errors import DmaError
-from pytest_pallas.findings import OF_TRANSFERS, Finding
 from pytest_pallas.sanitizers.runs import (
     requires_kernels,
     requires_schedules,

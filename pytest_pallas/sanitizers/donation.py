@@ -8,6 +8,9 @@ from typing import Any
 
 import jax
 
+from pallas_sim.compat.grids import grid_facts
+from pallas_sim.errors import Explanation, Fact
+from pallas_sim.findings import Finding
 from pytest_pallas.analysis import KernelCall
 from pytest_pallas.backends import Backend, Outcome
 from pytest_pallas.backends.execution import to_numpy
@@ -15,10 +18,7 @@ from pytest_pallas.backends.variations import Probe
 from pytest_pallas.checks.check import declare_sanitizer
 from pytest_pallas.checks.context import CheckContext, CheckResult, run
 from pytest_pallas.checks.rerun import unchanged
-from pytest_pallas.compat.grids import grid_facts
 from pytest_pallas.errors import MismatchError, NotApplicableError
-from pytest_pallas.explanations import Explanation, Fact
-from pytest_pallas.findings import Finding
 from pytest_pallas.numerics import Comparison, bitwise
 from pytest_pallas.spec import KernelSpec
 

@@ -9,16 +9,16 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_sim.compat.grids import grid_facts
+from pallas_sim.errors import Explanation, Fact
+from pallas_sim.findings import Finding
 from pytest_pallas.analysis.unwritten import unwritten_memory
 from pytest_pallas.backends import Backend, Outcome
 from pytest_pallas.backends.variations import FILLS, WORDS, Contents, Fill
 from pytest_pallas.checks.check import declare_sanitizer
 from pytest_pallas.checks.context import CheckContext, CheckResult, run
 from pytest_pallas.checks.rerun import run_again, unchanged
-from pytest_pallas.compat.grids import grid_facts
 from pytest_pallas.errors import MismatchError
-from pytest_pallas.explanations import Explanation, Fact
-from pytest_pallas.findings import Finding
 from pytest_pallas.numerics import Comparison
 
 #: The fills of two runs. An element that holds 0 in one run and the largest number in the other was
@@ -208,7 +208,7 @@ def _load(context: CheckContext, fill: Fill) -> Finding | None:
     """The first load that returns other values with this fill; None if it is not known."""
     if "loads" not in getattr(context.backend, "probes", ()):
         return None
-    from pytest_pallas.simulator.inspection.loads import uninitialized
+    from pallas_sim.recorders import uninitialized
 
     args = context.arguments.args
     settings: Any = {"races": False, "probe": "loads"}

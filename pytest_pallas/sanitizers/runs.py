@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pallas_sim.errors import DeadlockError
 from pytest_pallas.analysis import KernelCall
 from pytest_pallas.analysis.extent import one_step
 from pytest_pallas.analysis.programs import grid_programs, has_parallel_dimension, parallel_programs
@@ -16,7 +17,6 @@ from pytest_pallas.backends.variations import Schedule
 from pytest_pallas.budget import LastUsed
 from pytest_pallas.checks.context import CheckContext, call
 from pytest_pallas.errors import DmaError, NotApplicableError, RaceError
-from pytest_pallas.sim_errors import DeadlockError
 from pytest_pallas.spec import KernelSpec
 
 #: Errors that sanitizers report.

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pytest_pallas.sim_errors import OptionError
+from pallas_sim.errors import OptionError
 
 _DESCRIPTION = """\
 Write a test module for a function that calls a Pallas kernel, and run it once. The shapes and

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pytest_pallas.sim_errors import OptionError
+from pallas_sim.errors import OptionError
 
 #: How a reference is called, where the function is called ``{}``; the first that exists is it.
 REFERENCES = ("{}_ref", "{}_reference", "reference_{}", "ref_{}", "reference")

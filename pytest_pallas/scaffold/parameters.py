@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from pallas_sim.errors import OptionError
 from pytest_pallas.scaffold.docstrings import Described, described
 from pytest_pallas.scaffold.source import Reading, innermost, read
-from pytest_pallas.sim_errors import OptionError
 
 #: Names of integers that split work and do not change the answer.
 _TUNING = re.compile(

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pallas_sim.compat.grids import platform_of
 from pytest_pallas.analysis import kernel_calls
 from pytest_pallas.analysis.grid import analyze_jaxpr
 from pytest_pallas.backends import DEFAULT_TARGETS, TARGETS, Call
@@ -18,7 +19,6 @@ from pytest_pallas.backends.ending import ending
 from pytest_pallas.backends.execution import brief
 from pytest_pallas.backends.tracing import abstract, jitted
 from pytest_pallas.checks.cross import accepted
-from pytest_pallas.compat.grids import platform_of
 from pytest_pallas.scaffold.parameters import Operand
 
 #: Time limit in seconds for one trace.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_pallas.sim_errors import OptionError
+from pallas_sim.errors import OptionError
 
 if TYPE_CHECKING:
     from pytest_pallas.backends import Backend, Family

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from pallas_sim.errors import OptionError
 from pytest_pallas.devices.processes import gang
 from pytest_pallas.errors import GoldenError
 from pytest_pallas.options.values import choose, place_of, read_options
 from pytest_pallas.session.state import Harness, Session, SpecFacts
-from pytest_pallas.sim_errors import OptionError
 
 if TYPE_CHECKING:
     from pytest_pallas.backends import Backend, Family

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from pallas_sim.findings import Text
 from pytest_pallas.budget import LastUsed
 from pytest_pallas.checks import NAMES as CHECKS
 from pytest_pallas.decoding import Exact
-from pytest_pallas.findings import Text
 from pytest_pallas.options.values import MARK_ONLY, Options, choose
 from pytest_pallas.sanitizers import NAMES as SANITIZERS
 from pytest_pallas.session.marks import names_and_targets, with_targets
@@ -292,9 +292,9 @@ class Session:
         A simulator that only ``auto`` or ``all`` selected keeps its default where the arithmetic of
         its chip is not known.
         """
+        from pallas_sim.chips import is_known
         from pytest_pallas.backends import label
         from pytest_pallas.backends.protocol import chip_of
-        from pytest_pallas.devices.gpus import is_known
 
         automatic = options.arithmetic and label(backend) in self.selection.automatic
         if automatic and not is_known(chip_of(backend).name):
@@ -307,8 +307,8 @@ class Session:
         Raises:
           OptionError: the message names the chip, and those whose arithmetic is known.
         """
+        from pallas_sim.chips import accumulations
         from pytest_pallas.backends.protocol import chip_of
-        from pytest_pallas.devices.gpus import accumulations
 
         for backend in self.selection.backends:
             if backend.kind == "simulating":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pytest_pallas.findings import Text
+from pallas_sim.findings import Text
 
 Status = Literal["done", "raised", "timed out", "crashed", "out of memory"]
 

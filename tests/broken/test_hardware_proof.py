@@ -16,11 +16,11 @@ import table
 from jax.sharding import AbstractDevice, AbstractMesh
 from wrong_kernels import contracts
 
+from pallas_sim.chips import TARGETS
 from pytest_pallas import NoPallasCallError
 from pytest_pallas.analysis import KernelCall, kernel_calls
 from pytest_pallas.backends.hardware import prove
 from pytest_pallas.compilers import cuda
-from pytest_pallas.devices.targets import TARGETS
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.standalone import check
 from reference_kernels.mosaic_gpu.tma_copy_add import tma_copy_add

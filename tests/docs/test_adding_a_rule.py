@@ -43,10 +43,6 @@ def test_its_test_fails_if_the_rule_is_wrong(project, right, wrong):
 
 
 def test_two_rules_for_a_primitive_are_an_error(project):
-    code = (
-        "import rules_of_cube\n"
-        "from pytest_pallas.simulator import rule\n"
-        "rule('cube')(lambda eqn: None)\n"
-    )
+    code = "import rules_of_cube\nfrom pallas_sim import rule\nrule('cube')(lambda eqn: None)\n"
     done = python(project, "-c", code)
     assert "ValueError: there are two rules for the primitive 'cube'" in done.stderr

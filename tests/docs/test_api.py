@@ -30,8 +30,8 @@ PUBLIC = [
         for name in plugin.__all__
         if hasattr(fixtures, name)
     ),
-    "pytest_pallas.simulator.Simulation",
-    "pytest_pallas.simulator.simulate",
+    "pallas_sim.Simulation",
+    "pallas_sim.simulation",
 ]
 
 #: Named in a sentence: what stands there is not generated.
@@ -69,7 +69,7 @@ def test_has_a_docstring_of_its_own(name):
 
 
 def test_the_simulators_names_are_there():
-    told = {name for name in simulator.__all__ if f"pytest_pallas.simulator.{name}" in ENTRIES}
+    told = {name for name in simulator.__all__ if f"pallas_sim.{name}" in ENTRIES}
     assert set(simulator.__all__) - told == {"Finding", "Machine"}  # results; what rules get
 
 

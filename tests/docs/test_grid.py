@@ -7,9 +7,9 @@ from typing import get_args
 import pytest
 from forked_python import run_python
 
+from pallas_sim.chips import TPUS
 from pytest_pallas.analysis.grid.findings import Kind
 from pytest_pallas.analysis.grid.model import MOST_PROGRAMS
-from pytest_pallas.devices.tpus import TPUS
 
 TEXT = (Path(__file__).parents[2] / "docs/grid.md").read_text()
 

@@ -6,7 +6,7 @@ from typing import get_args
 
 from forked_python import run_python
 
-from pytest_pallas.findings import Kind
+from pallas_sim.findings import Kind
 
 PAGE = (Path(__file__).parents[2] / "docs/simulator.md").read_text()
 

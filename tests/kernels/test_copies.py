@@ -17,10 +17,9 @@ import pytest
 from bare_python import run_bare
 
 import reference_kernels
+from pallas_sim.chips import TARGETS, Target, attributes
 from pytest_pallas.collection.suite import suite
-from pytest_pallas.devices.gpus import attributes
 from pytest_pallas.devices.mesh import make_mesh
-from pytest_pallas.devices.targets import TARGETS, Target
 from pytest_pallas.sampling.diversity import ExampleSource
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import as_arguments

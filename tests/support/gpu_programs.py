@@ -9,8 +9,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.sharding import AbstractDevice, AbstractMesh
 
+from pallas_sim.chips import TARGETS
 from pytest_pallas.compilers.cuda import CUSTOM_CALLS
-from pytest_pallas.devices.targets import TARGETS
 
 
 def exported(function, *shapes, target):

@@ -26,6 +26,7 @@ import numpy as np
 import pytest
 from report_samples import samples
 
+from pallas_sim.errors import PallasError
 from pytest_pallas.checks.forward import forward
 from pytest_pallas.checks.oracle_strength import Attempt, Evidence, oracle_strength
 from pytest_pallas.compilers import costs
@@ -58,7 +59,6 @@ from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.results import FinishedTest, Journal, partial_path, read_results
 from pytest_pallas.results.model import Failure, plain_test
 from pytest_pallas.session.done import done_of
-from pytest_pallas.sim_errors import PallasError
 from pytest_pallas.strategies.arguments import Arguments
 
 #: A module beside the files: whoever imports it has executed something of a file.

@@ -13,13 +13,13 @@ from jax import export
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from several_devices import mesh_of
 
+from pallas_sim.chips import TARGETS, Label
+from pallas_sim.compat.jaxprs import open_jaxpr
+from pallas_sim.compat.places import requested_shared_bytes
+from pallas_sim.cores import equations
 from pytest_pallas.backends import Call
 from pytest_pallas.backends.lowering import Lowered, Lowering
 from pytest_pallas.backends.tracing import abstract
-from pytest_pallas.compat.jaxprs import open_jaxpr
-from pytest_pallas.compat.resources import requested_shared_bytes
-from pytest_pallas.devices.targets import TARGETS, Label
-from pytest_pallas.simulator.concurrency.launches import equations
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.once import draw_several
 

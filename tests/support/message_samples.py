@@ -8,18 +8,18 @@ import numpy as np
 from mutant_samples import mutated, verdict
 from report_samples import RACE, WAITS
 
-from pytest_pallas import errors, sim_errors
+from pallas_sim import errors as sim_errors
+from pallas_sim.errors import Explanation, Fact, explanation_of
+from pallas_sim.findings import Access, Finding, Kind, Owner, Signal, SourceLine, Wait
+from pytest_pallas import errors
 from pytest_pallas.analysis.grid.findings import GridFinding
 from pytest_pallas.analysis.grid.findings import Kind as GridKind
 from pytest_pallas.compilers.report import CompileReport, Status, to_json
-from pytest_pallas.explanations import Explanation, Fact, explanation_of
-from pytest_pallas.findings import Access, Finding, Kind, Owner, Signal, Wait
 from pytest_pallas.notes import Kind as NoteKind
 from pytest_pallas.notes import Note
 from pytest_pallas.numerics import Comparison, bitwise, compare, compare_trees
 from pytest_pallas.numerics.precision import Precision
 from pytest_pallas.record import NotApplicable, Record, VerdictStatus
-from pytest_pallas.source_lines import SourceLine
 
 LINE = "/home/me/kernel.py:24"
 

@@ -8,10 +8,10 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_sim.compat.source import own_lines
 from pytest_pallas.backends import Call, RunSettings
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.backends.tracing import jitted, split
-from pytest_pallas.compat.source import own_lines
 from pytest_pallas.mutation import mutants_of
 
 BACKEND = tpu_sim()

@@ -17,8 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.findings import Owner
-from pytest_pallas.simulator.concurrency.recording import (
+from pallas_sim.copies import Copy, Semaphore
+from pallas_sim.findings import Owner
+from pallas_sim.order.disorder import disorder, happens_before
+from pallas_sim.recording import (
     Acquired,
     Event,
     Released,
@@ -29,8 +31,6 @@ from pytest_pallas.simulator.concurrency.recording import (
     Touched,
     Waited,
 )
-from pytest_pallas.simulator.concurrency.transfers import Copy, Semaphore
-from pytest_pallas.simulator.monitors.ordering import disorder, happens_before
 
 Array = np.ndarray[Any, Any]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pytest_pallas.explanations import Explanation, Fact, explanation_of
-from pytest_pallas.findings import Access, Finding, Owner, Wait
+from pallas_sim.errors import Explanation, Fact, explanation_of
+from pallas_sim.findings import Access, Finding, Owner, Wait
 from pytest_pallas.notes import Note
 from pytest_pallas.record import Record
 

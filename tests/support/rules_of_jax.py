@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 from pinned_xla import require_pin
 
-from pytest_pallas.simulator import simulate
-from pytest_pallas.simulator.arithmetic.dtypes import is_integer
+from pallas_sim import simulation as simulate
+from pallas_sim.dtypes import is_integer
 
 #: Each value rounded to its own dtype, as the simulator does.
 LITERAL = {"xla_allow_excess_precision": False, "xla_backend_optimization_level": 0}

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from pallas_sim.compat.jaxprs import sub_jaxprs
 from pytest_pallas.analysis import kernel_calls
-from pytest_pallas.compat.jaxprs import sub_jaxprs
 from reference_kernels import _mesh
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from pytest_pallas.devices.absent import tracing_for
-from pytest_pallas.devices.targets import TARGETS
-from pytest_pallas.simulator.machine import Machine
-from pytest_pallas.simulator.simulate import simulating as on_machine
+from pallas_sim.chips import TARGETS
+from pallas_sim.machine import Machine
+from pallas_sim.simulation import simulating as on_machine
+from pallas_sim.tracing import tracing_for
 
 
 @contextmanager

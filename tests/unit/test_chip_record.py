@@ -10,8 +10,8 @@ import chip_record
 import numpy as np
 import pytest
 
-from pytest_pallas.sim_errors import OptionError
-from pytest_pallas.simulator import simulate
+from pallas_sim import simulation as simulate
+from pallas_sim.errors import OptionError
 
 RECORD = Path(__file__).parent / "simulator/gpu/h200.npz"
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 import numpy as np
 import pytest
 
+from pallas_sim.findings import Text
 from pytest_pallas import decoding
 from pytest_pallas.decoding import (
     Accepts,
@@ -32,7 +33,6 @@ from pytest_pallas.decoding import (
     unpacked,
     untagged,
 )
-from pytest_pallas.findings import Text
 
 
 @dataclasses.dataclass(frozen=True)

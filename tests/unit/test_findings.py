@@ -8,11 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from pallas_sim.errors import BoundsError, DeadlockError, Explanation, Fact
+from pallas_sim.findings import Access, Finding, Owner, Signal, Wait
 from pytest_pallas import DmaError, RaceError
 from pytest_pallas.decoding import decode
-from pytest_pallas.explanations import Explanation, Fact
-from pytest_pallas.findings import Access, Finding, Owner, Signal, Wait
-from pytest_pallas.sim_errors import BoundsError, DeadlockError
 
 RACE = Finding(
     kind="race",

@@ -16,6 +16,7 @@ import pytest
 from hostile_files import EVIL, MistakeError, Readers, bomb, watched, write_right
 
 import pytest_pallas
+from pallas_sim.errors import OptionError
 from pytest_pallas import SpecError
 from pytest_pallas.__main__ import main
 from pytest_pallas.checks.forward import forward
@@ -30,7 +31,6 @@ from pytest_pallas.items.parts.round_results import (
 from pytest_pallas.options.parsing import replay
 from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.results import read_results
-from pytest_pallas.sim_errors import OptionError
 
 pytest.importorskip("safetensors")
 

@@ -52,9 +52,9 @@ OUTSIDE: dict[tuple[str, str], str] = {
     ("checks/dtype.py", "_tree"): "the repr of JAX's PyTreeDef",
     ("checks/export.py", "_exported"): "JAX names another platform in its message",
     ("compat/testing.py", "worker_count"): "what pytest-xdist takes as --tx",
-    ("compat/avals.py", "name_of_space"): "the repr of a memory space of JAX",
-    ("compat/source.py", "home_of"): "JAX has the place of a function as text",
-    ("devices/capacities.py", "itemsize"): "the name of a dtype",
+    ("pallas_sim/compat/jaxprs.py", "name_of_space"): "the repr of a memory space of JAX",
+    ("pallas_sim/compat/source.py", "home_of"): "JAX has the place of a function as text",
+    ("pallas_sim/chips.py", "itemsize"): "the name of a dtype",
     ("doctor/report.py", "_trial"): "the lines of an error, each indented",
     ("scaffold/module.py", "_value"): "the repr of an option's value",
     ("scaffold/parameters.py", "_leaf"): "jaxtyping has the dims of an annotation as text",
@@ -66,19 +66,22 @@ OUTSIDE: dict[tuple[str, str], str] = {
     ("replay/functions.py", "public_name"): "the name of a module",
     ("replay/functions.py", "_attribute"): "the qualified name of a function",
     ("collection/discovery.py", "holds"): "the name of a module",
-    ("simulator/gpu/inline/mlir.py", "_type"): "a type of MLIR",
-    ("simulator/gpu/inline/operations/ptx.py", "_assembly"): "a type of MLIR",
-    ("simulator/gpu/operands.py", "load_parts"): "the name of a mode of JAX",
-    ("simulator/rules/cores.py", "_scratch"): "the repr of a memory space of JAX, with its mesh",
-    ("simulator/rules/triton.py", "_inline_assembly"): "PTX that the kernel has",
+    ("pallas_sim/gpu/inline/code.py", "_type"): "a type of MLIR",
+    ("pallas_sim/gpu/inline/ptx.py", "_assembly"): "a type of MLIR",
+    ("pallas_sim/gpu/operands.py", "load_parts"): "the name of a mode of JAX",
+    ("pallas_sim/rules/kernels.py", "_scratch"): "the repr of a memory space of JAX, with its mesh",
+    ("pallas_sim/rules/triton.py", "_inline_assembly"): "PTX that the kernel has",
     ("spec.py", "__post_init__"): "the name of a package",
     ("strategies/signatures.py", "_array"): "an annotation of jaxtyping",
     # Layout: no fact is taken from the text.
     ("backends/compilation.py", "_dump"): "the name of a file",
     ("checks/grid.py", "_text"): "lines are indented",
-    ("explanations.py", "one_line"): "the message of another package's error, on one line",
-    ("explanations.py", "first_line"): "the one function that cuts a message, for lists of errors",
-    ("explanations.py", "__str__"): "lines are indented",
+    ("pallas_sim/errors.py", "one_line"): "the message of another package's error, on one line",
+    (
+        "pallas_sim/errors.py",
+        "first_line",
+    ): "the one function that cuts a message, for lists of errors",
+    ("pallas_sim/errors.py", "__str__"): "lines are indented",
     ("goldens/values.py", "_words"): "an address is left out of a repr",
     ("report/drawings/svg.py", "_text"): "a number without its zero",
     ("report/html/failures.py", "failure"): "lines are shown one by one",
@@ -86,7 +89,7 @@ OUTSIDE: dict[tuple[str, str], str] = {
     ("replay/script.py", "_header"): "lines become comments",
     ("replay/script.py", "_called"): "an expression of several lines is not put on one",
     ("replay/literals.py", "_bracketed"): "a literal of several lines gets brackets",
-    ("simulator/inspection/timeline.py", "_order"): "threads in natural order: 10 after 9",
+    ("pallas_sim/timeline.py", "_order"): "threads in natural order: 10 after 9",
 }
 
 
@@ -190,14 +193,14 @@ def test_no_code_reads_a_message():
 
 #: By file and function: what is divided at a colon there, which may not be ``file:line``.
 COLONS = {
-    ("compat/compilers.py", "_kernel_primitives"): "module:name of a table of JAX",
+    ("pallas_sim/compat/compilers.py", "_kernel_primitives"): "module:name of a table of JAX",
     ("compat/distributed.py", "host"): "host:port, as JAX has the address of a coordinator",
     ("compat/distributed.py", "port"): "host:port, as JAX has the address of a coordinator",
     ("options/parsing.py", "fleet"): "HOST:PORT, as users write it",
     ("options/parsing.py", "distributed"): "I/N@HOST:PORT, as users write it",
-    ("devices/targets.py", "of"): "backend:target, as users write it",
+    ("pallas_sim/chips.py", "of"): "backend:target, as users write it",
     ("scaffold/loading.py", "_divided"): "module:function, as users write it",
-    ("simulator/inspection/inspector.py", "_places"): "the stop_at that a user gave",
+    ("pallas_sim/inspector.py", "_places"): "the stop_at that a user gave",
     ("workers/child.py", "_load"): "module:function, the syntax of entry points",
     ("workers/jobs.py", "__post_init__"): "module:function, the syntax of entry points",
 }
@@ -205,7 +208,7 @@ COLONS = {
 
 def test_one_function_reads_a_line_of_source():
     found = set(everywhere(colons))
-    assert found == {("source_lines.py", "read"), *COLONS}
+    assert found == {("pallas_sim/findings.py", "read"), *COLONS}
 
 
 def test_each_exception_is_needed_and_has_a_reason():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_pallas.source_lines import SourceLine, read, short, text_at
+from pallas_sim.findings import SourceLine, read, short, text_at
 
 
 @pytest.mark.parametrize("file", ["/a/kernel.py", "kernel.py", r"C:\a\kernel.py", "a b.py"])

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from pallas_sim.errors import Inline
 from pytest_pallas.analysis.grid import coverage, picture, writes
 from pytest_pallas.analysis.grid.bodies.accesses import accesses_of
 from pytest_pallas.analysis.grid.findings import GridFinding
@@ -22,7 +23,6 @@ from pytest_pallas.analysis.grid.scopes import (
     use_of,
 )
 from pytest_pallas.analysis.kernel_calls import KernelCall
-from pytest_pallas.inline import Inline
 
 
 def out_of_range(call: GridCall, window: GridWindow) -> Iterator[GridFinding]:

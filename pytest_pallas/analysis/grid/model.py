@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from pallas_sim.compat.grids import BlockFacts, GridFacts, grid_facts
+from pallas_sim.compat.jaxprs import open_jaxpr, sub_jaxprs
 from pytest_pallas.analysis.grid.affine import Affine, affine_outputs
 from pytest_pallas.analysis.grid.bodies.scalars import Points, mapped
 from pytest_pallas.analysis.kernel_calls import KernelCall
-from pytest_pallas.compat.grids import BlockFacts, GridFacts, grid_facts
-from pytest_pallas.compat.jaxprs import open_jaxpr, sub_jaxprs
 
 #: Programs up to which a grid is looked at as a whole; of a larger one so many, the first.
 MOST_PROGRAMS = 2**16

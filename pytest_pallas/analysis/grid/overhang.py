@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from pallas_sim.chips import OperandMemory, itemsize, padded, vmem_excess
+from pallas_sim.compat.jaxprs import space_of
 from pytest_pallas.analysis.grid.bodies.abstract_interpretation import (
     BodyInterpretation,
     RefContent,
@@ -16,8 +18,6 @@ from pytest_pallas.analysis.grid.bodies.scalars import Points
 from pytest_pallas.analysis.grid.bodies.taint import Taint, TaintedValue
 from pytest_pallas.analysis.grid.findings import GridFinding, found, points
 from pytest_pallas.analysis.grid.model import GridCall, GridWindow
-from pytest_pallas.compat.avals import space_of
-from pytest_pallas.devices.capacities import OperandMemory, itemsize, padded, vmem_excess
 
 _LANES = 128
 _SUBLANES = 8

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from pallas_sim.compat.jaxprs import space_of
 from pytest_pallas.analysis.grid.findings import GridFinding
 from pytest_pallas.analysis.grid.model import GridCall, GridWindow
 from pytest_pallas.analysis.kernel_calls import KernelCall
-from pytest_pallas.compat.avals import space_of
 
 _WIDTH = 100
 

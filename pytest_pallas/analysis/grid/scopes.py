@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from pallas_sim.compat.jaxprs import KERNEL_PRIMITIVES, sub_jaxprs
 from pytest_pallas.analysis.kernel_calls import KernelCall, called_jaxpr, kernel_call
-from pytest_pallas.compat.jaxprs import KERNEL_PRIMITIVES, sub_jaxprs
 
 #: What hands on only some of its operand's elements, or may: nothing is known behind it.
 _CHOOSING = frozenset(
@@ -85,7 +85,7 @@ class JaxprScope:
             return UnknownValueError()
         if any(math.prod(getattr(v.aval, "shape", ())) > _MOST_ELEMENTS for v in eqn.invars):
             return UnknownValueError()
-        from pytest_pallas.simulator.simulate import evaluate_equation
+        from pallas_sim.simulation import evaluate_equation
 
         results = evaluate_equation(eqn, [self.value(operand) for operand in eqn.invars])
         self._found.update(zip(eqn.outvars, results, strict=True))

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pallas_sim.findings import Text
 from pytest_pallas.decoding import Count
-from pytest_pallas.findings import Text
 
 
 @dataclass(frozen=True, kw_only=True)

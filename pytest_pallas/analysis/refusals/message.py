@@ -7,12 +7,12 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
+from pallas_sim.compat.compilers import is_compiler_error
 from pytest_pallas.analysis.kernel_calls import KernelCall, kernel_calls
 from pytest_pallas.analysis.refusals import places
 from pytest_pallas.analysis.refusals.cleaning import CompilerMessage, clean
 from pytest_pallas.analysis.refusals.memory import overflow
 from pytest_pallas.analysis.refusals.operands import NONE, operands_of, with_names
-from pytest_pallas.compat.compilers import is_compiler_error
 
 #: What says by itself which operand, shape or operation is meant.
 _SPECIFIC = re.compile(r"[\[(]\d|\dx\d|args\[|(?:in|out)put \d|[Uu]nimplemented primitive")

@@ -7,9 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from pallas_sim.compat.jaxprs import space_of, sub_jaxprs
 from pytest_pallas.analysis.kernel_calls import KernelCall
-from pytest_pallas.compat.avals import space_of
-from pytest_pallas.compat.jaxprs import sub_jaxprs
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from pallas_sim.compat.jaxprs import sub_jaxprs
+from pallas_sim.compat.source import is_call_stack, source_line
+from pallas_sim.findings import SourceLine, text_at
 from pytest_pallas.analysis.kernel_calls import KernelCall
-from pytest_pallas.compat.jaxprs import sub_jaxprs
-from pytest_pallas.compat.source import is_call_stack, source_line
-from pytest_pallas.source_lines import SourceLine, text_at
 
 #: A frame as MLIR prints it in a location: ``"name"("file":line:column``, innermost first.
 _LOCATION_FRAME = re.compile(r'"[^"\n]*"\("(?P<file>[^"\n]+)":(?P<line>\d+):\d+')

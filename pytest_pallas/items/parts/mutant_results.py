@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypedDict
 
+from pallas_sim.findings import Text
 from pytest_pallas import notes
 from pytest_pallas.decoding import Between, DataError, decode
-from pytest_pallas.findings import Text
 from pytest_pallas.isolation.messages import Part
 from pytest_pallas.mutation_runner.running import ELSEWHERE, merge_verdicts, settled, stale
 from pytest_pallas.mutation_runner.verdict import MutantVerdict, to_json

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
+from pallas_sim.findings import Text
 from pytest_pallas import notes
 from pytest_pallas.aspects import Aspect
 from pytest_pallas.checks import Check
@@ -25,7 +26,6 @@ from pytest_pallas.decoding import (
     untagged,
 )
 from pytest_pallas.errors import SpecError
-from pytest_pallas.findings import Text
 from pytest_pallas.isolation.messages import Change
 from pytest_pallas.items.time_budget import EXHAUSTED
 from pytest_pallas.notes import PlainNote

@@ -12,8 +12,8 @@ import importlib
 import pkgutil
 from collections.abc import Generator, Sequence
 
+from pallas_sim.errors import OptionError
 from pytest_pallas.mutation.model import Operator
-from pytest_pallas.sim_errors import OptionError
 
 #: The order in which operators are tried and listed. Modules that are not here come last.
 _ORDER = ("comparisons", "grids", "masks", "arithmetic", "stores", "transfers", "randoms")

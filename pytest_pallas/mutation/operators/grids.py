@@ -8,9 +8,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pytest_pallas.compat.grids import BlockFacts, GridFacts, grid_facts
-from pytest_pallas.compat.jaxprs import is_literal
-from pytest_pallas.compat.source import Spot, home_of, is_of_jax
+from pallas_sim.compat.grids import BlockFacts, GridFacts, grid_facts
+from pallas_sim.compat.jaxprs import is_literal
+from pallas_sim.compat.source import Spot, home_of, is_of_jax
 from pytest_pallas.mutation.canonical import canonical
 from pytest_pallas.mutation.declaring import call_operator
 from pytest_pallas.mutation.model import Change, KernelSite

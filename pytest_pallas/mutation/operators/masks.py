@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from pytest_pallas.compat.jaxprs import is_literal
+from pallas_sim.compat.jaxprs import is_literal
 from pytest_pallas.mutation.declaring import operator
 from pytest_pallas.mutation.model import Change, EquationSite, Replacement
 from pytest_pallas.mutation.rewriting import equations_of

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pytest_pallas.compat.jaxprs import is_literal
+from pallas_sim.compat.jaxprs import is_literal
 from pytest_pallas.mutation.declaring import operator
 from pytest_pallas.mutation.model import Change, EquationSite, Replacement
 from pytest_pallas.mutation.operands import indexed, reindexed

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pytest_pallas.findings import Access, Owner, Wait
+from pallas_sim.findings import Access, Owner, Wait, short
 from pytest_pallas.report.drawings.matrix import Matrix
 from pytest_pallas.report.drawings.svg import Svg, cut, element, line, picture, rect, text
-from pytest_pallas.source_lines import short
 
 _NAMED = (40.0, 14.0)
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pallas_sim.errors import Explanation, explanation_of
+from pallas_sim.findings import Finding
 from pytest_pallas.decoding import decode
-from pytest_pallas.explanations import Explanation, explanation_of
-from pytest_pallas.findings import Finding
 from pytest_pallas.record import Record
 from pytest_pallas.report.drawings.arguments import cells
 from pytest_pallas.report.drawings.charts import against_dims, histogram

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
+from pallas_sim.errors import OptionError
 from pytest_pallas.record import OUTCOMES, Record
 from pytest_pallas.report.drawings.charts import stacked
 from pytest_pallas.report.html import tables
@@ -24,7 +25,6 @@ from pytest_pallas.report.html.tables import coverage
 from pytest_pallas.report.html.templates import template, text_of
 from pytest_pallas.report.sections.mutants import others
 from pytest_pallas.report.summary import backends_of
-from pytest_pallas.sim_errors import OptionError
 
 
 def check_installed(flag: str) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from pallas_sim.dtypes import Array
 from pytest_pallas.checks.verdict import contents_of
 from pytest_pallas.numerics.contents import in_words
-from pytest_pallas.numerics.dtypes import Array
 from pytest_pallas.strategies.arguments import Arguments
 
 #: Cells of a picture along each side, at most: of a larger array, the first rows and columns.

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from pallas_sim.dtypes import Array, is_complex
 from pytest_pallas.analysis import writers_of
 from pytest_pallas.checks.context import CheckResult, ComparedOutputs
 from pytest_pallas.checks.verdict import writer_of
 from pytest_pallas.numerics import Comparison, is_exact, wide
-from pytest_pallas.numerics.dtypes import Array, is_complex
 from pytest_pallas.numerics.measure import measure
 
 #: Cells of a map along each side, at most.

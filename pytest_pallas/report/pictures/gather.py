@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_pallas.sim_errors import PallasError
+from pallas_sim.errors import PallasError
 
 if TYPE_CHECKING:
     from pytest_pallas.result_builder import ResultBuilder

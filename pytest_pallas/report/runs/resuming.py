@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pallas_sim.errors import OptionError
 from pytest_pallas.compat.testing import count_report
 from pytest_pallas.decoding import DataError, decode
 from pytest_pallas.options.values import place_of
@@ -18,7 +19,6 @@ from pytest_pallas.report.results import environment, given_options
 from pytest_pallas.report.runs.finished import reports_of
 from pytest_pallas.results import RunResults, partial_path, read_results
 from pytest_pallas.session import PytestSession
-from pytest_pallas.sim_errors import OptionError
 
 #: Limit on the differences, and on the tests, that a message names.
 _MOST = 5

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from pytest_pallas.devices.targets import TARGETS
+from pallas_sim.chips import TARGETS
 from pytest_pallas.errors import SpecError
 from pytest_pallas.strategies.dtypes import as_dtype, is_float
 from pytest_pallas.strategies.sizes.pools import check_int

@@ -13,7 +13,7 @@ from lowered_shared_memory import counted
 from operands import f32, refuses
 from simulating import simulating
 
-from pytest_pallas.devices.gpus import GPUS
+from pallas_sim.chips import GPUS
 from reference_kernels.attention.grouped_query import reference
 from reference_kernels.mosaic_gpu import hopper_flash_attention as attend
 from reference_kernels.mosaic_gpu._hopper_blocks import TILE, Settings

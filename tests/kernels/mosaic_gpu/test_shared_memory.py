@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 from lowered_shared_memory import counted_and_lowered, tunings
 
+from pallas_sim.chips import GPUS
 from pytest_pallas import suite
-from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.spec import KernelSpec
 
 SPECS = [

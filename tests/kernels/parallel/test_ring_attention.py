@@ -16,10 +16,10 @@ from compile_service import compile_service
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from operands import f32, refuses
 
+from pallas_sim.chips import TARGETS
 from pytest_pallas.backends.compilation import Compiler
 from pytest_pallas.backends.lowering import Lowering
 from pytest_pallas.backends.protocol import Call, RunSettings
-from pytest_pallas.devices.targets import TARGETS
 from reference_kernels.parallel import ring_attention_on_mesh
 from reference_kernels.parallel.ring_attention import reference
 

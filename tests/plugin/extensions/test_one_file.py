@@ -16,8 +16,8 @@ from jax.core import ShapedArray
 
 import pytest_pallas
 from pytest_pallas import Family, declare_check, declare_sanitizer, strategies as pst
-from pytest_pallas.devices.gpus import GPUS
-from pytest_pallas.simulator import rule
+from pallas_sim.chips import GPUS
+from pallas_sim import rule
 
 # A target chip.
 pytest_pallas.add_chip("h20", dataclasses.replace(GPUS["h100"], device_kind="H20", cores=78))

@@ -129,16 +129,16 @@ def modules_of_a_small_run(tmp_path_factory):
 
 def test_pytest_compiles_no_module_of_the_package_anew(modules_of_a_small_run):
     rewritten = {n for n, loader in modules_of_a_small_run.items() if "Rewrit" in loader}
-    assert "pytest_pallas.simulator.simulate" in modules_of_a_small_run
+    assert "pallas_sim.simulation" in modules_of_a_small_run
     assert rewritten == {"pytest_pallas", "pytest_pallas._version"}
 
 
 #: What one ``pallas_check`` for a TPU does not use.
 UNUSED = (
-    "pytest_pallas.simulator.gpu.portable",
-    "pytest_pallas.simulator.gpu.threads",
-    "pytest_pallas.simulator.rules.mosaic_gpu.",
-    "pytest_pallas.simulator.rules.triton",
+    "pallas_sim.gpu.portable",
+    "pallas_sim.gpu.threads",
+    "pallas_sim.rules.mosaic_gpu.",
+    "pallas_sim.rules.triton",
 )
 
 

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
+from pallas_sim.findings import Finding
 from pytest_pallas.decoding import decode
-from pytest_pallas.findings import Finding
 
 pytest.importorskip("jinja2", reason="jinja2 is not installed: pip install 'pytest-pallas[report]'")
 

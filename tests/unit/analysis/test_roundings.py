@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_sim.rules import control
 from pytest_pallas.analysis.roundings import SPREAD, Rounding, rounded
-from pytest_pallas.simulator.rules import control
 
 X = np.random.default_rng(0).standard_normal((6, 8))
 

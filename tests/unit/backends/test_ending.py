@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from pallas_sim.errors import SimulationLimitError
 from pytest_pallas.backends.ending import (
     OverdueError,
     UncaughtError,
@@ -16,7 +17,6 @@ from pytest_pallas.backends.ending import (
     noting_interrupts,
     uncaught,
 )
-from pytest_pallas.sim_errors import SimulationLimitError
 
 
 @pytest.fixture(autouse=True)

@@ -15,12 +15,12 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec as P
 
+from pallas_sim.chips import TARGETS
 from pytest_pallas import NoPallasCallError
 from pytest_pallas.analysis import kernel_calls
 from pytest_pallas.backends.lowering import Lowered, Lowering
 from pytest_pallas.backends.protocol import Call
 from pytest_pallas.backends.tracing import abstract
-from pytest_pallas.devices.targets import TARGETS
 
 X = jax.ShapeDtypeStruct((64, 128), jnp.float32)
 

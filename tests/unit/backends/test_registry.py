@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from pallas_sim.errors import OptionError
 from pytest_pallas import BackendUnavailableError, backends
 from pytest_pallas.backends import REPLACED, Family, label, parse, select, targets_of, with_target
 from pytest_pallas.backends.registry import FAMILIES, compiling
-from pytest_pallas.sim_errors import OptionError
 
 KNOWN = {family.name: family for family in FAMILIES}
 

@@ -16,6 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as plgpu
 from unknown_primitive import unknown
 
+from pallas_sim.errors import BoundsError, MissingRuleError, OptionError, SimulationLimitError
 from pytest_pallas import CapacityError, DmaError, NoPallasCallError, RaceError
 from pytest_pallas.backends import Call, RunSettings, parse, select
 from pytest_pallas.backends.registry import FAMILIES
@@ -23,12 +24,6 @@ from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.backends.variations import Fill, Schedule
 from pytest_pallas.mutation import mutants_of
 from pytest_pallas.notes import Note
-from pytest_pallas.sim_errors import (
-    BoundsError,
-    MissingRuleError,
-    OptionError,
-    SimulationLimitError,
-)
 
 X = np.arange(8 * 128, dtype=np.float32).reshape(8, 128)
 KNOWN = {family.name: family for family in FAMILIES}

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_sim.errors import KernelError
 from pytest_pallas import NotApplicableError
 from pytest_pallas.backends.interpreters import tpu_interpret
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.checks.context import ComparisonPeer
 from pytest_pallas.checks.cross import accepted, cross
 from pytest_pallas.numerics import Tolerance
-from pytest_pallas.sim_errors import KernelError
 from pytest_pallas.strategies.arguments import Arguments
 
 

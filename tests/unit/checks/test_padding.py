@@ -9,11 +9,11 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_sim.errors import KernelError
 from pytest_pallas import NotApplicableError
 from pytest_pallas.backends.interpreters import gpu_interpret, interpret, tpu_interpret
 from pytest_pallas.backends.simulators import gpu_sim, tpu_sim
 from pytest_pallas.checks.padding import padding
-from pytest_pallas.sim_errors import KernelError
 from pytest_pallas.strategies.arguments import Arguments
 
 X = np.random.default_rng(0).standard_normal((11, 128)).astype(np.float32)

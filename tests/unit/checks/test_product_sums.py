@@ -12,13 +12,12 @@ import pytest
 from jax.experimental import pallas as pl
 
 import pytest_pallas
+from pallas_sim.chips import ACCUMULATIONS, TARGETS, Accumulation
+from pallas_sim.errors import OptionError
+from pallas_sim.tracing import tracing_for
 from pytest_pallas import MismatchError
-from pytest_pallas.accumulation import ACCUMULATIONS, Accumulation
 from pytest_pallas.analysis.products import ProductSums, coarsest_sums
-from pytest_pallas.devices.absent import tracing_for
-from pytest_pallas.devices.targets import TARGETS
 from pytest_pallas.oracle.expected import expected
-from pytest_pallas.sim_errors import OptionError
 from reference_kernels.mosaic_gpu.blackwell_matmul import blackwell_matmul
 from reference_kernels.mosaic_gpu.blackwell_matmul import reference as of_blackwell
 from reference_kernels.mosaic_gpu.hopper_matmul import hopper_matmul, reference

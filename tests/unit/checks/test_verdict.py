@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 
+from pallas_sim.errors import KernelError, PallasError
 from pytest_pallas import MismatchError
 from pytest_pallas.checks.forward import forward
 from pytest_pallas.checks.verdict import conclude, content_facts, run_check
-from pytest_pallas.sim_errors import KernelError, PallasError
 from pytest_pallas.strategies.arguments import Arguments
 
 

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from pallas_sim.errors import OptionError
 from pytest_pallas.collection.sharding import (
     Group,
     assign,
@@ -13,7 +14,6 @@ from pytest_pallas.collection.sharding import (
 )
 from pytest_pallas.options import parsing
 from pytest_pallas.options.values import Shard
-from pytest_pallas.sim_errors import OptionError
 
 
 def groups(count):

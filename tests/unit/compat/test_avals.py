@@ -7,9 +7,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas.compat import avals
-from pytest_pallas.compat.jaxprs import sub_jaxprs
-from pytest_pallas.transforms import Aliased
+from pallas_sim.compat import jaxprs as avals
+from pallas_sim.compat.jaxprs import sub_jaxprs
+from pallas_sim.transforms import Aliased
 
 F32 = jnp.float32
 

@@ -10,14 +10,14 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.sharding import AbstractDevice, Mesh, PartitionSpec
 
-from pytest_pallas.compat.compilers import (
+from pallas_sim.chips import TARGETS
+from pallas_sim.compat.compilers import (
     exact_exports,
     interpret_ignored,
     lowering_to_triton,
     meshes_of,
 )
-from pytest_pallas.devices.absent import tracing_for
-from pytest_pallas.devices.targets import TARGETS
+from pallas_sim.tracing import tracing_for
 
 X = jax.ShapeDtypeStruct((8, 128), jnp.float32)
 

@@ -8,7 +8,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas.compat.grids import grid_facts, in_body
+from pallas_sim.compat.grids import grid_facts, in_body
 
 X = jax.ShapeDtypeStruct((100, 256), jnp.float32)
 

@@ -11,7 +11,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas.compat import jaxprs
+from pallas_sim.compat import jaxprs
 
 X = jax.ShapeDtypeStruct((8, 128), jnp.float32)
 

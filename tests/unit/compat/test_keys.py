@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from pytest_pallas.compat import keys
-from pytest_pallas.compat.compositions import composition
+from pallas_sim.compat import jaxprs as keys
+from pallas_sim.compat.jaxprs import composition
 
 
 @pytest.mark.parametrize(

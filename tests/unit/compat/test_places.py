@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
 
-from pytest_pallas.compat.jaxprs import sub_jaxprs
-from pytest_pallas.compat.places import is_indexer, peer_in, place_in, transforms_in, transforms_of
-from pytest_pallas.transforms import (
+from pallas_sim.compat.jaxprs import sub_jaxprs
+from pallas_sim.compat.places import is_indexer, peer_in, place_in, transforms_in, transforms_of
+from pallas_sim.transforms import (
     AxisSlice,
     Bitcast,
     Indexed,

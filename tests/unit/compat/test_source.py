@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pytest_pallas.compat import source
-from pytest_pallas.compat.jaxprs import sub_jaxprs
+from pallas_sim.compat import source
+from pallas_sim.compat.jaxprs import sub_jaxprs
 
 X = jnp.ones((8, 128))
 

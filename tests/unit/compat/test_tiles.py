@@ -9,8 +9,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.sharding import AbstractMesh, PartitionSpec
 
-from pytest_pallas.compat.jaxprs import sub_jaxprs
-from pytest_pallas.compat.tiles import inferred_tiles, infers_tiles, key_of
+from pallas_sim.compat.grids import inferred_tiles, infers_tiles, key_of
+from pallas_sim.compat.jaxprs import sub_jaxprs
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)
 BUFFER = plgpu.SMEM((64, 64), jnp.bfloat16)

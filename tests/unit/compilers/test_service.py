@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from fake_compilers import counts
 
+from pallas_sim.errors import PallasError
 from pytest_pallas.compilers import service as services
 from pytest_pallas.compilers.service import LoweredProgram, Service
-from pytest_pallas.sim_errors import PallasError
 
 SECONDS = 60
 

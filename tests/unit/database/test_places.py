@@ -2,8 +2,8 @@
 
 import pytest
 
+from pallas_sim.errors import OptionError
 from pytest_pallas.database import parse_places
-from pytest_pallas.sim_errors import OptionError
 
 
 @pytest.mark.parametrize(

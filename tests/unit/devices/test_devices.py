@@ -6,9 +6,9 @@ import sys
 import jax
 import pytest
 
+from pallas_sim.errors import DeviceError
 from pytest_pallas.devices.mesh import make_mesh
 from pytest_pallas.devices.simulate import simulate
-from pytest_pallas.sim_errors import DeviceError
 
 
 def test_the_users_own_count_wins_over_the_default():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pallas_sim.errors import DeviceError
 from pytest_pallas import plugin
 from pytest_pallas.devices.pinning import (
     ANNOUNCED,
@@ -13,7 +14,6 @@ from pytest_pallas.devices.pinning import (
     pin,
     pinning,
 )
-from pytest_pallas.sim_errors import DeviceError
 
 GPUS = Accelerators("gpu", ("0", "1", "2", "3"))
 TPUS = Accelerators("tpu", ("0", "1", "2", "3"))

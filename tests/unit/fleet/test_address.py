@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from pallas_sim.errors import OptionError
 from pytest_pallas.fleet import cluster
 from pytest_pallas.fleet.cluster import Cluster
 from pytest_pallas.options.parsing import fleet
 from pytest_pallas.options.values import FleetPlace
-from pytest_pallas.sim_errors import OptionError
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from pallas_sim.chips import TARGETS
 from pytest_pallas.backends.hardware import gpu, tpu
 from pytest_pallas.backends.simulators import gpu_sim, tpu_sim
 from pytest_pallas.checks.forward import forward
 from pytest_pallas.checks.jit import jit
-from pytest_pallas.devices.targets import TARGETS
 from pytest_pallas.items.item import expected_failure
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
 from pytest_pallas.strategies import arrays

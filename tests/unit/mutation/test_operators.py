@@ -13,6 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from mutated import VMEM, X, found, kernel, one, ran, traced
 
+from pallas_sim.errors import KernelError, OptionError
 from pytest_pallas import DmaError
 from pytest_pallas.mutation import (
     added_operators,
@@ -23,7 +24,6 @@ from pytest_pallas.mutation import (
     operators,
 )
 from pytest_pallas.numerics import epsilon
-from pytest_pallas.sim_errors import KernelError, OptionError
 
 COLUMNS = 100
 

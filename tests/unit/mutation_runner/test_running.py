@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from pallas_sim.compat.source import Spot
+from pallas_sim.errors import KernelError, OptionError
 from pytest_pallas import CrashError, EquivalentMutant
-from pytest_pallas.compat.source import Spot
 from pytest_pallas.mutation import Mutant
 from pytest_pallas.mutation_runner.earlier import Earlier, read_earlier
 from pytest_pallas.mutation_runner.journal import Journal, died_of_a_mutant
@@ -25,7 +26,6 @@ from pytest_pallas.mutation_runner.running import (
     unknown,
 )
 from pytest_pallas.mutation_runner.verdict import from_json, score, to_json
-from pytest_pallas.sim_errors import KernelError, OptionError
 
 
 def mutant(operator, line, change="changed"):

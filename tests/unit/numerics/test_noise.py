@@ -4,9 +4,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from pallas_sim.findings import SourceLine
 from pytest_pallas.numerics import Noise, Tolerance, compare, compare_trees
 from pytest_pallas.numerics.precision import Precision
-from pytest_pallas.source_lines import SourceLine
 
 bf16 = np.dtype(ml_dtypes.bfloat16)
 EPS = 2.0**-23

@@ -4,9 +4,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from pallas_sim.errors import OptionError
 from pytest_pallas.numerics import Tolerance, summation_error
 from pytest_pallas.numerics.tolerance import ROUNDING
-from pytest_pallas.sim_errors import OptionError
 
 
 @pytest.mark.parametrize("field", ["factor", "floor", "rtol", "atol", "ulp", "fraction"])

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 from report_samples import GRID, HOSTILE, RACE, WAITS, error_pictures
 
-from pytest_pallas.findings import Owner, Wait
+from pallas_sim.findings import Owner, Wait
 from pytest_pallas.record import Record
 from pytest_pallas.report.drawings.charts import (
     against_dims,

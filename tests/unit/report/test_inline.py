@@ -6,8 +6,8 @@ import pytest
 from jax.experimental import pallas as pl
 
 import pytest_pallas
+from pallas_sim import simulation as simulate
 from pytest_pallas.report import inline
-from pytest_pallas.simulator import simulate
 
 pytest.importorskip("jinja2", reason="jinja2 is not installed: pip install 'pytest-pallas[report]'")
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from pallas_sim.errors import KernelError
 from pytest_pallas import MismatchError
 from pytest_pallas.checks.context import CheckResult, ComparedOutputs
 from pytest_pallas.numerics import compare
@@ -16,7 +17,6 @@ from pytest_pallas.report.pictures import pictures_of
 from pytest_pallas.report.pictures.arguments import arguments_of
 from pytest_pallas.report.pictures.errors import CELLS, errors_of, level
 from pytest_pallas.result_builder import MOST_POINTS, ResultBuilder
-from pytest_pallas.sim_errors import KernelError
 from pytest_pallas.strategies.arguments import Arguments
 
 

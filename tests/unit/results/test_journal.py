@@ -8,10 +8,10 @@ import os
 
 import pytest
 
+from pallas_sim.errors import OptionError
 from pytest_pallas.record import SCHEMA, Record, to_json
 from pytest_pallas.results import FinishedTest, Journal, partial_path, read_results
 from pytest_pallas.results.model import plain_test, text_parts
-from pytest_pallas.sim_errors import OptionError
 
 HEAD = {
     "journal": 1, "schema": SCHEMA, "environment": {"jax": "1"}, "options": {"seed": 3},

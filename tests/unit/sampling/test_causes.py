@@ -5,13 +5,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from pallas_sim.errors import KernelError
+from pallas_sim.findings import Finding
 from pytest_pallas import MismatchError, RaceError
 from pytest_pallas.backends import Outcome
 from pytest_pallas.checks.context import CheckResult
-from pytest_pallas.findings import Finding
 from pytest_pallas.numerics import compare
 from pytest_pallas.sampling.causes import cause_of, distinct
-from pytest_pallas.sim_errors import KernelError
 
 
 def wrong(actual, size=4, output=0, outputs=1, runs=1):

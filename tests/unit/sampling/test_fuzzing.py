@@ -9,10 +9,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.database import InMemoryExampleDatabase
 
+from pallas_sim.errors import KernelError
 from pytest_pallas import strategies as pst
 from pytest_pallas.checks.inputs import inputs_of
 from pytest_pallas.sampling import diversity, example_runner, fuzzing
-from pytest_pallas.sim_errors import KernelError
 
 CALLS = pst.arguments(
     pst.arrays("m k, k n", dtype=pst.floats(), around=8),

@@ -10,10 +10,10 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_sim.errors import DeadlockError
 from pytest_pallas.backends import Call
 from pytest_pallas.backends.simulators import gpu_sim, tpu_sim
 from pytest_pallas.sanitizers.deadlock import deadlock
-from pytest_pallas.sim_errors import DeadlockError
 
 from . import rings
 

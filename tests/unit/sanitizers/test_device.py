@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_sim.errors import BoundsError, KernelError
 from pytest_pallas import HangError, NotApplicableError, RaceError
 from pytest_pallas.backends import RunSettings, parse
 from pytest_pallas.backends.registry import FAMILIES
@@ -16,7 +17,6 @@ from pytest_pallas.checks.context import CheckContext
 from pytest_pallas.sanitizers import device as module
 from pytest_pallas.sanitizers.device import SanitizerReport
 from pytest_pallas.sanitizers.device import parse as parse_output
-from pytest_pallas.sim_errors import BoundsError, KernelError
 from pytest_pallas.strategies.arguments import Arguments
 
 DEVICE = module.device

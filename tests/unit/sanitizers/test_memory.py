@@ -13,11 +13,11 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as plt
 
+from pallas_sim.errors import BoundsError, KernelError
 from pytest_pallas import MismatchError
 from pytest_pallas.backends.simulators import gpu_sim, tpu_sim
 from pytest_pallas.checks.context import CheckContext
 from pytest_pallas.sanitizers.memory import memory
-from pytest_pallas.sim_errors import BoundsError, KernelError
 from pytest_pallas.strategies.arguments import Arguments
 
 X = np.random.default_rng(0).standard_normal((16, 128)).astype(np.float32)

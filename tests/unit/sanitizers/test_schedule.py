@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from pallas_sim.chips import TARGETS
 from pytest_pallas import NotApplicableError
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.backends.variations import Schedule
-from pytest_pallas.devices.targets import TARGETS
 from pytest_pallas.sanitizers.runs import Runs, under_schedules
 from pytest_pallas.sanitizers.schedule import schedule
 

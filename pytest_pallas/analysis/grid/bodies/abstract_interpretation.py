@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from pallas_sim.compat.source import source_line
 from pytest_pallas.analysis.grid.bodies import scalars
 from pytest_pallas.analysis.grid.bodies.scalars import Points
 from pytest_pallas.analysis.grid.bodies.taint import (
@@ -28,7 +29,6 @@ from pytest_pallas.analysis.grid.bodies.taint import (
 )
 from pytest_pallas.analysis.grid.bodies.windows import masked_window, window_of
 from pytest_pallas.analysis.kernel_calls import called_jaxpr
-from pytest_pallas.compat.source import source_line
 
 
 @dataclass(eq=False)

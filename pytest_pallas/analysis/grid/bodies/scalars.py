@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from pallas_sim.compat.jaxprs import discharged
 from pytest_pallas.analysis.grid.bodies.windows import window_of
 from pytest_pallas.analysis.kernel_calls import called_jaxpr
-from pytest_pallas.compat.jaxprs import discharged
 
 Points = np.ndarray[Any, Any]
 
@@ -153,8 +153,8 @@ def mapped(
             np.zeros(var.aval.shape, var.aval.dtype) if value is None else value
             for var, value in zip(jaxpr.invars[len(points) :], scalars, strict=True)
         ]
-        from pytest_pallas.simulator.machine import Machine
-        from pytest_pallas.simulator.simulate import evaluate
+        from pallas_sim.machine import Machine
+        from pallas_sim.simulation import evaluate
 
         try:
             batched = _batched(index_map, points, stand_ins)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pytest_pallas.compat.places import is_indexer
+from pallas_sim.compat.places import is_indexer
 
 
 def window_of(ref_eqn: Any, operands: Sequence[Any]) -> list[Any] | None:

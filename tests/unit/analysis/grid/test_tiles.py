@@ -7,10 +7,9 @@ from grid_kernels import F32, Shape, analyze, call, copy, rows
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_sim.chips import TPUS, padded
 from pytest_pallas.analysis.grid import analyze_jaxpr
 from pytest_pallas.analysis.grid.overhang import buffers
-from pytest_pallas.devices.capacities import padded
-from pytest_pallas.devices.tpus import TPUS
 
 MIB = 2**20
 

@@ -1,0 +1,577 @@
+"""The chips that a backend can stand for."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+from typing import Any, Literal, get_args, overload
+
+from pallas_sim.errors import DeviceError, OptionError
+
+# What TPUs have: cores, memory of a kernel, and the topologies to compile for.
+
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tpu:
+    """A TPU, as compilers, kernels and the simulator know it.
+
+    Attributes:
+      device_kind: what ``jax.Device.device_kind`` says; JAX must know it.
+      cores: TensorCores that a kernel sees as one device (2 only where they are fused: v4, v5p).
+      vmem: bytes of VMEM that a core has.
+      vmem_limit: bytes of it that one kernel may use unless it says ``vmem_limit_bytes``.
+      smem: bytes of SMEM that a core has; the compiler takes a few hundred of them.
+      torus_dims: dims of the interconnect: a torus of three, or a mesh of two.
+      devices: that JAX shows for one chip in the topologies of libtpu.
+      device_cores: TensorCores of such a device.
+    """
+
+    device_kind: str
+    cores: int = 1
+    vmem: int
+    vmem_limit: int
+    smem: int = _MIB
+    torus_dims: int
+    devices: int = 1
+    device_cores: int = 1
+
+
+#: Dims of the interconnect are of Google's data sheets. Memory is measured with libtpu 0.0.51: the
+#: largest windows and scratch that compile, by bisection, and the limits that it names where it
+#: rejects. So are devices: v4 and tpu7x have two TensorCores with a device each; v5p's two are
+#: fused into one.
+TPUS: dict[str, Tpu] = {
+    "v4": Tpu(
+        device_kind="TPU v4",
+        cores=2,
+        vmem=16 * _MIB,
+        vmem_limit=16 * _MIB,
+        torus_dims=3,
+        devices=2,
+    ),
+    "v5e": Tpu(
+        device_kind="TPU v5 lite",
+        vmem=128 * _MIB,
+        vmem_limit=16 * _MIB,
+        torus_dims=2,
+    ),
+    "v5p": Tpu(
+        device_kind="TPU v5",
+        cores=2,
+        vmem=64 * _MIB,
+        vmem_limit=16 * _MIB,
+        torus_dims=3,
+        device_cores=2,
+    ),
+    "v6e": Tpu(
+        device_kind="TPU v6 lite",
+        vmem=128 * _MIB,
+        vmem_limit=32 * _MIB,
+        torus_dims=2,
+    ),
+    "tpu7x": Tpu(
+        device_kind="TPU7x",
+        vmem=64 * _MIB,
+        vmem_limit=32 * _MIB,
+        torus_dims=3,
+        devices=2,
+    ),
+}
+
+
+# How tensor cores add products: the bits that their sums keep, by chip generation.
+#
+# An instruction adds its products in groups. In each group, the accumulator and the products are
+# truncated to multiples of one unit, which the largest exponent among them decides; they are added
+# exactly, and the sum is truncated to the bits of the accumulator.
+#
+# - Compute capability 9 was compared with an H200: 81,920 sums, no wrong bit (docs/simulator.md).
+# - Capabilities 8 and 10 are published measurements, which were not compared with a chip here: Xie,
+#   Wang, Yang and Yang, "MMA-Sim: Bit-Accurate Reference Model of Tensor Cores and Matrix Cores",
+#   arXiv:2511.10909.
+
+
+#: ``"chip"``: sums of products keep the bits that tensor cores keep. ``"float32"``: sums are those
+#: of float32.
+Arithmetic = Literal["chip", "float32"]
+
+#: Fractional bits of the significand of float32.
+_FLOAT32_BITS = 23
+
+ARITHMETICS: tuple[Arithmetic, ...] = get_args(Arithmetic)
+
+
+@dataclass(frozen=True)
+class Accumulation:
+    """How one instruction adds products in float32.
+
+    Attributes:
+      step: products that are added at a time.
+      fraction_bits: bits that an addend keeps below the largest exponent of its group.
+      sum_bits: bits that a sum keeps below its own exponent: 23 is all of float32.
+    """
+
+    step: int
+    fraction_bits: int
+    sum_bits: int = 23
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether a sum has fewer bits than float32."""
+        return self.sum_bits < _FLOAT32_BITS
+
+
+#: By instruction and operands; ``"tf32"`` is float32 that Triton rounds to 10 bits before.
+Accumulations = Mapping[tuple[str, str], Accumulation]
+
+
+def accumulation_of(
+    accumulations: Accumulations, instruction: str, lhs: str, rhs: str
+) -> Accumulation | None:
+    """How an instruction adds products of operands of these dtypes; None if that is not known."""
+    found = accumulations.get((instruction, lhs))
+    return found if accumulations.get((instruction, rhs)) == found else None
+
+
+def _of(instruction: str, names: str, accumulation: Accumulation) -> Accumulations:
+    return {(instruction, name): accumulation for name in names.split()}
+
+
+_SIXTEEN = "bfloat16 float16"
+_EIGHT = "float8_e4m3fn float8_e5m2"
+
+#: By CUDA's major compute capability.
+ACCUMULATIONS: Mapping[int, Accumulations] = MappingProxyType(
+    {
+        8: {
+            **_of("mma", _SIXTEEN, Accumulation(8, 24)),
+            **_of("mma", "float32", Accumulation(4, 24)),
+            **_of("dot", _SIXTEEN, Accumulation(8, 24)),
+            **_of("dot", "tf32", Accumulation(4, 24)),
+        },
+        9: {
+            **_of("wgmma", _SIXTEEN, Accumulation(16, 25)),
+            **_of("wgmma", _EIGHT, Accumulation(32, 13, 13)),
+            **_of("dot", _SIXTEEN, Accumulation(16, 25)),
+            **_of("dot", "tf32", Accumulation(8, 25)),
+        },
+        10: {
+            **_of("tcgen05_mma", _SIXTEEN, Accumulation(16, 25)),
+            **_of("tcgen05_mma", "float32", Accumulation(8, 25)),
+            **_of("tcgen05_mma", f"{_EIGHT} float4_e2m1fn", Accumulation(32, 25)),
+            **_of("dot", _SIXTEEN, Accumulation(16, 25)),
+            **_of("dot", "tf32", Accumulation(8, 25)),
+        },
+    }
+)
+
+#: Compute capabilities of which a chip gave the same bits: there ``"chip"`` is the default.
+COMPARED = frozenset({9})
+
+
+# What GPUs have: multiprocessors, shared memory, tensor memory, and what XLA needs to know.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A GPU, as compilers, kernels and the simulator know it.
+
+    Attributes:
+      device_kind: what ``jax.Device.device_kind`` says.
+      capability: CUDA's major compute capability; the minor one is 0 for every chip here.
+      accelerated: whether code may use what only this generation has, such as ``wgmma`` of 9.0a
+        and ``tcgen05`` of 10.0a.
+      cores: streaming multiprocessors.
+      units_per_core: float32 units of a multiprocessor.
+      shared_per_core: bytes of shared memory of a multiprocessor.
+      shared_per_block: bytes of shared memory that a block can ask for.
+      l2_bytes: bytes of the level 2 cache.
+      clock_ghz: the highest clock of the multiprocessors.
+      bytes_per_second: bandwidth of the device's memory.
+      memory_bytes: size of the device's memory.
+      tensor_columns: columns of tensor memory of a multiprocessor, or 0.
+    """
+
+    device_kind: str
+    capability: int
+    accelerated: bool
+    cores: int
+    units_per_core: int
+    shared_per_core: int
+    shared_per_block: int
+    l2_bytes: int
+    clock_ghz: float
+    bytes_per_second: int
+    memory_bytes: int
+    tensor_columns: int = 0
+
+
+#: Limits are those of "Technical Specifications per Compute Capability" in NVIDIA's CUDA C++
+#: Programming Guide; the rest are NVIDIA's data sheets, with the sizes that the CUDA runtime
+#: reports on these chips (also in XLA's ``target_config/specs``).
+GPUS: dict[str, Gpu] = {
+    "a100": Gpu(
+        device_kind="NVIDIA A100-SXM4-80GB",
+        capability=8,
+        accelerated=False,
+        cores=108,
+        units_per_core=64,
+        shared_per_core=164 * 1024,
+        shared_per_block=163 * 1024,
+        l2_bytes=41_943_040,
+        clock_ghz=1.41,
+        bytes_per_second=2_039_040_000_000,
+        memory_bytes=85_100_068_864,
+    ),
+    "h100": Gpu(
+        device_kind="NVIDIA H100 80GB HBM3",
+        capability=9,
+        accelerated=True,
+        cores=132,
+        units_per_core=128,
+        shared_per_core=228 * 1024,
+        shared_per_block=227 * 1024,
+        l2_bytes=52_428_800,
+        clock_ghz=1.98,
+        bytes_per_second=3_352_320_000_000,
+        memory_bytes=84_942_979_072,
+    ),
+    "h200": Gpu(
+        device_kind="NVIDIA H200",
+        capability=9,
+        accelerated=True,
+        cores=132,
+        units_per_core=128,
+        shared_per_core=228 * 1024,
+        shared_per_block=227 * 1024,
+        l2_bytes=52_428_800,
+        clock_ghz=1.98,
+        bytes_per_second=4_800_000_000_000,
+        memory_bytes=151_397_597_184,
+    ),
+    "b200": Gpu(
+        device_kind="NVIDIA B200",
+        capability=10,
+        accelerated=True,
+        cores=148,
+        units_per_core=128,
+        shared_per_core=228 * 1024,
+        shared_per_block=227 * 1024,
+        l2_bytes=132_644_864,
+        clock_ghz=1.965,
+        bytes_per_second=7_672_320_000_000,
+        memory_bytes=191_514_411_008,
+        tensor_columns=512,
+    ),
+}
+
+
+def attributes(target: str) -> dict[str, Any]:
+    """What ``jax.Device`` has on a chip, beside what it has on a CPU.
+
+    Args:
+      target: name of the chip, such as ``"h100"``.
+    """
+    chip = GPUS[target]
+    return {
+        "core_count": chip.cores,
+        "num_cores": chip.cores,  # of ``jax.sharding.AbstractDevice``
+        "compute_capability": f"{chip.capability}.0",
+    }
+
+
+def default_arithmetic(target: str) -> str:
+    """``"chip"`` for chips whose arithmetic was compared with the simulator's, else ``"float32"``.
+
+    Args:
+      target: name of the chip.
+    """
+    chip = GPUS.get(target)
+    return "chip" if chip is not None and chip.capability in COMPARED else "float32"
+
+
+def is_known(target: str) -> bool:
+    """Whether it is known how the tensor cores of a chip add products."""
+    return target in GPUS and GPUS[target].capability in ACCUMULATIONS
+
+
+def accumulations(target: str, arithmetic: str = "") -> Accumulations:
+    """How the tensor cores of a chip add products; empty if sums are those of float32.
+
+    Args:
+      target: name of the chip.
+      arithmetic: ``"chip"`` or ``"float32"``; "" for the default of the chip.
+
+    Raises:
+      OptionError: there is no such arithmetic, or that of this chip is not known.
+    """
+    arithmetic = arithmetic or default_arithmetic(target)
+    if arithmetic not in ARITHMETICS:
+        valid = ", ".join(ARITHMETICS)
+        raise OptionError(f"unknown arithmetic {arithmetic!r}; valid: {valid}")
+    if arithmetic == "float32":
+        return {}
+    if not is_known(target):
+        known = filter(is_known, GPUS)
+        raise OptionError(
+            f"arithmetic='chip': how {target} adds products is not known; it is known of "
+            f"{', '.join(known)}. Leave it out, or say arithmetic='float32'"
+        )
+    return ACCUMULATIONS[GPUS[target].capability]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A chip.
+
+    Attributes:
+      name: as written on the command line, e.g. ``"v6e"``.
+      platform: ``"tpu"`` or ``"gpu"``.
+      device_kind: what ``jax.Device.device_kind`` says on that chip.
+      cores: TensorCores that a kernel sees as one device (2 only where they are fused: v4, v5p).
+    """
+
+    name: str
+    platform: str
+    device_kind: str
+    cores: int = 1
+
+
+def _target(name: str, chip: Tpu | Gpu) -> Target:
+    if isinstance(chip, Tpu):
+        return Target(name, "tpu", chip.device_kind, chip.cores)
+    return Target(name, "gpu", chip.device_kind)
+
+
+#: Names from Google's and NVIDIA's data sheets; device kinds as JAX reports them.
+TARGETS: dict[str, Target] = {
+    name: _target(name, chip) for name, chip in (*TPUS.items(), *GPUS.items())
+}
+
+_NAME = re.compile(r"\w[\w.-]*")
+
+#: Chips that projects added, by name.
+_added: dict[str, Tpu | Gpu] = {}
+
+
+def add_chip(name: str, chip: Tpu | Gpu) -> Target:
+    """Make a chip known by a name: to backends, the simulator and the compilers.
+
+    Call it in a conftest.py: ``--pallas-backend=gpu-sim:NAME`` is read after that.
+
+    Args:
+      name: as written on the command line.
+      chip: what it has.
+
+    Raises:
+      DeviceError: another chip has this name, or it cannot be written in ``BACKEND:NAME``.
+    """
+    if not _NAME.fullmatch(name) or name == "all":
+        raise DeviceError(f"a chip cannot be named {name!r}: write letters, digits, '-' or '.'")
+    if name in TARGETS and _added.get(name) != chip:
+        raise DeviceError(f"there is a chip named {name!r} already: {TARGETS[name].device_kind}")
+    _added[name] = chip
+    if isinstance(chip, Tpu):
+        TPUS[name] = chip
+    else:
+        GPUS[name] = chip
+    TARGETS[name] = _target(name, chip)
+    return TARGETS[name]
+
+
+def added_facts(name: str) -> dict[str, Any]:
+    """What another process must ``learn`` of a chip: nothing, unless a project added it."""
+    chip = _added.get(name)
+    return {} if chip is None else {"platform": TARGETS[name].platform, **asdict(chip)}
+
+
+def learn(name: str, facts: Mapping[str, Any]) -> None:
+    """Know a chip that was added in another process, by its ``added_facts``."""
+    if facts:
+        fields = {key: value for key, value in facts.items() if key != "platform"}
+        add_chip(name, Tpu(**fields) if facts["platform"] == "tpu" else Gpu(**fields))
+
+
+#: The chip that an interpreting backend stands for when none is named.
+DEFAULT_TARGETS = {"tpu": "v6e", "gpu": "h100"}
+
+
+@dataclass(frozen=True)
+class Label:
+    """A backend as it is written: ``tpu-sim``, or ``tpu-sim:v6e``.
+
+    Attributes:
+      name: the name of its family.
+      target: the name of a chip, "" if none is named.
+    """
+
+    name: str
+    target: str = ""
+
+    @classmethod
+    def of(cls, text: str) -> Label:
+        """What a label says."""
+        name, _, target = text.partition(":")
+        return cls(name, target)
+
+    @property
+    def platform(self) -> str:
+        """``"tpu"`` or ``"gpu"``, which the name begins with; "" if it runs on any."""
+        word = self.name.partition("-")[0]
+        return word if word in DEFAULT_TARGETS else ""
+
+    @property
+    def chip(self) -> str:
+        """The named chip, or else the default of the platform; "" for any platform."""
+        return self.target or DEFAULT_TARGETS.get(self.platform, "")
+
+
+def default_target(platform: str) -> Target | None:
+    """The chip that a backend of a platform stands for when none is named; None for any."""
+    return TARGETS.get(DEFAULT_TARGETS.get(platform, ""))
+
+
+def targets_of(platform: str) -> list[str]:
+    """Names of the known targets of a platform, oldest first."""
+    return [target.name for target in TARGETS.values() if target.platform == platform]
+
+
+@dataclass(frozen=True)
+class ChipNames(Sequence[str]):
+    """Names of the targets of a platform at any moment: those that are added later, too."""
+
+    platform: str
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        """The name at a position."""
+        return targets_of(self.platform)[index]
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(targets_of(self.platform))
+
+
+# How much memory a TPU's kernel has, and how much of it an array takes.
+
+
+_LANES = 128
+_SUBLANES = 8
+
+
+@dataclass(frozen=True)
+class OperandMemory:
+    """Memory that one operand takes: ``count`` buffers of ``nbytes`` each."""
+
+    name: str
+    nbytes: int
+    count: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of all of them."""
+        return self.nbytes * self.count
+
+
+@dataclass(frozen=True)
+class Excess:
+    """Memory that a chip does not have.
+
+    Attributes:
+      message: how much is taken, by what, and how much there is.
+      remedy: what to do.
+      largest: the name of what takes the most.
+    """
+
+    message: str
+    remedy: str
+    largest: str
+
+
+def padded(shape: Sequence[int], dtype: Any) -> int:
+    """Bytes of an array in VMEM or SMEM: its last two dims are padded to tiles.
+
+    A tile has 128 lanes, and 8 sublanes of 32 bits, which hold several rows of a narrow dtype. A
+    few rows take no more sublanes than they need, rounded up to a power of two (libtpu 0.0.51,
+    measured).
+    """
+    size = itemsize(dtype)
+    if not shape:
+        return 4
+    *outer, rows, lanes = (1, 1, *shape)[-max(2, len(shape)) :]
+    packing = max(1, int(4 / size))
+    tile = min(
+        _SUBLANES * packing, packing * 2 ** math.ceil(math.log2(max(1, -(-rows // packing))))
+    )
+    rows, lanes = -(-rows // tile) * tile, -(-lanes // _LANES) * _LANES
+    return int(math.prod(outer) * rows * lanes * size)
+
+
+def itemsize(dtype: Any) -> float:
+    """Bytes of an element; a half for the types of four bits. A bool takes 4 in a kernel's ref."""
+    name = str(dtype)
+    if name == "bool":
+        return 4
+    if name.endswith("int4") or name.startswith("float4"):
+        return 0.5
+    if name.endswith("int2"):
+        return 0.25
+    return float(getattr(dtype, "itemsize", 4))
+
+
+def vmem_excess(
+    taken: Sequence[OperandMemory], chip_name: str, limit_bytes: int | None
+) -> Excess | None:
+    """More VMEM than a kernel may use on a chip, or None.
+
+    Args:
+      taken: what blocks and scratch take.
+      chip_name: as in ``TPUS``; of another one nothing is known.
+      limit_bytes: the kernel's ``vmem_limit_bytes``, or None.
+    """
+    chip = TPUS.get(chip_name)
+    total = sum(buffer.total for buffer in taken)
+    if chip is None or total <= (limit := min(chip.vmem, limit_bytes or chip.vmem_limit)):
+        return None
+    whose = (
+        "vmem_limit_bytes is"
+        if limit_bytes and limit_bytes <= chip.vmem
+        else f"{chip_name} gives a kernel"
+    )
+    more = ""
+    if total < chip.vmem:
+        more = f", or raise vmem_limit_bytes ({chip_name} has {_mib(chip.vmem)})"
+    return _excess(taken, f"VMEM, and {whose} {_mib(limit)}", f"Choose smaller blocks{more}.")
+
+
+def smem_excess(taken: Sequence[OperandMemory], chip_name: str) -> Excess | None:
+    """More SMEM than a core has, or None; see ``vmem_excess``."""
+    chip = TPUS.get(chip_name)
+    if chip is None or sum(buffer.total for buffer in taken) <= chip.smem:
+        return None
+    words = f"SMEM, and a core of {chip_name} has {_mib(chip.smem)}"
+    return _excess(taken, words, "Keep large arrays in HBM or VMEM, and copy what is needed.")
+
+
+def _excess(taken: Sequence[OperandMemory], words: str, remedy: str) -> Excess:
+    ordered = sorted(taken, key=lambda buffer: -buffer.total)
+    largest = ", ".join(
+        f"{b.name} {b.count} x {_mib(b.nbytes)}" if b.count > 1 else f"{b.name} {_mib(b.nbytes)}"
+        for b in ordered[:3]
+    )
+    total = _mib(sum(buffer.total for buffer in taken))
+    message = f"blocks and scratch take {total} of {words}: {largest}."
+    return Excess(message, remedy, ordered[0].name)
+
+
+def _mib(nbytes: float) -> str:
+    return f"{nbytes / _MIB:.1f} MiB" if nbytes >= _MIB / 10 else f"{nbytes / 1024:.1f} KiB"

@@ -1,0 +1,309 @@
+"""Private names of JAX: what a ``pallas_call`` says of its grid and blocks.
+
+Seen in JAX 0.11.2 and 0.12.0.1. It can go when ``jax.extend.pallas.GridMapping`` is documented.
+Probe: ``tests/unit/compat/test_grids.py``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from pallas_sim.compat.jaxprs import name_of_space
+
+
+@dataclass(frozen=True)
+class BlockFacts:
+    """What a ``pallas_call`` says of the blocks of one operand.
+
+    Attributes:
+      name: of the body's parameter, or where the operand came from.
+      shape: of the whole array.
+      dtype: of the whole array.
+      dims: for each axis its kind (``"Blocked"``, ``"Squeezed"``, ``"Element"``,
+        ``"BoundedSlice"``, ``"Indirect"``), the size of a block and the padding before and after.
+      space: the memory space of the blocks, in lower case.
+      buffers: how many buffers it asks for; None if it does not say.
+      any_revisit: whether it asks that blocks may be visited again at any time.
+      index_map: its jaxpr, of the grid point and the scalar operands' refs.
+      of_dims: from the index map's outputs to one entry for each axis.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any
+    dims: tuple[tuple[str, int, tuple[int, int]], ...]
+    space: str
+    buffers: int | None
+    any_revisit: bool
+    index_map: Any
+    of_dims: Callable[[Sequence[Any]], Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class GridFacts:
+    """What a ``pallas_call`` says of its grid.
+
+    Attributes:
+      grid: its sizes; None where one is given by an operand.
+      axes: the name of each dim, where the grid gives names; else empty.
+      vmapped: the dims that ``jax.vmap`` has added, which the body does not count.
+      sizes: positions of the operands that give the sizes of dynamic dims.
+      scalars: positions of the operands that are prefetched.
+      inputs: blocks of the inputs.
+      outputs: blocks of the outputs.
+      scratch: name and aval of the scratch operands.
+      aliases: pairs of an input and the output that shares its memory.
+      params: the compiler params, or None.
+      written_for: ``"Mosaic GPU"``, ``"Triton"``, ``"TPUs"``, or "" for anything.
+    """
+
+    grid: tuple[int | None, ...]
+    axes: tuple[Any, ...]
+    vmapped: tuple[int, ...]
+    sizes: tuple[int, ...]
+    scalars: tuple[int, ...]
+    inputs: tuple[BlockFacts, ...]
+    outputs: tuple[BlockFacts, ...]
+    scratch: tuple[tuple[str, Any], ...]
+    aliases: tuple[tuple[int, int], ...]
+    params: Any
+    written_for: str
+
+
+def grid_facts(eqn: Any) -> GridFacts:
+    """What the equation of a ``pallas_call`` says of its grid and blocks.
+
+    Its operands are the sizes of dynamic dims, the prefetched scalars, the inputs; aliases count
+    the latter two, and the body's parameters are these, the outputs and scratch.
+    """
+    mapping, body = eqn.params["grid_mapping"], eqn.params["jaxpr"]
+    grid = tuple(n if isinstance(n, int) else None for n in mapping.grid)
+    dynamic, scalars, inputs = grid.count(None), mapping.num_index_operands, mapping.num_inputs
+    names = list(getattr(body.debug_info, "arg_names", None) or ())
+    names += [""] * (len(body.invars) - len(names))
+    blocks = [
+        _block_facts(block, name)
+        for block, name in zip(mapping.block_mappings, names[mapping.slice_block_ops], strict=True)
+    ]
+    scratch = range(scalars + len(blocks), len(body.invars))
+    return GridFacts(
+        grid=grid,
+        axes=tuple(mapping.grid_names or ()),
+        vmapped=tuple(mapping.vmapped_dims),
+        sizes=tuple(range(dynamic)),
+        scalars=tuple(range(dynamic, dynamic + scalars)),
+        inputs=tuple(blocks[:inputs]),
+        outputs=tuple(blocks[inputs:]),
+        scratch=tuple((names[i] or f"scratch {i}", body.invars[i].aval) for i in scratch),
+        aliases=tuple((int(i) - scalars, int(o)) for i, o in eqn.params["input_output_aliases"]),
+        params=eqn.params.get("compiler_params"),
+        written_for=written_for(eqn),
+    )
+
+
+def platform_of(eqn: Any) -> str:
+    """``"gpu"`` or ``"tpu"``, if a kernel's equation shows which it is written for; else ""."""
+    return {"": "", "TPUs": "tpu"}.get(written_for(eqn), "gpu")
+
+
+def written_for(eqn: Any) -> str:
+    """``"Mosaic GPU"``, ``"Triton"``, ``"TPUs"``, or "" for anything.
+
+    By the modules that define the parameters, memory spaces and transforms of blocks of a
+    ``pallas_call``, and the meshes of ``pl.kernel`` and ``plgpu.kernel``.
+    """
+    if "grid_mapping" not in eqn.params:
+        said = [eqn.params.get("mesh"), *(eqn.params.get("meshes") or ())]
+        return _platform_of(said)
+    mapping, body = eqn.params["grid_mapping"], eqn.params["jaxpr"]
+    first = mapping.num_index_operands + len(mapping.block_mappings)
+    said = [eqn.params.get("compiler_params")]
+    for block in mapping.block_mappings:
+        said += [block.transformed_block_aval.memory_space, *getattr(block, "transforms", ())]
+    said += [getattr(var.aval, "memory_space", None) for var in body.invars[first:]]
+    return _platform_of(said)
+
+
+def _platform_of(said: Sequence[Any]) -> str:
+    homes = {f"{type(each).__module__}." for each in said}
+    names = {".mosaic_gpu.": "Mosaic GPU", ".triton.": "Triton", ".mosaic.": "TPUs"}
+    return next((name for part, name in names.items() if any(part in h for h in homes)), "")
+
+
+def _block_facts(block: Any, name: str) -> BlockFacts:
+    dims: list[tuple[str, int, tuple[int, int]]] = []
+    for dim in block.block_shape:
+        kind = "Blocked" if isinstance(dim, int) else type(dim).__name__
+        kind = "Squeezed" if dim is None else kind
+        size = 1 if kind == "Squeezed" else int(getattr(dim, "block_size", dim) or 0)
+        low, high = getattr(dim, "padding", (0, 0))
+        dims.append((kind, size, (int(low), int(high))))
+    space = block.transformed_block_aval.memory_space
+    mode = block.pipeline_mode
+    buffers = getattr(mode, "buffer_count", None)
+    revisit = getattr(getattr(mode, "revisit", None), "value", None)
+    return BlockFacts(
+        name=name or block.origin,
+        shape=tuple(block.array_aval.shape),
+        dtype=block.array_aval.dtype,
+        dims=tuple(dims),
+        space="default" if space is None else name_of_space(space),
+        buffers=buffers if isinstance(buffers, int) else None,
+        any_revisit=revisit == "any",
+        index_map=block.index_map_jaxpr,
+        of_dims=lambda leaves: tuple(block.index_map_out_tree.unflatten(leaves)),
+    )
+
+
+@contextmanager
+def in_body(eqn: Any, axes: Mapping[str, int]) -> Generator[None]:
+    """Trace what a body of a ``pallas_call`` does: it may ask for the grid, and for mesh axes.
+
+    Args:
+      eqn: of the ``pallas_call``.
+      axes: sizes of the mesh axes around it.
+    """
+    core: Any = importlib.import_module("jax._src.core")
+    with core.extend_axis_env_nd(list(axes.items())), eqn.params["grid_mapping"].trace_env():
+        yield
+
+
+# Private names of JAX: the tiles that Mosaic GPU chooses for shared memory.
+#
+# Under ``LoweringSemantics.Warpgroup``, the default, JAX infers how shared memory is tiled where a
+# kernel does not say it. That is part of its lowering, which needs no GPU and takes tenths of a
+# second. Seen in JAX 0.11.2 and 0.12.0.1. It can go when kernels say their tiles. Probe:
+# ``tests/unit/compat/test_tiles.py``.
+
+
+#: Names a copy: the identities of the trees of its transforms, which its equation keeps.
+type CopyKey = tuple[int, int]
+
+_COPIES = ("copy_gmem_to_smem_p", "copy_smem_to_gmem_p")
+_OPERATIONS = ("mosaic_gpu.async_load", "mosaic_gpu.async_store")
+_NUMBER = "pallas_sim.copy"
+
+
+def key_of(params: Mapping[str, Any]) -> CopyKey:
+    """Names the copy with these parameters, as long as its equation lives."""
+    return id(params["src_transforms_treedef"]), id(params["dst_transforms_treedef"])
+
+
+def infers_tiles(compiler_params: Any) -> bool:
+    """Whether JAX infers the tiles of shared memory for a kernel with these parameters."""
+    semantics = getattr(compiler_params, "lowering_semantics", None)
+    return compiler_params is None or getattr(semantics, "name", "") == "Warpgroup"
+
+
+class _InferredError(Exception):
+    """Ends a lowering whose tiles are known."""
+
+
+def inferred_tiles(
+    params: Mapping[str, Any], avals: Sequence[Any], axes: Mapping[str, int]
+) -> dict[CopyKey, tuple[int, ...]]:
+    """The tiles that JAX infers for the shared memory of each copy of a ``plgpu.kernel``.
+
+    Args:
+      params: of its ``mpmd_map``.
+      avals: of its operands.
+      axes: sizes of the mesh's axes that it is mapped over.
+
+    Returns:
+      For each copy by TMA the tiles of the part of shared memory along its last axes, () for none.
+
+    Raises:
+      Exception: JAX cannot lower the kernel.
+    """
+    lowering: Any = importlib.import_module("jax._src.pallas.mosaic_gpu.lowering")
+    inference: Any = importlib.import_module("jax.experimental.mosaic.gpu.layout_inference")
+    primitives: Any = importlib.import_module("jax._src.pallas.mosaic_gpu.primitives")
+    keys: list[CopyKey] = []
+    tiles: dict[CopyKey, tuple[int, ...]] = {}
+    infer = inference.infer_layout
+
+    def read(module: Any, *args: Any, **options: Any) -> None:
+        infer(module, *args, **options)
+        for number, found in _tiles_in(module.operation):
+            tiles[keys[number]] = found
+        raise _InferredError
+
+    with ExitStack() as stack:
+        for rules in lowering.mosaic_lowering_rules.values():
+            changed = {
+                primitive: _numbered(rules[primitive], keys)
+                for primitive in (getattr(primitives, name) for name in _COPIES)
+                if primitive in rules
+            }
+            stack.enter_context(patch.dict(rules, changed))
+        stack.enter_context(patch.object(inference, "infer_layout", read))
+        with suppress(_InferredError):
+            _lower(params, avals, axes)
+    return tiles
+
+
+def _numbered(rule: Callable[..., Any], keys: list[CopyKey]) -> Callable[..., Any]:
+    """The lowering rule of a copy, which notes the copy and gives its operation its number."""
+    from jax.extend.mlir import ir
+
+    def lower(context: Any, *args: Any, **params: Any) -> Any:
+        results = rule(context, *args, **params)
+        operation = list(ir.InsertionPoint.current.block.operations)[-1].operation
+        if operation.name in _OPERATIONS:
+            number = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), len(keys))
+            operation.attributes[_NUMBER] = number
+            keys.append(key_of(params))
+        return results
+
+    return lower
+
+
+def _tiles_in(operation: Any) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """The number and the tiles of each numbered copy inside of an operation."""
+    from jax.extend.mlir import ir
+
+    mosaic: Any = importlib.import_module("jax.experimental.mosaic.gpu")
+    kind = mosaic.dialect.TileTransformAttr
+    for region in operation.regions:
+        for block in region:
+            for op in block:
+                inner = op.operation
+                if _NUMBER in inner.attributes:
+                    number = ir.IntegerAttr(inner.attributes[_NUMBER]).value
+                    transforms: Any = ir.ArrayAttr(inner.attributes["in_transforms"])[0]
+                    tiled = [each for each in transforms if isinstance(each, kind)]
+                    yield number, tuple(map(int, tiled[0].tiling)) if tiled else ()
+                yield from _tiles_in(inner)
+
+
+def _lower(params: Mapping[str, Any], avals: Sequence[Any], axes: Mapping[str, int]) -> None:
+    """Lower a kernel for CUDA, with an array for each operand."""
+    import jax
+    from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+
+    from pallas_sim.compat.jaxprs import is_reference
+
+    mpmd: Any = importlib.import_module("jax._src.pallas.mpmd")
+    in_memory = [is_reference(aval) for aval in avals]
+
+    def launch(*arrays: Any) -> Any:
+        given = [
+            jax.new_ref(array) if wrapped else array
+            for array, wrapped in zip(arrays, in_memory, strict=True)
+        ]
+        return mpmd.mpmd_map_p.bind(*given, **params)
+
+    whole: Any = launch
+    if axes:
+        types = (AxisType.Auto,) * len(axes)
+        mesh = AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=types)
+        whole = jax.shard_map(
+            launch, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False
+        )
+    arrays = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+    jax.jit(whole).trace(*arrays).lower(lowering_platforms=("cuda",))

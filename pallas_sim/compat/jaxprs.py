@@ -1,0 +1,453 @@
+"""Private names of JAX: what is read off jaxprs and their equations.
+
+Seen in JAX 0.11.2 and 0.12.0.1. It can go when ``jax.extend.core`` documents what equations hold.
+Probe: ``tests/unit/compat/test_jaxprs.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+from pallas_sim.compat.places import transforms_in
+from pallas_sim.transforms import Aliased
+
+#: Primitives that run a Pallas kernel: ``pl.pallas_call``, and what ``pl.kernel`` and
+#: ``plgpu.kernel`` become. JAX 0.11.2 has ``core_map``, and 0.12.0.1 ``mpmd_map``.
+KERNEL_PRIMITIVES = frozenset({"pallas_call", "core_map", "mpmd_map"})
+
+#: Primitives that run a kernel of another language, which JAX passes on as it is: jax-triton 0.4.1.
+FOREIGN_PRIMITIVES = frozenset({"triton_kernel_call"})
+
+
+def sub_jaxprs(eqn: Any) -> Iterator[Any]:
+    """The open jaxprs inside the parameters of an equation.
+
+    ``jax.core`` exports no such walk.
+    """
+    stack = list(eqn.params.values())
+    while stack:
+        value = stack.pop()
+        if hasattr(value, "eqns"):
+            yield value
+        elif hasattr(value, "jaxpr") and hasattr(value.jaxpr, "eqns"):
+            yield value.jaxpr
+        elif isinstance(value, (tuple, list)):
+            stack.extend(cast("Sequence[Any]", value))
+
+
+def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+    """A jaxpr without its constants, and these.
+
+    JAX 0.11.2 has closed jaxprs, and open ones without values; in JAX 0.12.0.1 a jaxpr has its
+    constants itself.
+    """
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    return inner, tuple(getattr(jaxpr, "consts", ()))
+
+
+def without_dead_code(jaxpr: Any) -> Any:
+    """A jaxpr, open and without the equations that neither a result nor an effect depends on.
+
+    JAX and XLA remove them, too: a gradient may need no output of a forward kernel.
+    """
+    eliminate: Any = importlib.import_module("jax.interpreters.partial_eval").dce_jaxpr
+    with _kernels_may_be_dead():
+        return eliminate(open_jaxpr(jaxpr)[0], True)[0]
+
+
+@contextmanager
+def _kernels_may_be_dead() -> Generator[None]:
+    """Let JAX 0.11 eliminate a ``pallas_call`` that nothing depends on, as JAX 0.12 and XLA do.
+
+    There its rule keeps all of them. What was eliminated is cached, so the caches end with this.
+    """
+    import jax
+
+    if jax.__version_info__ >= (0, 12):
+        yield
+        return
+    partial_eval: Any = importlib.import_module("jax._src.interpreters.partial_eval")
+    primitive: Any = importlib.import_module("jax._src.pallas.pallas_call").pallas_call_p
+    pjit: Any = importlib.import_module("jax._src.pjit")
+    caches = (
+        partial_eval._dce_jaxpr,
+        partial_eval._cached_closed_call_dce,
+        pjit._dce_jaxpr_pjit,
+    )
+    rules: Any = importlib.import_module("jax.interpreters.partial_eval").dce_rules
+    rule = rules[primitive]
+
+    def eliminated(used: Any, eqn: Any) -> Any:
+        if getattr(eqn.params["compiler_params"], "has_side_effects", False):
+            return rule(used, eqn)
+        return partial_eval._default_dce_rule(used, eqn)
+
+    try:
+        for cache in caches:
+            cache.cache_clear()
+        rules[primitive] = eliminated
+        yield
+    finally:
+        rules[primitive] = rule
+        for cache in caches:
+            cache.cache_clear()
+
+
+def limit_traces(most: int) -> bool:
+    """Drop JAX's traces of functions, if it keeps more than ``most``; return whether it did.
+
+    JAX keeps a trace of each function for each shape, such as ``jnp.tanh``, without a limit. What
+    was compiled, and the last traces of jitted functions, is in caches that have one, and stays.
+    """
+    partial_eval: Any = importlib.import_module("jax._src.interpreters.partial_eval")
+    cache: Any = partial_eval.trace_to_jaxpr
+    if not hasattr(cache, "cache_info") or cache.cache_info().currsize <= most:
+        return False
+    cache.cache_clear()
+    return True
+
+
+def is_literal(atom: Any) -> bool:
+    """Whether an operand is a constant in the jaxpr."""
+    return hasattr(atom, "val")
+
+
+def written_inputs(jaxpr: Any) -> frozenset[int]:
+    """Positions of the refs of a kernel's jaxpr that its body writes, by its effects.
+
+    An effect names its ref by variable (or, where none is in scope, by position).
+    """
+    kinds = ("WriteEffect", "AccumEffect")
+    found = [each.input for each in jaxpr.effects if type(each).__name__ in kinds]
+    return frozenset(i for i, var in enumerate(jaxpr.invars) if var in found or i in found)
+
+
+def read_inputs(jaxpr: Any) -> frozenset[int]:
+    """Positions of the refs of a kernel's jaxpr that its body reads, likewise."""
+    found = [each.input for each in jaxpr.effects if type(each).__name__ == "ReadEffect"]
+    return frozenset(i for i, var in enumerate(jaxpr.invars) if var in found or i in found)
+
+
+def kernel_name(eqn: Any) -> str:
+    """The name of the Pallas kernel that an equation runs."""
+    if eqn.params.get("name"):
+        return str(eqn.params["name"])
+    for body in sub_jaxprs(eqn):
+        info = getattr(body, "debug_info", None)
+        if info is not None and getattr(info, "func_name", None):
+            return str(info.func_name)
+    return eqn.primitive.name
+
+
+def argument_names(jaxpr: Any) -> tuple[str, ...]:
+    """The names of the parameters of the function that an open jaxpr was traced from, or ""."""
+    count = len(jaxpr.invars)
+    names = list(getattr(jaxpr.debug_info, "arg_names", None) or ())
+    return tuple(name or "" for name in names) if len(names) == count else ("",) * count
+
+
+def scan_parts(params: Any, count: int) -> tuple[int, int, int]:
+    """How many of a scan's operands are constants, carried, and scanned over.
+
+    JAX 0.12 keeps them in trees of flags.
+    """
+    if "num_consts" in params:
+        consts, carry = params["num_consts"], params["num_carry"]
+        return consts, carry, count - consts - carry
+    util = importlib.import_module("jax.tree_util")
+    parts = [list(part) for part in params["ft_in"].update(range(count)).unpack()]
+    consts, carry, scanned = (len(util.tree_leaves(part)) for part in parts)
+    return consts, carry, scanned
+
+
+def home_of_primitive(primitive: Any) -> str:
+    """The module that defines a primitive; "" if that is not known.
+
+    Names are not unique: SparseCore has a ``gather`` of its own. A primitive says nothing of its
+    module, but its abstract evaluation does.
+    """
+    modules = _AMBIGUOUS.get(primitive.name)
+    if modules is None:
+        return ""
+    return next((each for each in _modules_of(primitive.abstract_eval) if each in modules), "")
+
+
+def _modules_of(function: Any) -> Iterator[str]:
+    """The modules of a function and of what it wraps."""
+    wrapped = (cell.cell_contents for cell in getattr(function, "__closure__", None) or ())
+    for each in (function, *wrapped):
+        yield getattr(each, "__module__", "")
+
+
+#: Names of several primitives, with the modules that define the less common ones.
+_AMBIGUOUS = {
+    **dict.fromkeys(
+        ("gather", "scatter", "load", "swap", "scan_count", "pack", "unpack", "barrier"),
+        ("jax._src.pallas.mosaic.sc_primitives",),
+    ),
+    "load": ("jax._src.pallas.mosaic.sc_primitives", "jax._src.pallas.mosaic_gpu.primitives"),
+    "store": ("jax._src.pallas.mosaic_gpu.primitives",),
+}
+
+
+def discharged(jaxpr: Any) -> Any:
+    """A closed jaxpr of values, which are results too, in place of one of references."""
+    discharge: Any = importlib.import_module("jax._src.state.discharge")
+    return discharge.discharge_state(jaxpr, strip_memory_space=True)
+
+
+# Private names of JAX: what the variables of a kernel's body stand for.
+#
+# Seen in JAX 0.11.2 and 0.12.0.1. It can go when ``jax.experimental.pallas`` exports the classes of
+# abstract values and dtypes. Probe: ``tests/unit/compat/test_avals.py``.
+
+
+def is_reference(aval: Any) -> bool:
+    """Whether a variable of a kernel's body stands for memory, and not for a value."""
+    return hasattr(aval, "inner_aval")
+
+
+def semaphore_kind(dtype: Any) -> str | None:
+    """``"dma"``, ``"barrier"`` or ``"regular"`` for the dtype of a semaphore, or None."""
+    name = str(getattr(dtype, "name", dtype))
+    kinds = {"dma_sem": "dma", "barrier_semaphore": "barrier", "semaphore": "regular"}
+    return kinds.get(name)
+
+
+def owner_of_space(space: Any) -> str | None:
+    """The kind of core that a memory space of several bodies belongs to, or None."""
+    core = getattr(getattr(space, "mesh", space), "core_type", None)
+    return None if core is None else str(core.name).lower()
+
+
+def space_of(aval: Any) -> str:
+    """``"gmem"``, ``"smem"``, ``"tmem"`` or ``"regs"``; "" of what is no reference."""
+    return name_of_space(getattr(aval, "memory_space", None))
+
+
+def name_of_space(space: Any) -> str:
+    """The name of a memory space, such as ``"vmem"``; "" of none."""
+    return str("" if space is None else space).lower().rpartition(".")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierFacts:
+    """What a barrier is.
+
+    Attributes:
+      arrivals: of a phase, by each block that takes part.
+      axes: of the cluster along which blocks arrive, each a tuple of names; None if only the
+        barrier's own block does.
+      tensor_core: whether it orders operations of the tensor core.
+      leader: whether only the barrier of the first block counts.
+    """
+
+    arrivals: int
+    axes: tuple[tuple[Any, ...], ...] | None = None
+    tensor_core: bool = False
+    leader: bool = False
+
+
+def barrier_facts(dtype: Any) -> BarrierFacts | None:
+    """What a barrier of this dtype is, or None if it is none."""
+    name = type(dtype).__name__
+    if name == "BarrierType":
+        return BarrierFacts(dtype.num_arrivals, None, bool(dtype.orders_tensor_core))
+    if name == "ClusterBarrierType":
+        axes = tuple(each if isinstance(each, tuple) else (each,) for each in dtype.collective_axes)
+        leader = bool(getattr(dtype, "leader_tracked", False))
+        return BarrierFacts(dtype.num_arrivals, axes, bool(dtype.orders_tensor_core), leader)
+    return None
+
+
+def is_accumulator(aval: Any) -> bool:
+    """Whether a reference is one to the registers that ``wgmma`` adds to."""
+    return type(aval).__name__ == "WGMMAAbstractAccumulatorRef"
+
+
+def is_union(aval: Any) -> bool:
+    """Whether a reference is a union of several."""
+    return type(aval).__name__ == "AbstractRefUnion"
+
+
+def union_parts(aval: Any) -> tuple[Aliased, ...]:
+    """The references of a union, or () for any other reference.
+
+    Args:
+      aval: abstract value of a reference.
+    """
+    if getattr(aval, "refs", None) is None:
+        return ()
+    core = importlib.import_module("jax._src.pallas.mosaic_gpu.core")
+    util = importlib.import_module("jax.tree_util")
+    found: list[Aliased] = []
+    for ref in util.tree_leaves(core.flatten_ref_union(aval), is_leaf=_has_transforms):
+        first = transforms_in(ref.transforms)[0]
+        assert isinstance(first, Aliased)
+        found.append(first)
+    return tuple(found)
+
+
+def _has_transforms(value: Any) -> bool:
+    return hasattr(value, "transforms")
+
+
+# Private names of JAX: a tracer that has a value.
+#
+# Seen in JAX 0.11.2 and 0.12.0.1. It can go when a subclass of ``jax.core.Tracer`` need not set
+# private fields. Probe: ``tests/unit/simulator/test_eager.py``.
+
+
+@functools.cache
+def tracer_type() -> Any:
+    """The class of tracers ``(trace, aval, value)``, which functions may ask for their value."""
+    import numpy as np
+
+    core: Any = importlib.import_module("jax.core")
+
+    class Tracer(core.Tracer):
+        """A value that operations are evaluated on."""
+
+        __slots__ = ("value",)
+
+        def __init__(self, trace: Any, aval: Any, value: Any) -> None:
+            super().__init__(trace, aval)
+            self._line_info = None
+            self.value = value
+
+        def _origin_msg(self) -> str:
+            return ""
+
+        def to_concrete_value(self) -> Any:
+            """The value itself, if it is an array."""
+            value = self.value
+            return np.asarray(value) if isinstance(value, (np.ndarray, np.generic)) else None
+
+        def __array__(self, *args: Any, **options: Any) -> Any:
+            return np.asarray(self.value, *args, **options)
+
+        def is_deleted(self) -> bool:
+            """False: values are never deleted."""
+            return False
+
+        def __float__(self) -> float:
+            return float(self.value)
+
+        def __complex__(self) -> complex:
+            return complex(self.value)
+
+        def tolist(self) -> Any:
+            """As of an array."""
+            return np.asarray(self.value).tolist()
+
+        def item(self, *args: int) -> Any:
+            """As of an array."""
+            return np.asarray(self.value).item(*args)
+
+    return Tracer
+
+
+# Private names of JAX: what a primitive computes, as a jaxpr of other primitives.
+#
+# Seen in JAX 0.11.2 and 0.12.0.1. It can go when JAX gives access to the functions that it makes
+# lowerings of. Probe: ``tests/unit/simulator/test_compositions.py``.
+
+
+def expanded(params: Any, avals: Sequence[Any]) -> Any:
+    """What a high-level primitive computes, as a jaxpr of lower ones."""
+    import jax
+
+    hijax: Any = importlib.import_module("jax._src.hijax")
+    lower = hijax.call_hi_primitive_p.to_lojax
+    shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+    return jax.make_jaxpr(lambda *args: lower(*args, **params))(*shapes)
+
+
+def composition(primitive: Any, avals: Sequence[Any], params: Any) -> Any:
+    """What JAX lowers a primitive to, as a jaxpr of other primitives; None if it is no such.
+
+    ``mlir.lower_fun`` makes a lowering of a Python function, which it keeps in its closure. That
+    for a TPU goes first, then the one for every platform.
+
+    Args:
+      primitive: of JAX or anybody else.
+      avals: of its operands.
+      params: of the equation.
+    """
+    import jax
+
+    function = operation_on_keys(primitive.name, avals, params) or _composed(primitive)
+    if primitive.name == "einshape_lo":
+        function = _einshape
+    if function is None:
+        return None
+    return jax.make_jaxpr(lambda *args: function(*args, **params))(*avals)
+
+
+def _composed(primitive: Any) -> Any:
+    mlir: Any = importlib.import_module("jax._src.interpreters.mlir")
+    for table in (mlir._platform_specific_lowerings.get("tpu", {}), mlir._lowerings):
+        entry = table.get(primitive)
+        if entry is not None:
+            rule = getattr(entry, "rule", entry)
+            if getattr(rule, "__name__", "") != "f_lowered":
+                return None
+            return inspect.getclosurevars(rule).nonlocals.get("fun")
+    return None
+
+
+def _einshape(x: Any, equation: str, sizes: Sequence[tuple[str, int]], **_: Any) -> Any:
+    home: Any = importlib.import_module("jax._src.pallas.einshape")
+    return home._einshape(equation, x, **dict(sizes))
+
+
+# Private names of JAX: what typed random keys consist of, and what is done to them.
+#
+# Seen in JAX 0.11.2 and 0.12.0.1. It can go when their dtype has public attributes. Probe:
+# ``tests/unit/compat/test_keys.py``.
+
+
+def is_key(dtype: Any) -> bool:
+    """Whether a dtype is that of typed keys; a dtype of numpy is none."""
+    return hasattr(dtype, "_impl")
+
+
+def key_shape(dtype: Any) -> tuple[int, ...]:
+    """The shape of the words, of uint32, that a key of this dtype consists of."""
+    return tuple(dtype._impl.key_shape)
+
+
+def key_implementation(dtype: Any) -> str:
+    """The name of the generator that keys of this dtype are for, as ``jax.random.key`` takes it."""
+    return str(dtype._impl.name)
+
+
+def operation_on_keys(name: str, avals: Sequence[Any], params: Any) -> Any:
+    """What a primitive of typed keys does, by the functions of their implementation."""
+    if name not in ("random_seed", "random_split", "random_fold_in", "random_bits"):
+        return None
+    prng: Any = importlib.import_module("jax._src.random.prng")
+    impl = params["impl"] if name == "random_seed" else avals[0].dtype._impl
+    shape = avals[0].shape
+
+    def wrapped(words: Any) -> Any:
+        return prng.random_wrap(words, impl=impl)
+
+    return {
+        "random_seed": lambda seeds, impl: wrapped(prng.random_seed_impl_base(seeds, impl=impl)),
+        "random_split": lambda keys, **how: wrapped(
+            prng.random_split_impl_base(impl, prng.random_unwrap(keys), len(shape), **how)
+        ),
+        "random_fold_in": lambda keys, data: wrapped(
+            prng.random_fold_in_impl_base(impl, prng.random_unwrap(keys), data, shape)
+        ),
+        "random_bits": lambda keys, **how: prng.random_bits_impl_base(
+            impl, prng.random_unwrap(keys), len(shape), **how
+        ),
+    }[name]

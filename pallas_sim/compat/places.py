@@ -1,0 +1,319 @@
+"""Private names of JAX: which part of a reference an equation reads or writes.
+
+Seen in JAX 0.11.2 and 0.12.0.1. It can go when ``jax.experimental.pallas`` exports the classes of
+transforms. Probe: ``tests/unit/compat/test_places.py``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pallas_sim.transforms import (
+    Aliased,
+    AtAll,
+    AtBlock,
+    AtPeer,
+    AxisSlice,
+    Bitcast,
+    Expanded,
+    Im2Col,
+    Indexed,
+    Listed,
+    Operand,
+    Peer,
+    RefPart,
+    Reshaped,
+    Transform,
+    Transposed,
+    UnknownTransform,
+    Untiled,
+)
+
+
+def transforms_of(tree: Any, first: int, count: int) -> tuple[Transform, ...]:
+    """The transforms that a pytree makes of the last operands of an equation.
+
+    Args:
+      tree: parameter ``tree`` of the equation.
+      first: position of the first of these operands.
+      count: how many there are.
+    """
+    leaves = [Operand(first + number) for number in range(count)]
+    return transforms_in(tree.unflatten(leaves))
+
+
+def transforms_in(transforms: Any) -> tuple[Transform, ...]:
+    """JAX's transforms of a reference as ours, without those that change nothing."""
+    given: Sequence[Any] = transforms if isinstance(transforms, (tuple, list)) else (transforms,)
+    found = [each for each in map(_transform, given) if each is not None]
+    for number, each in enumerate(found[:-1]):
+        after = found[number + 1]
+        if isinstance(each, Aliased) and isinstance(after, Untiled):
+            found[number] = replace(each, tiling=after.tiling)
+    return tuple(found)
+
+
+def is_indexer(transform: Any) -> bool:
+    """Whether a transform of JAX is one with ``indices``, one for each axis, and a ``shape``."""
+    return type(transform).__name__ == "NDIndexer"
+
+
+def is_at_peer(transform: Any) -> bool:
+    """Whether a transform of JAX names the memory of other devices."""
+    return type(transform).__name__ in ("PeerMemRef", "MulticastRef")
+
+
+def _transform(transform: Any) -> Transform | None:
+    kind = type(transform).__name__
+    if is_indexer(transform):
+        indices = tuple(map(_index, transform.indices))
+        return Indexed(
+            indices,
+            tuple(transform.shape),
+            tuple(transform.int_indexer_shape),
+            tuple(
+                axis
+                for axis, index in enumerate(indices)
+                if isinstance(index, AxisSlice) and index.stride == 0
+            ),
+        )
+    if kind in ("ReshapeTransform", "RefReshaper"):
+        return Reshaped(tuple(transform.shape))
+    if kind in ("TransposeTransform", "RefTransposer"):
+        return Transposed(tuple(transform.permutation))
+    if kind in ("BitcastTransform", "RefBitcaster"):
+        return Bitcast(transform.dtype)
+    if kind in ("MemorySpaceCastTransform", "AccessAssumptionTransform"):
+        return None
+    return _gpu_transform(kind, transform)
+
+
+def _gpu_transform(kind: str, transform: Any) -> Transform | None:
+    """The transforms of Mosaic GPU. Swizzling changes where elements lie, and nothing else."""
+    if kind in ("UnswizzleRef", "IdentityTransform"):
+        return None
+    if kind in ("UntilingTransform", "UntileRef"):
+        return Untiled(tuple(transform.tiling))
+    if kind == "ExpandLeadingBatchDimensionsTransform":
+        return Expanded(tuple(transform.batch_shape))
+    if kind == "ExtractAliasedRef":
+        layout = getattr(transform, "layout", None)
+        dtype, group = transform.dtype, getattr(transform, "alias_group_idx", 0)
+        return Aliased(transform.offset, tuple(transform.shape), dtype, (), group, layout)
+    if kind == "Im2ColTransform":
+        return Im2Col(tuple(transform.window_shape), tuple(map(tuple, transform.padding)))
+    if kind == "PeerMemRef":
+        peer = peer_in(transform.device_id, None, transform.device_id_type)
+        assert peer is not None
+        return AtPeer(peer)
+    if kind == "ClusterRefTransform":
+        named = zip(transform.dims, transform.idxs, strict=True)
+        return AtBlock(tuple((_names(dim), _number(index)) for dim, index in named))
+    if kind == "MulticastRef":
+        return AtAll(_names(transform.collective_axes))
+    return UnknownTransform(kind)
+
+
+def _names(axes: Any) -> tuple[Any, ...]:
+    return tuple(axes) if isinstance(axes, tuple | list) else (axes,)
+
+
+def _index(index: Any) -> AxisSlice | Operand | Listed | int:
+    if isinstance(index, Operand):
+        return index
+    if type(index).__name__ == "TransformedRef":
+        return Listed(index.ref.position, transforms_in(index.transforms))
+    if type(index).__name__ == "Indices":
+        listed = _index(index.values)
+        transforms = listed.transforms if isinstance(listed, Listed) else ()
+        assert isinstance(listed, (Listed, Operand))
+        return Listed(listed.position, transforms, index.ignored_value)
+    if hasattr(index, "stride") and hasattr(index, "start"):
+        return AxisSlice(_number(index.start), _number(index.size), int(index.stride))
+    return _number(index)
+
+
+def _number(value: Any) -> Any:
+    return value if isinstance(value, Operand) else int(value)
+
+
+def place_in(given: Any) -> RefPart:
+    """A reference with its transforms, whose leaves are ``Operand``s."""
+    if isinstance(given, Operand):
+        return RefPart(given.position, ())
+    if isinstance(given.ref, tuple):
+        (select,) = given.transforms
+        choices: tuple[Any, ...] = given.ref
+        index = select.idx if isinstance(select.idx, Operand) else int(select.idx)
+        return RefPart(-1, (), tuple(map(place_in, choices)), index)
+    return RefPart(given.ref.position, transforms_in(given.transforms))
+
+
+def peer_in(device: Any, core: Any, kind: Any) -> Peer | None:
+    """A ``device_id`` and a ``core_index``, as ``device_id_to_logical`` understands them."""
+    at = None if core is None else core.position
+    if device is None:
+        return None if at is None else Peer(core=at)
+    if isinstance(device, dict):
+        named: dict[Any, Any] = device
+        axes = tuple(
+            (axis if isinstance(axis, tuple) else (axis,), index.position)
+            for axis, index in named.items()
+        )
+        return Peer(axes=axes, core=at)
+    if kind.name == "LOGICAL":
+        return Peer(number=device.position, core=at)
+    import jax
+
+    leaves = jax.tree.leaves(device)
+    return Peer(point=tuple(each.position for each in leaves), core=at)
+
+
+# Private names of JAX: how much shared memory its lowering asks for a Mosaic GPU kernel.
+#
+# Seen in JAX 0.11.2 and 0.12.0.1. It can go when JAX has a public function for it. Probe:
+# ``tests/unit/compat/test_resources.py``.
+
+
+#: Bytes of a barrier, and of the address of tensor memory, which the hardware writes there.
+_BARRIER, _ADDRESS = 8, 4
+
+#: What a profiler keeps of an event: two ends, each of two words.
+_EVENT = 2 * 2 * 4
+
+
+def requested_shared_bytes(jaxpr: Any, mesh: Any, params: Any) -> int | None:
+    """Bytes of shared memory that a block of a Mosaic GPU kernel is launched with.
+
+    JAX's own estimate gives the scratch and the barriers (``_estimate_resources`` in
+    ``jax/_src/pallas/mosaic_gpu/lowering.py``), so the number follows the JAX that is installed.
+    They lie as ``_smem_tree_size`` and ``_launch`` in ``jax/experimental/mosaic/gpu/core.py`` say.
+
+    Args:
+      jaxpr: body of the kernel.
+      mesh: its ``plgpu.Mesh``.
+      params: its ``plgpu.CompilerParams``, or None for the default.
+
+    Returns:
+      The bytes, or None for a kernel that JAX does not lower.
+    """
+    lowering: Any = importlib.import_module("jax._src.pallas.mosaic_gpu.lowering")
+    plgpu: Any = importlib.import_module("jax.experimental.pallas.mosaic_gpu")
+    params = plgpu.CompilerParams() if params is None else params
+    axes = lowering._AxisNames(mesh.grid_names, mesh.cluster_names, mesh.thread_name)
+    context = lowering.ResourceEstimatorContext(
+        reduction_scratch_bytes=params.reduction_scratch_bytes,
+        axis_names=axes.reverse(),
+        lowering_semantics=params.lowering_semantics,
+    )
+    try:
+        resources = lowering._estimate_resources(context, jaxpr)
+    except (NotImplementedError, ValueError, LookupError):
+        return None
+    barriers = sum(barrier.num_barriers for barrier in resources.barriers)
+    size = resources.smem_scratch_bytes + _BARRIER * barriers
+    if resources.tmem_scratch_cols + resources.tmem_collective_scratch_cols:
+        size += _ADDRESS
+    if params.profile_space:
+        threads = 128 * (mesh.num_threads or 1)
+        by_warp = params.profile_trace_scope.name == "WARP"
+        traces = threads // (32 if by_warp else 128)
+        size = math.ceil(size / 8) * 8 + params.profile_space * _EVENT * traces
+    return size
+
+
+# Which operands copies and operations on semaphores have.
+#
+# As JAX 0.11.2 and 0.12.0.1 write them.
+
+
+@dataclass(frozen=True, slots=True)
+class CopyParts:
+    """What ``dma_start`` and ``dma_wait`` name.
+
+    A wait for the source to be read has source and target exchanged, and so its semaphores.
+
+    Attributes:
+      source: what is read.
+      target: what is written.
+      done: the semaphore that gets the bytes once they are written, or None.
+      sent: the semaphore that gets them once they are read, or None.
+      peer: the device or core that the copy names, or None.
+    """
+
+    source: RefPart
+    target: RefPart
+    done: RefPart | None
+    sent: RefPart | None
+    peer: Peer | None
+
+
+@dataclass(frozen=True, slots=True)
+class SemaphoreParts:
+    """What an operation on a semaphore names.
+
+    Attributes:
+      semaphore: which one.
+      value: position of the operand that is added or waited for, or None.
+      decrement: position of the operand that says whether a wait takes from the semaphore what it
+        waits for, or None.
+      peer: the device or core that the operation names, or None.
+    """
+
+    semaphore: RefPart
+    value: int | None = None
+    decrement: int | None = None
+    peer: Peer | None = None
+
+
+def copy_parts(params: Any, count: int) -> CopyParts:
+    """The parts of a ``dma_start`` or ``dma_wait``.
+
+    Args:
+      params: of the equation.
+      count: of its operands.
+    """
+    source, target, done, sent, device = params["tree"].unflatten(
+        [Operand(number) for number in range(count)]
+    )
+    peer = peer_in(device, None, params["device_id_type"])
+    return CopyParts(place_in(source), place_in(target), _some(done), _some(sent), peer)
+
+
+def semaphore_parts(name: str, params: Any, count: int) -> SemaphoreParts:
+    """The parts of an operation on a semaphore.
+
+    Args:
+      name: ``"semaphore_signal"``, ``"semaphore_wait"`` or ``"semaphore_read"``.
+      params: of the equation.
+      count: of its operands.
+    """
+    operands = [Operand(number) for number in range(count)]
+    ref, transforms, *rest = params["args_tree"].unflatten(operands)
+    semaphore = RefPart(ref.position, transforms_in(transforms))
+    if name == "semaphore_signal":
+        value, device, core = rest
+        peer = peer_in(device, core, params["device_id_type"])
+        return SemaphoreParts(semaphore, value.position, peer=peer)
+    if name == "semaphore_wait":
+        value, decrement = rest
+        return SemaphoreParts(semaphore, value.position, decrement.position)
+    return SemaphoreParts(semaphore)
+
+
+def names_a_device(eqn: Any) -> bool:
+    """Whether an equation copies to, or signals, what it names by device."""
+    name, count = eqn.primitive.name, len(eqn.invars)
+    if name == "dma_start":
+        return copy_parts(eqn.params, count).peer is not None
+    return name == "semaphore_signal" and (
+        semaphore_parts(name, eqn.params, count).peer is not None
+    )
+
+
+def _some(given: Any) -> RefPart | None:
+    return None if given is None else place_in(given)

@@ -1,0 +1,167 @@
+"""Private names of JAX: where in the source an equation, or a function, comes from.
+
+Seen in JAX 0.11.2 and 0.12.0.1. It can go when ``jax.extend.source_info_util`` gives the frames of
+a traceback. Probe: ``tests/unit/compat/test_source.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from pallas_sim.findings import SourceLine, read
+
+#: Files of JAX whose equations belong to a loop or pipeline that JAX wrote, and not to the line of
+#: the user that asked for it.
+_MACHINERY = (
+    "/pallas/pipelining/",
+    "/pallas/mosaic/pipeline.py",
+    "/pallas/mosaic_gpu/pipeline.py",
+    "/pallas/mosaic_gpu/helpers.py",
+    "/pallas/utils.py",
+    "/lax/control_flow/loops.py",
+    "/lax/control_flow/for_loop.py",
+)
+
+#: Files of JAX that trace a kernel's body: what is outside of them is not the kernel.
+_CALLERS = ("/pallas/pallas_call.py", "/pallas/mpmd.py", "/pallas/core.py")
+
+
+class Spot(NamedTuple):
+    """A stretch of source code.
+
+    Attributes:
+      file: its path.
+      line: the first line, from 1.
+      column: the first column, from 0.
+      end_line: the last line.
+      end_column: the column after the last.
+      function: the qualified name of the function that it is in.
+    """
+
+    file: str
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+    function: str
+
+    @property
+    def at(self) -> SourceLine:
+        """Its file and first line."""
+        return SourceLine(self.file, self.line)
+
+
+def _info() -> Any:
+    return importlib.import_module("jax._src.source_info_util")
+
+
+def places_in_kernel(eqn: Any) -> tuple[Spot, ...]:
+    """Where an equation of a kernel's body was made: the user's frames inside the body.
+
+    The outermost first; frames of whoever called the kernel are left out. Empty if JAX does not
+    know.
+    """
+    traceback = getattr(eqn.source_info, "traceback", None)
+    return () if traceback is None else _frames(traceback)[0]
+
+
+def is_machinery(eqn: Any) -> bool:
+    """Whether JAX made an equation for a loop or pipeline of its own, in whatever line."""
+    traceback = getattr(eqn.source_info, "traceback", None)
+    return traceback is not None and _frames(traceback)[1]
+
+
+@functools.lru_cache(maxsize=8192)
+def _frames(traceback: Any) -> tuple[tuple[Spot, ...], bool]:
+    info = _info()
+    codes, instructions = traceback.raw_frames()
+    user: list[Spot] = []
+    machinery = False
+    for code, instruction in zip(codes, instructions, strict=True):
+        if user and code.co_filename.endswith(_CALLERS):
+            break
+        if info.is_user_filename(code.co_filename):
+            user.append(_spot(info.raw_frame_to_frame(code, instruction)))
+        elif not user:
+            machinery = machinery or any(part in code.co_filename for part in _MACHINERY)
+    return tuple(reversed(user)), machinery
+
+
+def place_of_call(eqn: Any) -> Spot | None:
+    """The user's innermost frame of an equation outside of a kernel, such as a ``pallas_call``."""
+    frame = _info().user_frame(getattr(eqn.source_info, "traceback", None))
+    return None if frame is None else _spot(frame)
+
+
+def _spot(frame: Any) -> Spot:
+    return Spot(
+        frame.file_name,
+        frame.start_line,
+        frame.start_column,
+        frame.end_line,
+        frame.end_column,
+        frame.function_name,
+    )
+
+
+@contextmanager
+def own_lines() -> Generator[None]:
+    """Have what is traced inside know its own lines.
+
+    Of what JAX traces for a gradient, or of a function that it evaluates again, it says the line of
+    the call that was differentiated: a kernel's body would be one line.
+    """
+    info = _info()
+    partial_eval: Any = importlib.import_module("jax._src.interpreters.partial_eval")
+    state = info._source_info_context
+    original = partial_eval.trace_to_jaxpr
+
+    @functools.wraps(original)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        before = state.context
+        state.context = info.SourceInfo(None, before.name_stack)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            state.context = before
+
+    def without_lines(source: Any) -> Any:
+        stack = info.current_name_stack() + source.name_stack
+        return info.user_context(None, name_stack=stack)
+
+    derivatives: Any = importlib.import_module("jax._src.interpreters.ad")
+    context = derivatives._name_stack_ctx
+    partial_eval.trace_to_jaxpr, derivatives._name_stack_ctx = traced, without_lines
+    try:
+        yield
+    finally:
+        partial_eval.trace_to_jaxpr, derivatives._name_stack_ctx = original, context
+
+
+def home_of(jaxpr: Any) -> tuple[str, str, int]:
+    """Name, file and line of the function that an open jaxpr was traced from, as far as known."""
+    info = getattr(jaxpr, "debug_info", None)
+    words = str(getattr(info, "func_src_info", "") or "")
+    name, _, rest = words.partition(" at ")
+    found = read(rest) or SourceLine(rest, 0)
+    return name, found.file, found.line
+
+
+def source_line(eqn: Any) -> str | None:
+    """``file:line`` of the user's code that made an equation, or None."""
+    place = place_of_call(eqn)
+    return None if place is None else str(place.at)
+
+
+def is_of_jax(jaxpr: Any) -> bool:
+    """Whether an open jaxpr is of a function that JAX defines, such as ``jnp.where``."""
+    return "/jax/_src/" in home_of(jaxpr)[1]
+
+
+def is_call_stack(error: BaseException) -> bool:
+    """Whether an error only holds the frames of an operation that JAX was lowering."""
+    return type(error).__name__ == "JaxStackTraceBeforeTransformation"

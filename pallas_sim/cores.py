@@ -1,0 +1,520 @@
+"""Launches: the meshes of cores that a kernel runs on, how they enter it, and how they leave it."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import weakref
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from pallas_sim.compat.jaxprs import open_jaxpr, sub_jaxprs
+from pallas_sim.compat.places import names_a_device
+from pallas_sim.copies import Semaphore
+from pallas_sim.errors import MissingRuleError, SimulationError
+from pallas_sim.findings import Access, Wait
+from pallas_sim.machine import Thread
+from pallas_sim.memory import AllocationKey, Ref
+from pallas_sim.recording import Reach, Reached, Synchronized
+from pallas_sim.scheduler import Task
+from pallas_sim.transforms import Peer
+
+
+@dataclass(frozen=True, slots=True)
+class CoreMesh:
+    """A mesh of cores that a body of a kernel runs on.
+
+    Attributes:
+      kind: ``"tc"``, ``"sc_scalar_subcore"`` or ``"sc_vector_subcore"``.
+      shape: sizes of its axes, by name.
+    """
+
+    kind: str
+    shape: Mapping[str, int]
+
+    @property
+    def size(self) -> int:
+        """How many cores it has."""
+        return math.prod(self.shape.values())
+
+    @property
+    def points(self) -> Sequence[Mapping[str, int]]:
+        """The index of each core along each axis."""
+        sizes = [range(size) for size in self.shape.values()]
+        return [dict(zip(self.shape, point, strict=True)) for point in itertools.product(*sizes)]
+
+
+def kind_of_cores(mesh: Any) -> str | None:
+    """The kind of cores of a mesh of JAX, or None if they are none of a TPU."""
+    from jax.experimental.pallas import tpu as pltpu
+    from jax.experimental.pallas import tpu_sc as plsc
+
+    kinds: Mapping[type, str] = {
+        pltpu.TensorCoreMesh: "tc",
+        plsc.ScalarSubcoreMesh: "sc_scalar_subcore",
+        plsc.VectorSubcoreMesh: "sc_vector_subcore",
+    }
+    return kinds.get(type(mesh))
+
+
+def core_meshes(meshes: Sequence[Any]) -> list[CoreMesh]:
+    """The meshes of an ``mpmd_map``.
+
+    Raises:
+      MissingRuleError: one of them is of a kind that the simulator does not know.
+    """
+    found: list[CoreMesh] = []
+    for mesh in meshes:
+        kind = kind_of_cores(mesh)
+        if kind is None:
+            raise MissingRuleError(f"the simulator does not simulate a {type(mesh).__name__}")
+        found.append(CoreMesh(kind, dict(mesh.shape)))
+    return found
+
+
+#: What a kernel does besides loads and stores.
+_ASYNCHRONOUS = frozenset(
+    {
+        *("dma_start", "dma_wait", "semaphore_signal", "semaphore_wait", "semaphore_read"),
+        *("get_barrier_semaphore", "all_gather", "psum", "barrier"),
+    }
+)
+
+#: Name of the axis of cores that JAX divides a parallel grid dimension over.
+MEGACORE = "(core)"
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a kernel does besides loads and stores.
+
+    Attributes:
+      asynchronous: whether it starts copies or uses semaphores.
+      remote: whether it names another device.
+      collective: its ``collective_id``, or None.
+      barrier: whether its devices wait for each other at the entry.
+      lasting: whether its semaphores outlive it.
+    """
+
+    asynchronous: bool
+    remote: bool
+    collective: Any
+    barrier: bool
+    lasting: bool = False
+
+
+def traffic_of(jaxprs: Iterable[Any], params: Any, *, lasting: bool = False) -> Traffic:
+    """What the programs of a kernel do.
+
+    Args:
+      jaxprs: of the kernel.
+      params: its compiler parameters.
+      lasting: whether its semaphores outlive it.
+    """
+    asynchronous = remote = False
+    for eqn in equations(*jaxprs):
+        asynchronous |= eqn.primitive.name in _ASYNCHRONOUS
+        remote |= names_a_device(eqn)
+    collective = getattr(params, "collective_id", None)
+    skips = getattr(params, "skip_device_barrier", False)
+    barrier = remote and collective is None and not skips
+    return Traffic(asynchronous, remote, collective, barrier, lasting)
+
+
+#: An equation with the jaxprs inside of it.
+_Nested = tuple[Any, tuple[Any, ...]]
+
+#: Kept as long as the jaxpr: several walks of a kernel follow each other.
+_NESTED: weakref.WeakKeyDictionary[Any, tuple[_Nested, ...]] = weakref.WeakKeyDictionary()
+
+
+def _nested(jaxpr: Any) -> tuple[_Nested, ...]:
+    inner = open_jaxpr(jaxpr)[0]
+    found = _NESTED.get(inner)
+    if found is None:
+        found = _NESTED[inner] = tuple((eqn, tuple(sub_jaxprs(eqn))) for eqn in inner.eqns)
+    return found
+
+
+def equations(*jaxprs: Any) -> Iterator[Any]:
+    """The equations of jaxprs, those within others after these."""
+    for jaxpr in jaxprs:
+        for eqn, inner in _nested(jaxpr):
+            yield eqn
+            if inner:
+                yield from equations(*inner)
+
+
+def most_at_a_time(
+    jaxpr: Any, taken_by: Callable[[Any], Sequence[tuple[str, int]]]
+) -> list[tuple[str, int]]:
+    """What equations take at a time, where the sum of that is largest: names and amounts.
+
+    Args:
+      jaxpr: whose equations follow each other. What one takes it has while those inside run.
+      taken_by: gives what an equation takes: names and amounts.
+    """
+    best: list[tuple[str, int]] = []
+    for eqn, jaxprs in _nested(jaxpr):
+        inside = max((most_at_a_time(each, taken_by) for each in jaxprs), key=_sum, default=[])
+        best = max(best, [*taken_by(eqn), *inside], key=_sum)
+    return best
+
+
+def _sum(taken: Sequence[tuple[str, int]]) -> int:
+    return sum(amount for _, amount in taken)
+
+
+@contextmanager
+def launched(
+    thread: Thread, kernel: Any, traffic: Traffic, *, several: bool = False
+) -> Generator[None]:
+    """Be inside of a kernel.
+
+    Args:
+      thread: the device, or the core, that enters.
+      kernel: which; the same on every device.
+      traffic: what it does.
+      several: whether it runs on several cores.
+    """
+    before = (thread.launch, thread.recorded, thread.collective)
+    machine, device = thread.machine, thread.device
+    concurrent = traffic.asynchronous or several or thread.recorded
+    if concurrent:
+        name = id(kernel)
+        thread.launch = (name, device.launches[name])
+        device.launches[name] += 1
+        thread.recorded = True
+        thread.collective = traffic.collective
+    try:
+        yield
+    finally:
+        if concurrent and not traffic.lasting:
+            _leave(thread)
+        thread.launch, thread.recorded, thread.collective = before
+    alone = len(machine.owners) == 1 and not machine.copies and not machine.lasting
+    if concurrent and not thread.recorded and alone:
+        machine.find_disorder()
+
+
+def _leave(thread: Thread) -> None:
+    device, launch = thread.device, thread.launch
+    device.left.add(launch)
+    for key in [key for key in device.memory if key.launch == launch]:
+        del device.memory[key]
+    device.freed.clear()
+
+
+def at_entry(thread: Thread, traffic: Traffic) -> None:
+    """Wait for the other devices, where a chip does at the entry of such a kernel.
+
+    The cores of a device enter together.
+    """
+    cores = thread.cores.get(MEGACORE, 1)
+    if cores > 1:
+        me, place = thread.axes[MEGACORE], ("cores", thread.owner.device, thread.launch)
+        meet(thread, place, me, range(cores), None, "the entry of the kernel", kind="core")
+    count = math.prod(thread.sizes.values())
+    if traffic.barrier and count > 1 and all(index == 0 for _, index in thread.core):
+        me, place = thread.owner.device, ("entry", thread.launch)
+        meet(thread, place, me, range(count), None, "the entry of the kernel")
+
+
+def run_divided(
+    thread: Thread, divisions: Sequence[Any], work: Callable[[Thread, Any], None]
+) -> None:
+    """Run the parts of a kernel, each on a core of its own where there are several."""
+    if len(divisions) == 1:
+        work(thread, divisions[0])
+        return
+    cores = [
+        thread.child(
+            replace(thread.owner, core=number),
+            cores={MEGACORE: len(divisions)},
+            axes={**thread.axes, MEGACORE: number},
+        )
+        for number in range(len(divisions))
+    ]
+    run_concurrently(thread, cores, lambda core: work(core, divisions[core.axes[MEGACORE]]))
+
+
+def run_concurrently(
+    thread: Thread, threads: Sequence[Thread], work: Callable[[Thread], Any]
+) -> list[Any]:
+    """Run threads at the same time, and go on when all have ended."""
+    machine = thread.machine
+    numbers = tuple(dict.fromkeys((thread.number, *(each.number for each in threads))))
+    machine.recording.events.append(Synchronized(numbers))
+    results = machine.scheduler.run(threads, work)
+    machine.recording.events.append(Synchronized(numbers))
+    return results
+
+
+# Meetings: points that several threads must reach before any of them goes on.
+
+
+@dataclass(eq=False)
+class _Meeting:
+    """A meeting that is not over.
+
+    Attributes:
+      given: what each member brought.
+      threads: the numbers of those that are there.
+      waiting: their tasks.
+    """
+
+    given: dict[Any, Any] = field(default_factory=dict)
+    threads: list[int] = field(default_factory=list)
+    waiting: list[Task] = field(default_factory=list)
+
+
+def meet(
+    thread: Thread,
+    place: Hashable,
+    member: Hashable,
+    members: Sequence[Any],
+    value: Any,
+    what: str,
+    kind: str = "device",
+) -> dict[Any, Any]:
+    """Wait until all members are at a place, and give what each of them brought.
+
+    Args:
+      thread: who arrives.
+      place: names the meeting; it can be used again once all have left.
+      member: which member the thread is.
+      members: all of them.
+      value: what it brings.
+      what: the place in words, for deadlocks: ``"psum at FILE:LINE"``.
+      kind: what a member is.
+
+    Raises:
+      DeadlockError: they never come.
+    """
+    if len(members) == 1:
+        return {member: value}
+    machine = thread.machine
+    meeting = machine.meetings.setdefault(place, _Meeting())
+    meeting.given[member] = value
+    meeting.threads.append(thread.number)
+    timeline = machine.timeline
+    span = None if timeline is None else timeline.begin(thread, "meeting", what)
+
+    def blocked() -> Wait:
+        missing = [each for each in members if each not in meeting.given]
+        shown = ", ".join(map(str, missing[:4])) + (", ..." if len(missing) > 4 else "")
+        return Wait(
+            owner=thread.owner,
+            on=f"{what} (not reached by {kind} {shown})",
+            needed=len(members),
+            had=len(meeting.given),
+            unit="arrivals",
+            program=thread.program,
+        )
+
+    if len(meeting.given) == len(members):
+        thread.recording.events.append(Synchronized(tuple(meeting.threads)))
+        for task in meeting.waiting:
+            machine.scheduler.wake(task)
+        del machine.meetings[place]
+        if timeline is not None and span is not None:
+            timeline.end(thread, span)
+        return meeting.given
+    task = machine.scheduler.current
+    assert task is not None
+    meeting.waiting.append(task)
+    while len(meeting.given) < len(members):
+        machine.scheduler.block(blocked)
+    if timeline is not None and span is not None:
+        timeline.end(thread, span)
+    return meeting.given
+
+
+# Peers: the memory and semaphores of other devices and cores.
+
+
+#: What orders devices at the entry of a kernel.
+_REMEDIES = {
+    "tpu": "let the devices wait for each other before, with pltpu.get_barrier_semaphore()",
+    "gpu": "leave out plgpu.CompilerParams(skip_device_barrier=True)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CoreAddress:
+    """Another device, or another core of this one.
+
+    Attributes:
+      device: its number.
+      core: index along each axis of cores.
+    """
+
+    device: int
+    core: Mapping[str, int]
+
+
+def peer_of(thread: Thread, peer: Peer | None, operands: Sequence[Any]) -> CoreAddress | None:
+    """The device and core that an operation names, or None if it is the thread's own.
+
+    Args:
+      thread: who names it.
+      peer: how it is named, or None if it is not.
+      operands: of the equation.
+
+    Raises:
+      SimulationError: there is no such device or core.
+    """
+    if peer is None:
+        return None
+    sizes = thread.sizes
+    if peer.point and len(peer.point) == len(sizes) and not (thread.others or thread.cores):
+        number = 0
+        for at, (name, size) in zip(peer.point, sizes.items(), strict=True):
+            index = int(operands[at])
+            if not 0 <= index < size:
+                raise _absent("device", index, name, size)
+            number = number * size + index
+        return None if number == thread.owner.device else _device(number)
+    cores = {**thread.others, **thread.cores}
+    point = {axis: thread.axes[axis] for axis in sizes}
+    core = dict(thread.core)
+    if peer.point is not None and peer.point:
+        if len(peer.point) != len(sizes):
+            raise SimulationError(
+                f"device_id has {len(peer.point)} indices, and the mesh {len(sizes)} axes: "
+                f"{sizes or 'the kernel is not inside of shard_map'}"
+            )
+        point = dict(zip(sizes, (int(operands[at]) for at in peer.point), strict=True))
+    for names, at in peer.axes:
+        index = int(operands[at])
+        for name in reversed(names):
+            size = sizes.get(name) or cores.get(name)
+            if size is None:
+                known = ", ".join(map(repr, (*sizes, *cores))) or "none"
+                raise SimulationError(
+                    f"device_id names the axis {name!r}; the axes of the mesh are {known}"
+                )
+            place = point if name in sizes else core
+            place[name] = index % size if len(names) > 1 else index
+            index //= size
+    if peer.core is not None and thread.cores:
+        core[next(iter(thread.cores))] = int(operands[peer.core])
+    for name, index in (*point.items(), *core.items()):
+        size = sizes.get(name) or cores[name]
+        if not 0 <= index < size:
+            kind = "device" if name in sizes else "core"
+            raise _absent(kind, index, name, size)
+    number = 0
+    for name, size in sizes.items():
+        number = number * size + point[name]
+    if peer.number is not None:
+        number = int(operands[peer.number])
+        count = math.prod(sizes.values())
+        if not 0 <= number < count:
+            raise SimulationError(f"there is no device {number}: the mesh has {count}")
+    if number == thread.owner.device and core == dict(thread.core):
+        return None
+    return CoreAddress(number, core)
+
+
+def _absent(kind: str, index: int, name: str, size: int) -> SimulationError:
+    return SimulationError(f"there is no {kind} {index} along the axis {name!r}, which has {size}")
+
+
+@functools.cache
+def _device(number: int) -> CoreAddress:
+    """A device whose cores no kernel divides its work among."""
+    return CoreAddress(number, {})
+
+
+def barrier_of(thread: Thread, device: int, name: Any) -> Ref:
+    """A device's barrier semaphore, which lives as long as the program."""
+    barriers = thread.machine.device(device).barriers
+    if name not in barriers:
+        label = f"the barrier semaphore of device {device}"
+        barriers[name] = Semaphore(label, "barrier", lasting=True)
+    memory = np.empty((), object)
+    memory[()] = barriers[name]
+    return Ref(
+        memory, "the barrier semaphore", "semaphore", key=AllocationKey((), (), ("barrier", name))
+    )
+
+
+def reach(
+    thread: Thread,
+    where: CoreAddress,
+    ref: Ref,
+    line: str,
+    act: Callable[[Ref], None],
+    *,
+    how: Reach = "signals",
+) -> bool:
+    """Do something with the memory of a peer that corresponds to the thread's own.
+
+    Where the peer has not allocated it yet, that happens as soon as it does; the monitor of order
+    reports it, whatever the order was.
+
+    Args:
+      thread: who reaches.
+      where: the peer.
+      ref: the thread's own memory or semaphore.
+      line: of the operation.
+      act: takes the peer's.
+      how: what is done there, for findings.
+
+    Returns:
+      False where that memory has ended, which is reported.
+
+    Raises:
+      SimulationError: other devices cannot have that memory.
+    """
+    key = ref.key
+    if key is None:
+        raise SimulationError(
+            f"{ref.name or 'a reference'} cannot be reached by other devices or cores"
+        )
+    machine, device = thread.machine, thread.machine.device(where.device)
+    if key.site and key.site[0] == "barrier":
+        act(barrier_of(thread, where.device, key.site[1]))
+        return True
+    if key.core:
+        key = key._replace(core=tuple((axis, where.core.get(axis, at)) for axis, at in key.core))
+    found = device.memory.get(key)
+    # What a line of a thread has reached it reaches again: only the first time can be too early.
+    if found is None or (thread.number, line) not in found.reached:
+        at = (line, thread.program, thread.kernel, _REMEDIES[machine.platform])
+        event = Reached(thread.number, (where.device, key), ref.name, how, *at)
+        machine.recording.events.append(event)
+        if found is not None:
+            found.reached.add((thread.number, line))
+    if found is not None:
+        act(found)
+    elif key.launch in device.left or key in device.freed:
+        _report_too_late(thread, where, ref, line, how)
+        return False
+    else:
+        device.expected.setdefault(key, []).append(act)
+    return True
+
+
+def _report_too_late(thread: Thread, where: CoreAddress, ref: Ref, line: str, how: Reach) -> None:
+    access = Access(
+        kind="write",
+        ref=ref.name,
+        owner=thread.owner,
+        home=where.device,
+        line=line,
+        program=thread.program,
+        copy=how == "copies to",
+    )
+    message = (
+        f"{thread.owner} {how} {ref.name} of device {where.device}, which has left the kernel "
+        "without waiting for that"
+    )
+    seed = thread.machine.seed
+    thread.report("entry", message, line, ref=ref.name, accesses=(access,), seed=seed)

@@ -1,0 +1,218 @@
+"""Errors of kernels and of the simulator: each message has problem, location and remedy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
+from typing import Any, Self
+
+from pallas_sim.findings import Finding, Text, text_of
+
+# Objects that a notebook shows with pictures.
+
+
+#: Entry points of functions that draw them: the distribution that has one is a layer above.
+_DRAWN_BY = "pallas_sim.html"
+
+
+class Inline:
+    """An object that Jupyter shows as HTML."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str | None:
+        """The object as HTML; None without ``pytest-pallas[report]``, for plain text."""
+        for function in entry_points(group=_DRAWN_BY):
+            return function.load()(self)
+        return None
+
+
+# The message of a failure, as data, from which the text and the HTML page are made.
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A fact about a failure, with a short name.
+
+    Attributes:
+      name: such as ``"worst"`` or ``"inputs"``.
+      text: one line or several.
+    """
+
+    name: str
+    text: Text
+
+    def __str__(self) -> str:
+        """The lines of a message, aligned below the first."""
+        first, *rest = self.text.split("\n")
+        return "\n".join([f"  {self.name:<9} {first}", *(f"{'':12}{line}" for line in rest)])
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The explanation of a failure.
+
+    Attributes:
+      summary: the error in one line, without kernel, check and backend.
+      details: further lines, as printed.
+      facts: facts in order; a name may repeat.
+    """
+
+    summary: Text
+    details: tuple[Text, ...] = ()
+    facts: tuple[Fact, ...] = ()
+
+    def __str__(self) -> str:
+        """The full text."""
+        return "\n".join([self.summary, *self.details, *map(str, self.facts)])
+
+    def under(self, summary: str) -> Explanation:
+        """The same explanation below another summary."""
+        return Explanation(summary, (self.summary, *self.details), self.facts)
+
+    def with_facts(self, *facts: Fact) -> Explanation:
+        """The same explanation with more facts."""
+        return replace(self, facts=(*self.facts, *facts))
+
+    def to_json(self) -> dict[str, Any]:
+        """The explanation as plain JSON values."""
+        return {
+            "summary": self.summary,
+            "details": list(self.details),
+            "facts": [{"name": fact.name, "text": fact.text} for fact in self.facts],
+        }
+
+
+def explanation_of(text: str) -> Explanation:
+    """The explanation of a text, whose first line is the summary."""
+    summary, *details = text.splitlines() or [""]
+    return Explanation(summary, tuple(details))
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, for a list of errors."""
+    return str(error).partition("\n")[0]
+
+
+def one_line(error: BaseException) -> str:
+    """The message of another package's error on one line, or the type if there is none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+class PallasError(Exception, Inline):
+    """Base of all errors that this package raises."""
+
+    #: Findings of monitors about the kernel, as data.
+    findings: tuple[Finding, ...] = ()
+
+    #: The message as data, if it is more than a sentence.
+    explanation: Explanation | None = None
+
+    #: The error without headline and drawn example, if the message has them; else "".
+    plain: str = ""
+
+    #: The underlying error of the kernel or the reference; shown with ``-vv``.
+    kernel_error: BaseException | None = None
+
+    #: The check and the call that failed (``checks.verdict.Failure``), or None.
+    failure: Any = None
+
+    #: Failures of the same check with other causes (``sampling.causes``).
+    others: tuple[PallasError, ...] = ()
+
+    #: The analysis of the kernel's grids (``analysis.grid.Analysis``), for wrong grids.
+    analysis: Any = None
+
+    #: The script that reproduces it (``replay.saved.Saved``), once it is written.
+    script: Any = None
+
+    #: Whether all processes of the program know of it: each raises its own, or a ``PeerError``.
+    shared: bool = False
+
+    #: Whether a time limit ended the run, so that running it again takes as long.
+    timed_out: bool = False
+
+    #: The schedule of the failing run (``backends.variations.Schedule``), unless the default.
+    schedule: Any = None
+
+    def __init_subclass__(cls) -> None:
+        """Show subclasses under their public import name."""
+        cls.__module__ = cls.__module__.partition(".")[0]
+
+    @classmethod
+    def of(cls, *findings: Finding) -> Self:
+        """The error for these findings, with their text as its message."""
+        error = cls(text_of(findings))
+        error.findings = findings
+        return error
+
+    @classmethod
+    def explained(cls, explanation: Explanation, headline: str = "") -> Self:
+        """The error with this explanation, below a headline that ends with a colon if there is one.
+
+        Args:
+          explanation: what is wrong.
+          headline: kernel, check and backend.
+        """
+        error = cls(f"{headline}: {explanation}" if headline else str(explanation))
+        error.explanation = explanation
+        return error
+
+    def with_message(self, message: str) -> Self:
+        """The same error with another message, and with all its attributes."""
+        error = type(self)(message)
+        vars(error).update(vars(self))
+        error.explanation = None  # it belongs to the other message
+        error.__cause__ = self.__cause__
+        return error
+
+
+class OptionError(PallasError):
+    """A command-line option, ini value, mark or fixture argument has an invalid value."""
+
+
+class DeviceError(PallasError):
+    """A mesh or a number of devices is not possible."""
+
+
+class KernelError(PallasError):
+    """The kernel raised instead of returning."""
+
+
+class SimulationError(KernelError):
+    """The simulator cannot continue with a kernel; the message ends with the kernel's line."""
+
+    #: ``file:line`` of the equation, once it is known.
+    line: str = ""
+
+    def at(self, line: str, place: str) -> None:
+        """Add the location to the message."""
+        self.line = line
+        where = " ".join(word for word in (place and f"in {place}", line and f"at {line}") if word)
+        if where:
+            self.args = (f"{self.args[0]}, {where}",)
+
+
+class SimulationLimitError(SimulationError):
+    """A simulated call takes more steps, memory or time than the limits of the run allow."""
+
+
+class MissingRuleError(SimulationError):
+    """The simulator has no rule for a primitive with effects."""
+
+
+class BoundsError(KernelError):
+    """The kernel loads or stores elements beyond the edges of a ref."""
+
+    @property
+    def finding(self) -> Finding | None:
+        """The simulator's finding, or None."""
+        return self.findings[0] if self.findings else None
+
+    @finding.setter
+    def finding(self, finding: Finding | None) -> None:
+        self.findings = () if finding is None else (finding,)
+
+
+class DeadlockError(KernelError):
+    """A kernel waited for a signal that did not come."""

@@ -1,0 +1,464 @@
+"""Programs: what JAX traced, prepared once for evaluation."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+
+from pallas_sim.compat.jaxprs import (
+    composition,
+    home_of_primitive,
+    is_literal,
+    open_jaxpr,
+    sub_jaxprs,
+)
+from pallas_sim.eager import bind
+from pallas_sim.errors import BoundsError, MissingRuleError, PallasError, SimulationError
+from pallas_sim.machine import Machine, Thread
+from pallas_sim.memory import from_jax, to_jax
+from pallas_sim.registry import Equation, Evaluate, find_rule
+
+#: Primitives that call another program with their own operands.
+CALLS = frozenset(
+    {
+        *("jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "checkpoint", "remat2"),
+        *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
+        *("custom_vmap_call", "composite", "custom_partitioning", "xla_metadata_call"),
+    }
+)
+
+#: Calls of up to so many equations are replaced by them: calling costs as much as two or three.
+_SHORT = 64
+
+#: Results from this size on are freed after their last use.
+_LARGE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One equation, prepared.
+
+    Attributes:
+      evaluate: see ``registry.Evaluate``.
+      threaded: whether it takes the thread.
+      ins: slots of its operands.
+      operands: gives the operands, of the values of all slots.
+      outs: slots of its results.
+      several: whether it gives a sequence of results.
+      dead: slots of large arrays that no later step reads.
+      equation: what it was prepared from.
+      calls: those in whose place it stands, the innermost first.
+    """
+
+    evaluate: Callable[..., Any]
+    threaded: bool
+    ins: tuple[int, ...]
+    operands: Callable[[list[Any]], Sequence[Any]]
+    outs: tuple[int, ...]
+    several: bool
+    dead: tuple[int, ...]
+    equation: Equation
+    calls: tuple[Equation, ...] = ()
+
+    @property
+    def line(self) -> str:
+        """``file:line`` of the code that made it, or else of the call, or ""."""
+        return next((each.line for each in (self.equation, *self.calls) if each.line), "")
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A jaxpr whose rules are bound and whose variables are slots.
+
+    Attributes:
+      slots: initial values: constants and literals in place.
+      inputs: slots of the inputs, which follow each other.
+      steps: the equations, in order.
+      outputs: slots of the results.
+      largest: bytes of the largest result of an equation, and what makes it.
+      large: slots of results that are freed after their last use.
+    """
+
+    slots: list[Any]
+    inputs: range
+    steps: tuple[Step, ...]
+    outputs: tuple[int, ...]
+    largest: tuple[int, Equation | None]
+    large: frozenset[int] = frozenset()
+
+
+_Cache = weakref.WeakKeyDictionary[Any, Program]
+
+_PREPARED: _Cache = weakref.WeakKeyDictionary()
+_LIFTED: _Cache = weakref.WeakKeyDictionary()
+
+
+def prepare(jaxpr: Any) -> Program:
+    """The program of an open or closed jaxpr, made once and kept as long as the jaxpr.
+
+    Raises:
+      MissingRuleError: an effectful primitive has no rule.
+    """
+    found = _PREPARED.get(jaxpr)
+    if found is None:
+        inner, consts = open_jaxpr(jaxpr)
+        found = _PREPARED[jaxpr] = _prepared(inner, consts)
+    return found
+
+
+def prepare_lifted(jaxpr: Any, around: str = "") -> Program:
+    """As ``prepare``, with the constants of the jaxpr as its first inputs.
+
+    That is how ``run_scoped`` passes what its body captures.
+
+    Args:
+      jaxpr: open or closed.
+      around: ``file:line`` of the equation that it belongs to.
+    """
+    found = _LIFTED.get(jaxpr)
+    if found is None:
+        found = _LIFTED[jaxpr] = _prepared(open_jaxpr(jaxpr)[0], None, around)
+    return found
+
+
+def called(params: Mapping[str, Any]) -> Any:
+    """The jaxpr that a call with these parameters runs."""
+    names = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")
+    return next(params[name] for name in names if name in params)
+
+
+def _prepared(jaxpr: Any, consts: Sequence[Any] | None, around: str = "") -> Program:
+    slots: list[Any] = []
+    large: set[int] = set()
+    where: dict[Any, int] = {}
+
+    def slot(var: Any, value: Any = None) -> int:
+        slots.append(value)
+        where[var] = len(slots) - 1
+        return len(slots) - 1
+
+    def read(atom: Any) -> int:
+        if not is_literal(atom):
+            return where[atom]
+        value = from_jax(atom.val, atom.aval)
+        # numpy computes with its scalars in a tenth of the time of arrays without axes.
+        slots.append(value[()] if isinstance(value, np.ndarray) and not value.ndim else value)
+        return len(slots) - 1
+
+    for var, value in zip(jaxpr.constvars, consts or (), strict=consts is not None):
+        slot(var, from_jax(value, var.aval))
+    first = len(slots)
+    for var in (*(jaxpr.constvars if consts is None else ()), *jaxpr.invars):
+        slot(var)
+    inputs = range(first, len(slots))
+    largest: tuple[int, Equation | None] = (0, None)
+    steps: list[Step] = []
+    used = {atom for eqn in jaxpr.eqns for atom in eqn.invars if not is_literal(atom)}
+    used.update(atom for atom in jaxpr.outvars if not is_literal(atom))
+    for eqn in jaxpr.eqns:
+        ins = tuple(map(read, eqn.invars))
+        program = _inlined(eqn)
+        if program is not None:
+            places = _append(program, ins, _equation(eqn, around), slots, steps)
+            where.update(zip(eqn.outvars, map(places.__getitem__, program.outputs), strict=True))
+            large.update(places[number] for number in program.large)
+            if program.largest[0] > largest[0]:
+                largest = program.largest
+            continue
+        step = prepare_equation(eqn, around, used=not used.isdisjoint(eqn.outvars))
+        outs = tuple(map(slot, eqn.outvars))
+        for out, aval in zip(outs, step.equation.outs, strict=True):
+            size = size_of(aval)
+            if size >= _LARGE:
+                large.add(out)
+            if size > largest[0]:
+                largest = (size, step.equation)
+        steps.append(replace(step, ins=ins, operands=_getter(ins), outs=outs))
+    outputs = tuple(map(read, jaxpr.outvars))
+    freeing = _freeing(steps, large.difference(outputs))
+    return Program(slots, inputs, freeing, outputs, largest, frozenset(large))
+
+
+def _inlined(eqn: Any) -> Program | None:
+    """The program of a call whose equations can stand in its place, or None.
+
+    Most of what ``jax.numpy`` does is a call of a few equations. One that gets references is
+    evaluated as it is: a debugger knows references by the program that has them.
+    """
+    if eqn.primitive.name not in CALLS:
+        return None
+    if any(hasattr(atom.aval, "inner_aval") for atom in eqn.invars):
+        return None
+    program = prepare(called(eqn.params))
+    return program if len(program.steps) <= _SHORT else None
+
+
+def _append(
+    program: Program,
+    ins: Sequence[int],
+    call: Equation,
+    slots: list[Any],
+    steps: list[Step],
+) -> list[int]:
+    """Append the steps of a program to those of another one, and give the new numbers of its slots.
+
+    Args:
+      program: whose steps.
+      ins: slots of its inputs, in the other program.
+      call: in whose place they stand.
+      slots: of the other program.
+      steps: of the other program.
+    """
+    given = dict(zip(program.inputs, ins, strict=True))
+    place: list[int] = []
+    for number, value in enumerate(program.slots):
+        if number in given:
+            place.append(given[number])
+        else:
+            slots.append(value)
+            place.append(len(slots) - 1)
+    for step in program.steps:
+        moved = tuple(place[slot] for slot in step.ins)
+        steps.append(
+            replace(
+                step,
+                ins=moved,
+                operands=_getter(moved),
+                outs=tuple(place[slot] for slot in step.outs),
+                calls=(*step.calls, call),
+            )
+        )
+    return place
+
+
+def _getter(slots: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
+    """Gives the values of some slots. All of it is C, since every step does this."""
+    if len(slots) > 1:
+        return itemgetter(*slots)
+    return itemgetter(slice(slots[0], slots[0] + 1) if slots else slice(0))
+
+
+def _freeing(steps: Sequence[Step], large: Collection[int]) -> tuple[Step, ...]:
+    """The steps, each with the large results that it is the last one to read."""
+    last = {slot: number for number, step in enumerate(steps) for slot in step.ins}
+    dead: dict[int, list[int]] = {}
+    for slot, number in last.items():
+        if slot in large:
+            dead.setdefault(number, []).append(slot)
+    return tuple(
+        replace(step, dead=tuple(dead.get(number, ()))) if step.dead or number in dead else step
+        for number, step in enumerate(steps)
+    )
+
+
+def prepare_equation(eqn: Any, around: str = "", *, used: bool = True) -> Step:
+    """One equation with its rule bound, and without slots.
+
+    Args:
+      eqn: of a jaxpr.
+      around: ``file:line`` of the equation around it.
+      used: whether something reads a result.
+
+    Raises:
+      SimulationError: it cannot be evaluated: an effectful primitive has no rule, for one.
+    """
+    equation = _equation(eqn, around, used=used)
+    found = find_rule(equation.name, equation.home)
+    try:
+        evaluate = fallback(equation) if found is None else found.bind(equation)
+    except SimulationError as error:
+        if not error.line:  # of an equation inside, which JAX made
+            error.at(equation.line, "")
+        raise
+    return Step(
+        evaluate=evaluate,
+        threaded=found is None or found.threaded,
+        ins=(),
+        operands=_getter(()),
+        outs=(),
+        several=eqn.primitive.multiple_results,
+        dead=(),
+        equation=equation,
+    )
+
+
+def _equation(eqn: Any, around: str, *, used: bool = True) -> Equation:
+    return Equation(
+        name=eqn.primitive.name,
+        params=eqn.params,
+        ins=tuple(atom.aval for atom in eqn.invars),
+        outs=tuple(var.aval for var in eqn.outvars),
+        origin=eqn,
+        home=home_of_primitive(eqn.primitive),
+        around=around,
+        used=used,
+    )
+
+
+def size_of(aval: Any) -> int:
+    """Bytes of an array of this shape and dtype; 0 for what is no array."""
+    shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
+    if shape is None or not isinstance(dtype, np.dtype) or hasattr(aval, "inner_aval"):
+        return 0
+    if not all(isinstance(n, int) for n in shape):
+        return 0
+    return math.prod(shape) * dtype.itemsize
+
+
+# The evaluator: walks a prepared program, one equation after the other.
+
+
+def run(program: Program, thread: Thread, args: Sequence[Any]) -> list[Any]:
+    """The results of a program.
+
+    Args:
+      program: what to evaluate.
+      thread: who evaluates it.
+      args: arrays and references, as many as the program has inputs.
+
+    Raises:
+      SimulationError: an equation cannot be evaluated; the message names its line.
+    """
+    machine = thread.machine
+    steps = program.steps
+    if machine.steps + len(steps) > machine.limits.steps or (
+        program.largest[0] > machine.limits.bytes
+    ):
+        _reject(program, thread)
+    machine.steps += len(steps)
+    inputs = program.inputs
+    if len(args) != len(inputs):
+        raise ValueError(f"a program of {len(inputs)} inputs gets {len(args)}")
+    env = program.slots.copy()
+    env[inputs.start : inputs.stop] = args
+    if machine.inspector is not None:
+        steps = machine.inspector.steps(steps, thread, env)
+    step: Step | None = None
+    try:
+        for step in steps:
+            if step.threaded:
+                result = step.evaluate(thread, *step.operands(env))
+            else:
+                result = step.evaluate(*step.operands(env))
+            if not step.several:
+                env[step.outs[0]] = result
+            elif step.outs:
+                for slot, value in zip(step.outs, result, strict=True):
+                    env[slot] = value
+            if step.dead:
+                for slot in step.dead:
+                    env[slot] = None
+    except SimulationError as error:
+        if not error.line and step is not None:
+            error.at(step.line, thread.place)
+        raise
+    except BoundsError as error:
+        if step is not None:
+            _place(error, step, machine)
+        raise
+    except PallasError:
+        raise
+    except Exception as error:
+        if machine.inspector is not None and error is machine.inspector.raised:
+            raise
+        assert step is not None
+        wrapped = SimulationError(
+            f"the simulator cannot evaluate {step.equation.name}: {type(error).__name__}: {error}"
+        )
+        wrapped.at(step.line, thread.place)
+        raise wrapped from error
+    return [env[slot] for slot in program.outputs]
+
+
+def _place(error: BoundsError, step: Step, machine: Machine) -> None:
+    """Give an access that JAX composed, of which no line is the user's, the line around it."""
+    finding, line = error.finding, step.line
+    if finding is None or finding.line or not line:
+        return
+    placed = replace(finding, line=line)
+    machine.findings[:] = [placed if each is finding else each for each in machine.findings]
+    error.finding, error.args = placed, (str(placed),)
+
+
+def _reject(program: Program, thread: Thread) -> None:
+    """Raise what ``run`` raises for a program that exceeds a limit."""
+    machine = thread.machine
+    try:
+        machine.count(len(program.steps))
+        size, equation = program.largest
+        assert equation is not None
+        aval = equation.out
+        machine.require(size, f"the result of {equation.name}, {aval.dtype}{list(aval.shape)},")
+    except SimulationError as error:
+        guilty = program.largest[1] or program.steps[0].equation
+        if machine.steps > machine.limits.steps and program.steps:
+            guilty = program.steps[0].equation
+        error.at(guilty.line, thread.place)
+        raise
+
+
+# Primitives without a rule: what JAX composes of others, or evaluates; others are rejected.
+
+
+def fallback(eqn: Equation) -> Evaluate:
+    """Evaluate an equation as what JAX lowers it to, or by JAX on the CPU.
+
+    JAX compiles for each shape; runs count it.
+
+    Raises:
+      MissingRuleError: the primitive has effects, works on references, or runs a program.
+    """
+    if not _is_pure(eqn):
+        raise _missing(eqn)
+    composed = _composed(eqn)
+    if composed is not None:
+        return composed
+    if any(sub_jaxprs(eqn.origin)):
+        raise _missing(eqn)
+    return by_jax(eqn)
+
+
+def by_jax(eqn: Equation) -> Evaluate:
+    """Evaluate an equation by JAX on the CPU."""
+
+    def evaluate(thread: Thread, *values: Any) -> Any:
+        import jax
+        from jax.core import eval_context
+
+        thread.machine.fallbacks[eqn.name] += 1
+        with jax.default_device(jax.local_devices(backend="cpu")[0]), eval_context():
+            results = bind(eqn.origin, [to_jax(value) for value in values])
+        found = [from_jax(each, out) for each, out in zip(results, eqn.outs, strict=True)]
+        return found if eqn.origin.primitive.multiple_results else found[0]
+
+    return evaluate
+
+
+def _composed(eqn: Equation) -> Evaluate | None:
+    """How to evaluate what JAX composes a primitive of; None if it does not."""
+    jaxpr = composition(eqn.origin.primitive, eqn.ins, eqn.params)
+    if jaxpr is None:
+        return None
+    program = prepare(jaxpr)
+    if eqn.origin.primitive.multiple_results:
+        return lambda thread, *values: run(program, thread, values)
+    return lambda thread, *values: run(program, thread, values)[0]
+
+
+def _missing(eqn: Equation) -> MissingRuleError:
+    error = MissingRuleError(f"the simulator has no rule for the primitive {eqn.name!r}")
+    error.at(eqn.line, "")
+    return error
+
+
+def _is_pure(eqn: Equation) -> bool:
+    """Whether an equation only computes arrays of arrays."""
+    if eqn.origin is None or eqn.origin.effects:
+        return False
+    return not any(hasattr(aval, "inner_aval") for aval in (*eqn.ins, *eqn.outs))

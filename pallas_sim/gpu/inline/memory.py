@@ -1,0 +1,366 @@
+"""Memory as inlined code sees it: bytes at addresses, with the tiles and the swizzle of a buffer.
+
+Addresses of shared memory are below 2**32, as they are in 32-bit registers. Each buffer begins at a
+multiple of 1024 bytes, which is what swizzles assume.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from pallas_sim.dtypes import Array
+from pallas_sim.errors import MissingRuleError, SimulationError
+from pallas_sim.gpu.inline.code import InlineOperation, InlineRegion, tiled_shape
+
+#: Where the addresses of other than shared memory begin.
+_GLOBAL = 1 << 40
+
+_NIBBLES = frozenset({"uint4", "int4", "float4_e2m1fn"})
+
+
+def bits_of(dtype: Any) -> int:
+    """Bits of an element in memory and in registers."""
+    name = np.dtype(dtype).name
+    if name in _NIBBLES:
+        return 4
+    return 2 if name in ("uint2", "int2") else 8 * np.dtype(dtype).itemsize
+
+
+def to_bytes(value: Array) -> Array:
+    """The bytes [threads, bytes] of an array [threads, ...], elements from low bits to high."""
+    flat = np.ascontiguousarray(value.reshape(value.shape[0], -1))
+    if bits_of(value.dtype) == 4:
+        raw = flat.view(np.uint8)
+        return raw[:, 0::2] & 15 | raw[:, 1::2] << 4
+    if bits_of(value.dtype) == 2:
+        raw = flat.view(np.uint8) & 3
+        return raw[:, 0::4] | raw[:, 1::4] << 2 | raw[:, 2::4] << 4 | raw[:, 3::4] << 6
+    return flat.view(np.uint8).reshape(value.shape[0], -1)
+
+
+def from_bytes(raw: Array, dtype: Any, shape: tuple[int, ...]) -> Array:
+    """Elements [threads, *shape] that bytes [threads, bytes] hold."""
+    dtype, rows = np.dtype(dtype), raw.shape[0]
+    if bits_of(dtype) == 4:
+        parts = np.stack([raw & 15, raw >> 4], axis=-1)
+        return parts.reshape(rows, *shape).view(ml_dtypes.uint4).view(dtype)
+    if bits_of(dtype) == 2:
+        parts = np.stack([raw >> shift & 3 for shift in (0, 2, 4, 6)], axis=-1)
+        return parts.reshape(rows, *shape).view(dtype)
+    return np.ascontiguousarray(raw).view(dtype).reshape(rows, *shape)
+
+
+class UnreachableError(Exception):
+    """An address at which no reference has memory."""
+
+
+@dataclass(eq=False)
+class InlineBuffer:
+    """The memory of one reference.
+
+    Attributes:
+      name: of the reference.
+      base: its first address.
+      array: its elements, as the kernel names them.
+      data: its bytes, as they lie in memory.
+      places: for each byte, the element of ``array`` (flat) that it belongs to; None where the
+        order is the same.
+      read: which bytes were read.
+      written: which bytes were written.
+      noted_reads: of those that were read, which the monitor of order knows.
+      noted_writes: as ``noted_reads``.
+    """
+
+    name: str
+    base: int
+    array: Array
+    data: Array
+    places: Array | None
+    read: Array = field(default_factory=lambda: np.zeros(0, np.bool_))
+    written: Array = field(default_factory=lambda: np.zeros(0, np.bool_))
+    noted_reads: Array = field(default_factory=lambda: np.zeros(0, np.bool_))
+    noted_writes: Array = field(default_factory=lambda: np.zeros(0, np.bool_))
+
+    def __post_init__(self) -> None:
+        """Nothing is touched yet."""
+        self.read, self.written = np.zeros((2, self.data.size), np.bool_)
+        self.noted_reads, self.noted_writes = np.zeros((2, self.data.size), np.bool_)
+
+    def touched(self, marks: Array) -> list[tuple[slice, ...]]:
+        """The smallest box around the elements whose bytes are marked; none if there are none."""
+        at = np.flatnonzero(marks)
+        if not at.size:
+            return []
+        if not self.array.ndim:
+            return [()]
+        flat = at * 8 // bits_of(self.array.dtype) if self.places is None else self.places[at]
+        if bits_of(self.array.dtype) < 8 and self.places is None:
+            flat = np.concatenate([flat, flat + 8 // bits_of(self.array.dtype) - 1])
+        indices = np.unravel_index(np.minimum(flat, self.array.size - 1), self.array.shape)
+        return [tuple(slice(int(each.min()), int(each.max()) + 1) for each in indices)]
+
+    def give_back(self) -> None:
+        """Write what was written to the kernel's memory."""
+        if not self.written.any():
+            return
+        if self.places is None:
+            dtype = self.array.dtype
+            flat = from_bytes(self.data[None], dtype, (-1,))[0][: self.array.size]
+            per = max(8 // bits_of(dtype), 1)
+            size = max(bits_of(dtype) // 8, 1)
+            marks = np.repeat(self.written[::size], per)[: self.array.size]
+            self.array[marks.reshape(self.array.shape)] = flat[marks]
+            return
+        raw = np.ascontiguousarray(self.array).reshape(-1)
+        size = self.array.dtype.itemsize
+        mine = raw.view(np.uint8).reshape(-1, size)
+        at = np.flatnonzero(self.written)
+        mine[self.places[at], _within(self.places)[at]] = self.data[at]
+        self.array[...] = raw.reshape(self.array.shape)
+
+
+def _within(places: Array) -> Array:
+    """Which byte of its element each byte is: those of one element are neighbours."""
+    starts = np.flatnonzero(np.r_[True, places[1:] != places[:-1]])
+    return np.arange(places.size) - np.repeat(starts, np.diff(np.r_[starts, places.size]))
+
+
+@dataclass(eq=False)
+class AddressSpace:
+    """All memory that inlined code reaches.
+
+    Attributes:
+      buffers: of the references that it is given.
+    """
+
+    buffers: list[InlineBuffer] = field(default_factory=list[InlineBuffer])
+
+    def add(
+        self, name: str, array: Array, *, shared: bool, tiling: tuple[int, ...], swizzle: int
+    ) -> InlineBuffer:
+        """Give a reference an address.
+
+        Args:
+          name: of the reference.
+          array: its elements.
+          shared: whether it is in shared memory.
+          tiling: of the last axes.
+          swizzle: bytes of a swizzled row, or 0.
+        """
+        base = _GLOBAL if not shared else 1024
+        for each in self.buffers:
+            if (each.base >= _GLOBAL) == (not shared):
+                base = max(base, -(-(each.base + each.data.size) // 1024) * 1024)
+        raw = to_bytes(np.ascontiguousarray(array).reshape(1, -1))[0]
+        places: Array | None = None
+        if tiling or swizzle:
+            places = _places(array, tiling, swizzle)
+            size = array.dtype.itemsize
+            raw = raw.reshape(-1, size)[places, _within(places)]
+        found = InlineBuffer(name, base, array, raw.copy(), places)
+        self.buffers.append(found)
+        return found
+
+    def load(self, addresses: Array, size: int, active: Array | None) -> Array:
+        """Bytes [threads, size] that begin at addresses [threads].
+
+        Raises:
+          UnreachableError: no reference has them.
+        """
+        found = np.zeros((addresses.size, size), np.uint8)
+        for buffer, rows, at in self._parts(addresses, size, active, "load"):
+            found[rows] = buffer.data[at]
+            buffer.read[at] = True
+        return found
+
+    def store(self, addresses: Array, raw: Array, active: Array | None) -> None:
+        """Write bytes [threads, size] at addresses [threads].
+
+        Raises:
+          UnreachableError: no reference has them.
+        """
+        for buffer, rows, at in self._parts(addresses, raw.shape[1], active, "store"):
+            buffer.data[at] = raw[rows]
+            buffer.written[at] = True
+
+    def _parts(self, addresses: Array, size: int, active: Array | None, how: str) -> Any:
+        left = np.ones(addresses.size, np.bool_) if active is None else active.copy()
+        signed = addresses.astype(np.int64)
+        for buffer in self.buffers:
+            at = signed - buffer.base
+            inside = left & (at >= 0) & (at + size <= buffer.data.size)
+            if inside.any():
+                yield buffer, inside, at[inside, None] + np.arange(size)
+                left &= ~inside
+        if left.any():
+            thread = int(np.flatnonzero(left)[0])
+            raise UnreachableError(f"{how} of {size} bytes {self._near(int(signed[thread]))}")
+
+    def _near(self, address: int) -> str:
+        before = [each for each in self.buffers if each.base <= address]
+        if not before:
+            return "at an address that no reference has"
+        last = max(before, key=lambda each: each.base)
+        return f"at byte {address - last.base} of {last.name}, which has {last.data.size}"
+
+
+def _places(array: Array, tiling: tuple[int, ...], swizzle: int) -> Array:
+    """For each byte of memory, the element (flat) that lies there.
+
+    Swizzles exchange the 16 byte pieces of a row by the number of the row (PTX ISA, "Tensors",
+    "Swizzling modes").
+    """
+    size = array.dtype.itemsize
+    flat = np.arange(array.size).reshape(array.shape)
+    if tiling:
+        count = len(tiling)
+        rest = array.shape[:-count]
+        shape = tiled_shape(array.shape, tiling)
+        outer = shape[len(rest) : len(rest) + count]
+        pairs = [each for pair in zip(outer, tiling, strict=True) for each in pair]
+        front = len(rest)
+        flat = flat.reshape(*rest, *pairs).transpose(
+            *range(front),
+            *range(front, front + 2 * count, 2),
+            *range(front + 1, front + 2 * count, 2),
+        )
+    places = np.repeat(flat.reshape(-1), size)
+    if swizzle > 16:
+        address = np.arange(places.size)
+        moved = address ^ ((address >> 7 & (swizzle // 16 - 1)) << 4)
+        places = places[moved]
+    return places
+
+
+# What runs inlined code, and how an operation is found.
+
+
+@dataclass
+class InlineFrame:
+    """The threads that run the code, and what they have computed.
+
+    Attributes:
+      threads: how many.
+      first: the number of the first one in its block.
+      geometry: for ``"thread_id"``, ``"block_id"``, ``"block_dim"``, ``"grid_dim"``,
+        ``"cluster_block_id"`` and ``"cluster_dim"``, three numbers; of ``"thread_id"`` those of the
+        first thread.
+      space: the memory that it reaches.
+      fence: called at a fence, with whether it orders copies by TMA and products.
+      values: by number.
+      active: the threads that are in this branch, or None for all.
+      rounds: of loops.
+    """
+
+    threads: int
+    first: int
+    geometry: dict[str, tuple[int, int, int]]
+    space: AddressSpace
+    fence: Callable[[bool], None]
+    values: dict[int, Any] = field(default_factory=dict[int, Any])
+    active: Array | None = None
+    rounds: int = 0
+
+    def evaluate(self, region: InlineRegion, arguments: Any = ()) -> list[Any]:
+        """Run the operations of a region, and give what its last one passes on."""
+        self.values.update(zip(region.arguments, arguments, strict=True))
+        for op in region.operations:
+            operands = [self.values[number] for number in op.operands]
+            if op.name in _ENDS:
+                return operands
+            results = find(op.name)(self, op, *operands)
+            if len(op.results) == 1:
+                self.values[op.results[0]] = results
+            else:
+                for number, value in zip(op.results, results or (), strict=True):
+                    self.values[number] = value
+        return []
+
+    def step(self) -> None:
+        """Count a round of a loop that may have no end.
+
+        Raises:
+          SimulationError: there are too many of them.
+        """
+        self.rounds += 1
+        if self.rounds > _ROUNDS:
+            raise SimulationError(f"a loop of inline_mgpu does not end in {_ROUNDS} rounds")
+
+    def all(self, value: Array) -> Array:
+        """A value with one row for each thread."""
+        return np.broadcast_to(value, (self.threads, *value.shape[1:]))
+
+
+#: Nothing that another thread does can end a loop of inlined code: it runs as one.
+_ROUNDS = 100_000
+
+#: Operations that end a region.
+_ENDS = frozenset({"func.return", "scf.yield", "scf.condition"})
+
+Evaluate = Callable[..., Any]
+_OPERATIONS: dict[str, Evaluate] = {}
+
+
+def operation(*names: str) -> Callable[[Evaluate], Evaluate]:
+    """Register how operations of these names are evaluated."""
+
+    def register(evaluate: Evaluate) -> Evaluate:
+        for name in names:
+            _OPERATIONS[name] = evaluate
+        return evaluate
+
+    return register
+
+
+def find(name: str) -> Evaluate:
+    """How an operation is evaluated.
+
+    Raises:
+      MissingRuleError: there is no function for it.
+    """
+    found = _OPERATIONS.get(name)
+    if found is None:
+        raise MissingRuleError(f"the simulator does not know {name}, which inline_mgpu inlines")
+    return found
+
+
+def check(region: InlineRegion) -> None:
+    """Look all operations up, so that what is missing is reported before anything runs.
+
+    Raises:
+      MissingRuleError: there is no rule for one of them.
+    """
+    for op in region.operations:
+        if op.name not in _ENDS:
+            find(op.name)
+        for inner in op.regions:
+            check(inner)
+
+
+def signed(value: Array) -> Array:
+    """Integers as numbers with a sign."""
+    name = value.dtype.name
+    if value.dtype == np.bool_:
+        return -value.astype(np.int8)
+    if name in ("uint4", "uint2"):
+        bits = int(name[-1])
+        raw = value.astype(np.int8)
+        return np.where(raw >= 1 << (bits - 1), raw - (1 << bits), raw).astype(np.int8)
+    return value.view(np.dtype(f"int{8 * value.dtype.itemsize}"))
+
+
+def as_type(value: Array, op: InlineOperation) -> Array:
+    """A value in the dtype of the result of an operation; integers wrap around."""
+    dtype = op.types[0].dtype
+    if value.dtype == dtype:
+        return value
+    if dtype.name in ("uint4", "uint2"):
+        return (value.astype(np.int64) & ((1 << int(dtype.name[-1])) - 1)).astype(dtype)
+    if dtype == np.bool_ and value.dtype.kind in "iu":
+        return (value & 1).astype(np.bool_)
+    return value.astype(dtype)

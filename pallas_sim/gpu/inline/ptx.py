@@ -1,0 +1,636 @@
+"""Inline assembly: its instructions one after the other, and the registers that they name.
+
+Registers hold bits: unsigned integers of 16, 32 or 64 of them, or a predicate. An instruction is
+found by its name without rounding and the like, and by the type at its end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from pallas_sim.dtypes import Array
+from pallas_sim.errors import MissingRuleError
+from pallas_sim.gpu.inline.arithmetic import bit_count, leading_zeros, reversed_bits, wide
+from pallas_sim.gpu.inline.code import InlineOperation
+from pallas_sim.gpu.inline.memory import (
+    InlineFrame,
+    as_type,
+    bits_of,
+    from_bytes,
+    operation,
+    signed,
+    to_bytes,
+)
+
+#: What an instruction says beside its name and its types, and what makes no difference here: each
+#: result is rounded to the nearest, and ``satfinite`` is what conversions to narrow floats do.
+_ADJECTIVES = frozenset(
+    {
+        *("rn", "rna", "approx", "ftz", "noftz", "satfinite", "full", "lo"),
+        *("sync", "aligned", "release", "acquire", "relaxed"),
+    }
+)
+
+
+@operation("llvm.inline_asm")
+def _assembly(frame: InlineFrame, op: InlineOperation, *operands: Array) -> Any:
+    registers: dict[str, Array] = {}
+    constraints = [each for each in op.attributes["constraints"].split(",") if each]
+    outputs = [each for each in constraints if each.startswith("=")]
+    inputs = [each for each in constraints if not each.startswith(("=", "~"))]
+    for number, (constraint, value) in enumerate(zip(inputs, operands, strict=True)):
+        registers[f"${number + len(outputs)}"] = register_of(value)
+        if constraint.isdigit():  # the same register as a result
+            registers[f"${constraint}"] = register_of(value)
+    for line in instructions(op.attributes["asm_string"]):
+        _execute(frame, line, registers)
+    if not op.results:
+        return ()
+    kind = op.types[0]
+    if kind.kind != "other":
+        return _value(registers["$0"], kind.dtype, kind.shape) if outputs else ()
+    fields = re.findall(r"i\d+|f\d+|bf16", kind.text)
+    names: dict[str, str] = {"i1": "pred", **{f"i{bits}": f"u{bits}" for bits in (8, 16, 32, 64)}}
+    return {
+        (number,): _value(registers[f"${number}"], PTX_TYPES[names.get(str(name), str(name))], ())
+        for number, name in enumerate(fields)
+    }
+
+
+def instructions(text: str) -> list[str]:
+    """The instructions of inline assembly, without comments, labels' braces and declarations."""
+    text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL).strip()
+    if text.startswith("{") and text.endswith("}"):
+        text = text[1:-1]
+    lines = [" ".join(each.split()) for each in text.split(";")]
+    return [each for each in lines if each and not each.startswith(".reg")]
+
+
+def _value(register: Array, dtype: Any, shape: tuple[int, ...]) -> Array:
+    if dtype == np.bool_:
+        return register.astype(np.bool_)
+    count = int(np.prod(shape, dtype=np.int64)) * bits_of(dtype) // 8
+    raw = to_bytes(register)
+    return from_bytes(raw[:, : max(count, 1)], dtype, shape)
+
+
+def _execute(frame: InlineFrame, line: str, registers: dict[str, Array]) -> None:
+    predicate = None
+    if line.startswith("@"):
+        guard, _, line = line[1:].partition(" ")
+        predicate = registers[guard.lstrip("!")].astype(np.bool_)
+        predicate = ~predicate if guard.startswith("!") else predicate
+    name, _, rest = line.partition(" ")
+    words = name.split(".")
+    kinds = [each for each in words[1:] if each in PTX_TYPES]
+    modes = [each for each in words[1:] if each not in PTX_TYPES and each not in _ADJECTIVES]
+    if words[0] in ("fence", "membar"):
+        frame.fence("proxy" in words and "async" in words)
+        return
+    if words[0] in ("nanosleep", "griddepcontrol", "prefetch", "setmaxnreg"):
+        return
+    given = _operands(rest)
+    if words[0] == "bar" and "sync" in words[1:]:
+        count = 128 if len(given) < 2 else int(_read(given[1], registers, "u32").reshape(-1)[0])
+        meet(frame, count, name)
+        return
+    compute = INSTRUCTIONS.get(words[0])
+    if compute is None or not kinds:
+        raise MissingRuleError(
+            f"the simulator does not know the instruction {line!r}, which inline_mgpu inlines"
+        )
+    targets, *sources = given
+    values = [
+        each if each.startswith("{") else _read(each, registers, _source(words[0], kinds))
+        for each in sources
+    ]
+    if words[0] == "mov" and any(each.startswith("{") for each in given):
+        _move_parts(targets, sources, kinds[0], registers)
+        return
+    result = compute(kinds, modes, *values)
+    _write(registers, targets, result, predicate)
+
+
+def _source(name: str, kinds: list[str]) -> str:
+    """The type of the operands, where that of the result is another one."""
+    return kinds[-1] if name in ("cvt", "setp", "set", "mul", "mad", "selp") else kinds[0]
+
+
+def _operands(text: str) -> list[str]:
+    return [each.strip() for each in re.findall(r"\{[^}]*\}|[^,{}]+", text) if each.strip()]
+
+
+def _read(name: str, registers: dict[str, Array], kind: str) -> Array:
+    name = name.strip("[]")
+    if name in registers:
+        return registers[name]
+    text = name.lstrip("-").lower()
+    if text.startswith("0f") and len(text) == 10:
+        return np.array([int(text[2:], 16)], np.uint32)
+    try:
+        number = int(name.rstrip("uU"), 0)
+    except ValueError:
+        if kind in ("f32", "f64") and re.fullmatch(r"-?[\d.]+(e-?\d+)?", name):
+            return register_of(np.array([float(name)], PTX_TYPES[kind]))
+        raise MissingRuleError(f"inline assembly reads {name}, which nothing has set") from None
+    bits = max(8 * PTX_TYPES[kind].itemsize, 32)
+    return np.array([number & (1 << bits) - 1], np.dtype(f"u{bits // 8}"))
+
+
+def _write(
+    registers: dict[str, Array], target: str, result: Array, predicate: Array | None
+) -> None:
+    if target == "_":
+        return
+    name = target.partition("|")[0]
+    if predicate is not None and name in registers:
+        result = np.where(predicate, result, registers[name]).astype(result.dtype)
+    registers[name] = result
+
+
+def _move_parts(target: str, sources: list[str], kind: str, registers: dict[str, Array]) -> None:
+    """``mov`` between a register and the parts that it consists of."""
+    size = PTX_TYPES[kind].itemsize
+    if not target.startswith("{"):
+        parts = [_read(each, registers, kind) for each in _operands(sources[0].strip("{}"))]
+        rows = max(each.shape[0] for each in parts)
+        raw = [np.broadcast_to(to_bytes(each), (rows, each.dtype.itemsize)) for each in parts]
+        registers[target] = from_bytes(np.concatenate(raw, 1)[:, :size], PTX_TYPES[kind], ())
+        return
+    names = _operands(target.strip("{}"))
+    raw_ = to_bytes(_read(sources[0], registers, kind))[:, :size]
+    width = size // len(names)
+    for number, name in enumerate(names):
+        part = raw_[:, number * width : (number + 1) * width]
+        registers[name] = from_bytes(part, np.dtype(f"u{width}"), ())
+
+
+# What the instructions of inline assembly compute (PTX ISA 9.0, "Instruction Set").
+#
+# A function gets the types and the modes that the instruction names, and the registers that it
+# reads.
+
+
+#: Dtypes by the type of an instruction; those of two numbers in a register are the dtype of one.
+PTX_TYPES: dict[str, Any] = {
+    **{f"{kind}{bits}": np.dtype(f"u{bits // 8}") for kind in "bu" for bits in (8, 16, 32, 64)},
+    **{f"s{bits}": np.dtype(f"i{bits // 8}") for bits in (8, 16, 32, 64)},
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "f32": np.dtype(np.float32),
+    "f64": np.dtype(np.float64),
+    "f16x2": np.dtype(np.float16),
+    "bf16x2": np.dtype(ml_dtypes.bfloat16),
+    "f32x2": np.dtype(np.float32),
+    "e4m3x2": np.dtype(ml_dtypes.float8_e4m3fn),
+    "e5m2x2": np.dtype(ml_dtypes.float8_e5m2),
+    "e2m1x2": np.dtype(ml_dtypes.float4_e2m1fn),
+    "ue8m0x2": np.dtype(ml_dtypes.float8_e8m0fnu),
+    "pred": np.dtype(np.bool_),
+}
+
+
+def register_of(value: Array) -> Array:
+    """The register of a value: of narrow ones the low bits."""
+    if value.dtype == np.bool_:
+        return value
+    raw = to_bytes(value)
+    size = max(2, raw.shape[1])
+    raw = np.pad(raw, ((0, 0), (0, size - raw.shape[1])))
+    return from_bytes(raw, np.dtype(f"u{size}"), ())
+
+
+def _as(register: Array, kind: str) -> Array:
+    """A register as numbers: of two in it, along a new last axis."""
+    dtype = PTX_TYPES[kind]
+    if dtype == np.bool_:
+        return register.astype(np.bool_)
+    count = 2 if "x2" in kind else 1
+    size = -(-count * bits_of(dtype) // 8)
+    if register.dtype == np.bool_ or register.dtype.itemsize < size:
+        register = register.astype(np.dtype(f"u{size}"))
+    found = from_bytes(to_bytes(register)[:, :size], dtype, (count,))
+    return found if count > 1 else found[:, 0]
+
+
+def _from(value: Array, kind: str) -> Array:
+    return register_of(value.astype(PTX_TYPES[kind]).reshape(value.shape[0], -1))
+
+
+def _wide(value: Array) -> Array:
+    return value if value.dtype.kind in "iu" else value.astype(np.float64)
+
+
+def _plain(function: Callable[..., Array]) -> Callable[..., Array]:
+    """An instruction whose operands and result have its type; floats are rounded once."""
+
+    def compute(kinds: list[str], modes: list[str], *values: Array) -> Array:
+        if set(modes) - {"NaN"}:
+            raise MissingRuleError(f"inline assembly with {'.'.join(modes)} is not simulated")
+        return _from(function(*(_wide(_as(each, kinds[0])) for each in values)), kinds[0])
+
+    return compute
+
+
+def _extreme(keep_nan: Any, drop_nan: Any) -> Callable[..., Array]:
+    def compute(kinds: list[str], modes: list[str], *values: Array) -> Array:
+        parts = [_as(each, kinds[0]) for each in values]
+        if parts[0].dtype.kind in "iu":
+            return _from(keep_nan(*parts), kinds[0])
+        wide = [_wide(each) for each in parts]
+        return _from((keep_nan if "NaN" in modes else drop_nan)(*wide), kinds[0])
+
+    return compute
+
+
+def _multiply(kinds: list[str], modes: list[str], a: Array, b: Array, *more: Array) -> Array:
+    """``mul`` and ``mad``: of integers the low half, ``hi`` or ``wide``."""
+    kind = kinds[-1]
+    left, right = _as(a, kind), _as(b, kind)
+    if left.dtype.kind not in "iu":
+        return _from(_wide(left) * _wide(right) + sum(_wide(_as(c, kind)) for c in more), kind)
+    bits = 8 * left.dtype.itemsize
+    product = left.astype(object) * right.astype(object)
+    if "hi" in modes:
+        product = product >> bits
+    width = 2 * bits if "wide" in modes else bits
+    for c in more:
+        product = product + c.astype(object)
+    wrapped = np.asarray(product & (1 << width) - 1)
+    return wrapped.astype(np.dtype(f"u{width // 8}"))
+
+
+def _convert(kinds: list[str], modes: list[str], *values: Array) -> Array:
+    """To floats it rounds to the nearest; to integers as it says, and saturates."""
+    to, given = kinds[0], kinds[-1]
+    parts = [_as(each, given) for each in values]
+    if "x2" in to and len(parts) == 2:  # the first operand goes to the upper half
+        rows = max(each.shape[0] for each in parts)
+        both = np.stack([np.broadcast_to(each, rows) for each in reversed(parts)], axis=-1)
+        return _from(_narrowed(both, to, modes), to)
+    (value,) = parts
+    target = PTX_TYPES[to]
+    if target.kind in "iu" and value.dtype.kind not in "iu":
+        rounded = {"rzi": np.trunc, "rni": np.rint, "rmi": np.floor, "rpi": np.ceil}
+        round_ = next((rounded[each] for each in modes if each in rounded), np.trunc)
+        whole = round_(np.nan_to_num(value.astype(np.float64), posinf=2.0**70, neginf=-(2.0**70)))
+        limits = np.iinfo(target)
+        return _from(np.clip(whole, float(limits.min), float(limits.max)), to)
+    return _from(_narrowed(value, to, modes), to)
+
+
+def _narrowed(value: Array, to: str, modes: list[str]) -> Array:
+    dtype = PTX_TYPES[to]
+    if "relu" in modes:
+        value = np.where(value > 0, value, np.zeros((), value.dtype))
+    if set(modes) - {"relu", "rzi", "rni", "rmi", "rpi", "rz"}:
+        raise MissingRuleError(f"a conversion with {'.'.join(modes)} is not simulated")
+    if dtype.name.startswith(("float8_e4", "float8_e5", "float4")):
+        limit = float(ml_dtypes.finfo(dtype).max)
+        value = np.clip(value.astype(np.float32), -limit, limit)
+    if "rz" in modes and dtype.kind not in "iu":
+        wide = value.astype(np.float32)
+        near = wide.astype(dtype)
+        away = np.abs(near.astype(np.float32)) > np.abs(wide)
+        raw = near.view(np.dtype(f"u{dtype.itemsize}"))
+        return np.where(away, raw - 1, raw).astype(raw.dtype).view(dtype)
+    return value
+
+
+def _bitwise(function: Callable[..., Array]) -> Callable[..., Array]:
+    def compute(kinds: list[str], modes: list[str], *values: Array) -> Array:
+        del modes
+        return function(*(_as(each, kinds[0]) for each in values))
+
+    return compute
+
+
+def _shift_left(kinds: list[str], modes: list[str], a: Array, b: Array) -> Array:
+    del modes
+    value, bits = _as(a, kinds[0]), 8 * PTX_TYPES[kinds[0]].itemsize
+    return np.where(b < bits, value << np.minimum(b, bits - 1).astype(value.dtype), 0).astype(
+        value.dtype
+    )
+
+
+def _shift_right(kinds: list[str], modes: list[str], a: Array, b: Array) -> Array:
+    """It fills with the sign of numbers that have one; shifts by too many bits are by all."""
+    del modes
+    value, bits = _as(a, kinds[0]), 8 * PTX_TYPES[kinds[0]].itemsize
+    moved = value >> np.minimum(b, bits - 1).astype(value.dtype)
+    if value.dtype.kind == "u":
+        moved = np.where(b < bits, moved, 0)
+    return moved.astype(value.dtype).view(np.dtype(f"u{value.dtype.itemsize}"))
+
+
+def _logic(kinds: list[str], modes: list[str], a: Array, b: Array, c: Array, table: Array) -> Array:
+    """``lop3``: the bits of the table say the result for each of the eight inputs."""
+    del kinds, modes
+    wanted = int(table.reshape(-1)[0])
+    found: Array = np.zeros(np.broadcast_shapes(a.shape, b.shape, c.shape), a.dtype)
+    for number in range(8):
+        if wanted >> number & 1:
+            x, y, z = (
+                each if number >> shift & 1 else ~each for each, shift in ((a, 2), (b, 1), (c, 0))
+            )
+            found = np.bitwise_or(found, x & y & z)
+    return found
+
+
+def _permute(kinds: list[str], modes: list[str], a: Array, b: Array, selector: Array) -> Array:
+    """``prmt``: each nibble of the selector chooses a byte, or its sign."""
+    del kinds
+    if modes:
+        raise MissingRuleError(f"prmt with {'.'.join(modes)} is not simulated")
+    rows = max(each.shape[0] for each in (a, b, selector))
+    parts = [np.broadcast_to(to_bytes(each), (rows, 4)) for each in (a, b)]
+    pool = np.concatenate(parts, axis=1)
+    nibbles = np.broadcast_to(selector, rows)[:, None] >> np.arange(0, 16, 4, dtype=np.uint32) & 15
+    chosen = np.take_along_axis(pool, (nibbles & 7).astype(np.int64), axis=1)
+    signs = np.where(chosen & 0x80, 0xFF, 0).astype(np.uint8)
+    return from_bytes(np.where(nibbles & 8, signs, chosen), np.uint32, ())
+
+
+def _set_predicate(kinds: list[str], modes: list[str], a: Array, b: Array) -> Array:
+    compare: Any = {
+        "eq": np.equal,
+        "ne": np.not_equal,
+        "lt": np.less,
+        "le": np.less_equal,
+        "gt": np.greater,
+        "ge": np.greater_equal,
+        "lo": np.less,
+        "ls": np.less_equal,
+        "hi": np.greater,
+        "hs": np.greater_equal,
+    }.get(modes[0] if modes else "lo")
+    if compare is None or len(modes) > 1:
+        raise MissingRuleError(f"setp.{'.'.join(modes)} is not simulated")
+    return compare(_wide(_as(a, kinds[-1])), _wide(_as(b, kinds[-1])))
+
+
+def _select(kinds: list[str], modes: list[str], a: Array, b: Array, where: Array) -> Array:
+    del modes
+    return np.where(where.astype(np.bool_), _as(a, kinds[-1]), _as(b, kinds[-1]))
+
+
+def _extract_bits(kinds: list[str], modes: list[str], a: Array, at: Array, count: Array) -> Array:
+    """``bfe``, of numbers without a sign."""
+    if kinds[0].startswith("s") or modes:
+        raise MissingRuleError("bfe of numbers with a sign is not simulated")
+    value = a.astype(np.uint64) >> (at & 255).astype(np.uint64)
+    mask = (np.uint64(1) << np.minimum(count & 255, 63).astype(np.uint64)) - np.uint64(1)
+    return (value & mask).astype(PTX_TYPES[kinds[0]])
+
+
+INSTRUCTIONS: dict[str, Callable[..., Array]] = {
+    "mov": _bitwise(lambda a: a),
+    "cvt": _convert,
+    "add": _plain(lambda a, b: a + b),
+    "sub": _plain(lambda a, b: a - b),
+    "mul": _multiply,
+    "mad": _multiply,
+    "fma": _plain(lambda a, b, c: a * b + c),
+    "div": _plain(lambda a, b: a / b if a.dtype.kind == "f" else a // b),
+    "abs": _plain(np.abs),
+    "neg": _plain(np.negative),
+    "max": _extreme(np.maximum, np.fmax),
+    "min": _extreme(np.minimum, np.fmin),
+    "ex2": _plain(np.exp2),
+    "lg2": _plain(np.log2),
+    "sin": _plain(np.sin),
+    "cos": _plain(np.cos),
+    "tanh": _plain(np.tanh),
+    "rcp": _plain(lambda a: 1 / a),
+    "rsqrt": _plain(lambda a: 1 / np.sqrt(a)),
+    "sqrt": _plain(np.sqrt),
+    "and": _bitwise(np.bitwise_and),
+    "or": _bitwise(np.bitwise_or),
+    "xor": _bitwise(np.bitwise_xor),
+    "not": _bitwise(np.invert),
+    "shl": _shift_left,
+    "shr": _shift_right,
+    "lop3": _logic,
+    "prmt": _permute,
+    "brev": _bitwise(reversed_bits),
+    "popc": _bitwise(lambda a: bit_count(a).astype(np.uint32)),
+    "clz": _bitwise(lambda a: leading_zeros(a).astype(np.uint32)),
+    "bfe": _extract_bits,
+    "setp": _set_predicate,
+    "selp": _select,
+}
+
+
+# Matrices between shared memory and the registers of a warp: ``ldmatrix`` and ``stmatrix``.
+
+
+def _is_transposed(op: InlineOperation) -> bool:
+    """Whether a thread has two elements of a column, not of a row.
+
+    Raises:
+      MissingRuleError: the matrices are others than 8 by 8 elements of 16 bits.
+    """
+    shape = "".join(op.attributes["shape"].split())
+    if "b16" not in op.attributes["eltType"] or "m=8,n=8" not in shape:
+        raise MissingRuleError(
+            f"{op.name} of {op.attributes['shape']} {op.attributes['eltType']} is not simulated"
+        )
+    return "col" in op.attributes["layout"]
+
+
+def _rows(addresses: Array, number: int) -> Array:
+    """Addresses [warps, 8] of the rows of a matrix: eight threads have them."""
+    return np.ascontiguousarray(addresses.reshape(-1, 32)[:, 8 * number : 8 * number + 8])
+
+
+@operation("nvvm.ldmatrix")
+def _load(frame: InlineFrame, op: InlineOperation, pointer: Array) -> Any:
+    """PTX ISA, "ldmatrix": thread ``t`` gets elements ``2 t % 8`` and the next of row ``t / 4``."""
+    transposed, found = _is_transposed(op), []
+    addresses = frame.all(pointer)
+    for number in range(int(op.attributes["num"])):
+        rows = _rows(addresses, number)
+        raw = frame.space.load(rows.reshape(-1), 16, None)
+        matrix = from_bytes(raw, np.uint16, (8,)).reshape(-1, 8, 8)
+        if transposed:
+            matrix = matrix.transpose(0, 2, 1)
+        found.append(from_bytes(to_bytes(matrix.reshape(frame.threads, 2)), np.uint32, ()))
+    if len(found) == 1:
+        return found[0]
+    return {(number,): value for number, value in enumerate(found)}
+
+
+@operation("nvvm.stmatrix")
+def _store(frame: InlineFrame, op: InlineOperation, pointer: Array, *values: Array) -> tuple[()]:
+    transposed, addresses = _is_transposed(op), frame.all(pointer)
+    for number, value in enumerate(values):
+        raw = to_bytes(frame.all(value))
+        matrix = from_bytes(raw, np.uint16, (2,)).reshape(-1, 8, 8)
+        if transposed:
+            matrix = matrix.transpose(0, 2, 1)
+        rows = _rows(addresses, number).reshape(-1)
+        frame.space.store(rows, to_bytes(np.ascontiguousarray(matrix).reshape(-1, 8)), None)
+    return ()
+
+
+@operation(
+    "gpu.thread_id",
+    "gpu.block_id",
+    "gpu.block_dim",
+    "gpu.grid_dim",
+    "gpu.cluster_block_id",
+    "gpu.cluster_dim_blocks",
+)
+def _place(frame: InlineFrame, op: InlineOperation) -> Array:
+    axis = "xyz".index(op.attributes["dimension"].rstrip(">")[-1])
+    kind = op.name.partition(".")[2]
+    value = frame.geometry[kind][axis]
+    if kind == "thread_id" and axis == 0:
+        return (np.arange(frame.threads) + frame.first).astype(np.uint64)
+    return np.array([value], np.uint64)
+
+
+@operation("gpu.lane_id", "nvvm.read.ptx.sreg.laneid")
+def _lane(frame: InlineFrame, op: InlineOperation) -> Array:
+    return as_type((np.arange(frame.threads) % 32).astype(np.uint64), op)
+
+
+@operation("nvvm.read.ptx.sreg.tid.x")
+def _thread(frame: InlineFrame, op: InlineOperation) -> Array:
+    return as_type((np.arange(frame.threads) + frame.first).astype(np.uint64), op)
+
+
+def lanes(frame: InlineFrame, value: Array) -> Array:
+    """A value as [warps, 32, ...]."""
+    value = frame.all(value)
+    return value.reshape(-1, 32, *value.shape[1:])
+
+
+@operation("nvvm.shfl.sync")
+def _shuffle(
+    frame: InlineFrame, op: InlineOperation, mask: Array, value: Array, at: Array, clamp: Array
+) -> Array:
+    """PTX ISA, "shfl.sync"."""
+    del mask
+    kind = op.attributes["kind"].rpartition("<")[2].rstrip(">")
+    values = lanes(frame, value)
+    here = np.broadcast_to(np.arange(32), values.shape[:2])
+    other = lanes(frame, at).astype(np.int64) & 31
+    bound = lanes(frame, clamp).astype(np.int64)
+    segment = bound >> 8 & 31
+    low = here & segment
+    high = low | (bound & 31 & ~segment)
+    if kind == "up":
+        source = here - other
+        inside = source >= high
+    elif kind == "down":
+        source = here + other
+        inside = source <= high
+    elif kind == "bfly":
+        source = here ^ other
+        inside = source <= high
+    else:
+        source = low | (other & ~segment)
+        inside = source <= high
+    source = np.where(inside, source, here)
+    return np.take_along_axis(values, source, axis=1).reshape(frame.threads)
+
+
+@operation("nvvm.elect.sync")
+def _elect(frame: InlineFrame, op: InlineOperation, *mask: Array) -> Array:
+    """One active thread of each warp: here the first."""
+    del op, mask
+    active = np.ones(frame.threads, np.bool_) if frame.active is None else frame.active
+    found = np.zeros_like(active)
+    for warp in range(0, frame.threads, 32):
+        there = np.flatnonzero(active[warp : warp + 32])
+        if there.size:
+            found[warp + there[0]] = True
+    return found
+
+
+@operation("nvvm.vote.sync")
+def _vote(frame: InlineFrame, op: InlineOperation, mask: Array, value: Array) -> Array:
+    del mask
+    kind = op.attributes["kind"].rpartition("<")[2].rstrip(">")
+    values = lanes(frame, value)
+    if kind == "ballot":
+        words = (values.astype(np.uint64) << np.arange(32, dtype=np.uint64)).sum(1)
+        return as_type(np.repeat(words, 32), op)
+    if kind == "uni":
+        found = (values == values[:, :1]).all(1)
+    else:
+        found = values.all(1) if kind == "all" else values.any(1)
+    return np.repeat(found, 32)
+
+
+@operation("nvvm.redux.sync")
+def _reduce(frame: InlineFrame, op: InlineOperation, value: Array, mask: Array) -> Array:
+    del mask
+    kind = op.attributes["kind"].rpartition("<")[2].rstrip(">")
+    values = lanes(frame, value)
+    if kind in ("min", "max"):
+        values = signed(values)
+    elif kind.startswith("f"):
+        values = wide(values)
+    combine: Any = {
+        "add": np.add,
+        "and": np.bitwise_and,
+        "or": np.bitwise_or,
+        "xor": np.bitwise_xor,
+        "umax": np.maximum,
+        "umin": np.minimum,
+        "max": np.maximum,
+        "min": np.minimum,
+        "fmax": np.maximum,
+        "fmin": np.minimum,
+    }[kind]
+    found = combine.reduce(values, axis=1, dtype=values.dtype)
+    return as_type(np.repeat(found, 32), op)
+
+
+@operation("nvvm.bar.warp.sync", "gpu.printf", "nvvm.nanosleep", "llvm.intr.assume")
+def _nothing(frame: InlineFrame, op: InlineOperation, *_: Any) -> tuple[()]:
+    """All threads of a warpgroup go on together, and nothing is printed."""
+    del frame, op
+    return ()
+
+
+@operation("gpu.barrier", "nvvm.barrier0", "nvvm.barrier")
+def _barrier(frame: InlineFrame, op: InlineOperation, *given: Array) -> tuple[()]:
+    """A barrier of the threads that run the code, or of more, which is not simulated."""
+    count = int(given[-1].reshape(-1)[0]) if len(given) > 1 else frame.geometry["block_dim"][0]
+    meet(frame, count, op.name)
+    return ()
+
+
+def meet(frame: InlineFrame, count: int, name: str) -> None:
+    """A barrier of some threads.
+
+    Raises:
+      MissingRuleError: these are others than those that run the code.
+    """
+    if count != frame.threads:
+        raise MissingRuleError(
+            f"{name} of {count} threads, in code that {frame.threads} threads run, is not "
+            "simulated: use plgpu.Barrier"
+        )
+
+
+@operation("nvvm.fence.proxy")
+def _proxy_fence(frame: InlineFrame, op: InlineOperation) -> tuple[()]:
+    """PTX ISA, "fence.proxy.async"."""
+    frame.fence("async" in op.attributes["kind"])
+    return ()
+
+
+@operation("nvvm.fence.sc.cluster", "nvvm.memory.barrier", "nvvm.fence.mbarrier.init")
+def _fence(frame: InlineFrame, op: InlineOperation) -> tuple[()]:
+    del op
+    frame.fence(False)
+    return ()

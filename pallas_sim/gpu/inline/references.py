@@ -1,0 +1,396 @@
+"""Memory by references and by pointers: the dialect ``memref``, and loads and stores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pallas_sim.dtypes import Array
+from pallas_sim.errors import MissingRuleError
+from pallas_sim.gpu.inline.arithmetic import chosen, wide
+from pallas_sim.gpu.inline.code import InlineOperation, InlineRegion, InlineType
+from pallas_sim.gpu.inline.memory import (
+    InlineFrame,
+    as_type,
+    bits_of,
+    from_bytes,
+    operation,
+    signed,
+    to_bytes,
+)
+
+_DYNAMIC = -(1 << 63)
+_DYNAMIC_32 = -(1 << 31)
+
+
+@dataclass(frozen=True)
+class MemrefView:
+    """A reference: elements at regular distances.
+
+    Attributes:
+      base: the address that the distances count from.
+      offset: of the first element, in elements, for each thread.
+      shape: sizes.
+      strides: distances in elements.
+      dtype: of the elements.
+    """
+
+    base: Array
+    offset: Array
+    shape: tuple[int, ...]
+    strides: tuple[Any, ...]
+    dtype: np.dtype[Any]
+
+    def addresses(self, index: Sequence[Array]) -> Array:
+        """The address [threads] of the byte with an element."""
+        offset = self.offset
+        for at, stride in zip(index, self.strides, strict=True):
+            offset = offset + at.astype(np.int64) * stride
+        return self.base.astype(np.int64) + offset * bits_of(self.dtype) // 8
+
+
+def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of rows one after the other."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def _size(kind: InlineType) -> int:
+    return -(-math.prod(kind.shape) * bits_of(kind.dtype) // 8)
+
+
+def _load(frame: InlineFrame, addresses: Array, kind: InlineType) -> Array:
+    if kind.dtype is None:
+        raise MissingRuleError(f"the simulator does not load {kind.text}, which inline_mgpu does")
+    addresses = frame.all(addresses) if frame.active is not None else addresses
+    raw = frame.space.load(addresses, _size(kind), frame.active)
+    return from_bytes(raw, kind.dtype, kind.shape)
+
+
+def _store(frame: InlineFrame, addresses: Array, value: Array) -> None:
+    raw = to_bytes(frame.all(value))
+    frame.space.store(np.ascontiguousarray(frame.all(addresses)), raw, frame.active)
+
+
+@operation("memref.load")
+def _load_element(
+    frame: InlineFrame, op: InlineOperation, view: MemrefView, *index: Array
+) -> Array:
+    _whole_bytes(view, op)
+    return _load(frame, view.addresses(index), op.types[0])
+
+
+@operation("memref.store")
+def _store_element(
+    frame: InlineFrame, op: InlineOperation, value: Array, view: MemrefView, *index: Array
+) -> tuple[()]:
+    _whole_bytes(view, op)
+    _store(frame, view.addresses(index), value)
+    return ()
+
+
+def _whole_bytes(view: MemrefView, op: InlineOperation) -> None:
+    if bits_of(view.dtype) < 8:
+        raise MissingRuleError(f"{op.name} of one {view.dtype} inside a byte is not simulated")
+
+
+@operation("vector.load")
+def _load_vector(frame: InlineFrame, op: InlineOperation, view: MemrefView, *index: Array) -> Array:
+    return _load(frame, view.addresses(index), op.types[0])
+
+
+@operation("vector.store")
+def _store_vector(
+    frame: InlineFrame, op: InlineOperation, value: Array, view: MemrefView, *index: Array
+) -> tuple[()]:
+    _store(frame, view.addresses(index), value)
+    return ()
+
+
+@operation("llvm.load")
+def _load_pointer(frame: InlineFrame, op: InlineOperation, pointer: Array) -> Array:
+    return _load(frame, pointer, op.types[0])
+
+
+@operation("llvm.store")
+def _store_pointer(
+    frame: InlineFrame, op: InlineOperation, value: Array, pointer: Array
+) -> tuple[()]:
+    del op
+    _store(frame, pointer, value)
+    return ()
+
+
+@operation("llvm.ptrtoint", "llvm.inttoptr", "llvm.addrspacecast")
+def _as_address(frame: InlineFrame, op: InlineOperation, value: Array) -> Array:
+    del frame
+    return value.astype(np.uint64) if op.types[0].dtype is None else as_type(value, op)
+
+
+@operation("llvm.getelementptr")
+def _element_pointer(
+    frame: InlineFrame, op: InlineOperation, pointer: Array, *dynamic: Array
+) -> Array:
+    del frame
+    kind: InlineType = op.attributes["elem_type"]
+    given = op.attributes["rawConstantIndices"]
+    if len(given) != 1 or kind.dtype is None:
+        raise MissingRuleError(f"llvm.getelementptr into {kind.text} is not simulated")
+    at = dynamic[0] if given[0] == _DYNAMIC_32 else np.array([given[0]], np.int64)
+    distance = signed(at).astype(np.int64) if at.dtype.kind == "u" else at
+    return (pointer.astype(np.int64) + distance * _size(kind)).astype(np.uint64)
+
+
+@operation("builtin.unrealized_conversion_cast")
+def _cast(frame: InlineFrame, op: InlineOperation, value: Any) -> Any:
+    del frame
+    kind, given = op.types[0], op.operand_types[0]
+    if isinstance(value, MemrefView) and kind.kind != "memory":
+        found: dict[tuple[int, ...], Any] = {(0,): value.base, (1,): value.base, (2,): value.offset}
+        for axis, (size, stride) in enumerate(zip(value.shape, value.strides, strict=True)):
+            found[3, axis] = np.array([size], np.uint64)
+            found[4, axis] = np.asarray(stride).reshape(-1).astype(np.uint64)
+        return found
+    if isinstance(value, dict) and kind.kind == "memory":
+        strides = tuple(value[4, axis].astype(np.int64) for axis in range(len(kind.shape)))
+        offset = value[2,].astype(np.int64)
+        return MemrefView(value[1,], offset, kind.shape, strides, kind.dtype)
+    if kind.dtype == given.dtype and kind.kind == given.kind:
+        return value
+    raise MissingRuleError(f"a cast of {given.text} to {kind.text} is not simulated")
+
+
+@operation("memref.subview")
+def _subview(
+    frame: InlineFrame, op: InlineOperation, view: MemrefView, *dynamic: Array
+) -> MemrefView:
+    del frame
+    given = iter(dynamic)
+
+    def taken(name: str) -> list[Any]:
+        return [
+            next(given).astype(np.int64) if each == _DYNAMIC else int(each)
+            for each in op.attributes[name]
+        ]
+
+    offsets, sizes, steps = map(taken, ("static_offsets", "static_sizes", "static_strides"))
+    offset = view.offset
+    for at, stride in zip(offsets, view.strides, strict=True):
+        offset = offset + at * stride
+    strides = [step * stride for step, stride in zip(steps, view.strides, strict=True)]
+    shape = op.types[0].shape
+    kept = list(_kept_axes(sizes, shape))
+    return replace(view, offset=offset, shape=shape, strides=tuple(strides[axis] for axis in kept))
+
+
+def _kept_axes(sizes: Sequence[Any], shape: Sequence[int]) -> Iterator[int]:
+    """The axes that are left: those of one element may go."""
+    left = len(sizes) - len(shape)
+    wanted = list(shape)
+    for axis, size in enumerate(sizes):
+        is_next = bool(wanted) and (isinstance(size, np.ndarray) or size == wanted[0])
+        more = len(sizes) - axis > len(wanted)
+        if is_next and not (size == 1 and left and more and wanted[0] != 1):
+            wanted.pop(0)
+            yield axis
+        else:
+            left -= 1
+
+
+@operation("memref.cast", "memref.memory_space_cast", "memref.reinterpret_cast")
+def _same(frame: InlineFrame, op: InlineOperation, view: MemrefView, *dynamic: Array) -> MemrefView:
+    """The same memory; ``reinterpret_cast`` names all of its shape anew."""
+    del frame
+    if not op.name.endswith("reinterpret_cast"):
+        return view
+    if dynamic:
+        raise MissingRuleError("memref.reinterpret_cast of computed sizes is not simulated")
+    offset = np.array([op.attributes["static_offsets"][0]], np.int64)
+    kind = op.types[0]
+    return replace(view, offset=offset, shape=kind.shape, strides=kind.strides)
+
+
+@operation("memref.transpose")
+def _transpose(frame: InlineFrame, op: InlineOperation, view: MemrefView) -> MemrefView:
+    del frame
+    kind = op.types[0]
+    text = op.attributes["permutation"]
+    inside = text.split("(")
+    names = [each.strip() for each in inside[1].split(")")[0].split(",")]
+    order = [names.index(each.strip()) for each in inside[2].split(")")[0].split(",")]
+    return replace(view, shape=kind.shape, strides=tuple(view.strides[axis] for axis in order))
+
+
+@operation("memref.collapse_shape")
+def _collapse(frame: InlineFrame, op: InlineOperation, view: MemrefView) -> MemrefView:
+    del frame
+    kind = op.types[0]
+    groups = op.attributes["reassociation"]
+    return replace(
+        view, shape=kind.shape, strides=tuple(view.strides[group[-1]] for group in groups)
+    )
+
+
+@operation("memref.expand_shape")
+def _expand(frame: InlineFrame, op: InlineOperation, view: MemrefView, *sizes: Array) -> MemrefView:
+    del frame, sizes
+    kind = op.types[0]
+    groups = op.attributes["reassociation"]
+    if not groups:
+        return replace(view, shape=kind.shape, strides=dense_strides(kind.shape))
+    strides: list[Any] = []
+    for group, stride in zip(groups, view.strides, strict=True):
+        sizes_ = [kind.shape[axis] for axis in group]
+        strides += [each * stride for each in dense_strides(sizes_)]
+    return replace(view, shape=kind.shape, strides=tuple(strides))
+
+
+@operation("memref.dim")
+def _dim(frame: InlineFrame, op: InlineOperation, view: MemrefView, axis: Array) -> Array:
+    del frame, op
+    return np.array([view.shape[int(axis.reshape(-1)[0])]], np.uint64)
+
+
+@operation("memref.extract_strided_metadata")
+def _metadata(frame: InlineFrame, op: InlineOperation, view: MemrefView) -> tuple[Any, ...]:
+    del frame, op
+    base = replace(view, offset=np.zeros(1, np.int64), shape=(), strides=())
+    sizes = (np.array([size], np.uint64) for size in view.shape)
+    strides = (np.asarray(each).reshape(-1).astype(np.uint64) for each in view.strides)
+    return (base, view.offset.astype(np.uint64), *sizes, *strides)
+
+
+@operation("memref.atomic_rmw")
+def _atomic(
+    frame: InlineFrame, op: InlineOperation, value: Array, view: MemrefView, *index: Array
+) -> Array:
+    """One thread after the other."""
+    _whole_bytes(view, op)
+    addresses, values = frame.all(view.addresses(index)), frame.all(value)
+    old = np.zeros(frame.threads, value.dtype)
+    threads = range(frame.threads) if frame.active is None else np.flatnonzero(frame.active)
+    for at in threads:
+        here = addresses[at : at + 1]
+        raw = frame.space.load(here, value.dtype.itemsize, None)
+        old[at] = from_bytes(raw, value.dtype, ())[0]
+        new = _updated(op.attributes["kind"], old[at : at + 1], values[at : at + 1])
+        frame.space.store(here, to_bytes(as_type(new, op)), None)
+    return old
+
+
+def _updated(kind: int, old: Array, value: Array) -> Array:
+    """By the number of MLIR's ``AtomicRMWKind``."""
+    found: Any = {
+        0: lambda: wide(old) + wide(value),
+        1: lambda: old + value,
+        2: lambda: value,
+        3: lambda: np.maximum(wide(old), wide(value)),
+        4: lambda: np.maximum(signed(old), signed(value)),
+        5: lambda: np.maximum(old, value),
+        6: lambda: np.minimum(wide(old), wide(value)),
+        7: lambda: np.minimum(signed(old), signed(value)),
+        8: lambda: np.minimum(old, value),
+    }.get(kind)
+    if found is None:
+        raise MissingRuleError(f"memref.atomic_rmw of kind {kind} is not simulated")
+    return found()
+
+
+# Branches and loops, in which threads may go different ways: the dialect ``scf``.
+
+
+def _results(op: InlineOperation, values: list[Any]) -> Any:
+    return values[0] if len(op.results) == 1 else values
+
+
+def _inside(
+    frame: InlineFrame, active: Array, region: InlineRegion, arguments: Any = ()
+) -> list[Any]:
+    """Run a region on some threads."""
+    before, frame.active = frame.active, active
+    try:
+        return frame.evaluate(region, arguments)
+    finally:
+        frame.active = before
+
+
+def _now(frame: InlineFrame) -> Array:
+    return np.ones(frame.threads, np.bool_) if frame.active is None else frame.active
+
+
+@operation("scf.if")
+def _if(frame: InlineFrame, op: InlineOperation, where: Array) -> Any:
+    now, where = _now(frame), frame.all(where)
+    then, other = now & where, now & ~where
+    branch, *rest = op.regions
+    if not other.any():
+        return _results(op, frame.evaluate(branch))
+    otherwise = rest[0] if rest else InlineRegion((), ())
+    if not then.any():
+        return _results(op, frame.evaluate(otherwise))
+    first = _inside(frame, then, branch)
+    second = _inside(frame, other, otherwise)
+    return _results(op, [chosen(where, a, b) for a, b in zip(first, second, strict=True)])
+
+
+@operation("scf.for")
+def _for(
+    frame: InlineFrame, op: InlineOperation, low: Array, high: Array, step: Array, *carry: Any
+) -> Any:
+    at, (region,) = low, op.regions
+    values = list(carry)
+    now = _now(frame)
+    while True:
+        going = now & frame.all(signed(at) < signed(high))
+        if not going.any():
+            return _results(op, values)
+        if (going == now).all():
+            values = frame.evaluate(region, (at, *values))
+        else:
+            new = _inside(frame, going, region, (at, *values))
+            values = [chosen(going, a, b) for a, b in zip(new, values, strict=True)]
+        at = at + step
+
+
+@operation("scf.while")
+def _while(frame: InlineFrame, op: InlineOperation, *carry: Any) -> Any:
+    condition, body = op.regions
+    values, now = list(carry), _now(frame)
+    given: list[Any] = []
+    going = now
+    while True:
+        where, *passed = _inside(frame, going, condition, values)
+        given = (
+            passed
+            if not given
+            else [chosen(going, a, b) for a, b in zip(passed, given, strict=True)]
+        )
+        going = going & frame.all(where)
+        if not going.any():
+            return _results(op, given)
+        new = _inside(frame, going, body, given)
+        values = [chosen(going, a, b) for a, b in zip(new, values, strict=True)]
+        frame.step()
+
+
+@operation("scf.index_switch")
+def _switch(frame: InlineFrame, op: InlineOperation, number: Array) -> Any:
+    """Regions are the default and then the cases."""
+    cases = tuple(op.attributes["cases"])
+    values: list[Any] = []
+    now, number = _now(frame), frame.all(number)
+    left = now.copy()
+    for place, region in enumerate((*op.regions[1:], op.regions[0])):
+        here = left & (number == cases[place]) if place < len(cases) else left
+        left = left & ~here
+        if here.any():
+            found = _inside(frame, here, region)
+            values = (
+                found
+                if not values
+                else [chosen(here, a, b) for a, b in zip(found, values, strict=True)]
+            )
+    return _results(op, values)

@@ -1,0 +1,184 @@
+"""Inlined code on all threads of a warpgroup: what it is given, its run, and what it gives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pallas_sim.accesses import AccessKind, record_access
+from pallas_sim.dtypes import Array
+from pallas_sim.errors import MissingRuleError
+from pallas_sim.gpu.inline import arithmetic, ptx, references  # noqa: F401 (they register operations)
+from pallas_sim.gpu.inline.code import Fragments, InlineCode, InlineRef, tiled_shape
+from pallas_sim.gpu.inline.memory import AddressSpace, InlineBuffer, InlineFrame, bits_of, check
+from pallas_sim.gpu.inline.references import MemrefView, dense_strides
+from pallas_sim.gpu.threads import GpuThread
+from pallas_sim.recording import Fenced
+
+
+def prepared(code: InlineCode) -> InlineCode:
+    """The code, of which every operation is known.
+
+    Raises:
+      MissingRuleError: one is not.
+    """
+    check(code.body)
+    return code
+
+
+def execute(
+    code: InlineCode,
+    thread: GpuThread,
+    arguments: Sequence[Any],
+    results: Sequence[tuple[tuple[int, ...], Any]],
+    line: str,
+) -> list[Array]:
+    """Run inlined code.
+
+    Args:
+      code: what to run.
+      thread: a warpgroup or a warp.
+      arguments: an array for each array, and name, elements and whether they are in shared memory
+        for each reference.
+      results: shape and dtype of each.
+      line: ``file:line``.
+
+    Raises:
+      UnreachableError: it accesses what it was not given.
+    """
+    space = AddressSpace()
+
+    def note() -> None:
+        for buffer in space.buffers:
+            _note(thread, buffer, line)
+
+    def fence(orders_engines: bool) -> None:
+        note()
+        if orders_engines:
+            thread.recording.events.append(Fenced(thread.number))
+
+    count = 32 * len(thread.lanes)
+    frame = InlineFrame(count, _first(thread), _geometry(thread), space, fence)
+    rows = slice(32 * thread.lanes[0], 32 * thread.lanes[0] + count)
+    for given, argument in zip(code.arguments, arguments, strict=True):
+        if isinstance(given, InlineRef):
+            name, array, shared = argument
+            frame.values[given.number] = _view(space, given, name, array, shared=shared)
+        else:
+            _scatter(frame, given, np.asarray(argument), rows)
+    frame.evaluate(code.body, [frame.values[each] for each in code.body.arguments])
+    note()
+    for buffer in space.buffers:
+        buffer.give_back()
+    return [
+        _gathered(frame, given, shape, dtype)
+        for given, (shape, dtype) in zip(code.results, results, strict=True)
+    ]
+
+
+def _first(thread: GpuThread) -> int:
+    return 128 * thread.warpgroup + 32 * thread.lanes[0]
+
+
+def _view(
+    space: AddressSpace, parts: InlineRef, name: str, array: Array, *, shared: bool
+) -> MemrefView:
+    if array.dtype == object:
+        raise MissingRuleError(f"{name}, which inline_mgpu is given, holds no numbers")
+    if bits_of(array.dtype) < 8 and (parts.tiling or parts.swizzle):
+        raise MissingRuleError(f"tiles of {array.dtype} in inline_mgpu are not simulated")
+    buffer = space.add(name, array, shared=shared, tiling=parts.tiling, swizzle=parts.swizzle)
+    shape = tiled_shape(array.shape, parts.tiling)
+    base, offset = np.array([buffer.base], np.uint64), np.zeros(1, np.int64)
+    return MemrefView(base, offset, shape, dense_strides(shape), array.dtype)
+
+
+def _note(thread: GpuThread, buffer: InlineBuffer, line: str) -> None:
+    """Record what was read and written since the last time."""
+
+    def record(kind: AccessKind, new: Array) -> None:
+        for box in buffer.touched(new):
+            part = buffer.array[box] if box else buffer.array
+            record_access(thread, part, kind, buffer.name, line)
+
+    record("read", buffer.read & ~buffer.noted_reads)
+    record("write", buffer.written & ~buffer.noted_writes)
+    buffer.noted_reads |= buffer.read
+    buffer.noted_writes |= buffer.written
+
+
+def _scatter(frame: InlineFrame, given: Fragments, array: Array, rows: slice) -> None:
+    """Give each thread its registers of an array."""
+    array = _as_bits(array)
+    if given.elements is None:
+        frame.values[given.registers[0]] = array.reshape(-1)[:1]
+        return
+    flat = array.reshape(-1)
+    for number, register in enumerate(given.registers):
+        frame.values[register] = flat[given.elements[rows, number]]
+
+
+def _as_bits(array: Array) -> Array:
+    """Integers as they are in registers, without a sign."""
+    names = {"int4": "uint4", "int2": "uint2"}
+    if array.dtype.name in names:
+        return (array.astype(np.int8) & (15 if array.dtype.name == "int4" else 3)).astype(
+            names[array.dtype.name]
+        )
+    return array.view(np.dtype(f"u{array.dtype.itemsize}")) if array.dtype.kind == "i" else array
+
+
+def _gathered(frame: InlineFrame, given: Fragments, shape: tuple[int, ...], dtype: Any) -> Array:
+    dtype = np.dtype(dtype)
+    if given.elements is None:
+        value = frame.values[given.registers[0]]
+        return np.broadcast_to(_as_dtype(value[:1], dtype)[0], shape).copy()
+    flat = np.zeros(math.prod(shape), dtype)
+    for number, register in enumerate(given.registers):
+        value = frame.all(frame.values[register])
+        flat[given.elements[:, number]] = _as_dtype(value, dtype)
+    return flat.reshape(shape)
+
+
+def _as_dtype(value: Array, dtype: np.dtype[Any]) -> Array:
+    if value.dtype == dtype:
+        return value
+    if dtype.name in ("int4", "int2"):
+        raw = value.astype(np.int8)
+        half = 8 if dtype.name == "int4" else 2
+        return np.where(raw >= half, raw - 2 * half, raw).astype(dtype)
+    return np.ascontiguousarray(value).view(dtype)
+
+
+def _geometry(thread: GpuThread) -> dict[str, tuple[int, int, int]]:
+    """Numbers of threads and blocks, as CUDA has them: the last axis of a grid is ``x``.
+
+    Of more than three axes, JAX makes the first ones ``z``.
+    """
+    mesh, block = thread.kernel_launch.mesh, thread.block
+    cluster = _three([size for _, size in mesh.cluster], 1)
+    place = _three(list(block.place), 0)
+    sizes = [size for _, size in mesh.grid]
+    point = list(block.cluster.point)
+    if len(sizes) > 3:
+        first = int(np.ravel_multi_index(point[:-2], sizes[:-2]))
+        sizes, point = [math.prod(sizes[:-2]), *sizes[-2:]], [first, *point[-2:]]
+    grid, at = _three(sizes, 1), _three(point, 0)
+    number = tuple(a * size + b for a, size, b in zip(at, cluster, place, strict=True))
+    whole = tuple(a * size for a, size in zip(grid, cluster, strict=True))
+    return {
+        "thread_id": (_first(thread), 0, 0),
+        "block_dim": (128 * mesh.warpgroups, 1, 1),
+        "block_id": (number[0], number[1], number[2]),
+        "grid_dim": (whole[0], whole[1], whole[2]),
+        "cluster_block_id": place,
+        "cluster_dim_blocks": cluster,
+    }
+
+
+def _three(values: list[int], rest: int) -> tuple[int, int, int]:
+    x, y, z = [*reversed(values), rest, rest, rest][:3]
+    return x, y, z

@@ -1,0 +1,429 @@
+"""Products of tensor cores: ``d = a @ b + c`` as ``mma``, ``wgmma`` and ``tcgen05.mma`` compute it.
+
+Operands are float16, bfloat16, float32, float8 (e4m3, e5m2), float6, float4 or integers of 8 and 4
+bits; the sums are float32, float16 or int32. ``mma`` also has float64 (PTX ISA 9.0, 9.7.14
+"Warp-level matrix multiply-accumulate", 9.7.15 "wgmma", 9.7.16.2 "tcgen05: data types and matrix
+shapes").
+
+- Products of floats of at most 16 bits are exact in float32, where they are added. PTX leaves the
+  order and the rounding of these sums open. An ``Accumulation`` says how a chip adds
+  (``arithmetic.accumulation``); without one, these are sums of float32 in any order.
+- float32 operands are tf32: the tensor core does not read the lower 13 bits of a float32, so that
+  numbers are truncated (for that reason, CUTLASS rounds them before: ``round_half_ulp_truncate``
+  in ``numeric_conversion.h``).
+- An instruction contracts 256 bits of a row. Sums of float16 are rounded after each instruction.
+- Sums of integers wrap around: Pallas never sets ``.satfinite``.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from pallas_sim.chips import Accumulation, Accumulations
+from pallas_sim.compat.jaxprs import sub_jaxprs
+from pallas_sim.compat.source import source_line
+from pallas_sim.dtypes import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    Array,
+    Dtype,
+    bit_width,
+    converter,
+    is_float,
+    is_integer,
+)
+from pallas_sim.errors import KernelError, SimulationError
+from pallas_sim.pallas_calls import PreparedKernel
+from pallas_sim.products import Multiply, Product, chip_product, fused_product, multiplier
+
+#: Bits of a row of an operand that one instruction contracts (PTX ISA 9.0, 9.7.16.2.1).
+_INSTRUCTION_BITS = 256
+
+
+@cache
+def tensor_product(
+    lhs: Any,
+    rhs: Any,
+    out: Any,
+    depth: int,
+    *,
+    sparse: bool = False,
+    accumulation: Accumulation | None = None,
+) -> Product:
+    """How tensor cores multiply matrices of these dtypes, and add the product to another matrix.
+
+    Args:
+      lhs: dtype of the first operand.
+      rhs: dtype of the second operand.
+      out: dtype of the sums: float32, float16 or int32.
+      depth: length of the contracted dimension.
+      sparse: whether half of the first operand is known to be zero: then an instruction contracts
+        twice as many elements.
+      accumulation: how the chip adds in float32; None for sums of float32. Sums of other dtypes
+        are not affected.
+
+    Raises:
+      SimulationError: tensor cores have no such product.
+    """
+    lhs, rhs, out = np.dtype(lhs), np.dtype(rhs), np.dtype(out)
+    _require(lhs, rhs, out)
+    if out == np.int32:
+        integers = multiplier(lhs, rhs, out, depth)
+        return lambda a, b, c: _added(integers(a, b), c)
+    if out == FLOAT16:
+        return _in_steps(lhs, rhs, depth, instruction_depth(lhs) * (1 + sparse))
+    product = multiplier(lhs, rhs, out, depth)
+    usual: Product = lambda a, b, c: _added(product(a, b), c)  # noqa: E731
+    if FLOAT32 in (lhs, rhs):
+        usual = lambda a, b, c: _added(product(to_tf32(a), to_tf32(b)), c)  # noqa: E731
+    if accumulation is None or out != FLOAT32:
+        return usual
+    return chip_product(lhs, rhs, accumulation, usual, to_tf32)
+
+
+#: Operands that Triton multiplies as bfloat16 or float16 with sums of float32, whatever they are.
+_PRESETS = {"BF16_BF16_F32": BFLOAT16, "F16_F16_F32": FLOAT16}
+
+
+def dot_product(
+    lhs: Any, rhs: Any, out: Any, depth: int, precision: Any, accumulations: Accumulations
+) -> Multiply | None:
+    """How Triton's ``dot`` multiplies matrices on a chip, or None where that is not known.
+
+    JAX's lowering (``_dot_general_lowering`` in ``jax/_src/pallas/triton/lowering.py``) asks for
+    TF32 products of float32, unless both precisions are ``HIGHEST``, and adds in float32, unless
+    the result is float16, float64 or int32. Triton rounds float32 to TF32, half away from zero;
+    products of ``HIGHEST`` are fused multiply-adds of float32, one after the other.
+
+    Args:
+      lhs: dtype of the first operand.
+      rhs: dtype of the second operand.
+      out: dtype of the result.
+      depth: length of the contracted dimension.
+      precision: the parameter of ``dot_general``.
+      accumulations: how the chip adds; empty if sums are those of float32.
+    """
+    lhs, rhs, out = np.dtype(lhs), np.dtype(rhs), np.dtype(out)
+    if not accumulations or lhs != rhs or out in (FLOAT16, FLOAT64) or not is_float(out):
+        return None
+    dtype, exact = dot_operands(lhs, precision)
+    if dtype is None:
+        return None
+    take, narrow = converter(lhs, dtype), converter(FLOAT32, out)
+    if exact:
+        return lambda a, b: narrow(fused_product(take(a), take(b)))
+    accumulation = accumulations.get(("dot", "tf32" if dtype == FLOAT32 else dtype.name))
+    if accumulation is None:
+        return None
+    usual = multiplier(dtype, dtype, FLOAT32, depth)
+    product = chip_product(dtype, dtype, accumulation, lambda a, b, _: usual(a, b), rounded_to_tf32)
+    return lambda a, b: narrow(product(take(a), take(b), None))
+
+
+def dot_operands(dtype: Dtype, precision: Any) -> tuple[Dtype | None, bool]:
+    """The dtype of the operands of Triton's ``dot``, and whether float32 is not rounded to TF32."""
+    if precision is None:
+        return dtype, False
+    if isinstance(precision, tuple):
+        names = [str(getattr(each, "name", each)) for each in precision]
+        return dtype, dtype == FLOAT32 and not {"HIGH", "DEFAULT"} & set(names)
+    name = str(getattr(precision, "name", ""))
+    if name in ("DEFAULT", "TF32_TF32_F32", "F32_F32_F32"):
+        return (dtype if name == "DEFAULT" else FLOAT32), name == "F32_F32_F32"
+    return _PRESETS.get(name), False
+
+
+def rounded_to_tf32(array: Array) -> Array:
+    """The nearest tf32 numbers of float32 ones; of two, that further from zero."""
+    nearest = ((array.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(FLOAT32)
+    return np.where(np.isfinite(array), nearest, array)
+
+
+def to_tf32(array: Array) -> Array:
+    """The tf32 numbers that tensor cores read for float32 ones: without their lower 13 bits."""
+    if array.dtype != FLOAT32:
+        return array
+    return (array.view(np.uint32) & np.uint32(0xFFFFE000)).view(FLOAT32)
+
+
+def instruction_depth(dtype: Any) -> int:
+    """Elements of a row that one instruction contracts: 16 of bfloat16, 32 of float8."""
+    # float6 takes a byte for each element.
+    width = bit_width(np.dtype(dtype))
+    return _INSTRUCTION_BITS // (width if width in (4, 8, 16, 32) else 8)
+
+
+def _require(lhs: Dtype, rhs: Dtype, out: Dtype) -> None:
+    """Reject what no tensor core multiplies."""
+    widths = {lhs.itemsize, rhs.itemsize}
+    if all(map(is_float, (lhs, rhs))):
+        same = lhs == rhs or widths == {1}
+        sums = {
+            FLOAT64: lhs == FLOAT64,
+            FLOAT32: widths <= {1, 2, 4},
+            FLOAT16: widths == {1} or lhs == FLOAT16,
+        }
+        known = same and sums.get(out, False)
+    else:
+        narrow = bit_width(lhs) == bit_width(rhs) and bit_width(lhs) in (4, 8)
+        known = is_integer(lhs) and is_integer(rhs) and narrow and out == np.int32
+    if not known:
+        raise SimulationError(f"tensor cores have no product of {lhs} and {rhs} with sums of {out}")
+
+
+def _added(product: Array, c: Array | None) -> Array:
+    return product if c is None else product + c
+
+
+def _in_steps(lhs: Dtype, rhs: Dtype, depth: int, step: int) -> Product:
+    """Sums of float16: each instruction adds its products in float32, and rounds once."""
+    product = multiplier(lhs, rhs, FLOAT32, min(step, depth))
+
+    def evaluate(a: Array, b: Array, c: Array | None) -> Array:
+        total = c
+        for start in range(0, a.shape[1], step):
+            part = product(a[:, start : start + step], b[start : start + step])
+            total = _added(part, None if total is None else total.astype(FLOAT32)).astype(FLOAT16)
+        return np.zeros((a.shape[0], b.shape[1]), FLOAT16) if total is None else total
+
+    return evaluate
+
+
+# Operands of tensor cores that are stored in less: structured sparsity, and scales for blocks.
+
+
+def group_size(dtype: Any) -> int:
+    """Elements of a row that two numbers of metadata describe: 4, or 8 of those of 4 bits."""
+    return 8 if bit_width(np.dtype(dtype)) == 4 else 4
+
+
+def expand(values: Array, places: Array) -> Array:
+    """The matrix with its zeros.
+
+    Args:
+      values: ``[m, k // 2]``, the elements that are stored.
+      places: ``[m, g, 2]``, which two of the four parts of each of ``g`` groups they are.
+
+    Returns:
+      ``[m, k]``, of the dtype of ``values``.
+    """
+    rows, groups, _ = places.shape
+    width = values.shape[1] // (2 * groups)  # of a part: 1, or 2 where pairs are stored
+    parts = np.zeros((rows, groups, 4, width), values.dtype)
+    stored = values.reshape(rows, groups, 2, width)
+    row, group = np.ogrid[:rows, :groups]
+    for which in (1, 0):  # the first goes last, so that it stays where both have the same place
+        parts[row, group, places[..., which].astype(np.intp)] = stored[:, :, which]
+    return parts.reshape(rows, -1)
+
+
+def disordered(places: Array) -> Array:
+    """Which groups have metadata that PTX leaves undefined: ``[m, g]`` of bool.
+
+    Args:
+      places: see ``expand``.
+    """
+    first, second = places[..., 0].astype(np.int8), places[..., 1].astype(np.int8)
+    return first >= second
+
+
+def from_tensor_memory(metadata: Array, dtype: Any) -> Array:
+    """The metadata in the order of the groups.
+
+    For elements of 16 bits, a tile of 16 rows and 16 numbers in tensor memory holds two groups of 8
+    rows: the second 8 numbers of a row lie in the row 8 further down, and the second 8 rows in the
+    second 8 columns (PTX ISA 9.0, "sparsity selector for kind f16"). For those of 8 bits a row is a
+    row. For those of 4 bits JAX has no order, so the same is taken.
+
+    Args:
+      metadata: ``[m, k]`` of numbers below 4, as tensor memory holds them.
+      dtype: of the elements.
+
+    Returns:
+      ``[m, k // 2, 2]``.
+    """
+    rows, columns = metadata.shape
+    if bit_width(np.dtype(dtype)) == 16:
+        tiles = metadata.reshape(rows // 16, 2, 8, columns // 16, 2, 8)
+        metadata = tiles.transpose(0, 4, 2, 3, 1, 5)
+    return metadata.reshape(rows, columns // 2, 2)
+
+
+def metadata_of_copy(copied: Array) -> Array:
+    """What ``async_copy_sparse_metadata_to_tmem`` makes of ``[1, t, 128, 64]``: ``[128, 64 t]``."""
+    _, tiles, rows, width = copied.shape
+    return copied[0].transpose(1, 0, 2).reshape(rows, tiles * width)
+
+
+#: Gives ``a @ b + c`` for ``a [m, k]``, ``b [k, n]``, ``c [m, n]`` or None, and the scales of both,
+#: ``[m, s]`` and ``[n, s]``.
+ScaledProduct = Callable[[Array, Array, Array | None, Array, Array], Array]
+
+_E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
+_E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+
+#: Elements of a block, by the bits of an element and the dtype of the scales.
+_BLOCKS = {
+    (8, _E8M0): (32,),
+    (6, _E8M0): (32,),
+    (4, _E8M0): (32, 16),
+    (4, _E4M3): (16,),
+}
+
+
+@cache
+def scaled_product(
+    lhs: Any, rhs: Any, scale: Any, depth: int, scales: int, *, sparse: bool = False
+) -> ScaledProduct:
+    """How tensor cores multiply matrices with scales, and add the product to one of float32.
+
+    Args:
+      lhs: dtype of the first operand.
+      rhs: dtype of the second operand.
+      scale: dtype of the scales of both.
+      depth: length of the contracted dimension.
+      scales: how many scales a row has.
+      sparse: whether the first operand is 2:4 sparse, where a block has twice as many elements.
+
+    Raises:
+      SimulationError: tensor cores have no such product.
+    """
+    lhs, rhs, scale = np.dtype(lhs), np.dtype(rhs), np.dtype(scale)
+    width = max(bit_width(lhs), bit_width(rhs))
+    blocks = [each * (1 + sparse) for each in _BLOCKS.get((width, scale), ())]
+    if not scales or depth % scales or depth // scales not in blocks:
+        words = " or ".join(map(str, blocks)) or "no number of"
+        raise SimulationError(
+            f"tensor cores scale blocks of {words} elements of {lhs} and {rhs} by {scale}, but "
+            f"{depth} elements have {scales} scales"
+        )
+    block = depth // scales
+    return lambda a, b, c, a_scale, b_scale: _product(a, b, c, a_scale, b_scale, block)
+
+
+def _product(
+    a: Array, b: Array, c: Array | None, a_scale: Array, b_scale: Array, block: int
+) -> Array:
+    """``a [m, k]``, ``b [k, n]``, ``c [m, n]`` or None, ``a_scale [m, s]``, ``b_scale [n, s]``."""
+    # Float64 holds every product of an element and a scale, and neither overflows nor loses a bit
+    # where one scale is very large and the other one very small.
+    left = a.astype(np.float64) * np.repeat(scale_values(a_scale), block, axis=1)
+    right = b.astype(np.float64) * np.repeat(scale_values(b_scale), block, axis=1).T
+    product = (left @ right).astype(FLOAT32)
+    return product if c is None else product + c
+
+
+def scale_values(scales: Array) -> Array:
+    """Scales as float64. Those of e4m3 are unsigned: the tensor core has no sign for them."""
+    values = scales.astype(np.float64)
+    return np.abs(values) if scales.dtype == _E4M3 else values
+
+
+def scales_of_copy(copied: Array) -> Array:
+    """What ``async_copy_scales_to_tmem`` makes of the scales in shared memory.
+
+    A tile of 128 rows and 4 scales is copied as 32 rows of 16 bytes: row ``r`` has the scales of
+    the rows ``r``, ``r + 32``, ``r + 64`` and ``r + 96`` (PTX ISA 9.0, "scale factor A layout 1X").
+
+    Args:
+      copied: ``[t, s // 4, 32, 16]``.
+
+    Returns:
+      ``[128 t, s]``.
+    """
+    tiles, columns, _, _ = copied.shape
+    parts = copied.reshape(tiles, columns, 32, 4, 4)
+    return parts.transpose(0, 3, 2, 1, 4).reshape(tiles * 128, columns * 4)
+
+
+def paired_scales_of_copy(copied: Array) -> Array:
+    """As ``scales_of_copy``, of the second operand of a pair of blocks with 64 rows each.
+
+    Args:
+      copied: ``[1, s // 4, 64, 16]``: 32 rows of each half of the columns of the product, and in a
+        row of 16 bytes the scales of the columns ``c``, ``c + 32``, ``c + 64`` and ``c + 96`` of
+        that half.
+
+    Returns:
+      ``[256, s]``: 128 rows for each half, of which the first ones count.
+    """
+    _, columns, _, _ = copied.shape
+    parts = copied.reshape(columns, 2, 32, 4, 4)
+    return parts.transpose(1, 3, 2, 0, 4).reshape(256, columns * 4)
+
+
+# Products of the Triton route that have fewer terms than an instruction of the tensor core.
+#
+# ``mma.m16n8k16`` adds up 16 products of bfloat16, float16 and (after a conversion) float8, ``k8``
+# 8 of tf32, and ``k32`` 32 of int8. Triton's own language refuses fewer, Pallas does not. Of half
+# as many, Triton gives the instruction each register twice, so that the result is twice the
+# product. That is so in the PTX that XLA makes for an A100, an H100 and a B200, whatever the rows
+# and columns (JAX 0.12.0.1; 0.11.2 for an H100). Of fewer, the compiler of JAX 0.12.0.1 ends with
+# "Invalid bases passed to LinearLayout", and that of 0.11.2 repeats registers, too. Products of
+# float32 in the highest precision use no tensor core.
+
+
+#: The error of a kernel, or None, by its jaxpr.
+_KNOWN = weakref.WeakKeyDictionary[Any, str | None]()
+
+
+def require_whole_products(kernel: PreparedKernel) -> None:
+    """Reject a kernel with a product that Triton gets wrong, or cannot compile.
+
+    Raises:
+      KernelError: a product has fewer terms than an instruction of the tensor core.
+    """
+    body = kernel.equation.params["jaxpr"]
+    if body not in _KNOWN:
+        _KNOWN[body] = next(filter(None, map(_problem, _products(body))), None)
+    problem = _KNOWN[body]
+    if problem is not None:
+        raise KernelError(problem)
+
+
+def _products(jaxpr: Any) -> Iterator[Any]:
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            yield eqn
+        for inner in sub_jaxprs(eqn):
+            yield from _products(inner)
+
+
+def _problem(eqn: Any) -> str | None:
+    """What is wrong with a product, or None."""
+    lhs, rhs = (atom.aval for atom in eqn.invars)
+    (axes, _), _ = eqn.params["dimension_numbers"]
+    if len(axes) != 1 or lhs.dtype != rhs.dtype:
+        return None
+    terms, least = lhs.shape[axes[0]], _terms(lhs.dtype, eqn.params["precision"])
+    if terms >= least:
+        return None
+    what = f"the product of {lhs.dtype}{list(lhs.shape)} and {rhs.dtype}{list(rhs.shape)}"
+    line = source_line(eqn)
+    fate = "Triton cannot compile it, or adds them up several times"
+    if 2 * terms == least:
+        fate = "Triton gives it each of them twice, and the result is twice the product"
+    return (
+        f"{what}{f' at {line}' if line else ''} has {terms} terms, and an instruction of the "
+        f"tensor core adds up {least}: {fate}. Use blocks of {least}, or pad with zeros."
+    )
+
+
+def _terms(dtype: Any, precision: Any) -> int:
+    """How many terms an instruction of the tensor core adds up; 0 if it uses none."""
+    operands, exact = dot_operands(dtype, precision)
+    if exact:
+        return 0
+    if operands is None:  # several products of TF32 or bfloat16 for one of float32
+        return 8 if "TF32" in precision.name else 16
+    if is_integer(operands):
+        return 32 if bit_width(operands) == 8 else 0
+    return {32: 8, 16: 16, 8: 16}.get(bit_width(operands), 0)

@@ -1,0 +1,362 @@
+"""Tensor memory of a Blackwell SM: 128 lanes of 512 columns of 32 bits.
+
+An array of 128 rows has a row in each lane; packed elements share the 32 bits of a column. Arrays
+of 64 rows, scales and metadata lie otherwise (PTX ISA 9.0, 9.7.16.3 "data path layout", 9.7.16.10.7
+"scale factors"). Layouts matter only where references share memory (``plgpu.RefUnion``): what is
+written through one of them is garbage in the others, and accesses to the same columns must be
+ordered. Elsewhere an array is an array.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.lib.array_utils import byte_bounds
+
+from pallas_sim.chips import GPUS
+from pallas_sim.compat.jaxprs import argument_names, open_jaxpr, space_of, union_parts
+from pallas_sim.cores import most_at_a_time
+from pallas_sim.dtypes import Array
+from pallas_sim.errors import SimulationError
+from pallas_sim.findings import Finding
+from pallas_sim.machine import Machine
+from pallas_sim.memory import Ref, Region
+from pallas_sim.transforms import Aliased, Transform
+from pallas_sim.windows import read, region_of
+
+#: Lanes of tensor memory (PTX ISA 9.0, 9.7.16.1 "tensor memory").
+LANES = 128
+
+#: Bytes of a column in a lane.
+_CELL = 4
+
+#: The fewest columns that ``tcgen05.alloc`` gives; it gives powers of two (9.7.16.7.1).
+_LEAST = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Alternative:
+    """One of the references of a union.
+
+    Attributes:
+      first: its first column.
+      end: the column behind its last.
+      data: its elements.
+      shares: whether these lie in the columns; otherwise they lie beside them.
+      rows: whether each row would lie in a lane.
+    """
+
+    first: int
+    end: int
+    data: Array
+    shares: bool
+    rows: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMemoryPart:
+    """What an operation accesses.
+
+    Attributes:
+      data: its elements, as a view.
+      region: the memory, as the monitor of order sees it.
+      overwritten: what a write to it destroys, in other references of a union.
+    """
+
+    data: Array
+    region: Region
+    overwritten: tuple[Array, ...] = ()
+
+    def write(self, values: Array) -> None:
+        """Change the elements."""
+        self.data[...] = values
+
+
+class TensorMemory(Ref):
+    """A reference to tensor memory.
+
+    Attributes:
+      layout: how it lies there.
+      columns: how many columns it takes.
+      alternatives: of a union, its references, by offset, shape and dtype.
+    """
+
+    __slots__ = ("alternatives", "columns", "layout")
+
+    def __init__(self, data: Array, name: str, layout: Layout, columns: int) -> None:
+        """Make a reference to ``data``, which it keeps and changes."""
+        super().__init__(data, name, "tmem")
+        self.layout: Layout = layout
+        self.columns = columns
+        self.alternatives: dict[Any, _Alternative] = {}
+
+    def layout_of(self, transforms: Sequence[Transform]) -> Layout:
+        """How the part lies that these transforms name."""
+        first = transforms[0] if transforms else None
+        if isinstance(first, Aliased):
+            return tensor_memory_layout(first)
+        return self.layout
+
+    def part(self, transforms: Sequence[Transform], operands: Sequence[Any]) -> TensorMemoryPart:
+        """What an operation accesses.
+
+        Args:
+          transforms: from the reference to the part.
+          operands: of the equation.
+
+        Raises:
+          Outside: an index is beyond the edge.
+        """
+        first = transforms[0] if transforms else None
+        if not isinstance(first, Aliased):
+            data = read(self.data, transforms, operands)
+            self._require(data)
+            return TensorMemoryPart(data, region_of(data, self.data, transforms, operands))
+        this = self.alternatives[_key(first)]
+        data = read(this.data, transforms[1:], operands)
+        self._require(data)
+        others = tuple(
+            each.data
+            for each in self.alternatives.values()
+            if each.first < this.end and this.first < each.end and not (each.shares and this.shares)
+        )
+        region = data if this.shares else self._columns(this, data)
+        return TensorMemoryPart(
+            data, region, tuple(each for each in others if each is not this.data)
+        )
+
+    def _columns(self, this: _Alternative, data: Array) -> Array:
+        """The columns of a part of a reference whose elements lie beside them."""
+        width = this.end - this.first
+        each, left = divmod(this.data.shape[1], width)
+        if not data.size or left or not this.rows:
+            return self.data[:LANES, this.first : this.end]
+        low, high = byte_bounds(data)
+        start, _ = byte_bounds(this.data)
+        row = this.data.strides[0]
+        (first, at), (last, end) = divmod(low - start, row), divmod(high - start - 1, row)
+        bytes_each = each * this.data.itemsize
+        columns = slice(this.first + at // bytes_each, this.first + end // bytes_each + 1)
+        return self.data[first : last + 1, columns]
+
+    def forget(self, machine: Machine) -> None:
+        """End the life of what it holds: another scope begins."""
+        for data in (self.data, *(each.data for each in self.alternatives.values())):
+            data[...] = machine.uninitialized((), data.dtype, "scratch")
+
+    def _require(self, data: Array) -> None:
+        if not np.may_share_memory(data, self.data):
+            raise SimulationError(
+                f"tensor memory {self.name} is accessed in slices, not by lists of indices"
+            )
+
+
+def tensor_memory(machine: Machine, aval: Any, name: str) -> TensorMemory:
+    """Uninitialized tensor memory.
+
+    Args:
+      machine: the run.
+      aval: abstract value of the reference.
+      name: for messages.
+    """
+    columns = tensor_memory_columns(aval)
+    parts = union_parts(aval)
+    if not parts:
+        data = machine.uninitialized(tuple(aval.shape), aval.dtype, "scratch")
+        return TensorMemory(data, name, tensor_memory_layout(aval), columns)
+    beside = sum(_cells(each) for each in parts if not _shares(each))
+    rows = max(LANES, *(each.shape[0] for each in parts))
+    words = machine.uninitialized((rows, columns + beside), np.int32, "scratch")
+    ref = TensorMemory(words, name, "rows", columns)
+    next_free = columns
+    for part in parts:
+        end = part.offset + tensor_memory_columns(part)
+        if _shares(part):
+            data = _view(words[:LANES, part.offset : end], part)
+        else:
+            data = _view(words[: part.shape[0], next_free : next_free + _cells(part)], part)
+            next_free += _cells(part)
+        data[...] = machine.uninitialized(data.shape, data.dtype, "scratch")
+        ref.alternatives[_key(part)] = _Alternative(
+            part.offset, end, data, _shares(part), _in_rows(part)
+        )
+    return ref
+
+
+def _key(part: Aliased) -> Any:
+    return part.offset, part.shape, np.dtype(part.dtype)
+
+
+def _shares(part: Aliased) -> bool:
+    """Whether numpy can have the elements of a part where they are in the columns."""
+    import jax
+
+    return _in_rows(part) and jax.dtypes.itemsize_bits(part.dtype) >= 8
+
+
+def _in_rows(part: Aliased) -> bool:
+    return tensor_memory_layout(part) == "rows" and part.shape[0] == LANES
+
+
+def _cells(part: Aliased) -> int:
+    """Columns that hold a row of a part beside the others."""
+    return -(-part.shape[1] * np.dtype(part.dtype).itemsize // _CELL)
+
+
+def _view(words: Array, part: Aliased) -> Array:
+    """The elements of a part in its columns. Those that are not packed have 32 bits each."""
+    elements = words.view(np.dtype(part.dtype))
+    step = max(elements.shape[1] // part.shape[1], 1) if _shares(part) else 1
+    return elements[:, ::step][:, : part.shape[1]]
+
+
+def allocated_columns(jaxpr: Any) -> list[tuple[str, int]]:
+    """The tensor memory that a block takes at a time, at most: name and columns of each reference.
+
+    What a scope allocates counts while it lasts.
+
+    Args:
+      jaxpr: of the kernel, which allocates its scratch by a scope, too.
+    """
+
+    def taken(eqn: Any) -> list[tuple[str, int]]:
+        made = [(name, aval) for name, aval in made_by(eqn) if space_of(aval) == "tmem"]
+        return [(name or "?", tensor_memory_columns(aval)) for name, aval in made]
+
+    return most_at_a_time(jaxpr, taken)
+
+
+def tensor_memory_excess(
+    taken: Sequence[tuple[str, int]], target: str, kernel: str, line: str
+) -> Finding | None:
+    """What a kernel needs beyond the tensor memory of an SM, or None.
+
+    Args:
+      taken: name and columns of each reference that it has at a time.
+      target: name of the chip.
+      kernel: its name.
+      line: ``file:line`` of its call.
+    """
+    if not taken:
+        return None
+    most = GPUS[target].tensor_columns if target in GPUS else 0
+    total = sum(columns for _, columns in taken)
+    needed = max(_LEAST, 1 << (total - 1).bit_length())
+    if needed <= most:
+        return None
+    parts = ", ".join(f"{name} {columns}" for name, columns in taken)
+    if not most:
+        message = (
+            f"{target} has no tensor memory, and the kernel allocates {total} columns ({parts})"
+        )
+        remedy = "run it on a Blackwell target, such as b200"
+    else:
+        message = (
+            f"tensor memory: the kernel takes {total} columns ({parts}), which are allocated as "
+            f"{needed}, and an SM of {target} has {most}"
+        )
+        remedy = "make the accumulators narrower, have fewer of them, or let them share memory"
+    return Finding(
+        kind="capacity", message=f"{message}; {remedy}", kernel=kernel, line=line, ref=taken[0][0]
+    )
+
+
+# How arrays lie in tensor memory, and in shared memory that is tiled.
+
+
+#: How an array lies in tensor memory. ``"rows"``: a row in each of the 128 lanes. ``"half"``: 64
+#: rows, of which each has two lanes. ``"scales"`` and ``"scales of a pair"``: of 8 bits, for
+#: operands of products. ``"metadata"``: of sparse operands. ``"other"``: none of these.
+Layout = Literal["rows", "half", "scales", "scales of a pair", "metadata", "other"]
+
+
+def tensor_memory_layout(aval: Any) -> Layout:
+    """How an array lies in tensor memory.
+
+    Args:
+      aval: abstract value of a reference, or anything else with its ``layout``.
+    """
+    layout = getattr(aval, "layout", None)
+    if layout is None:
+        return "rows"
+    tcgen05 = importlib.import_module("jax.experimental.mosaic.gpu.tcgen05")
+    if layout == tcgen05.scales_layout():
+        return "scales"
+    paired = getattr(tcgen05, "b_scales_m64_collective_layout", None)
+    if paired is not None and layout == paired():
+        return "scales of a pair"
+    if layout == tcgen05.sparse_meta_layout():
+        return "metadata"
+    packing = layout.vector_length
+    if layout == tcgen05.tmem_default_layout(packing):
+        return "rows"
+    return "half" if layout.base_tile_shape[0] == 64 else "other"
+
+
+def tensor_memory_columns(aval: Any) -> int:
+    """How many of the 512 columns of tensor memory a reference takes, before rounding.
+
+    Args:
+      aval: abstract value of the reference, or a part of a union.
+    """
+    if union_parts(aval):
+        return int(aval.shape[1])
+    import jax
+
+    rows, columns = _two_dimensional(aval.shape)
+    return int(aval.layout.cols_in_shape((rows, columns), jax.dtypes.itemsize_bits(aval.dtype)))
+
+
+def _two_dimensional(shape: Sequence[int]) -> tuple[int, int]:
+    """The shape in tensor memory, where leading axes follow each other along the columns."""
+    *leading, rows, columns = shape
+    for size in leading:
+        columns *= size
+    return rows, columns
+
+
+def union_scale(aval: Any) -> int:
+    """How many bytes a byte of a union takes, where each element takes one at least."""
+    import jax
+
+    bits = [jax.dtypes.itemsize_bits(each.dtype) for each in jax.tree.leaves(aval.refs)]
+    return max((-(-8 // each) for each in bits), default=1)
+
+
+def tilings_of(params: Any, count: int) -> tuple[tuple[int, ...], ...]:
+    """For each reference that a ``run_scoped`` makes: the tiles of its last axes, or ()."""
+    given = params.get("ref_transforms") or ((),) * count
+    found: list[tuple[int, ...]] = []
+    for transforms in given:
+        tiles = [each.tiling for each in transforms or () if hasattr(each, "tiling")]
+        found.append(tuple(tiles[0]) if tiles else ())
+    return tuple(found)
+
+
+def scope_axes(params: Any) -> tuple[Any, ...]:
+    """The axes whose threads share what a ``run_scoped`` makes."""
+    axes = params.get("collective_axes") or ()
+    named = tuple(axes) if isinstance(axes, tuple | list) else (axes,)
+    # ``dynamic_scheduling_loop`` names None where a block has one warpgroup.
+    return tuple(axis for axis in named if axis is not None)
+
+
+def made_by(eqn: Any) -> list[tuple[str, Any]]:
+    """Names and abstract values of the references that a ``run_scoped`` makes; else none."""
+    if eqn.primitive.name != "run_scoped":
+        return []
+    inner, _ = open_jaxpr(eqn.params["jaxpr"])
+    avals = (var.aval for var in inner.invars)
+    return list(zip(argument_names(inner), avals, strict=True))
+
+
+def makes_paired_memory(eqn: Any) -> bool:
+    """Whether an equation makes tensor memory that two blocks share."""
+    return any(
+        space_of(aval) == "tmem" and bool(getattr(aval, "collective", False))
+        for _, aval in made_by(eqn)
+    )

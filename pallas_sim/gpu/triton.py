@@ -1,0 +1,492 @@
+"""What JAX's lowering to Triton refuses of a kernel, whatever its operands hold.
+
+It is asked of that lowering (``jax/_src/pallas/triton/lowering.py``), which ``jaxlib`` has on every
+machine and which takes some milliseconds. So a kernel is refused here if the installed JAX refuses
+it for a GPU, and no other.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pallas_sim.chips import GPUS, TARGETS, itemsize
+from pallas_sim.compat.compilers import lowering_to_triton
+from pallas_sim.compat.jaxprs import is_literal, open_jaxpr, sub_jaxprs
+from pallas_sim.compat.source import source_line
+from pallas_sim.eager import bind
+from pallas_sim.errors import SimulationError, one_line
+from pallas_sim.evaluation import CALLS
+from pallas_sim.findings import Finding, read
+from pallas_sim.gpu.scopes import shared_memory_excess
+from pallas_sim.pallas_calls import PreparedKernel
+from pallas_sim.tracing import tracing_for
+
+#: The chip that JAX is asked about, by the least compute capability. JAX does not know every chip
+#: (``jax/_src/pallas/triton/gpu_info.py``), and its lowering depends on the capability only.
+_CHIPS = {0: "a100", 9: "h100", 10: "b200"}
+
+#: The most elements of an array in Triton (``maxTensorNumElements`` in triton/Dialect/Triton/IR).
+_MOST = 1 << 20
+
+
+def require_lowering(equation: Any, target: str) -> None:
+    """Reject a ``pallas_call`` that JAX does not lower to Triton.
+
+    Args:
+      equation: JAX's.
+      target: name of the chip.
+
+    Raises:
+      SimulationError: JAX refuses to lower it; the message has the line, and the shape of an array
+        whose size Triton does not allow.
+    """
+    import jax
+
+    avals = [var.aval for var in equation.invars]
+    asked = equation.replace(params={**equation.params, "interpret": False, "debug": False})
+    wide = any(aval.dtype.itemsize == 8 for aval in (*avals, *(v.aval for v in asked.outvars)))
+    operands = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+    chip = _CHIPS[max(each for each in _CHIPS if each <= GPUS[target].capability)]
+
+    def call(*operands: Any) -> Any:
+        # A kernel may close over references, which become arrays when JAX lowers the function.
+        given = zip(operands, avals, strict=True)
+        return bind(asked, [jax.new_ref(x) if _is_reference(aval) else x for x, aval in given])
+
+    with (
+        warnings.catch_warnings(),
+        tracing_for(TARGETS[chip]),
+        jax.enable_x64(True) if wide else nullcontext(),
+        lowering_to_triton() as lowered,
+    ):
+        warnings.simplefilter("ignore", DeprecationWarning)  # of the Triton route
+        try:
+            jax.jit(call).trace(*operands).lower(lowering_platforms=("cuda",))
+        except Exception as error:  # whatever the lowering raises is its answer
+            raise _refusal(equation, lowered, error) from error
+
+
+def _refusal(equation: Any, lowered: Sequence[Any], error: Exception) -> SimulationError:
+    """What JAX said, as an error with the line, and the array if it is one of a wrong size.
+
+    Args:
+      equation: of the ``pallas_call``.
+      lowered: the equations that JAX was lowering, one inside of the other; empty if there was
+        none, as when it verifies what it made of the whole kernel.
+      error: what it raised.
+    """
+    lines = [line for each in (equation, *lowered) if (line := source_line(each))]
+    line = lines[-1] if lines else ""
+    wrong: list[tuple[str, Any]] = []
+    if lowered:
+        wrong = [(line, aval) for aval in _arrays(lowered[-1]) if _is_refused(aval)]
+    elif equation.params["jaxpr"].eqns:
+        wrong = [each for each in _all_arrays(equation, line) if _is_refused(each[1])]
+        named = [each for each in wrong if _is_named(each[0], str(error))]
+        wrong = named or wrong
+    if wrong and not isinstance(error, NotImplementedError):
+        line, aval = wrong[0]
+        refusal = SimulationError(_size_refused(aval))
+    else:
+        what = lowered[-1] if lowered else equation
+        arrays = ", ".join(map(_array, _arrays(what, what.invars) or _arrays(what)))
+        refusal = SimulationError(
+            f"JAX does not lower {what.primitive.name} of {arrays} to Triton, so that no GPU runs "
+            f"this kernel ({one_line(error)}); use another operation, or plgpu.kernel of Mosaic GPU"
+        )
+    refusal.at(line, "")
+    return refusal
+
+
+def _size_refused(aval: Any) -> str:
+    size = math.prod(aval.shape)
+    if not size:
+        return (
+            f"Triton refuses {_array(aval)}: an array in a kernel has elements; return before the "
+            "pallas_call where a size is 0"
+        )
+    if size > _MOST:
+        return (
+            f"Triton refuses {_array(aval)}, which has {size:,} elements: an array in a kernel has "
+            f"at most {_MOST:,}; use smaller blocks"
+        )
+    padded = [1 << (dim - 1).bit_length() for dim in aval.shape]
+    return (
+        f"Triton refuses {_array(aval)}, which has {size:,} elements: the size of every array in a "
+        f"kernel is a power of two; use {aval.dtype}{padded}, and mask what is too much "
+        "(mask= of plgpu.load and plgpu.store)"
+    )
+
+
+def _is_reference(aval: Any) -> bool:
+    return hasattr(aval, "inner_aval")
+
+
+def _is_refused(aval: Any) -> bool:
+    size = math.prod(aval.shape)
+    return not size or bool(size & (size - 1)) or size > _MOST
+
+
+def _is_named(line: str, words: str) -> bool:
+    """Whether MLIR names ``file:line`` among the places of an operation."""
+    place = read(line)
+    return place is not None and f'"{place.file}":{place.line}:' in words
+
+
+def _arrays(eqn: Any, among: Sequence[Any] = ()) -> list[Any]:
+    """The abstract values of an equation's results and operands, or of some, that are arrays."""
+    avals = (var.aval for var in among or (*eqn.outvars, *eqn.invars))
+    return [aval for aval in avals if hasattr(aval, "dtype") and not _is_reference(aval)]
+
+
+def _array(aval: Any) -> str:
+    return f"{aval.dtype}{list(aval.shape)}"
+
+
+def _all_arrays(equation: Any, around: str) -> Iterator[tuple[str, Any]]:
+    """The arrays inside of an equation, each with the ``file:line`` of its operation."""
+    for jaxpr in sub_jaxprs(equation):
+        for eqn in jaxpr.eqns:
+            line = source_line(eqn) or around
+            yield from ((line, aval) for aval in _arrays(eqn))
+            yield from _all_arrays(eqn, line)
+
+
+# Shared memory of a block of the Triton route: an estimate, for where no compiler counts it.
+#
+# Triton keeps there what its products read (docs/compiling.md has the formula, and how well it
+# agrees with the compiler):
+#
+# - In a loop, the blocks that are loaded for a product, for the next ``num_stages - 1`` steps;
+#   where ``wgmma`` or ``tcgen05.mma`` reads them from there, for one step more, because these
+#   still run when the next block arrives. If the index of a block is loaded in the loop, too, the
+#   steps are divided among the two loads (``TritonGPU/Transforms/Pipeliner`` in Triton).
+# - Other operands of products, unless the instruction takes them from registers: the left one of
+#   ``wgmma``, and of ``mma.sync`` what is loaded and then converted, and the left one where each
+#   warp has rows of its own. Those that the loop makes follow each other in one place.
+#
+# Memory through which values change their layout, and that of reductions, is not counted: it is
+# small, or where blocks are at another time. On Blackwell operands that are rounded to tf32 are not
+# counted, either: some lie where others were.
+
+
+#: What JAX's lowering to Triton sets where a kernel does not say.
+_STAGES, _WARPS = 3, 4
+
+_LOADS = frozenset({"get", "masked_load"})
+
+#: What leaves a block where it is in shared memory.
+_VIEWS = frozenset({"transpose", "reshape", "squeeze", "expand_dims", "copy"})
+
+#: What moves elements between threads, by the beginning of its name.
+_MOVING = ("dot", "transpose", "reshape", "reduce", "cum", "arg", "sort", "gather", "concatenate")
+
+#: Rows of ``wgmma``, and warps that issue it together; rows of ``mma.sync``.
+_ROWS, _WARPGROUP, _WARP_ROWS = 64, 4, 16
+
+
+@dataclass(frozen=True)
+class SharedMemory:
+    """How much shared memory a block takes.
+
+    Attributes:
+      estimate: bytes.
+      most: bytes that it does not exceed: a value moves between threads besides.
+      parts: names and bytes of what is in the estimate.
+    """
+
+    estimate: int
+    most: int
+    parts: tuple[tuple[str, int], ...]
+
+
+def shared_memory(jaxpr: Any, names: Sequence[str], params: Any, target: str) -> SharedMemory:
+    """Estimate the shared memory of a block.
+
+    Args:
+      jaxpr: body of the kernel.
+      names: of its parameters.
+      params: its compiler parameters, or None.
+      target: name of the chip.
+    """
+    inner, _ = open_jaxpr(jaxpr)
+    walk = _Walk(
+        capability=GPUS[target].capability,
+        stages=getattr(params, "num_stages", None) or _STAGES,
+        warps=getattr(params, "num_warps", None) or _WARPS,
+        names=dict(zip(inner.invars, names, strict=False)),
+    )
+    region = _Region(steps=1)
+    walk.run(inner, [_Value()] * len(inner.invars), region)
+    parts = walk.taken(region)
+    estimate = _total(parts)
+    return SharedMemory(estimate, estimate + walk.unsure + walk.largest, tuple(parts))
+
+
+def shared_memory_findings(
+    kernel: PreparedKernel, target: str, count: Callable[[Any], int | None] | None
+) -> Iterator[Finding]:
+    """What a block of a kernel needs beyond the shared memory of a chip.
+
+    Args:
+      kernel: the kernel.
+      target: name of the chip.
+      count: gives a compiler's count of a kernel, by its equation, or None. It takes time, so it is
+        asked only if the kernel may need too much.
+    """
+    limit = GPUS[target].shared_per_block
+    found = shared_memory(
+        kernel.equation.params["jaxpr"], kernel.names, kernel.facts.params, target
+    )
+    counted = count(kernel.equation) if count is not None and found.most > limit else None
+    needed = found.estimate if counted is None else counted
+    if needed > limit:
+        yield shared_memory_excess(
+            needed, target, found.parts, kernel.name, kernel.line, estimated=counted is None
+        )
+
+
+_Parts = list[tuple[str, int]]
+
+
+def _total(parts: _Parts) -> int:
+    return sum(size for _, size in parts)
+
+
+@dataclass(frozen=True, eq=False)
+class _Load:
+    """A load from global memory.
+
+    Attributes:
+      name: of the operand.
+      size: in bytes.
+      depth: 1, or more if its index depends on other loads of the loop.
+    """
+
+    name: str
+    size: int
+    depth: int
+
+
+@dataclass(frozen=True)
+class _Value:
+    """Where a value comes from.
+
+    Attributes:
+      loads: the loads of the same loop that it depends on.
+      view: the load that it is, apart from its layout.
+      inside: whether the loop makes it.
+      computed: whether a product or a reduction is in it.
+    """
+
+    loads: frozenset[_Load] = frozenset()
+    view: _Load | None = None
+    inside: bool = False
+    computed: bool = False
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        names = {load.name for load in self.loads}
+        return names.pop() if len(names) == 1 else "an operand of a product"
+
+
+@dataclass
+class _Region:
+    """The body of a kernel, or of a loop in it.
+
+    Attributes:
+      steps: how many steps of the loop Triton overlaps; 1 for none.
+      staged: the loads for products, and whether the products read them while the loop goes on.
+      kept: the operands that the loop does not make.
+      made: those that it makes.
+      apart: what products take that are not overlapped, and loops inside.
+    """
+
+    steps: int
+    staged: dict[_Load, bool] = field(default_factory=dict[_Load, bool])
+    kept: dict[Any, tuple[str, int]] = field(default_factory=dict[Any, tuple[str, int]])
+    made: _Parts = field(default_factory=_Parts)
+    apart: list[_Parts] = field(default_factory=list[_Parts])
+
+
+@dataclass
+class _Walk:
+    """Follows values through the body of a kernel.
+
+    Attributes:
+      capability: of the chip.
+      stages: ``num_stages`` of the compiler parameters.
+      warps: ``num_warps`` likewise.
+      names: of the references, by variable.
+      largest: bytes of the largest value so far that moves between threads.
+      unsure: bytes of the largest operand that may be in shared memory, and is not counted.
+    """
+
+    capability: int
+    stages: int
+    warps: int
+    names: dict[Any, str]
+    largest: int = 0
+    unsure: int = 0
+
+    def run(self, jaxpr: Any, given: Sequence[_Value], region: _Region) -> list[_Value]:
+        """Where the results of a jaxpr come from, given where its inputs do."""
+        values = dict(zip(jaxpr.invars, given, strict=True))
+
+        def of(atom: Any) -> _Value:
+            return _Value() if is_literal(atom) else values.get(atom, _Value())
+
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name.startswith(_MOVING):
+                atoms = (*eqn.invars, *eqn.outvars)
+                self.largest = max([self.largest, *(_size(atom.aval) for atom in atoms)])
+            outs = self._results(eqn, list(map(of, eqn.invars)), region)
+            values.update(zip(eqn.outvars, outs, strict=False))
+        return list(map(of, jaxpr.outvars))
+
+    def taken(self, region: _Region) -> _Parts:
+        """Names and bytes of what a region takes at the time when it takes the most."""
+        # Indices, their blocks: each is loaded so many steps ahead of the other.
+        depth = max((load.depth for load in region.staged), default=1)
+        ahead = max(1, (region.steps - 1) // depth)
+        parts = [
+            (load.name, load.size * (ahead + running)) for load, running in region.staged.items()
+        ]
+        parts += [*region.kept.values(), *sorted(region.made, key=lambda part: -part[1])[:1]]
+        return max([parts, *region.apart], key=_total)
+
+    def _results(self, eqn: Any, ins: Sequence[_Value], region: _Region) -> Sequence[_Value]:
+        name, count = eqn.primitive.name, len(eqn.outvars)
+        if name in _LOADS:
+            indices = frozenset[_Load]().union(*(value.loads for value in ins))
+            depth = 1 + max((load.depth for load in indices), default=0)
+            operand = self.names.get(eqn.invars[0], "a block")
+            load = _Load(operand, _size(eqn.outvars[0].aval), depth)
+            return [_Value(frozenset({load}), load, inside=True)]
+        if name in ("scan", "while"):
+            self._loop(eqn, region)
+            return [_Value(inside=True, computed=True)] * count
+        bodies = [open_jaxpr(body)[0] for body in sub_jaxprs(eqn)]
+        if name == "cond":
+            for body in bodies:
+                self._pass_names(eqn.invars[1:], body)
+                self.run(body, ins[1:], region)
+            return [_joined(ins[1:], computed=True)] * count
+        if name in CALLS and len(bodies) == 1 and len(bodies[0].invars) == len(ins):
+            self._pass_names(eqn.invars, bodies[0])
+            return self.run(bodies[0], ins, region)
+        if name in _VIEWS and len(ins) == count == 1:
+            return ins
+        if name == "dot_general":
+            self._product(eqn, ins, region)
+        computed = name == "dot_general" or name.startswith(("reduce", "cum", "arg"))
+        return [_joined(ins, computed=computed)] * count
+
+    def _pass_names(self, given: Sequence[Any], body: Any) -> None:
+        for outer, inner in zip(given, body.invars, strict=False):
+            if not is_literal(outer) and outer in self.names:
+                self.names[inner] = self.names[outer]
+
+    def _loop(self, eqn: Any, region: _Region) -> None:
+        given = eqn.invars
+        steps = self.stages
+        if eqn.primitive.name == "while":
+            given = given[eqn.params["cond_nconsts"] :]
+            steps = steps if _counts(eqn) else 1
+            body = open_jaxpr(eqn.params["body_jaxpr"])[0]
+        else:
+            steps = steps if eqn.params["length"] != 1 else 1
+            body = open_jaxpr(eqn.params["jaxpr"])[0]
+        self._pass_names(given, body)
+        inner = _Region(steps)
+        self.run(body, [_Value()] * len(body.invars), inner)
+        region.apart.append(self.taken(inner))
+
+    def _product(self, eqn: Any, ins: Sequence[_Value], region: _Region) -> None:
+        parts = [
+            (value.name, _size(atom.aval)) for atom, value in zip(eqn.invars, ins, strict=True)
+        ]
+        rounded, rows = _is_rounded(eqn), _rows(eqn)
+        itemsize = np.dtype(eqn.invars[0].aval.dtype).itemsize
+        tensor_core = rounded or itemsize <= 2
+        engine = tensor_core and self._has_engine(rows, itemsize)
+        if region.steps == 1:
+            # Operands that are rounded are there one after the other.
+            region.apart.append([max(parts, key=lambda part: part[1])] if rounded else parts)
+            return
+        for side, (atom, value) in enumerate(zip(eqn.invars, ins, strict=True)):
+            in_place = value.view is not None and not rounded
+            for load in value.loads:
+                running = engine and in_place
+                region.staged[load] = region.staged.get(load, False) or running
+            apart = side == 0 and rows >= _WARP_ROWS * self.warps
+            in_registers = side == 0 if engine else tensor_core and (apart or not value.computed)
+            if not value.inside:
+                region.kept[atom] = parts[side]
+            elif in_place or in_registers:
+                continue
+            elif engine and rounded and self.capability >= 10:
+                self.unsure = max(self.unsure, parts[side][1])
+            else:
+                region.made.append(parts[side])
+
+    def _has_engine(self, rows: int, itemsize: int) -> bool:
+        """Whether ``wgmma`` or ``tcgen05.mma`` computes a product of the tensor core.
+
+        Of float8, Triton's ``wgmma`` takes no operand as it was loaded.
+        """
+        if self.capability < 9 or (self.capability == 9 and itemsize == 1):
+            return False
+        return rows > 0 and rows % _ROWS == 0 and self.warps % _WARPGROUP == 0
+
+
+def _rows(eqn: Any) -> int:
+    """The rows of the left operand of a product."""
+    shape = eqn.invars[0].aval.shape
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    return math.prod(shape) // max(1, shape[contracted[0]])
+
+
+def _is_rounded(eqn: Any) -> bool:
+    """Whether a product of float32 is one of tf32, by its precision."""
+    if np.dtype(eqn.invars[0].aval.dtype) != np.float32:
+        return False
+    precision = eqn.params.get("precision")
+    given = precision if isinstance(precision, tuple) else (precision,)
+    names = {str(each).upper().rpartition(".")[2] for each in given}
+    return not names.isdisjoint({"NONE", "DEFAULT", "HIGH", "TF32_TF32_F32"})
+
+
+def _counts(eqn: Any) -> bool:
+    """Whether a ``while`` is a loop that counts up to a bound, as of ``fori_loop``.
+
+    JAX's lowering makes such a loop an ``scf.for``, and Triton overlaps the steps of no other.
+    """
+    cond = open_jaxpr(eqn.params["cond_jaxpr"])[0]
+    names = [each.primitive.name for each in cond.eqns]
+    return eqn.params["cond_nconsts"] == 0 and names == ["lt"]
+
+
+def _joined(values: Sequence[_Value], *, computed: bool) -> _Value:
+    return _Value(
+        frozenset[_Load]().union(*(value.loads for value in values)),
+        inside=any(value.inside for value in values),
+        computed=computed or any(value.computed for value in values),
+    )
+
+
+def _size(aval: Any) -> int:
+    """Bytes of a value; 0 of what is no array, such as a reference."""
+    dtype = getattr(aval, "dtype", None)
+    if dtype is None or hasattr(aval, "inner_aval"):
+        return 0
+    size = 1 if str(dtype) == "bool" else itemsize(dtype)
+    return math.ceil(math.prod(aval.shape) * size)

@@ -1,0 +1,434 @@
+"""Windows of global memory that copy engines read and write.
+
+A window may begin before the array and reach beyond it: what is read there is zero, what is written
+there is dropped (PTX ISA, "Tensors", "Out of Boundary Access"). JAX drops the index along an axis
+of one tile: ``without_unit_axes``. The first axis may be indexed by a list of rows. ``im2col``
+windows are those of ``plgpu.im2col_ref``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pallas_sim.compat.places import is_at_peer, names_a_device
+from pallas_sim.cores import CoreAddress, peer_of
+from pallas_sim.dtypes import Array
+from pallas_sim.errors import SimulationError
+from pallas_sim.gpu.operands import signal_parts
+from pallas_sim.gpu.threads import GpuThread, memory_at
+from pallas_sim.memory import Elements, Outside, Ref, Region
+from pallas_sim.transforms import (
+    AtAll,
+    AtPeer,
+    AxisSlice,
+    Elsewhere,
+    Im2Col,
+    Indexed,
+    Operand,
+    Transform,
+    Transposed,
+    Untiled,
+)
+from pallas_sim.windows import read
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWindow:
+    """A part of an array, as far as there is one.
+
+    Attributes:
+      region: the elements that the array has.
+      shape: of the whole window.
+      inside: the index of these elements in the window; None if it has no others.
+      array: the array, where the window is more than a part of it.
+      axes: the indices along each axis of the array, a number for those that the window has not.
+      listed: whether some of these indices are listed by the kernel (a gather or a scatter).
+    """
+
+    region: Region
+    shape: tuple[int, ...]
+    inside: tuple[Any, ...] | None = None
+    array: Array | None = None
+    axes: tuple[Array | int, ...] = ()
+    listed: bool = False
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The first index along each axis of the array."""
+        return tuple(each if isinstance(each, int) else int(each[0]) for each in self.axes)
+
+    @property
+    def bounds(self) -> tuple[tuple[int, int], ...]:
+        """``(start, stop)`` along each axis of the array, of the elements that there are."""
+        assert self.array is not None
+        lists = [np.atleast_1d(each) for each in self.axes]
+        there = [
+            each[(each >= 0) & (each < size)]
+            for each, size in zip(lists, self.array.shape, strict=True)
+        ]
+        return tuple((int(each.min()), int(each.max()) + 1) for each in there)
+
+    def load(self, fill: Any = 0) -> Array:
+        """The elements; ``fill`` in place of those that the array does not have."""
+        values = _values(self.region)
+        if self.inside is None:
+            return values.reshape(self.shape)
+        whole = np.full(self.shape, fill, values.dtype)
+        whole[self.inside] = values.reshape(whole[self.inside].shape)
+        return whole
+
+    def store(self, values: Array, change: Any = None) -> None:
+        """Write the elements that the array has.
+
+        Args:
+          values: of the whole window.
+          change: gives the new elements of the old ones and ``values``, or None to overwrite.
+        """
+        part = values if self.inside is None else values[self.inside]
+        region = self.region
+        if isinstance(region, Elements):
+            old = region.memory[region.key]
+            part = part.reshape(old.shape)
+            region.memory[region.key] = part if change is None else change(old, part)
+        else:
+            part = part.reshape(region.shape)
+            region[...] = part if change is None else change(region, part)
+
+    def part(self, axis: int, start: int, stop: int) -> EngineWindow:
+        """A slice of the window along an axis."""
+        if self.array is None:
+            key = (slice(None),) * axis + (slice(start, stop),)
+            assert not isinstance(self.region, Elements)
+            region = self.region[key]
+            return EngineWindow(region, region.shape)
+        axes = list(self.axes)
+        number = [at for at, each in enumerate(axes) if not isinstance(each, int)][axis]
+        indices = axes[number]
+        assert not isinstance(indices, int)
+        axes[number] = indices[start:stop]
+        return _gathered(self.array, axes, listed=self.listed)
+
+
+def _values(region: Region) -> Array:
+    return region.memory[region.key] if isinstance(region, Elements) else region.copy()
+
+
+def window_of(
+    ref: Ref, transforms: Sequence[Transform], operands: Sequence[Any], *, promised: bool = False
+) -> EngineWindow:
+    """The window that an equation names.
+
+    Args:
+      ref: the array.
+      transforms: from the array to the window.
+      operands: of the equation.
+      promised: whether the kernel promises that it is inside of the array.
+
+    Raises:
+      Outside: it is not, and was promised to be.
+      SimulationError: an engine cannot have such a window.
+    """
+    if transforms and isinstance(transforms[0], Im2Col):
+        return _im2col(ref.data, transforms, operands)
+    try:
+        part = read(ref.data, transforms, operands)
+    except Outside:
+        if promised:
+            raise
+        return _composed(ref.data, transforms, operands)
+    if np.may_share_memory(part, ref.data) or not part.size:
+        return EngineWindow(part, part.shape)
+    return _composed(ref.data, transforms, operands)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitAxis:
+    """An axis of an array along which JAX drops the index of a copy.
+
+    Attributes:
+      axis: of the array.
+      start: the index that the kernel gave.
+      tile: elements of the one tile that the axis has; 1 where the copy has no tiles.
+    """
+
+    axis: int
+    start: int
+    tile: int
+
+
+def tiles_of(transforms: Sequence[Transform]) -> tuple[int, ...]:
+    """The tiles that a part of shared memory has along its last axes; () if none are named.
+
+    Args:
+      transforms: from the memory to the part.
+    """
+    tiles: tuple[int, ...] = ()
+    for transform in transforms:
+        if isinstance(transform, Untiled):
+            tiles = transform.tiling
+        elif tiles and isinstance(transform, Indexed):
+            given = _tiles(tiles, len(transform.indices))
+            indices = zip(given, transform.indices, strict=True)
+            tiles = tuple(tile for tile, index in indices if isinstance(index, AxisSlice))
+        elif tiles and isinstance(transform, Transposed):
+            given = _tiles(tiles, len(transform.permutation))
+            tiles = tuple(given[axis] for axis in transform.permutation)
+    return tiles
+
+
+def _tiles(tiles: Sequence[int], rank: int) -> tuple[int, ...]:
+    """One tile for each of ``rank`` axes: axes before those of ``tiles`` have tiles of 1."""
+    return (*(1,) * (rank - len(tiles)), *tiles[max(len(tiles) - rank, 0) :])
+
+
+def without_unit_axes(
+    window: EngineWindow, tiles: Sequence[int]
+) -> tuple[EngineWindow, tuple[UnitAxis, ...]]:
+    """The window that a TMA copy accesses in place of one that is partly outside.
+
+    JAX tiles the array as shared memory is tiled. An axis that has one tile then, of which the
+    window has one as well, is not part of the TMA descriptor: the window is at the tile 0, whatever
+    index the kernel gives (``DropUnitDimsTransform`` in ``jax/experimental/mosaic/gpu/
+    launch_context.py``, JAX 0.11.2 and 0.12.0.1; measured on an H200). Without tiles, that is an
+    axis of one element. Gathers and scatters keep their indices.
+
+    Args:
+      window: of global memory.
+      tiles: of the part of shared memory; see ``tiles_of``.
+
+    Returns:
+      The window, and the axes whose index was dropped and had pointed to another tile; none if the
+      array has no element of the window along the other axes.
+    """
+    array = window.array
+    if array is None or window.inside is None or window.listed:
+        return window, ()
+    axes = list(window.axes)
+    tile_of = iter(_tiles(tiles, len(window.shape)))
+    dropped: list[UnitAxis] = []
+    for axis, (indices, size) in enumerate(zip(axes, array.shape, strict=True)):
+        tile, count = (1, 1) if isinstance(indices, int) else (next(tile_of), indices.size)
+        start = indices if isinstance(indices, int) else int(indices[0]) if count else 0
+        if 0 < size <= tile == count and start // tile:
+            axes[axis] = indices - start // tile * tile
+            dropped.append(UnitAxis(axis, start, tile))
+    if not dropped:
+        return window, ()
+    found = _gathered(array, axes)
+    return found, tuple(dropped) if _values(found.region).size else ()
+
+
+def _composed(
+    array: Array, transforms: Sequence[Transform], operands: Sequence[Any]
+) -> EngineWindow:
+    """A window of which some elements are not there, or whose rows are listed."""
+    for transform in transforms:
+        if not isinstance(transform, Indexed):
+            raise SimulationError(
+                "a copy engine reads and writes slices of an array in global memory, and no "
+                f"{type(transform).__name__.lower()} one"
+            )
+    listed = any(each.joint for each in transforms if isinstance(each, Indexed))
+    return _gathered(array, _indices_along(array.shape, transforms, operands), listed=listed)
+
+
+def _indices_along(
+    shape: Sequence[int], transforms: Sequence[Transform], operands: Sequence[Any]
+) -> list[Array | int]:
+    """The indices of a window along each axis of an array; a number for an axis that it has not.
+
+    Args:
+      shape: of the array.
+      transforms: from the array to the window, each of them ``Indexed``.
+      operands: of the equation.
+    """
+    axes: list[Array | int] = [np.arange(size) for size in shape]
+    left = list(range(len(shape)))
+    for transform in transforms:
+        assert isinstance(transform, Indexed)
+        kept: list[int] = []
+        for axis, index in zip(left, transform.indices, strict=True):
+            before = axes[axis]
+            assert not isinstance(before, int)
+            start = int(before[0]) if before.size else 0
+            step = int(before[1]) - start if before.size > 1 else 1
+            if isinstance(index, AxisSlice):
+                first, size = _number(index.start, operands), _number(index.size, operands)
+                axes[axis] = start + step * (first + index.stride * np.arange(size))
+                kept.append(axis)
+                continue
+            assert isinstance(index, Operand | int)
+            value = np.asarray(_value(index, operands)).astype(np.int64)
+            if value.ndim == 0:
+                axes[axis] = start + step * int(value)
+                continue
+            axes[axis] = start + step * value.ravel()
+            kept.append(axis)
+        left = kept
+    return axes
+
+
+def _gathered(array: Array, axes: Sequence[Array | int], *, listed: bool = False) -> EngineWindow:
+    shape = tuple(each.size for each in axes if not isinstance(each, int))
+    lists = [np.atleast_1d(each) for each in axes]
+    there = [(each >= 0) & (each < size) for each, size in zip(lists, array.shape, strict=True)]
+    used = [each[ok] for each, ok in zip(lists, there, strict=True)]
+    whole = all(ok.all() for ok in there)
+    inside = None
+    if not whole:
+        inside = np.ix_(
+            *(ok for ok, each in zip(there, axes, strict=True) if not isinstance(each, int))
+        )
+        if not all(ok.all() for ok, each in zip(there, axes, strict=True) if isinstance(each, int)):
+            inside = tuple(np.zeros((0,) * len(shape), np.int64) for _ in shape)
+            used = [np.zeros(0, np.int64) for _ in used]
+    if all(_is_range(each) for each in used):
+        steps = tuple(
+            slice(int(each[0]), int(each[-1]) + 1, _step(each)) if each.size else slice(0, 0)
+            for each in used
+        )
+        return EngineWindow(array[steps], shape, inside, array, tuple(axes), listed)
+    key = np.broadcast_arrays(*np.ix_(*used))
+    region = Elements(array, tuple(each.ravel() for each in key))
+    return EngineWindow(region, shape, inside, array, tuple(axes), listed)
+
+
+def _is_range(indices: Array) -> bool:
+    if indices.size < 2:
+        return True
+    step = indices[1] - indices[0]
+    return bool(step > 0 and (np.diff(indices) == step).all())
+
+
+def _step(indices: Array) -> int:
+    return int(indices[1] - indices[0]) if indices.size > 1 else 1
+
+
+def _im2col(array: Array, transforms: Sequence[Transform], operands: Sequence[Any]) -> EngineWindow:
+    """Rows of windows of a padded image: one element of each window, and some channels of it."""
+    first, *rest = transforms
+    assert isinstance(first, Im2Col)
+    images, *spatial, channels = array.shape
+    sizes = [
+        size + low + high - window + 1
+        for size, window, (low, high) in zip(spatial, first.window, first.padding, strict=True)
+    ]
+    shape = (images * math.prod(sizes), *first.window, channels)
+    if not all(isinstance(each, Indexed) for each in rest):
+        raise SimulationError("an im2col reference can only be indexed")
+    lists = any(each.joint for each in rest if isinstance(each, Indexed))
+    axes = _indices_along(shape, rest, operands)
+    rows, columns = axes[0], axes[-1]
+    sliced = sum(not isinstance(each, int) for each in axes)
+    if isinstance(rows, int) or isinstance(columns, int) or sliced != 2 or lists:
+        raise SimulationError(
+            "an im2col reference must be indexed by a slice of rows, a number along each axis of "
+            "the window and a slice of channels"
+        )
+    places: list[Array] = []
+    flat = rows
+    for size in reversed(sizes):
+        places.append(flat % size)
+        flat = flat // size
+    places.reverse()
+    indices = [flat]
+    there = (flat >= 0) & (flat < images)
+    for place, offset, size, (low, _) in zip(
+        places, axes[1:-1], spatial, first.padding, strict=True
+    ):
+        assert isinstance(offset, int)
+        index = place - low + offset
+        indices.append(index)
+        there &= (index >= 0) & (index < size)
+    within = (columns >= 0) & (columns < channels)
+    used = columns[within]
+    memory = array[..., int(used[0]) : int(used[-1]) + 1] if used.size else array[..., :0]
+    key = tuple(index[there] for index in indices)
+    inside = None if there.all() and within.all() else np.ix_(there, within)
+    return EngineWindow(Elements(memory, key), (rows.size, columns.size), inside)
+
+
+def _number(value: int | Operand, operands: Sequence[Any]) -> int:
+    return int(operands[value.position]) if isinstance(value, Operand) else value
+
+
+def _value(index: int | Operand, operands: Sequence[Any]) -> Any:
+    value = operands[index.position] if isinstance(index, Operand) else index
+    return value.data if isinstance(value, Ref) else value
+
+
+# The memory of other devices, and of all devices at once.
+
+
+def memories_of(
+    thread: GpuThread,
+    ref: Ref,
+    places: Sequence[Elsewhere],
+    operands: Sequence[Any],
+    line: str,
+) -> Iterator[tuple[Ref, int]]:
+    """The references that a name stands for, each with the device whose memory it is.
+
+    Args:
+      thread: who names it.
+      ref: its own memory.
+      places: whose memory is meant.
+      operands: of the equation.
+      line: of the equation.
+    """
+    here = thread.owner.device
+    for place in places:
+        if isinstance(place, AtPeer):
+            where = peer_of(thread, place.peer, operands)
+            if where is not None:
+                yield at_device(thread, where.device, ref, line), where.device
+                return
+        elif isinstance(place, AtAll):
+            for device in devices_along(thread, place.axes):
+                yield at_device(thread, device, ref, line), device
+            return
+        else:
+            yield thread.elsewhere(ref, places, operands, line), here
+            return
+    yield ref, here
+
+
+def devices_along(thread: GpuThread, axes: Sequence[Any]) -> list[int]:
+    """The numbers of the devices that differ from the thread's at most along some mesh axes."""
+    sizes = thread.sizes
+    ranges = [
+        range(size) if name in axes else range(thread.axes[name], thread.axes[name] + 1)
+        for name, size in sizes.items()
+    ]
+    numbers = np.arange(int(np.prod(list(sizes.values())))).reshape(tuple(sizes.values()))
+    return [int(each) for each in numbers[np.ix_(*ranges)].ravel()]
+
+
+def at_device(thread: GpuThread, device: int, ref: Ref, line: str) -> Ref:
+    """The memory of any device that corresponds to the thread's own."""
+    if device == thread.owner.device:
+        return ref
+    return memory_at(thread, CoreAddress(device, {}), ref, line)
+
+
+def reaches_devices(eqn: Any) -> bool:
+    """Whether an equation of JAX accesses the memory or the semaphores of other devices."""
+    name, count = eqn.primitive.name, len(eqn.invars)
+    if name in ("multimem_store", "multimem_load_reduce", "semaphore_signal_multicast"):
+        return True
+    if name == "semaphore_signal_parallel":
+        return any(peer is not None for _, _, peer in signal_parts(eqn.params, count))
+    if names_a_device(eqn):
+        return True
+    trees = [each for each in eqn.params.values() if hasattr(each, "num_leaves")]
+    return any(_holds_peer(tree.unflatten([Operand(0)] * tree.num_leaves)) for tree in trees)
+
+
+def _holds_peer(value: Any) -> bool:
+    inner: Any = value if isinstance(value, tuple | list) else getattr(value, "transforms", None)
+    return is_at_peer(value) if inner is None else any(map(_holds_peer, inner))

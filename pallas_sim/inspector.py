@@ -1,0 +1,435 @@
+"""A debugger: stops at a line of a kernel, and watches references.
+
+An ``Inspector`` takes the place of the evaluator's plain walk over a program, so that nothing here
+costs anything in a run without one. It counts equations one by one, which is the time of a
+``Timeline``, too.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import ChainMap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from pallas_sim.compat.grids import grid_facts
+from pallas_sim.compat.jaxprs import argument_names, is_reference, open_jaxpr, sub_jaxprs
+from pallas_sim.compat.source import place_of_call
+from pallas_sim.dtypes import Array
+from pallas_sim.errors import OptionError
+from pallas_sim.findings import Owner, SourceLine, text_at
+from pallas_sim.memory import Ref
+
+if TYPE_CHECKING:
+    from pallas_sim.copies import Copy
+    from pallas_sim.evaluation import Step
+    from pallas_sim.machine import Thread
+
+#: A statement that gives a value to one name, whose last equation is that value.
+_ASSIGNMENT = re.compile(r"\s*([A-Za-z_]\w*)\s*(?::[^=]+)?(?:[-+*/@%&|^]|//|>>|<<|\*\*)?=(?!=)")
+
+#: The lines of this package, which are those of operations without jit: no run stops there.
+_PACKAGE = f"{Path(__file__).parents[2]}/"
+
+#: How many names or lines an error lists.
+_LISTED = 30
+
+#: Primitives whose programs have parameters that are new memory, with the name of one without name.
+_ALLOCATING = {
+    "pallas_call": "",
+    "mpmd_map": "scratch {}",
+    "run_scoped": "scoped memory {}",
+    "run_state": "state {}",
+}
+
+
+@dataclass(slots=True, eq=False)
+class _Watched:
+    """Memory that a watched name stands for.
+
+    Attributes:
+      ref: of the memory.
+      thread: the number of the thread that it was first seen on.
+      owner: that thread's.
+      values: when it was last looked at.
+      frames: how many programs that are being evaluated have it.
+    """
+
+    ref: Ref
+    thread: int
+    owner: Owner
+    values: Array
+    frames: int = 0
+
+
+@dataclass(eq=False)
+class Inspector:
+    """Stops at lines and watches references.
+
+    Attributes:
+      watch: names of references.
+      stop_at: places, ``"file.py:41"``.
+      changes: of the references, in order. Each is printed when it happens, too.
+      raised: what the debugger raised, which ends the run as it is.
+      time: equations evaluated so far.
+    """
+
+    watch: tuple[str, ...] = ()
+    stop_at: tuple[str, ...] = ()
+    changes: list[RefChange] = field(default_factory=list)
+    raised: BaseException | None = None
+    time: int = 0
+    _lines: set[SourceLine] = field(default_factory=set)
+    _names: set[str] = field(default_factory=set)
+    _line_of: dict[int, tuple[Step, str]] = field(default_factory=dict)
+    _frames: dict[int, list[Any]] = field(default_factory=dict)
+    _watched: dict[Any, _Watched] = field(default_factory=dict)
+
+    def steps(self, steps: Sequence[Step], thread: Thread, env: Sequence[Any]) -> Iterator[Step]:
+        """The steps of a program, each to be evaluated before the next one is taken.
+
+        Args:
+          steps: of the program, which were counted all at once.
+          thread: who evaluates it.
+          env: the values of its slots.
+        """
+        machine = thread.machine
+        machine.steps -= len(steps)
+        if not (self.watch or self.stop_at):
+            for step in steps:
+                machine.steps += 1
+                yield step
+            return
+        frame = _Frame(env)
+        frames = self._frames.setdefault(thread.number, [])
+        frames.append(frame)
+        seen = [self._see(thread, ref) for ref in frame.refs() if ref.name in self.watch]
+        try:
+            for step in steps:
+                machine.steps += 1
+                self.time = machine.steps
+                line = self._line(step)
+                if self.stop_at and any(_is_at(line, place) for place in self.stop_at):
+                    self._stop(thread, step, line, frames)
+                yield step
+                if self.stop_at:
+                    frame.name_result(step, line)
+                if self.watch and step.threaded:
+                    self._look("store", _Place.of(thread, line))
+        finally:
+            frames.remove(frame)
+            for each in seen:
+                each.frames -= 1
+
+    def written(self, copy: Copy) -> None:
+        """A chunk of a copy was written."""
+        if self.watch:
+            self._look("copy", _Place(copy.owner, copy.line, copy.program))
+
+    def learn(self, jaxpr: Any) -> None:
+        """Take note of the lines and references of a program that is about to run."""
+        if not (self.watch or self.stop_at):
+            return
+        for eqn in open_jaxpr(jaxpr)[0].eqns:
+            place = place_of_call(eqn)
+            if place is not None and not place.file.startswith(_PACKAGE):
+                self._lines.add(place.at)
+            inner = list(sub_jaxprs(eqn))
+            unnamed = _ALLOCATING.get(eqn.primitive.name)
+            if unnamed is not None:
+                self._names.update(name for each in inner for name in _references(each, unnamed))
+            if eqn.primitive.name == "pallas_call":
+                facts = grid_facts(eqn)
+                blocks = [*facts.inputs, *facts.outputs]
+                self._names.update(block.name for block in blocks)
+                inner += [block.index_map for block in blocks]
+            for each in inner:
+                self.learn(each)
+
+    def require(self) -> None:
+        """Reject names and lines that nothing has.
+
+        Raises:
+          OptionError: with those that there are.
+        """
+        for place in self.stop_at:
+            if not any(_is_at(str(line), place) for line in self._lines):
+                raise OptionError(
+                    f"stop_at={place!r}: no equation was made at that line; {self._places(place)}"
+                )
+        for name in self.watch:
+            if name not in self._names:
+                raise OptionError(
+                    f"watch={name!r}: no kernel has a reference of that name; there are: "
+                    f"{_listed(sorted(self._names - {''})) or 'none'}"
+                )
+
+    def _places(self, place: str) -> str:
+        """The lines that have equations: those of the same file, if there are some."""
+        file = place.rpartition(":")[0]
+        numbers = sorted({n for path, n in self._lines if file and _is_at(path, file)})
+        if numbers:
+            return f"lines of {file} with equations: {_listed(numbers)}"
+        found = sorted({SourceLine(Path(path).name, number) for path, number in self._lines})
+        return f"there are: {_listed(found) or 'none'}"
+
+    def _line(self, step: Step) -> str:
+        """The line of a step, which takes JAX some time to find."""
+        found = self._line_of.get(id(step))
+        if found is None:
+            found = self._line_of[id(step)] = (step, step.equation.line)
+        return found[1]
+
+    def _stop(self, thread: Thread, step: Step, line: str, frames: Sequence[_Frame]) -> None:
+        where = f"{line}: {step.equation.name}"
+        where += f" in {thread.place}" if thread.place else ""
+        refs = {ref.name: ref.data for frame in frames for ref in frame.refs() if ref.name}
+        try:
+            stopped(
+                f"{where} on {thread.owner}",
+                refs=refs,
+                values=dict(ChainMap(*(frame.values for frame in reversed(frames)))),
+                operands=[frames[-1].env[slot] for slot in step.ins],
+                program=thread.program,
+                thread=thread,
+            )
+        except BaseException as error:
+            self.raised = error
+            raise
+
+    def _see(self, thread: Thread, ref: Ref) -> _Watched:
+        """The memory of a watched reference that a program has."""
+        memory = ref.data.__array_interface__
+        key = (ref.name, memory["data"][0], memory["shape"], memory["strides"])
+        found = self._watched.get(key)
+        if found is None:
+            found = _Watched(ref, thread.number, thread.owner, values_of(ref))
+            former = [
+                other
+                for other, each in self._watched.items()
+                if (each.ref.name, each.thread, each.frames) == (ref.name, thread.number, 0)
+            ]
+            same = [same_bits(self._watched.pop(other).values, found.values) for other in former]
+            self._watched[key] = found
+            if not any(same):
+                self._note("new", found, None, _Place.of(thread, ""))
+        found.frames += 1
+        return found
+
+    def _look(self, kind: Literal["store", "copy"], place: _Place) -> None:
+        """Note what changed since the last look."""
+        for each in self._watched.values():
+            values = values_of(each.ref)
+            if not same_bits(values, each.values):
+                before, each.values = each.values, values
+                self._note(kind, each, before, place)
+
+    def _note(
+        self,
+        kind: Literal["new", "store", "copy"],
+        watched: _Watched,
+        before: Array | None,
+        place: _Place,
+    ) -> None:
+        values = watched.values
+        points = [] if before is None else np.argwhere(differing(before, values))
+        index = tuple(map(int, points[0])) if len(points) else None
+        change = RefChange(
+            ref=watched.ref.name,
+            kind=kind,
+            owner=watched.owner,
+            by=place.by,
+            line=place.line,
+            program=place.program,
+            kernel=place.kernel,
+            time=self.time,
+            index=index,
+            changed=len(points),
+            before=None if before is None or index is None else before[index],
+            values=values,
+        )
+        self.changes.append(change)
+        sys.stdout.write(f"{change}\n")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Who changes something, and where."""
+
+    by: Owner
+    line: str
+    program: tuple[int, ...]
+    kernel: str = ""
+
+    @classmethod
+    def of(cls, thread: Thread, line: str) -> _Place:
+        kernel = thread.kernels[-1] if thread.kernels else ""
+        return cls(thread.owner, line, thread.program, kernel)
+
+
+@dataclass(eq=False)
+class _Frame:
+    """A program that is being evaluated.
+
+    Attributes:
+      env: the values of its slots.
+      values: results so far, by the name that the line of the equation gives them.
+    """
+
+    env: Sequence[Any]
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def refs(self) -> Iterator[Ref]:
+        """The references that it has."""
+        return (each for each in self.env if isinstance(each, Ref))
+
+    def name_result(self, step: Step, line: str) -> None:
+        """Keep the result of a step under the name that its line gives it, if it gives one."""
+        found = _ASSIGNMENT.match(text_at(line))
+        if found is not None and len(step.outs) == 1:
+            self.values[found[1]] = self.env[step.outs[0]]
+
+
+def stopped(
+    place: str,
+    refs: Mapping[str, Array],
+    values: Mapping[str, Any],
+    operands: Sequence[Any],
+    program: tuple[int, ...],
+    thread: Thread,
+) -> None:
+    """Where the debugger is when a run stops before an equation; ``c`` goes on.
+
+    Args:
+      place: line, primitive, program, kernel and core.
+      refs: the memory of references, by name: an assignment to its elements changes it.
+      values: results so far, by the name that the kernel's line gives them.
+      operands: of the equation.
+      program: the grid point.
+      thread: the core, as the simulator has it.
+    """
+    _ = (place, refs, values, operands, program, thread)  # to be looked at in the debugger
+    sys.breakpointhook()
+
+
+def _references(jaxpr: Any, unnamed: str) -> Iterator[str]:
+    """The names of the references among the parameters of a kernel or scope."""
+    for number, (var, name) in enumerate(zip(jaxpr.invars, argument_names(jaxpr), strict=True)):
+        if is_reference(var.aval):
+            yield name or unnamed.format(number)
+
+
+def _is_at(line: str, place: str) -> bool:
+    """Whether a ``file:line`` is a place that the user named, by the end of its path."""
+    return line == place or line.endswith(f"/{place}")
+
+
+def _listed(names: Sequence[Any]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(map(str, names[:_LISTED])) + more
+
+
+# Changes of the memory of references: what changed, by whom, and a short picture of it.
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefChange:
+    """A change of the values of a watched reference.
+
+    Attributes:
+      ref: its name.
+      kind: ``"new"``: the name stands for memory that was not seen before, or that changed while no
+        program had it, such as the next block. ``"store"``: an equation of a core changed it.
+        ``"copy"``: a copy (DMA) did.
+      owner: the core whose reference it is.
+      by: who changed it: the core, or who started the copy.
+      line: ``file:line`` of the equation, or of the start of the copy, or "".
+      program: the grid point of ``by``, or ().
+      kernel: the kernel that ``by`` is in, or "".
+      time: equations evaluated so far.
+      index: the first element that changed; None if it is new.
+      changed: how many elements did.
+      before: the element at ``index``; None if it is new.
+      values: all of them, after the change; those of semaphores are their counts.
+    """
+
+    ref: str
+    kind: Literal["new", "store", "copy"]
+    owner: Owner
+    by: Owner
+    line: str
+    program: tuple[int, ...]
+    kernel: str
+    time: int
+    index: tuple[int, ...] | None
+    changed: int
+    before: Any
+    values: Array
+
+    def __str__(self) -> str:
+        """What changed, who did it and where, and a short picture of the values."""
+        shape = f"{self.values.dtype}{list(self.values.shape)}"
+        if self.index is None:
+            what = f"{self.ref} is {shape}"
+        else:
+            at = f"[{', '.join(map(str, self.index))}]" if self.index else ""
+            what = (
+                f"{self.ref}{at}: {_number(self.before)} -> {_number(self.values[self.index])}, "
+                f"{self.changed} of {self.values.size} elements of {shape}"
+            )
+        if self.kind == "copy":
+            what += f", by a copy of {self.by}"
+        place = f" in program {_point(self.program)}" if self.program else ""
+        place += f" of {self.kernel}" if self.kernel and place else ""
+        line = f" at {self.line}" if self.line else ""
+        return f"{what}{line}{place} on {self.owner}\n{picture(self.values)}"
+
+
+def picture(values: Array) -> str:
+    """A few of the values of an array, and of many their range, as indented text."""
+    plain = values if values.dtype.kind in "iufbc" else values.astype(np.float32)
+    edge = 1 if values.ndim > 1 else 3
+    text = np.array2string(plain, precision=4, threshold=8, edgeitems=edge, max_line_width=96)
+    if plain.dtype.kind in "iuf" and plain.size > 8:
+        real = plain[~np.isnan(plain)]
+        parts = [f"from {_number(real.min())} to {_number(real.max())}"] if real.size else []
+        parts += [f"{plain.size - real.size} NaN"] if real.size < plain.size else []
+        text += f"\n{', '.join(parts)}"
+    return f"  {text}".replace("\n", "\n  ")
+
+
+def values_of(ref: Ref) -> Array:
+    """A copy of what is in memory: of semaphores, their counts."""
+    if ref.data.dtype != object:
+        return np.array(ref.data)
+    counts = [getattr(each, "count", 0) for each in ref.data.flat]
+    return np.array(counts, np.int64).reshape(ref.data.shape)
+
+
+def same_bits(first: Array, second: Array) -> bool:
+    """Whether the bits of two arrays are the same: NaN is NaN."""
+    shapes = (first.shape, first.dtype) == (second.shape, second.dtype)
+    return shapes and first.tobytes() == second.tobytes()
+
+
+def differing(first: Array, second: Array) -> Any:
+    """Which elements of arrays of one shape and dtype have other bits."""
+    size = first.dtype.itemsize
+    bits = [
+        np.frombuffer(each.tobytes(), np.uint8).reshape(*each.shape, size)
+        for each in (first, second)
+    ]
+    return (bits[0] != bits[1]).any(axis=-1)
+
+
+def _number(value: Any) -> str:
+    return str(np.asarray(value)[()])
+
+
+def _point(program: tuple[int, ...]) -> str:
+    return f"({', '.join(map(str, program))})"

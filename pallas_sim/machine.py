@@ -1,0 +1,482 @@
+"""What a simulated run has besides values: its target, limits, memory, findings and cores."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from pallas_sim.chips import TARGETS, Accumulations, accumulations
+from pallas_sim.copies import Copy, Semaphore
+from pallas_sim.errors import SimulationError, SimulationLimitError
+from pallas_sim.findings import Finding, Owner
+from pallas_sim.findings import Kind as FindingKind
+from pallas_sim.inspector import Inspector
+from pallas_sim.memory import AllocationKey, Ref, Region
+from pallas_sim.order.disorder import disorder
+from pallas_sim.recording import Entered, Recording
+from pallas_sim.scheduler import Scheduler, collecting_later
+from pallas_sim.timeline import Timeline
+from pallas_sim.transforms import Elsewhere
+
+#: Gives what uninitialized memory of a dtype holds, or None for the default of that dtype.
+#: The second argument is the kind of memory: ``"padding"``, ``"output"`` or ``"scratch"``.
+Filler = Callable[[np.dtype[Any], str], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a run may use.
+
+    Attributes:
+      steps: how many equations it may evaluate. A kernel that needs more is taken not to end.
+      bytes: how much memory its arrays may take at a time.
+      devices: the most devices of a mesh.
+    """
+
+    steps: int = 50_000_000
+    bytes: int = 8 << 30
+    devices: int = 4096
+
+
+@dataclass(eq=False)
+class Machine:
+    """One simulated run.
+
+    Attributes:
+      target: name of the chip, such as ``"v6e"``.
+      seed: decides everything that hardware may do in any order, and the core's random numbers.
+      cores: over how many cores of the chip a kernel's parallel programs are divided.
+      limits: what the run may use.
+      fill: what uninitialized memory holds; None for NaN and extreme integers.
+      findings: what was found so far.
+      notes: behavior of the chip that the run used and no document describes.
+      steps: equations evaluated so far.
+      fallbacks: how often JAX evaluated a primitive that has no rule, by name.
+      arithmetic: ``"chip"`` or ``"float32"``, how products are added; "" for the chip's default.
+      outputs: is called with each kernel's equation and outputs, or None.
+      ahead: whether the next block of an operand is fetched while the body runs, as a chip does.
+      separate: whether outputs that alias a pipelined input get memory of their own.
+      copies: those that were started and are not done.
+      devices: by number; see ``device``.
+      owners: the numbers of the threads. Each core has one, whatever it runs.
+      lasting: semaphores that outlive their kernel.
+      shared: arrays that copies in flight access after their kernel, by identity.
+      meetings: where threads wait for each other; see ``meeting.meet``.
+      monitored: whether the recording is read for what is out of order.
+      drops_indices: whether TMA copies lose the index of an axis of one tile, as on a chip.
+      recording: what threads did to shared memory and semaphores.
+      timeline: keeps what happened when, or None.
+      shared_bytes: gives the bytes of shared memory that a compiler counts for a block of a kernel
+        of the Triton route, by its equation, or None if it does not say; None where no compiler is.
+      inspector: is called before and after each equation, or None. A timeline needs one: without,
+        equations are counted a program at a time.
+    """
+
+    target: str = "v6e"
+    seed: int = 0
+    cores: int = 1
+    limits: Limits = field(default_factory=Limits)
+    fill: Filler | None = None
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    steps: int = 0
+    fallbacks: Counter[str] = field(default_factory=Counter)
+    arithmetic: str = ""
+    outputs: Callable[[Any, list[Any]], None] | None = None
+    ahead: bool = True
+    separate: bool = False
+    copies: list[Copy] = field(default_factory=list)
+    devices: dict[int, Device] = field(default_factory=dict)
+    owners: dict[Owner, int] = field(default_factory=dict)
+    lasting: list[Semaphore] = field(default_factory=list)
+    shared: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)
+    meetings: dict[Any, Any] = field(default_factory=dict)
+    monitored: bool = True
+    drops_indices: bool = True
+    recording: Recording = field(default_factory=Recording)
+    timeline: Timeline | None = None
+    inspector: Inspector | None = None
+    shared_bytes: Callable[[Any], int | None] | None = None
+
+    def __post_init__(self) -> None:
+        """Count equation by equation where there is a timeline."""
+        if self.timeline is not None and self.inspector is None:
+            self.inspector = Inspector()
+
+    @cached_property
+    def platform(self) -> str:
+        """``"tpu"`` or ``"gpu"``."""
+        return TARGETS[self.target].platform
+
+    @cached_property
+    def accumulations(self) -> Accumulations:
+        """How its tensor cores add products; empty if sums are those of float32.
+
+        Raises:
+          OptionError: there is no such arithmetic, or that of the chip is not known.
+        """
+        return accumulations(self.target, self.arithmetic)
+
+    @cached_property
+    def scheduler(self) -> Scheduler:
+        """Decides which device or core goes on."""
+        return Scheduler(self)
+
+    def device(self, number: int) -> Device:
+        """One of the devices."""
+        found = self.devices.get(number)
+        if found is None:
+            found = self.devices[number] = Device(number)
+        return found
+
+    def find_disorder(self) -> None:
+        """Let the monitor of order read the recording, and report what it finds."""
+        self.find_disorder_in(self.recording)
+
+    def find_disorder_in(self, recording: Recording) -> None:
+        """As ``find_disorder``, of a recording of some threads, which ends with that."""
+        events, recording.events = recording.events, []
+        if not events or not self.monitored:
+            return
+        with collecting_later():
+            found = disorder(events, list(self.owners), self.seed)
+        for finding in found:
+            self.report(finding)
+
+    @cached_property
+    def random(self) -> np.random.Generator:
+        """Decides what may happen in any order."""
+        return np.random.Generator(np.random.Philox(self.seed))
+
+    def choose(self, among: Sequence[Copy]) -> Copy:
+        """The copy that goes on: the first one in the plain order."""
+        return among[int(self.random.integers(len(among)))] if self.seed else among[0]
+
+    def count(self, steps: int) -> None:
+        """Note that so many equations are evaluated.
+
+        Raises:
+          SimulationLimitError: there were too many.
+        """
+        self.steps += steps
+        if self.steps > self.limits.steps:
+            raise SimulationLimitError(
+                f"stopped after {self.limits.steps:,} equations: a loop does not end, or the call "
+                "is too large to simulate"
+            )
+
+    def require(self, needed: int, what: str) -> None:
+        """Reject an array of ``needed`` bytes that does not fit.
+
+        Raises:
+          SimulationLimitError: it is larger than the memory of the run.
+        """
+        if needed > self.limits.bytes:
+            raise SimulationLimitError(
+                f"{what} needs {needed:,} bytes, and the simulated memory has {self.limits.bytes:,}"
+            )
+
+    def require_devices(self, count: int) -> None:
+        """Reject a mesh that is too large.
+
+        Raises:
+          SimulationLimitError: it has more devices than the run may have.
+        """
+        if count > self.limits.devices:
+            raise SimulationLimitError(
+                f"the mesh has {count:,} devices, and a simulated run at most "
+                f"{self.limits.devices:,}; simulate(..., limits=Limits(devices={count})) allows it"
+            )
+
+    def report(self, finding: Finding) -> None:
+        """Keep a finding, once for each place of the kernel and kind."""
+        if all(each.key != finding.key for each in self.findings):
+            self.findings.append(finding)
+
+    def note(self, text: str) -> None:
+        """Keep a note, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def uninitialized(self, shape: tuple[int, ...], dtype: Any, place: str) -> np.ndarray[Any, Any]:
+        """Uninitialized memory.
+
+        Args:
+          shape: of the memory.
+          dtype: of its elements.
+          place: ``"padding"``, ``"output"`` or ``"scratch"``.
+        """
+        dtype = np.dtype(dtype)
+        self.require(math.prod(shape) * dtype.itemsize, f"an array {dtype}{list(shape)}")
+        value = None if self.fill is None else self.fill(dtype, place)
+        return np.full(shape, default_fill(dtype) if value is None else value, dtype)
+
+
+def default_fill(dtype: np.dtype[Any]) -> Any:
+    """What uninitialized memory of a dtype holds: NaN, the lowest or largest integer, or True.
+
+    It is never 0, because a kernel that counts on 0 would pass. JAX writes nearly the same on a TPU
+    with ``jax_pallas_poison_buffers``.
+    """
+    if dtype.kind == "c":
+        return complex(math.nan, math.nan)
+    if dtype.kind in "fV":
+        return _nan(dtype)
+    if dtype.kind == "i":
+        return np.iinfo(dtype).min
+    if dtype.kind == "u":
+        return np.iinfo(dtype).max
+    return np.ones((), dtype)[()]
+
+
+def _nan(dtype: np.dtype[Any]) -> Any:
+    """NaN, or the nearest thing that a dtype of ml_dtypes has: an extreme value, which is not 0."""
+    import ml_dtypes
+
+    try:
+        info = ml_dtypes.finfo(dtype)
+    except ValueError:
+        limits = ml_dtypes.iinfo(dtype)
+        return limits.min or limits.max
+    nan = np.array(np.nan, np.float32).astype(dtype)
+    return nan if np.isnan(nan.astype(np.float32)) else info.min
+
+
+# A core or device that evaluates a program: where it is, and what others can reach of it.
+
+
+@dataclass(eq=False)
+class GridPosition:
+    """The grid point that a core is at.
+
+    Attributes:
+      point: the program's index along each dimension that the body counts.
+      sizes: of those dimensions.
+      shown: how many of them messages name; None for all.
+    """
+
+    point: tuple[int, ...]
+    sizes: tuple[int, ...]
+    shown: int | None = None
+
+
+class AccessMonitor(Protocol):
+    """Notes accesses to memory that others access at the same time, outside of the recording."""
+
+    def note(
+        self, thread: Thread, region: Region, name: str, line: str, *, writes: bool, adds: bool
+    ) -> None:
+        """Note an access, and report one that is in conflict with it."""
+        ...
+
+
+@dataclass(eq=False)
+class Device:
+    """One device: what of its memory others can reach.
+
+    Attributes:
+      number: in the mesh, row by row.
+      memory: the allocations that are alive.
+      left: launches of kernels that have ended.
+      freed: the allocations that have ended in kernels that have not.
+      launches: how often each kernel was entered.
+      barriers: its barrier semaphores, by tag or ``collective_id``.
+      expected: what is to be done when an allocation is there, because others reached it before.
+      ahead: on a GPU, the kernels that may not have ended when the next one begins.
+    """
+
+    number: int
+    memory: dict[AllocationKey, Ref] = field(default_factory=dict)
+    left: set[Any] = field(default_factory=set)
+    freed: set[AllocationKey] = field(default_factory=set)
+    launches: Counter[Any] = field(default_factory=Counter)
+    barriers: dict[Any, Semaphore] = field(default_factory=dict)
+    expected: dict[AllocationKey, list[Callable[[Ref], None]]] = field(default_factory=dict)
+    ahead: list[Any] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Thread:
+    """One core that evaluates a program.
+
+    Attributes:
+      machine: the run it belongs to.
+      grids: the grids it is inside of, the innermost last.
+      kernels: the kernels it is inside of, by name, the innermost last.
+      generators: the state of the core's own random number generator, once it is seeded.
+      axes: the index of this device, and core, along each axis of its meshes, by name.
+      units: the state of units that a kernel drives by hand, by name.
+      sizes: of the axes of the mesh of devices.
+      cores: sizes of the axes of its mesh of cores.
+      others: sizes of the axes of all meshes of cores that run the same kernel.
+      owner: who it is, for findings.
+      number: of the thread, in the recording.
+      launch: the kernel it is inside of that others can reach: which, and how often it was entered.
+      recorded: whether what it does to memory is recorded.
+      collective: the barrier semaphore of the kernel it is inside of, or None.
+      access_monitor: notes what it does to memory that others use at the same time, or None.
+      own_recording: a recording of what it does, in place of the machine's, or None.
+    """
+
+    machine: Machine
+    grids: list[GridPosition] = field(default_factory=list)
+    kernels: list[str] = field(default_factory=list)
+    generator: np.random.Generator | None = None
+    axes: dict[str, int] = field(default_factory=dict)
+    units: dict[str, Any] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    cores: dict[str, int] = field(default_factory=dict)
+    others: dict[str, int] = field(default_factory=dict)
+    owner: Owner = field(default_factory=Owner)
+    number: int = -1
+    launch: tuple[Any, ...] = ()
+    recorded: bool = False
+    collective: Any = None
+    access_monitor: AccessMonitor | None = None
+    own_recording: Recording | None = None
+
+    #: Whether it runs on warps of a Mosaic GPU kernel: a ``GpuThread``.
+    is_warpgroup: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Take a number, unless it has one."""
+        if self.number < 0:
+            owners = self.machine.owners
+            self.number = owners.setdefault(self.owner, len(owners))
+
+    def child(self, owner: Owner, **changes: Any) -> Thread:
+        """A thread that goes on from here beside others."""
+        kept: dict[str, Any] = {
+            "grids": list(self.grids),
+            "kernels": list(self.kernels),
+            "axes": dict(self.axes),
+            "sizes": self.sizes,
+            "cores": self.cores,
+            "others": self.others,
+            "launch": self.launch,
+            "recorded": self.recorded,
+            "collective": self.collective,
+        }
+        return Thread(self.machine, owner=owner, **{**kept, **changes})
+
+    @property
+    def device(self) -> Device:
+        """The device that it is on."""
+        return self.machine.device(self.owner.device)
+
+    @property
+    def kernel(self) -> str:
+        """Name of the kernel it is inside of, or ""."""
+        return self.kernels[-1] if self.kernels else ""
+
+    @property
+    def program(self) -> tuple[int, ...]:
+        """The grid point it is at, or ()."""
+        if not self.grids:
+            return ()
+        grid = self.grids[-1]
+        return grid.point if grid.shown is None else grid.point[: grid.shown]
+
+    @property
+    def recording(self) -> Recording:
+        """Where what it does is recorded."""
+        return self.own_recording or self.machine.recording
+
+    @property
+    def core(self) -> tuple[tuple[str, int], ...]:
+        """Which core of its device it is."""
+        return tuple((axis, self.axes[axis]) for axis in self.cores)
+
+    def report(self, kind: FindingKind, message: str, line: str, **facts: Any) -> Finding:
+        """Keep a finding about the place where the thread is.
+
+        Args:
+          kind: what is wrong.
+          message: one sentence, with the numbers.
+          line: ``file:line``.
+          facts: further fields of the finding.
+
+        Returns:
+          The finding.
+        """
+        where: dict[str, Any] = {"kernel": self.kernel, "program": self.program, "line": line}
+        finding = Finding(kind=kind, message=message, **where, **facts)
+        self.machine.report(finding)
+        return finding
+
+    def publish(self, ref: Ref, *site: Any, shared: bool = False) -> None:
+        """Let other devices and cores reach an allocation.
+
+        Args:
+          ref: the memory.
+          site: which allocation of the kernel it is.
+          shared: whether the cores of the device share it.
+        """
+        self.publish_as(ref, AllocationKey(self.launch, () if shared else self.core, site))
+
+    def publish_as(self, ref: Ref, key: AllocationKey) -> None:
+        """As ``publish``, of memory that may be another core's."""
+        ref.key = key
+        device = self.device
+        if key not in device.memory:
+            self.machine.recording.events.append(Entered(self.number, (device.number, key)))
+        device.memory[key] = ref
+        device.freed.discard(key)
+        for act in device.expected.pop(key, ()):
+            act(ref)
+
+    def withdraw(self, refs: Sequence[Ref]) -> None:
+        """End the life of allocations."""
+        for ref in refs:
+            if ref.key is not None:
+                self.device.memory.pop(ref.key, None)
+                self.device.freed.add(ref.key)
+
+    def elsewhere(
+        self, ref: Ref, places: Sequence[Elsewhere], operands: Sequence[Any], line: str
+    ) -> Ref:
+        """The memory of another device that corresponds to its own.
+
+        Args:
+          ref: its own memory.
+          places: whose memory is meant.
+          operands: of the equation.
+          line: of the equation.
+
+        Raises:
+          SimulationError: this thread cannot reach such memory.
+        """
+        raise SimulationError(
+            f"{ref.name or 'a reference'} of another device or block is accessed outside of a "
+            "kernel for a GPU"
+        )
+
+    @contextmanager
+    def inside(self, kernel: str) -> Generator[None]:
+        """Evaluate the body of a kernel."""
+        timeline = self.machine.timeline
+        span = None if timeline is None else timeline.begin(self, "kernel", kernel)
+        self.kernels.append(kernel)
+        try:
+            yield
+        finally:
+            self.kernels.pop()
+            if timeline is not None and span is not None:
+                timeline.end(self, span)
+
+    @property
+    def place(self) -> str:
+        """Where it is: ``"program (1, 0) of softmax_kernel"``, or ""."""
+        if not self.kernels:
+            return ""
+        if not self.grids or not self.grids[-1].sizes:
+            return self.kernels[-1]
+        point = ", ".join(map(str, self.program))
+        return f"program ({point}) of {self.kernels[-1]}"

@@ -1,0 +1,303 @@
+"""Accesses to memory while the events of a run are gone through, and which of them overlap."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from pallas_sim.dtypes import Array
+from pallas_sim.memory import Elements, Region
+from pallas_sim.recording import Asynchronous, Side, Touched
+
+if TYPE_CHECKING:
+    from pallas_sim.copies import Copy
+
+#: How hard ``numpy.shares_memory`` may try; views of one array are decided long before.
+_WORK = 10_000
+
+
+@dataclass(slots=True, eq=False)
+class SideInFlight:
+    """One side of a copy, or of an asynchronous operation, that is not proved to be done.
+
+    Attributes:
+      origin: which copy or operation.
+      region: the memory of this side.
+      writes: whether it is the target.
+      adds: whether it is written by adding, which is atomic.
+      thread: that started it.
+      clock: of that thread when it did.
+      bounds: of the region, as addresses.
+      side: the memory that an asynchronous operation accesses; None of a copy.
+      proxy_clock: of the writes of threads that it sees through the asynchronous proxy; None if it
+        sees all that its thread knows.
+      converged: the time up to which all lanes of its own thread have done what they had to do;
+        None if one warp started it, or it writes through no other proxy than threads.
+      tensor_clock: of what its thread knows that others did to tensor memory; None of other memory.
+      chain: of the operation: see ``Asynchronous``.
+      place: of the allocation: see ``LocatedRegion``.
+      number: of the flight, in the order in which those of an allocation began.
+      past: what it became when a wait proved it to be done.
+    """
+
+    origin: Copy | Asynchronous
+    region: Region
+    writes: bool
+    adds: bool
+    thread: int
+    clock: Array
+    bounds: tuple[int, int]
+    side: Side | None = None
+    proxy_clock: Array | None = None
+    converged: int | None = None
+    tensor_clock: Array | None = None
+    chain: Any = None
+    place: int = 0
+    number: int = 0
+    past: PastAccess | None = None
+
+
+@dataclass(slots=True, eq=False)
+class PastAccess:
+    """An access that happened: known to a thread that knows the time of one of some threads.
+
+    Attributes:
+      thread: that made it, or whose wait proved first that a copy did.
+      time: from which that thread knows it.
+      region: the memory.
+      writes: whether it wrote.
+      adds: whether it wrote by adding.
+      event: what it was.
+      others: the times from which other threads know it, whose waits proved it, too.
+    """
+
+    thread: int
+    time: int
+    region: Region
+    writes: bool
+    adds: bool
+    event: Touched | SideInFlight
+    others: dict[int, int] | None = None
+
+    def learn(self, thread: int, time: int) -> None:
+        """Note that a thread knows it from a time on, unless it knew it before."""
+        if thread != self.thread:
+            if self.others is None:
+                self.others = {}
+            self.others.setdefault(thread, time)
+
+    def is_of(self, thread: int) -> bool:
+        """Whether a thread knows it without learning it from another one."""
+        return thread == self.thread or (self.others is not None and thread in self.others)
+
+    def time_of(self, thread: int) -> int:
+        """The time from which a thread knows it without learning it from another one; else 0."""
+        return self.time if thread == self.thread else (self.others or {}).get(thread, 0)
+
+    def is_known(self, clock: Array) -> bool:
+        """Whether it is known to who knows so much of the threads."""
+        if clock[self.thread] >= self.time:
+            return True
+        others = self.others or {}
+        return any(clock[thread] >= time for thread, time in others.items())
+
+
+@dataclass(slots=True, eq=False)
+class AddressRanges[Item]:
+    """Items that belong to ranges of addresses, found by address.
+
+    Attributes:
+      starts: where the ranges begin, in order.
+      items: the items with the end of their range, in that order.
+      longest: bytes of the longest range so far.
+    """
+
+    starts: list[int] = field(default_factory=list)
+    items: list[tuple[int, Item]] = field(default_factory=list)
+    longest: int = 0
+
+    def add(self, bounds: tuple[int, int], item: Item) -> None:
+        """Add an item behind those whose range begins at the same address."""
+        start, end = bounds
+        at = bisect_right(self.starts, start)
+        self.starts.insert(at, start)
+        self.items.insert(at, (end, item))
+        if end - start > self.longest:
+            self.longest = end - start
+
+    def remove(self, bounds: tuple[int, int], item: Item) -> bool:
+        """Remove an item that was added with these bounds; False if it is not there."""
+        starts, items = self.starts, self.items
+        at = bisect_left(starts, bounds[0])
+        while at < len(starts) and starts[at] == bounds[0]:
+            if items[at][1] is item:
+                del starts[at], items[at]
+                return True
+            at += 1
+        return False
+
+    def near(self, bounds: tuple[int, int]) -> Sequence[Item]:
+        """The items whose range shares an address with another one, by their first address."""
+        start, end = bounds
+        first = bisect_right(self.starts, start - self.longest)
+        last = bisect_left(self.starts, end, first)
+        if first == last:
+            return ()
+        return [item for stop, item in self.items[first:last] if stop > start]
+
+
+@dataclass(slots=True, eq=False)
+class AllocationHistory:
+    """One allocation while the events are gone through.
+
+    Attributes:
+      flights: the sides of copies that are not proved to be done, by address.
+      begun: how many sides of copies were started.
+      sides: those of operations, by the identity of the side.
+      past: the last access of each kind to each region, by thread.
+      ordered: these accesses, and copies that are proved to be done, by address.
+    """
+
+    flights: AddressRanges[SideInFlight] = field(default_factory=AddressRanges["SideInFlight"])
+    begun: int = 0
+    sides: dict[int, SideInFlight] = field(default_factory=dict)
+    past: dict[Any, PastAccess] = field(default_factory=dict)
+    ordered: AddressRanges[PastAccess] = field(default_factory=AddressRanges["PastAccess"])
+
+    def keep(self, key: Any, past: PastAccess, bounds: tuple[int, int]) -> PastAccess:
+        """Note an access to a region; ``key`` is equal for those that it makes superfluous.
+
+        Returns:
+          What is kept of it.
+        """
+        before = self.past.get(key)
+        if before is not None:
+            before.thread, before.time, before.others = past.thread, past.time, past.others
+            before.event = past.event
+            return before
+        self.past[key] = past
+        self.ordered.add(bounds, past)
+        return past
+
+    def begin(self, flight: SideInFlight) -> None:
+        """Note that a side of a copy may be under way from here on."""
+        flight.number = self.begun
+        self.begun += 1
+        self.flights.add(flight.bounds, flight)
+
+    def end(self, flight: SideInFlight) -> bool:
+        """Note that a side of a copy is proved to be done; False if it was before."""
+        return self.flights.remove(flight.bounds, flight)
+
+    def flights_near(self, bounds: tuple[int, int]) -> Sequence[SideInFlight]:
+        """The sides of copies that may access memory between two addresses, the oldest first."""
+        near = self.flights.near(bounds)
+        return near if len(near) < 2 else sorted(near, key=attrgetter("number"))
+
+
+class LocatedRegion(NamedTuple):
+    """Where in memory an access or one side of a copy is.
+
+    Attributes:
+      region: which part.
+      writes: whether it is written.
+      place: equal for the parts of one allocation.
+      bounds: of the region, as addresses.
+    """
+
+    region: Region
+    writes: bool
+    place: int
+    bounds: tuple[int, int]
+
+
+def locate(region: Region, *, writes: bool) -> LocatedRegion:
+    """Find the allocation and the addresses of a region."""
+    return LocatedRegion(region, writes, id(root(region)), bounds_of(region))
+
+
+def conflict(one: Touched | SideInFlight, other: SideInFlight | PastAccess) -> bool:
+    """Whether two accesses must be ordered: one writes, unless both add."""
+    return (one.writes or other.writes) and not (one.adds and other.adds)
+
+
+def root(region: Region) -> Array:
+    """The array that owns the memory of a region."""
+    array = region.memory if isinstance(region, Elements) else region
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def bounds_of(region: Region) -> tuple[int, int]:
+    """The addresses of the first byte of a region, and behind its last."""
+    array = region.memory if isinstance(region, Elements) else region
+    start: int = array.__array_interface__["data"][0]
+    if array.flags.c_contiguous:
+        return start, start + array.nbytes
+    low, high = np.lib.array_utils.byte_bounds(array)
+    return int(low), int(high)
+
+
+def place_of(region: Region) -> tuple[Any, ...]:
+    """Equal for regions that are the same elements."""
+    if isinstance(region, Elements):
+        return (*place_of(region.memory), *(axis.tobytes() for axis in region.key))
+    return (region.__array_interface__["data"][0], region.shape, region.strides)
+
+
+def overlap(one: Region, other: Region) -> bool:
+    """Whether two regions share an element."""
+    if isinstance(one, Elements):
+        if not np.may_share_memory(one.memory, root(other)):
+            return False
+        if (
+            isinstance(other, Elements)
+            and place_of(one.memory) == place_of(other.memory)
+            and len(one.key) == len(other.key)
+        ):
+            return not _points(one).isdisjoint(_points(other))
+        return any(overlap(other, part) for part in _parts(one))
+    if isinstance(other, Elements):
+        return overlap(other, one)
+    if not one.size or not other.size or not np.may_share_memory(one, other):
+        return False
+    try:
+        return bool(np.shares_memory(one, other, max_work=_WORK))
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _parts(elements: Elements) -> Iterator[Array]:
+    """A view of each element, or of each row where only the first axes are indexed."""
+    for point in _points(elements):
+        yield elements.memory[(*point, ...)]
+
+
+def _points(elements: Elements) -> set[tuple[int, ...]]:
+    """The index of each element along the first axes."""
+    return {*zip(*(axis.tolist() for axis in elements.key), strict=True)}
+
+
+def index_of(region: Region) -> tuple[tuple[int, int], ...]:
+    """The elements of its allocation that a region begins and ends at, along each axis."""
+    whole = root(region)
+    if isinstance(region, Elements):
+        return ()
+    if whole.ndim == 0 or not whole.size or not whole.flags.c_contiguous:
+        return ()
+    if region.dtype != whole.dtype or not region.size:
+        return ()
+    offset = region.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+    starts = np.unravel_index(offset // whole.itemsize, whole.shape)
+    steps = dict(zip(region.strides, region.shape, strict=True))
+    ends = [
+        int(start) + steps.get(stride, 1)
+        for start, stride in zip(starts, whole.strides, strict=True)
+    ]
+    return tuple((int(start), end) for start, end in zip(starts, ends, strict=True))

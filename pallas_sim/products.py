@@ -1,0 +1,377 @@
+"""Products of matrices of any dtypes, computed by BLAS.
+
+Floats of less than 32 bits are widened to float32, multiplied there, and rounded once. Integers are
+multiplied as floats wherever all sums are exact in those: BLAS is about fifty times faster than
+numpy's products of integers. Sums of integers wrap around in the dtype of the result.
+
+The precision that a program names for a product is not simulated: float32 is never rounded to
+bfloat16 or TensorFloat-32 before it is multiplied.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from pallas_sim.chips import Accumulation
+from pallas_sim.dtypes import FLOAT32, FLOAT64, Array, Dtype, converter, is_integer
+
+Unary = Callable[[Any], Any]
+Multiply = Callable[[Any, Any], Any]
+
+#: Products of fewer multiplications are summed by ``einsum``, in the order of the contracted
+#: dimension, as a matrix unit does. BLAS adds up each part of a result in an order of its own, so
+#: that the same row and column give other bits elsewhere (OpenBLAS 0.3.34). It is 5 times faster.
+_BLAS = 1 << 20
+
+#: All integers up to here are floats.
+_EXACT = {np.dtype(np.float32): 2**24, np.dtype(np.float64): 2**53}
+
+
+def multiplier(lhs: Any, rhs: Any, out: Any, depth: int, *, batched: bool = False) -> Multiply:
+    """How matrices of these dtypes are multiplied.
+
+    Args:
+      lhs: dtype of the first operand.
+      rhs: dtype of the second operand.
+      out: dtype of the result.
+      depth: length of the contracted dimension.
+      batched: whether the operands have dimensions before those of the matrices, the same ones.
+
+    Returns:
+      A function of ``[..., m, depth]`` and ``[..., depth, n]`` that gives ``[..., m, n]``.
+    """
+    lhs, rhs, out = np.dtype(lhs), np.dtype(rhs), np.dtype(out)
+    # Without a sum, so that a product of a zero and a negative number keeps its sign.
+    product: Multiply = np.multiply if depth == 1 else (_batched if batched else _single)
+    if all(is_integer(each) or each == np.bool_ for each in (lhs, rhs, out)):
+        return _of_integers(product, lhs, rhs, out, depth)
+    work = working_dtype(lhs, rhs, out)
+    widen_lhs, widen_rhs = widening(lhs, work), widening(rhs, work)
+    narrow = _narrowing(work, out)
+    if widen_lhs is widen_rhs is narrow is None:
+        return product
+    if widen_lhs is not None and widen_rhs is not None:
+        if narrow is None:
+            return lambda a, b: product(widen_lhs(a), widen_rhs(b))
+        return lambda a, b: narrow(product(widen_lhs(a), widen_rhs(b)))
+    left, right, last = widen_lhs or _same, widen_rhs or _same, narrow or _same
+    return lambda a, b: last(product(left(a), right(b)))
+
+
+def _single(a: Array, b: Array) -> Array:
+    if a.size * b.shape[1] < _BLAS and b.size:
+        return np.einsum("ik,kj->ij", a, np.ascontiguousarray(b))
+    return np.dot(a, b)
+
+
+def _batched(a: Array, b: Array) -> Array:
+    if a.size * b.shape[-1] < _BLAS and b.size:
+        return np.einsum("...ik,...kj->...ij", a, np.ascontiguousarray(b))
+    return np.matmul(a, b)
+
+
+def working_dtype(*dtypes: Dtype) -> Dtype:
+    """The dtype in which these floats or complex numbers are multiplied."""
+    wide = any(each.char in "dD" for each in dtypes)
+    if any(each.kind == "c" for each in dtypes):
+        return np.dtype(np.complex128 if wide else np.complex64)
+    return np.dtype(np.float64 if wide else np.float32)
+
+
+def widening(dtype: Dtype, work: Dtype) -> Unary | None:
+    """How values of ``dtype`` become values of ``work``; None if they are."""
+    if dtype == work:
+        return None
+    if dtype == np.float16 and work == np.float32:
+        # Numpy converts them one by one.
+        take = _table().take
+        return lambda value: take(value.view(np.uint16))
+    if work.kind == "c":
+        return lambda value: value.astype(work)
+    return converter(dtype, work)
+
+
+@cache
+def _table() -> Array:
+    """For each bit pattern of a float16, that number in float32."""
+    with np.errstate(all="ignore"):
+        return np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+
+
+def _narrowing(work: Dtype, out: Dtype) -> Unary | None:
+    return None if work == out else converter(work, out)
+
+
+def _of_integers(product: Multiply, lhs: Dtype, rhs: Dtype, out: Dtype, depth: int) -> Multiply:
+    largest = _magnitude(lhs) * _magnitude(rhs) * max(depth, 1)
+    # Truth values count before they are narrowed.
+    wrap = _wrapping(out)
+    if product is not np.multiply:
+        for work, limit in _EXACT.items():
+            if largest <= limit:
+                whole = np.dtype(np.int32 if work == np.float32 else np.int64)
+                return lambda a, b: wrap(
+                    product(a.astype(work), b.astype(work)).astype(whole, copy=False)
+                )
+        if out.itemsize <= 4 and out != np.bool_ and depth <= 2**21:
+            return lambda a, b: wrap(_in_halves(product, a, b))
+        product = np.matmul
+    return lambda a, b: wrap(product(a.astype(np.int64), b.astype(np.int64)))
+
+
+def _in_halves(product: Multiply, a: Array, b: Array) -> Array:
+    """The product of integers of 32 bits, modulo 2**32."""
+    a, b = a.astype(np.int64), b.astype(np.int64)
+    a_low, a_high = (a & 0xFFFF).astype(np.float64), (a >> 16).astype(np.float64)
+    b_low, b_high = (b & 0xFFFF).astype(np.float64), (b >> 16).astype(np.float64)
+    low = product(a_low, b_low).astype(np.int64)
+    high = (product(a_high, b_low) + product(a_low, b_high)).astype(np.int64)
+    return low + (high << 16)
+
+
+def _magnitude(dtype: Dtype) -> int:
+    if dtype == np.bool_:
+        return 1
+    info = ml_dtypes.iinfo(dtype)
+    return max(-int(info.min), int(info.max))
+
+
+def _wrapping(out: Dtype) -> Unary:
+    if out == np.bool_:
+        return lambda value: value != 0
+    return lambda value: value.astype(out, copy=False)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+# Sums of products as tensor cores add them: truncated, a group of products at a time.
+#
+# For each group of ``Accumulation.step`` products, in their order:
+#
+# 1. Products are exact. The exponent of a product is the sum of the exponents of its operands; a
+#    subnormal operand has the smallest exponent of its format.
+# 2. ``m`` is the largest of these exponents and that of the accumulator; zeros have none.
+# 3. Each product, and the accumulator, is truncated toward zero to a multiple of
+#    ``2 ** (m - fraction_bits)``.
+# 4. They are added exactly, and the sum is truncated toward zero to ``sum_bits`` bits below its own
+#    exponent.
+#
+# The source is a comparison with an H200, without a wrong bit in 81,920 sums (docs/simulator.md).
+
+
+#: Gives ``a @ b + c`` for ``a [m, k]``, ``b [k, n]`` and ``c [m, n]``, or ``a @ b`` for None.
+Product = Callable[[Array, Array, Array | None], Array]
+
+#: The exponent of a zero: less than that of any product of numbers.
+_NONE = -4096
+
+#: Where exponents of products are in this range, products are normal numbers of float32, and stay
+#: so when they are scaled.
+_RANGE = 60
+
+#: The smallest exponent of an accumulator, which is float32.
+_LEAST = -126
+
+#: Products of a group that are computed at a time: their arrays fit into a level 2 cache.
+_AT_A_TIME = 1 << 16
+
+_TINY = float(np.finfo(np.float32).tiny)
+
+
+def least_exponent(dtype: Any) -> int:
+    """The exponent of the subnormal numbers of a float dtype."""
+    return int(ml_dtypes.finfo(dtype).minexp)
+
+
+def truncated_product(
+    a: Array, b: Array, c: Array | None, accumulation: Accumulation, least: tuple[int, int]
+) -> Array:
+    """``a @ b + c`` as float64, whose values are those of the accumulator.
+
+    Args:
+      a: float32 or float64 ``[m, k]``; finite.
+      b: of the same dtype, ``[k, n]``; finite.
+      c: float32 ``[m, n]``; finite. None for zeros.
+      accumulation: how the instruction adds.
+      least: the smallest exponents of the formats of ``a`` and ``b``.
+    """
+    sums = np.zeros((len(a), b.shape[1])) if c is None else c.astype(np.float64) + 0.0
+    if not sums.size or not a.shape[1]:
+        return sums
+    # Products of zeros leave an accumulator as it is, after its own truncation. Blocks have many,
+    # where they are beyond the edge of an array.
+    _keep(sums, accumulation.fraction_bits)
+    rows, columns = a.any(axis=1), b.any(axis=0)
+    terms = np.flatnonzero(a.any(axis=0) & b.any(axis=1))
+    if not terms.size:
+        return sums
+    if rows.all() and columns.all():
+        _add(a, b, sums, terms, accumulation, least)
+    else:
+        part = np.ix_(rows, columns)
+        inner = sums[part]
+        _add(a[rows], b[:, columns], inner, terms, accumulation, least)
+        sums[part] = inner
+    return sums
+
+
+def _add(
+    a: Array,
+    b: Array,
+    sums: Array,
+    terms: Array,
+    accumulation: Accumulation,
+    least: tuple[int, int],
+) -> None:
+    """Add the products of ``terms``, those of the others being zeros, to ``sums``, in place."""
+    step = accumulation.step
+    # Products are outer products of columns of a and rows of b.
+    a, b = np.ascontiguousarray(a.T[terms]), np.ascontiguousarray(b[terms])
+    of_a, of_b = _exponents(a, least[0]), _exponents(b, least[1])
+    if not _in_range(of_a, of_b):
+        a, b = a.astype(FLOAT64), b.astype(FLOAT64)
+    starts = np.searchsorted(terms, np.arange(0, terms[-1] + step + 1, step))
+    rows = max(1, _AT_A_TIME // (step * b.shape[1]))
+    for row in range(0, len(sums), rows):
+        span = slice(row, row + rows)
+        total = sums[span]
+        for start, end in itertools.pairwise(starts.tolist()):
+            if start < end:
+                of_rows = a[start:end, span], of_a[start:end, span]
+                of_columns = b[start:end], of_b[start:end]
+                total = _added(of_rows, of_columns, total, accumulation)
+        sums[span] = total
+
+
+def _added(
+    a: tuple[Array, Array], b: tuple[Array, Array], total: Array, accumulation: Accumulation
+) -> Array:
+    """One group of products added to ``total``, a float64."""
+    bits = accumulation.fraction_bits
+    largest = (a[1][:, :, None] + b[1][:, None, :]).max(axis=0)
+    np.maximum(largest, _exponents(total, _LEAST), out=largest)
+    np.maximum(largest, np.int16(_LEAST), out=largest)
+    scale = np.ldexp(1.0, bits - largest.astype(np.int32))
+    # What is scaled has a fraction of what is cut off, and conversion to integers truncates.
+    products = a[0][:, :, None] * b[0][:, None, :]
+    # Where a larger scale is asked for, all products in the range of float32 are zeros.
+    products *= np.minimum(scale, 2.0**100).astype(FLOAT32) if a[0].dtype == FLOAT32 else scale
+    # A product is less than 2 ** (bits + 2).
+    whole = np.int32 if accumulation.step << (bits + 2) <= 1 << 31 else np.int64
+    terms = products.astype(whole).sum(axis=0, dtype=whole)
+    sums = np.trunc(total * scale) + terms
+    sums = np.ldexp(sums, largest.astype(np.int32) - bits)
+    _keep(sums, accumulation.sum_bits)
+    return sums
+
+
+def _keep(sums: Array, bits: int) -> None:
+    """Truncate float64 to so many bits below the exponent, in place."""
+    sums.view(np.int64)[...] &= np.int64(-1) << np.int64(52 - bits)
+
+
+def _exponents(array: Array, least: int) -> Array:
+    """The exponents of float32 or float64, as int16: at least ``least``; zeros have none."""
+    if array.dtype == FLOAT32:
+        exponents = ((array.view(np.int32) >> 23) & 0xFF).astype(np.int16) - np.int16(127)
+    else:
+        exponents = ((array.view(np.int64) >> 52) & 0x7FF).astype(np.int16) - np.int16(1023)
+    np.maximum(exponents, np.int16(least), out=exponents)
+    exponents[array == 0] = _NONE
+    return exponents
+
+
+def _in_range(of_a: Array, of_b: Array) -> bool:
+    """Whether float32 has all products of numbers with these exponents."""
+    lowest = sum(int(each.min(initial=0, where=each > _NONE)) for each in (of_a, of_b))
+    return lowest >= -_RANGE and int(of_a.max()) + int(of_b.max()) <= _RANGE
+
+
+def chip_product(
+    lhs: Dtype, rhs: Dtype, accumulation: Accumulation, usual: Product, read: Unary | None = None
+) -> Product:
+    """How tensor cores compute ``a @ b + c`` in float32.
+
+    NaN, infinities, overflow and subnormal results were not compared with a chip: these elements
+    are those of ``usual``.
+
+    Args:
+      lhs: dtype of the first operand.
+      rhs: dtype of the second operand.
+      accumulation: how the instruction adds.
+      usual: gives ``a @ b + c``, with None for no ``c``.
+      read: gives what the instruction reads of a float32 operand; None for all of it.
+    """
+    least = least_exponent(lhs), least_exponent(rhs)
+    widen = [_widening(dtype, read) for dtype in (lhs, rhs)]
+
+    def evaluate(a: Array, b: Array, c: Array | None) -> Array:
+        left, odd_rows = _finite(widen[0](a))
+        right, odd_columns = _finite(widen[1](b))
+        before, doubtful = (None, None) if c is None else _finite(c)
+        sums = truncated_product(left, right, before, accumulation, least)
+        with np.errstate(over="ignore"):
+            result = sums.astype(np.float32)
+        small = np.abs(sums) < _TINY
+        overflows = ~np.isfinite(result)
+        given = [each for each in (odd_rows, odd_columns, doubtful) if each is not None]
+        if not given and not small.any() and not overflows.any():
+            return result
+        other = usual(a, b, c)
+        other_rules = overflows | (small & (np.abs(other) < _TINY))
+        if odd_rows is not None:
+            other_rules |= odd_rows.any(axis=1)[:, None]
+        if odd_columns is not None:
+            other_rules |= odd_columns.any(axis=0)
+        if doubtful is not None:
+            other_rules |= doubtful
+        return np.where(other_rules, other, result)
+
+    return evaluate
+
+
+def _widening(dtype: Dtype, read: Unary | None) -> Unary:
+    """How an operand becomes what the instruction reads, in float32."""
+    if dtype == FLOAT32:
+        return read or (lambda array: array)
+    return widening(dtype, FLOAT32) or (lambda array: array)
+
+
+def _finite(array: Array) -> tuple[Array, Array | None]:
+    """An array with zeros for NaN and infinities, and where these were; None for nowhere."""
+    odd = ~np.isfinite(array)
+    return (np.where(odd, np.float32(0), array), odd) if odd.any() else (array, None)
+
+
+def fused_product(a: Array, b: Array) -> Array:
+    """``a @ b`` of float32 by fused multiply-adds, one after the other, rounded to nearest.
+
+    Float64 has each product, and rounds its sum with the one before. Rounded again to float32,
+    that is the nearest number unless it lies on a tie of float32 that the exact sum does not.
+    """
+    wide_a, wide_b = np.ascontiguousarray(a.T, np.float64), b.astype(np.float64)
+    total = np.zeros((a.shape[0], b.shape[1]))
+    for left, right in zip(wide_a, wide_b, strict=True):
+        product = np.multiply.outer(left, right)
+        exact = product + total
+        tie = (exact.view(np.int64) & 0x1FFFFFFF) == 0x10000000
+        if tie.any():
+            exact = np.where(tie, _off_the_tie(product, total, exact), exact)
+        total = exact.astype(np.float32).astype(np.float64)
+    return total.astype(np.float32)
+
+
+def _off_the_tie(x: Array, y: Array, rounded: Array) -> Array:
+    """``x + y`` rounded to float64, moved to the side of a rounding error (Knuth's two-sum)."""
+    back = rounded - x
+    error = (x - (rounded - back)) + (y - back)
+    away = np.where(error > 0, np.inf, -np.inf)
+    return np.where(error != 0, np.nextafter(rounded, away), rounded)

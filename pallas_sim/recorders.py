@@ -1,0 +1,230 @@
+"""What the loads and copies of a run gave, to find the first that reads uninitialized memory.
+
+Two runs that differ only in what memory holds before it is written do the same until one loads
+such memory. So the first load that gives other values is the place, whatever happens to the values
+afterwards; whether they matter, the answers of both runs say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pallas_sim.compat.jaxprs import sub_jaxprs
+from pallas_sim.compat.places import transforms_of
+from pallas_sim.dtypes import Array, is_complex, is_float
+from pallas_sim.findings import Finding, Owner
+from pallas_sim.inspector import Inspector
+from pallas_sim.memory import Elements, KeyArray, Ref
+from pallas_sim.windows import read
+
+if TYPE_CHECKING:
+    from pallas_sim.copies import Copy
+    from pallas_sim.evaluation import Step
+    from pallas_sim.machine import Thread
+
+#: Bytes of values that are kept of a run; loads after them are not.
+_KEPT_BYTES = 1 << 28
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedLoad:
+    """What an equation read from a reference, or a copy from its source.
+
+    Attributes:
+      ref: name of the reference.
+      copied: whether a copy (DMA) read it.
+      owner: the core, or who started the copy.
+      line: ``file:line``.
+      program: the grid point.
+      kernel: name of the kernel, or "".
+      shape: of the memory of the reference.
+      left: whether it is a block of an output that the grid had left before.
+      values: what was read.
+    """
+
+    ref: str
+    copied: bool
+    owner: Owner
+    line: str
+    program: tuple[int, ...]
+    kernel: str
+    shape: tuple[int, ...]
+    left: bool
+    values: Array
+
+
+@dataclass(eq=False)
+class LoadRecorder(Inspector):
+    """An inspector that keeps what was read.
+
+    Attributes:
+      loads: in the order in which they happened.
+    """
+
+    loads: list[RecordedLoad] = field(default_factory=list)
+    _bytes: int = 0
+
+    def steps(self, steps: Sequence[Step], thread: Thread, env: Sequence[Any]) -> Iterator[Step]:
+        """The steps of a program; see ``Inspector.steps``."""
+        for step in super().steps(steps, thread, env):
+            ref = _reference(step, env)
+            if ref is None:
+                yield step
+                continue
+            if step.equation.name == "addupdate":
+                self._keep(thread, step, ref, _updated(step, env))
+            yield step
+            for slot in step.outs:
+                self._keep(thread, step, ref, env[slot])
+
+    def written(self, copy: Copy) -> None:
+        """A chunk of a copy was written."""
+        super().written(copy)
+        target = copy.target
+        if target is None:
+            return
+        values = target.memory[target.key] if isinstance(target, Elements) else target
+        source = copy.source
+        self._add(
+            RecordedLoad(
+                ref=copy.names[0],
+                copied=True,
+                owner=copy.owner,
+                line=copy.line,
+                program=copy.program,
+                kernel=copy.kernel,
+                shape=np.shape(source.memory if isinstance(source, Elements) else source),
+                left=False,
+                values=np.array(values),
+            )
+        )
+
+    def _keep(self, thread: Thread, step: Step, ref: Ref, values: Any) -> None:
+        values = values.data if isinstance(values, KeyArray) else values
+        if not isinstance(values, (np.ndarray, np.generic)) or values.dtype == object:
+            return
+        self._add(
+            RecordedLoad(
+                ref=ref.name,
+                copied=False,
+                owner=thread.owner,
+                line=step.line,
+                program=thread.program,
+                kernel=thread.kernel,
+                shape=tuple(ref.shape),
+                left=ref.left,
+                values=np.array(values),
+            )
+        )
+
+    def _add(self, load: RecordedLoad) -> None:
+        if self._bytes + load.values.nbytes <= _KEPT_BYTES:
+            self._bytes += load.values.nbytes
+            self.loads.append(load)
+        else:
+            self._bytes = _KEPT_BYTES + 1  # so that what is kept has no gap
+
+
+def _reference(step: Step, env: Sequence[Any]) -> Ref | None:
+    """The reference that a step loads from, or None."""
+    if not step.threaded or any(True for _ in sub_jaxprs(step.equation.origin)):
+        return None
+    return next((env[slot] for slot in step.ins if isinstance(env[slot], Ref)), None)
+
+
+def _updated(step: Step, env: Sequence[Any]) -> Any:
+    """What a step that adds to memory reads there."""
+    window = transforms_of(step.equation.params["tree"], 2, len(step.ins) - 2)
+    operands = [env[slot] for slot in step.ins]
+    return read(operands[0].data, window, operands)
+
+
+def uninitialized(before: Sequence[RecordedLoad], after: Sequence[RecordedLoad]) -> Finding | None:
+    """The first load of uninitialized memory, or None if there is none among these.
+
+    Args:
+      before: of a run.
+      after: of one in which memory held something else before it was written.
+    """
+    for old, new in zip(before, after, strict=False):
+        differs = _differing(old.values, new.values)
+        if differs is not None:
+            return _finding(old, new, differs)
+    return None
+
+
+def _differing(old: Array, new: Array) -> tuple[int, ...] | None:
+    """The first element whose bits differ, or None."""
+    if old.shape != new.shape or old.tobytes() == new.tobytes():
+        return None
+    sides = [
+        np.ascontiguousarray(each).view(np.uint8).reshape(each.size, -1)
+        for each in (np.atleast_1d(old), np.atleast_1d(new))
+    ]
+    first = int(np.argmax((sides[0] != sides[1]).any(axis=1)))
+    return tuple(map(int, np.unravel_index(first, old.shape)))
+
+
+def _finding(old: RecordedLoad, new: RecordedLoad, index: tuple[int, ...]) -> Finding:
+    what = "copy from" if new.copied else "load from"
+    shape = list(new.shape)
+    if new.left:
+        why = (
+            "of a block that the grid visits again, which is not fetched again (let it visit the "
+            "block in consecutive programs, or use RevisitMode.ANY)"
+        )
+    else:
+        why = "before it is written"
+    return Finding(
+        kind="uninitialized",
+        message=f"{what} {new.ref or 'memory'} {shape} {why}",
+        kernel=new.kernel,
+        program=new.program,
+        line=new.line,
+        ref=new.ref,
+        index=index,
+        shape=new.shape,
+        owners=(new.owner,) if new.owner != Owner() else (),
+    )
+
+
+# The least magnitude that a run computes with: whether a smaller format may underflow.
+
+
+#: The results of these are sums, whose terms are products of elements of the operands.
+_PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
+
+
+@dataclass(eq=False)
+class MagnitudeRecorder(Inspector):
+    """An inspector that keeps the least magnitude of what a run computes.
+
+    Attributes:
+      least: of all finite results of floats that are not 0, and a lower bound of that of the terms
+        of products of matrices; infinite if there are none.
+    """
+
+    least: float = math.inf
+
+    def steps(self, steps: Sequence[Step], thread: Thread, env: Sequence[Any]) -> Iterator[Step]:
+        """The steps of a program; their results are looked at after each."""
+        for step in super().steps(steps, thread, env):
+            terms = math.inf
+            if step.equation.name in _PRODUCTS:
+                terms = math.prod(_least(env[slot]) for slot in step.ins[:2])
+            yield step
+            self.least = min([self.least, terms, *(_least(env[slot]) for slot in step.outs)])
+
+
+def _least(value: Any) -> float:
+    """The least magnitude of the finite elements of an array that are not 0."""
+    dtype = getattr(value, "dtype", None)
+    if not isinstance(dtype, np.dtype) or not (is_float(dtype) or is_complex(dtype)):
+        return math.inf
+    sizes = np.abs(np.asarray(value)).astype(np.float64)
+    return float(sizes.min(initial=math.inf, where=(sizes > 0) & np.isfinite(sizes)))

@@ -1,0 +1,334 @@
+"""Rules: products and sums over contracted dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from pallas_sim.dtypes import Array, compute_dtype, convert
+from pallas_sim.products import Multiply, Unary, multiplier
+from pallas_sim.registry import Equation, Evaluate, rule
+
+if TYPE_CHECKING:
+    from pallas_sim.machine import Machine, Thread
+
+Dims = Sequence[int]
+
+
+@rule("dot_general", threaded=True)
+def _dot_general(eqn: Equation) -> Evaluate:
+    """See ``products`` for dtypes. ``out_sharding`` is ignored.
+
+    So is ``precision``, but in a kernel of Triton on a chip whose arithmetic is known.
+    """
+    lhs, rhs = eqn.ins
+    dims = eqn.params["dimension_numbers"]
+    depth = prod(lhs.shape[axis] for axis in dims[0][0])
+    multiply = multiplier(lhs.dtype, rhs.dtype, eqn.out.dtype, depth, batched=bool(dims[1][0]))
+    usual = contraction(lhs.shape, rhs.shape, dims, multiply)
+    on_chips: dict[str, Evaluate] = {}
+
+    def on_chip(machine: Machine) -> Evaluate:
+        """How Triton's ``dot`` is evaluated on a chip: it has no batch dimensions."""
+        from pallas_sim.gpu.tensor_cores import dot_product
+
+        dtypes, precision = (lhs.dtype, rhs.dtype, eqn.out.dtype), eqn.params["precision"]
+        product = dot_product(*dtypes, depth, precision, machine.accumulations)
+        if product is None or dims[1][0]:
+            return usual
+        return contraction(lhs.shape, rhs.shape, dims, product)
+
+    def evaluate(thread: Thread, a: Any, b: Any) -> Any:
+        machine = thread.machine
+        if not thread.kernels or not machine.accumulations:
+            return usual(a, b)
+        found = on_chips.get(machine.target)
+        if found is None:
+            found = on_chips[machine.target] = on_chip(machine)
+        return found(a, b)
+
+    return evaluate
+
+
+def contraction(lhs: Dims, rhs: Dims, dims: Any, multiply: Multiply) -> Evaluate:
+    """The function that contracts two arrays by one product of matrices.
+
+    Args:
+      lhs: shape of the first array.
+      rhs: shape of the second one.
+      dims: contracting dimensions of both, and batch dimensions of both.
+      multiply: see ``products.multiplier``.
+    """
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dims
+    # Any order of the contracted dimensions will do; that of the first operand saves its copy.
+    order = sorted(range(len(lhs_contract)), key=lambda number: lhs_contract[number])
+    lhs_contract = [lhs_contract[number] for number in order]
+    rhs_contract = [rhs_contract[number] for number in order]
+    lhs_free = _others(len(lhs), lhs_contract, lhs_batch)
+    rhs_free = _others(len(rhs), rhs_contract, rhs_batch)
+    left = _matrices(lhs, lhs_batch, lhs_free, lhs_contract)
+    right = _matrices(rhs, rhs_batch, rhs_contract, rhs_free)
+    shape = tuple(lhs[axis] for axis in [*lhs_batch, *lhs_free])
+    shape += tuple(rhs[axis] for axis in rhs_free)
+    if len(shape) == 2 and not lhs_batch and len(lhs_free) == 1:
+        if left is right is None:
+            return multiply
+        first, second = left or _same, right or _same
+        return lambda a, b: multiply(first(a), second(b))
+    first, second = left or _same, right or _same
+    return lambda a, b: multiply(first(a), second(b)).reshape(shape)
+
+
+def _others(ndim: int, *taken: Dims) -> list[int]:
+    used = {axis for axes in taken for axis in axes}
+    return [axis for axis in range(ndim) if axis not in used]
+
+
+def _matrices(shape: Dims, batch: Dims, rows: Dims, columns: Dims) -> Unary | None:
+    """How an array becomes matrices [batch, rows, columns], as a view if possible; None: it is."""
+    count, height, width = (prod(shape[axis] for axis in axes) for axes in (batch, rows, columns))
+    natural = list(range(len(shape)))
+    wanted: tuple[int, ...] = (height, width)
+    turned: tuple[int, ...] = (width, height)
+    if batch:
+        wanted, turned = (count, *wanted), (count, *turned)
+    axes = [*batch, *rows, *columns]
+    if axes == natural:
+        return None if tuple(shape) == wanted else lambda array: array.reshape(wanted)
+    if [*batch, *columns, *rows] == natural:
+        if tuple(shape) == turned:
+            return lambda array: array.swapaxes(-1, -2)
+        return lambda array: array.reshape(turned).swapaxes(-1, -2)
+    if len(batch) <= 1 and len(rows) == 1 and len(columns) == 1:
+        return lambda array: array.transpose(axes)
+    return lambda array: array.transpose(axes).reshape(wanted)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+@rule("ragged_dot_general")
+def _ragged_dot_general(eqn: Equation) -> Evaluate:
+    """The product of each group with its own rows; rows of no group are zeros.
+
+    They are zeros for infinite operands too, where JAX's own lowering gives NaN.
+    """
+    lhs, rhs, sizes = eqn.ins
+    if eqn.params.get("group_offset") is not None:
+        raise NotImplementedError("ragged_dot_general with group_offset")
+    numbers = eqn.params["ragged_dot_dimension_numbers"]
+    dims = numbers.dot_dimension_numbers
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dims
+    ragged = numbers.lhs_ragged_dimensions[0]
+    # Never of depth 1: a group may be empty.
+    depth = max(2, prod(lhs.shape[axis] for axis in lhs_contract))
+    multiply = multiplier(lhs.dtype, rhs.dtype, eqn.out.dtype, depth, batched=bool(lhs_batch))
+    if ragged in lhs_batch:
+        dense = contraction(lhs.shape, rhs.shape, dims, multiply)
+        return lambda a, b, sizes: dense(a, b)
+
+    def product(a: Array, b: Array, dims: Any = dims) -> Array:
+        return contraction(a.shape, b.shape, dims, multiply)(a, b)
+
+    groups = sizes.shape[-1]
+    if ragged in lhs_contract:
+        partner = rhs_contract[list(lhs_contract).index(ragged)]
+        outer = [*lhs_batch, *lhs_contract[: list(lhs_contract).index(ragged)]]
+        beside = [*rhs_batch, *rhs_contract[: list(lhs_contract).index(ragged)]]
+
+        def contracted(a: Array, b: Array, sizes: Array) -> Array:
+            found = np.empty(eqn.out.shape, eqn.out.dtype)
+            for group in range(groups):
+                if sizes.ndim == 1:
+                    span = _span(sizes, group)
+                    found[group] = product(_along(a, ragged, span), _along(b, partner, span))
+                else:
+                    left, right = (
+                        _mask(sizes, group, array.shape, axes, axis)
+                        for array, axes, axis in ((a, outer, ragged), (b, beside, partner))
+                    )
+                    found[group] = product(
+                        np.where(left, a, np.zeros((), a.dtype)),
+                        np.where(right, b, np.zeros((), b.dtype)),
+                    )
+            return found
+
+        return contracted
+
+    (group_axis,) = numbers.rhs_group_dimensions
+    inner = tuple(tuple(_without(axes, group_axis)) for axes in (rhs_contract, rhs_batch))
+    inner_dims = ((lhs_contract, inner[0]), (lhs_batch, inner[1]))
+    free = _others(len(lhs.shape), lhs_contract, lhs_batch)
+    place = len(lhs_batch) + free.index(ragged)
+
+    def rows(a: Array, b: Array, sizes: Array) -> Array:
+        found = np.zeros(eqn.out.shape, eqn.out.dtype)
+        for group in range(groups):
+            of_group = _along(b, group_axis, group)
+            if sizes.ndim == 1:
+                span = _span(sizes, group)
+                target = _along(found, place, span)
+                target[...] = product(_along(a, ragged, span), of_group, inner_dims)
+            else:
+                mask = _mask(sizes, group, found.shape, range(place), place)
+                np.copyto(found, product(a, of_group, inner_dims), where=mask)
+        return found
+
+    return rows
+
+
+def _along(array: Array, axis: int, index: Any) -> Array:
+    return array[(slice(None),) * axis + (index,)]
+
+
+def _span(sizes: Array, group: int) -> slice:
+    start = int(sizes[:group].sum())
+    return slice(start, start + int(sizes[group]))
+
+
+def _mask(sizes: Array, group: int, shape: Dims, outer: Dims, axis: int) -> Array:
+    """Where an array belongs to a group, if ``axis`` is divided for each index of ``outer``."""
+    ends = np.cumsum(sizes, axis=-1)[..., group]
+    starts = ends - sizes[..., group]
+    aligned = [1] * len(shape)
+    for number in outer:
+        aligned[number] = shape[number]
+    order = np.argsort(outer)
+    starts, ends = (each.transpose(order).reshape(aligned) for each in (starts, ends))
+    line = [1] * len(shape)
+    line[axis] = shape[axis]
+    position = np.arange(shape[axis]).reshape(line)
+    return (starts <= position) & (position < ends)
+
+
+def _without(axes: Dims, removed: int) -> list[int]:
+    return [axis - (axis > removed) for axis in axes]
+
+
+# Rules: convolutions, as one product of matrices (im2col).
+
+
+@rule("conv_general_dilated")
+def _conv_general_dilated(eqn: Equation) -> Evaluate:
+    """See ``products`` for dtypes. ``precision`` is ignored."""
+    return _convolution(eqn, eqn.params["dimension_numbers"])
+
+
+@rule("conv")
+def _conv(eqn: Equation) -> Evaluate:
+    """``pltpu.conv``: the window may be turned around, and the result added to an accumulator."""
+    numbers = eqn.params["dimension_numbers"]
+    reversal = eqn.params["window_reversal"] or (False,) * (len(numbers.rhs_spec) - 2)
+    spatial = zip(numbers.rhs_spec[2:], reversal, strict=True)
+    axes = tuple(axis for axis, turned in spatial if turned)
+    if len(eqn.ins) == 2:
+        convolve = _convolution(eqn, numbers)
+        return lambda x, w: convolve(x, np.flip(w, axes))
+    dtype = eqn.out.dtype
+    wide = compute_dtype(dtype)
+    exact = _convolution(eqn, numbers, wide)
+
+    def accumulated(x: Array, w: Array, total: Array) -> Array:
+        return convert(convert(total, wide) + exact(x, np.flip(w, axes)), dtype)
+
+    return accumulated
+
+
+def _convolution(eqn: Equation, numbers: Any, out: Any = None) -> Evaluate:
+    """The function that convolves two arrays.
+
+    Args:
+      eqn: the equation, whose parameters are those of ``conv_general_dilated``.
+      numbers: batch, feature and spatial dimensions of operands and result.
+      out: dtype of the result, if it is not the equation's.
+    """
+    params = eqn.params
+    lhs, rhs = eqn.ins[:2]
+    rank = len(lhs.shape) - 2
+    strides = params["window_strides"] or (1,) * rank
+    rhs_dilation = params["rhs_dilation"] or (1,) * rank
+    of_features, of_batches = params["feature_group_count"], params["batch_group_count"]
+    groups = max(of_features, of_batches)
+    batch, features = (lhs.shape[axis] for axis in numbers.lhs_spec[:2])
+    kernels, depth = (rhs.shape[axis] for axis in numbers.rhs_spec[:2])
+    taps = tuple(rhs.shape[axis] for axis in numbers.rhs_spec[2:])
+    sizes = tuple(eqn.out.shape[axis] for axis in numbers.out_spec[2:])
+    prepare = _padding(
+        [lhs.shape[axis] for axis in numbers.lhs_spec[2:]],
+        params["padding"],
+        params["lhs_dilation"] or (1,) * rank,
+    )
+    inner = prod(taps) * depth
+    # Never of depth 1: JAX adds even a single product to a zero.
+    multiply = multiplier(
+        lhs.dtype, rhs.dtype, out or eqn.out.dtype, max(inner, 2), batched=groups > 1
+    )
+    # [batch, spatial, features]; the filter's taps before its features, so that these, which are
+    # mostly the last dimension of the operand, are copied at once.
+    lhs_axes = [numbers.lhs_spec[0], *numbers.lhs_spec[2:], numbers.lhs_spec[1]]
+    rhs_axes = [*numbers.rhs_spec[2:], numbers.rhs_spec[1], numbers.rhs_spec[0]]
+    back = np.argsort([numbers.out_spec[0], *numbers.out_spec[2:], numbers.out_spec[1]])
+    rows = batch // of_batches * prod(sizes)
+
+    def windows(x: Array) -> Array:
+        """For each place of the result the elements that its sum is of: [batch, out, taps, f]."""
+        outer, *along, last = x.strides
+        steps = [stride * step for stride, step in zip(along, strides, strict=True)]
+        within = [stride * step for stride, step in zip(along, rhs_dilation, strict=True)]
+        shape = (batch, *sizes, *taps, features)
+        return as_strided(x, shape, (outer, *steps, *within, last), writeable=False)
+
+    def evaluate(x: Array, w: Array) -> Array:
+        places = windows(prepare(x.transpose(lhs_axes)))
+        filters = w.transpose(rhs_axes).reshape(inner, kernels)
+        if groups == 1:
+            found = multiply(places.reshape(rows, inner), filters)
+            return found.reshape(batch, *sizes, kernels).transpose(back)
+        if of_features > 1:
+            parts = places.reshape(batch, *sizes, *taps, groups, depth)
+            parts = np.moveaxis(parts, -2, 0)
+        else:
+            parts = places.reshape(groups, batch // groups, *places.shape[1:])
+        filters = filters.reshape(inner, groups, kernels // groups).transpose(1, 0, 2)
+        found = multiply(parts.reshape(groups, rows, inner), np.ascontiguousarray(filters))
+        found = found.reshape(groups, batch // of_batches, *sizes, kernels // groups)
+        found = np.moveaxis(found, 0, -2)
+        return found.reshape(batch // of_batches, *sizes, kernels).transpose(back)
+
+    return evaluate
+
+
+def _padding(sizes: Dims, padding: Any, dilation: Dims) -> Unary:
+    """Puts zeros between elements and around them; what negative padding names is left out.
+
+    Args:
+      sizes: of the spatial dimensions.
+      padding: before and after each of them.
+      dilation: distance of neighbors.
+    """
+    shape: list[int] = []
+    targets: list[slice] = []
+    sources: list[slice] = []
+    for size, (low, high), step in zip(sizes, padding, dilation, strict=True):
+        length = max(0, (size - 1) * step + 1 if size else 0) + low + high
+        first = -(low // step) if low < 0 else 0
+        last = min(size, (length - 1 - low) // step + 1)
+        shape.append(max(0, length))
+        sources.append(slice(first, max(first, last)))
+        targets.append(slice(low + first * step, low + (max(first, last) - 1) * step + 1, step))
+    if all(tuple(pair) == (0, 0) for pair in padding) and shape == list(sizes):
+        return lambda x: x
+    empty = any(part.start >= part.stop for part in sources)
+
+    def evaluate(x: Array) -> Array:
+        found = np.zeros((x.shape[0], *shape, x.shape[-1]), x.dtype)
+        if not empty:
+            found[:, *targets] = x[:, *sources]
+        return found
+
+    return evaluate

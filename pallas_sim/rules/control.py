@@ -1,0 +1,354 @@
+"""Rules: branches, loops, and scopes with memory of their own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pallas_sim.accesses import allocate, free
+from pallas_sim.compat.jaxprs import argument_names, open_jaxpr, scan_parts, space_of
+from pallas_sim.eager import bind
+from pallas_sim.errors import SimulationError
+from pallas_sim.evaluation import CALLS, Program, called, prepare, prepare_lifted, run
+from pallas_sim.generators import value_of, words_of
+from pallas_sim.machine import Thread
+from pallas_sim.memory import KeyArray, Ref, to_jax
+from pallas_sim.registry import Equation, Evaluate, rule
+
+
+@rule("cond", threaded=True)
+def _cond(eqn: Equation) -> Evaluate:
+    branches = [prepare(branch) for branch in eqn.params["branches"]]
+    last = len(branches) - 1
+    # Where a `pl.when` does not hold: half of all that kernels ask.
+    idle = [not (branch.steps or branch.outputs) for branch in branches]
+
+    def evaluate(thread: Thread, index: Any, *args: Any) -> Any:
+        chosen = max(0, min(int(index), last))
+        return () if idle[chosen] else run(branches[chosen], thread, args)
+
+    return evaluate
+
+
+@rule("while", threaded=True)
+def _while(eqn: Equation) -> Evaluate:
+    condition, body = prepare(eqn.params["cond_jaxpr"]), prepare(eqn.params["body_jaxpr"])
+    first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+
+    def evaluate(thread: Thread, *args: Any) -> Any:
+        of_condition, of_body = args[:first], args[first : first + second]
+        carry = list(args[first + second :])
+        while np.any(going := run(condition, thread, (*of_condition, *carry))[0]):
+            thread.machine.count(1)  # an empty loop has no equations to count
+            found = run(body, thread, (*of_body, *carry))
+            carry = found if np.ndim(going) == 0 else _advanced(going, found, carry)
+        return carry
+
+    return evaluate
+
+
+def _advanced(going: Any, after: list[Any], before: list[Any]) -> list[Any]:
+    """The state of a loop that ``vmap`` made of several: those that have ended keep theirs."""
+
+    def chosen(new: Any, old: Any) -> Any:
+        if isinstance(new, KeyArray):
+            return KeyArray(chosen(new.data, old.data), new.dtype)
+        return np.where(going.reshape(going.shape + (1,) * (np.ndim(new) - going.ndim)), new, old)
+
+    return list(map(chosen, after, before))
+
+
+@rule("scan", threaded=True)
+def _scan(eqn: Equation) -> Evaluate:
+    body = prepare(eqn.params["jaxpr"])
+    length = int(eqn.params["length"])
+    consts, carried, _ = scan_parts(eqn.params, len(eqn.ins))
+    order = range(length - 1, -1, -1) if eqn.params["reverse"] else range(length)
+    stacked = eqn.outs[carried:]
+
+    def evaluate(thread: Thread, *args: Any) -> Any:
+        constant, carry = args[:consts], list(args[consts : consts + carried])
+        scanned = args[consts + carried :]
+        if not stacked:
+            for number in order:
+                thread.machine.count(1)
+                carry = run(body, thread, (*constant, *carry, *[_at(x, number) for x in scanned]))
+            return carry
+        results: list[list[Any]] = [[None] * length for _ in stacked]
+        for number in order:
+            found = run(body, thread, (*constant, *carry, *[_at(x, number) for x in scanned]))
+            carry = found[:carried]
+            for rows, value in zip(results, found[carried:], strict=True):
+                rows[number] = value
+        return [*carry, *map(_stacked, results, stacked)]
+
+    return evaluate
+
+
+def _at(array: Any, number: int) -> Any:
+    return (
+        KeyArray(array.data[number], array.dtype) if isinstance(array, KeyArray) else array[number]
+    )
+
+
+def _stacked(rows: list[Any], aval: Any) -> Any:
+    """The results of all steps as one array."""
+    if rows and isinstance(rows[0], KeyArray):
+        return KeyArray(np.stack([row.data for row in rows]), rows[0].dtype)
+    array = np.empty(aval.shape, aval.dtype)
+    for number, row in enumerate(rows):
+        array[number] = row
+    return array
+
+
+@rule("run_scoped", threaded=True)
+def _run_scoped(eqn: Equation) -> Evaluate:
+    jaxpr = eqn.params["jaxpr"]
+    program = prepare_lifted(jaxpr, eqn.line)
+    inner, _ = open_jaxpr(jaxpr)
+    names = argument_names(inner)
+    memory = [
+        (var.aval, name or f"scoped memory {number}")
+        for number, (var, name) in enumerate(zip(inner.invars, names, strict=True))
+    ]
+
+    @functools.cache
+    def scope_on_gpu() -> Any:
+        from pallas_sim.gpu import scopes
+
+        return functools.partial(scopes.run_scope, scope=scopes.scope_of(eqn))
+
+    def evaluate(thread: Thread, *captured: Any) -> Any:
+        if thread.is_warpgroup:
+            return scope_on_gpu()(
+                thread, work=lambda refs: run(program, thread, (*captured, *refs))
+            )
+        refs = [
+            allocate(thread, aval, name, id(eqn), number)
+            for number, (aval, name) in enumerate(memory)
+        ]
+        results = run(program, thread, (*captured, *refs))
+        free(thread, refs, eqn.line)
+        return results
+
+    return evaluate
+
+
+@rule("run_state", threaded=True)
+def _run_state(eqn: Equation) -> Evaluate:
+    jaxpr = eqn.params["jaxpr"]
+    program = prepare(jaxpr)
+    inner, _ = open_jaxpr(jaxpr)
+    given = eqn.params["is_initialized"]
+    memory = [
+        (var.aval, name or f"state {number}")
+        for number, (var, name) in enumerate(zip(inner.invars, argument_names(inner), strict=True))
+    ]
+
+    def evaluate(thread: Thread, *args: Any) -> Any:
+        values = iter(args)
+        refs = [
+            initialized(next(values), aval, name)
+            if first
+            else allocate(thread, aval, name, id(eqn), n)
+            for n, ((aval, name), first) in enumerate(zip(memory, given, strict=True))
+        ]
+        run(program, thread, refs)
+        if thread.is_warpgroup:
+            _wait_for_products(thread)
+        return [value_of(ref.data, aval) for ref, (aval, _) in zip(refs, memory, strict=True)]
+
+    return evaluate
+
+
+def _wait_for_products(thread: Any) -> None:
+    """Wait for all ``wgmma`` of a ``GpuThread``, as JAX's lowering does."""
+    from pallas_sim.gpu.barriers import wait_groups
+
+    wait_groups(thread, thread.products, 0)
+
+
+@rule("new_ref")
+def _new_ref(eqn: Equation) -> Evaluate:
+    return lambda value: initialized(value, eqn.out, "")
+
+
+@rule("empty_ref", threaded=True)
+def _empty_ref(eqn: Equation) -> Evaluate:
+    return lambda thread: allocate(thread, eqn.out, "", id(eqn))
+
+
+@rule("freeze")
+def _freeze(eqn: Equation) -> Evaluate:
+    return lambda ref: value_of(ref.data, eqn.out)
+
+
+@rule("free_ref")
+def _free_ref(eqn: Equation) -> Evaluate:
+    return lambda *_: ()
+
+
+def initialized(value: Any, aval: Any, name: str) -> Ref:
+    """Memory that holds a value, or the memory itself that is given."""
+    if isinstance(value, Ref):
+        return value
+    return Ref(np.array(words_of(value)), name, space_of(aval))
+
+
+# Rules: calls of other programs and of Python, what a kernel asserts, and what it prints.
+
+
+@rule(*CALLS, threaded=True)
+def _call(eqn: Equation) -> Evaluate:
+    program = prepare(called(eqn.params))
+    return lambda thread, *args: run(program, thread, args)
+
+
+#: Names of values, promises about them, and where they are: all the same to a simulated device.
+_PASSED = (
+    *("stop_gradient", "copy", "copy_p", "multiple_of", "name", "stage", "xla_metadata_value"),
+    *("pvary", "reduced_vary_cast", "vary_unreduced_cast", "preduced"),
+)
+
+
+@rule(*_PASSED)
+def _same(eqn: Equation) -> Evaluate:
+    return lambda value, *_: value
+
+
+@rule("optimization_barrier", "device_put")
+def _barrier(eqn: Equation) -> Evaluate:
+    return lambda *values: values
+
+
+@rule("tie")
+def _tie(eqn: Equation) -> Evaluate:
+    return lambda before, value: value
+
+
+@rule("dce_sink", "add_dependency", "trace_value")
+def _nothing(eqn: Equation) -> Evaluate:
+    """What keeps values from being optimized away, orders operations, or is for a profiler."""
+    return lambda *_: ()
+
+
+@rule("custom_fusion", threaded=True)
+def _custom_fusion(eqn: Equation) -> Evaluate:
+    """A function that may have another implementation inside of kernels."""
+    params = eqn.params
+    first, second = params["num_consts"], params["num_consts"] + params["pallas_num_consts"]
+    program = prepare_lifted(params["jaxpr"])
+    own = params["pallas_jaxpr"]
+    inside = None if own is None else prepare_lifted(own)
+
+    def evaluate(thread: Thread, *values: Any) -> Any:
+        args = values[second:]
+        if inside is not None and thread.kernels:
+            return run(inside, thread, (*values[first:second], *args))
+        return run(program, thread, (*values[:first], *args))
+
+    return evaluate
+
+
+#: What JAX calls the platforms of the simulated chips in ``lax.platform_dependent``.
+_PLATFORMS = {"tpu": "tpu", "gpu": "cuda"}
+
+
+@rule("platform_index", threaded=True)
+def _platform_index(eqn: Equation) -> Evaluate:
+    """Which branch of ``lax.platform_dependent`` is for the machine; else that for the host."""
+    platforms = eqn.params["platforms"]
+
+    def evaluate(thread: Thread) -> Any:
+        wanted = thread.machine.platform
+        for name in (_PLATFORMS[wanted], None, "cpu"):
+            for number, names in enumerate(platforms):
+                if name in (names or (None,)):
+                    return np.int32(number)
+        raise SimulationError(
+            f"lax.platform_dependent has no branch for a {wanted.upper()}, only {platforms}"
+        )
+
+    return evaluate
+
+
+@rule("pure_callback", "io_callback")
+def _callback(eqn: Equation) -> Evaluate:
+    """Python on the host, which gets arrays of JAX."""
+    callback = eqn.params["callback"]
+
+    def evaluate(*values: Any) -> Any:
+        import jax
+        from jax.core import eval_context
+
+        with jax.default_device(jax.local_devices(backend="cpu")[0]), eval_context():
+            results = callback(*(jax.device_put(to_jax(value)) for value in values))
+        found = [np.asarray(each) for each in jax.tree.leaves(results)]
+        wanted = [(out.shape, out.dtype) for out in eqn.outs]
+        if [(each.shape, each.dtype) for each in found] != wanted:
+            given = ", ".join(f"{each.dtype}{list(each.shape)}" for each in found)
+            expected = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in wanted)
+            raise SimulationError(f"a callback returns {given or 'nothing'} instead of {expected}")
+        return found
+
+    return evaluate
+
+
+@rule("check", threaded=True)
+def _check(eqn: Equation) -> Evaluate:
+    """``pl.debug_check`` and ``checkify.check``: what does not hold is a finding."""
+
+    def evaluate(thread: Thread, *values: Any) -> Any:
+        import jax
+
+        message = jax.tree.unflatten(eqn.params["err_tree"], values).get()
+        if message is not None:
+            message = f"an assertion of the kernel fails: {message}"
+            thread.report("assertion", message, eqn.line)
+        return ()
+
+    return evaluate
+
+
+@rule("debug_print", "debug_callback")
+def _debug(eqn: Equation) -> Evaluate:
+    """JAX prints, or calls the function that it was given."""
+
+    def evaluate(*values: Any) -> Any:
+        arrays = [value.data if isinstance(value, Ref) else np.asarray(value) for value in values]
+        from jax.core import eval_context
+
+        with eval_context():
+            return bind(eqn.origin, arrays)
+
+    return evaluate
+
+
+# Computations that JAX traced for one element, evaluated for many elements at once.
+
+
+def in_lanes(jaxpr: Any, shape: Sequence[int]) -> Program:
+    """A program that does for each element of arrays what a jaxpr does for scalars.
+
+    Args:
+      jaxpr: open or closed, with scalar inputs and outputs: the computation of a reduction, say.
+      shape: of the arrays that the program takes and gives.
+    """
+    import jax
+    from jax.core import eval_jaxpr
+
+    inner, consts = open_jaxpr(jaxpr)
+
+    def one(*values: Any) -> list[Any]:
+        return eval_jaxpr(inner, consts, *values)
+
+    many = one
+    for _ in shape:
+        many = jax.vmap(many)
+    # The dtypes are those of the jaxpr, whatever the setting is now.
+    with jax.enable_x64(True):
+        taken = [jax.ShapeDtypeStruct(tuple(shape), var.aval.dtype) for var in inner.invars]
+        return prepare(jax.make_jaxpr(many)(*taken))

@@ -1,0 +1,299 @@
+"""Rules: kernels, and what their bodies ask about the grid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pallas_sim.accesses import free, made, memory_of, record_access
+from pallas_sim.compat.grids import grid_facts
+from pallas_sim.compat.jaxprs import (
+    argument_names,
+    expanded,
+    is_reference,
+    open_jaxpr,
+    owner_of_space,
+)
+from pallas_sim.cores import CoreMesh, at_entry, core_meshes, launched, run_concurrently, traffic_of
+from pallas_sim.errors import SimulationError
+from pallas_sim.evaluation import prepare, run
+from pallas_sim.findings import Finding, Owner
+from pallas_sim.generators import value_of, words_of
+from pallas_sim.gpu.threads import block_mesh, warp_axis
+from pallas_sim.machine import GridPosition, Machine, Thread
+from pallas_sim.memory import AllocationKey, KeyArray, Ref, is_key_dtype
+from pallas_sim.pallas_calls import PreparedKernel, capacity_findings, kernel_of
+from pallas_sim.pipeline import execute
+from pallas_sim.registry import Equation, Evaluate, rule
+
+
+@rule("pallas_call", threaded=True)
+def _pallas_call(eqn: Equation) -> Evaluate:
+    written_for = grid_facts(eqn.origin).written_for
+    if written_for == "Mosaic GPU":
+        return _mosaic_gpu(eqn)
+    kernel = kernel_of(eqn)
+    keys = [aval.dtype if is_key_dtype(aval.dtype) else None for aval in eqn.outs]
+
+    excesses: dict[tuple[str, bool], tuple[Finding, ...]] = {}
+    lowered: set[str] = set()
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        words = [each.data if isinstance(each, KeyArray) else each for each in operands]
+        machine, on_gpu = thread.machine, thread.machine.platform == "gpu"
+        _require_platform(thread, written_for, "TPUs" if on_gpu else "Triton")
+        if on_gpu and machine.target not in lowered:
+            _require_lowering(kernel, machine)
+            lowered.add(machine.target)
+        key = (machine.target, machine.shared_bytes is None)
+        if key not in excesses:
+            excesses[key] = tuple(_excesses(kernel, machine))
+        for finding in excesses[key]:
+            machine.report(finding)
+        outputs: list[Any] = (_execute_on_gpu if on_gpu else execute)(kernel, thread, words)
+        outputs = [
+            each if dtype is None else KeyArray(each, dtype)
+            for each, dtype in zip(outputs, keys, strict=True)
+        ]
+        if thread.machine.outputs is not None:
+            thread.machine.outputs(kernel.equation, outputs)
+        return outputs
+
+    return evaluate
+
+
+def _require_lowering(kernel: PreparedKernel, machine: Machine) -> None:
+    """Reject what JAX does not lower for the machine's GPU."""
+    from pallas_sim.gpu.triton import require_lowering
+
+    require_lowering(kernel.equation, machine.target)
+
+
+def _excesses(kernel: PreparedKernel, machine: Machine) -> Iterable[Finding]:
+    """What of a kernel does not fit into the memory of a chip."""
+    if machine.platform != "gpu":
+        return capacity_findings(kernel, machine.target)
+    from pallas_sim.gpu.triton import shared_memory_findings
+
+    return shared_memory_findings(kernel, machine.target, machine.shared_bytes)
+
+
+def _execute_on_gpu(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> list[Any]:
+    """Run the grid of a kernel as a GPU does."""
+    from pallas_sim.gpu import portable_grids as programs
+
+    return programs.execute(kernel, thread, operands)
+
+
+def _require_platform(thread: Thread, written_for: str, other: str) -> None:
+    """Reject a kernel of another platform.
+
+    Raises:
+      SimulationError: it is written for ``other``.
+    """
+    if written_for == other:
+        machine = thread.machine
+        backend = "tpu-sim" if machine.platform == "gpu" else "gpu-sim"
+        raise SimulationError(
+            f"this kernel is written for {other}, by its compiler parameters or memory spaces, and "
+            f"the simulated chip is {machine.target}: use {backend}, or simulate(..., target=...)"
+        )
+
+
+def _mosaic_gpu(eqn: Equation) -> Evaluate:
+    """Reject a ``pallas_call`` of Mosaic GPU: JAX 0.11.2 and 0.12.0.1 lower none for a GPU."""
+    del eqn
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        del operands
+        if thread.machine.platform != "gpu":
+            _require_platform(thread, "Mosaic GPU", "Mosaic GPU")
+        raise SimulationError(
+            "JAX compiles no pl.pallas_call with plgpu.CompilerParams for a GPU: call plgpu.kernel"
+            ", and plgpu.emit_pipeline in it for blocks"
+        )
+
+    return evaluate
+
+
+@rule("program_id", threaded=True)
+def _program_id(eqn: Equation) -> Evaluate:
+    axis = eqn.params["axis"]
+    return lambda thread: np.int32(thread.grids[-1].point[axis])
+
+
+@rule("num_programs", threaded=True)
+def _num_programs(eqn: Equation) -> Evaluate:
+    axis = eqn.params["axis"]
+    return lambda thread: np.int32(thread.grids[-1].sizes[axis])
+
+
+@rule("delay")
+def _delay(eqn: Equation) -> Evaluate:
+    # Nothing takes time here.
+    return lambda *_: ()
+
+
+@rule("call_hi_primitive", threaded=True)
+def _high(eqn: Equation) -> Evaluate:
+    from pallas_sim.evaluation import run
+
+    program = prepare(expanded(eqn.params, eqn.ins))
+    return lambda thread, *args: run(program, thread, args)
+
+
+# Rules: kernels whose bodies run on cores of their own: TensorCores, SparseCores, or both.
+
+
+@dataclass(frozen=True, slots=True)
+class _Scratch:
+    """Scratch memory of a kernel.
+
+    Attributes:
+      number: among the parameters of the bodies.
+      name: of the parameter.
+      aval: shape, dtype and memory space.
+      mesh: whose cores have it.
+      axes: of the mesh along which each core has its own.
+    """
+
+    number: int
+    name: str
+    aval: Any
+    mesh: CoreMesh
+    axes: tuple[str, ...]
+
+
+@rule("mpmd_map", threaded=True)
+def _mpmd_map(eqn: Equation) -> Evaluate:
+    of_blocks, of_warps = block_mesh(eqn.params["meshes"]), warp_axis(eqn.params["meshes"])
+    if of_blocks is not None or of_warps is not None:
+        from pallas_sim.gpu import mosaic_kernels as mosaic
+
+        return mosaic.bind_warps(eqn) if of_blocks is None else mosaic.bind(eqn)
+    meshes = core_meshes(eqn.params["meshes"])
+    jaxprs = eqn.params["jaxprs"]
+    programs = [prepare(jaxpr) for jaxpr in jaxprs]
+    traffic = traffic_of(jaxprs, eqn.params["compiler_params"])
+    inner, _ = open_jaxpr(jaxprs[0])
+    names = argument_names(inner)
+    in_memory = [is_reference(var.aval) for var in inner.invars]
+    aliases = {number: at for at, number in eqn.params["input_output_aliases"].items()}
+    kernel = eqn.params["name"] or "kernel"
+    avals = eqn.params["out_avals"]
+    taken = len(eqn.ins) + len(avals)
+    scratch = [
+        _scratch(number, names[number], inner.invars[number].aval, meshes)
+        for number in range(taken, len(inner.invars))
+    ]
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        # Scalars are passed as they are.
+        refs = [
+            Ref(np.array(words_of(each)), name, "any")
+            if wrapped and not isinstance(each, Ref)
+            else each
+            for each, name, wrapped in zip(operands, names, in_memory, strict=False)
+        ]
+        outputs: list[Ref] = []
+        for number, (aval, name) in enumerate(zip(avals, names[len(refs) :], strict=False)):
+            if number in aliases:
+                outputs.append(refs[aliases[number]])
+                continue
+            shape, dtype = tuple(aval.shape), aval.dtype
+            memory = memory_of(thread.machine, shape, dtype, name, "output")
+            outputs.append(Ref(memory, name, "any"))
+        shared = [*refs, *outputs]
+        points = [(number, point) for number, mesh in enumerate(meshes) for point in mesh.points]
+        one = len(points) == 1 and not traffic.asynchronous
+        with thread.inside(kernel), launched(thread, eqn.origin or eqn, traffic, several=not one):
+            for number, ref in enumerate(shared):
+                if isinstance(ref, Ref) and thread.recorded:
+                    thread.publish(ref, "operand", number, shared=True)
+            owned = [_allocate(thread, each) for each in scratch]
+            at_entry(thread, traffic)
+            cores = [_core(thread, meshes, number, point) for number, point in points]
+            bodies = {core.number: number for core, (number, _) in zip(cores, points, strict=True)}
+
+            def work(core: Thread) -> None:
+                core.grids.append(GridPosition((), ()))
+                given = [_seen(core, each, memory) for each, memory in owned]
+                timeline = core.machine.timeline
+                span = None if timeline is None else timeline.body(core)
+                run(programs[bodies[core.number]], core, [*shared, *given])
+                if timeline is not None and span is not None:
+                    timeline.end(core, span)
+
+            if [core.number for core in cores] == [thread.number]:
+                work(cores[0])
+            else:
+                run_concurrently(thread, cores, work)
+            for _, memory in owned:
+                free(thread, list(memory.values()), eqn.line)
+            if thread.recorded:
+                for ref in outputs:
+                    if ref.data.dtype == object:
+                        continue
+                    record_access(thread, ref.data, "pass on", ref.name, eqn.line)
+        return [value_of(ref.data, aval) for ref, aval in zip(outputs, avals, strict=True)]
+
+    return evaluate
+
+
+def _scratch(number: int, name: str, aval: Any, meshes: Sequence[CoreMesh]) -> _Scratch:
+    owner = owner_of_space(aval.memory_space)
+    mesh = next((mesh for mesh in meshes if mesh.kind == owner), meshes[0])
+    axes = tuple(mesh.shape)
+    if "vmem_shared" in str(aval.memory_space).lower():
+        axes = axes[:1]  # the vector subcores of a SparseCore share it
+    return _Scratch(number, name or f"scratch {number}", aval, mesh, axes)
+
+
+_Owned = Mapping[tuple[tuple[str, int], ...], Ref]
+
+
+def _allocate(thread: Thread, scratch: _Scratch) -> tuple[_Scratch, _Owned]:
+    """The memory of every core that has it, by core."""
+    owned: dict[tuple[tuple[str, int], ...], Ref] = {}
+    for point in scratch.mesh.points:
+        core = tuple((axis, index) for axis, index in point.items() if axis in scratch.axes)
+        if core not in owned:
+            owned[core] = made(thread, scratch.aval, scratch.name)
+            if thread.recorded:
+                key = AllocationKey(thread.launch, core, ("scratch", scratch.number))
+                thread.publish_as(owned[core], key)
+    return scratch, owned
+
+
+def _seen(core: Thread, scratch: _Scratch, owned: _Owned) -> Ref:
+    """What a core sees as scratch: its own memory, or how to name that of other cores."""
+    mine = tuple((axis, core.axes[axis]) for axis in scratch.axes if axis in core.cores)
+    if len(mine) == len(scratch.axes):
+        return owned[mine]
+    first = next(iter(owned.values()))
+    return Ref(first.data, first.name, first.space, key=first.key)
+
+
+def _core(
+    thread: Thread, meshes: Sequence[CoreMesh], number: int, point: Mapping[str, int]
+) -> Thread:
+    mesh = meshes[number]
+    others = {axis: size for each in meshes for axis, size in each.shape.items()}
+    return thread.child(
+        _owner(thread.owner, mesh, point),
+        cores=dict(mesh.shape),
+        others=others,
+        axes={**thread.axes, **point},
+        generator=None,
+    )
+
+
+def _owner(device: Owner, mesh: CoreMesh, point: Mapping[str, int]) -> Owner:
+    indices = list(point.values())
+    if mesh.kind == "tc":
+        return replace(device, core=indices[0] if mesh.size > 1 else None)
+    where = f"subcore {indices[1]}" if mesh.kind == "sc_vector_subcore" else "scalar subcore"
+    return replace(device, thread=f"SparseCore {indices[0]}, {where}")

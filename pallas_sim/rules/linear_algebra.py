@@ -1,0 +1,249 @@
+"""Rules: decompositions, systems of equations and Fourier transforms, by LAPACK and numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pallas_sim.dtypes import Array, compute_dtype, convert, is_complex
+from pallas_sim.evaluation import by_jax
+from pallas_sim.machine import Thread
+from pallas_sim.registry import Equation, Evaluate, rule
+
+
+@rule("fft")
+def _fft(eqn: Equation) -> Evaluate:
+    """Over the last axes; scipy's keep float32, as numpy's have done only since version 2."""
+    import scipy.fft
+
+    lengths, dtype = tuple(eqn.params["fft_lengths"]), eqn.out.dtype
+    kind = eqn.params["fft_type"]
+    name = getattr(kind, "name", str(kind)).lower()
+    axes = tuple(range(-len(lengths), 0))
+    transform = getattr(scipy.fft, f"{name}n")
+    if 0 in eqn.ins[0].shape or 0 in eqn.out.shape:
+        return lambda x: np.zeros(eqn.out.shape, dtype)
+
+    def evaluate(x: Any) -> Any:
+        return transform(x, s=lengths, axes=axes).astype(dtype, copy=False)
+
+    return evaluate
+
+
+#: Computes the results of one matrix, or of one matrix and what belongs to it, and whether it is
+#: right: where it is not, floats become NaN.
+Routine = Callable[..., tuple[Sequence[Any], bool]]
+
+
+def _routine(name: str, dtype: Any, *, unitary: str = "") -> Any:
+    """A routine of LAPACK for a dtype; ``unitary`` is its name for complex numbers."""
+    import scipy.linalg
+
+    name = unitary if unitary and is_complex(dtype) else name
+    return scipy.linalg.get_lapack_funcs(name, dtype=dtype)
+
+
+def _each(eqn: Equation, routine: Routine, ranks: Sequence[int]) -> Evaluate:
+    """Evaluate an equation for each matrix of a batch.
+
+    Args:
+      eqn: the equation.
+      routine: takes one matrix, in the dtype that is computed in, and gives its results.
+      ranks: how many dimensions each operand of the routine has.
+    """
+    if any(0 in aval.shape for aval in eqn.ins):
+        return by_jax(eqn)  # LAPACK takes no empty matrices
+    batch = eqn.ins[0].shape[: len(eqn.ins[0].shape) - ranks[0]]
+    several = eqn.origin is None or eqn.origin.primitive.multiple_results
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        wide = [convert(np.asarray(each), compute_dtype(each.dtype)) for each in operands]
+        found = [np.empty(out.shape, compute_dtype(out.dtype)) for out in eqn.outs]
+        for index in np.ndindex(batch):
+            results, right = routine(*(each[index] for each in wide))
+            for out, result in zip(found, results, strict=True):
+                broken = not right and out.dtype.kind in "fc"
+                out[index] = np.nan if broken else result
+        narrow = [convert(out, aval.dtype) for out, aval in zip(found, eqn.outs, strict=True)]
+        return narrow if several else narrow[0]
+
+    return evaluate
+
+
+def _dtype(eqn: Equation) -> Any:
+    return compute_dtype(eqn.ins[0].dtype)
+
+
+@rule("cholesky", threaded=True)
+def _cholesky(eqn: Equation) -> Evaluate:
+    """The lower triangle; above it is what was there, as in JAX on a CPU."""
+    potrf = _routine("potrf", _dtype(eqn))
+
+    def routine(a: Array) -> Any:
+        found, info = potrf(a, lower=True, clean=False)
+        return [found], info == 0
+
+    return _each(eqn, routine, [2])
+
+
+@rule("triangular_solve", threaded=True)
+def _triangular_solve(eqn: Equation) -> Evaluate:
+    import scipy.linalg
+
+    params = eqn.params
+    trsm: Any = scipy.linalg.get_blas_funcs("trsm", dtype=_dtype(eqn))
+    conjugate = params["conjugate_a"]
+    transpose = 0 if not params["transpose_a"] else 2 if conjugate else 1
+    options = {
+        "side": not params["left_side"],
+        "lower": params["lower"],
+        "trans_a": transpose,
+        "diag": params["unit_diagonal"],
+    }
+
+    def routine(a: Array, b: Array) -> Any:
+        a = np.conj(a) if conjugate and not transpose else a
+        return [trsm(1.0, a, b, **options)], True
+
+    return _each(eqn, routine, [2, 2])
+
+
+@rule("lu", threaded=True)
+def _lu(eqn: Equation) -> Evaluate:
+    getrf = _routine("getrf", _dtype(eqn))
+
+    def routine(a: Array) -> Any:
+        found, pivots, info = getrf(a)
+        order = np.arange(a.shape[0], dtype=np.int32)
+        for row, pivot in enumerate(pivots):
+            order[[row, pivot]] = order[[pivot, row]]
+        return [found, pivots, order], info >= 0
+
+    return _each(eqn, routine, [2])
+
+
+@rule("geqrf", threaded=True)
+def _geqrf(eqn: Equation) -> Evaluate:
+    geqrf = _routine("geqrf", _dtype(eqn))
+
+    def routine(a: Array) -> Any:
+        found, taus, _, _ = geqrf(a)
+        return [found, taus], True
+
+    return _each(eqn, routine, [2])
+
+
+@rule("geqp3", threaded=True)
+def _geqp3(eqn: Equation) -> Evaluate:
+    """With pivots that are given, JAX evaluates it: scipy takes none."""
+    geqp3 = _routine("geqp3", _dtype(eqn))
+
+    def routine(a: Array, _: Array) -> Any:
+        found, pivots, taus, _, _ = geqp3(a)
+        return [found, pivots, taus], True
+
+    free, given = _each(eqn, routine, [2, 1]), by_jax(eqn)
+    return lambda thread, a, pivots: (given if pivots.any() else free)(thread, a, pivots)
+
+
+@rule("householder_product", threaded=True)
+def _householder_product(eqn: Equation) -> Evaluate:
+    orgqr = _routine("orgqr", _dtype(eqn), unitary="ungqr")
+    return _each(eqn, lambda a, taus: ([orgqr(a, taus)[0]], True), [2, 1])
+
+
+@rule("eigh", threaded=True)
+def _eigh(eqn: Equation) -> Evaluate:
+    """Eigenvectors and eigenvalues, the least first."""
+    syevd = _routine("syevd", _dtype(eqn), unitary="heevd")
+    lower = eqn.params["lower"]
+    first, end = eqn.params.get("subset_by_index") or (0, eqn.ins[0].shape[-1])
+
+    def routine(a: Array) -> Any:
+        values, vectors, info = syevd(a, lower=lower)
+        return [vectors[:, first:end], values[first:end]], info == 0
+
+    return _each(eqn, routine, [2])
+
+
+@rule("eig", threaded=True)
+def _eig(eqn: Equation) -> Evaluate:
+    dtype = _dtype(eqn)
+    geev = _routine("geev", dtype)
+    left, right = (bool(eqn.params[f"compute_{side}_eigenvectors"]) for side in ("left", "right"))
+
+    def routine(a: Array) -> Any:
+        *values, lefts, rights, info = geev(a, compute_vl=left, compute_vr=right)
+        eigenvalues = values[0] if len(values) == 1 else values[0] + 1j * values[1]
+        wanted = [lefts] * left + [rights] * right
+        if len(values) == 2:
+            wanted = [_unpacked(vectors, values[1]) for vectors in wanted]
+        return [eigenvalues, *wanted], info == 0
+
+    return _each(eqn, routine, [2])
+
+
+def _unpacked(vectors: Array, imaginary: Array) -> Array:
+    """Complex eigenvectors: a pair of conjugate ones is a column of real and one of imaginary."""
+    found = vectors.astype(np.result_type(vectors.dtype, np.complex64))
+    for column in np.flatnonzero(imaginary > 0):
+        found[:, column] = vectors[:, column] + 1j * vectors[:, column + 1]
+        found[:, column + 1] = found[:, column].conj()
+    return found
+
+
+@rule("svd", threaded=True)
+def _svd(eqn: Equation) -> Evaluate:
+    """Singular values, and singular vectors if the program wants them."""
+    params = eqn.params
+    by_qr = getattr(params.get("algorithm"), "name", "") == "QR"
+    gesvd = _routine("gesvd" if by_qr else "gesdd", _dtype(eqn))
+    vectors, full = params["compute_uv"], bool(params["full_matrices"])
+    first, end = params.get("subset_by_index") or (0, min(eqn.ins[0].shape[-2:]))
+
+    def routine(a: Array) -> Any:
+        u, s, vt, info = gesvd(a, compute_uv=vectors, full_matrices=full)
+        if not vectors:
+            return [s[first:end]], info == 0
+        if not full:
+            u, vt = u[:, first:end], vt[first:end]
+        return [s[first:end], u, vt], info == 0
+
+    return _each(eqn, routine, [2])
+
+
+@rule("schur", threaded=True)
+def _schur(eqn: Equation) -> Evaluate:
+    gees = _routine("gees", _dtype(eqn))
+    vectors = eqn.params["compute_schur_vectors"]
+
+    def routine(a: Array) -> Any:
+        form, *_, basis, _, info = gees(lambda *_: False, a, compute_v=vectors)
+        return [form, basis] if vectors else [form], info == 0
+
+    return _each(eqn, routine, [2])
+
+
+@rule("hessenberg", threaded=True)
+def _hessenberg(eqn: Equation) -> Evaluate:
+    gehrd = _routine("gehrd", _dtype(eqn))
+
+    def routine(a: Array) -> Any:
+        found, taus, info = gehrd(a)
+        return [found, taus], info == 0
+
+    return _each(eqn, routine, [2])
+
+
+@rule("tridiagonal", threaded=True)
+def _tridiagonal(eqn: Equation) -> Evaluate:
+    sytrd = _routine("sytrd", _dtype(eqn), unitary="hetrd")
+    lower = eqn.params["lower"]
+
+    def routine(a: Array) -> Any:
+        found, diagonal, beside, taus, info = sytrd(a, lower=lower)
+        return [found, diagonal, beside, taus], info == 0
+
+    return _each(eqn, routine, [2])

@@ -1,0 +1,301 @@
+"""Rules: functions that run on every device of a mesh, and what XLA does between devices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pallas_sim.cores import meet, run_concurrently
+from pallas_sim.dtypes import Array, convert
+from pallas_sim.errors import MissingRuleError, SimulationError
+from pallas_sim.evaluation import prepare, run
+from pallas_sim.findings import Owner
+from pallas_sim.machine import Thread
+from pallas_sim.registry import Equation, Evaluate, rule
+
+#: A collective: takes the values of the group in order and the own position among them.
+Collective = Callable[[Sequence[Any], int], Any]
+
+
+def _names(axes: Any) -> tuple[Any, ...]:
+    return tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
+
+
+def _size(thread: Thread, name: str) -> int:
+    size = thread.sizes.get(name) or thread.cores.get(name) or thread.others.get(name)
+    if size is None:
+        raise MissingRuleError(f"the simulator does not simulate the mesh axis {name!r} here")
+    return size
+
+
+@rule("axis_index", threaded=True)
+def _axis_index(eqn: Equation) -> Evaluate:
+    names = _names(eqn.params["axis_name"])
+
+    def evaluate(thread: Thread) -> Any:
+        index = 0
+        for name in names:
+            if name not in thread.axes:
+                raise MissingRuleError(
+                    f"the simulator does not simulate the mesh axis {name!r} here"
+                )
+            scale = _size(thread, name) if len(names) > 1 else 1
+            index = index * scale + thread.axes[name]
+        return np.int32(index)
+
+    return evaluate
+
+
+def exchange(
+    eqn: Equation, thread: Thread, names: tuple[str, ...], groups: Any, value: Any
+) -> tuple[list[Any], int]:
+    """The values of all devices of the thread's group, in order, and its own position.
+
+    Args:
+      eqn: the collective.
+      thread: the device.
+      names: the mesh axes along which the group goes.
+      groups: ``axis_index_groups``, or None for all.
+      value: what it gives to the others.
+    """
+    sizes = [_size(thread, name) for name in names]
+    mine = int(np.ravel_multi_index([thread.axes[name] for name in names], sizes))
+    members = list(range(int(np.prod(sizes))))
+    if groups is not None:
+        members = next(list(group) for group in groups if mine in group)
+    others = tuple((axis, at) for axis, at in thread.axes.items() if axis not in names)
+    place = (id(eqn), others, tuple(members))
+    what = f"{eqn.name}{' at ' + eqn.line if eqn.line else ''}"
+    given = meet(thread, place, mine, members, value, what)
+    return [given[member] for member in members], members.index(mine)
+
+
+def _reduced(function: Any, values: Sequence[Array]) -> Array:
+    """All values as one, in the order of the devices, rounded to their dtype once."""
+    dtype = values[0].dtype
+    wide = _wide(dtype)
+    total = convert(values[0], wide)
+    for value in values[1:]:
+        total = function(total, convert(value, wide)).astype(wide, copy=False)
+    return convert(np.asarray(total), dtype)
+
+
+def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype in which values are added."""
+    return np.dtype(np.float32) if dtype.itemsize < 4 and dtype.kind in "fV" else dtype
+
+
+def _along(function: Any, value: Array, axes: tuple[int, ...]) -> Array:
+    """An array with some of its own axes reduced, rounded to its dtype once."""
+    if not axes:
+        return value
+    value = np.asarray(value)
+    total = function.reduce(convert(value, _wide(value.dtype)), axis=axes)
+    return convert(np.asarray(total).astype(_wide(value.dtype), copy=False), value.dtype)
+
+
+@rule(*("psum", "psum2", "psum_invariant", "pmax", "pmin", "unreduced_psum"), threaded=True)
+def _reduction(eqn: Equation) -> Evaluate:
+    axes = _names(eqn.params.get("axes", eqn.params.get("axis_name")))
+    # An axis of ``vmap`` has become one of the array.
+    numbers = tuple(axis for axis in axes if isinstance(axis, int))
+    names = tuple(axis for axis in axes if not isinstance(axis, int))
+    groups = eqn.params.get("axis_index_groups")
+    function = {"pmax": np.maximum, "pmin": np.minimum}.get(eqn.name, np.add)
+
+    def evaluate(thread: Thread, *values: Any) -> Any:
+        own = [_along(function, value, numbers) for value in values]
+        given, _ = exchange(eqn, thread, names, groups, own)
+        return [_reduced(function, column) for column in zip(*given, strict=True)]
+
+    return (
+        evaluate
+        if eqn.origin is None or eqn.origin.primitive.multiple_results
+        else (lambda thread, value: evaluate(thread, value)[0])
+    )
+
+
+def _one(eqn: Equation, names: tuple[str, ...], groups: Any, collective: Collective) -> Evaluate:
+    def evaluate(thread: Thread, value: Any) -> Any:
+        given, mine = exchange(eqn, thread, names, groups, np.asarray(value))
+        return np.ascontiguousarray(collective(given, mine))
+
+    return evaluate
+
+
+@rule("ppermute", threaded=True)
+def _ppermute(eqn: Equation) -> Evaluate:
+    source = {to: from_ for from_, to in eqn.params["perm"]}
+
+    def permuted(given: Sequence[Any], mine: int) -> Any:
+        return given[source[mine]] if mine in source else np.zeros_like(given[mine])
+
+    return _one(eqn, _names(eqn.params["axis_name"]), None, permuted)
+
+
+@rule("pbroadcast", threaded=True)
+def _pbroadcast(eqn: Equation) -> Evaluate:
+    source = eqn.params.get("source", 0)
+    names = _names(eqn.params.get("axis_name", eqn.params.get("axes")))
+    if "source" not in eqn.params:  # of varying types: the same value, nothing is sent
+        return lambda thread, *values: list(values)
+    return _one(eqn, names, eqn.params.get("axis_index_groups"), lambda given, _: given[source])
+
+
+@rule("all_gather", "all_gather_invariant", "all_gather_reduced", threaded=True)
+def _all_gather(eqn: Equation) -> Evaluate:
+    axis, tiled = eqn.params["all_gather_dimension"], eqn.params["tiled"]
+    join = np.concatenate if tiled else np.stack
+    return _one(
+        eqn,
+        _names(eqn.params["axis_name"]),
+        eqn.params.get("axis_index_groups"),
+        lambda given, _: join(given, axis=axis),
+    )
+
+
+@rule("reduce_scatter", "psum_scatter", "unreduced_reduce_scatter", threaded=True)
+def _reduce_scatter(eqn: Equation) -> Evaluate:
+    axis, tiled = eqn.params["scatter_dimension"], eqn.params["tiled"]
+
+    def scattered(given: Sequence[Any], mine: int) -> Any:
+        total = _reduced(np.add, given)
+        if not tiled:
+            return np.take(total, mine, axis)
+        return np.split(total, len(given), axis)[mine]
+
+    names = _names(eqn.params["axis_name"])
+    return _one(eqn, names, eqn.params.get("axis_index_groups"), scattered)
+
+
+@rule("all_to_all", threaded=True)
+def _all_to_all(eqn: Equation) -> Evaluate:
+    split, concat = eqn.params["split_axis"], eqn.params["concat_axis"]
+    tiled = eqn.params.get("tiled", False)
+
+    def exchanged(given: Sequence[Any], mine: int) -> Any:
+        parts = [np.split(each, len(given), split)[mine] for each in given]
+        if tiled:
+            return np.concatenate(parts, concat)
+        return np.stack([np.squeeze(part, split) for part in parts], concat)
+
+    names = _names(eqn.params["axis_name"])
+    return _one(eqn, names, eqn.params.get("axis_index_groups"), exchanged)
+
+
+@rule("ragged_all_to_all", threaded=True)
+def _ragged_all_to_all(eqn: Equation) -> Evaluate:
+    """Each device sends runs of rows to every other, whose places in its output it names."""
+    names, groups = _names(eqn.params["axis_name"]), eqn.params.get("axis_index_groups")
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        given, mine = exchange(eqn, thread, names, groups, operands)
+        _, output, *_, received = operands
+        result = np.array(output)
+        runs = len(received) // len(given)
+        for sender, (rows, _, starts, sizes, places, _) in enumerate(given):
+            for number in range(runs):
+                ours, theirs = sender * runs + number, mine * runs + number
+                size, expected = int(sizes[theirs]), int(received[ours])
+                if size != expected:
+                    raise SimulationError(
+                        f"send_sizes[{theirs}] of device {sender} of the group is {size}, and "
+                        f"recv_sizes[{ours}] of device {mine}, which gets these rows, is {expected}"
+                    )
+                start, place = int(starts[theirs]), int(places[theirs])
+                _require_rows("operand", start, size, len(rows), sender)
+                _require_rows("output", place, size, len(result), mine)
+                result[place : place + size] = rows[start : start + size]
+        return result
+
+    return evaluate
+
+
+def _require_rows(array: str, start: int, size: int, count: int, device: int) -> None:
+    if start < 0 or size < 0 or start + size > count:
+        raise SimulationError(
+            f"rows {start} to {start + size - 1} are beyond the {array} of device {device} of the "
+            f"group, which has {count}"
+        )
+
+
+#: A part of an array: one slice for each axis.
+Part = tuple[slice, ...]
+
+
+@rule("shard_map", threaded=True)
+def _shard_map(eqn: Equation) -> Evaluate:
+    program = prepare(eqn.params["jaxpr"])
+    sizes = dict(eqn.params["mesh"].shape)
+    in_specs, out_specs = eqn.params["in_specs"], eqn.params["out_specs"]
+    shapes = [tuple(aval.shape) for aval in eqn.ins]
+
+    def part(thread: Thread, args: Sequence[Any]) -> list[Any]:
+        """What the function gives on one device, for its parts of the arrays."""
+        parts = [
+            array[part_of(spec, shape, thread.axes, sizes)]
+            for array, spec, shape in zip(args, in_specs, shapes, strict=True)
+        ]
+        return run(program, thread, parts)
+
+    def join(parts: Iterable[tuple[Mapping[str, int], Sequence[Any]]]) -> list[Any]:
+        """The whole results, of those of the devices at some places."""
+        results = [np.empty(aval.shape, aval.dtype) for aval in eqn.outs]
+        for place, values in parts:
+            for whole, spec, value in zip(results, out_specs, values, strict=True):
+                whole[part_of(spec, whole.shape, place, sizes)] = value
+        return results
+
+    def inside(thread: Thread, args: Sequence[Any]) -> list[Any]:
+        """On one device of a mesh, of which the function around divides only some axes.
+
+        Each device evaluates that function, also where they all have the same arrays.
+        """
+        axes = [axis for axis in sizes if axis in eqn.params["newly_manual_axes"]]
+        given, _ = exchange(eqn, thread, tuple(axes), None, part(thread, args))
+        points = np.ndindex(*(sizes[axis] for axis in axes))
+        return join(
+            ({**thread.axes, **dict(zip(axes, point, strict=True))}, values)
+            for point, values in zip(points, given, strict=True)
+        )
+
+    def evaluate(thread: Thread, *args: Any) -> Any:
+        if thread.sizes:
+            return inside(thread, args)
+        points = list(np.ndindex(*sizes.values()))
+        thread.machine.require_devices(len(points))
+        places = [dict(zip(sizes, point, strict=True)) for point in points]
+        devices = [
+            thread.child(Owner(device=number), sizes=sizes, axes={**thread.axes, **place})
+            for number, place in enumerate(places)
+        ]
+        values = run_concurrently(thread, devices, lambda device: part(device, args))
+        return join(zip(places, values, strict=True))
+
+    return evaluate
+
+
+def part_of(
+    spec: Any, shape: Sequence[int], place: Mapping[str, int], sizes: Mapping[str, int]
+) -> Part:
+    """The part of an array that a device of a mesh has.
+
+    Args:
+      spec: a ``PartitionSpec``: for each axis of the array the mesh axes that it is split over.
+      shape: of the whole array.
+      place: index of the device along each mesh axis.
+      sizes: of the mesh axes.
+    """
+    part: list[slice] = []
+    for axis, size in enumerate(shape):
+        entry = spec[axis] if axis < len(spec) else None
+        names = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+        count = math.prod(sizes[name] for name in names)
+        number = 0
+        for name in names:
+            number = number * sizes[name] + place[name]
+        part.append(slice(number * (size // count), (number + 1) * (size // count)))
+    return tuple(part)

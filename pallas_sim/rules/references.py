@@ -1,0 +1,265 @@
+"""Rules: loads from references and stores to them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pallas_sim.accesses import (
+    beyond_edge,
+    read_window,
+    record_access,
+    record_window,
+    report_input_write,
+)
+from pallas_sim.compat.places import transforms_in, transforms_of
+from pallas_sim.dtypes import convert
+from pallas_sim.errors import SimulationError
+from pallas_sim.machine import Thread
+from pallas_sim.memory import Elements, KeyArray, Outside, Ref, is_key_dtype
+from pallas_sim.registry import Equation, Evaluate, rule
+from pallas_sim.transforms import Operand, Transform, split_elsewhere
+from pallas_sim.windows import masked, read, write
+
+
+@rule("get", threaded=True)
+def _get(eqn: Equation) -> Evaluate:
+    window, places = split_elsewhere(transforms_of(eqn.params["tree"], 1, len(eqn.ins) - 1))
+    dtype = eqn.out.dtype
+    whole = not window and not is_key_dtype(dtype)
+
+    def load(thread: Thread, ref: Ref, *operands: Any) -> Any:
+        if places:
+            ref = thread.elsewhere(ref, places, (ref, *operands), eqn.line)
+        _require_plain(ref)
+        if ref.block is not None:
+            from pallas_sim.gpu import portable_accesses as accesses
+
+            return accesses.load(thread, ref, window, (ref, *operands), eqn.line)
+        if whole and not thread.recorded:
+            return _loaded(ref.data)
+        given = (ref, *operands)
+        part = read_window(thread, ref, window, given, "load from", eqn.line)
+        if thread.recorded:
+            record_window(thread, ref, part, window, given, "read", eqn.line)
+        return _loaded(part)
+
+    if is_key_dtype(dtype):
+        return lambda thread, *operands: KeyArray(load(thread, *operands), dtype)
+    return load
+
+
+def _loaded(part: Any) -> Any:
+    """A copy of a part of memory: a scalar of numpy where it has no axes, which computes faster."""
+    return np.array(part) if part.ndim else part[()]
+
+
+@rule("load", threaded=True, home="primitives")
+def _load(eqn: Equation) -> Evaluate:
+    """``plgpu.load``: as ``get``."""
+    return _get(eqn)
+
+
+@rule("store", threaded=True, home="primitives")
+def _store(eqn: Equation) -> Evaluate:
+    """``plgpu.store``: a ``swap`` without its result."""
+    store = _swap(dataclasses.replace(eqn, used=False))
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        store(thread, *operands)
+        return ()
+
+    return evaluate
+
+
+@rule("swap", threaded=True)
+def _swap(eqn: Equation) -> Evaluate:
+    window, places = split_elsewhere(transforms_of(eqn.params["tree"], 2, len(eqn.ins) - 2))
+    wanted = eqn.used
+
+    def evaluate(thread: Thread, ref: Ref, value: Any, *operands: Any) -> Any:
+        if places:
+            ref = thread.elsewhere(ref, places, (ref, value, *operands), eqn.line)
+        report_input_write(thread, ref, eqn.line)
+        _require_plain(ref)
+        old: Any = None
+        given = (ref, value, *operands)
+        if ref.block is not None:
+            from pallas_sim.gpu import portable_accesses as accesses
+
+            if wanted:
+                old = accesses.load(thread, ref, window, given, eqn.line)
+            accesses.store(thread, ref, window, given, value, eqn.line)
+            return old
+        try:
+            if thread.recorded:
+                part = read(ref.data, window, given)
+                record_window(thread, ref, part, window, given, "write", eqn.line)
+            if wanted:
+                old = np.array(read(ref.data, window, given))
+            write(ref.data, window, given, lambda _: value)
+        except Outside as outside:
+            raise beyond_edge(thread, ref, "store to", outside, eqn.line) from None
+        return old
+
+    def evaluate_keys(thread: Thread, ref: Ref, value: KeyArray, *operands: Any) -> Any:
+        old = evaluate(thread, ref, value.data, *operands)
+        return old if old is None else KeyArray(old, value.dtype)
+
+    return evaluate_keys if is_key_dtype(eqn.ins[1].dtype) else evaluate
+
+
+@rule("addupdate", threaded=True)
+def _addupdate(eqn: Equation) -> Evaluate:
+    window = transforms_of(eqn.params["tree"], 2, len(eqn.ins) - 2)
+
+    def evaluate(thread: Thread, ref: Ref, value: Any, *operands: Any) -> Any:
+        report_input_write(thread, ref, eqn.line)
+        given = (ref, value, *operands)
+        if ref.block is not None:
+            from pallas_sim.gpu import portable_accesses as accesses
+
+            # ``_addupdate_lowering_rule`` makes an atomic of it.
+            shape = tuple(eqn.ins[1].shape)
+            add = sums_of(ref.dtype)
+            accesses.update(
+                thread, ref, window, given, shape, None, add, value, eqn.line, used=False
+            )
+            return ()
+        try:
+            if thread.recorded:
+                part = read(ref.data, window, given)
+                record_window(thread, ref, part, window, given, "write", eqn.line)
+            write(ref.data, window, given, adding(ref.dtype, value))
+        except Outside as outside:
+            raise beyond_edge(thread, ref, "store to", outside, eqn.line) from None
+        return ()
+
+    return evaluate
+
+
+def _require_plain(ref: Ref) -> None:
+    """Reject what JAX's lowering rejects: tensor memory has no loads and stores like these.
+
+    Raises:
+      SimulationError: the reference is one to tensor memory.
+    """
+    if ref.space == "tmem":
+        raise SimulationError(
+            f"{ref.name or 'a reference'} is in tensor memory: load from it by "
+            "plgpu.async_load_tmem, and store to it by plgpu.async_store_tmem"
+        )
+
+
+def adding(dtype: Any, value: Any) -> Callable[[Any], Any]:
+    """Adds as ``lax.add`` does: narrow floats in float32, rounded once."""
+    add = sums_of(dtype)
+    return lambda old: add(old, value)
+
+
+def sums_of(dtype: Any) -> Callable[[Any, Any], Any]:
+    """As ``adding``, of both operands."""
+    if dtype.kind in "fiuc" and dtype.itemsize >= 4:
+        return lambda old, value: old + value
+    wide = np.dtype(np.int32 if dtype.kind in "iu" else np.float32)
+    return lambda old, value: convert(np.add(convert(old, wide), convert(value, wide)), dtype)
+
+
+@rule("masked_load", threaded=True)
+def _masked_load(eqn: Equation) -> Evaluate:
+    ref_at, window, mask_at, other_at = _parts(eqn)
+    shape, dtype = tuple(eqn.out.shape), eqn.out.dtype
+    volatile = bool(eqn.params.get("is_volatile"))
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        ref: Ref = operands[ref_at]
+        mask = None if mask_at is None else operands[mask_at]
+        if ref.block is not None:
+            from pallas_sim.gpu import portable_accesses as accesses
+
+            other = None if other_at is None else operands[other_at]
+            return accesses.load_masked(
+                thread, ref, window, operands, shape, mask, other, eqn.line, volatile=volatile
+            )
+        try:
+            if mask is None:
+                part = read(ref.data, window, operands)
+                if thread.recorded:
+                    record_window(thread, ref, part, window, operands, "read", eqn.line)
+                return np.array(part)
+            before, key = masked(ref.data, window, operands, shape, mask)
+        except Outside as outside:
+            raise beyond_edge(thread, ref, "load from", outside, eqn.line) from None
+        if thread.recorded:
+            touched = _chosen(before, key, np.broadcast_to(mask, shape))
+            record_access(thread, touched, "read", ref.name, eqn.line)
+        if other_at is not None:
+            return np.where(mask, before[key], operands[other_at]).astype(dtype, copy=False)
+        return np.where(mask, before[key], thread.machine.uninitialized((), dtype, "padding"))
+
+    return evaluate
+
+
+@rule("masked_swap", threaded=True)
+def _masked_swap(eqn: Equation) -> Evaluate:
+    ref_at, window, mask_at, value_at = _parts(eqn)
+    wanted = eqn.used
+    shape, dtype = tuple(eqn.out.shape), eqn.out.dtype
+    assert value_at is not None
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        ref: Ref = operands[ref_at]
+        value = operands[value_at]
+        mask = None if mask_at is None else operands[mask_at]
+        report_input_write(thread, ref, eqn.line)
+        if ref.block is not None:
+            from pallas_sim.gpu import portable_accesses as accesses
+
+            old = None
+            if wanted:
+                old = accesses.load_masked(
+                    thread, ref, window, operands, shape, mask, None, eqn.line
+                )
+            accesses.store_masked(thread, ref, window, operands, shape, mask, value, eqn.line)
+            return old
+        try:
+            if mask is None:
+                part = read(ref.data, window, operands)
+                if thread.recorded:
+                    record_window(thread, ref, part, window, operands, "write", eqn.line)
+                old = np.array(part) if wanted else None
+                write(ref.data, window, operands, lambda _: value)
+                return old
+            before, key = masked(ref.data, window, operands, shape, mask)
+        except Outside as outside:
+            raise beyond_edge(thread, ref, "store to", outside, eqn.line) from None
+        nothing = thread.machine.uninitialized((), dtype, "padding")
+        old = np.where(mask, before[key], nothing) if wanted else None
+        chosen = np.broadcast_to(mask, shape)
+        touched = _chosen(before, key, chosen)
+        if thread.recorded:
+            record_access(thread, touched, "write", ref.name, eqn.line)
+        before[touched.key] = np.broadcast_to(value, shape)[chosen]
+        return old
+
+    return evaluate
+
+
+def _parts(eqn: Equation) -> tuple[int, tuple[Transform, ...], int | None, int | None]:
+    """Where the parts of a masked access are: reference, window, mask, and other or value."""
+    operands = [Operand(number) for number in range(len(eqn.ins))]
+    ref, transforms, mask, other = eqn.params["args_tree"].unflatten(operands)
+    if eqn.name == "masked_swap":
+        mask, other = other, mask
+    return ref.position, transforms_in(transforms), _at(mask), _at(other)
+
+
+def _at(operand: Any) -> int | None:
+    return None if operand is None else operand.position
+
+
+def _chosen(memory: Any, key: Sequence[Any], chosen: Any) -> Elements:
+    return Elements(memory, tuple(axis[chosen] for axis in key))

@@ -1,0 +1,407 @@
+"""Rules: the same elements in another shape or order, and parts of arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pallas_sim.accesses import memory_of
+from pallas_sim.compat.jaxprs import is_literal, semaphore_kind
+from pallas_sim.dtypes import Array, compute_dtype, convert, converter, is_complex, is_float, widen
+from pallas_sim.generators import elements, on_words, words
+from pallas_sim.machine import Thread
+from pallas_sim.memory import KeyArray, is_key_dtype
+from pallas_sim.registry import Equation, Evaluate, rule
+
+
+@rule("broadcast_in_dim")
+def _broadcast_in_dim(eqn: Equation) -> Evaluate:
+    # Operands after the first are sizes that are no constants: none is supported by Pallas.
+    dims = tuple(eqn.params["broadcast_dimensions"])
+    return _once(eqn, on_words(eqn, _broadcaster(eqn, dims)))
+
+
+@rule("broadcast_to")
+def _broadcast_to(eqn: Equation) -> Evaluate:
+    added = len(eqn.out.shape) - len(eqn.ins[0].shape)
+    dims = tuple(range(added, len(eqn.out.shape)))
+    return _once(eqn, on_words(eqn, _broadcaster(eqn, dims)))
+
+
+def _broadcaster(eqn: Equation, dims: tuple[int, ...]) -> Callable[[Any], Array]:
+    """The function that broadcasts an array so that its axes become ``dims`` of the result."""
+    tail = words(eqn)
+    given, shape = tuple(eqn.ins[0].shape) + tail, tuple(eqn.out.shape) + tail
+    dims += tuple(range(len(eqn.out.shape), len(shape)))
+    aligned = [1] * len(shape)
+    for size, dim in zip(given, dims, strict=True):
+        aligned[dim] = size
+    middle = tuple(aligned)
+    if middle == shape:
+        return lambda value: value.reshape(shape)
+    dtype = elements(eqn)
+    strides = [0] * len(shape)
+    step = dtype.itemsize
+    for size, dim in zip(reversed(given), reversed(dims), strict=True):
+        strides[dim] = step if size != 1 else 0
+        step *= size
+    steps = tuple(strides)
+    empty = 0 in shape
+
+    def evaluate(value: Any) -> Array:
+        value = np.asarray(value)
+        if empty or not value.flags.c_contiguous:
+            return np.broadcast_to(value.reshape(middle), shape)
+        # This makes the view of np.broadcast_to in a tenth of the time.
+        view = np.ndarray(shape, dtype, value, 0, steps)
+        view.flags.writeable = False
+        return view
+
+    return evaluate
+
+
+def _once(eqn: Equation, evaluate: Evaluate) -> Evaluate:
+    """Evaluate only once what is computed from a literal."""
+    if eqn.origin is None or not is_literal(eqn.origin.invars[0]):
+        return evaluate
+    known: list[Any] = []
+
+    def known_result(*values: Any) -> Any:
+        if not known:
+            known.append(evaluate(*values))
+        return known[0]
+
+    return known_result
+
+
+@rule("reshape")
+def _reshape(eqn: Equation) -> Evaluate:
+    tail = words(eqn)
+    shape, order = tuple(eqn.out.shape) + tail, eqn.params.get("dimensions")
+    if order is None:
+        return on_words(eqn, lambda value, *_: value.reshape(shape))
+    order = (*order, *range(len(order), len(order) + len(tail)))
+    return on_words(eqn, lambda value, *_: value.transpose(order).reshape(shape))
+
+
+@rule("squeeze")
+def _squeeze(eqn: Equation) -> Evaluate:
+    shape = tuple(eqn.out.shape) + words(eqn)
+    return on_words(eqn, lambda value: value.reshape(shape))
+
+
+@rule("transpose")
+def _transpose(eqn: Equation) -> Evaluate:
+    order = tuple(eqn.params["permutation"])
+    order += tuple(range(len(order), len(order) + len(words(eqn))))
+    return on_words(eqn, lambda value: value.transpose(order))
+
+
+@rule("rev")
+def _rev(eqn: Equation) -> Evaluate:
+    reversed_dims = eqn.params["dimensions"]
+    index = tuple(
+        slice(None, None, -1 if dim in reversed_dims else None) for dim in range(len(eqn.out.shape))
+    )
+    return on_words(eqn, lambda value: value[index])
+
+
+@rule("tile")
+def _tile(eqn: Equation) -> Evaluate:
+    tail = words(eqn)
+    shape, given = tuple(eqn.out.shape) + tail, tuple(eqn.ins[0].shape)
+    reps = tuple(eqn.params["reps"])
+    apart = tuple(size for dim in given for size in (1, dim)) + tail
+    repeated = tuple(size for pair in zip(reps, given, strict=True) for size in pair) + tail
+    return on_words(
+        eqn, lambda value: np.broadcast_to(value.reshape(apart), repeated).reshape(shape)
+    )
+
+
+@rule("iota")
+def _iota(eqn: Equation) -> Evaluate:
+    shape, dim = tuple(eqn.out.shape), eqn.params["dimension"]
+    line = convert(np.arange(shape[dim]), np.dtype(eqn.out.dtype))
+    aligned = [1] * len(shape)
+    aligned[dim] = shape[dim]
+    value = np.broadcast_to(line.reshape(aligned), shape)
+    return lambda *_: value
+
+
+@rule("empty", "empty2", threaded=True)
+def _empty(eqn: Equation) -> Evaluate:
+    # JAX gives zeros on the CPU; on a chip this is uninitialized memory.
+    dtype, shape = eqn.out.dtype, tuple(eqn.out.shape)
+    if semaphore_kind(dtype) is not None:
+        return lambda thread, *_: memory_of(thread.machine, shape, dtype, "semaphore", "output")
+    shape, element = shape + words(eqn), elements(eqn)
+
+    def evaluate(thread: Thread, *_: Any) -> Any:
+        memory = thread.machine.uninitialized(shape, element, "scratch")
+        return KeyArray(memory, dtype) if is_key_dtype(dtype) else memory
+
+    return evaluate
+
+
+@rule("roll")
+def _roll(eqn: Equation) -> Evaluate:
+    axis, stride = eqn.params["axis"], eqn.params["stride"]
+    shape = tuple(eqn.ins[0].shape)
+    size = shape[axis]
+    if math.prod(shape) == 0:
+        return lambda value, _: value
+    if stride is None:
+        before = (slice(None),) * axis
+
+        def rotate(value: Any, shift: Any) -> Any:
+            first = -int(shift) % size
+            if first == 0:
+                return value
+            parts = (value[(*before, slice(first, None))], value[(*before, slice(None, first))])
+            return np.concatenate(parts, axis)
+
+        return rotate
+    across = eqn.params["stride_axis"]
+    ones = [1] * len(shape)
+    along = np.arange(size).reshape([*ones[:axis], size, *ones[axis + 1 :]])
+    rows = np.arange(shape[across]).reshape([*ones[:across], shape[across], *ones[across + 1 :]])
+    source = along - rows * stride
+
+    def rotate_rows(value: Any, shift: Any) -> Any:
+        return np.take_along_axis(value, (source - int(shift)) % size, axis)
+
+    return rotate_rows
+
+
+@rule(
+    *("layout_constraint", "sharding_constraint", "with_memory_space_constraint"),
+    *("reshard", "relayout"),
+)
+def _placed(eqn: Equation) -> Evaluate:
+    return lambda value, *_: value
+
+
+Index = tuple[slice, ...]
+
+
+@rule("slice")
+def _slice(eqn: Equation) -> Evaluate:
+    starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
+    strides = eqn.params["strides"] or (1,) * len(starts)
+    index = tuple(map(slice, starts, limits, strides))
+    return on_words(eqn, lambda value: value[index])
+
+
+@rule("dynamic_slice")
+def _dynamic_slice(eqn: Equation) -> Evaluate:
+    shape, sizes = tuple(eqn.ins[0].shape), tuple(eqn.params["slice_sizes"])
+    return on_words(eqn, lambda value, *starts: value[_window(shape, sizes, starts)])
+
+
+@rule("dynamic_update_slice")
+def _dynamic_update_slice(eqn: Equation) -> Evaluate:
+    shape, sizes = tuple(eqn.ins[0].shape), tuple(eqn.ins[1].shape)
+
+    def evaluate(value: Any, update: Any, *starts: Any) -> Array:
+        result = np.array(value)
+        result[_window(shape, sizes, starts)] = update
+        return result
+
+    return on_words(eqn, evaluate)
+
+
+def _window(shape: tuple[int, ...], sizes: tuple[int, ...], starts: tuple[Any, ...]) -> Index:
+    """The window of these sizes that starts there, or as near as it fits into the shape."""
+    index: list[slice] = []
+    for full, size, start in zip(shape, sizes, starts, strict=False):
+        # Each start is limited, so that the whole window lies inside.
+        first = min(max(int(start), 0), full - size)
+        index.append(slice(first, first + size))
+    return tuple(index)
+
+
+@rule("concatenate")
+def _concatenate(eqn: Equation) -> Evaluate:
+    axis = eqn.params["dimension"]
+    if len(eqn.ins) == 1:
+        return lambda value: value
+    return on_words(eqn, lambda *values: np.concatenate(values, axis))
+
+
+@rule("stack")
+def _stack(eqn: Equation) -> Evaluate:
+    axis = eqn.params["axis"] % len(eqn.out.shape)
+    new = (*(slice(None),) * axis, None)
+    return on_words(eqn, lambda *values: np.concatenate([each[new] for each in values], axis))
+
+
+@rule("unstack")
+def _unstack(eqn: Equation) -> Evaluate:
+    axis = eqn.params["axis"] % len(eqn.ins[0].shape)
+    before = (slice(None),) * axis
+    indices = [(*before, number) for number in range(len(eqn.outs))]
+    return on_words(eqn, lambda value: [value[index] for index in indices])
+
+
+@rule("split")
+def _split(eqn: Equation) -> Evaluate:
+    before = (slice(None),) * eqn.params["axis"]
+    indices: list[Index] = []
+    first = 0
+    for size in map(int, eqn.params["sizes"]):
+        indices.append((*before, slice(first, first + size)))
+        first += size
+    return on_words(eqn, lambda value: [value[index] for index in indices])
+
+
+@rule("pad")
+def _pad(eqn: Equation) -> Evaluate:
+    pad = padder(eqn.ins[0].shape, eqn.params["padding_config"], elements(eqn), words(eqn))
+    return on_words(eqn, pad)
+
+
+def padder(
+    given: Sequence[int],
+    config: Sequence[tuple[int, int, int]],
+    dtype: np.dtype[Any],
+    tail: tuple[int, ...] = (),
+) -> Callable[[Any, Any], Array]:
+    """The function that pads an array with a value.
+
+    Args:
+      given: shape of the array.
+      config: for each axis, how many elements are added before it, after it and between its
+        elements; the first two may be negative.
+      dtype: of the array.
+      tail: sizes of further axes, which are not padded.
+    """
+    shape: list[int] = []
+    sources: list[slice] = []
+    targets: list[slice] = []
+    for size, (low, high, between) in zip(given, config, strict=True):
+        step = between + 1
+        out = max(0, low + size + max(0, size - 1) * between + high)
+        # Element i goes to low + i * step; negative padding cuts off what falls outside.
+        first = max(0, -(low // step))
+        last = max(first, min(size, (out - 1 - low) // step + 1))
+        start = low + first * step
+        shape.append(out)
+        sources.append(slice(first, last))
+        targets.append(slice(start, max(start, start + (last - first - 1) * step + 1), step))
+    source, target, full = tuple(sources), tuple(targets), (*shape, *tail)
+    if all(low <= 0 and high <= 0 and not between for low, high, between in config):
+        return lambda value, _: value[source]
+    nothing = any(part.start == part.stop for part in sources)
+
+    def pad(value: Any, padding: Any) -> Array:
+        result = np.empty(full, dtype)
+        result[...] = padding
+        if not nothing:
+            result[target] = value[source]
+        return result
+
+    return pad
+
+
+# Rules: sorting, the largest elements, and where the extrema are.
+
+
+@rule("sort")
+def _sort(eqn: Equation) -> Evaluate:
+    # 0.0 and -0.0 are equal here, and all NaNs come last, whatever their sign: as numpy sorts. A
+    # sort that need not be stable is stable, too.
+    axis, keys = eqn.params["dimension"], eqn.params["num_keys"]
+    dtype = np.dtype(eqn.outs[0].dtype)
+    if len(eqn.ins) == 1 and not is_complex(dtype):
+        wide = compute_dtype(dtype)
+        narrow = converter(wide, dtype)
+        kind = "stable" if is_float(dtype) else "quicksort"
+        return lambda value: [narrow(np.sort(widen(value), axis, kind))]
+
+    def evaluate(*values: Any) -> list[Array]:
+        parts: list[Array] = []
+        for key in map(widen, values[:keys]):
+            # Complex numbers by their real parts, then by their imaginary parts.
+            parts += [key.real, key.imag] if key.dtype.kind == "c" else [key]
+        if len(parts) == 1:
+            order = parts[0].argsort(axis, "stable")
+        else:
+            order = np.lexsort(parts[::-1], axis)
+        return _picked(values, order, axis)
+
+    return evaluate
+
+
+def _picked(values: Any, order: Array, axis: int) -> list[Array]:
+    """The elements of each array at these positions along an axis."""
+    if order.ndim == 1:
+        return [value[order] for value in values]
+    return [np.take_along_axis(value, order, axis) for value in values]
+
+
+@rule("top_k")
+def _top_k(eqn: Equation) -> Evaluate:
+    axis, count = eqn.params["axis"], eqn.params["k"]
+    falling = _falling(np.dtype(eqn.outs[0].dtype))
+    first = (*(slice(None),) * axis, slice(0, count))
+    dtype = np.dtype(eqn.outs[1].dtype)
+
+    def evaluate(value: Any) -> list[Array]:
+        order = falling(value).argsort(axis, "stable")[first]
+        return [*_picked([value], order, axis), order.astype(dtype)]
+
+    return evaluate
+
+
+def _falling(dtype: np.dtype[Any]) -> Callable[[Any], Array]:
+    """The function that gives integers which rise as the numbers of a dtype fall.
+
+    Floats are in their total order: -NaN, -inf, ..., -0.0, 0.0, ..., inf, NaN.
+    """
+    if not is_float(dtype):
+        return lambda value: ~widen(value)
+    width = compute_dtype(dtype).itemsize
+    signed = np.dtype(f"i{width}")
+    rest = signed.type(np.iinfo(signed).max)
+
+    def falling(value: Any) -> Array:
+        bits = np.asarray(widen(value)).view(signed)
+        return ~np.where(bits < 0, bits ^ rest, bits)
+
+    return falling
+
+
+@rule("approx_top_k")
+def _approx_top_k(eqn: Equation) -> Evaluate:
+    # Exact, as JAX is everywhere but on a TPU. Where NaN goes is not specified.
+    axis = eqn.params["reduction_dimension"] % len(eqn.ins[0].shape)
+    largest, dtype = eqn.params["is_max_k"], np.dtype(eqn.outs[1].dtype)
+    last = eqn.ins[0].shape[axis] - 1
+    back = (*(slice(None),) * axis, slice(None, None, -1))
+    first = (*(slice(None),) * axis, slice(0, eqn.outs[0].shape[axis]))
+
+    def evaluate(value: Any) -> list[Array]:
+        key = widen(value)
+        if largest:
+            order = last - key[back].argsort(axis, "stable")[back]
+        else:
+            order = key.argsort(axis, "stable")
+        order = order[first]
+        return [*_picked([value], order, axis), order.astype(dtype)]
+
+    return evaluate
+
+
+@rule("argmax")
+def _argmax(eqn: Equation) -> Evaluate:
+    (axis,), dtype = eqn.params["axes"], np.dtype(eqn.out.dtype)
+    return lambda value: widen(value).argmax(axis).astype(dtype)
+
+
+@rule("argmin")
+def _argmin(eqn: Equation) -> Evaluate:
+    (axis,), dtype = eqn.params["axes"], np.dtype(eqn.out.dtype)
+    return lambda value: widen(value).argmin(axis).astype(dtype)

@@ -1,0 +1,298 @@
+"""Rules: copies and semaphores, on this device or core and on others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from pallas_sim.accesses import beyond_edge, indexed_copy, is_indexed, report_input_write
+from pallas_sim.compat.jaxprs import name_of_space
+from pallas_sim.compat.places import CopyParts, copy_parts, semaphore_parts
+from pallas_sim.copies import Copy, Semaphore, advance, promise, signal, start, wait
+from pallas_sim.cores import barrier_of, peer_of, reach
+from pallas_sim.dtypes import Array
+from pallas_sim.errors import SimulationError
+from pallas_sim.machine import Thread
+from pallas_sim.memory import Outside, Ref
+from pallas_sim.registry import Equation, Evaluate, rule
+from pallas_sim.rules.references import adding
+from pallas_sim.transforms import Operand, RefPart
+from pallas_sim.windows import fixed_size, is_view, reading, region_of, size_in_bytes, write
+
+
+@rule("dma_start", threaded=True)
+def _dma_start(eqn: Equation) -> Evaluate:
+    named = copy_parts(eqn.params, len(eqn.ins))
+    line, adds = eqn.line, eqn.params["add"]
+    # Where an index chooses between references, all this is known only with its value.
+    chooses = _chooses(named)
+    bound = None if chooses else _bound(named, eqn.ins)
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        parts, indexed, from_part, to_part, sent_part, done_part = bound or _bound(
+            _chosen(named, operands), eqn.ins
+        )
+        if indexed:
+            _start_indexed(thread, eqn, parts, operands)
+            return ()
+        source = _accessed(thread, parts.source, from_part, operands, "copy from", line)
+        from_: Ref = operands[parts.source.position]
+        to: Ref = operands[parts.target.position]
+        if not source.size:
+            return ()
+        if to.input:
+            report_input_write(thread, to, eqn.line)
+        peer = peer_of(thread, parts.peer, operands)
+        target = _accessed(thread, parts.target, to_part, operands, "copy to", line)
+        copy = Copy(
+            source=source,
+            target=None,
+            names=(from_.name, to.name),
+            size=source.nbytes,
+            sent=_semaphore(parts.sent, sent_part, operands),
+            done=None,
+            line=line,
+            home=thread.owner.device if peer is None else peer.device,
+            adds=adds,
+        )
+
+        if not is_view(source, from_.data):
+            copy.read = lambda: np.array(from_part(from_.data, operands))
+            copy.source = region_of(source, from_.data, parts.source.transforms, operands)
+
+        def aim(memory: Array, target: Array) -> None:
+            """Have the copy write to a part of a memory."""
+            direct = is_view(target, memory)
+            window = parts.target.transforms
+            copy.target = target if direct else region_of(target, memory, window, operands)
+            straight = not adds and source.shape == target.shape and direct
+            # Views are memory itself, of which chunks can be copied.
+            copy.whole = not straight or copy.read is not None
+            if not straight:
+                copy.write = put(memory)
+
+        def put(memory: Array) -> Callable[[Any], None]:
+            def write_it(values: Any) -> None:
+                change = adding(to.dtype, values) if adds else lambda _: values
+                write(memory, parts.target.transforms, operands, change)
+
+            return write_it
+
+        if peer is None:
+            aim(to.data, target)
+            copy.done = _semaphore(parts.done, done_part, operands)
+            start(thread, copy)
+            return ()
+
+        def arrive(memory: Ref) -> None:
+            aim(memory.data, to_part(memory.data, operands))
+
+        def count(memory: Ref) -> None:
+            copy.done = _one(done_part(memory.data, operands))
+            if copy.begun:
+                promise(thread.machine, copy.done, copy)
+
+        reach(thread, peer, to, line, arrive, how="copies to")
+        if parts.done is not None:
+            reach(thread, peer, operands[parts.done.position], line, count)
+        start(thread, copy)
+        return ()
+
+    return evaluate
+
+
+def _start_indexed(
+    thread: Thread, eqn: Equation, parts: CopyParts, operands: Sequence[Any]
+) -> None:
+    """Begin a copy whose rows a list of indices names."""
+    if peer_of(thread, parts.peer, operands) is not None:
+        raise SimulationError(
+            "a copy with a list of indices cannot go to another device or core: only to memory "
+            "that the subcore itself reaches"
+        )
+    report_input_write(thread, operands[parts.target.position], eqn.line)
+    adds = eqn.params["add"]
+    copy = indexed_copy(thread, parts, eqn.ins, operands, eqn.line, adds=adds)
+    if copy.size:
+        copy.sent = _semaphore(parts.sent, _reader(parts.sent), operands)
+        copy.done = _semaphore(parts.done, _reader(parts.done), operands)
+        start(thread, copy)
+
+
+@rule("dma_wait", threaded=True)
+def _dma_wait(eqn: Equation) -> Evaluate:
+    named = copy_parts(eqn.params, len(eqn.ins))
+    line = eqn.line
+    chooses = _chooses(named)
+    target, of_done = named.target, _reader(named.done)
+    # The descriptor of a wait says how many bytes, and accesses nothing.
+    fixed = None if chooses else fixed_size(eqn.ins[target.position], target.transforms)
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        parts = _chosen(named, operands) if chooses else named
+        reader = _reader(parts.done) if chooses else of_done
+        semaphore = _semaphore(parts.done, reader, operands)
+        size = fixed
+        if size is None:
+            ref: Ref = operands[parts.target.position]
+            size = size_in_bytes(ref, parts.target.transforms, operands)
+        if semaphore is not None and size:
+            wait(thread, semaphore, size, line)
+        return ()
+
+    return evaluate
+
+
+@rule("semaphore_signal", threaded=True)
+def _signal(eqn: Equation) -> Evaluate:
+    parts = semaphore_parts(eqn.name, eqn.params, len(eqn.ins))
+    position, place, line = parts.value, parts.semaphore, eqn.line
+    reader = _reader(place)
+    assert position is not None
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        value = int(operands[position])
+        peer = peer_of(thread, parts.peer, operands)
+        if peer is None:
+            semaphore = _semaphore(place, reader, operands)
+            assert semaphore is not None
+            signal(thread, semaphore, value, line)
+            return ()
+
+        def act(memory: Ref) -> None:
+            signal(thread, _one(reader(memory.data, operands)), value, line)
+
+        reach(thread, peer, operands[place.position], line, act)
+        return ()
+
+    return evaluate
+
+
+@rule("semaphore_wait", threaded=True)
+def _wait(eqn: Equation) -> Evaluate:
+    parts = semaphore_parts(eqn.name, eqn.params, len(eqn.ins))
+    value, decrement, line = parts.value, parts.decrement, eqn.line
+    assert value is not None
+    assert decrement is not None
+    reader = _reader(parts.semaphore)
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        semaphore = _semaphore(parts.semaphore, reader, operands)
+        assert semaphore is not None
+        takes = bool(operands[decrement])
+        wait(thread, semaphore, int(operands[value]), line, decrement=takes)
+        return ()
+
+    return evaluate
+
+
+@rule("semaphore_read", threaded=True)
+def _read(eqn: Equation) -> Evaluate:
+    parts = semaphore_parts(eqn.name, eqn.params, len(eqn.ins))
+    reader = _reader(parts.semaphore)
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        semaphore = _semaphore(parts.semaphore, reader, operands)
+        assert semaphore is not None
+        # A loop that reads until others have signalled must let them, and copies too.
+        machine = thread.machine
+        machine.scheduler.give_way()
+        count = np.int32(semaphore.count)
+        if copy := next((each for each in semaphore.coming if each.movable), None):
+            advance(machine, copy)
+        return count
+
+    return evaluate
+
+
+@rule("get_barrier_semaphore", threaded=True)
+def _barrier_semaphore(eqn: Equation) -> Evaluate:
+    tag = eqn.params.get("tag")
+
+    def evaluate(thread: Thread) -> Any:
+        name = thread.collective if tag is None else tag
+        if name is None:
+            raise SimulationError(
+                "get_barrier_semaphore needs pltpu.CompilerParams(collective_id=...), which says "
+                "which barrier semaphore the kernel has"
+            )
+        return barrier_of(thread, thread.owner.device, name)
+
+    return evaluate
+
+
+#: Gives a part of a memory, for the operands of an equation.
+_Reader = Callable[[Array, Sequence[Any]], Any]
+
+
+def _bound(
+    parts: CopyParts, avals: Sequence[Any]
+) -> tuple[CopyParts, bool, _Reader, _Reader, _Reader, _Reader]:
+    """What is known of a copy before it is evaluated, and how its parts are read."""
+    places = (parts.source, parts.target, parts.sent, parts.done)
+    source, target, sent, done = map(_reader, places)
+    return parts, is_indexed(parts, avals), source, target, sent, done
+
+
+def _reader(place: RefPart | None) -> _Reader:
+    return reading(() if place is None else place.transforms)
+
+
+def _chooses(parts: CopyParts) -> bool:
+    """Whether an index chooses between references."""
+    places = (parts.source, parts.target, parts.done, parts.sent)
+    return any(place is not None and place.choices for place in places)
+
+
+def _chosen(parts: CopyParts, operands: Sequence[Any]) -> CopyParts:
+    """The parts of a copy, where an index chooses between references."""
+    places = (parts.source, parts.target, parts.done, parts.sent)
+    source, target, done, sent = (
+        None if place is None else _choice(place, operands) for place in places
+    )
+    assert source is not None
+    assert target is not None
+    return replace(parts, source=source, target=target, done=done, sent=sent)
+
+
+def _choice(place: RefPart, operands: Sequence[Any]) -> RefPart:
+    if not place.choices:
+        return place
+    index = place.chosen
+    index = int(operands[index.position]) if isinstance(index, Operand) else index
+    if not 0 <= index < len(place.choices):
+        raise SimulationError(
+            f"select_ref has {len(place.choices)} references, and its index is {index}"
+        )
+    return _choice(place.choices[index], operands)
+
+
+def _accessed(
+    thread: Thread, place: RefPart, reader: _Reader, operands: Sequence[Any], how: str, line: str
+) -> Any:
+    """The memory of one side of a copy.
+
+    Raises:
+      BoundsError: it is beyond an edge.
+    """
+    try:
+        return reader(operands[place.position].data, operands)
+    except Outside as outside:
+        raise beyond_edge(thread, operands[place.position], how, outside, line) from None
+
+
+def _semaphore(place: RefPart | None, reader: _Reader, operands: Sequence[Any]) -> Semaphore | None:
+    return None if place is None else _one(reader(operands[place.position].data, operands))
+
+
+def _one(found: Any) -> Semaphore:
+    return found if type(found) is Semaphore else found.item()
+
+
+@rule("has_memory_space")
+def _has_memory_space(eqn: Equation) -> Evaluate:
+    wanted = name_of_space(eqn.params["memory_space"])
+    return lambda ref: np.bool_(ref.space == wanted)

@@ -1,0 +1,296 @@
+"""``simulate``: run a function that holds Pallas kernels, without compiling anything."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pallas_sim import rules as rules  # which registers them
+from pallas_sim.chips import TARGETS, Target, accumulations
+from pallas_sim.copies import release
+from pallas_sim.eager import EvaluateJaxpr, evaluated_eagerly, evaluating_eagerly
+from pallas_sim.errors import Inline, OptionError
+from pallas_sim.evaluation import prepare, prepare_equation, run
+from pallas_sim.findings import Finding
+from pallas_sim.inspector import Inspector, RefChange
+from pallas_sim.machine import Limits, Machine, Thread
+from pallas_sim.memory import Ref, from_jax, to_output
+from pallas_sim.scheduler import one_thread
+from pallas_sim.timeline import Timeline, check_path, text_of
+from pallas_sim.tracing import tracing_for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation(Inline):
+    """How a simulated call went.
+
+    Attributes:
+      values: what the function returned, as a pytree of numpy arrays.
+      findings: what is wrong with its kernels, whatever they returned.
+      steps: how many equations were evaluated.
+      fallbacks: how often JAX evaluated a primitive that has no rule, by name.
+      watched: the changes of the references named by ``watch``.
+      notes: which behavior of the run is unverified, as no document describes it.
+    """
+
+    values: Any
+    findings: tuple[Finding, ...] = ()
+    steps: int = 0
+    fallbacks: dict[str, int]
+    watched: tuple[RefChange, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def evaluate(jaxpr: Any, machine: Machine, args: Sequence[Any]) -> list[Any]:
+    """The results of a jaxpr on a machine.
+
+    Args:
+      jaxpr: open or closed, as JAX traced it.
+      machine: where it runs; it keeps what is found.
+      args: arrays, as many as the jaxpr has inputs.
+
+    Raises:
+      SimulationError: an equation cannot be evaluated; the message names its line.
+      OptionError: the machine's inspector is to watch or stop at what the jaxpr does not have.
+    """
+    inputs = [from_jax(value, var.aval) for value, var in zip(args, _inputs(jaxpr), strict=True)]
+    if machine.inspector is not None:
+        machine.inspector.learn(jaxpr)
+        machine.inspector.require()
+    thread = Thread(machine)
+    with np.errstate(all="ignore"), one_thread(), _monitored(thread):
+        return [to_output(value) for value in run(prepare(jaxpr), thread, inputs)]
+
+
+def evaluate_equation(eqn: Any, values: Sequence[Any]) -> Sequence[Any]:
+    """The results of one equation of a jaxpr.
+
+    Args:
+      eqn: the equation; one without effects.
+      values: of its operands.
+
+    Raises:
+      SimulationError: it cannot be evaluated.
+    """
+    step = prepare_equation(eqn)
+    inputs = [from_jax(value, aval) for value, aval in zip(values, step.equation.ins, strict=True)]
+    with np.errstate(all="ignore"), one_thread():
+        first = (Thread(Machine()),) if step.threaded else ()
+        results = step.evaluate(*first, *inputs)
+    return results if step.several else [results]
+
+
+def run_eagerly(
+    function: Callable[..., Any],
+    machine: Machine,
+    args: Sequence[Any],
+    change: Callable[[Any], Any] | None = None,
+) -> Any:
+    """Call a function operation by operation, on values that it may look at.
+
+    Args:
+      function: called with one value for each of ``args``.
+      machine: where it runs; it keeps what is found.
+      args: arrays.
+      change: applied to the jaxpr of each operation before it is evaluated, or None.
+
+    Raises:
+      SimulationError: an operation cannot be evaluated; the message names its line.
+      Exception: what the function itself raises.
+    """
+    thread = Thread(machine)
+    with np.errstate(all="ignore"), one_thread(), _monitored(thread):
+        import jax
+
+        values = evaluated_eagerly(function, args, _evaluator(thread, change))
+        outputs = jax.tree.map(to_output, values)
+    if machine.inspector is not None:
+        machine.inspector.require()
+    return outputs
+
+
+@contextmanager
+def simulating(machine: Machine) -> Generator[None]:
+    """Evaluate all of JAX's operations in this context on a machine, one by one.
+
+    What JAX gives are tracers, which have values. The machine keeps what is found, and looks for
+    what is out of order when the context ends. The chip that kernels ask for is up to the caller:
+    see ``devices.absent.tracing_for``.
+
+    Raises:
+      SimulationError: an operation cannot be evaluated; the message names its line.
+    """
+    thread = Thread(machine)
+    with (
+        np.errstate(all="ignore"),
+        one_thread(),
+        _monitored(thread),
+        evaluating_eagerly(_evaluator(thread)),
+    ):
+        yield
+
+
+def _evaluator(thread: Thread, change: Callable[[Any], Any] | None = None) -> EvaluateJaxpr:
+    """Evaluates the jaxpr of one operation, changed by ``change``, on values."""
+    inspector = thread.machine.inspector
+
+    def evaluated(jaxpr: Any, values: Sequence[Any]) -> Sequence[Any]:
+        jaxpr = jaxpr if change is None else change(jaxpr)
+        if inspector is not None:
+            inspector.learn(jaxpr)
+        inputs = [
+            value if isinstance(value, Ref) else from_jax(value, var.aval)
+            for value, var in zip(values, _inputs(jaxpr), strict=True)
+        ]
+        return run(prepare(jaxpr), thread, inputs)
+
+    return evaluated
+
+
+@contextmanager
+def _monitored(thread: Thread) -> Generator[None]:
+    """Find what is out of order in a run, and left behind at its end."""
+    machine = thread.machine
+    try:
+        yield
+        release(thread, machine.lasting, "")
+        for device in machine.devices.values():
+            release(thread, device.barriers.values(), "")
+    finally:
+        machine.find_disorder()
+
+
+def _inputs(jaxpr: Any) -> Sequence[Any]:
+    return getattr(jaxpr, "jaxpr", jaxpr).invars
+
+
+def simulate(
+    fn: Callable[..., Any],
+    *args: Any,
+    target: str = "v6e",
+    seed: int = 0,
+    limits: Limits | None = None,
+    machine: Machine | None = None,
+    jit: bool = True,
+    arithmetic: str = "",
+    trace: str | os.PathLike[str] | None = None,
+    watch: str | Sequence[str] = (),
+    stop_at: str | Sequence[str] = (),
+    **options: Any,
+) -> Simulation:
+    """Run ``fn(*args, **options)`` on a simulated chip.
+
+    The function is traced by JAX and evaluated equation by equation: nothing is compiled. Without
+    ``jit`` it is called as it is, and may look at values.
+
+    Args:
+      fn: calls Pallas kernels, and may do anything else that JAX can trace.
+      args: pytrees of arrays; leaves that are no arrays are passed as they are, untraced.
+      target: the chip: ``"v4"``, ``"v5e"``, ``"v5p"``, ``"v6e"``, ``"tpu7x"``, ``"a100"``,
+        ``"h100"``, ``"h200"`` or ``"b200"``.
+      seed: decides everything that hardware may do in any order.
+      limits: how many equations may be evaluated, and how much memory used.
+      machine: where it runs, in place of a new one of that target, seed, limits and arithmetic.
+      jit: False to call the function as it is, because it needs the values of its arguments.
+      arithmetic: how tensor cores add products: ``"chip"``, with the bits that they keep, or
+        ``"float32"``. By default ``"chip"`` on chips that gave the same bits: ``"h100"`` and
+        ``"h200"``; also known of ``"a100"`` and ``"b200"``. See docs/simulator.md.
+      trace: a file to write a timeline of the run to, for Perfetto or chrome://tracing; also that
+        of a run that an error ends.
+      watch: names of references: each change of their values is printed, and in ``watched``.
+      stop_at: lines of kernels, ``"kernel.py:41"``: before each equation of one, the debugger
+        (``breakpoint()``) stops in ``inspector.stopped``, where ``refs``, ``values``, ``operands``,
+        ``program`` and ``thread`` can be looked at.
+      options: keyword arguments, passed untraced.
+
+    Raises:
+      OptionError: there is no such target, or its arithmetic is not known; ``trace`` cannot be
+        written; no kernel has a reference of a name in ``watch``, or no equation is at a line of
+        ``stop_at``.
+      SimulationError: the call cannot be simulated; the message names the kernel's line.
+      Exception: what the function itself raises while it is traced.
+    """
+    target = target if machine is None else machine.target
+    chip = TARGETS.get(target)
+    if chip is None:
+        raise OptionError(f"unknown target {target!r}; valid: {', '.join(TARGETS)}")
+    if machine is None:
+        limits = limits or Limits()
+        machine = Machine(
+            target=target, seed=seed, cores=chip.cores, limits=limits, arithmetic=arithmetic
+        )
+    accumulations(machine.target, machine.arithmetic)  # which rejects what is not known
+    with _looked_at(machine, trace, watch, stop_at):
+        values = _simulated(fn, args, options, machine, chip, jit=jit)
+    return Simulation(
+        values=values,
+        findings=tuple(machine.findings),
+        steps=machine.steps,
+        fallbacks=dict(machine.fallbacks),
+        watched=() if machine.inspector is None else tuple(machine.inspector.changes),
+        notes=tuple(machine.notes),
+    )
+
+
+@contextmanager
+def _looked_at(
+    machine: Machine,
+    trace: str | os.PathLike[str] | None,
+    watch: str | Sequence[str],
+    stop_at: str | Sequence[str],
+) -> Generator[None]:
+    """Give a machine an inspector where one is needed, and write its timeline, however it ends."""
+    path = None if trace is None else check_path(trace)
+    if path is not None:
+        machine.timeline = Timeline()
+    if path is not None or watch or stop_at:
+        machine.inspector = Inspector(_listed(watch), _listed(stop_at))
+    try:
+        yield
+    finally:
+        if path is not None and machine.timeline is not None:
+            about = {"target": machine.target, "seed": machine.seed}
+            path.write_text(text_of(machine.timeline, about), encoding="utf-8")
+
+
+def _listed(names: str | Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) and names else tuple(names)
+
+
+def _simulated(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    options: Mapping[str, Any],
+    machine: Machine,
+    chip: Target,
+    *,
+    jit: bool,
+) -> Any:
+    """What the function returns on a machine that simulates a chip."""
+    import jax
+
+    leaves, tree = jax.tree.flatten(args)
+    where = [position for position, leaf in enumerate(leaves) if _is_array(leaf)]
+
+    def of_arrays(*arrays: Any) -> Any:
+        given = list(leaves)
+        for position, array in zip(where, arrays, strict=True):
+            given[position] = array
+        return fn(*jax.tree.unflatten(tree, given), **options)
+
+    arrays = [leaves[position] for position in where]
+    with tracing_for(chip):
+        if jit:
+            jaxpr, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
+            flat = evaluate(jaxpr, machine, arrays)
+            return jax.tree.unflatten(jax.tree.structure(shape), flat)
+        return run_eagerly(of_arrays, machine, arrays)
+
+
+def _is_array(leaf: Any) -> bool:
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")

@@ -1,0 +1,385 @@
+"""What a run did when, as a timeline and in the Chrome trace event format."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
+
+from pallas_sim.errors import OptionError
+from pallas_sim.findings import Owner
+
+if TYPE_CHECKING:
+    from pallas_sim.copies import Copy, Semaphore
+    from pallas_sim.machine import Machine, Thread
+
+#: What a core does for some time. ``"start"`` and ``"signal"`` take one equation, which starts a
+#: copy or adds to a semaphore. ``"meeting"``: it waits until other cores are at the same place.
+Kind = Literal["kernel", "body", "wait", "signal", "start", "meeting"]
+
+#: What happens to a copy. ``"waited"``: a wait took its bytes.
+Moment = Literal["read", "written", "waited"]
+
+
+@dataclass(slots=True, eq=False)
+class TimelineSpan:
+    """Something that a core did from one time to another.
+
+    Attributes:
+      owner: the core.
+      kind: what it did.
+      name: what a reader sees.
+      begin: when.
+      end: when; None while it goes on.
+      facts: what else is known: the line, the grid point, amounts.
+      unfinished: whether the run ended before it did.
+      parent: the span of the same core that it is in, or None.
+    """
+
+    owner: Owner
+    kind: Kind
+    name: str
+    begin: int
+    end: int | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    unfinished: bool = False
+    parent: TimelineSpan | None = None
+
+
+@dataclass(slots=True, eq=False)
+class CopySpan:
+    """A copy from its start to the last thing that happened to it.
+
+    Attributes:
+      owner: who started it.
+      name: ``source -> target``.
+      begin: when it was started.
+      end: when the last thing happened.
+      moments: what happened when, with how many bytes.
+      facts: what else is known.
+    """
+
+    owner: Owner
+    name: str
+    begin: int
+    end: int
+    moments: list[tuple[int, Moment, int]] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrow:
+    """What one span gave to another: a start its copy, a signal or a copy the wait that took it.
+
+    Attributes:
+      source: from where.
+      given: when.
+      target: to where.
+      taken: when.
+    """
+
+    source: TimelineSpan | CopySpan
+    given: int
+    target: TimelineSpan | CopySpan
+    taken: int
+
+
+@dataclass(slots=True, eq=False)
+class _Given:
+    """What a semaphore got and no wait has taken."""
+
+    source: TimelineSpan | CopySpan
+    time: int
+    amount: int
+
+
+@dataclass(eq=False)
+class Timeline:
+    """What a run did when.
+
+    Attributes:
+      spans: of cores, in the order in which they began. Those of one core are nested.
+      copies: in the order in which they were started.
+      arrows: between them. A wait takes what its semaphore got first.
+      time: of the last thing that happened.
+    """
+
+    spans: list[TimelineSpan] = field(default_factory=list)
+    copies: list[CopySpan] = field(default_factory=list)
+    arrows: list[Arrow] = field(default_factory=list)
+    time: int = 0
+    _open: dict[Owner, list[TimelineSpan]] = field(default_factory=dict)
+    _last: dict[Owner, int] = field(default_factory=dict)
+    _moving: WeakKeyDictionary[Copy, CopySpan] = field(
+        default_factory=lambda: WeakKeyDictionary["Copy", CopySpan]()
+    )
+    _given: WeakKeyDictionary[Semaphore, deque[_Given]] = field(
+        default_factory=lambda: WeakKeyDictionary["Semaphore", deque[_Given]]()
+    )
+
+    def begin(self, thread: Thread, kind: Kind, name: str, **facts: Any) -> TimelineSpan:
+        """A core begins something.
+
+        Args:
+          thread: the core.
+          kind: what. An equation begins before it is counted, a body with its first equation.
+          name: what a reader sees.
+          facts: what else is known.
+        """
+        time = thread.machine.steps - (kind not in ("body", "kernel"))
+        span = TimelineSpan(thread.owner, kind, name, max(time, self._last.get(thread.owner, 0)))
+        span.facts = facts
+        if thread.program:
+            facts.setdefault("program", list(thread.program))
+        opened = self._open.setdefault(thread.owner, [])
+        span.parent = opened[-1] if opened else None
+        opened.append(span)
+        self.spans.append(span)
+        self._last[thread.owner] = span.begin
+        return span
+
+    def body(self, thread: Thread) -> TimelineSpan:
+        """A core begins the body of a kernel, for the program that it is at if there is a grid."""
+        name = thread.place if thread.program else f"body of {thread.place}"
+        return self.begin(thread, "body", name)
+
+    def end(self, thread: Thread, span: TimelineSpan) -> None:
+        """A core ends what it began; what it began since then, and did not end, is unfinished."""
+        time = self._now(thread.machine)
+        opened = self._open.get(thread.owner, [])
+        while span in opened:
+            last = opened.pop()
+            last.end = time
+            last.unfinished = last is not span
+        self._last[thread.owner] = time
+
+    def start(self, thread: Thread, copy: Copy) -> None:
+        """A core starts a copy."""
+        name = f"{copy.names[0] or 'memory'} -> {copy.names[1] or 'memory'}"
+        span = self.begin(thread, "start", f"start {name}", line=copy.line, bytes=copy.size)
+        self.end(thread, span)
+        facts = {"line": copy.line, "bytes": copy.size, "program": list(copy.program)}
+        if copy.home != copy.owner.device:
+            facts["to device"] = copy.home
+        moved = CopySpan(copy.owner, name, span.begin, self.time, facts=facts)
+        self._moving[copy] = moved
+        self.copies.append(moved)
+        self.arrows.append(Arrow(span, span.begin, moved, span.begin))
+
+    def move(self, machine: Machine, copy: Copy, what: Literal["read", "written"], n: int) -> None:
+        """A chunk of ``n`` bytes of a copy was read, or written."""
+        moved = self._moved(machine, copy, what, n)
+        semaphore = copy.sent if what == "read" else copy.done
+        if moved is not None and semaphore is not None:
+            self._give(semaphore, moved, n)
+
+    def prove(self, machine: Machine, copy: Copy) -> None:
+        """A wait took the bytes of a copy."""
+        self._moved(machine, copy, "waited", copy.size)
+
+    def signal(self, thread: Thread, semaphore: Semaphore, amount: int, line: str) -> None:
+        """A core adds to a semaphore."""
+        span = self.begin(thread, "signal", f"signal {semaphore.name}", line=line, amount=amount)
+        self.end(thread, span)
+        self._give(semaphore, span, amount)
+
+    def wait(self, thread: Thread, semaphore: Semaphore, needed: int, line: str) -> TimelineSpan:
+        """A core begins to wait for a semaphore."""
+        name, had = f"wait {semaphore.name}", semaphore.count
+        unit = "bytes" if semaphore.kind == "dma" else semaphore.kind
+        return self.begin(thread, "wait", name, line=line, needed=needed, had=had, unit=unit)
+
+    def satisfy(
+        self, thread: Thread, span: TimelineSpan, semaphore: Semaphore, *, takes: bool
+    ) -> None:
+        """The wait of a core is satisfied, and takes what it needed unless it only looks."""
+        self.end(thread, span)
+        given, needed = self._given.get(semaphore, deque[_Given]()), span.facts["needed"]
+        for each in list(given):
+            if needed <= 0:
+                break
+            self.arrows.append(Arrow(each.source, each.time, span, self.time))
+            part = min(needed, each.amount)
+            needed -= part
+            if takes:
+                each.amount -= part
+                if not each.amount:
+                    given.popleft()
+
+    def close(self) -> None:
+        """End what is still going on: the run was ended by an error."""
+        for spans in self._open.values():
+            for span in spans:
+                span.end, span.unfinished = self.time, True
+            spans.clear()
+
+    def _now(self, machine: Machine) -> int:
+        self.time = max(self.time, machine.steps)
+        return self.time
+
+    def _moved(self, machine: Machine, copy: Copy, what: Moment, size: int) -> CopySpan | None:
+        moved = self._moving.get(copy)
+        if moved is not None:
+            moved.end = self._now(machine)
+            moved.moments.append((moved.end, what, size))
+        return moved
+
+    def _give(self, semaphore: Semaphore, source: TimelineSpan | CopySpan, amount: int) -> None:
+        given = self._given.setdefault(semaphore, deque[_Given]())
+        given.append(_Given(source, self.time, amount))
+
+
+#: What one unit of time is, for readers of a file.
+UNIT = "1 us is 1 equation evaluated by the whole machine"
+
+#: The numbers of threads that copies are on begin here.
+_COPIES = 10_000
+
+#: How long before the end of the equation that gives or takes something its arrow begins or ends.
+_BEFORE = 0.5
+
+_Event = dict[str, Any]
+
+
+def text_of(timeline: Timeline, about: Mapping[str, Any]) -> str:
+    """The text of a file.
+
+    Args:
+      timeline: of a run that has ended.
+      about: what else to say of the run, by name.
+    """
+    timeline.close()
+    lines = ",\n".join(json.dumps(event) for event in events_of(timeline))
+    other = json.dumps({"time": UNIT, **about})
+    return f'{{"displayTimeUnit": "ns", "otherData": {other}, "traceEvents": [\n{lines}\n]}}\n'
+
+
+def events_of(timeline: Timeline) -> list[_Event]:
+    """The events of a file: names first, then everything by time."""
+    threads = _threads({span.owner for span in timeline.spans})
+    lanes = _lanes(timeline.copies)
+    events: list[_Event] = []
+    for owner, thread in threads.items():
+        events += _spans(thread, [span for span in timeline.spans if span.owner == owner])
+    for copy, lane in lanes.items():
+        events += _copy(copy, lane)
+    tracks = {**{each: threads[each.owner] for each in timeline.spans}, **lanes}
+    events += _arrows(timeline, tracks)
+    events.sort(key=lambda event: event["ts"])
+    return [*_names(threads, lanes), *events]
+
+
+def check_path(path: str | os.PathLike[str]) -> Path:
+    """A path that a timeline can be written to.
+
+    Raises:
+      OptionError: it cannot.
+    """
+    found = Path(path).absolute()
+    if found.is_dir() or not found.parent.is_dir() or not os.access(found.parent, os.W_OK):
+        raise OptionError(
+            f"trace={str(path)!r}: cannot write there; give a file in a folder that exists"
+        )
+    return found
+
+
+def _threads(owners: Iterable[Owner]) -> dict[Owner, int]:
+    """A number for each core, of its device."""
+    threads: dict[Owner, int] = {}
+    count: Counter[int] = Counter()
+    for owner in sorted(owners, key=_order):
+        threads[owner] = count[owner.device]
+        count[owner.device] += 1
+    return threads
+
+
+def _order(owner: Owner) -> tuple[Any, ...]:
+    core = -1 if owner.core is None else owner.core
+    # "subcore 10" comes after "subcore 9".
+    return (owner.device, core, [int(word) for word in re.findall(r"\d+", owner.thread)])
+
+
+def _event(phase: str, name: str, device: int, thread: int, time: float, **rest: Any) -> _Event:
+    return {"ph": phase, "name": name, "pid": device, "tid": thread, "ts": time, **rest}
+
+
+def _names(threads: Mapping[Owner, int], lanes: Mapping[CopySpan, int]) -> Iterator[_Event]:
+    devices = dict.fromkeys(sorted(owner.device for owner in threads))
+    for device in devices:
+        yield _event("M", "process_name", device, 0, 0, args={"name": f"device {device}"})
+        yield _event("M", "process_sort_index", device, 0, 0, args={"sort_index": device})
+    tracks = [(owner.device, thread, _core(owner)) for owner, thread in threads.items()]
+    copies = dict.fromkeys((copy.owner.device, lane) for copy, lane in lanes.items())
+    tracks += [(device, lane, f"copies {lane - _COPIES}") for device, lane in sorted(copies)]
+    for device, thread, name in tracks:
+        yield _event("M", "thread_name", device, thread, 0, args={"name": name})
+        yield _event("M", "thread_sort_index", device, thread, 0, args={"sort_index": thread})
+
+
+def _core(owner: Owner) -> str:
+    core = "" if owner.core is None else f"core {owner.core}"
+    return ", ".join(word for word in (core, owner.thread) if word) or "core"
+
+
+def _spans(thread: int, spans: Iterable[TimelineSpan]) -> Iterator[_Event]:
+    """Begin and end of the spans of a thread, which are nested and in the order of their begin."""
+    opened: list[TimelineSpan] = []
+    for span in spans:
+        while opened and opened[-1] is not span.parent:
+            yield _end(thread, opened.pop())
+        opened.append(span)
+        yield _event(
+            "B", span.name, span.owner.device, thread, span.begin, cat=span.kind, args=span.facts
+        )
+    while opened:
+        yield _end(thread, opened.pop())
+
+
+def _end(thread: int, span: TimelineSpan) -> _Event:
+    more = {"args": {"unfinished": True}} if span.unfinished else {}
+    assert span.end is not None
+    return _event("E", span.name, span.owner.device, thread, span.end, **more)
+
+
+def _copy(copy: CopySpan, lane: int) -> Iterator[_Event]:
+    device = copy.owner.device
+    yield _event("B", copy.name, device, lane, copy.begin, cat="copy", args=copy.facts)
+    for time, what, size in copy.moments:
+        yield _event("i", what, device, lane, time, s="t", cat="copy", args={"bytes": size})
+    yield _event("E", copy.name, device, lane, copy.end)
+
+
+def _lanes(copies: Iterable[CopySpan]) -> dict[CopySpan, int]:
+    """A thread for each copy, of its device, on which no other copy is at that time."""
+    free: dict[tuple[int, int], int] = {}
+    lanes: dict[CopySpan, int] = {}
+    for copy in copies:
+        lane = _COPIES
+        while free.get((copy.owner.device, lane), -1) > copy.begin:
+            lane += 1
+        free[copy.owner.device, lane] = copy.end
+        lanes[copy] = lane
+    return lanes
+
+
+def _arrows(timeline: Timeline, tracks: Mapping[TimelineSpan | CopySpan, int]) -> Iterator[_Event]:
+    for number, arrow in enumerate(timeline.arrows):
+        source, target = arrow.source, arrow.target
+        begin = _within(source, arrow.given)
+        end = max(begin, _within(target, arrow.taken))
+        rest = {"cat": "gives", "id": number}
+        at, to = (source.owner.device, tracks[source]), (target.owner.device, tracks[target])
+        yield _event("s", "gives", *at, begin, **rest)
+        yield _event("f", "gives", *to, end, bp="e", **rest)
+
+
+def _within(span: TimelineSpan | CopySpan, time: int) -> float:
+    """A time inside of a span, just before ``time``: viewers bind an arrow to the span there."""
+    assert span.end is not None
+    return min(max(time - _BEFORE, span.begin), span.end)

@@ -1,1 +1,0 @@
-"""Arithmetic as the chips do it: dtypes, rounding, products, random numbers, keys."""

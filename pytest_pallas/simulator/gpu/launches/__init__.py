@@ -1,1 +1,0 @@
-"""Launches of Mosaic GPU kernels: grids, scopes, what a chip has, and what other launches do."""

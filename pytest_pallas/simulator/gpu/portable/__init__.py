@@ -1,1 +1,0 @@
-"""Kernels of ``pl`` alone and of the Triton route: a grid whose programs run in any order."""

@@ -1,1 +1,0 @@
-"""Tensor cores: products, the operands that are stored in less, and tensor memory."""

@@ -1,1 +1,0 @@
-"""The grid of a `pallas_call`: which block of each operand a program sees, and when."""

@@ -1,1 +1,0 @@
-"""Looking at a run: what was loaded, when what happened, and a debugger."""

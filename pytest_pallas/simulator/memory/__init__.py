@@ -1,1 +1,0 @@
-"""Memory: references, windows of them, and what a chip has of it."""

@@ -1,1 +1,0 @@
-"""Rules: each element on its own."""

@@ -1,1 +1,0 @@
-"""Rules: the primitives of Mosaic GPU."""

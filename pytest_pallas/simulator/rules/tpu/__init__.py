@@ -1,1 +1,0 @@
-"""Rules: what only TPUs have."""
