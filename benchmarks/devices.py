@@ -24,7 +24,7 @@ from jax.experimental.pallas.ops.tpu.all_gather import all_gather
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 
 
 def _mesh(devices: int) -> Mesh:

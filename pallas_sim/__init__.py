@@ -13,22 +13,59 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pallas_sim.errors import (
+        BoundsError,
+        DeadlockError,
+        DeviceError,
+        KernelError,
+        MissingRuleError,
+        OptionError,
+        PallasError,
+        SimulationError,
+        SimulationLimitError,
+    )
     from pallas_sim.findings import Finding
     from pallas_sim.machine import Limits, Machine
     from pallas_sim.registry import Equation, rule
     from pallas_sim.simulation import Simulation, simulate
 
 _HOMES = {
+    "BoundsError": "pallas_sim.errors",
+    "DeadlockError": "pallas_sim.errors",
+    "DeviceError": "pallas_sim.errors",
     "Equation": "pallas_sim.registry",
     "Finding": "pallas_sim.findings",
+    "KernelError": "pallas_sim.errors",
     "Limits": "pallas_sim.machine",
     "Machine": "pallas_sim.machine",
+    "MissingRuleError": "pallas_sim.errors",
+    "OptionError": "pallas_sim.errors",
+    "PallasError": "pallas_sim.errors",
     "Simulation": "pallas_sim.simulation",
+    "SimulationError": "pallas_sim.errors",
+    "SimulationLimitError": "pallas_sim.errors",
     "rule": "pallas_sim.registry",
     "simulate": "pallas_sim.simulation",
 }
 
-__all__ = ["Equation", "Finding", "Limits", "Machine", "Simulation", "rule", "simulate"]
+__all__ = [
+    "BoundsError",
+    "DeadlockError",
+    "DeviceError",
+    "Equation",
+    "Finding",
+    "KernelError",
+    "Limits",
+    "Machine",
+    "MissingRuleError",
+    "OptionError",
+    "PallasError",
+    "Simulation",
+    "SimulationError",
+    "SimulationLimitError",
+    "rule",
+    "simulate",
+]
 
 
 def __getattr__(name: str) -> Any:

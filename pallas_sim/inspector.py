@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _ASSIGNMENT = re.compile(r"\s*([A-Za-z_]\w*)\s*(?::[^=]+)?(?:[-+*/@%&|^]|//|>>|<<|\*\*)?=(?!=)")
 
 #: The lines of this package, which are those of operations without jit: no run stops there.
-_PACKAGE = f"{Path(__file__).parents[2]}/"
+_PACKAGE = f"{Path(__file__).parent}/"
 
 #: How many names or lines an error lists.
 _LISTED = 30

@@ -26,7 +26,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 from pallas_sim.chips import GPUS
 from pallas_sim.errors import OptionError
 

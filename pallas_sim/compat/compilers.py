@@ -1,7 +1,7 @@
 """Private names of JAX: lowering for chips, also for those that are not there.
 
 Seen in JAX 0.11.2 and 0.12.0.1. It can go when ``jax.export`` has these options, and the abstract
-mesh of a mesh can be of another device. Probe: ``tests/unit/compat/test_compilers.py``.
+mesh of a mesh can be of another device. Probe: ``tests/pallas_sim/compat/test_compilers.py``.
 """
 
 from __future__ import annotations

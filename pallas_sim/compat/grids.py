@@ -1,7 +1,7 @@
 """Private names of JAX: what a ``pallas_call`` says of its grid and blocks.
 
 Seen in JAX 0.11.2 and 0.12.0.1. It can go when ``jax.extend.pallas.GridMapping`` is documented.
-Probe: ``tests/unit/compat/test_grids.py``.
+Probe: ``tests/pallas_sim/compat/test_grids.py``.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def in_body(eqn: Any, axes: Mapping[str, int]) -> Generator[None]:
 # Under ``LoweringSemantics.Warpgroup``, the default, JAX infers how shared memory is tiled where a
 # kernel does not say it. That is part of its lowering, which needs no GPU and takes tenths of a
 # second. Seen in JAX 0.11.2 and 0.12.0.1. It can go when kernels say their tiles. Probe:
-# ``tests/unit/compat/test_tiles.py``.
+# ``tests/pallas_sim/compat/test_tiles.py``.
 
 
 #: Names a copy: the identities of the trees of its transforms, which its equation keeps.

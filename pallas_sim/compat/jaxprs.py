@@ -1,7 +1,7 @@
 """Private names of JAX: what is read off jaxprs and their equations.
 
 Seen in JAX 0.11.2 and 0.12.0.1. It can go when ``jax.extend.core`` documents what equations hold.
-Probe: ``tests/unit/compat/test_jaxprs.py``.
+Probe: ``tests/pallas_sim/compat/test_jaxprs.py``.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def discharged(jaxpr: Any) -> Any:
 # Private names of JAX: what the variables of a kernel's body stand for.
 #
 # Seen in JAX 0.11.2 and 0.12.0.1. It can go when ``jax.experimental.pallas`` exports the classes of
-# abstract values and dtypes. Probe: ``tests/unit/compat/test_avals.py``.
+# abstract values and dtypes. Probe: ``tests/pallas_sim/compat/test_avals.py``.
 
 
 def is_reference(aval: Any) -> bool:
@@ -301,7 +301,7 @@ def _has_transforms(value: Any) -> bool:
 # Private names of JAX: a tracer that has a value.
 #
 # Seen in JAX 0.11.2 and 0.12.0.1. It can go when a subclass of ``jax.core.Tracer`` need not set
-# private fields. Probe: ``tests/unit/simulator/test_eager.py``.
+# private fields. Probe: ``tests/pallas_sim/test_eager.py``.
 
 
 @functools.cache
@@ -356,7 +356,7 @@ def tracer_type() -> Any:
 # Private names of JAX: what a primitive computes, as a jaxpr of other primitives.
 #
 # Seen in JAX 0.11.2 and 0.12.0.1. It can go when JAX gives access to the functions that it makes
-# lowerings of. Probe: ``tests/unit/simulator/test_compositions.py``.
+# lowerings of. Probe: ``tests/pallas_sim/test_compositions.py``.
 
 
 def expanded(params: Any, avals: Sequence[Any]) -> Any:
@@ -410,7 +410,7 @@ def _einshape(x: Any, equation: str, sizes: Sequence[tuple[str, int]], **_: Any)
 # Private names of JAX: what typed random keys consist of, and what is done to them.
 #
 # Seen in JAX 0.11.2 and 0.12.0.1. It can go when their dtype has public attributes. Probe:
-# ``tests/unit/compat/test_keys.py``.
+# ``tests/pallas_sim/compat/test_keys.py``.
 
 
 def is_key(dtype: Any) -> bool:

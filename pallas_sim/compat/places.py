@@ -1,7 +1,7 @@
 """Private names of JAX: which part of a reference an equation reads or writes.
 
 Seen in JAX 0.11.2 and 0.12.0.1. It can go when ``jax.experimental.pallas`` exports the classes of
-transforms. Probe: ``tests/unit/compat/test_places.py``.
+transforms. Probe: ``tests/pallas_sim/compat/test_places.py``.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def peer_in(device: Any, core: Any, kind: Any) -> Peer | None:
 # Private names of JAX: how much shared memory its lowering asks for a Mosaic GPU kernel.
 #
 # Seen in JAX 0.11.2 and 0.12.0.1. It can go when JAX has a public function for it. Probe:
-# ``tests/unit/compat/test_resources.py``.
+# ``tests/pallas_sim/compat/test_resources.py``.
 
 
 #: Bytes of a barrier, and of the address of tensor memory, which the hardware writes there.

@@ -1,7 +1,7 @@
 """Private names of JAX: where in the source an equation, or a function, comes from.
 
 Seen in JAX 0.11.2 and 0.12.0.1. It can go when ``jax.extend.source_info_util`` gives the frames of
-a traceback. Probe: ``tests/unit/compat/test_source.py``.
+a traceback. Probe: ``tests/pallas_sim/compat/test_source.py``.
 """
 
 from __future__ import annotations

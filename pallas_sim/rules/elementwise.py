@@ -360,14 +360,14 @@ _FUNCTIONS: dict[str, Evaluate] = {
 }
 
 
-def _register(name: str, function: Evaluate) -> None:
+def _register_computed(name: str, function: Evaluate) -> None:
     @rule(name)
     def _bind(eqn: Equation) -> Evaluate:
         return elementwise(eqn, function)
 
 
 for _name, _function in _FUNCTIONS.items():
-    _register(_name, _function)
+    _register_computed(_name, _function)
 
 
 @rule("exp2")

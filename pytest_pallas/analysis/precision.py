@@ -11,7 +11,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,7 @@ from pytest_pallas.analysis.kernel_calls import called_jaxpr
 from pytest_pallas.analysis.roundings import EXACT
 from pytest_pallas.numerics import epsilon, is_complex, is_float
 from pytest_pallas.numerics.precision import Precision
-
-_PACKAGE = str(Path(__file__).parents[1])
+from pytest_pallas.own_code import is_own
 
 #: Operations that round nothing beyond what their operands have been rounded to.
 _LOSSLESS = EXACT | {"ceil", "floor", "reduce_precision", "round"}
@@ -218,7 +216,7 @@ def _joined(several: Sequence[_States]) -> list[_State]:
 
 def _of_user(found: Precision | None, eqn: Any) -> Precision | None:
     """A place in the reference, where a check has rounded: a cotangent, say."""
-    if found is None or found.line is None or not found.line.file.startswith(_PACKAGE):
+    if found is None or found.line is None or not is_own(found.line.file):
         return found
     return replace(found, line=_line(eqn) or found.line)
 

@@ -8,12 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from pallas_sim.errors import SimulationLimitError
 from pallas_sim.findings import SourceLine
+from pytest_pallas.own_code import is_own
 
 #: Time limit for everything but a kernel, in seconds at least, and as a multiple of
 #: --pallas-timeout: set-up, drawing, the reference in float64, teardown.
@@ -22,8 +22,7 @@ LEAST, MULTIPLE = 60.0, 5.0
 #: Seconds between two attempts to end code that catches the first one.
 _AGAIN = 1.0
 
-#: Folders without user code: this package, the standard library, and installed packages.
-_OWN = Path(__file__).parents[1]
+#: Folders without user code: the standard library, and installed packages.
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 
 
@@ -31,7 +30,7 @@ def _line(frame: FrameType | None) -> str:
     """The innermost line of user code, if one is running; "" while the simulator evaluates."""
     while frame is not None:
         file = frame.f_code.co_filename
-        if _OWN in Path(file).parents:
+        if is_own(file):
             return ""
         if not file.startswith((*_LIBRARIES, "<")):
             return str(SourceLine(file, frame.f_lineno))
@@ -184,7 +183,7 @@ class UncaughtError(Exception):
 
 
 #: Packages whose exceptions guide a test, and are no ``Exception`` either.
-_FRAMEWORKS = frozenset({"_pytest", "pytest", "hypothesis", "pytest_pallas", "bdb"})
+_FRAMEWORKS = frozenset({"_pytest", "pytest", "hypothesis", "pytest_pallas", "pallas_sim", "bdb"})
 
 #: How often the terminal has interrupted this process, within ``noting_interrupts``.
 _interrupts = 0

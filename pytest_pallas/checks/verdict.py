@@ -34,6 +34,7 @@ from pytest_pallas.notes import Note
 from pytest_pallas.numerics import Comparison, Tolerance
 from pytest_pallas.numerics.contents import in_words, role_of
 from pytest_pallas.oracle.expected import flatten
+from pytest_pallas.own_code import is_own
 from pytest_pallas.strategies.arguments import Arguments
 
 #: Primitives around a kernel that pass its output on as it is; vmap and shard_map do not.
@@ -47,8 +48,7 @@ _BLOCKS = 3
 #: How many masks and arrays of ids of a call are described.
 _CONTENTS = 6
 
-#: Folders without kernel code: this plugin and the standard library.
-_PLUGIN = Path(__file__).parents[1]
+#: A folder without kernel code: the standard library.
 _STANDARD = Path(traceback.__file__).parent
 
 
@@ -254,7 +254,7 @@ def _raised_at(cause: BaseException | None) -> Iterator[str]:
     frames = [
         frame
         for frame in traceback.extract_tb(cause.__traceback__)
-        if not Path(frame.filename).is_relative_to(_PLUGIN)
+        if not is_own(frame.filename)
         and Path(frame.filename).parent != _STANDARD
         and "jax/_src/" not in Path(frame.filename).as_posix()
     ]

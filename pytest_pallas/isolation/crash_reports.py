@@ -15,6 +15,7 @@ from pallas_sim.errors import Explanation, Fact, PallasError
 from pytest_pallas.backends.ending import LEAST, limit_of, longest
 from pytest_pallas.errors import CrashError, HangError, IsolationError, OutOfMemoryError
 from pytest_pallas.isolation.messages import StepNote
+from pytest_pallas.own_code import is_own
 from pytest_pallas.workers import JobResult
 
 if TYPE_CHECKING:
@@ -123,7 +124,6 @@ _TIMEOUT = re.compile(r"^Timeout \(\d+:\d\d:\d\d", re.MULTILINE)
 _WORDS = re.compile(r"Check failed|terminate called|what\(\)|LLVM ERROR|free\(\)|malloc")
 
 #: Folders of code that is never the cause of a hang.
-_PLUGIN = Path(__file__).parents[1]
 _STANDARD = Path(sysconfig.get_path("stdlib"))
 _FOREIGN = ("jax/_src/", "/_pytest/", "/pluggy/", "/hypothesis/", "/numpy/", "/xdist/", "<frozen ")
 
@@ -228,6 +228,6 @@ def _foreign(file: str) -> bool:
     path = Path(file)
     if any(part in path.as_posix() for part in _FOREIGN) or file.startswith("<"):
         return True
-    if path.is_relative_to(_PLUGIN):
+    if is_own(str(path)):
         return True
     return path.is_relative_to(_STANDARD) and "site-packages" not in path.parts

@@ -11,9 +11,10 @@ import sys
 import sysconfig
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
+
+from pytest_pallas.own_code import FOLDERS
 
 #: Names whose use may end the process: by exit or signal, by a limit of memory or of Python's
 #: stack, or in code that is not Python's.
@@ -34,7 +35,7 @@ _FOREIGN = frozenset({"ctypes", "_ctypes", "cffi", "_cffi_backend", "_testcapi"}
 _TRUSTED = tuple(
     {
         *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-        str(Path(__file__).parents[1]),
+        *FOLDERS,
     }
 )
 

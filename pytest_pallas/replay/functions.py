@@ -14,6 +14,7 @@ from typing import Any
 #: Public modules whose names are looked up, for what lives in a private one (``jax.nn.silu``).
 _PUBLIC = (
     "pytest_pallas",
+    "pallas_sim",
     "jax.numpy",
     "jax.nn",
     "jax.lax",
@@ -35,6 +36,7 @@ _PUBLIC = (
 _HOMES = (
     *("", "jax", "numpy", "math", "builtins", "_operator", "jaxlib", "ml_dtypes"),
     "pytest_pallas",
+    "pallas_sim",
 )
 
 

@@ -10,7 +10,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 from pallas_sim.errors import BoundsError
 from pallas_sim.memory import Elements, Outside
 from pallas_sim.transforms import AxisSlice, Bitcast, Indexed, Operand, Reshaped

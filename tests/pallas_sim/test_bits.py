@@ -13,7 +13,7 @@ from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 from rules_of_jax import assert_same_bits, assert_within_ulps, drawn
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 from pallas_sim.dtypes import rounded_to_bits
 
 FLOATS = ["float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"]

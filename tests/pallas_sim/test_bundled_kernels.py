@@ -15,7 +15,7 @@ from jax.experimental.pallas.ops.tpu import megablox
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 
 
 def normal(*shape: int, seed: int = 0, dtype: Any = np.float32) -> Any:

@@ -12,7 +12,7 @@ from grid_kernels import analyze
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 from pallas_sim.evaluation import prepare_equation
 from pallas_sim.pallas_calls import PreparedKernel, _taken, kernel_of
 from pytest_pallas.analysis.grid.overhang import buffers

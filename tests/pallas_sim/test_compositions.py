@@ -16,7 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.extend.core import jaxpr_as_fun
 from rules_of_jax import assert_same_bits, assert_within_ulps, both, drawn
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 from pallas_sim.errors import SimulationError
 
 #: Where JAX has operations that are not public.

@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 from rules_of_jax import assert_same_bits, both
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 from pallas_sim.products import multiplier
 
 FLOATS = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")

@@ -16,8 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pallas_sim import Simulation
-from pallas_sim import simulation as simulate
+from pallas_sim import Simulation, simulate
 from pallas_sim.errors import OptionError
 
 X = np.arange(16 * 128, dtype=np.float32).reshape(16, 128)

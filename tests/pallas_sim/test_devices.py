@@ -16,8 +16,7 @@ from jax.experimental.pallas.ops.tpu import all_gather as bundled
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pallas_sim import Limits
-from pallas_sim import simulation as simulate
+from pallas_sim import Limits, simulate
 from pallas_sim.errors import DeadlockError, SimulationError, SimulationLimitError
 
 SEEDS = [0, 1, 2, 3, 4, 5]

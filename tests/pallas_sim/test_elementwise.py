@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from rules_of_jax import assert_same_bits, assert_within_ulps, both, drawn
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 
 FLOATS = ["float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"]
 INTEGERS = ["int32", "uint32", "int16", "uint16", "int8", "uint8", "int4", "uint4"]

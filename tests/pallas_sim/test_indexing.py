@@ -13,7 +13,7 @@ from drawn_arrays import drawn, special
 from jax import lax
 from rules_of_jax import assert_same_bits
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 
 #: Inside, negative, and beyond the edges, and some twice.
 POSITIONS = np.array([1, -1, 3, 9, -9, 0, 3, 4], np.int32)

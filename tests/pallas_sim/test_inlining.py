@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 from pallas_sim.errors import SimulationError
 from pallas_sim.evaluation import prepare
 

@@ -13,7 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 from pallas_sim.errors import SimulationError
 
 

@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import tpu_sc as plsc
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 
 X = np.arange(8 * 128, dtype=np.float32).reshape(8, 128)
 SEEDS = [0, 1, 2]

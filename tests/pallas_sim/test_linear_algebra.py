@@ -12,7 +12,7 @@ from jax import lax
 from jax.lax import linalg
 from rules_of_jax import both
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 
 #: Batches of square, high and wide matrices, odd sizes among them.
 SQUARE = [(1, 1), (5, 5), (2, 3, 3)]

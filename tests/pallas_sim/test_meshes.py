@@ -14,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AbstractMesh, AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 from pallas_sim.errors import SimulationError
 
 AUTO = AxisType.Auto

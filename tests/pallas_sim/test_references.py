@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as plgpu
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 from pallas_sim.errors import BoundsError
 from pallas_sim.evaluation import prepare
 

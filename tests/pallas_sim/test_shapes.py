@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from rules_of_jax import assert_same_bits
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 
 DTYPES = [np.float32, jnp.bfloat16, np.int8, jnp.int4, jnp.float8_e4m3fn, np.bool_]
 

@@ -14,8 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.extend.core import Primitive
 
-from pallas_sim import Limits
-from pallas_sim import simulation as simulate
+from pallas_sim import Limits, simulate
 from pallas_sim.errors import MissingRuleError, OptionError, SimulationLimitError
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -42,7 +41,7 @@ from pallas_sim import registry, rule, simulate
 
 
 def rules():
-    return sorted(name for name in sys.modules if "rules.mosaic_gpu." in name)
+    return sorted(name for name in sys.modules if "rules.mosaic_" in name)
 
 
 simulate(lambda x: x + 1, 1.0)

@@ -15,8 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pallas_sim import Machine
-from pallas_sim import simulation as simulate
+from pallas_sim import Machine, simulate
 from pallas_sim.errors import DeadlockError, OptionError
 from pallas_sim.timeline import Timeline
 

@@ -11,7 +11,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 from pallas_sim.errors import BoundsError, DeadlockError
 
 X = np.arange(32 * 128, dtype=np.float32).reshape(32, 128)

@@ -6,7 +6,7 @@ and the options of the compiler, and its pinned instructions. Of a program that 
 which the simulator gives something else, XLA is asked. To write it anew, of all tests that compare
 bits::
 
-    PALLAS_STORE_BITS=1 uv run pytest --slow tests/unit/simulator
+    PALLAS_STORE_BITS=1 uv run pytest --slow tests/pallas_sim
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 from pinned_xla import require_pin
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 from pallas_sim.dtypes import is_integer
 
 #: Each value rounded to its own dtype, as the simulator does.

@@ -10,10 +10,10 @@ import chip_record
 import numpy as np
 import pytest
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 from pallas_sim.errors import OptionError
 
-RECORD = Path(__file__).parent / "simulator/gpu/h200.npz"
+RECORD = Path(__file__).parents[1] / "pallas_sim/gpu/h200.npz"
 
 
 def rewritten(path: Path, about: dict[str, Any] | None = None, without: str = "") -> Path:

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+import pallas_sim
 import pytest_pallas
 
-PACKAGE = Path(pytest_pallas.__file__).parent
+PACKAGES = [Path(package.__file__).parent for package in (pallas_sim, pytest_pallas)]
 
 #: Methods that take a text apart, or look for something in it.
 READING = frozenset(
@@ -180,9 +181,12 @@ def everywhere(
 ) -> dict[tuple[str, str], list[str]]:
     """What ``find`` finds in all modules: the code, by file and function."""
     found: dict[tuple[str, str], list[str]] = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in sorted(path for package in PACKAGES for path in package.rglob("*.py")):
+        simulator = PACKAGES[0] in path.parents
+        folder = PACKAGES[0].parent if simulator else PACKAGES[1]
+        name = path.relative_to(folder).as_posix()
         for function, code in find(path.read_text(encoding="utf-8")):
-            found.setdefault((path.relative_to(PACKAGE).as_posix(), function), []).append(code)
+            found.setdefault((name, function), []).append(code)
     return found
 
 

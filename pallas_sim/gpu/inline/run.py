@@ -11,7 +11,9 @@ import numpy as np
 from pallas_sim.accesses import AccessKind, record_access
 from pallas_sim.dtypes import Array
 from pallas_sim.errors import MissingRuleError
-from pallas_sim.gpu.inline import arithmetic, ptx, references  # noqa: F401 (they register operations)
+from pallas_sim.gpu.inline import arithmetic as arithmetic  # these register operations
+from pallas_sim.gpu.inline import ptx as ptx
+from pallas_sim.gpu.inline import references as references
 from pallas_sim.gpu.inline.code import Fragments, InlineCode, InlineRef, tiled_shape
 from pallas_sim.gpu.inline.memory import AddressSpace, InlineBuffer, InlineFrame, bits_of, check
 from pallas_sim.gpu.inline.references import MemrefView, dense_strides

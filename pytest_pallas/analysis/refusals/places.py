@@ -13,6 +13,7 @@ from pallas_sim.compat.jaxprs import sub_jaxprs
 from pallas_sim.compat.source import is_call_stack, source_line
 from pallas_sim.findings import SourceLine, text_at
 from pytest_pallas.analysis.kernel_calls import KernelCall
+from pytest_pallas.own_code import is_own
 
 #: A frame as MLIR prints it in a location: ``"name"("file":line:column``, innermost first.
 _LOCATION_FRAME = re.compile(r'"[^"\n]*"\("(?P<file>[^"\n]+)":(?P<line>\d+):\d+')
@@ -20,7 +21,6 @@ _LOCATION_FRAME = re.compile(r'"[^"\n]*"\("(?P<file>[^"\n]+)":(?P<line>\d+):\d+'
 #: A place in the words of JAX: ``pallas_call kernel at /path/file.py:12``.
 _SPOKEN = re.compile(r"\bat (?P<file>/[^\s:]+|[A-Z]:[^\s:]+):(?P<line>\d+)")
 
-_OURS = str(Path(__file__).parents[2])
 _JAX = re.compile(
     r"[\\/](site|dist)-packages[\\/]jax(lib)?[\\/]|[\\/]jax[\\/](_src|experimental)[\\/]"
 )
@@ -97,7 +97,7 @@ def _is_users(file: str) -> bool:
 
 def _is_inner(file: str) -> bool:
     """Whether a file is JAX's or this package's."""
-    return bool(_JAX.search(file)) or file.startswith(_OURS)
+    return bool(_JAX.search(file)) or is_own(file)
 
 
 def _is_stdlib(file: str) -> bool:

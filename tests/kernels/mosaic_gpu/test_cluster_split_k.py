@@ -12,7 +12,7 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from operands import f32, refuses
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 from reference_kernels import _gpu
 from reference_kernels.mosaic_gpu import cluster_split_k
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from operands import f32, i32, refuses
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 from reference_kernels.mosaic_gpu import gather_pages, reverse_bits, scale_columns
 from reference_kernels.mosaic_gpu.reverse_bits import reference as reversed_in_steps
 

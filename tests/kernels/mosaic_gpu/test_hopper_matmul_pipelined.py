@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from operands import f32, refuses
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 from reference_kernels.mosaic_gpu import hopper_matmul_pipelined
 
 

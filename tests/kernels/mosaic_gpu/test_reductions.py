@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from operands import f32, i32, refuses
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 from reference_kernels import _gpu
 from reference_kernels.mosaic_gpu import ragged_row_sum, reduce_columns, reduce_rows
 from reference_kernels.mosaic_gpu.reduce_columns import Operation, reference

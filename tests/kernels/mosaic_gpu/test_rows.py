@@ -11,7 +11,7 @@ import pytest
 from operands import f32, i32, refuses
 from simulating import simulating
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 from reference_kernels.mosaic_gpu import row_layer_norm, row_rms_norm, row_softmax
 from reference_kernels.mosaic_gpu._rows import LONGEST, Plan
 from reference_kernels.reductions.layer_norm import reference as layer_norm

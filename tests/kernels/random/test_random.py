@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 from reference_kernels.random import dropout, gaussian_dropout, noise, sample
 
 N = 1024 * 1024

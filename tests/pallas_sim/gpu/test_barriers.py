@@ -12,7 +12,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 from pallas_sim.errors import BoundsError, DeadlockError
 from pallas_sim.machine import Machine
 

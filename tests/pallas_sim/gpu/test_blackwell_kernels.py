@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 from pallas_sim.chips import GPUS
 from pallas_sim.errors import DeadlockError
 from pallas_sim.machine import Machine

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 
 pytest.importorskip("absl")  # the modules of these kernels need it
 

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 
 NARROW = ["float8_e4m3fn", "float8_e5m2"]
 

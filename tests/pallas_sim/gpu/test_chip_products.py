@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from chip_record import dot, wgmma
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 from pallas_sim.chips import ACCUMULATIONS, Accumulation
 from pallas_sim.errors import OptionError
 from pallas_sim.gpu.tensor_cores import rounded_to_tf32, tensor_product

@@ -15,7 +15,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, gpu, llvm, math, memref, nvvm, scf, vector
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 from pallas_sim.errors import BoundsError, MissingRuleError
 
 STRIDED = plgpu.Layout.WG_STRIDED((512,), vec_size=4)

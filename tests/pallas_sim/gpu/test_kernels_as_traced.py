@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 
 X = np.arange(64 * 128, dtype=np.float32).reshape(64, 128)
 SEEDS = [0, 1, 2, 3]

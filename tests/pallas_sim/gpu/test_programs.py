@@ -16,8 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as plgpu
 
-from pallas_sim import Machine
-from pallas_sim import simulation as simulate
+from pallas_sim import Machine, simulate
 from pallas_sim.chips import GPUS
 from pallas_sim.errors import BoundsError, DeadlockError, SimulationError
 from pallas_sim.gpu import portable_grids as programs

@@ -16,7 +16,7 @@ from compile_service import compile_service
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 from pallas_sim.chips import TARGETS
 from pallas_sim.compat.jaxprs import argument_names, open_jaxpr
 from pallas_sim.cores import equations

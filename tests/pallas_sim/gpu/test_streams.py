@@ -14,7 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 
 X = np.arange(16 * 128, dtype=np.float32).reshape(16, 128)
 SHAPE = jax.ShapeDtypeStruct(X.shape, X.dtype)

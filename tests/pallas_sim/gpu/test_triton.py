@@ -15,7 +15,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 from pallas_sim.errors import MissingRuleError, SimulationError
 from pallas_sim.machine import default_fill
 from pallas_sim.rules import triton

@@ -20,6 +20,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from pallas_sim.errors import SimulationLimitError
 from pytest_pallas import errors
 from pytest_pallas.analysis.machine_code import Cost
 from pytest_pallas.backends import TARGETS, Call, RunSettings, parse
@@ -309,5 +310,5 @@ def test_a_trace_that_does_not_end_is_an_error():
             pass
 
     outcome = refusal(endless, X, settings=RunSettings(timeout=0.1))
-    assert isinstance(outcome.error, errors.SimulationLimitError)
+    assert isinstance(outcome.error, SimulationLimitError)
     assert "still not traced after 0.1 s" in str(outcome.error)

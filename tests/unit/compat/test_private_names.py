@@ -1,4 +1,4 @@
-"""Private names of other libraries stand in ``pytest_pallas/compat`` only."""
+"""Private names of other libraries stand in the two packages ``compat`` only."""
 
 import ast
 import re
@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
+COMPAT = [ROOT / "pallas_sim" / "compat", ROOT / "pytest_pallas" / "compat"]
 FILES = [
     path
-    for folder in ("pytest_pallas", "reference_kernels")
+    for folder in ("pallas_sim", "pytest_pallas", "reference_kernels")
     for path in sorted((ROOT / folder).rglob("*.py"))
-    if ROOT / "pytest_pallas" / "compat" not in path.parents
+    if path.parent not in COMPAT
 ]
 
 #: Modules that their libraries do not document, as in ``importlib.import_module("jax._src.core")``.
@@ -20,6 +21,9 @@ FILES = [
 MODULES = re.compile(
     r"^(jax\._src|jaxlib\.(?!mlir\.dialects)|_pytest\.|hypothesis\.internal)(\.|\b)"
 )
+
+#: Modules of this project, and the one that is none.
+OURS = ("pallas_sim", "pytest_pallas", "reference_kernels", "__future__")
 
 #: What every private name is written with; ``self._x`` and ``cls._x`` are not private here.
 HINTS = re.compile(
@@ -79,7 +83,7 @@ def _used(node: ast.AST, own: frozenset[str]) -> Iterator[str]:
     if isinstance(node, ast.Import):
         yield from (each.name for each in node.names if _is_hidden(each.name))
     elif isinstance(node, ast.ImportFrom) and not node.level:
-        if not (node.module or "").startswith(("pytest_pallas", "reference_kernels", "__future__")):
+        if not (node.module or "").startswith(OURS):
             paths = [f"{node.module}.{each.name}" for each in node.names]
             yield from (path for path in paths if _is_hidden(path))
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -143,14 +147,14 @@ def test_they_stand_in_compat_only(classes):
 
 
 def test_compat_itself_has_some():
-    folder = ROOT / "pytest_pallas" / "compat"
     without = [
         path.name
+        for folder in COMPAT
         for path in sorted(folder.glob("*.py"))
         if path.name != "__init__.py" and not private_names(path.read_text())
     ]
-    # An exception that no document names, and a subclass, whose private names are of ``self``.
-    assert without == ["rejection.py", "tracers.py"]
+    # An exception that no document names.
+    assert without == ["rejection.py"]
 
 
 @pytest.mark.parametrize(

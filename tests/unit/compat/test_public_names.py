@@ -13,7 +13,9 @@ import jax.export
 import pytest
 from hypothesis import given, strategies
 
-FOLDER = Path(__file__).parents[3] / "pytest_pallas" / "compat"
+FOLDERS = [
+    Path(__file__).parents[3] / package / "compat" for package in ("pallas_sim", "pytest_pallas")
+]
 
 #: Where JAX exports what is for others.
 PUBLIC = [
@@ -55,7 +57,8 @@ def private_of(source):
 USED = sorted(
     {
         (path.stem, module, name)
-        for path in FOLDER.glob("*.py")
+        for folder in FOLDERS
+        for path in folder.glob("*.py")
         for module, name in private_of(path.read_text())
     }
 )
@@ -110,11 +113,15 @@ def test_hypothesis_has_no_public_settings_of_a_test():
     assert not offered & {"settings", "seed", "database_key"}, "compat.fuzzing can go"
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("[a-z]*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [path for folder in FOLDERS for path in sorted(folder.glob("[a-z]*.py"))],
+    ids=lambda path: f"{path.parts[-3]}-{path.stem}",
+)
 def test_every_module_says_when_it_can_go(path):
     told = re.sub(r"\s+", " ", ast.get_docstring(ast.parse(path.read_text())) or "")
     found = re.search(
         r"Seen in .*\d\. It can go when .*\. Probe: ``(.+?)``(?: and ``(.+)``)?\.", told
     )
     assert found, told
-    assert all((FOLDER.parents[1] / probe).exists() for probe in found.groups() if probe)
+    assert all((FOLDERS[0].parents[1] / probe).exists() for probe in found.groups() if probe)

@@ -14,8 +14,8 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, PartitionSpec
 from mutated import BACKEND, X, found, kernel, one, ran, traced
 
-from pytest_pallas import MutantError
 from pytest_pallas.backends import Call, RunSettings
+from pytest_pallas.errors import MutantError
 from pytest_pallas.mutation import mutants_of, mutated
 
 #: What the kernels below do to 128 columns.

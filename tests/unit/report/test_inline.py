@@ -6,7 +6,7 @@ import pytest
 from jax.experimental import pallas as pl
 
 import pytest_pallas
-from pallas_sim import simulation as simulate
+from pallas_sim import simulate
 from pytest_pallas.report import inline
 
 pytest.importorskip("jinja2", reason="jinja2 is not installed: pip install 'pytest-pallas[report]'")
