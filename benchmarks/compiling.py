@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 #: Where a run of pytest keeps the programs that it compiles.
 PROGRAMS = "BENCHMARK_PROGRAMS"
 
-#: What a process that compiles for an absent TPU needs; see ``pytest_pallas.compilers.libtpu``.
+#: What a process that compiles for an absent TPU needs; see ``pytest_pallas.compile.libtpu``.
 DIRECT = {
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",
@@ -68,7 +68,7 @@ def runs(pairs: int) -> None:
 
 def pytest_configure() -> None:
     """As a plugin of the run that collects programs: keep what is handed to the workers."""
-    from pytest_pallas.compilers.service import Service
+    from pytest_pallas.compile.service import Service
 
     folder, submit = Path(os.environ[PROGRAMS]), Service.submit
     seen: set[bytes] = set()
@@ -85,7 +85,7 @@ def pytest_configure() -> None:
 
 def overhead(target: str) -> None:
     """Print the sums of the times of the ways to compile one program after the other."""
-    from pytest_pallas.analysis.machine_code.bundles import PASS_LABELS
+    from pytest_pallas.compile.machine_code import PASS_LABELS
 
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
@@ -144,7 +144,8 @@ def child(target: str) -> None:
     """What ``direct`` starts."""
     from jax import stages
 
-    from pytest_pallas.compilers import libtpu_worker, programs
+    from pytest_pallas.compile import libtpu as libtpu_worker
+    from pytest_pallas.compile import libtpu as programs
 
     seconds: list[float] = []
     compile = stages.Lowered.compile
@@ -164,7 +165,7 @@ def child(target: str) -> None:
 
 def supervised(target: str) -> Callable[[Path], float]:
     """The session's service with one worker; gives the seconds from handing over to the report."""
-    from pytest_pallas.compilers.service import LoweredProgram, Service
+    from pytest_pallas.compile.service import LoweredProgram, Service
 
     service = Service(workers=1, memory_bytes=2**34, cache=None)
 

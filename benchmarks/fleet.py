@@ -107,8 +107,8 @@ def speed(count: int) -> None:
 @contextmanager
 def cluster(workers: int) -> Generator[Any]:
     """A scheduler with workers on this machine."""
-    from pytest_pallas.fleet.cluster import Cluster
-    from pytest_pallas.options.values import FleetPlace
+    from pytest_pallas.distribute.fleet.cluster import Cluster
+    from pytest_pallas.options import FleetPlace
 
     made = Cluster(FleetPlace(workers=workers))
     try:

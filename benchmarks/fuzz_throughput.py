@@ -196,15 +196,15 @@ def drawn_by_spec(name: str) -> tuple[Any, Any, Any]:
 def specs() -> dict[str, Any]:
     """The specs of the wrong kernels, by name."""
     sys.path.insert(0, str(BROKEN))
-    from pytest_pallas.collection.suite import suite
+    from pytest_pallas.run.collection import suite
 
     return {spec.name: spec for spec in suite("wrong_kernels").specs()}
 
 
 def pytest_configure() -> None:
     """As a plugin of our runs: note when the first test starts, and when an example first fails."""
-    from pytest_pallas.items import running as items
-    from pytest_pallas.items.item import SpecItem
+    from pytest_pallas.run import item as items
+    from pytest_pallas.run.item import SpecItem
 
     path, ask = Path(os.environ[SEEN]), items.run_example
     run = SpecItem.runtest

@@ -36,7 +36,7 @@ import numpy as np
 
 from pallas_sim.chips import attributes
 from pallas_sim.tracing import AbsentChip, present
-from pytest_pallas.backends.timing import device_seconds
+from pytest_pallas.backends.hardware import device_seconds
 
 #: Bytes that the operands of a row rotate through at least: twice the H200's level 2 cache.
 ROTATED = 2 * 60 * 2**20

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from pytest_pallas.record import Record
-from pytest_pallas.report.html.page import page
+from pytest_pallas.report.html import page
 
 #: Of so many records one fails.
 FAILING = 40

@@ -50,23 +50,23 @@ PARTS = "BENCHMARK_PARTS"
 #: What is wrapped, by part: a function, or a method of a class.
 WRAPPED = {
     "drawing": (
-        "pytest_pallas.sampling.diversity:ExampleSource.choose",
-        "pytest_pallas.strategies.once:_draw",
-        "pytest_pallas.strategies.arguments:Arguments.with_values",
+        "pytest_pallas.draw.diversity:ExampleSource.choose",
+        "pytest_pallas.draw.arrays:_draw",
+        "pytest_pallas.draw.arguments:Arguments.with_values",
         "pytest_pallas.checks.inputs:inputs_of",
     ),
     "tracing": ("pytest_pallas.backends.simulators:_traced",),
     "simulation": ("pytest_pallas.backends.simulators:Simulator.run",),
     "interpreting": ("pytest_pallas.backends.interpreters:Interpreter.run",),
     "oracle": (
-        "pytest_pallas.oracle.expected:expected",
-        "pytest_pallas.oracle.expected:noise_of",
-        "pytest_pallas.oracle.expected:_sensitivity",
-        "pytest_pallas.oracle.expected:ExpectedCache.get",
+        "pytest_pallas.judge.oracle:expected",
+        "pytest_pallas.judge.oracle:noise_of",
+        "pytest_pallas.judge.oracle:_sensitivity",
+        "pytest_pallas.judge.oracle:ExpectedCache.get",
     ),
-    "judgement": ("pytest_pallas.numerics.trees:compare_trees",),
-    "isolation": ("pytest_pallas.isolation.isolator:Isolator.run",),
-    "checks": ("pytest_pallas.items.item:SpecItem._run_here",),
+    "judgement": ("pytest_pallas.judge.judgement:compare_trees",),
+    "isolation": ("pytest_pallas.isolate.isolator:Isolator.run",),
+    "checks": ("pytest_pallas.run.item:SpecItem._run_here",),
 }
 
 #: Durations that JAX reports, by part.

@@ -59,7 +59,7 @@ def kernels() -> Iterator[Any]:
     import pkgutil
     from importlib import import_module
 
-    from pytest_pallas.collection.discovery import specs_in
+    from pytest_pallas.run.collection import specs_in
 
     sys.path[:0] = [str(ROOT / part) for part in ("", "tests/broken", "tests/support")]
     import table
@@ -77,7 +77,7 @@ def drawn(inputs: Any, seed: int, count: int) -> list[Any]:
     """Calls of a spec, the same for the same seed."""
     import hypothesis
 
-    from pytest_pallas.strategies.arguments import as_arguments
+    from pytest_pallas.draw.arguments import as_arguments
 
     found: list[Any] = []
 
@@ -101,9 +101,8 @@ def alarms(function: Any, arguments: Any, devices: int, seeds: Sequence[int]) ->
     """What is said of one call in several orders of events; "" where there is nothing to say."""
     import jax
 
-    from pytest_pallas.backends.protocol import Call, RunSettings
+    from pytest_pallas.backends.protocol import Call, RunSettings, Schedule
     from pytest_pallas.backends.simulators import tpu_sim
-    from pytest_pallas.backends.variations import Schedule
 
     backend, plain = tpu_sim(), None
     for seed in seeds:
@@ -132,7 +131,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--seed", type=int, default=1, help="seed of the first round")
     asked = parser.parse_args(words)
-    from pytest_pallas.devices.mesh import make_mesh
+    from pytest_pallas.backends.devices import make_mesh
 
     rows: dict[str, Row] = {}
     told: list[str] = []

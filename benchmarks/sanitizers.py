@@ -32,8 +32,8 @@ def main(names: list[str]) -> None:
     import pkgutil
 
     import reference_kernels
-    from pytest_pallas.collection.discovery import specs_in
-    from pytest_pallas.sanitizers import NAMES
+    from pytest_pallas.checks import SANITIZERS as NAMES
+    from pytest_pallas.run.collection import specs_in
 
     every = (*(name for name in NAMES if name != "device"), "all", "new")
     print(f"{'kernel':20}", *(f"{name:>9}" for name in every))
@@ -51,11 +51,11 @@ def measured(spec: Any) -> dict[str, float]:
 
     from pytest_pallas import NotApplicableError
     from pytest_pallas.backends import RunSettings
+    from pytest_pallas.backends.devices import make_mesh
     from pytest_pallas.backends.simulators import tpu_sim
+    from pytest_pallas.checks import declared_sanitizers
     from pytest_pallas.checks.context import CheckContext, call
-    from pytest_pallas.devices.mesh import make_mesh
-    from pytest_pallas.sanitizers import declared_sanitizers
-    from pytest_pallas.sanitizers.runs import Runs
+    from pytest_pallas.checks.schedule import Runs
 
     kernel, reference, inputs = spec.kernel_for("tpu"), spec.reference, spec.inputs
     devices = 1
@@ -120,7 +120,7 @@ def drawn(inputs: Any) -> Any:
     """The largest of a few calls, the same every time."""
     import hypothesis
 
-    from pytest_pallas.strategies.arguments import as_arguments
+    from pytest_pallas.draw.arguments import as_arguments
 
     found: list[Any] = []
 

@@ -47,14 +47,16 @@ from tpu_comparisons.rows import Row, Side
 from tpu_comparisons.wire import wire_bytes
 
 from pallas_sim.chips import TARGETS
-from pytest_pallas.analysis.machine_code.bundles import Utilization, read_utilization
-from pytest_pallas.analysis.machine_code.loops import find_loops, split_bundles
-from pytest_pallas.backends.compilation import Compiler
-from pytest_pallas.backends.lowering import Lowering
+from pytest_pallas.backends.devices import simulate
 from pytest_pallas.backends.protocol import Call, RunSettings
-from pytest_pallas.compilers.report import CompileReport
-from pytest_pallas.compilers.service import Service
-from pytest_pallas.devices.simulate import simulate
+from pytest_pallas.compile.backends import Compiler, Lowering
+from pytest_pallas.compile.machine_code import (
+    Utilization,
+    find_loops,
+    read_utilization,
+    split_bundles,
+)
+from pytest_pallas.compile.service import CompileReport, Service
 
 #: Seconds that one kernel may take the compiler.
 TIMEOUT = 300.0

@@ -29,13 +29,11 @@ if TYPE_CHECKING:
         SimulationLimitError,
     )
     from pytest_pallas import strategies
-    from pytest_pallas.analysis.grid import Analysis, GridFinding
-    from pytest_pallas.analysis.machine_code import Cost
     from pytest_pallas.backends import Backend, Call, Family, Outcome, RunSettings, Target
     from pytest_pallas.backends.analyzing import analyze
     from pytest_pallas.checks import Check, declare_check, declare_sanitizer
-    from pytest_pallas.collection.suite import suite
-    from pytest_pallas.compilers.report import CompileReport
+    from pytest_pallas.compile.machine_code import Cost
+    from pytest_pallas.compile.service import CompileReport
     from pytest_pallas.errors import (
         BackendUnavailableError,
         CapacityError,
@@ -71,16 +69,25 @@ if TYPE_CHECKING:
         PallasMesh,
         PallasRun,
     )
-    from pytest_pallas.numerics import Comparison, Tolerance
-    from pytest_pallas.raises import Raises
+    from pytest_pallas.grid.analysis import Analysis
+    from pytest_pallas.grid.findings import GridFinding
+    from pytest_pallas.judge.tolerance import Comparison, Tolerance
     from pytest_pallas.record import Record
-    from pytest_pallas.relations import Linear, Permuted, Relation
-    from pytest_pallas.spec import EquivalentMutant, ExpectedFailure, KernelSpec
-    from pytest_pallas.standalone import check
+    from pytest_pallas.run.collection import suite
+    from pytest_pallas.run.standalone import check
+    from pytest_pallas.spec import (
+        EquivalentMutant,
+        ExpectedFailure,
+        KernelSpec,
+        Linear,
+        Permuted,
+        Raises,
+        Relation,
+    )
     from pytest_pallas.strategies import Arguments
 
 _HOMES = {
-    "Analysis": "pytest_pallas.analysis.grid",
+    "Analysis": "pytest_pallas.grid.analysis",
     "Arguments": "pytest_pallas.strategies",
     "Backend": "pytest_pallas.backends",
     "BackendUnavailableError": "pytest_pallas.errors",
@@ -88,11 +95,11 @@ _HOMES = {
     "CapacityError": "pytest_pallas.errors",
     "Call": "pytest_pallas.backends",
     "Check": "pytest_pallas.checks",
-    "Comparison": "pytest_pallas.numerics",
+    "Comparison": "pytest_pallas.judge.tolerance",
     "CompileError": "pytest_pallas.errors",
-    "CompileReport": "pytest_pallas.compilers.report",
+    "CompileReport": "pytest_pallas.compile.service",
     "CompilerFailedError": "pytest_pallas.errors",
-    "Cost": "pytest_pallas.analysis.machine_code",
+    "Cost": "pytest_pallas.compile.machine_code",
     "CostError": "pytest_pallas.errors",
     "FleetError": "pytest_pallas.errors",
     "GangError": "pytest_pallas.errors",
@@ -107,13 +114,13 @@ _HOMES = {
     "ExpectedFailure": "pytest_pallas.spec",
     "Family": "pytest_pallas.backends",
     "GridError": "pytest_pallas.errors",
-    "GridFinding": "pytest_pallas.analysis.grid",
+    "GridFinding": "pytest_pallas.grid.findings",
     "HangError": "pytest_pallas.errors",
     "IsolationError": "pytest_pallas.errors",
     "KernelError": "pallas_sim.errors",
     "KernelSpec": "pytest_pallas.spec",
     "LeakError": "pytest_pallas.errors",
-    "Linear": "pytest_pallas.relations",
+    "Linear": "pytest_pallas.spec",
     "MismatchError": "pytest_pallas.errors",
     "MissingRuleError": "pallas_sim.errors",
     "NoPallasCallError": "pytest_pallas.errors",
@@ -128,28 +135,28 @@ _HOMES = {
     "PallasMesh": "pytest_pallas.fixture_types",
     "PallasRun": "pytest_pallas.fixture_types",
     "PallasError": "pallas_sim.errors",
-    "Permuted": "pytest_pallas.relations",
+    "Permuted": "pytest_pallas.spec",
     "RaceError": "pytest_pallas.errors",
-    "Raises": "pytest_pallas.raises",
+    "Raises": "pytest_pallas.spec",
     "Record": "pytest_pallas.record",
     "KernelReferenceError": "pytest_pallas.errors",
-    "Relation": "pytest_pallas.relations",
+    "Relation": "pytest_pallas.spec",
     "RunSettings": "pytest_pallas.backends",
     "ShapeLanguageError": "pytest_pallas.errors",
     "SimulationError": "pallas_sim.errors",
     "SimulationLimitError": "pallas_sim.errors",
     "SpecError": "pytest_pallas.errors",
     "Target": "pytest_pallas.backends",
-    "Tolerance": "pytest_pallas.numerics",
+    "Tolerance": "pytest_pallas.judge.tolerance",
     "TooFewDevicesError": "pytest_pallas.errors",
     "UnsupportedKernelError": "pytest_pallas.errors",
     "Tpu": "pallas_sim.chips",
     "add_chip": "pallas_sim.chips",
     "analyze": "pytest_pallas.backends.analyzing",
-    "check": "pytest_pallas.standalone",
+    "check": "pytest_pallas.run.standalone",
     "declare_check": "pytest_pallas.checks",
     "declare_sanitizer": "pytest_pallas.checks",
-    "suite": "pytest_pallas.collection.suite",
+    "suite": "pytest_pallas.run.collection",
 }
 
 __all__ = [

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from pallas_sim.errors import OptionError
-from pytest_pallas.report import merge_command
+from pytest_pallas.distribute import merge as merge_command
 from pytest_pallas.scaffold import command
 
 

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pallas_sim.errors import DeviceError, OptionError, first_line
+from pytest_pallas.backends import processes
 from pytest_pallas.budget import limited
 from pytest_pallas.compat.testing import worker_count
-from pytest_pallas.devices import processes
 from pytest_pallas.errors import GangError
 from pytest_pallas.fixtures import reseed
-from pytest_pallas.options.table import any_given
-from pytest_pallas.session import (
+from pytest_pallas.options import any_given
+from pytest_pallas.pytest_session import (
     DONE,
     OUTPUT,
     PROBLEM,
@@ -37,12 +37,12 @@ from pytest_pallas.session import (
 )
 
 if TYPE_CHECKING:
-    from pytest_pallas.report.runs.keeping import RunKeeper
+    from pytest_pallas.distribute.resume import RunKeeper
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Set options, devices and backends, and register the plugins for reports and isolation."""
-    from pytest_pallas.devices.simulate import simulate
+    from pytest_pallas.backends.devices import simulate
 
     state = start(config)
     budget = contextlib.ExitStack()
@@ -56,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
             state.options = dataclasses.replace(state.options, devices=devices)
         _settle_workers(state)
         if gang:
-            from pytest_pallas.gang.joining import settle_gang
+            from pytest_pallas.distribute.gang.plugin import settle_gang
 
             settle_gang(state)
         look_for_named_backends(state)
@@ -79,17 +79,17 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from None
     kept = _settle_results(state)
     if state.options.suite:
-        from pytest_pallas.collection.wiring import add_suite
+        from pytest_pallas.run.collection import add_suite
 
         add_suite(config)
     if state.options.database:
-        from pytest_pallas.report.sections.databases import DatabaseReporter
+        from pytest_pallas.report.terminal import DatabaseReporter
 
         config.pluginmanager.register(DatabaseReporter(state), "pallas-database-reporter")
     if state.options.mutate is not None:
-        from pytest_pallas.mutation_runner.earlier import earlier_run
-        from pytest_pallas.mutation_runner.own_tests import PLUGIN as MUTANTS
-        from pytest_pallas.mutation_runner.own_tests import TestMutantRunner
+        from pytest_pallas.mutate.own_tests import PLUGIN as MUTANTS
+        from pytest_pallas.mutate.own_tests import TestMutantRunner
+        from pytest_pallas.mutate.runner import earlier_run
 
         try:
             # a wrong name or file must stop pytest before collection
@@ -104,7 +104,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(TestMutantRunner(state, reseed), MUTANTS)
     isolated = state.in_worker  # this process is for those
     if not isolated and not gang:
-        from pytest_pallas.isolation.isolator import PLUGIN, Isolator
+        from pytest_pallas.isolate.isolator import PLUGIN, Isolator
 
         config.pluginmanager.register(Isolator(state), PLUGIN)
     if not hasattr(config, "workerinput") and not isolated and state.reports:
@@ -116,13 +116,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
             config.pluginmanager.register(TraceReporter(state), "pallas-trace-reporter")
         if state.options.fleet is not None:
-            from pytest_pallas.fleet.starting import start_fleet
+            from pytest_pallas.distribute.fleet.controller import start_fleet
 
             try:
                 start_fleet(state)
             except OptionError as error:
                 raise pytest.UsageError(str(error)) from None
-        from pytest_pallas.report.progress import Progress
+        from pytest_pallas.report.reporter import Progress
 
         progress = Progress(config, state.options.fuzz_time)
         config.pluginmanager.register(progress, "pallas-progress")
@@ -137,17 +137,16 @@ def _settle_results(state: PytestSession) -> RunKeeper | None:
     config = state.config
     if state.in_worker or (state.options.results is None and state.options.resume is None):
         return None
-    from pytest_pallas.collection.digests import set_digests
-    from pytest_pallas.collection.resuming import settle_done
-    from pytest_pallas.session.done import done_from_plain, done_of
+    from pytest_pallas.distribute.resume import settle_done
+    from pytest_pallas.distribute.shards import set_digests
+    from pytest_pallas.pytest_session import done_from_plain, done_of
 
     given: dict[str, Any] | None = getattr(config, "workerinput", None)  # of pytest-xdist
     if given is not None:
         if DONE in given:
             settle_done(state, done_from_plain(given[DONE]))
         return None
-    from pytest_pallas.report.runs.keeping import PLUGIN, RunKeeper
-    from pytest_pallas.report.runs.resuming import settle_resume
+    from pytest_pallas.distribute.resume import PLUGIN, RunKeeper, settle_resume
 
     digest = functools.partial(set_digests, state)
     try:
@@ -170,7 +169,7 @@ def _settle_workers(state: PytestSession) -> None:
     workers = worker_count(state.config)
     if workers < 2 or not any_given(state.config):
         return
-    from pytest_pallas.devices.pinning import accelerators, announce, pinning, withdraw
+    from pytest_pallas.backends.pinning import accelerators, announce, pinning, withdraw
 
     backends = state.options.backend
     state.pinning = pinning(accelerators(os.environ), workers, backends, os.environ)
@@ -183,7 +182,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     """Collect the specs of a file that belongs to a suite."""
     if file_path.suffix != ".py" or not current(parent.config).options.suite:
         return None
-    from pytest_pallas.collection.wiring import collect_file
+    from pytest_pallas.run.collection import collect_file
 
     return collect_file(file_path, parent)
 
@@ -195,7 +194,7 @@ def pytest_make_collect_report(
     """Report once that a file of a suite cannot be imported, which pytest collects as well."""
     report = yield
     if report.failed and current(collector.config).options.suite:
-        from pytest_pallas.collection.wiring import reported_once
+        from pytest_pallas.run.collection import reported_once
 
         reported_once(collector, report)
     return report
@@ -207,21 +206,21 @@ def pytest_collection_modifyitems(
 ) -> None:
     """Add the specs of the hook ``pytest_pallas_specs``."""
     if current(config).options.suite and not session.testsfailed:
-        from pytest_pallas.collection.wiring import require_specs
+        from pytest_pallas.run.collection import require_specs
 
         require_specs(config)
     extra = config.hook.pytest_pallas_specs(config=config)
     if any(extra):
-        from pytest_pallas.collection.wiring import collect_hooked
+        from pytest_pallas.run.collection import collect_hooked
 
         collect_hooked(session, items, [spec for specs in extra for spec in specs])
     if current(config).options.suite and not session.testsfailed:
-        from pytest_pallas.collection.wiring import require_checks
+        from pytest_pallas.run.collection import require_checks
 
         require_checks(config, items)
     current(config).collected = len(items)
     if (replayed := current(config).replayed) is not None and not session.testsfailed:
-        from pytest_pallas.collection.selecting import keep_replayed
+        from pytest_pallas.distribute.shards import keep_replayed
 
         keep_replayed(config, items, replayed.example)
 
@@ -229,16 +228,16 @@ def pytest_collection_modifyitems(
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Remove not applicable checks that the run does not select."""
     if current(session.config).not_applicable:
-        from pytest_pallas.items.applicability import keep_selected
+        from pytest_pallas.run.applicability import keep_selected
 
         narrowed = current(session.config).collected > len(session.items)
         keep_selected(session.config, session.items, narrowed=narrowed)
     if current(session.config).options.shard is not None:
-        from pytest_pallas.collection.sharding import keep_shard
+        from pytest_pallas.distribute.shards import keep_shard
 
         keep_shard(session.config, session.items)
     if current(session.config).done:
-        from pytest_pallas.collection.resuming import leave_out_done
+        from pytest_pallas.distribute.resume import leave_out_done
 
         leave_out_done(current(session.config), session.items)
 
@@ -254,7 +253,7 @@ def pytest_runtest_protocol(
     state.builders.clear()
     for each in (item, nextitem):
         if getattr(getattr(each, "backend", None), "kind", None) == "compiling":
-            from pytest_pallas.items import precompile
+            from pytest_pallas.run import item as precompile
 
             precompile.begin(each)
     try:
@@ -309,7 +308,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Keep the checks of a kernel together, because they share draws, traces and runs."""
     if not current(config).options.suite:
         return None
-    from pytest_pallas.collection.selecting import scheduler_for
+    from pytest_pallas.distribute.shards import scheduler_for
 
     return scheduler_for(config, log)
 
@@ -322,7 +321,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     state = current(session.config)
     output = getattr(session.config, "workeroutput", None)
     if output is None and state.options.results is not None:
-        from pytest_pallas.collection.digests import set_digests
+        from pytest_pallas.distribute.shards import set_digests
 
         set_digests(state)
     elif output is not None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pallas_sim
 from pallas_sim.errors import DeviceError, KernelError, PallasError
 
 
@@ -139,3 +142,15 @@ KERNEL_RUNS = (GridError, LeakError)
 
 #: Errors of a test whose process died.
 DIED = (HangError, CrashError, OutOfMemoryError)
+
+
+# Which code is this project's own: that of the plugin and that of the simulator.
+
+
+#: The folders of both packages.
+FOLDERS = (str(Path(__file__).parent), str(Path(pallas_sim.__file__).parent))
+
+
+def is_own(file: str) -> bool:
+    """Whether a file of source code is in one of the two packages."""
+    return file.startswith(tuple(f"{folder}/" for folder in FOLDERS))

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack, overload, runtime_check
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-    from pytest_pallas.checking.calls import Peers, PropertyKeywords
-    from pytest_pallas.compilers.report import CompileReport
-    from pytest_pallas.numerics import Tolerance
-    from pytest_pallas.raises import Raises
-    from pytest_pallas.relations import AnyRelation
-    from pytest_pallas.spec import KernelSpec
+    from pytest_pallas.compile.service import CompileReport
+    from pytest_pallas.judge.tolerance import Tolerance
+    from pytest_pallas.run.calls import Peers, PropertyKeywords
+    from pytest_pallas.spec import AnyRelation, KernelSpec, Raises
 
 
 # Checkable when run, so that annotations can be checked by beartype and the like.

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from pytest_pallas.backends import Backend
-    from pytest_pallas.checking.calls import PropertyKeywords
-    from pytest_pallas.compilers.report import CompileReport
+    from pytest_pallas.compile.service import CompileReport
     from pytest_pallas.fixture_types import (
         PallasBenchmark,
         PallasCheck,
@@ -23,7 +22,8 @@ if TYPE_CHECKING:
         PallasMesh,
         PallasRun,
     )
-    from pytest_pallas.session import PytestSession
+    from pytest_pallas.pytest_session import PytestSession
+    from pytest_pallas.run.calls import PropertyKeywords
     from pytest_pallas.spec import KernelSpec
 
 
@@ -40,7 +40,7 @@ def activate(config: pytest.Config) -> None:
 def current(config: pytest.Config) -> PytestSession:
     """The session, begun if a fixture is what it begins with."""
     activate(config)
-    from pytest_pallas.session import current
+    from pytest_pallas.pytest_session import current
 
     return current(config)
 
@@ -84,9 +84,9 @@ def pallas_run(pallas_backend: Backend | str, request: pytest.FixtureRequest) ->
     ) -> Any:
         __tracebackhide__ = True
         from pytest_pallas.backends import Call, label
-        from pytest_pallas.bindings.contexts import settings_for
-        from pytest_pallas.checking.calls import arguments_to_run, name_of
         from pytest_pallas.checks.context import as_kernel_error
+        from pytest_pallas.run.calls import arguments_to_run, name_of
+        from pytest_pallas.run.context import settings_for
 
         given = arguments_to_run(function, args, keywords, options=options, tuning=tuning)
         call = Call(
@@ -156,7 +156,7 @@ def pallas_check(pallas_backend: Backend | str, request: pytest.FixtureRequest) 
         **properties: Unpack[PropertyKeywords],
     ) -> Any:
         __tracebackhide__ = True
-        from pytest_pallas.checking.calls import check_kernel
+        from pytest_pallas.run.calls import check_kernel
 
         answers = [
             check_kernel(
@@ -220,7 +220,7 @@ def pallas_benchmark(
         __tracebackhide__ = True
         from pytest_pallas.backends import Call, label
         from pytest_pallas.backends.execution import to_numpy
-        from pytest_pallas.backends.timing import prepared, times
+        from pytest_pallas.backends.hardware import prepared, times
 
         if backend.kind == "compiling":
             pytest.skip(f"{label(backend)} executes nothing that could be timed")
@@ -275,11 +275,11 @@ def pallas_compile(request: pytest.FixtureRequest) -> PallasCompile:
     ) -> CompileReport:
         __tracebackhide__ = True
         from pytest_pallas.backends import TARGETS, parse
-        from pytest_pallas.bindings.call_checks import Place
-        from pytest_pallas.bindings.contexts import Subject, context_for
-        from pytest_pallas.checking.calls import name_of
         from pytest_pallas.checks.verdict import run_check
-        from pytest_pallas.strategies.arguments import Arguments
+        from pytest_pallas.draw.arguments import Arguments
+        from pytest_pallas.run.call_checks import Place
+        from pytest_pallas.run.calls import name_of
+        from pytest_pallas.run.context import Subject, context_for
 
         if target not in TARGETS:
             from pallas_sim.errors import OptionError
@@ -326,7 +326,7 @@ def pallas_mesh(pallas_backend: Backend | str, request: pytest.FixtureRequest) -
 
     def mesh(**axes: int) -> Mesh:
         __tracebackhide__ = True
-        from pytest_pallas.devices.mesh import make_mesh
+        from pytest_pallas.backends.devices import make_mesh
         from pytest_pallas.errors import TooFewDevicesError
 
         item = session.item

@@ -10,8 +10,8 @@ import pytest
 if TYPE_CHECKING:
     from pytest_pallas.backends import Backend, Family
     from pytest_pallas.checks import Check
-    from pytest_pallas.mutation import Operator
-    from pytest_pallas.numerics import Tolerance
+    from pytest_pallas.judge.tolerance import Tolerance
+    from pytest_pallas.mutate import Operator
     from pytest_pallas.record import Record
     from pytest_pallas.report.section import Section
     from pytest_pallas.spec import KernelSpec
@@ -31,7 +31,7 @@ def pytest_pallas_checks(config: pytest.Config) -> Sequence[Check]:  # pyright: 
 def pytest_pallas_mutation_operators(config: pytest.Config) -> Sequence[Operator]:  # pyright: ignore[reportReturnType]
     """Return mutation operators of your own, which ``--pallas-mutate`` uses in addition.
 
-    It is called only if kernels are mutated: import ``pytest_pallas.mutation`` in it.
+    It is called only if kernels are mutated: import ``pytest_pallas.mutate`` in it.
     """
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pytest_pallas import hookspecs
-from pytest_pallas.devices.simulate import DEFAULT_COUNT, settle_platforms, simulate
+from pytest_pallas.backends.devices import DEFAULT_COUNT, settle_platforms, simulate
 from pytest_pallas.fixtures import (
     activate,
     pallas_backend,
@@ -26,7 +26,7 @@ from pytest_pallas.fixtures import (
     pallas_rng,
     pallas_run,
 )
-from pytest_pallas.options.table import DOCTOR_FIELD, add_options, any_given
+from pytest_pallas.options import DOCTOR_FIELD, add_options, any_given
 
 __all__ = [
     "pallas_backend",
@@ -60,7 +60,7 @@ _MARKS = (
 def pytest_load_initial_conftests() -> None:
     """In a worker of pytest-xdist, see one accelerator, before a conftest.py can import JAX."""
     if _ANNOUNCED in os.environ:
-        from pytest_pallas.devices.pinning import pin
+        from pytest_pallas.backends.pinning import pin
 
         pin(os.environ)
 
@@ -80,7 +80,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """Report on the machine in place of a test run."""
     if not config.getoption(DOCTOR_FIELD):
         return None
-    from pytest_pallas.doctor.command import run
+    from pytest_pallas.doctor import run
 
     return run(config)
 
@@ -114,7 +114,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if any(name in __all__ for name in metafunc.fixturenames):
         activate(metafunc.config)
     if "pallas_backend" in metafunc.fixturenames:
-        from pytest_pallas.collection.parametrize import over_backends
+        from pytest_pallas.run.parametrize import over_backends
 
         over_backends(metafunc)
 
@@ -127,13 +127,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         activate(item.config)
     uses = "pallas_backend" in fixtures
     if uses or hasattr(item, "spec"):
-        from pytest_pallas.collection.parametrize import apply_marks, settle_hypothesis
+        from pytest_pallas.run.parametrize import apply_marks, settle_hypothesis
 
         apply_marks(item)
         if uses:
             settle_hypothesis(item)
     elif item.config.pluginmanager.has_plugin("pallas-active"):
-        from pytest_pallas.collection.parametrize import settle_examples
+        from pytest_pallas.run.parametrize import settle_examples
 
         settle_examples(item)
 
@@ -145,6 +145,6 @@ def pytest_pycollect_makeitem(
     if type(obj).__name__ != "Suite":
         return None  # without imports for other objects
     activate(collector.config)
-    from pytest_pallas.collection.wiring import collect_suite
+    from pytest_pallas.run.collection import collect_suite
 
     return collect_suite(collector, name, obj)

@@ -1,17 +1,142 @@
-"""The record of a check in a test, and its JSON."""
+"""Notes: additional facts of a record, as data."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict, get_args
 
 from pallas_sim.errors import Explanation
 from pallas_sim.findings import Finding, Text
-from pytest_pallas.aspects import PlainInputs
-from pytest_pallas.decoding import Checked, Count, Matching, Seconds, Shape, decode, jsonable
-from pytest_pallas.notes import PlainNote
+from pytest_pallas.decoding import (
+    Accepts,
+    Checked,
+    Count,
+    Matching,
+    Seconds,
+    Shape,
+    decode,
+    jsonable,
+)
+
+#: ``"reference"``: the evaluation of the kernel's reference. ``"run"``: the run of the kernel, such
+#: as its backend or omitted parts. ``"result"``: the output. ``"tolerance"``: the limit that an
+#: output passed by. ``"mutants"``: marks and checks in a mutation run. ``""``: a note of a
+#: project's check or backend, or of an older record.
+Kind = Literal["reference", "run", "result", "tolerance", "mutants", ""]
+
+
+def _known(kind: Any) -> Any:
+    return "" if isinstance(kind, str) and kind not in get_args(Kind) else kind
+
+
+@dataclass(frozen=True)
+class Note:
+    """An additional fact of a record.
+
+    Attributes:
+      text: one sentence, without the names of kernel, check and backend.
+      kind: its subject; see ``Kind``.
+    """
+
+    text: Text
+    kind: Annotated[Kind, Accepts(_known)] = ""
+
+    def __str__(self) -> str:
+        """The sentence."""
+        return self.text
+
+
+def note_of(given: Note | str) -> Note:
+    """The note; a plain string becomes a note of no kind."""
+    return given if isinstance(given, Note) else Note(given)
+
+
+def note_to_json(note: Note) -> dict[str, str]:
+    """A note as plain JSON values."""
+    return {"kind": note.kind, "text": note.text}
+
+
+#: A note as ``to_json`` gives it; records of schema 1 have plain strings.
+PlainNote = Annotated[
+    Note, Accepts(lambda plain: {"text": plain} if isinstance(plain, str) else plain)
+]
+
+
+def of_kind(notes: Iterable[Note], kind: Kind) -> list[Note]:
+    """The notes of one kind."""
+    return [note for note in notes if note.kind == kind]
+
+
+# Aspects: the choices of a draw, such as a dim or an option, as data.
+
+
+#: Roles of an aspect in a call: ``"dtype"`` and ``"values"`` of its arrays, ``"dim"``: a size,
+#: ``"option"`` and ``"tuning"``: keyword arguments.
+ROLES = ("dtype", "values", "dim", "option", "tuning")
+
+
+class Aspect(NamedTuple):
+    """A choice of each draw.
+
+    Attributes:
+      role: one of ``ROLES``.
+      name: of the dim or keyword argument; "" for dtypes and values.
+    """
+
+    role: str
+    name: str = ""
+
+    def __str__(self) -> str:
+        """For messages: ``dim k``."""
+        return f"{self.role} {self.name}" if self.name else self.role
+
+
+DTYPE, VALUES = Aspect("dtype"), Aspect("values")
+
+
+def aspects_to_json(words: Mapping[Aspect, Iterable[str]]) -> list[dict[str, Any]]:
+    """Words by aspect for JSON: a list of objects with role, name and words."""
+    return [{**aspect._asdict(), "words": list(each)} for aspect, each in words.items()]
+
+
+def aspects_from_json(data: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[str]]) -> Words:
+    """The words from ``to_json``. In schema 1 of the records, the keys are the aspects' texts."""
+    if isinstance(data, Mapping):
+        return {_of_text(text): tuple(words) for text, words in data.items()}
+    return {Aspect(each["role"], each["name"]): tuple(each["words"]) for each in data}
+
+
+#: Words by aspect.
+type Words = dict[Aspect, tuple[str, ...]]
+
+
+class PlainWords(TypedDict):
+    """Words of an aspect, as ``to_json`` gives them."""
+
+    role: str
+    name: str
+    words: list[str]
+
+
+class PlainInputs(TypedDict):
+    """Coverage of inputs, as ``checks.inputs.to_json`` gives it; schema 1 has fewer fields."""
+
+    shapes: list[str]
+    tried: list[PlainWords] | dict[str, list[str]]
+    never: list[PlainWords] | dict[str, list[str]]
+    signatures: NotRequired[Count]
+    dtypes: NotRequired[list[str]]
+
+
+def _of_text(text: str) -> Aspect:
+    role, _, name = text.partition(" ")
+    return Aspect(role, name)
+
+
+# The record of a check in a test, and its JSON.
+
 
 #: Version of the JSON form; see "Results" in docs/reference.md. ``from_json`` reads version 1, too.
 SCHEMA = 2
@@ -40,7 +165,7 @@ _PlainCompiled = Annotated[
 
 def _compiler() -> Any:
     """The module of compilers' reports, which imports JAX."""
-    from pytest_pallas.compilers import report
+    from pytest_pallas.compile import service as report
 
     return report
 

@@ -1,7 +1,8 @@
-"""``KernelSpec``: what a kernel computes, how to draw its inputs, and where it runs."""
+"""Properties of a kernel, which specs, calls in tests and checks share."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -10,14 +11,333 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pallas_sim.chips import DEFAULT_TARGETS, Label
 from pytest_pallas.errors import SpecError
-from pytest_pallas.properties import Properties
-from pytest_pallas.raises import Raises
-from pytest_pallas.relations import Linear, Permuted, Relation
 
 if TYPE_CHECKING:
+    import numpy as np
     from hypothesis.strategies import SearchStrategy
 
-    from pytest_pallas.numerics import Tolerance
+    from pytest_pallas.draw.arguments import Arguments
+    from pytest_pallas.judge.tolerance import Tolerance
+
+
+@dataclass(frozen=True, kw_only=True)
+class Properties:
+    """Properties of a kernel, besides outputs that are close to the reference.
+
+    Attributes:
+      exact: True if the kernel is linear, so that small integers held in floats give a bitwise
+        equal output in any order of summation. A number if integers up to that size do: the value
+        class ``"full"`` draws integers up to 2**20, which are exact in sums of a few terms, but not
+        in products.
+      differentiable: positions of the arguments to differentiate by; the gradient check needs it.
+      vmappable: whether the kernel supports ``jax.vmap``. None: unless it reaches other devices,
+        or has operands in HBM, of which JAX compiles no batch for a TPU.
+      batch_axes: for each positional argument the axis along which the kernel's computations are
+        independent, or None for an argument that all of them need: ``(0, None)`` for ``x @ w``.
+        Axis 0 of every output is that axis. The sharding check needs it. It excludes ``meshes``.
+      relations: relations between outputs of the kernel: ``Linear``, ``Permuted`` and ``Relation``
+        of ``pytest_pallas``, for the checks linearity, permutation and relation. They also find
+        errors that kernel and reference share.
+      deterministic: False if the order of additions depends on the schedule, as with atomic
+        additions: two right runs may differ in their last bits. The determinism check does not
+        apply then, and what compares other runs bit for bit compares them with the reference.
+      nan_ok: whether NaN is a right output for finite inputs.
+      ignored: a function for elements of the arguments that must not affect the output, such as
+        keys beyond a sequence's length: ``ignored(*args, **options)`` returns for each positional
+        argument None or a bool array of its shape, True where ignored. The padding check replaces
+        these elements.
+      raises: calls that the kernel must reject, each with its error: ``Raises`` of
+        ``pytest_pallas``, for the check raises.
+    """
+
+    exact: bool | int = False
+    differentiable: Sequence[int] = ()
+    vmappable: bool | None = None
+    batch_axes: Sequence[int | None] = ()
+    relations: Sequence[AnyRelation] = ()
+    deterministic: bool = True
+    nan_ok: bool = False
+    ignored: Callable[..., Any] | None = None
+    raises: Sequence[Raises] = ()
+
+
+def properties_of(holder: Properties) -> dict[str, Any]:
+    """The properties of an object, as keyword arguments for another one."""
+    return {each.name: getattr(holder, each.name) for each in dataclasses.fields(Properties)}
+
+
+# ``Raises``: a call that a kernel must reject, and the error with which it must reject it.
+
+
+@dataclass(frozen=True, eq=False)  # comparing arrays gives arrays
+class Raises:
+    """A call that the kernel must reject with an error, as ``error_inputs`` of PyTorch's OpInfo.
+
+    Examples::
+
+        Raises((jax.ShapeDtypeStruct((8, 100), "float32"),), ValueError, match="multiple of 128")
+        Raises(lambda call: (call.args[0], call.args[1][1:]), ValueError, match="rows")
+
+    Attributes:
+      args: the positional arguments: arrays, pytrees of them, anything else. A
+        ``jax.ShapeDtypeStruct`` stands for an array of zeros. Or one ``strategies.Arguments``, as
+        ``strategies.shaped`` makes it. Or a function from a drawn call, which the kernel accepts,
+        to one that it must reject: ``Arguments``, or a tuple that replaces the drawn ``args``.
+      error: the type of the error, or a tuple of types; a subclass will do.
+      match: a regular expression that the message must contain (``re.search``); empty for any.
+      options: keyword arguments of the kernel, tuning among them. They replace those of the call.
+      name: for messages; by default the position in ``raises``.
+
+    Raises:
+      SpecError: a field is wrong, or ``error`` is so general that a typing error would pass.
+    """
+
+    args: tuple[Any, ...] | Arguments | Callable[[Arguments], Arguments | tuple[Any, ...]]
+    error: type[Exception] | tuple[type[Exception], ...]
+    match: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        problem = _problem(self)
+        if problem is not None:
+            raise SpecError(f"Raises{f' {self.name!r}' if self.name else ''}: {problem}")
+
+    @property
+    def errors(self) -> tuple[type[Exception], ...]:
+        """The types of the error."""
+        return self.error if isinstance(self.error, tuple) else (self.error,)
+
+    @property
+    def wanted(self) -> str:
+        """The error in words, such as ``ValueError matching 'rows'``."""
+        types = " or ".join(each.__name__ for each in self.errors)
+        return f"{types} matching {self.match!r}" if self.match else types
+
+    def accepts(self, error: Exception) -> bool:
+        """Whether an error has the type and the message."""
+        return isinstance(error, self.errors) and self.matches(error)
+
+    def matches(self, error: Exception) -> bool:
+        """Whether an error has the message."""
+        return re.search(self.match, str(error)) is not None
+
+
+def _problem(given: Raises) -> str | None:
+    """What is wrong with the fields, or None."""
+    args: Any = given.args
+    if not callable(args) and not isinstance(args, tuple) and not hasattr(args, "recipe"):
+        return (
+            "args must be a tuple of positional arguments, strategies.Arguments, or a function of "
+            f"a drawn call, not {type(args).__name__}; one array is (array,)"
+        )
+    errors: tuple[Any, ...] = given.errors
+    if not errors or not all(isinstance(e, type) and issubclass(e, Exception) for e in errors):
+        return f"error must be a type of exception, or a tuple of them, not {given.error!r}"
+    if Exception in errors:
+        return (
+            "error must be more specific than Exception, which a mistake in the spec raises, too; "
+            "give the type that the kernel raises, such as ValueError"
+        )
+    try:
+        re.compile(given.match)
+    except (re.error, TypeError) as error:
+        return f"match must be a regular expression, and {given.match!r} is none: {error}"
+    return None
+
+
+# Metamorphic relations: what must hold between two answers of a kernel, whatever is right.
+#
+# They need no reference. A kernel and its reference that share a mistake agree with each other, and
+# may still break a relation: Chen, Cheung and Yiu, "Metamorphic testing: a new approach for
+# generating next test cases", 1998 (arXiv:2002.12543).
+
+
+#: Whether a relation holds for a drawn call; it may depend on its options.
+When = Callable[["Arguments"], bool]
+
+
+def always(arguments: Arguments) -> bool:
+    """Whatever was drawn."""
+    del arguments
+    return True
+
+
+@dataclass(frozen=True)
+class Linear:
+    """The kernel is linear in an argument, or in several together, while the others are fixed.
+
+    ``f(c x) = c f(x)`` for a power of two, negative where the dtype allows it: bit for bit, since
+    such a factor commutes with rounding, except that 0.0 equals -0.0, and except for what is near
+    the least numbers of the dtype or overflows. Where the reference computes with numbers that
+    small, as a softmax does, losing one may decide how an exact tie is rounded, so that the rule of
+    judgement holds. And ``f(x) = f(a) + f(b)`` where ``a + b = x``.
+
+    ``Linear(0)`` and ``Linear(1)`` hold for ``x @ y``, ``Linear((0, 1))`` for ``x + y``.
+
+    Attributes:
+      argument: position of the argument, or positions of those that are scaled and added
+        together. All leaves of a pytree are; bools are left alone.
+      exact: False judges scaling by the rule of judgement: for a kernel that computes in a format
+        in which a power of two does not commute with rounding, such as fixed point.
+      when: for which drawn calls it holds.
+
+    Raises:
+      SpecError: ``argument`` is no position.
+    """
+
+    argument: int | Sequence[int]
+    exact: bool = True
+    when: When = always
+
+    def __post_init__(self) -> None:
+        if not self.positions or not all(_is_position(position) for position in self.positions):
+            raise SpecError(
+                f"Linear: argument must be the position of a positional argument, from 0, or "
+                f"several of them, not {self.argument!r}"
+            )
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The positions of the arguments."""
+        return (self.argument,) if isinstance(self.argument, int) else tuple(self.argument)
+
+    def __str__(self) -> str:
+        return f"linear in {_arguments(self.positions)}"
+
+
+@dataclass(frozen=True)
+class Permuted:
+    """Permuting some arguments together leaves the output as it is, or permutes it likewise.
+
+    ``Permuted({1: 0, 2: 0})`` holds for the keys and values of attention without a causal mask,
+    ``Permuted({0: 0}, output=0)`` for the rows of a softmax.
+
+    Attributes:
+      args: the axis of each argument that is permuted, by its position; the arguments have the
+        same size there. It holds for every leaf of a pytree.
+      output: the axis of the output along which it is permuted too; None leaves it as it is. A
+        sequence says it for each leaf of a pytree.
+      exact: whether the answer must be the same to the bit, because nothing is summed over the
+        axis. Not for kernels with ``exp`` and the like: their vectorised form may differ from the
+        one for what is left over at the end.
+      when: for which drawn calls it holds.
+
+    Raises:
+      SpecError: ``args`` is empty or has a key that is no position or a value that is no axis.
+    """
+
+    args: Mapping[int, int]
+    output: int | Sequence[int | None] | None = None
+    exact: bool = False
+    when: When = always
+
+    def __post_init__(self) -> None:
+        axes: list[Any] = [*self.args.values(), *self.axes(1)]
+        if (
+            not self.args
+            or not all(_is_position(position) for position in self.args)
+            or not all(_is_int(axis) for axis in axes if axis is not None)
+        ):
+            raise SpecError(
+                "Permuted: args must map the position of an argument to an axis, and output be an "
+                f"axis or None, or one of them for each leaf, not {dict(self.args)} and "
+                f"{self.output!r}"
+            )
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The positions of the arguments."""
+        return tuple(self.args)
+
+    def axes(self, leaves: int) -> tuple[int | None, ...]:
+        """The axis of each of so many leaves of the output."""
+        if self.output is None or isinstance(self.output, int):
+            return (self.output,) * leaves
+        return tuple(self.output)
+
+    def __str__(self) -> str:
+        words = ", ".join(f"axis {axis} of argument {n}" for n, axis in self.args.items())
+        return f"permuted along {words}"
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A relation that a project defines: ``f(change(x))`` must be ``expect(f(x))``.
+
+    Example: attention does not change where every key and value is there twice::
+
+        def twice(arguments, rng):
+            q, k, v = arguments.args
+            args = (q, np.concatenate([k, k]), np.concatenate([v, v]))
+            return dataclasses.replace(arguments, args=args)
+
+        Relation("keys twice", twice)
+
+    Attributes:
+      name: for messages.
+      change: from the drawn call and a generator, seeded with the call, to the other call.
+      expect: from the kernel's outputs for the drawn call, a pytree of numpy arrays, and the
+        *changed* call to what the kernel must give for that. Whatever ``change`` drew may be put
+        into ``recipe`` of the changed call, or into its options. By default the same outputs.
+        It is applied to the reference's outputs as well, which are float64, to see how errors
+        spread.
+      exact: whether the answer must be that to the bit.
+      when: for which drawn calls it holds.
+
+    Raises:
+      SpecError: ``change`` or ``expect`` is no function.
+    """
+
+    name: str
+    change: Callable[[Arguments, np.random.Generator], Arguments]
+    expect: Callable[[Any, Arguments], Any] = lambda outputs, _: outputs
+    exact: bool = False
+    when: When = always
+
+    def __post_init__(self) -> None:
+        if not callable(self.change) or not callable(self.expect):
+            raise SpecError(f"Relation {self.name!r}: change and expect must be functions")
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """None that need checking."""
+        return ()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+#: Everything that ``KernelSpec.relations`` may hold.
+AnyRelation = Linear | Permuted | Relation
+
+
+def problem_with(relations: Sequence[AnyRelation], count: int) -> str | None:
+    """What is wrong with relations of a kernel of ``count`` positional arguments, or None."""
+    for relation in relations:
+        beyond = [position for position in relation.positions if position >= count]
+        if beyond:
+            return (
+                f"relations: {type(relation).__name__} names argument {beyond[0]}, but its inputs "
+                f"draw {count} positional arguments"
+            )
+    return None
+
+
+def _arguments(positions: Sequence[int]) -> str:
+    return f"argument{'s' if positions[1:] else ''} {', '.join(map(str, positions))}"
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_position(value: Any) -> bool:
+    return _is_int(value) and value >= 0
+
+
+# ``KernelSpec``: what a kernel computes, how to draw its inputs, and where it runs.
+
 
 #: The backends that a kernel for a platform claims by default.
 CLAIMED = {

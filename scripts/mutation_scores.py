@@ -36,12 +36,12 @@ from pytest_pallas.backends import Call, RunSettings
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.interpreters import interpret
 from pytest_pallas.backends.tracing import jitted, split
-from pytest_pallas.collection.suite import suite
-from pytest_pallas.mutation import Mutant, mutants_of
-from pytest_pallas.mutation_runner.running import unknown
-from pytest_pallas.sampling.diversity import ExampleSource
+from pytest_pallas.draw.arguments import Arguments, as_arguments
+from pytest_pallas.draw.diversity import ExampleSource
+from pytest_pallas.mutate import Mutant, mutants_of
+from pytest_pallas.mutate.runner import unknown
+from pytest_pallas.run.collection import suite
 from pytest_pallas.spec import KernelSpec
-from pytest_pallas.strategies.arguments import Arguments, as_arguments
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/mutation.md"

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytest_pallas.analysis import KernelCall
+from pytest_pallas.grid.kernel_calls import KernelCall
 
 
 def mesh(**axes: int) -> jax.sharding.Mesh:

@@ -12,12 +12,12 @@ from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, Target
 from pallas_sim.compat.compilers import interpret_ignored
 from pallas_sim.errors import KernelError, PallasError
 from pallas_sim.tracing import AbsentChip, present
-from pytest_pallas.analysis.grid import Analysis, analyze_jaxpr
 from pytest_pallas.backends.execution import brief, readable
-from pytest_pallas.backends.lowering import attributes
 from pytest_pallas.backends.protocol import Call, expected_warnings
 from pytest_pallas.backends.tracing import abstract, jitted
+from pytest_pallas.compile.backends import attributes
 from pytest_pallas.errors import NoPallasCallError
+from pytest_pallas.grid.analysis import Analysis, analyze_jaxpr
 
 
 def analyze(function: Callable[..., Any], *args: Any, **options: Any) -> Analysis:

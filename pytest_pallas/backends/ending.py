@@ -13,7 +13,7 @@ from typing import Any
 
 from pallas_sim.errors import SimulationLimitError
 from pallas_sim.findings import SourceLine
-from pytest_pallas.own_code import is_own
+from pytest_pallas.errors import is_own
 
 #: Time limit for everything but a kernel, in seconds at least, and as a multiple of
 #: --pallas-timeout: set-up, drawing, the reference in float64, teardown.

@@ -8,10 +8,11 @@ fault: after about ten thousand programs, which takes minutes of fuzzing.
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -21,15 +22,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_sim.errors import BoundsError, KernelError, PallasError
-from pytest_pallas.analysis import KernelCall, kernel_calls, live_kernel_calls
+from pytest_pallas.backends.processes import LocalShards, gang, local_shards
 from pytest_pallas.backends.protocol import Call, Outcome
-from pytest_pallas.backends.tracing import StaticPart, apply, jitted, split
-from pytest_pallas.compat.interpreters import clear_effect_tokens, reset_interpreters
-from pytest_pallas.compat.rejection import is_rejection
-from pytest_pallas.devices.processes import gang
-from pytest_pallas.devices.shards import LocalShards, local_shards
+from pytest_pallas.backends.tracing import StaticPart, apply, identity, jitted, split
+from pytest_pallas.compat.fuzzing import is_rejection
+from pytest_pallas.compat.settings import clear_effect_tokens, reset_interpreters
 from pytest_pallas.errors import NoPallasCallError
-from pytest_pallas.notes import Note
+from pytest_pallas.grid.kernel_calls import KernelCall, kernel_calls, live_kernel_calls
+from pytest_pallas.record import Note
 
 #: The fraction of the maps at which programs are cleared: the next compilation needs some, and
 #: other threads compile, too.
@@ -271,3 +271,21 @@ def recover() -> None:
     """Clear the state of a failed call: interpreter state and the tokens of its callbacks."""
     reset_interpreters()
     clear_effect_tokens()
+
+
+# Cache keys from the contents of arguments.
+
+
+def digest(tree: Any) -> Hashable:
+    """A key that is equal for pytrees of equal arrays; other leaves are compared directly."""
+    leaves, structure = jax.tree.flatten(tree)
+    parts: list[Hashable] = [structure]
+    for leaf in leaves:
+        if isinstance(leaf, (np.ndarray, np.generic, jax.Array)):
+            content = np.ascontiguousarray(to_numpy(leaf)).tobytes()
+            parts.append(
+                (leaf.shape, str(leaf.dtype), hashlib.blake2b(content, digest_size=16).digest())
+            )
+        else:
+            parts.append(identity(leaf))
+    return tuple(parts)

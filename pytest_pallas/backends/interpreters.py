@@ -12,11 +12,7 @@ from typing import Any
 from pallas_sim.chips import Target
 from pallas_sim.errors import DeadlockError
 from pytest_pallas.backends.protocol import Call, Kind, Outcome, chip_of
-from pytest_pallas.compat.interpreters import (
-    fail_interpreters,
-    quiet_callbacks,
-    release_interpreters,
-)
+from pytest_pallas.compat.settings import fail_interpreters, quiet_callbacks, release_interpreters
 from pytest_pallas.errors import UnsupportedKernelError
 
 #: Seconds in which all devices must fail.

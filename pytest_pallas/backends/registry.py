@@ -93,12 +93,12 @@ def compiling(service: Callable[[], Any]) -> tuple[Family, ...]:
     def maker(platform: str) -> Callable[[Target | None], Backend]:
         @functools.cache
         def lowering() -> Any:  # one for all targets
-            from pytest_pallas.backends.lowering import Lowering
+            from pytest_pallas.compile.backends import Lowering
 
             return Lowering(platform)
 
         def make(target: Target | None) -> Backend:
-            from pytest_pallas.backends.compilation import Compiler
+            from pytest_pallas.compile.backends import Compiler
 
             return Compiler(f"{platform}-compile", platform, service, lowering, target)
 

@@ -14,17 +14,16 @@ from pallas_sim.chips import Target, accumulations
 from pallas_sim.errors import BoundsError, MissingRuleError
 from pallas_sim.findings import OF_TRANSFERS, Finding
 from pytest_pallas.backends.ending import ending
-from pytest_pallas.backends.protocol import Backend, Call, Kind, Outcome, chip_of
-from pytest_pallas.backends.variations import Probe
+from pytest_pallas.backends.protocol import Backend, Call, Kind, Outcome, Probe, chip_of
 from pytest_pallas.budget import LastUsed
-from pytest_pallas.compat.rejection import is_rejection
+from pytest_pallas.compat.fuzzing import is_rejection
 from pytest_pallas.errors import CapacityError, DmaError, RaceError
-from pytest_pallas.notes import Note
+from pytest_pallas.record import Note
 
 if TYPE_CHECKING:
     from pallas_sim.machine import Machine
     from pallas_sim.timeline import Timeline
-    from pytest_pallas.backends.compilation import Compiler
+    from pytest_pallas.compile.backends import Compiler
 
 #: Limits on the runs that are kept, because checks repeat the same ones: on their number, their
 #: bytes, and the bytes of one.
@@ -227,7 +226,7 @@ def _program(backend: Simulator, call: Call) -> _TracedProgram:
     import jax
 
     from pytest_pallas.backends.execution import kernels_of
-    from pytest_pallas.mutation import mutated
+    from pytest_pallas.mutate import mutated
 
     traced = _traced(backend, call)
     jaxpr = traced.jaxpr if call.mutant is None else mutated(traced.jaxpr, call.mutant)
@@ -313,7 +312,7 @@ def _eager_run(
 
     from pallas_sim.simulation import run_eagerly
     from pytest_pallas.backends.tracing import apply, on_host
-    from pytest_pallas.mutation import mutated
+    from pytest_pallas.mutate import mutated
 
     _tell(call, None, ())
     static, arrays = on_host(call.with_settings(mutant=None))
@@ -344,7 +343,7 @@ def _machine(
     """The machine that a call runs on, and the list for the results of its probe."""
     from pallas_sim.machine import Machine
     from pallas_sim.recorders import LoadRecorder
-    from pytest_pallas.backends.variations import filler_of
+    from pytest_pallas.backends.protocol import filler_of
 
     probe_results: list[Any] = []
     machine = Machine(
@@ -402,7 +401,7 @@ def _read_only(value: Any) -> Any:
 
 def _key(call: Call) -> Hashable:
     """The cache key: equal for calls with equal runs, whatever they do with findings."""
-    from pytest_pallas.backends.digests import digest
+    from pytest_pallas.backends.execution import digest
     from pytest_pallas.backends.tracing import identity
 
     return (

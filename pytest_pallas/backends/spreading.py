@@ -18,12 +18,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pallas_sim.compat.jaxprs import open_jaxpr, sub_jaxprs
 from pallas_sim.errors import DeviceError
-from pytest_pallas.analysis.kernel_calls import KernelCall, called_jaxpr
-from pytest_pallas.backends.digests import digest
-from pytest_pallas.backends.execution import Preparer, Runner, trace
+from pytest_pallas.backends.execution import Preparer, Runner, digest, trace
+from pytest_pallas.backends.processes import Gang, agree
 from pytest_pallas.backends.protocol import Call
 from pytest_pallas.backends.tracing import StaticPart, jitted, on_host, signature, split
-from pytest_pallas.devices.processes import Gang, agree
+from pytest_pallas.grid.kernel_calls import KernelCall, called_jaxpr
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 

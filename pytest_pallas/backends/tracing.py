@@ -6,9 +6,10 @@ import dataclasses
 import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -16,8 +17,12 @@ from jax.extend.core import jaxpr_as_fun
 
 from pallas_sim.compat.jaxprs import limit_traces
 from pallas_sim.errors import OptionError
+from pallas_sim.tracing import tracing_for
 from pytest_pallas.backends.ending import uncaught
-from pytest_pallas.backends.protocol import Call
+from pytest_pallas.backends.protocol import Backend, Call, chip_of
+
+if TYPE_CHECKING:
+    from pytest_pallas.grid.kernel_calls import KernelCall
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +157,7 @@ def apply(static: StaticPart, arrays: list[Any]) -> Any:
 
 def _with_mutant(static: StaticPart, arrays: list[Any]) -> Any:
     """Execute the call with a mutant in its kernels. JAX caches the trace of the original."""
-    from pytest_pallas.mutation import mutated
+    from pytest_pallas.mutate import mutated
 
     plain = dataclasses.replace(static, key=(static.key, "without"), mutant=None)
     try:
@@ -279,3 +284,62 @@ def identity(value: Any) -> Hashable:
         return _Identity(value)
     # 1, 1.0 and True are equal keys, but make different programs
     return (type(value), value)
+
+
+# The kernels of a call, from a trace alone, and the trace itself.
+
+
+def kernels_of(
+    call: Call, context: Callable[[], AbstractContextManager[Any]]
+) -> Sequence[KernelCall] | None:
+    """The kernels of a call; None if it cannot be traced within its time limit.
+
+    Args:
+      call: the call to trace; its arrays may be abstract.
+      context: makes the context to trace in.
+    """
+    from pytest_pallas.grid.kernel_calls import kernel_calls
+
+    traced = _traced(call, context)
+    return None if traced is None else kernel_calls(traced.jaxpr)
+
+
+def traced_kernels(call: Call, backend: Backend) -> Sequence[KernelCall]:
+    """The kernels of a call on a backend, without its mutant; () if it cannot be traced."""
+    return kernels_of(call.with_settings(mutant=None), _context_of(backend)) or ()
+
+
+def traced_jaxpr(call: Call, backend: Backend) -> Any:
+    """The trace of a call on a backend, without its mutant; None if it cannot be traced."""
+    traced = _traced(call.with_settings(mutant=None), _context_of(backend))
+    return None if traced is None else traced.jaxpr
+
+
+def outputs_of(call: Call, backend: Backend) -> Sequence[Any]:
+    """Shapes and dtypes of the outputs of a call on a backend; () if it cannot be traced.
+
+    JAX caches the trace, which its run uses.
+    """
+    import jax
+
+    traced = _traced(call, _context_of(backend))
+    return () if traced is None else jax.tree.leaves(traced.out_info)
+
+
+def _traced(call: Call, context: Callable[[], AbstractContextManager[Any]]) -> Any:
+    from pytest_pallas.backends.ending import ending
+
+    try:
+        static, shapes = abstract(call)
+        with context(), ending(call.timeout):
+            return jitted(static).trace(shapes)
+    except Exception:  # tracing runs user code; the item will raise the same
+        return None
+
+
+def _context_of(backend: Backend) -> Callable[[], AbstractContextManager[Any]]:
+    """Makes the context to trace in for a backend."""
+    usual: Any = functools.partial(tracing_for, chip_of(backend))
+    if backend.kind == "hardware":
+        usual = nullcontext
+    return getattr(backend, "context", usual)

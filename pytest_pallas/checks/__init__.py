@@ -48,4 +48,36 @@ def declared_checks() -> tuple[Check, ...]:
     return declared_by(__name__, MODULES)
 
 
-__all__ = ["MODULES", "NAMES", "Check", "declare_check", "declare_sanitizer", "declared_checks"]
+#: The modules that declare a sanitizer, in the order in which the sanitizers run. A sanitizer is a
+#: check for errors that an output need not show; ``--pallas-sanitize`` selects them.
+SANITIZER_MODULES: tuple[str, ...] = (
+    "races",
+    "dma",
+    "deadlock",
+    "schedule",
+    "memory",
+    "donation",
+    "device",
+)
+
+#: The names of the sanitizers.
+SANITIZERS: tuple[str, ...] = names_of(SANITIZER_MODULES)
+
+
+@functools.cache
+def declared_sanitizers() -> tuple[Check, ...]:
+    """The sanitizers of this package, in order. Imports their modules, and with them JAX."""
+    return declared_by(__name__, SANITIZER_MODULES)
+
+
+__all__ = [
+    "MODULES",
+    "NAMES",
+    "SANITIZERS",
+    "SANITIZER_MODULES",
+    "Check",
+    "declare_check",
+    "declare_sanitizer",
+    "declared_checks",
+    "declared_sanitizers",
+]

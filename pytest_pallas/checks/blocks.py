@@ -6,13 +6,13 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pytest_pallas.analysis.extent import one_program
 from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, exactly, expect, judge, run
+from pytest_pallas.draw.arguments import larger_first
+from pytest_pallas.draw.arrays import draw_once
 from pytest_pallas.errors import NotApplicableError
+from pytest_pallas.grid.kernel_calls import one_program
 from pytest_pallas.spec import KernelSpec
-from pytest_pallas.strategies.declared import larger_first
-from pytest_pallas.strategies.once import draw_once
 
 
 def requires_spec(spec: KernelSpec) -> str | None:

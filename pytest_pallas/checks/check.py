@@ -9,11 +9,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from pytest_pallas.analysis import KernelCall
     from pytest_pallas.backends import Backend
     from pytest_pallas.checks.context import CheckContext, CheckResult
+    from pytest_pallas.draw.arguments import Arguments
+    from pytest_pallas.grid.kernel_calls import KernelCall
     from pytest_pallas.spec import KernelSpec
-    from pytest_pallas.strategies.arguments import Arguments
 
 #: A function and its positional arguments.
 Program = tuple[Callable[..., Any], tuple[Any, ...]]

@@ -25,10 +25,10 @@ from pytest_pallas.backends.hardware import CUSTOM_CALLS
 from pytest_pallas.backends.tracing import QUICK, abstract, apply, on_host, split
 from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, call, run
-from pytest_pallas.checks.rerun import identical
+from pytest_pallas.checks.metamorphic import identical
 from pytest_pallas.errors import NotApplicableError
-from pytest_pallas.mutation.programs import rewritten
-from pytest_pallas.mutation.rewriting import closed_with, equations_of
+from pytest_pallas.mutate.model import closed_with, equations_of
+from pytest_pallas.mutate.programs import rewritten
 from pytest_pallas.spec import KernelSpec
 
 #: The name of a kernel in a program that is lowered without its kernels.

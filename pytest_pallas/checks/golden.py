@@ -17,17 +17,17 @@ import numpy as np
 from pallas_sim.errors import OptionError
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.context import CheckContext, CheckResult, ComparedOutputs
-from pytest_pallas.checks.cross_compare import apart, coarser
+from pytest_pallas.checks.cross import apart, coarser
 from pytest_pallas.checks.verdict import drawn_facts
+from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.errors import GoldenError
-from pytest_pallas.goldens.entry import Call, Golden, Output, origin_of, question_of
-from pytest_pallas.goldens.store import Store
-from pytest_pallas.goldens.tensors import Array, digest, dump
-from pytest_pallas.goldens.values import Written, write
-from pytest_pallas.notes import Note
-from pytest_pallas.numerics import Comparison, Noise, bitwise, state
-from pytest_pallas.oracle.expected import Expected, Leaves
-from pytest_pallas.strategies.arguments import Arguments
+from pytest_pallas.judge.explanation import state
+from pytest_pallas.judge.judgement import bitwise
+from pytest_pallas.judge.oracle import Expected, Leaves
+from pytest_pallas.judge.tolerance import Comparison, Noise
+from pytest_pallas.record import Note
+from pytest_pallas.replay.goldens import Call, Golden, Output, Store, origin_of, question_of
+from pytest_pallas.replay.values import Array, Written, digest, dump, write
 
 type Mode = Literal["record", "update", "replay"]
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_sim.dtypes import is_float
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.checks.check import Program, declare_check
 from pytest_pallas.checks.context import (
@@ -22,8 +23,7 @@ from pytest_pallas.checks.context import (
     run,
 )
 from pytest_pallas.errors import NotApplicableError, SpecError
-from pytest_pallas.numerics import is_float
-from pytest_pallas.oracle.expected import flatten
+from pytest_pallas.judge.oracle import flatten
 from pytest_pallas.spec import KernelSpec
 
 

@@ -7,18 +7,19 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from pytest_pallas.analysis import KernelCall
-from pytest_pallas.analysis.extent import one_program
-from pytest_pallas.analysis.grid import Analysis, GridFinding, has_blocks, merged
 from pytest_pallas.backends import DEFAULT_TARGETS, TARGETS, Backend, Label, Target, chip_of
 from pytest_pallas.backends.analyzing import analyzed, on_chip
 from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, call
 from pytest_pallas.checks.gradient import program
+from pytest_pallas.draw.arguments import larger_first
 from pytest_pallas.errors import GridError, NotApplicableError
-from pytest_pallas.notes import Note
+from pytest_pallas.grid.analysis import Analysis, merged
+from pytest_pallas.grid.findings import GridFinding
+from pytest_pallas.grid.kernel_calls import KernelCall, one_program
+from pytest_pallas.grid.model import has_blocks
+from pytest_pallas.record import Note
 from pytest_pallas.spec import KernelSpec
-from pytest_pallas.strategies.declared import larger_first
 
 #: Backends that use a TPU's compiler.
 _COMPILED = ("tpu", "tpu-compile")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import jax
 
-from pytest_pallas.analysis import mutated_operands
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, run
 from pytest_pallas.errors import MismatchError
-from pytest_pallas.numerics import bitwise
+from pytest_pallas.grid.kernel_calls import mutated_operands
+from pytest_pallas.judge.judgement import bitwise
 
 
 @declare_check(

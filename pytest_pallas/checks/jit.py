@@ -5,9 +5,9 @@ from __future__ import annotations
 from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, exactly, expect, judge, run
 from pytest_pallas.errors import NotApplicableError
-from pytest_pallas.notes import Note
-from pytest_pallas.numerics import bitwise
-from pytest_pallas.oracle.expected import flatten
+from pytest_pallas.judge.judgement import bitwise
+from pytest_pallas.judge.oracle import flatten
+from pytest_pallas.record import Note
 
 
 @declare_check(

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pallas_sim.dtypes import epsilon, float_facts, is_bool, is_complex, is_exact, is_float, wide
 from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, exactly
 from pytest_pallas.checks.metamorphic import (
@@ -25,21 +26,10 @@ from pytest_pallas.checks.metamorphic import (
     requires_relation,
     sum_of,
 )
+from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.errors import SpecError
-from pytest_pallas.numerics import (
-    Comparison,
-    Tolerance,
-    epsilon,
-    float_facts,
-    is_bool,
-    is_complex,
-    is_exact,
-    is_float,
-    wide,
-)
-from pytest_pallas.relations import Linear
-from pytest_pallas.spec import KernelSpec
-from pytest_pallas.strategies.arguments import Arguments
+from pytest_pallas.judge.tolerance import Comparison, Tolerance
+from pytest_pallas.spec import KernelSpec, Linear
 
 type Array = np.ndarray[Any, Any]
 

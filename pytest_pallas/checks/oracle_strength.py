@@ -8,17 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from pallas_sim.dtypes import epsilon, is_bool, is_exact, wide
 from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, exactly, expect
-from pytest_pallas.numerics import (
-    Tolerance,
-    bitwise,
-    compare_trees,
-    epsilon,
-    is_bool,
-    is_exact,
-    wide,
-)
+from pytest_pallas.judge.judgement import bitwise, compare_trees
+from pytest_pallas.judge.tolerance import Tolerance
 
 Array = np.ndarray[Any, Any]
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_pallas.analysis import KernelCall
-from pytest_pallas.analysis.unwritten import has_blocks, overhanging_blocks
 from pytest_pallas.backends import Backend, Outcome, label
-from pytest_pallas.backends.variations import Fill
+from pytest_pallas.backends.protocol import Fill
 from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, run
-from pytest_pallas.checks.ignored import masks_of, poisoned
-from pytest_pallas.checks.rerun import run_again, unchanged
+from pytest_pallas.checks.inputs import masks_of, poisoned
+from pytest_pallas.checks.metamorphic import run_again, unchanged
 from pytest_pallas.errors import NotApplicableError
-from pytest_pallas.numerics import Comparison
+from pytest_pallas.grid.kernel_calls import KernelCall
+from pytest_pallas.grid.unwritten import has_blocks, overhanging_blocks
+from pytest_pallas.judge.tolerance import Comparison
 from pytest_pallas.spec import KernelSpec
 
 #: Values beyond the edges of arrays, besides the interpreters' own.

@@ -20,10 +20,9 @@ from pytest_pallas.checks.metamorphic import (
     holding,
     requires_relation,
 )
+from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.errors import SpecError
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import KernelSpec
-from pytest_pallas.strategies.arguments import Arguments
+from pytest_pallas.spec import KernelSpec, Permuted
 
 
 def subjects(spec: KernelSpec, arguments: Arguments) -> list[int]:

@@ -14,10 +14,9 @@ from pytest_pallas.backends.execution import brief
 from pytest_pallas.backends.tracing import signature
 from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, call
+from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.errors import MismatchError, NotApplicableError, SpecError
-from pytest_pallas.raises import Raises
-from pytest_pallas.spec import KernelSpec
-from pytest_pallas.strategies.arguments import Arguments
+from pytest_pallas.spec import KernelSpec, Raises
 
 
 def requires_spec(spec: KernelSpec) -> str | None:

@@ -11,12 +11,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
+from pytest_pallas.backends.devices import make_mesh
+from pytest_pallas.backends.processes import gang
 from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, exactly, expect, judge, run
-from pytest_pallas.devices.mesh import make_mesh
-from pytest_pallas.devices.processes import gang
 from pytest_pallas.errors import NotApplicableError, SpecError
-from pytest_pallas.notes import Note
+from pytest_pallas.record import Note
 from pytest_pallas.spec import KernelSpec
 
 #: Numbers of devices; those that are not available are left out.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import traceback
@@ -14,28 +15,27 @@ import jax
 import numpy as np
 
 from pallas_sim.errors import Explanation, Fact, PallasError, explanation_of
-from pytest_pallas.analysis import KernelCall, describe_writer
-from pytest_pallas.analysis.unwritten import inputs_beyond_edges
-from pytest_pallas.backends import Backend, Outcome, label
+from pytest_pallas.backends import Backend, Call, Outcome, label
+from pytest_pallas.backends.processes import gang
 from pytest_pallas.backends.spreading import words_of
 from pytest_pallas.checks.check import Check
-from pytest_pallas.checks.compiled import compiled
 from pytest_pallas.checks.context import (
     CheckContext,
     CheckResult,
     as_kernel_error,
     call,
     judge_leaves,
+    judge_together,
+    process_facts,
 )
-from pytest_pallas.checks.spread import judge_together, process_facts
-from pytest_pallas.devices.processes import gang
-from pytest_pallas.errors import CompileError, CostError, MismatchError
-from pytest_pallas.notes import Note
-from pytest_pallas.numerics import Comparison, Tolerance
-from pytest_pallas.numerics.contents import in_words, role_of
-from pytest_pallas.oracle.expected import flatten
-from pytest_pallas.own_code import is_own
-from pytest_pallas.strategies.arguments import Arguments
+from pytest_pallas.draw.arguments import Arguments
+from pytest_pallas.errors import CompileError, CostError, MismatchError, is_own
+from pytest_pallas.grid.kernel_calls import KernelCall
+from pytest_pallas.grid.unwritten import describe_writer, inputs_beyond_edges
+from pytest_pallas.judge.explanation import in_words, role_of
+from pytest_pallas.judge.oracle import flatten
+from pytest_pallas.judge.tolerance import Comparison, Tolerance
+from pytest_pallas.record import Note
 
 #: Primitives around a kernel that pass its output on as it is; vmap and shard_map do not.
 _TRANSPARENT = frozenset(
@@ -365,3 +365,37 @@ def contents_of(arguments: Arguments) -> list[tuple[str, str, np.ndarray[Any, An
 
 def _short(value: Any) -> str:
     return getattr(value, "__name__", None) or str(value)
+
+
+# Checks on compiling backends: they compile the program of a check and do not execute it.
+
+
+def start(check: Check, context: CheckContext) -> Callable[[], Outcome] | None:
+    """Start to compile the program of a check; the returned function waits for the outcome.
+
+    None if the check has nothing to compile, or the backend cannot start a compilation in advance.
+    """
+    begin = getattr(context.backend, "start", None)
+    if check.program is None or begin is None:
+        return None
+    return begin(_call(check, context))
+
+
+def _call(check: Check, context: CheckContext) -> Call:
+    """The call of a check's program; a gradient may need no output of the kernel."""
+    assert check.program is not None
+    made = call(context, *check.program(context))
+    return dataclasses.replace(made, needs_kernel=check.differentiates != "only")
+
+
+def compiled(check: Check, context: CheckContext) -> CheckResult:
+    """Compile the program of a check. The result's outcome has the report and the error."""
+    if check.program is None:
+        return CheckResult(comparisons=(), notes=(Note("nothing to compile", "run"),))
+    outcome = context.backend.run(_call(check, context))
+    if outcome.report is not None:
+        report = dataclasses.replace(outcome.report, typical=context.typical)
+        outcome = dataclasses.replace(outcome, report=report)
+    return CheckResult(
+        comparisons=(), outcome=outcome, seconds=outcome.seconds, notes=outcome.notes
+    )

@@ -10,16 +10,15 @@ import jax
 import numpy as np
 
 from pallas_sim.compat.grids import grid_facts
-from pytest_pallas.analysis import KernelCall
-from pytest_pallas.analysis.limits import reaches_devices
-from pytest_pallas.analysis.programs import has_semantics
+from pallas_sim.dtypes import is_float
 from pytest_pallas.backends import Backend
-from pytest_pallas.backends.kernel_traces import traced_kernels
+from pytest_pallas.backends.tracing import traced_kernels
 from pytest_pallas.checks.check import Program, declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, call, expect, judge, run
 from pytest_pallas.errors import NotApplicableError
-from pytest_pallas.numerics import Comparison, Noise, is_float
-from pytest_pallas.oracle.expected import Expected, LazyMapping, Leaves
+from pytest_pallas.grid.kernel_calls import KernelCall, has_semantics, reaches_devices
+from pytest_pallas.judge.oracle import Expected, LazyMapping, Leaves
+from pytest_pallas.judge.tolerance import Comparison, Noise
 from pytest_pallas.spec import KernelSpec
 
 

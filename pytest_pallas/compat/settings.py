@@ -7,7 +7,10 @@ Probe: ``tests/unit/isolation/test_leaks.py``.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import logging
+import sys
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 #: What a setting was: for the process, and for this thread; the latter as JAX says that there is
@@ -80,3 +83,88 @@ def _holders() -> Mapping[str, Any]:
 
 def _same(a: Any, b: Any) -> bool:
     return a is b or (type(a) is type(b) and bool(a == b))
+
+
+# Private names of JAX: the state of its interpreters.
+#
+# Seen in JAX 0.11.2 and 0.12.0.1. It can go when both have a public reset, which also ends
+# the devices that wait. Probe: ``tests/unit/backends/test_interpreters.py``.
+
+
+def interpreter_modules() -> list[Any]:
+    """The modules that hold ``_shared_memory``, of the interpreters that were used so far."""
+    names = (
+        "jax._src.pallas.mosaic.interpret.interpret_pallas_call",
+        "jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks",
+    )
+    return [sys.modules[name] for name in names if name in sys.modules]
+
+
+def interpreters_in_use() -> tuple[str, ...]:
+    """Which interpreters hold memory of a kernel: between two calls, none should."""
+    return tuple(
+        "the GPU interpreter" if "mosaic_gpu" in module.__name__ else "the TPU interpreter"
+        for module in interpreter_modules()
+        if getattr(module, "_shared_memory", None) is not None
+    )
+
+
+def reset_interpreters() -> None:
+    """Forget the state of the TPU and GPU interpreters, as is due after an exception in them.
+
+    ``reset_gpu_interpret_mode_state`` has no public name.
+    """
+    for module in interpreter_modules():
+        for name in ("reset_tpu_interpret_mode_state", "reset_gpu_interpret_mode_state"):
+            if hasattr(module, name):
+                getattr(module, name)()
+
+
+def fail_interpreters(error: Exception) -> bool:
+    """Make every simulated device that waits in an interpreter raise ``error``.
+
+    The interpreters' waits poll ``check_failed``, so this ends a deadlock without killing the
+    process. ``top_level=False`` because the caller is none of the simulated devices: it must not
+    take a place at their clean-up barrier. True if there was an interpreter to stop.
+    """
+    stopped = False
+    for module in interpreter_modules():
+        memory = getattr(module, "_shared_memory", None)
+        if memory is not None:
+            memory.set_failed(error, top_level=False)
+            stopped = True
+    return stopped
+
+
+def release_interpreters() -> None:
+    """Let go of devices that have failed and wait at the end for others, which never began.
+
+    After ``fail_interpreters``: a device that failed waits until all have, and one that does not
+    call the kernel never does.
+    """
+    for module in interpreter_modules():
+        memory = getattr(module, "_shared_memory", None)
+        if memory is not None:
+            memory.clean_up_barrier.abort()
+
+
+@contextmanager
+def quiet_callbacks() -> Generator[None]:
+    """Keep JAX from logging the traceback of a callback that fails: the error itself has it."""
+    logger = logging.getLogger("jax._src.callback")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def clear_effect_tokens() -> None:
+    """Drop the ordered-effect tokens of this process.
+
+    The interpreters' callbacks are ordered effects. A callback that fails leaves its error in
+    the token, and the next kernel, which waits for that token, fails with the previous one's
+    error.
+    """
+    importlib.import_module("jax._src.dispatch").runtime_tokens.clear()

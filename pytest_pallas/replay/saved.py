@@ -17,10 +17,9 @@ import pytest
 from pallas_sim.errors import PallasError, first_line
 from pytest_pallas._version import __version__
 from pytest_pallas.checks.golden import written_call
-from pytest_pallas.goldens.example import Example, content_of
-from pytest_pallas.replay.places import NoScriptError
-from pytest_pallas.replay.script import Script, script_of
-from pytest_pallas.session import PytestSession, variant_of
+from pytest_pallas.pytest_session import PytestSession, variant_of
+from pytest_pallas.replay.goldens import Example, content_of
+from pytest_pallas.replay.script import NoScriptError, Script, script_of
 
 SUFFIX = ".safetensors"
 

@@ -16,15 +16,11 @@ import pytest
 from pallas_sim.errors import PallasError, explanation_of
 from pallas_sim.findings import Text
 from pytest_pallas.backends import Label, label
+from pytest_pallas.backends.processes import gang, process_words
 from pytest_pallas.compat.testing import can_be_shown
 from pytest_pallas.decoding import Accepts, Checked, DataError, Seconds, decode
-from pytest_pallas.devices.processes import gang, process_words
 from pytest_pallas.errors import DIED, PeerError
-from pytest_pallas.record import Host, Record, from_json, to_json
-from pytest_pallas.report.pictures import pictures_of
-from pytest_pallas.report.reporter import ATTRIBUTE
-from pytest_pallas.results.model import Location
-from pytest_pallas.session import (
+from pytest_pallas.pytest_session import (
     PART_OUTCOME,
     PART_RESULT,
     RAISED,
@@ -33,6 +29,10 @@ from pytest_pallas.session import (
     STOPPED_BY,
     PytestSession,
 )
+from pytest_pallas.record import Host, Record, from_json, to_json
+from pytest_pallas.report.pictures import pictures_of
+from pytest_pallas.report.reporter import ATTRIBUTE
+from pytest_pallas.results import Location
 
 if TYPE_CHECKING:
     from pytest_pallas.replay.saved import Saved
@@ -42,7 +42,7 @@ PREFIX = "pallas_"
 
 def _checked_part(plain: Any) -> Any:
     """As ``checked_result``, which imports JAX: a gang's process of pytest needs none of it."""
-    from pytest_pallas.items.parts import checked_result
+    from pytest_pallas.distribute.parts import checked_result
 
     return checked_result(plain)
 
@@ -283,7 +283,7 @@ def _script(
     """The script that reproduces a failed check; writes it if it does not exist."""
     if not isinstance(error, PallasError) or error.failure is None:
         return None
-    from pytest_pallas.isolation.leaks import leaving_nothing
+    from pytest_pallas.isolate.leaks import leaving_nothing
     from pytest_pallas.replay.saved import save
 
     with leaving_nothing(session):  # it may trace the kernel again

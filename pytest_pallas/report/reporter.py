@@ -1,7 +1,8 @@
-"""The reporting part of the plugin, in the process with the terminal."""
+"""Progress lines for long runs, which otherwise print nothing for minutes."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,13 +10,122 @@ import pytest
 
 from pallas_sim.errors import OptionError
 from pytest_pallas.decoding import decode
+from pytest_pallas.pytest_session import OUTPUT, PART_RESULT, SHARD, PytestSession, current
 from pytest_pallas.record import NotApplicable
 from pytest_pallas.report.section import Line, Results, Section, as_text
-from pytest_pallas.session import OUTPUT, PART_RESULT, SHARD, PytestSession
 
 if TYPE_CHECKING:
+    from pytest_pallas.distribute.resume import RunKeeper
     from pytest_pallas.record import Record
-    from pytest_pallas.report.runs.keeping import RunKeeper
+
+#: The fraction of ``--pallas-fuzz-time`` between lines.
+SHARE = 0.1
+
+#: Seconds between lines, at least.
+LEAST = 5.0
+
+#: Seconds between lines of a run that has no such time, on a terminal.
+SELDOM = 30.0
+
+
+class Progress:
+    """Counts examples and failures, in the process with the terminal."""
+
+    def __init__(self, config: pytest.Config, seconds: float) -> None:
+        """For a session that may fuzz for ``seconds``; 0 if it draws a number of examples."""
+        self.config = config
+        self.seconds = seconds
+        self.started = self.last = time.monotonic()
+        self.examples = 0
+        self.tests = 0
+        self.every = 0
+        self.kernels: set[str] = set()
+        self.failures = 0
+        self.now: dict[str, None] = {}
+
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        """Start the clock after collection."""
+        self.started = self.last = time.monotonic()
+        self.every = len(session.items)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
+        """Receive the number of tests that workers collect."""
+        self.every = len(ids)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Record a running test: under xdist there are several."""
+        self.now[nodeid] = None
+        if not self.seconds:
+            self._seldom()
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """Record the end of a test."""
+        self.now.pop(nodeid, None)
+        self.tests += 1
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count the examples and failures of a report."""
+        records: list[dict[str, Any]] = getattr(report, ATTRIBUTE, [])
+        for record in records:
+            self.examples += record["examples"]
+            self.kernels.add(record["kernel"])
+            self.failures += record["outcome"] == "failed"
+        if records and self.seconds:
+            self.pulse(0)
+
+    def tick(self) -> None:
+        """Print a line if it is time for one, while other machines run the tests."""
+        if self.seconds:
+            self.pulse(0)
+        else:
+            self._seldom()
+
+    def pulse(self, examples: int) -> None:
+        """Print a line if it is time for one; ``examples`` are not reported yet."""
+        now = time.monotonic()
+        if now - self.last < max(LEAST, SHARE * self.seconds) or not self._seen(0):
+            return
+        spent = now - self.started
+        self._print(
+            f"{spent:.0f} of {self.seconds:.0f} s, {max(self.seconds - spent, 0):.0f} s left, "
+            f"{self.examples + examples:,} examples, {len(self.kernels)} kernels started"
+            f"{self._fleet()}"
+        )
+
+    def _seldom(self) -> None:
+        """Print a line in a long run without a time limit, if test names are not printed."""
+        late = time.monotonic() - self.last >= SELDOM
+        if late and self.kernels and self._seen(0) and not self._seen(1):
+            spent = time.monotonic() - self.started
+            self._print(f"{spent:.0f} s, {self.tests} of {self.every} tests{self._fleet()}")
+
+    def _fleet(self) -> str:
+        """The words about the workers of ``--pallas-fleet``."""
+        fleet = current(self.config).fleet
+        if fleet is None:
+            return ""
+        words = f", {fleet.done} of {fleet.tasks} tasks, {fleet.threads} running at a time"
+        for many, what in ((len(fleet.refused), "refused"), (len(fleet.lost), "lost")):
+            words += f", {many} worker{'' if many == 1 else 's'} {what}" if many else ""
+        return words
+
+    def _seen(self, verbosity: int) -> bool:
+        """Whether the output is a terminal, and the verbosity is high enough."""
+        reporter: Any = self.config.pluginmanager.get_plugin("terminalreporter")
+        on_terminal = reporter is not None and bool(reporter.isatty)
+        return on_terminal and self.config.get_verbosity() >= verbosity
+
+    def _print(self, text: str) -> None:
+        self.last = time.monotonic()
+        reporter: Any = self.config.pluginmanager.get_plugin("terminalreporter")
+        failures = f"{self.failures or 'no'} failure{'' if self.failures == 1 else 's'}"
+        running = ", ".join(name.rpartition("::")[2] for name in self.now)
+        reporter.ensure_newline()
+        reporter.write_line(f"pallas: {text}, {failures}" + (f"; now {running}" * bool(running)))
+
+
+# The reporting part of the plugin, in the process with the terminal.
 
 
 #: The attribute of a ``TestReport`` with the records as plain values: pytest-xdist serializes the
@@ -96,7 +206,7 @@ class Reporter:
         itself = self.session.fleet is not None and resumed is None
         settles = self.session.options.mutate is not None and not itself
         if self.order and settles:
-            from pytest_pallas.report.parts import settled_records
+            from pytest_pallas.distribute.parts import settled_records
 
             # of a run that is taken up, kills count anew in the order of all tests
             killed = self.session.killed if resumed is None else {**self.session.killed_earlier}
@@ -137,7 +247,7 @@ class Reporter:
         if len(failed) < 2 or session.config.get_verbosity() > 0:
             return
         from pytest_pallas.compat.testing import without_block
-        from pytest_pallas.report.causes import others_by_test
+        from pytest_pallas.report.summary import others_by_test
 
         others = others_by_test(self.records)
         for report in failed:
@@ -151,7 +261,7 @@ class Reporter:
         """Write or compare the costs of what was compiled."""
         if self.session.options.cost in ("off", "skip"):
             return
-        from pytest_pallas.report.sections import costs
+        from pytest_pallas.compile import report as costs
 
         try:
             self.costs = costs.settle(self.session, self.records)
@@ -164,7 +274,7 @@ class Reporter:
         least = self.session.options.mutate_min
         if self.session.options.mutate is None or not least:
             return
-        from pytest_pallas.report.sections import mutants
+        from pytest_pallas.mutate import report as mutants
 
         score = mutants.total(mutants.groups(self.records))
         if score is None:
@@ -179,7 +289,7 @@ class Reporter:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print the tables."""
-        from pytest_pallas.report.sections import not_applicable
+        from pytest_pallas.report import terminal as not_applicable
 
         verbosity = self.session.config.get_verbosity()
         left_out = not_applicable.entries(self.session.not_applicable, self.records)
@@ -208,7 +318,9 @@ class Reporter:
 
     def _results(self, **shown: Any) -> Results:
         """The data of all sections; ``shown`` are the fields that depend on the place."""
-        from pytest_pallas.report.sections import compilers, mutants, not_applicable
+        from pytest_pallas.compile import report as compilers
+        from pytest_pallas.mutate import report as mutants
+        from pytest_pallas.report import terminal as not_applicable
 
         rest = mutants.others(self.records)
         executed, compiled = compilers.split(rest, self.session.families.values())
@@ -232,7 +344,7 @@ class Reporter:
     def _tell_files(self, terminalreporter: Any) -> None:
         """List the written files, and what is of the run that was taken up."""
         if self.kept is not None and self.kept.resumed is not None:
-            from pytest_pallas.report.runs.resuming import line
+            from pytest_pallas.distribute.resume import line
 
             terminalreporter.write_line(line(self.session, self.kept.resumed))
         if self.kept is not None and self.kept.problem:

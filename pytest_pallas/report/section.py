@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from pytest_pallas.pytest_session import PytestSession
 from pytest_pallas.record import NotApplicable, Record
-from pytest_pallas.session import PytestSession
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 @dataclass(frozen=True)
@@ -101,3 +105,15 @@ def declared_in(module: ModuleType) -> tuple[Section, ...]:
     """The sections that a module declares, in the order of its source."""
     found = (each for each in vars(module).values() if isinstance(each, Section))
     return tuple(each for each in found if each.lines.__module__ == module.__name__)
+
+
+def rendered(table: RenderableType, *, width: int, color: bool) -> str:
+    """A table or lines as text of at most ``width`` columns, without trailing spaces."""
+    from rich.console import Console
+
+    stream = io.StringIO()
+    console = Console(
+        file=stream, width=max(width, 40), force_terminal=color, no_color=not color, highlight=False
+    )
+    console.print(table)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()).strip("\n")

@@ -1,38 +1,238 @@
-"""The header, tables, and the lines below the summary table, from records only."""
+"""The table of executed checks, and the lines below it."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from pytest_pallas.backends import default_target, label
 from pytest_pallas.compat.fuzzing import hypothesis_profile
-from pytest_pallas.notes import Note, of_kind
-from pytest_pallas.options.table import OLD_REPLAY, uses_old_replay
-from pytest_pallas.record import Record
-from pytest_pallas.report.sections.not_applicable import count, number
-from pytest_pallas.session import PytestSession
+from pytest_pallas.errors import GoldenError
+from pytest_pallas.options import OLD_REPLAY, uses_old_replay
+from pytest_pallas.pytest_session import PytestSession
+from pytest_pallas.record import NotApplicable, Note, Record, not_applicable_of, of_kind
+from pytest_pallas.report.section import Line, Results, section
+from pytest_pallas.report.summary import summary
 from pytest_pallas.tested import TESTED
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from pytest_pallas.pytest_session import FleetFacts
 
-    from pytest_pallas.session.fleet import FleetFacts
+#: Lines of the table without ``-v``, so that all of it fits on a screen.
+_MOST_LINES = 24
 
 
-def rendered(table: RenderableType, *, width: int, color: bool) -> str:
-    """A table or lines as text of at most ``width`` columns, without trailing spaces."""
-    from rich.console import Console
+@section("results")
+def table(results: Results) -> Iterator[str]:
+    """A row for each kernel, a column for each backend."""
+    if results.executed:
+        yield summary(
+            results.executed,
+            families=list(results.session.families),
+            width=results.width,
+            color=results.color,
+            only_failed=results.verbosity < 0,
+            lines=None if results.every else _MOST_LINES,
+        )
 
-    stream = io.StringIO()
-    console = Console(
-        file=stream, width=max(width, 40), force_terminal=color, no_color=not color, highlight=False
-    )
-    console.print(table)
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()).strip("\n")
+
+@section("footnotes", quiet=False)
+def footnotes(results: Results) -> Iterator[str]:
+    """The reasons of skips and expected failures, and the notes of checks."""
+    yield from footnote_lines(results.executed, every=results.every)
+
+
+@section("distinct", quiet=False)
+def distinct(results: Results) -> Iterator[str]:
+    """The number of distinct examples."""
+    found = distinct_line((*results.executed, *results.compiled))
+    if found.triples:
+        yield line(found)
+
+
+# Report the database of examples, and once if it cannot be reached.
+
+
+#: Key of the data that an xdist worker sends to the controller at its end.
+_OUTPUT = "pallas_lost_places"
+
+
+class DatabaseReporter:
+    """Reports the databases that could not be reached, also by workers."""
+
+    def __init__(self, session: PytestSession) -> None:
+        """Report for ``session``."""
+        self.session = session
+        self.reported: set[str] = set()
+
+    def pytest_report_header(self) -> list[str]:
+        """List the databases, and try to reach each server."""
+        database = self.session.database
+        if database is not None:
+            list(database.fetch(b"reached"))  # what fails is remembered
+        names = ", ".join(place.shown for place in self.session.options.database)
+        self.reported = set(self.session.lost_places)
+        return [f"pallas: examples in {names}", *map("pallas: warning: {}".format, self._lost())]
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Send the lost databases of a worker to the controller."""
+        output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+        if output is not None:
+            output[_OUTPUT] = dict(self.session.lost_places)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Receive the lost databases of a worker. A crashed worker sends nothing."""
+        output: dict[str, Any] = getattr(node, "workeroutput", None) or {}
+        for name, text in output.get(_OUTPUT, {}).items():
+            self.session.lost_places.setdefault(name, text)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Report databases that were lost after the header."""
+        for line in self._lost(without=self.reported):
+            terminalreporter.write_line(f"pallas: warning: {line}", yellow=True)
+
+    def _lost(self, without: Collection[str] = ()) -> list[str]:
+        lost = self.session.lost_places.items()
+        return [f"database {name} {text}" for name, text in lost if name not in without]
+
+
+# Counts of goldens, from records.
+
+
+#: The counts, in the order of the line.
+_COUNTED = ("recorded", "replaced", "unchanged", "compared", "different", "missing", "lost")
+
+#: Number of kernels with unused goldens that are named.
+_NAMED = 4
+
+
+def goldens_summary(session: PytestSession, records: Sequence[Record]) -> Iterator[str]:
+    """The number of goldens that were recorded or compared, and the unused ones of the folder."""
+    if session.goldens is None:
+        return
+    folder = session.goldens.store.folder
+    counts = sum((Counter(record.goldens) for record in records), Counter[str]())
+    words = [f"{counts[name]} {name}" for name in _COUNTED if counts[name]]
+    yield f"goldens in {folder}: {', '.join(words) or 'none'}"
+    if counts["missing"]:
+        yield (
+            "missing: the folder has no golden of these calls; record again on the machine of "
+            "the goldens"
+        )
+    if counts["lost"]:
+        yield (
+            "lost: these calls were too large to keep, and the same seed now draws different "
+            "ones; record again"
+        )
+    if session.goldens.mode == "replay":
+        yield from _unused(session, records)
+
+
+def _unused(session: PytestSession, records: Sequence[Record]) -> Iterator[str]:
+    """Goldens of kernels that ran, which no test used."""
+    assert session.goldens is not None
+    ran = {record.kernel for record in records}
+    used = {name for record in records for name in record.used_goldens}
+    unused: Counter[str] = Counter()
+    try:
+        for goldens in session.goldens.index.values():
+            for golden in goldens:
+                if golden.kernel in ran and golden.name not in used:
+                    unused[f"{golden.kernel} {golden.check}"] += 1
+    except GoldenError:
+        return  # the tests fail with this error
+    if unused:
+        names = [f"{name} ({count})" for name, count in unused.most_common(_NAMED)]
+        more = ["..."] if len(unused) > _NAMED else []
+        yield f"unused: no test used {unused.total()} goldens: {', '.join(names + more)}"
+
+
+@section("goldens")
+def section_of_goldens(results: Results) -> Iterator[str]:
+    """The counts of goldens."""
+    yield from goldens_summary(results.session, results.records)
+
+
+# Checks that do not apply to kernels: one line of counts, or a list by requirement.
+
+
+def entries(
+    left_out: Mapping[str, NotApplicable], records: Iterable[Record]
+) -> Sequence[NotApplicable]:
+    """Checks that collection left out, then those that tests found not applicable."""
+    found = dict(left_out)
+    for record in records:
+        entry = not_applicable_of(record)
+        if entry is not None:
+            found[entry.test] = entry
+    return list(found.values())
+
+
+def lines(found: Sequence[NotApplicable], *, every: bool) -> Iterator[str]:
+    """One line of counts; with ``every``, also one for each requirement."""
+    if not found:
+        return
+    late = sum(entry.found == "run" for entry in found)
+    during_run = f", {late:,} of them found during the run" if late else ""
+    hint = "" if every else " (-v lists them)"
+    yield f"not applicable: {count(found)}{during_run}{hint}"
+    if not every:
+        return
+    groups: dict[str, list[NotApplicable]] = {}
+    for entry in found:
+        groups.setdefault(entry.requirement, []).append(entry)
+    for requirement, group in sorted(groups.items(), key=lambda each: -len(each[1])):
+        checks, backends, kernels = (
+            ", ".join(dict.fromkeys(getattr(entry, name) for entry in group))
+            for name in ("check", "backend", "kernel")
+        )
+        yield f"  {requirement} ({len(group):,}): {checks} on {backends}: {kernels}"
+
+
+def count(found: Sequence[NotApplicable | Record]) -> str:
+    """The numbers of checks and kernels."""
+    kernels = len({(each.test.rpartition("::")[0], each.kernel) for each in found})
+    return f"{number(len(found), 'check')} of {number(kernels, 'kernel')}"
+
+
+def number(many: int, noun: str) -> str:
+    """``1 check``, ``2 checks``."""
+    return f"{many:,} {noun}{'' if many == 1 else 's'}"
+
+
+@section("not applicable", quiet=False)
+def section_of_requirements(results: Results) -> Iterator[str]:
+    """The number of checks that do not apply."""
+    yield from lines(results.not_applicable, every=results.every)
+
+
+# The workers of ``--pallas-fleet``.
+
+
+@section("fleet")
+def section_of_workers(results: Results) -> Iterator[str | Line]:
+    """The number of workers, and those that were refused or lost."""
+    fleet = results.session.fleet
+    if fleet is None:
+        return
+    if results.verbosity >= 0:
+        words = f"{fleet.workers} workers took part" if fleet.workers != 1 else "1 worker took part"
+        if fleet.repeated:
+            words += f", {number(fleet.repeated, 'task')} lost with a worker"
+        yield f"fleet {fleet.place}: {words}"
+    for worker, why in fleet.refused.items():
+        yield Line(f"refused worker {worker}: {why}", "yellow")
+    for worker, how in fleet.lost.items():
+        yield Line(f"lost worker {worker}: {how}", "yellow")
+
+
+# The header, tables, and the lines below the summary table, from records only.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +249,7 @@ class Distinct:
     examples: int
 
 
-def distinct(records: Iterable[Record]) -> Distinct:
+def distinct_line(records: Iterable[Record]) -> Distinct:
     """Count distinct examples. Two files may have specs of the same name."""
     shapes: dict[tuple[str, str, str], set[str]] = {}
     examples = 0
@@ -71,7 +271,7 @@ def line(found: Distinct) -> str:
 _REASONS = 3
 
 #: Number of kernels that the line of a reason names.
-_NAMED = 8
+_MOST_NAMED = 8
 
 
 def header(session: PytestSession) -> list[str]:
@@ -130,7 +330,7 @@ def places(session: PytestSession) -> list[str]:
     return texts
 
 
-def footnotes(records: Iterable[Record], *, every: bool = False) -> list[str]:
+def footnote_lines(records: Iterable[Record], *, every: bool = False) -> list[str]:
     """The lines below the table: legend, expected failures, skips.
 
     There is one line for each reason, or one line of counts if there are many reasons. With
@@ -177,7 +377,7 @@ def _unverified(records: Iterable[Record], every: bool) -> Iterator[str]:
         for text in record.unverified:
             kernels.setdefault(text, {})[record.kernel] = None
     for text, names in kernels.items():
-        few = every or len(names) <= _NAMED
+        few = every or len(names) <= _MOST_NAMED
         yield f"unverified: {', '.join(names) if few else number(len(names), 'kernel')}: {text}"
 
 
@@ -198,6 +398,6 @@ def _by_reason(records: Iterable[Record], every: bool) -> Iterator[str]:
     for reason, found in sorted(groups.items(), key=lambda each: -len(each[1])):
         kernels = list(dict.fromkeys(record.kernel for record in found))
         places = ", ".join(dict.fromkeys(record.backend for record in found))
-        few = every or len(kernels) <= _NAMED
+        few = every or len(kernels) <= _MOST_NAMED
         who = ", ".join(kernels) if few else number(len(kernels), "kernel")
         yield f"({len(found)}) on {places}: {who}: {reason}"

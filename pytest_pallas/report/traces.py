@@ -21,8 +21,9 @@ from pytest_pallas.backends import Call, label
 from pytest_pallas.backends.simulators import Simulator
 from pytest_pallas.decoding import decode
 from pytest_pallas.errors import BackendUnavailableError
+from pytest_pallas.pytest_session import PytestSession
 from pytest_pallas.report.files import check_writable
-from pytest_pallas.session import LastRun, PytestSession
+from pytest_pallas.session import LastRun
 
 #: The attribute of a ``TestReport`` with a ``SavedTimeline`` as plain values, for other processes.
 ATTRIBUTE = "pallas_trace"
@@ -183,7 +184,7 @@ def _trace(
 ) -> SavedTimeline:
     """Simulate a run once more, and write its timeline to a temporary file."""
     from pallas_sim.timeline import text_of
-    from pytest_pallas.backends.variations import Schedule
+    from pytest_pallas.backends.protocol import Schedule
 
     plain = ran.call.schedule == Schedule()
     trace = SavedTimeline(

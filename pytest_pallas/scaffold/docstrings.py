@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_pallas.strategies.dtypes import SUPPORTED
+from pytest_pallas.draw.dtypes import SUPPORTED
 
 #: ``(m, n)``, ``[m, n]``, ``(n,)``, ``m x n`` in brackets; names, sizes and products of them.
 _WORD = r"[A-Za-z_][A-Za-z0-9_]*|\d+"

@@ -6,7 +6,7 @@ if they misbehave. A job always ends with a ``JobResult``, whatever happens to i
 
 from __future__ import annotations
 
-from pytest_pallas.workers.jobs import JobResult, WorkerSetup
 from pytest_pallas.workers.pool import WorkerPool
+from pytest_pallas.workers.process import JobResult, WorkerSetup
 
 __all__ = ["JobResult", "WorkerPool", "WorkerSetup"]

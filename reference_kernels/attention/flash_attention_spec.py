@@ -12,8 +12,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted, Relation
-from pytest_pallas.spec import EquivalentMutant, KernelSpec
+from pytest_pallas.spec import EquivalentMutant, KernelSpec, Linear, Permuted, Relation
 from reference_kernels.attention._operands import reference
 from reference_kernels.attention._operands_spec import lowered
 from reference_kernels.attention.flash_attention import (

@@ -11,8 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted, Relation
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Linear, Permuted, Relation
 from reference_kernels._gaps import batches_fail
 from reference_kernels.attention.flash_attention import flash_attention
 from reference_kernels.attention.flash_attention_spec import EQUIVALENT

@@ -9,8 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Linear
 from reference_kernels.attention.kv_update import reference, update_kv_pages
 from reference_kernels.attention.ragged_paged_attention_spec import ragged_lists
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Linear, Permuted
 from reference_kernels._gaps import BATCHES, without
 from reference_kernels.attention._operands import reference
 from reference_kernels.attention.flash_attention_spec import EQUIVALENT

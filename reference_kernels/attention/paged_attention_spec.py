@@ -9,8 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted, Relation
-from pytest_pallas.spec import EquivalentMutant, KernelSpec
+from pytest_pallas.spec import EquivalentMutant, KernelSpec, Linear, Permuted, Relation
 from reference_kernels.attention.paged_attention import paged_attention, reference
 
 

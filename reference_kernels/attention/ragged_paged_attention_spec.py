@@ -9,8 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Relation
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Relation
 from reference_kernels.attention.ragged_paged_attention import ragged_paged_attention, reference
 
 

@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import EquivalentMutant, KernelSpec
+from pytest_pallas.spec import EquivalentMutant, KernelSpec, Linear, Permuted
 from reference_kernels._gaps import batches_fail
 from reference_kernels.attention._splash_mask import ArrayMask, Mask
 from reference_kernels.attention.splash_attention import reference, splash_attention

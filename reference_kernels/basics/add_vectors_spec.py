@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Linear, Permuted
 from reference_kernels.basics.add_vectors import add_blocks, add_vectors, reference
 
 _NUMBERS = pst.dtypes("bfloat16", "float32", "int32")

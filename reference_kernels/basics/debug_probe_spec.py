@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear
-from pytest_pallas.spec import ExpectedFailure, KernelSpec
+from pytest_pallas.spec import ExpectedFailure, KernelSpec, Linear
 from reference_kernels._gaps import TRACE, without
 from reference_kernels.basics.debug_probe import debug_probe, reference, timing_probe
 

@@ -8,8 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import ExpectedFailure, KernelSpec
+from pytest_pallas.spec import ExpectedFailure, KernelSpec, Linear, Permuted
 from reference_kernels.basics.heads import (
     merge_heads,
     merge_reference,

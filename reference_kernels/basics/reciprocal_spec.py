@@ -6,9 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.raises import Raises
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Permuted, Raises
 from reference_kernels.basics.reciprocal import reciprocal, reference
 
 SPEC = KernelSpec(

@@ -6,9 +6,7 @@ import jax.numpy as jnp
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.raises import Raises
-from pytest_pallas.relations import Linear
-from pytest_pallas.spec import ExpectedFailure, KernelSpec
+from pytest_pallas.spec import ExpectedFailure, KernelSpec, Linear, Raises
 from reference_kernels.basics.roll import reference, roll, skew, skew_reference
 
 SPEC_ROLL = KernelSpec(

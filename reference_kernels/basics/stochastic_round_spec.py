@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from pytest_pallas import Tolerance
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import ExpectedFailure, KernelSpec
+from pytest_pallas.spec import ExpectedFailure, KernelSpec, Permuted
 from reference_kernels._gaps import ROUNDING, without
 from reference_kernels.basics.stochastic_round import (
     reference,

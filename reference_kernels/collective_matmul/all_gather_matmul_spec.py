@@ -8,8 +8,7 @@ import jax
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Linear, Permuted
 from reference_kernels._gaps import REACHING, without
 from reference_kernels.collective_matmul.all_gather_matmul import (
     all_gather_matmul_on_mesh,

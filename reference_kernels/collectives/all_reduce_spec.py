@@ -8,8 +8,7 @@ import jax
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import EquivalentMutant, KernelSpec
+from pytest_pallas.spec import EquivalentMutant, KernelSpec, Linear, Permuted
 from reference_kernels._gaps import REACHING, without
 from reference_kernels.collectives._reduce_ring_spec import EQUIVALENT, VALUES
 from reference_kernels.collectives.all_reduce import OPERATIONS, all_reduce_on_mesh, reference

@@ -8,8 +8,7 @@ import jax
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Linear
 from reference_kernels._gaps import REACHING, without
 from reference_kernels._mesh_spec import ENTERED
 from reference_kernels.collectives.all_to_all import all_to_all_on_mesh, reference

@@ -9,8 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear
-from pytest_pallas.spec import EquivalentMutant, KernelSpec
+from pytest_pallas.spec import EquivalentMutant, KernelSpec, Linear
 from reference_kernels._gaps import REACHING, without
 from reference_kernels._mesh_spec import ENTERED
 from reference_kernels.collectives import _stacked

@@ -8,8 +8,7 @@ import jax
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Linear
 from reference_kernels._gaps import REACHING, without
 from reference_kernels.collectives import _reduce_ring as ring
 from reference_kernels.collectives._reduce_ring_spec import EQUIVALENT, VALUES

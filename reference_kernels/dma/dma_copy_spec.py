@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import EquivalentMutant, KernelSpec
+from pytest_pallas.spec import EquivalentMutant, KernelSpec, Linear, Permuted
 from reference_kernels.dma.dma_copy import dma_copy, reference
 
 SPEC = KernelSpec(

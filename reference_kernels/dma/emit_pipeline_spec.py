@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import EquivalentMutant, KernelSpec
+from pytest_pallas.spec import EquivalentMutant, KernelSpec, Permuted
 from reference_kernels.dma.emit_pipeline import add_one_pipelined, reference
 
 _ARRAYS = pst.arrays(

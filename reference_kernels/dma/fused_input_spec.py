@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Permuted
 from reference_kernels.dma.fused_input import multiply_add_one, reference
 
 _PERMUTED = tuple(Permuted({0: axis, 1: axis}, output=axis, exact=True) for axis in (0, 1))

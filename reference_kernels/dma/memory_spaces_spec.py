@@ -9,8 +9,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import EquivalentMutant, ExpectedFailure, KernelSpec
+from pytest_pallas.spec import EquivalentMutant, ExpectedFailure, KernelSpec, Permuted
 from reference_kernels._gaps import ASKING_PLACES, without
 from reference_kernels.dma.memory_spaces import (
     add_one_from,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import EquivalentMutant, ExpectedFailure, KernelSpec
+from pytest_pallas.spec import EquivalentMutant, ExpectedFailure, KernelSpec, Linear, Permuted
 from reference_kernels._gaps import OUTLIVING, without
 from reference_kernels.dma.pipeline_state import (
     add_in_place,

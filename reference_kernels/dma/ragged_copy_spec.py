@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Linear
 from reference_kernels._gaps import KNOWN_LATE, without
 from reference_kernels.dma.ragged_copy import ragged_copy, reference
 

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import EquivalentMutant, KernelSpec
+from pytest_pallas.spec import EquivalentMutant, KernelSpec, Linear, Permuted
 from reference_kernels._tpu import ROWS
 from reference_kernels.matmul.grouped_matmul import gmm, reference, tgmm, tgmm_reference
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Linear, Permuted
 from reference_kernels.matmul.matmul_quantized import PAIRS, matmul_quantized, reference
 
 

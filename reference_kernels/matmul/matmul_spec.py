@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Linear, Permuted
 from reference_kernels._gaps import BATCHES, batches_fail, without
 from reference_kernels._tpu import ROWS
 from reference_kernels.matmul.matmul import batched_matmul, matmul, reference

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
+from pytest_pallas.spec import Linear, Permuted
 
 #: What ``wgmma`` and ``mma`` multiply, besides float8.
 DTYPE = pst.floats("bfloat16", "float16")

@@ -7,8 +7,7 @@ from typing import Any, get_args
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import EquivalentMutant, KernelSpec
+from pytest_pallas.spec import EquivalentMutant, KernelSpec, Linear, Permuted
 from reference_kernels.mosaic_gpu._claims import BLACKWELL
 from reference_kernels.mosaic_gpu.blackwell_matmul import Schedule, blackwell_matmul, reference
 

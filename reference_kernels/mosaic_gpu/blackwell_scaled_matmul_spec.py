@@ -7,8 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Permuted
 from reference_kernels.mosaic_gpu._claims import BLACKWELL
 from reference_kernels.mosaic_gpu.blackwell_scaled_matmul import (
     _FORMATS,

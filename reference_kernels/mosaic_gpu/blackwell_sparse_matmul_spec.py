@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Linear, Permuted
 from reference_kernels.mosaic_gpu._claims import BLACKWELL
 from reference_kernels.mosaic_gpu.blackwell_sparse_matmul import blackwell_sparse_matmul, reference
 

@@ -11,8 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import EquivalentMutant, KernelSpec
+from pytest_pallas.spec import EquivalentMutant, KernelSpec, Linear, Permuted
 from reference_kernels.attention._operands_spec import lowered
 from reference_kernels.attention.grouped_query import reference
 from reference_kernels.mosaic_gpu._claims import WGMMA

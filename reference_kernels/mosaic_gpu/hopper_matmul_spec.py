@@ -8,8 +8,7 @@ import jax
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Permuted
 from reference_kernels.mosaic_gpu import _products_spec as products
 from reference_kernels.mosaic_gpu._claims import WGMMA
 from reference_kernels.mosaic_gpu.hopper_matmul import hopper_matmul, reference

@@ -8,8 +8,7 @@ import jax
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Linear, Permuted
 from reference_kernels.mosaic_gpu._claims import WGMMA
 from reference_kernels.mosaic_gpu.peer_all_gather_matmul import (
     peer_all_gather_matmul_on_mesh,

@@ -8,8 +8,7 @@ import jax
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Linear, Permuted
 from reference_kernels.mosaic_gpu._claims import TMA
 from reference_kernels.mosaic_gpu._peers_spec import schedules
 from reference_kernels.mosaic_gpu.peer_reduce_scatter import peer_reduce_scatter_on_mesh, reference

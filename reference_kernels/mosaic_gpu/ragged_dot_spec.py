@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Linear, Permuted
 from reference_kernels.matmul.grouped_matmul import reference
 from reference_kernels.mosaic_gpu._claims import WGMMA
 from reference_kernels.mosaic_gpu.ragged_dot import ragged_dot

@@ -7,8 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Linear, Permuted
 from reference_kernels.mosaic_gpu._claims import BLACKWELL
 from reference_kernels.mosaic_gpu.ragged_row_sum import ragged_row_sum, reference
 

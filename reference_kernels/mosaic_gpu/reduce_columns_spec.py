@@ -7,8 +7,7 @@ from typing import get_args
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Permuted
 from reference_kernels.mosaic_gpu._claims import ANY
 from reference_kernels.mosaic_gpu.reduce_columns import Operation, reduce_columns, reference
 

@@ -9,8 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted, Relation
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Linear, Permuted, Relation
 from reference_kernels.mosaic_gpu._claims import TMA
 from reference_kernels.mosaic_gpu._norms_spec import EQUIVALENT
 from reference_kernels.mosaic_gpu.row_layer_norm import row_layer_norm

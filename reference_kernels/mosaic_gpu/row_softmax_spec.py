@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Permuted
 from reference_kernels.mosaic_gpu._claims import TMA
 from reference_kernels.mosaic_gpu.row_softmax import row_softmax
 from reference_kernels.reductions.softmax import reference

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Linear, Permuted
 from reference_kernels.mosaic_gpu._claims import ANY
 from reference_kernels.mosaic_gpu.scale_columns import reference, scale_columns
 

@@ -9,8 +9,7 @@ from typing import Literal
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Permuted
 from reference_kernels.mosaic_gpu import _products_spec as products
 from reference_kernels.mosaic_gpu._claims import WGMMA
 from reference_kernels.mosaic_gpu.split_k import reference, split_k_matmul

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import EquivalentMutant, KernelSpec
+from pytest_pallas.spec import EquivalentMutant, KernelSpec, Permuted
 from reference_kernels.mosaic_gpu._claims import TMA
 from reference_kernels.mosaic_gpu.tma_copy_add import reference, tma_copy_add
 

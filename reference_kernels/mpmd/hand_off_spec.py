@@ -7,8 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import ExpectedFailure, KernelSpec
+from pytest_pallas.spec import ExpectedFailure, KernelSpec, Linear, Permuted
 from reference_kernels.mpmd.hand_off import hand_off, lookup_matmul, reference
 from reference_kernels.sparsecore._subcores_spec import BACKENDS
 

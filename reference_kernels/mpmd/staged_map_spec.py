@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Permuted
 from reference_kernels.mpmd.staged_map import reference, staged_map
 from reference_kernels.sparsecore._subcores_spec import BACKENDS
 

@@ -11,8 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted, Relation
-from pytest_pallas.spec import EquivalentMutant, KernelSpec
+from pytest_pallas.spec import EquivalentMutant, KernelSpec, Linear, Permuted, Relation
 from reference_kernels._gaps import REACHING, without
 from reference_kernels.attention.flash_attention_spec import EDGES, EQUIVALENT
 from reference_kernels.parallel.ring_attention import reference, ring_attention_on_mesh

@@ -9,8 +9,7 @@ import jax
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Linear, Permuted
 from reference_kernels.parallel.sharded_attention import reference, sharded_attention
 
 _AXES = ("batch_axis", "head_axis", "sequence_axis")

@@ -10,8 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Permuted
 from reference_kernels.parallel.sharded_softmax import (
     reference,
     softmax_by_columns,

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Linear, Permuted
 from reference_kernels.attention._operands import reference
 from reference_kernels.portable._claims import BACKENDS
 from reference_kernels.portable.flash_attention import largest_block_kv, portable_flash_attention

@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Linear, Permuted
 from reference_kernels.portable._claims import BACKENDS
 from reference_kernels.portable.rows import portable_layer_norm, portable_rms_norm, portable_softmax
 from reference_kernels.reductions.layer_norm import reference as layer_norm_reference

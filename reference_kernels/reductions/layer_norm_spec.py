@@ -7,8 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Linear, Permuted
 from reference_kernels.reductions.layer_norm import layer_norm, reference
 
 

@@ -7,8 +7,7 @@ import dataclasses
 import numpy as np
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted, Relation
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Linear, Permuted, Relation
 from reference_kernels.reductions.rms_norm import reference, rms_norm
 
 

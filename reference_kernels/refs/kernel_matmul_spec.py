@@ -5,8 +5,7 @@ from __future__ import annotations
 from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import EquivalentMutant, KernelSpec
+from pytest_pallas.spec import EquivalentMutant, KernelSpec, Linear, Permuted
 from reference_kernels.matmul.matmul import reference
 from reference_kernels.refs.kernel_matmul import kernel_matmul
 

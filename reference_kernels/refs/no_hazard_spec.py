@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Permuted
 from reference_kernels._gaps import ASSUMPTIONS, without
 from reference_kernels.refs.no_hazard import exp_in_place, reference
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Linear, Permuted
 from reference_kernels.refs.swap_cores import reference, reference_sum, sum_on_cores, swap_cores
 
 #: The chips with two cores that act as one device.

@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Linear
 from reference_kernels.sparse.block_dynamic_slice import (
     block_dynamic_slice,
     reference,

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import EquivalentMutant, KernelSpec
+from pytest_pallas.spec import EquivalentMutant, KernelSpec, Linear, Permuted
 from reference_kernels.sparse.block_sparse_matmul import dsd, reference_dsd, reference_sdd, sdd
 
 

@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import EquivalentMutant, ExpectedFailure, KernelSpec
+from pytest_pallas.spec import EquivalentMutant, ExpectedFailure, KernelSpec, Linear, Permuted
 from reference_kernels._gaps import WINDOWS_BEFORE, without
 from reference_kernels._tpu import ROWS
 from reference_kernels.sparse.halo_stencil import halo_stencil, halo_stencil_padded, reference

@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Linear, Permuted
 from reference_kernels.sparsecore._subcores_spec import BACKENDS
 from reference_kernels.sparsecore.compact import compact, expand, reference, reference_expand
 

@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import EquivalentMutant, KernelSpec
+from pytest_pallas.spec import EquivalentMutant, KernelSpec, Permuted
 from reference_kernels.sparsecore._subcores_spec import BACKENDS
 from reference_kernels.sparsecore.pick import pick, reference
 

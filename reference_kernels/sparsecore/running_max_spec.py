@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Permuted
 from reference_kernels.sparsecore._subcores_spec import BACKENDS
 from reference_kernels.sparsecore.running_max import reference, running_max
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear
-from pytest_pallas.spec import EquivalentMutant, KernelSpec
+from pytest_pallas.spec import EquivalentMutant, KernelSpec, Linear
 from reference_kernels.sparsecore._subcores_spec import BACKENDS
 from reference_kernels.sparsecore.scalar_cumsum import reference, scalar_cumsum
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Permuted
 from reference_kernels.sparsecore._subcores_spec import BACKENDS
 from reference_kernels.sparsecore.vector_map import BODIES, reference, vector_map
 

@@ -18,8 +18,8 @@ from typing import Any
 from catches import CONTROLS, ONLY_ON_HARDWARE
 from forked_python import run_python
 
-from pytest_pallas.collection.suite import suite
-from pytest_pallas.sanitizers import declared_sanitizers
+from pytest_pallas.checks import declared_sanitizers
+from pytest_pallas.run.collection import suite
 from pytest_pallas.spec import KernelSpec
 
 HERE = Path(__file__).parent
@@ -90,7 +90,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from pytest_pallas.collection.suite import suite
+from pytest_pallas.run.collection import suite
 
 ASKED = json.loads(Path(__file__).with_name("asked.json").read_text())
 SPECS = [

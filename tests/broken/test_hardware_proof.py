@@ -18,11 +18,11 @@ from wrong_kernels import contracts
 
 from pallas_sim.chips import TARGETS
 from pytest_pallas import NoPallasCallError
-from pytest_pallas.analysis import KernelCall, kernel_calls
 from pytest_pallas.backends.hardware import prove
-from pytest_pallas.compilers import cuda
+from pytest_pallas.compile import cuda
+from pytest_pallas.grid.kernel_calls import KernelCall, kernel_calls
+from pytest_pallas.run.standalone import check
 from pytest_pallas.spec import KernelSpec
-from pytest_pallas.standalone import check
 from reference_kernels.mosaic_gpu.tma_copy_add import tma_copy_add
 
 LOWERED_FOR = {"tpu": ("v6e", "tpu"), "gpu": ("h100", "cuda")}

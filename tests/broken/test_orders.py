@@ -13,10 +13,9 @@ import table
 
 from pallas_sim.errors import BoundsError, DeadlockError
 from pytest_pallas import DmaError, RaceError
-from pytest_pallas.backends.protocol import Call, Outcome, RunSettings
+from pytest_pallas.backends.devices import make_mesh
+from pytest_pallas.backends.protocol import Call, Outcome, RunSettings, Schedule
 from pytest_pallas.backends.simulators import tpu_sim
-from pytest_pallas.backends.variations import Schedule
-from pytest_pallas.devices.mesh import make_mesh
 
 SPECS = table.specs()
 FAMILIES = ("collectives", "DMA pipelines", "SparseCores")

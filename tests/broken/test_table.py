@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import table
 
-from pytest_pallas.sanitizers import NAMES
+from pytest_pallas.checks import SANITIZERS as NAMES
 
 SAID = table.listed(table.PAGE.read_text())
 WRONG = [name for name in table.specs() if not table.is_right(name)]

@@ -11,7 +11,7 @@ from uncompilable import CASES, GPUS, TPUS, Case
 from pytest_pallas import CompileError, CompilerFailedError
 from pytest_pallas.backends import TARGETS, Call, Outcome, parse
 from pytest_pallas.backends.registry import compiling
-from pytest_pallas.compilers import cuda, libtpu
+from pytest_pallas.compile import cuda, libtpu
 
 type Started = Callable[[str, Case], Callable[[], Outcome]]
 

@@ -23,7 +23,7 @@ from failure_scripts import repeat, run_scripts
 from forked_python import run_python
 from wrong_kernels.copies import read_before_wait
 
-from pytest_pallas.collection.suite import suite
+from pytest_pallas.run.collection import suite
 
 type Key = tuple[str, str]
 #: The package that is asked about.

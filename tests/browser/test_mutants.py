@@ -9,7 +9,7 @@ pytest.importorskip("jinja2", reason="jinja2 is not installed: pip install 'pyte
 from mutant_samples import SOURCE, mutant_samples
 from report_samples import ENVIRONMENT, OPTIONS, samples
 
-from pytest_pallas.report.html.page import page
+from pytest_pallas.report.html import page
 
 from .test_page import CONTRAST
 

@@ -8,7 +8,7 @@ pytest.importorskip("jinja2", reason="jinja2 is not installed: pip install 'pyte
 
 from report_samples import ENVIRONMENT, HOSTILE, OPTIONS, samples
 
-from pytest_pallas.report.html.page import page
+from pytest_pallas.report.html import page
 
 FAILED = ["ring", "softmax", HOSTILE, "holes", "mended"]
 EVERY = [*FAILED, "known", "exact"]

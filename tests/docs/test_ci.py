@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pytest_pallas.compilers import libtpu
+from pytest_pallas.compile import libtpu
 from pytest_pallas.database import parse_places
 
 ROOT = Path(__file__).parents[2]

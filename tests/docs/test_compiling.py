@@ -8,11 +8,10 @@ from typing import get_args
 import pytest
 from forked_python import run_python
 
-from pytest_pallas.compilers import libtpu
-from pytest_pallas.compilers.report import CompileReport, Status
-from pytest_pallas.options.table import TABLE
-from pytest_pallas.options.values import Options
-from pytest_pallas.report.sections import costs
+from pytest_pallas.compile import libtpu
+from pytest_pallas.compile import report as costs
+from pytest_pallas.compile.service import CompileReport, Status
+from pytest_pallas.options import TABLE, Options
 
 TEXT = (Path(__file__).parents[2] / "docs/compiling.md").read_text()
 

@@ -67,12 +67,12 @@ for options in json.loads(sys.argv[2]):
         sys.exit(code)
 
 import pytest_pallas
-from pytest_pallas import checks, mutation, sanitizers
+from pytest_pallas import checks, mutate
 
 assert pytest_pallas.__file__.startswith(sys.argv[1]), pytest_pallas.__file__
 assert checks.NAMES == tuple(each.name for each in checks.declared_checks())
-assert sanitizers.NAMES == tuple(each.name for each in sanitizers.declared_sanitizers())
-assert "cube" in [each.name for each in mutation.declared_operators()]
+assert checks.SANITIZERS == tuple(each.name for each in checks.declared_sanitizers())
+assert "cube" in [each.name for each in mutate.declared_operators()]
 """
 
 COMMON = (

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pytest_pallas.options.parsing import fleet, shard
-from pytest_pallas.options.table import TABLE
+from pytest_pallas.options import TABLE, fleet, shard
 
 TEXT = (Path(__file__).parents[2] / "docs/fleet.md").read_text()
 FILES = dict(re.findall(r"```(?:yaml|bash)\n# (\S+)\n(.*?)```", TEXT, re.DOTALL))
@@ -115,7 +114,8 @@ def test_options_of_dask_exist(command):
 
 
 def test_limits_that_the_page_names():
-    from pytest_pallas.fleet import ledger, runner
+    from pytest_pallas.distribute.fleet import controller as runner
+    from pytest_pallas.distribute.fleet import ledger
 
     assert f"{runner.SILENT_SECONDS:g} s (`{runner.SILENT_VARIABLE}`)" in TEXT
     assert f"{runner.WAIT_SECONDS:g} s (`{runner.WAIT_VARIABLE}`)" in TEXT

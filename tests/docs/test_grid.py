@@ -8,8 +8,8 @@ import pytest
 from forked_python import run_python
 
 from pallas_sim.chips import TPUS
-from pytest_pallas.analysis.grid.findings import Kind
-from pytest_pallas.analysis.grid.model import MOST_PROGRAMS
+from pytest_pallas.grid.findings import Kind
+from pytest_pallas.grid.model import MOST_PROGRAMS
 
 TEXT = (Path(__file__).parents[2] / "docs/grid.md").read_text()
 

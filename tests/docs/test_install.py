@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pytest_pallas.options.table import DOCTOR, TABLE
+from pytest_pallas.options import DOCTOR, TABLE
 from pytest_pallas.tested import TESTED
 
 ROOT = Path(__file__).parents[2]

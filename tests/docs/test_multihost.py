@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pytest_pallas.gang.layout import free_port
-from pytest_pallas.options.values import Distributed, read_options
+from pytest_pallas.distribute.gang.hosts import free_port
+from pytest_pallas.options import Distributed, read_options
 
 TEXT = (Path(__file__).parents[2] / "docs/multihost.md").read_text()
 
@@ -248,7 +248,7 @@ def test_jax_takes_these_ports(monkeypatch):
 
 
 def test_options_that_the_page_names_exist():
-    from pytest_pallas.options.table import TABLE
+    from pytest_pallas.options import TABLE
 
     known = {option.flag for option in TABLE}
     assert set(re.findall(r"--pallas-[\w-]+", TEXT)) <= known

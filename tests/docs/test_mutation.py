@@ -5,9 +5,8 @@ from pathlib import Path
 
 from forked_python import run_python
 
-from pytest_pallas.checks import declared_checks
-from pytest_pallas.mutation import declared_operators
-from pytest_pallas.sanitizers import declared_sanitizers
+from pytest_pallas.checks import declared_checks, declared_sanitizers
+from pytest_pallas.mutate import declared_operators
 
 TEXT = (Path(__file__).parents[2] / "docs/mutation.md").read_text()
 

@@ -67,7 +67,7 @@ def test_the_main_job_is_of_all_kernels():
     import pkgutil
 
     import reference_kernels
-    from pytest_pallas.collection.discovery import specs_in
+    from pytest_pallas.run.collection import specs_in
 
     names = [
         m.name for m in pkgutil.walk_packages(reference_kernels.__path__, "reference_kernels.")

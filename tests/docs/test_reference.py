@@ -12,13 +12,10 @@ from pytest_pallas import fixtures, hookspecs, plugin, strategies
 from pytest_pallas.backends import FAMILIES, TARGETS, compiling
 from pytest_pallas.budget import option_text
 from pytest_pallas.checks import NAMES as CHECKS
-from pytest_pallas.checks import declared_checks
-from pytest_pallas.options.table import DOCTOR, TABLE
+from pytest_pallas.checks import SANITIZERS, declared_checks, declared_sanitizers
+from pytest_pallas.options import DOCTOR, TABLE
 from pytest_pallas.record import OUTCOMES, Record
-from pytest_pallas.results import Failure, FinishedTest
-from pytest_pallas.results.model import NOT_RUN
-from pytest_pallas.sanitizers import NAMES as SANITIZERS
-from pytest_pallas.sanitizers import declared_sanitizers
+from pytest_pallas.results import NOT_RUN, Failure, FinishedTest
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/reference.md").read_text()
@@ -76,7 +73,7 @@ def test_every_strategy_in_the_text_exists(name):
 
 
 def test_defaults_in_the_text_are_the_defaults():
-    from pytest_pallas.options.values import Options
+    from pytest_pallas.options import Options
 
     options = Options()
     for flag, value in (

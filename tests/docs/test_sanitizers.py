@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from forked_python import run_python
 
-from pytest_pallas.sanitizers import NAMES, declared_sanitizers
+from pytest_pallas.checks import SANITIZERS as NAMES
+from pytest_pallas.checks import declared_sanitizers
 
 TEXT = (Path(__file__).parents[2] / "docs/sanitizers.md").read_text()
 

@@ -54,7 +54,7 @@ def test_its_commands_join_the_shards(pytester, monkeypatch, capsys):
 
 @pytest.mark.parametrize("value", ["auto", "auto/50"])
 def test_values_that_the_page_names_are_understood(value, monkeypatch):
-    from pytest_pallas.options.parsing import shard
+    from pytest_pallas.options import shard
 
     monkeypatch.setenv("CI_NODE_INDEX", "2")
     monkeypatch.setenv("CI_NODE_TOTAL", "4")

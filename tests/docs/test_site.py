@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import pytest_pallas
-from pytest_pallas.options.table import DOCTOR, OLD_REPLAY, TABLE
+from pytest_pallas.options import DOCTOR, OLD_REPLAY, TABLE
 from pytest_pallas.tested import TESTED, VersionRange
 
 ROOT = Path(__file__).parents[2]

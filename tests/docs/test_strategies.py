@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pytest_pallas import strategies
-from pytest_pallas.strategies.values import CLASSES
+from pytest_pallas.draw.values import CLASSES
 
 TEXT = (Path(__file__).parents[2] / "docs/strategies.md").read_text()
 DRAWN = [name for name in strategies.__all__ if name[0].islower()]

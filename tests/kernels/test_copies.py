@@ -18,11 +18,11 @@ from bare_python import run_bare
 
 import reference_kernels
 from pallas_sim.chips import TARGETS, Target, attributes
-from pytest_pallas.collection.suite import suite
-from pytest_pallas.devices.mesh import make_mesh
-from pytest_pallas.sampling.diversity import ExampleSource
+from pytest_pallas.backends.devices import make_mesh
+from pytest_pallas.draw.arguments import as_arguments
+from pytest_pallas.draw.diversity import ExampleSource
+from pytest_pallas.run.collection import suite
 from pytest_pallas.spec import KernelSpec
-from pytest_pallas.strategies.arguments import as_arguments
 
 ROOT = Path(reference_kernels.__file__).parents[1]
 PACKAGE = ROOT / "reference_kernels"

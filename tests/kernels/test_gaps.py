@@ -13,14 +13,14 @@ from operands import i32
 from pallas_sim.chips import TARGETS
 from pallas_sim.errors import PallasError
 from pytest_pallas.backends import RunSettings
+from pytest_pallas.backends.devices import make_mesh
 from pytest_pallas.backends.interpreters import Interpreter, interpret, tpu_interpret
 from pytest_pallas.checks.context import CheckContext
 from pytest_pallas.checks.forward import forward
-from pytest_pallas.collection.suite import suite
-from pytest_pallas.devices.mesh import make_mesh
-from pytest_pallas.numerics import Tolerance
+from pytest_pallas.draw.arrays import draw_several
+from pytest_pallas.judge.tolerance import Tolerance
+from pytest_pallas.run.collection import suite
 from pytest_pallas.spec import KernelSpec
-from pytest_pallas.strategies.once import draw_several
 from reference_kernels._gaps import GAPS, KNOWN_LATE, REACHING, SCALAR_CORES, Gap
 from reference_kernels.refs import add_one_to_first
 

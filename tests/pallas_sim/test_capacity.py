@@ -15,7 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_sim import simulate
 from pallas_sim.evaluation import prepare_equation
 from pallas_sim.pallas_calls import PreparedKernel, _taken, kernel_of
-from pytest_pallas.analysis.grid.overhang import buffers
+from pytest_pallas.grid.overhang import buffers
 
 
 def doubled(x, *, rows=8, index=lambda i: (i, 0), limit=None, scratch=(), steps=2, **block):

@@ -2,15 +2,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pytest_pallas.numerics import (
-    epsilon,
-    float_facts,
-    is_bool,
-    is_complex,
-    is_exact,
-    is_float,
-    wide,
-)
+from pallas_sim.dtypes import epsilon, float_facts, is_bool, is_complex, is_exact, is_float, wide
 
 FLOATS = {
     "float16": 2.0**-10,

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pytest_pallas.oracle.expected import expected
+from pytest_pallas.judge.oracle import expected
 
 X = np.full((4, 4), 2.0**-40, np.float32)
 

@@ -202,10 +202,10 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Itera
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
     """The time of fuzzing, which each look at it advances by a hundredth of a second."""
-    from pytest_pallas.items import time_budget
-    from pytest_pallas.items.parts import rounds
-    from pytest_pallas.report import progress
-    from pytest_pallas.sampling import example_runner, fuzzing
+    from pytest_pallas.report import reporter as progress
+    from pytest_pallas.run import fuzzing, rounds
+    from pytest_pallas.run import fuzzing as example_runner
+    from pytest_pallas.run import rounds as time_budget
 
     looks = itertools.count(1)
     ticking = SimpleNamespace(monotonic=lambda: next(looks) / 100)

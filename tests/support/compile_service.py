@@ -6,7 +6,7 @@ import atexit
 import functools
 import os
 
-from pytest_pallas.compilers.service import Service
+from pytest_pallas.compile.service import Service
 
 
 @functools.cache

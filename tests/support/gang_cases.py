@@ -13,8 +13,8 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec as P
 
 import pytest_pallas
-from pytest_pallas.devices.mesh import make_mesh
-from pytest_pallas.devices.shards import LocalShards
+from pytest_pallas.backends.devices import make_mesh
+from pytest_pallas.backends.processes import LocalShards
 
 
 def _double(x_ref, out_ref):

@@ -158,7 +158,7 @@ def _work(number: int, count: int, devices: int, port: int) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_num_cpu_devices", devices)
     jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=count, process_id=number)
-    from pytest_pallas.devices.processes import begin_scope
+    from pytest_pallas.backends.processes import begin_scope
 
     jax.devices()  # waits for the others
     _answer(process=number, value="ready")

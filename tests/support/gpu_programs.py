@@ -10,7 +10,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.sharding import AbstractDevice, AbstractMesh
 
 from pallas_sim.chips import TARGETS
-from pytest_pallas.compilers.cuda import CUSTOM_CALLS
+from pytest_pallas.compile.cuda import CUSTOM_CALLS
 
 
 def exported(function, *shapes, target):

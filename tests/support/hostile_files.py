@@ -29,37 +29,42 @@ from report_samples import samples
 from pallas_sim.errors import PallasError
 from pytest_pallas.checks.forward import forward
 from pytest_pallas.checks.oracle_strength import Attempt, Evidence, oracle_strength
-from pytest_pallas.compilers import costs
+from pytest_pallas.compile import costs
 from pytest_pallas.decoding import DataError, shown
-from pytest_pallas.fleet.messages import TestResult, from_plain, to_plain, warning_of
-from pytest_pallas.goldens.entry import Call, Golden, Origin, Output
-from pytest_pallas.goldens.example import Example, content_of, load_example
-from pytest_pallas.goldens.store import Store
-from pytest_pallas.goldens.tensors import digest
-from pytest_pallas.goldens.values import read, write
-from pytest_pallas.items.parts import result_of
-from pytest_pallas.items.parts.mutant_results import merge_mutants
-from pytest_pallas.items.parts.round_results import (
-    ExampleOutcome,
-    RoundOutcome,
-    rounds_from_json,
-    rounds_to_json,
-)
-from pytest_pallas.mutation_runner.earlier import read_earlier
-from pytest_pallas.numerics import Tolerance
+from pytest_pallas.distribute import merge as merging
+from pytest_pallas.distribute.fleet.messages import TestResult, from_plain, to_plain, warning_of
+from pytest_pallas.distribute.parts import result_of, settled_records
+from pytest_pallas.distribute.resume import records_by_test, reports_of, require_readable
+from pytest_pallas.draw.arguments import Arguments
+from pytest_pallas.judge.tolerance import Tolerance
+from pytest_pallas.mutate.item import merge_mutants
+from pytest_pallas.mutate.runner import read_earlier
+from pytest_pallas.pytest_session import done_of
 from pytest_pallas.record import MutantVerdict, to_json
-from pytest_pallas.report import merging
-from pytest_pallas.report.html.page import page
-from pytest_pallas.report.parts import settled_records
-from pytest_pallas.report.runs.finished import reports_of
-from pytest_pallas.report.runs.resuming import records_by_test, require_readable
+from pytest_pallas.replay.goldens import (
+    Call,
+    Example,
+    Golden,
+    Origin,
+    Output,
+    Store,
+    content_of,
+    load_example,
+)
+from pytest_pallas.replay.values import digest, read, write
+from pytest_pallas.report.html import page
 from pytest_pallas.report.summary import summary
-from pytest_pallas.report.terminal import distinct, line
-from pytest_pallas.result_builder import ResultBuilder
-from pytest_pallas.results import FinishedTest, Journal, partial_path, read_results
-from pytest_pallas.results.model import Failure, plain_test
-from pytest_pallas.session.done import done_of
-from pytest_pallas.strategies.arguments import Arguments
+from pytest_pallas.report.terminal import distinct_line, line
+from pytest_pallas.results import (
+    Failure,
+    FinishedTest,
+    Journal,
+    partial_path,
+    plain_test,
+    read_results,
+)
+from pytest_pallas.run.result import ResultBuilder
+from pytest_pallas.run.rounds import ExampleOutcome, RoundOutcome, rounds_from_json, rounds_to_json
 
 #: A module beside the files: whoever imports it has executed something of a file.
 EVIL = "evil_module_of_a_file"
@@ -403,7 +408,7 @@ class Readers:
         )  # fmt: skip
         lines = [
             summary(merged.whole.records, families=list(FAMILIES), width=100, color=False),
-            line(distinct(merged.whole.records)),
+            line(distinct_line(merged.whole.records)),
             *merged.problems,
             *(failed.failures[0].message for failed in merged.other_failures),
         ]

@@ -18,10 +18,10 @@ from pallas_sim.compat.jaxprs import open_jaxpr
 from pallas_sim.compat.places import requested_shared_bytes
 from pallas_sim.cores import equations
 from pytest_pallas.backends import Call
-from pytest_pallas.backends.lowering import Lowered, Lowering
 from pytest_pallas.backends.tracing import abstract
+from pytest_pallas.compile.backends import Lowered, Lowering
+from pytest_pallas.draw.arrays import draw_several
 from pytest_pallas.spec import KernelSpec
-from pytest_pallas.strategies.once import draw_several
 
 _REFUSED = re.compile(r"smem_bytes=(\d+) > ")
 

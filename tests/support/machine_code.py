@@ -11,10 +11,9 @@ import pytest
 from compile_service import compile_service
 
 from pallas_sim.chips import TARGETS
-from pytest_pallas.analysis.machine_code.loops import split_bundles
-from pytest_pallas.backends.compilation import Compiler
-from pytest_pallas.backends.lowering import Lowering
 from pytest_pallas.backends.protocol import Call, RunSettings
+from pytest_pallas.compile.backends import Compiler, Lowering
+from pytest_pallas.compile.machine_code import split_bundles
 
 
 def bundles_of(function: Callable[..., Any], *args: Any, target: str) -> list[str]:

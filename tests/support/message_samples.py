@@ -12,14 +12,13 @@ from pallas_sim import errors as sim_errors
 from pallas_sim.errors import Explanation, Fact, explanation_of
 from pallas_sim.findings import Access, Finding, Kind, Owner, Signal, SourceLine, Wait
 from pytest_pallas import errors
-from pytest_pallas.analysis.grid.findings import GridFinding
-from pytest_pallas.analysis.grid.findings import Kind as GridKind
-from pytest_pallas.compilers.report import CompileReport, Status, to_json
-from pytest_pallas.notes import Kind as NoteKind
-from pytest_pallas.notes import Note
-from pytest_pallas.numerics import Comparison, bitwise, compare, compare_trees
-from pytest_pallas.numerics.precision import Precision
-from pytest_pallas.record import NotApplicable, Record, VerdictStatus
+from pytest_pallas.compile.service import CompileReport, Status, to_json
+from pytest_pallas.grid.findings import GridFinding
+from pytest_pallas.grid.findings import Kind as GridKind
+from pytest_pallas.judge.judgement import bitwise, compare, compare_trees
+from pytest_pallas.judge.tolerance import Comparison, Precision
+from pytest_pallas.record import Kind as NoteKind
+from pytest_pallas.record import NotApplicable, Note, Record, VerdictStatus
 
 LINE = "/home/me/kernel.py:24"
 

@@ -6,8 +6,7 @@ from typing import Any
 
 from report_samples import HOSTILE
 
-from pytest_pallas.notes import Note
-from pytest_pallas.record import Record
+from pytest_pallas.record import Note, Record
 
 #: A line that is no markup, with all that would be.
 SOURCE = 'keep = (a < b) & (c > "</code></pre>")'

@@ -12,7 +12,7 @@ from pallas_sim.compat.source import own_lines
 from pytest_pallas.backends import Call, RunSettings
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.backends.tracing import jitted, split
-from pytest_pallas.mutation import mutants_of
+from pytest_pallas.mutate import mutants_of
 
 BACKEND = tpu_sim()
 

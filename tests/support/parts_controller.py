@@ -18,20 +18,21 @@ from typing import Any, cast
 import pytest
 from _pytest.runner import runtestprotocol
 
-from pytest_pallas.isolation.isolator import isolator_of
-from pytest_pallas.isolation.messages import Part, WorkerRequest, decoded, encoded
-from pytest_pallas.isolation.worker import PART
-from pytest_pallas.items.item import SpecItem
-from pytest_pallas.items.parts import (
+from pytest_pallas.distribute.parts import (
     Division,
     divisible,
     endless,
     keep_examples,
+    merged_reports,
     remaining,
     result_of,
+    settle_kills,
 )
-from pytest_pallas.report.parts import merged_reports, settle_kills
-from pytest_pallas.session import current
+from pytest_pallas.isolate.isolator import isolator_of
+from pytest_pallas.isolate.messages import Part, WorkerRequest, decoded, encoded
+from pytest_pallas.isolate.worker import PART
+from pytest_pallas.pytest_session import current
+from pytest_pallas.run.item import SpecItem
 
 #: Rounds of an item that only the time ends.
 MOST = 6

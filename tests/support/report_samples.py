@@ -7,8 +7,7 @@ from typing import Any
 
 from pallas_sim.errors import Explanation, Fact, explanation_of
 from pallas_sim.findings import Access, Finding, Owner, Wait
-from pytest_pallas.notes import Note
-from pytest_pallas.record import Record
+from pytest_pallas.record import Note, Record
 
 HOSTILE = '<img src=x onerror="alert(1)"><script>alert(2)</script>{{ 7 * 7 }}'
 

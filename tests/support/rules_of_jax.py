@@ -79,7 +79,7 @@ def digest_of(results: Any) -> str:
 
 def assert_within_ulps(function: Callable[..., Any], *args: Any, ulps: float = 1) -> None:
     """The simulator is at most so many ulps of each element away, and has NaNs where JAX has."""
-    from pytest_pallas.numerics import epsilon
+    from pallas_sim.dtypes import epsilon
 
     for actual, wanted in both(function, *args):
         one, two = (

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from pallas_sim.compat.jaxprs import sub_jaxprs
-from pytest_pallas.analysis import kernel_calls
+from pytest_pallas.grid.kernel_calls import kernel_calls
 from reference_kernels import _mesh
 
 

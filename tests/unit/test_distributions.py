@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import pytest_pallas
-from pytest_pallas.collection.discovery import locate
+from pytest_pallas.run.collection import locate
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from pytest_pallas.options.table import TABLE
+from pytest_pallas.options import TABLE
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts/gpu_verify.sh"

@@ -10,10 +10,11 @@ import pytest
 
 from pytest_pallas import KernelReferenceError
 from pytest_pallas.budget import LastUsed
-from pytest_pallas.notes import Note
-from pytest_pallas.numerics import compare_trees
-from pytest_pallas.oracle import noise, references
-from pytest_pallas.oracle.expected import PERTURBATIONS, ExpectedCache, expected
+from pytest_pallas.judge import oracle as noise
+from pytest_pallas.judge import references
+from pytest_pallas.judge.judgement import compare_trees
+from pytest_pallas.judge.oracle import PERTURBATIONS, ExpectedCache, expected
+from pytest_pallas.record import Note
 
 
 def test_oracle_is_float64_and_baseline_is_the_kernels_dtype():

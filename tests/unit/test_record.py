@@ -4,8 +4,7 @@ import dataclasses
 import json
 import math
 
-from pytest_pallas.notes import Note
-from pytest_pallas.record import Record, from_json, to_json
+from pytest_pallas.record import Note, Record, from_json, to_json
 
 RECORD = Record(
     test="a.py::b",

@@ -30,7 +30,7 @@ def test_an_expected_failure_of_an_unknown_scope():
 
 def test_its_properties_are_those_that_checks_get():
     from pytest_pallas.checks.context import CheckContext
-    from pytest_pallas.properties import properties_of
+    from pytest_pallas.spec import properties_of
 
     spec = KernelSpec(
         name="k", kernel=abs, reference=abs, inputs=st.just(()),

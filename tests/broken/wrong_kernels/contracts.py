@@ -12,8 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.raises import Raises
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Raises
 
 from .accumulation import twice
 from .naive import agrees

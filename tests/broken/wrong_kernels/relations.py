@@ -11,8 +11,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted, Relation
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import KernelSpec, Linear, Permuted, Relation
 
 from .accumulation import last_block_dropped, twice
 from .naive import agrees

@@ -17,9 +17,8 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from operands import f32, refuses
 
 from pallas_sim.chips import TARGETS
-from pytest_pallas.backends.compilation import Compiler
-from pytest_pallas.backends.lowering import Lowering
 from pytest_pallas.backends.protocol import Call, RunSettings
+from pytest_pallas.compile.backends import Compiler, Lowering
 from reference_kernels.parallel import ring_attention_on_mesh
 from reference_kernels.parallel.ring_attention import reference
 

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType
 from operands import f32, i32, refuses
 
-from pytest_pallas.analysis import kernel_calls
+from pytest_pallas.grid.kernel_calls import kernel_calls
 from reference_kernels.parallel import sharded_attention, softmax_by_columns, softmax_by_rows
 from reference_kernels.parallel.sharded_attention import reference
 from reference_kernels.parallel.sharded_softmax import reference as softmax_reference

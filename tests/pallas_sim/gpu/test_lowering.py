@@ -21,7 +21,7 @@ from pallas_sim.simulation import simulate
 from pallas_sim.tracing import tracing_for
 from pytest_pallas.backends import Call, parse
 from pytest_pallas.backends.registry import compiling
-from pytest_pallas.compilers import cuda
+from pytest_pallas.compile import cuda
 
 Shape = jax.ShapeDtypeStruct
 

@@ -25,8 +25,8 @@ from pytest_pallas import CapacityError
 from pytest_pallas.backends import Call, RunSettings, parse
 from pytest_pallas.backends.registry import compiling
 from pytest_pallas.backends.simulators import Simulator, gpu_sim
-from pytest_pallas.compilers import cuda
-from pytest_pallas.mutation import mutants_of
+from pytest_pallas.compile import cuda
+from pytest_pallas.mutate import mutants_of
 from reference_kernels.portable import portable_flash_attention
 
 F32, BF16, I8 = jnp.float32, jnp.bfloat16, jnp.int8

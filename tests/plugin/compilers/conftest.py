@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_pallas.compilers import libtpu
-from pytest_pallas.compilers.service import Service
+from pytest_pallas.compile import libtpu
+from pytest_pallas.compile.service import Service
 from pytest_pallas.workers import WorkerPool
 
 #: Kernels that are compiled in the tests of this folder.

@@ -3,7 +3,7 @@
 import pytest
 from fake_compilers import works
 
-from pytest_pallas.compilers import service
+from pytest_pallas.compile import service
 
 TEST = """
     from chips import *
@@ -23,7 +23,7 @@ def project_(compiling):
 def accepting(project_, monkeypatch):
     """A project whose programs a compiler accepts that does not look at them."""
     monkeypatch.setattr(service, "compiler_of", lambda platform: works)
-    monkeypatch.setattr("pytest_pallas.compilers.libtpu.missing", lambda: None)
+    monkeypatch.setattr("pytest_pallas.compile.libtpu.missing", lambda: None)
     return project_
 
 

@@ -4,7 +4,7 @@ from importlib import metadata
 
 import pytest
 
-from pytest_pallas.compilers import cuda
+from pytest_pallas.compile import cuda
 
 needs_compilers = pytest.mark.skipif(cuda.missing() is not None, reason=str(cuda.missing()))
 

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from pytest_pallas.compilers import service
+from pytest_pallas.compile import service
 
 TESTS = """
     import pytest
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.without_libtpu
 def run(compiling, monkeypatch, name, *args):
     module = importlib.import_module(f"fake_compilers.{name}")
     monkeypatch.setattr(service, "compiler_of", lambda platform: module)
-    monkeypatch.setattr("pytest_pallas.compilers.libtpu.missing", lambda: None)
+    monkeypatch.setattr("pytest_pallas.compile.libtpu.missing", lambda: None)
     compiling.write(test_it=TESTS)
     return compiling.run("--pallas-backend=tpu-compile:v6e", *args)
 

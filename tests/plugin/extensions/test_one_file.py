@@ -86,7 +86,7 @@ def pytest_pallas_report_sections(config):
 
 # A mutation operator.
 def pytest_pallas_mutation_operators(config):
-    from pytest_pallas.mutation import Change, Replacement, operator
+    from pytest_pallas.mutate import Change, Replacement, operator
 
     @operator("square", mistake="x in place of its cube", before="cube(x)", after="x")
     def square(at):

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from pytest_pallas.__main__ import main
-from pytest_pallas.fleet import runner
+from pytest_pallas.distribute.fleet import controller as runner
 from tests.plugin.fleet.test_parts import CHANGED, CONFTEST, SELDOM, without_times
 from tests.plugin.mutate.test_specs import KERNELS, SPECS
 
@@ -29,8 +29,8 @@ STOPPED = """
     import signal
     from pathlib import Path
 
-    from pytest_pallas.fleet import kept
-    from pytest_pallas.items.parts import result_of
+    from pytest_pallas.distribute.fleet import ledger as kept
+    from pytest_pallas.distribute.parts import result_of
 
     class Stopped(kept.KeptResults):
         def keep(self, result):
@@ -50,7 +50,7 @@ STOPPED = """
                 os.unlink("left")
                 raise KeyboardInterrupt
 
-    from pytest_pallas.fleet import runner
+    from pytest_pallas.distribute.fleet import controller as runner
 
     runner.KeptResults = Stopped
 """

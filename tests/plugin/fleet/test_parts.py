@@ -9,8 +9,8 @@ import shutil
 
 import pytest
 
-from pytest_pallas.items.parts import division as parts
-from pytest_pallas.sampling import fuzzing
+from pytest_pallas.distribute import parts as parts
+from pytest_pallas.run import fuzzing
 from tests.plugin.mutate.test_specs import KERNELS, SPECS
 
 pytestmark = pytest.mark.usefixtures("dask")
@@ -20,8 +20,8 @@ OF_WORKERS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "PYTHONHASHSEED")
 
 #: Small rounds and parts, on the workers, too.
 CONFTEST = """
-    from pytest_pallas.items.parts import division as parts
-    from pytest_pallas.sampling import fuzzing
+    from pytest_pallas.distribute.parts import division as parts
+    from pytest_pallas.run import fuzzing
 
     fuzzing.ROUND = 5
     parts.ROUNDS_PER_PART = 1

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_pallas.fleet import ledger
-from pytest_pallas.fleet.cluster import Cluster
-from pytest_pallas.fleet.workers import Workers
+from pytest_pallas.distribute.fleet import ledger
+from pytest_pallas.distribute.fleet.cluster import Cluster
+from pytest_pallas.distribute.fleet.ledger import Workers
 
 pytestmark = pytest.mark.usefixtures("dask")
 
@@ -65,7 +65,7 @@ class Fleet:
         started = self.start(
             *("worker", self.address, "--nthreads", "1", "--no-nanny", "--no-dashboard"),
             # or it would be silent while its first task imports this
-            *("--host", "127.0.0.1", "--preload", "pytest_pallas.fleet.remote.worker", *words),
+            *("--host", "127.0.0.1", "--preload", "pytest_pallas.distribute.fleet.worker", *words),
             folder=folder,
         )
         if holds:

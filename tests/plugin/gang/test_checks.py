@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_pallas.compilers import libtpu
+from pytest_pallas.compile import libtpu
 
 pytestmark = pytest.mark.processes
 

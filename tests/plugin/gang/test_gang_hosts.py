@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pytest_pallas.gang.layout import free_port
+from pytest_pallas.distribute.gang.hosts import free_port
 
 TESTS = """
 import jax

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from pytest_pallas.gang import supervisor
+from pytest_pallas.distribute.gang import plugin as supervisor
 
 RUN = ("--pallas-processes=2", "-p", "no:cacheprovider")
 PASSES = """

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_pallas.gang import supervisor
-from pytest_pallas.gang.messages import unpacked
+from pytest_pallas.distribute.gang import plugin as supervisor
+from pytest_pallas.distribute.gang.messages import unpacked
 
 TESTS = Path(__file__).parent / "tests_of_processes.py"
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from gang_processes import Program
 
-from pytest_pallas.gang.merging import ProcessResult, merge_processes
+from pytest_pallas.distribute.gang.merging import ProcessResult, merge_processes
 from pytest_pallas.record import from_json
 
 pytestmark = pytest.mark.processes
@@ -171,7 +171,7 @@ def test_all_processes_draw_the_same(two, tmp_path):
     """Of specs, of ``@given``, and whatever the seed of the hash of strings is."""
     text = """
         import jax
-        from pytest_pallas.strategies.arguments import as_arguments
+        from pytest_pallas.draw.arguments import as_arguments
 
         SEEN = []
 

@@ -76,7 +76,7 @@ class TestReplay:
         self, recorded: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         store = recorded.path / "pallas_goldens"
-        from pytest_pallas.goldens.store import Store
+        from pytest_pallas.replay.goldens import Store
 
         for each in [*Store(store).goldens()]:
             arrays = {f"in{i}": a for i, a in enumerate(Store(store).inputs(each))}
@@ -89,7 +89,7 @@ class TestReplay:
         result.stdout.fnmatch_lines(["*wrong in 1 of * elements*", "*must be exactly equal*"])
         # Code for another processor may contract or add in another order.
         elsewhere = "x86_64 avx512_fp16 fma openblas-SapphireRapids"
-        monkeypatch.setattr("pytest_pallas.goldens.entry.processor", lambda: elsewhere)
+        monkeypatch.setattr("pytest_pallas.replay.goldens.processor", lambda: elsewhere)
         recorded.run(*BASIC, ON, golden("replay")).assert_outcomes(passed=1)
 
     def test_another_source_of_the_kernel_may_have_other_bits(self, recorded: Any) -> None:
@@ -208,7 +208,7 @@ class TestOwnTests:
 def _with_answer(each: Any, answer: Any) -> Any:
     import dataclasses
 
-    from pytest_pallas.goldens.tensors import digest
+    from pytest_pallas.replay.values import digest
 
     (output,) = each.outputs
     return dataclasses.replace(each, outputs=(dataclasses.replace(output, digest=digest(answer)),))

@@ -20,7 +20,7 @@ def test_an_import_of_the_package_loads_no_heavy_module(module):
 
 
 @pytest.mark.parametrize(
-    "module", ["pytest_pallas.collection.wiring", "pytest_pallas.mutation_runner.own_tests"]
+    "module", ["pytest_pallas.run.collection", "pytest_pallas.mutate.own_tests"]
 )
 def test_a_controller_of_xdist_need_not_import_jax(module):
     """It collects nothing, and its workers start after it has read the options."""
@@ -65,12 +65,10 @@ FEW = {
     "pytest_pallas._version",
     "pytest_pallas.plugin",
     "pytest_pallas.hookspecs",
-    "pytest_pallas.devices",
-    "pytest_pallas.devices.simulate",
+    "pytest_pallas.backends",
+    "pytest_pallas.backends.devices",
     "pytest_pallas.fixtures",
     "pytest_pallas.options",
-    "pytest_pallas.options.parsing",
-    "pytest_pallas.options.table",
 }
 
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from pytest_pallas.isolation.isolator import Isolator
+from pytest_pallas.isolate.isolator import Isolator
 
 WAITING = """
     import jax
@@ -71,7 +71,7 @@ def test_always_and_never(project, taken):
 
 
 def test_kernels_with_semaphores_are_found_once_and_remembered(project, taken, monkeypatch):
-    from pytest_pallas.isolation import isolator
+    from pytest_pallas.isolate import isolator
 
     project.write(waiting=WAITING)
     project.specs('name="waits", kernel=__import__("waiting").waits', 'name="add", kernel=add')

@@ -156,7 +156,7 @@ def test_a_worker_that_is_spoilt_is_retired(project):
 
         @pytest.fixture(autouse=True)
         def stubborn(monkeypatch):
-            from pytest_pallas.isolation import leaks
+            from pytest_pallas.isolate import leaks
 
             def refuse(name, value):
                 def undo():

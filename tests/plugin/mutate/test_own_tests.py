@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_pallas.session import state
+from pytest_pallas import session as state
 
 KERNELS = """
     import jax

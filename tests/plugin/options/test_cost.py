@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pytest_pallas.compilers import libtpu
+from pytest_pallas.compile import libtpu
 
 pytestmark = pytest.mark.skipif(libtpu.missing() is not None, reason=str(libtpu.missing()))
 

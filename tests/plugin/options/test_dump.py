@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from pytest_pallas.compilers import libtpu
+from pytest_pallas.compile import libtpu
 
 #: The chip and the arguments, as the name of a folder.
 ARGUMENTS = "v6e-float32-8,128-float32-8,128"

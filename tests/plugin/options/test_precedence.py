@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from pytest_pallas.database import DatabasePlace
-from pytest_pallas.gang.layout import free_port
-from pytest_pallas.goldens.example import Example, content_of
-from pytest_pallas.options.table import TABLE
-from pytest_pallas.options.values import read_options
+from pytest_pallas.distribute.gang.hosts import free_port
+from pytest_pallas.options import TABLE, read_options
+from pytest_pallas.replay.goldens import Example, content_of
 
 #: Option: default, and values for ini, command line and mark with what they are read as.
 #: Places of the only host, as ``--pallas-distributed`` has them.

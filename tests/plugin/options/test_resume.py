@@ -388,8 +388,8 @@ def test_the_folder_is_removed_in_the_middle(suite):
 
 def test_time_goes_to_what_is_left(suite):
     """A run of a minute, half of whose tests are done, has half a minute."""
-    from pytest_pallas.items.time_budget import CLOCK, time_budget_of
-    from pytest_pallas.session import current
+    from pytest_pallas.pytest_session import current
+    from pytest_pallas.run.rounds import CLOCK, time_budget_of
 
     seen = {}
 
@@ -447,7 +447,7 @@ def test_nothing_of_it_is_loaded_without_the_options(project):
         import sys
 
         def test_own(pallas_check):
-            assert "pytest_pallas.report.runs.keeping" not in sys.modules
+            assert "pytest_pallas.distribute.resume" not in sys.modules
         """
     )
     assert project.spawn("--pallas-backend=tpu-sim", ours=False).ret == 0

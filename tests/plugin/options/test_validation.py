@@ -101,7 +101,7 @@ def test_a_bad_mark_fails_its_own_test_only(project, mark, message):
 
 
 def test_help_lists_every_option_and_its_ini_twin(project):
-    from pytest_pallas.options.table import TABLE
+    from pytest_pallas.options import TABLE
 
     text = project.run("--help").stdout.str()
     for option in TABLE:

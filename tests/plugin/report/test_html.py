@@ -118,7 +118,7 @@ def test_a_folder_that_goes_away(suite):
 
 def test_without_the_extra(suite, monkeypatch):
     """One line names it, before anything runs; without the option nobody asks."""
-    from pytest_pallas.report.html import page as module
+    from pytest_pallas.report import html as module
 
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     result = suite.run(*SUITE)

@@ -13,7 +13,7 @@ pytest.importorskip("jinja2", reason="jinja2 is not installed: pip install 'pyte
 from mutant_samples import SOURCE, mutant_samples, mutated, verdict
 from report_samples import ENVIRONMENT, HOSTILE, OPTIONS, samples
 
-from pytest_pallas.report.html.page import page
+from pytest_pallas.report.html import page
 
 from .test_html_page import outline
 

@@ -11,13 +11,12 @@ pytest.importorskip("jinja2", reason="jinja2 is not installed: pip install 'pyte
 
 from report_samples import ENVIRONMENT, HOSTILE, OPTIONS, samples
 
-from pytest_pallas.compilers.costs import RecordedCost
+from pytest_pallas.compile.costs import RecordedCost
 from pytest_pallas.record import Record
-from pytest_pallas.report.html import kernels
-from pytest_pallas.report.html import page as html_page
-from pytest_pallas.report.html.failures import failure
-from pytest_pallas.report.html.page import page
-from pytest_pallas.report.html.tables import table
+from pytest_pallas.report import html as html_page
+from pytest_pallas.report import html as kernels
+from pytest_pallas.report.html import failure, page
+from pytest_pallas.report.tables import table
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_pallas.aspects import Aspect, from_json
+from pytest_pallas.record import Aspect, aspects_from_json
 
 SPECS = """
 import pytest
@@ -63,7 +63,7 @@ def test_a_record_has_the_drawn_and_undrawn_words(suite):
     (record,) = suite.records(*RUN, "--pallas-checks=forward", "--pallas-max-examples=1")
     inputs = record["inputs"]
     assert inputs["signatures"] == len(inputs["shapes"]) == 1
-    tried, never = from_json(inputs["tried"]), from_json(inputs["never"])
+    tried, never = aspects_from_json(inputs["tried"]), aspects_from_json(inputs["never"])
     assert tried[Aspect("dim", "m")] == ("fixed",)
     both = tried[Aspect("dim", "n")] + never[Aspect("dim", "n")]
     assert sorted(both) == ["128", "256", "384"]

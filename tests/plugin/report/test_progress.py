@@ -13,7 +13,7 @@ RUN = ("--pallas-suite=specs", "--pallas-backend=tpu-sim", "--pallas-checks=forw
 @pytest.fixture
 def long(project, monkeypatch):
     """A run that counts as long, on a terminal."""
-    from pytest_pallas.report import progress
+    from pytest_pallas.report import reporter as progress
 
     monkeypatch.setattr(progress, "SELDOM", 0.0)
     project.specs('name="good", kernel=add', 'name="bad", kernel=add_off')
@@ -59,7 +59,7 @@ def test_not_without_kernels(long):
 
 
 def test_not_in_a_short_run(long, monkeypatch):
-    from pytest_pallas.report import progress
+    from pytest_pallas.report import reporter as progress
 
     monkeypatch.setattr(progress, "SELDOM", 30.0)
     assert lines(long.run(*RUN)) == []

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pytest_pallas.report.sections import results
+from pytest_pallas.report import terminal as results
 
 RUN = ("--pallas-suite=specs", "--pallas-backend=interpret,tpu-sim:v5e,gpu-interpret",
        "--pallas-checks=forward,determinism", "--pallas-max-examples=2")  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_pallas.sampling import fuzzing
+from pytest_pallas.run import fuzzing
 
 ONE = ("--pallas-suite=specs", "--pallas-backend=tpu-sim", "--pallas-max-examples=4")
 
@@ -23,7 +23,7 @@ ROUND, EACH = 4, 2
 
 #: The same in processes for isolated tests.
 CONFTEST = f"""
-    from pytest_pallas.sampling import fuzzing
+    from pytest_pallas.run import fuzzing
 
     fuzzing.ROUND, fuzzing.EACH = {ROUND}, {EACH}
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_pallas.compilers.messages import CompileReply
+from pytest_pallas.compile.service import CompileReply
 
 CUSTOM_CALLS = ("tpu_custom_call",)
 

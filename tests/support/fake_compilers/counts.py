@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fake_compilers import flags, good_reply, version
-from pytest_pallas.compilers.messages import CompileReply, CompileRequest
+from pytest_pallas.compile.service import CompileReply, CompileRequest
 
 __all__ = ["ENTRY", "compile", "environment", "flags", "version"]
 

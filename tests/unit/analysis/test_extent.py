@@ -8,8 +8,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas.analysis import kernel_calls
-from pytest_pallas.analysis.extent import one_program, one_step
+from pytest_pallas.grid.kernel_calls import kernel_calls, one_program, one_step
 
 X = jax.ShapeDtypeStruct((256, 128), jnp.float32)
 

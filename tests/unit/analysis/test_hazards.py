@@ -9,7 +9,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas.analysis.hazards import hazards
+from pytest_pallas.grid.kernel_calls import hazards
 
 X = jax.ShapeDtypeStruct((8, 128), jnp.float32)
 N = jax.ShapeDtypeStruct((), jnp.int32)

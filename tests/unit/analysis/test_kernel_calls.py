@@ -6,7 +6,8 @@ import pytest
 import sample_kernels as kernels
 from jax.experimental import pallas as pl
 
-from pytest_pallas.analysis import describe_writer, kernel_calls, mutated_operands
+from pytest_pallas.grid.kernel_calls import kernel_calls, mutated_operands
+from pytest_pallas.grid.unwritten import describe_writer
 
 X = jnp.zeros((20, 128))
 

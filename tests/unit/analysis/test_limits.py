@@ -9,8 +9,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas.analysis import kernel_calls
-from pytest_pallas.analysis.limits import is_mosaic_gpu, reaches_devices, unsupported
+from pytest_pallas.grid.kernel_calls import (
+    is_mosaic_gpu,
+    kernel_calls,
+    reaches_devices,
+    unsupported,
+)
 
 X = jnp.zeros((8, 128))
 

@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pytest_pallas.analysis.precision import precisions
 from pytest_pallas.checks.gradient import Vjp
+from pytest_pallas.judge.precision import precisions
 
 SINGLE = np.ones((4, 8), np.float32)
 HALF = SINGLE.astype(ml_dtypes.bfloat16)

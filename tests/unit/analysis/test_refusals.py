@@ -18,8 +18,8 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AbstractDevice, AbstractMesh
 
 from pallas_sim.chips import TARGETS
-from pytest_pallas.analysis import KernelCall, kernel_calls
-from pytest_pallas.analysis.refusals import full_text, short
+from pytest_pallas.compile.refusals import full_text, short
+from pytest_pallas.grid.kernel_calls import KernelCall, kernel_calls
 
 Shape = jax.ShapeDtypeStruct
 X = Shape((8, 128), jnp.float32)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pallas_sim.rules import control
-from pytest_pallas.analysis.roundings import SPREAD, Rounding, rounded
+from pytest_pallas.judge.roundings import SPREAD, Rounding, rounded
 
 X = np.random.default_rng(0).standard_normal((6, 8))
 

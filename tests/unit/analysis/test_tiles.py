@@ -8,8 +8,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas.analysis import kernel_calls
-from pytest_pallas.analysis.tiles import tiles_of
+from pytest_pallas.grid.kernel_calls import kernel_calls, tiles_of
 
 SIZES = {"m": 2048, "n": 4096}
 X = jax.ShapeDtypeStruct((2048, 4096), jnp.float32)

@@ -22,12 +22,12 @@ from jax.sharding import PartitionSpec as P
 
 from pallas_sim.errors import SimulationLimitError
 from pytest_pallas import errors
-from pytest_pallas.analysis.machine_code import Cost
 from pytest_pallas.backends import TARGETS, Call, RunSettings, parse
 from pytest_pallas.backends.registry import compiling
 from pytest_pallas.checks.gradient import Vjp
-from pytest_pallas.compilers.cuda import CUSTOM_CALLS as GPU_CALLS
-from pytest_pallas.compilers.report import CompileReport
+from pytest_pallas.compile.cuda import CUSTOM_CALLS as GPU_CALLS
+from pytest_pallas.compile.machine_code import Cost
+from pytest_pallas.compile.service import CompileReport
 
 X = np.ones((8, 128), np.float32)
 

@@ -17,10 +17,10 @@ from jax.sharding import PartitionSpec as P
 
 from pallas_sim.chips import TARGETS
 from pytest_pallas import NoPallasCallError
-from pytest_pallas.analysis import kernel_calls
-from pytest_pallas.backends.lowering import Lowered, Lowering
 from pytest_pallas.backends.protocol import Call
 from pytest_pallas.backends.tracing import abstract
+from pytest_pallas.compile.backends import Lowered, Lowering
+from pytest_pallas.grid.kernel_calls import kernel_calls
 
 X = jax.ShapeDtypeStruct((64, 128), jnp.float32)
 

@@ -41,7 +41,7 @@ def test_the_deprecation_of_triton_is_no_error_of_the_kernel():
 
 
 def test_a_program_without_the_kernel_is_no_proof():
-    from pytest_pallas.analysis import kernel_calls
+    from pytest_pallas.grid.kernel_calls import kernel_calls
 
     def body(x_ref, o_ref):
         o_ref[...] = x_ref[...] + 1

@@ -129,7 +129,7 @@ def test_time_that_is_over_before_the_kernel_runs_is_given_again(monkeypatch):
 def test_a_deadlock_on_several_devices_leaves_no_trace():
     from jax.sharding import PartitionSpec as P
 
-    from pytest_pallas.devices.mesh import make_mesh
+    from pytest_pallas.backends.devices import make_mesh
 
     mesh = make_mesh({"x": 4}, "cpu")
 
@@ -157,7 +157,7 @@ def test_a_chip_is_known_inside_of_shard_map(word):
     """As ``pltpu.emit_pipeline`` asks for it; outside, nothing has changed."""
     from jax.sharding import PartitionSpec as P
 
-    from pytest_pallas.devices.mesh import make_mesh
+    from pytest_pallas.backends.devices import make_mesh
 
     mesh = make_mesh({"x": 2}, "cpu")
     mesh.abstract_mesh  # noqa: B018  a property that is kept and says "cpu"

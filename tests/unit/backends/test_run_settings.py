@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pytest_pallas import Arguments, Call, RunSettings
+from pytest_pallas.backends.protocol import Fill
 from pytest_pallas.backends.simulators import tpu_sim
-from pytest_pallas.backends.variations import Fill
 from pytest_pallas.checks.context import CheckContext, call
 
 NAMES = [field.name for field in dataclasses.fields(RunSettings)]

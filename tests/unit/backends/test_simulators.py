@@ -19,11 +19,11 @@ from unknown_primitive import unknown
 from pallas_sim.errors import BoundsError, MissingRuleError, OptionError, SimulationLimitError
 from pytest_pallas import CapacityError, DmaError, NoPallasCallError, RaceError
 from pytest_pallas.backends import Call, RunSettings, parse, select
+from pytest_pallas.backends.protocol import Fill, Schedule
 from pytest_pallas.backends.registry import FAMILIES
 from pytest_pallas.backends.simulators import tpu_sim
-from pytest_pallas.backends.variations import Fill, Schedule
-from pytest_pallas.mutation import mutants_of
-from pytest_pallas.notes import Note
+from pytest_pallas.mutate import mutants_of
+from pytest_pallas.record import Note
 
 X = np.arange(8 * 128, dtype=np.float32).reshape(8, 128)
 KNOWN = {family.name: family for family in FAMILIES}
@@ -557,7 +557,7 @@ def test_an_unknown_target_is_an_error():
 
 
 def test_it_can_be_timed():
-    from pytest_pallas.backends.timing import prepared, times
+    from pytest_pallas.backends.hardware import prepared, times
 
     call = Call(function=kernels.add_one, args=(X,))
     with prepared(tpu_sim(), call) as run:

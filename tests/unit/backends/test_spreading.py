@@ -10,8 +10,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from pallas_sim.errors import DeviceError
 from pytest_pallas.backends import Call
+from pytest_pallas.backends.processes import Gang
 from pytest_pallas.backends.spreading import place, spread_of, words_of
-from pytest_pallas.devices.processes import Gang
 
 P = PartitionSpec
 X, Y = np.ones((8, 128), np.float32), np.ones((4, 128), np.float32)

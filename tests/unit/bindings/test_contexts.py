@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pytest_pallas.bindings.contexts import with_goldens
 from pytest_pallas.checks.check import Check
-from pytest_pallas.options.values import Options
+from pytest_pallas.options import Options
+from pytest_pallas.run.context import with_goldens
 
 CHECK = Check(name="forward", asks="?", run=lambda context: context)  # pyright: ignore[reportArgumentType]
 

@@ -13,7 +13,7 @@ from jax.experimental import pallas as pl
 
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.checks.context import CheckContext
-from pytest_pallas.strategies.arguments import Arguments
+from pytest_pallas.draw.arguments import Arguments
 
 
 def twice(x: jax.Array) -> jax.Array:

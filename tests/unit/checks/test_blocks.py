@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pytest_pallas import NotApplicableError
 from pytest_pallas import strategies as pst
 from pytest_pallas.checks.blocks import blocks, requires_spec
+from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.spec import KernelSpec
-from pytest_pallas.strategies.arguments import Arguments
 
 X = np.arange(1024, dtype=np.float32).reshape(8, 128) % 16
 

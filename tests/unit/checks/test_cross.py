@@ -14,8 +14,8 @@ from pytest_pallas.backends.interpreters import tpu_interpret
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.checks.context import ComparisonPeer
 from pytest_pallas.checks.cross import accepted, cross
-from pytest_pallas.numerics import Tolerance
-from pytest_pallas.strategies.arguments import Arguments
+from pytest_pallas.draw.arguments import Arguments
+from pytest_pallas.judge.tolerance import Tolerance
 
 
 def twin(function, name="twin", **rest):

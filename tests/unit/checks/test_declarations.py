@@ -8,16 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from pytest_pallas import checks, sanitizers
+from pytest_pallas import checks
 from pytest_pallas.checks.check import Check, declare_check, declare_sanitizer
 
-PACKAGES = [
-    pytest.param(checks, checks.declared_checks, "check", id="checks"),
-    pytest.param(sanitizers, sanitizers.declared_sanitizers, "sanitizer", id="sanitizers"),
+LISTS = [
+    pytest.param(checks.MODULES, checks.NAMES, checks.declared_checks, "check", id="checks"),
+    pytest.param(
+        checks.SANITIZER_MODULES,
+        checks.SANITIZERS,
+        checks.declared_sanitizers,
+        "sanitizer",
+        id="sanitizers",
+    ),
 ]
-ALL = {
-    check.name: check for check in (*checks.declared_checks(), *sanitizers.declared_sanitizers())
-}
+ALL = {check.name: check for check in (*checks.declared_checks(), *checks.declared_sanitizers())}
 
 
 def declaring(folder: Path) -> Iterator[str]:
@@ -44,18 +48,20 @@ def answering(folder: Path) -> Iterator[str]:
                 yield path.stem
 
 
-@pytest.mark.parametrize(("package", "declared", "kind"), PACKAGES)
-def test_the_list_is_what_the_modules_declare(package, declared, kind):
-    folder = Path(package.__file__).parent
-    assert sorted(declaring(folder)) == sorted(package.MODULES) == sorted(answering(folder))
-    assert tuple(check.name for check in declared()) == package.NAMES
-    for module, each in zip(package.MODULES, declared(), strict=True):
-        assert isinstance(each, Check)
-        assert each.kind == kind
-        assert (each.run.__module__, each.run.__name__) == (
-            f"{package.__name__}.{module}",
-            module,
-        )
+def test_the_lists_are_what_the_modules_declare():
+    folder = Path(checks.__file__).parent
+    listed = sorted((*checks.MODULES, *checks.SANITIZER_MODULES))
+    assert sorted(declaring(folder)) == listed == sorted(answering(folder))
+
+
+@pytest.mark.parametrize(("modules", "names", "declared", "kind"), LISTS)
+def test_each_module_declares_a_check_of_its_name(modules, names, declared, kind):
+    assert tuple(check.name for check in declared()) == names
+    for module, check in zip(modules, declared(), strict=True):
+        assert isinstance(check, Check)
+        assert check.kind == kind
+        assert check.run.__module__ == f"{checks.__name__}.{module}"
+        assert check.run.__name__ == module
 
 
 def test_a_module_that_answers_without_a_declaration_is_found(tmp_path):

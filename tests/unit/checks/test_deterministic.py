@@ -12,11 +12,10 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.backends.simulators import gpu_sim
 from pytest_pallas.checks.context import CheckContext
 from pytest_pallas.checks.determinism import determinism
-from pytest_pallas.sanitizers.runs import Runs
-from pytest_pallas.sanitizers.schedule import schedule
+from pytest_pallas.checks.schedule import Runs, schedule
+from pytest_pallas.draw.arguments import Arguments
+from pytest_pallas.run.standalone import check
 from pytest_pallas.spec import KernelSpec
-from pytest_pallas.standalone import check
-from pytest_pallas.strategies.arguments import Arguments
 
 X = np.random.default_rng(0).normal(size=(8, 64)).astype(np.float32)
 ARGS = X, np.zeros(64, np.float32), np.zeros(1, np.int32)

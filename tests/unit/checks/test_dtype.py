@@ -9,7 +9,7 @@ import pytest
 from pytest_pallas import MismatchError
 from pytest_pallas.backends import RunSettings
 from pytest_pallas.checks.dtype import dtype
-from pytest_pallas.oracle.expected import ExpectedCache
+from pytest_pallas.judge.oracle import ExpectedCache
 
 
 def test_nothing_is_executed(context_of, doubled):

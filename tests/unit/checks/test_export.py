@@ -17,7 +17,7 @@ from pytest_pallas.backends.hardware import tpu
 from pytest_pallas.backends.interpreters import gpu_interpret, interpret, tpu_interpret
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.checks.export import RoundTrip, SimulatedTrip, export, requires_backend
-from pytest_pallas.strategies.arguments import Arguments
+from pytest_pallas.draw.arguments import Arguments
 
 
 @pytest.fixture(params=[interpret, tpu_sim], ids=["interpret", "tpu-sim"])

@@ -12,9 +12,9 @@ from pytest_pallas.backends.interpreters import interpret
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.context import CheckContext, CheckResult, ComparedOutputs
 from pytest_pallas.checks.golden import SAMPLE, GoldenRequest, Goldens, keeping
-from pytest_pallas.goldens.store import Store
-from pytest_pallas.oracle.expected import Expected
-from pytest_pallas.strategies.arguments import Arguments
+from pytest_pallas.draw.arguments import Arguments
+from pytest_pallas.judge.oracle import Expected
+from pytest_pallas.replay.goldens import Store
 
 pytest.importorskip("safetensors")
 

@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.aspects import DTYPE, VALUES, Aspect, from_json
 from pytest_pallas.checks.inputs import inputs_of, to_json
-from pytest_pallas.result_builder import ResultBuilder
-from pytest_pallas.strategies.once import draw_once
+from pytest_pallas.draw.arrays import draw_once
+from pytest_pallas.record import DTYPE, VALUES, Aspect, aspects_from_json
+from pytest_pallas.run.result import ResultBuilder
 
 X, Y = np.ones((8, 128), np.float32), np.ones((), np.int32)
 
@@ -78,14 +78,14 @@ def test_what_one_strategy_declares_another_may_draw():
     """As in ``one_of``: words are in the order in which they were declared."""
     one, other = drawn_call(dims={"m": [3, 5]}), drawn_call(dims={"m": [5, 7]})
     plain = to_json([inputs_of(other), inputs_of(one)])
-    assert from_json(plain["tried"])[Aspect("dim", "m")] == ("5", "3")
-    assert from_json(plain["never"])[Aspect("dim", "m")] == ("7",)
+    assert aspects_from_json(plain["tried"])[Aspect("dim", "m")] == ("5", "3")
+    assert aspects_from_json(plain["never"])[Aspect("dim", "m")] == ("7",)
 
 
 def test_a_drawn_tuple_as_an_argument():
     drawn = pst.Drawn((X,), {"dtype": "float32", "values": "normal"})
     tried = to_json([inputs_of(pst.Arguments((drawn,)))])["tried"]
-    assert from_json(tried) == {DTYPE: ("float32",), VALUES: ("normal",)}
+    assert aspects_from_json(tried) == {DTYPE: ("float32",), VALUES: ("normal",)}
 
 
 def test_signatures_tell_options_and_dtypes_apart():

@@ -8,8 +8,8 @@ import pytest
 
 from pytest_pallas import Linear, NotApplicableError, SpecError
 from pytest_pallas.checks.linearity import divided, linearity
-from pytest_pallas.strategies.arguments import Arguments
-from pytest_pallas.strategies.values import generate
+from pytest_pallas.draw.arguments import Arguments
+from pytest_pallas.draw.values import generate
 
 
 def values(kind, dtype="float32", shape=(8, 128)):

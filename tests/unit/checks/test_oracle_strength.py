@@ -9,7 +9,7 @@ import pytest
 from pytest_pallas import KernelSpec, SpecError, Tolerance
 from pytest_pallas import strategies as pst
 from pytest_pallas.checks.oracle_strength import conclude, oracle_strength
-from pytest_pallas.strategies.arguments import Arguments
+from pytest_pallas.draw.arguments import Arguments
 
 NORMAL = np.random.default_rng(0).standard_normal((7, 7)).astype(np.float32)
 LOOSE = Tolerance(rtol=0.2, atol=0.2)

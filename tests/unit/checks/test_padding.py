@@ -14,7 +14,7 @@ from pytest_pallas import NotApplicableError
 from pytest_pallas.backends.interpreters import gpu_interpret, interpret, tpu_interpret
 from pytest_pallas.backends.simulators import gpu_sim, tpu_sim
 from pytest_pallas.checks.padding import padding
-from pytest_pallas.strategies.arguments import Arguments
+from pytest_pallas.draw.arguments import Arguments
 
 X = np.random.default_rng(0).standard_normal((11, 128)).astype(np.float32)
 

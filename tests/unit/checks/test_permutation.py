@@ -11,7 +11,7 @@ import pytest
 
 from pytest_pallas import NotApplicableError, Permuted, SpecError
 from pytest_pallas.checks.permutation import permutation, subjects
-from pytest_pallas.strategies.arguments import Arguments
+from pytest_pallas.draw.arguments import Arguments
 
 
 def shared(context_of, kernel, reference, *relations, **rest):

@@ -24,9 +24,9 @@ from pytest_pallas.checks.golden import GoldenRequest, Goldens, keeping
 from pytest_pallas.checks.gradient import gradient
 from pytest_pallas.checks.linearity import linearity
 from pytest_pallas.checks.vmap import vmap
-from pytest_pallas.goldens.store import Store
-from pytest_pallas.numerics.precision import ProductPrecision
-from pytest_pallas.strategies.arguments import Arguments
+from pytest_pallas.draw.arguments import Arguments
+from pytest_pallas.judge.tolerance import ProductPrecision
+from pytest_pallas.replay.goldens import Store
 
 HIGHEST = jax.lax.Precision.HIGHEST
 

@@ -16,8 +16,8 @@ from pallas_sim.chips import ACCUMULATIONS, TARGETS, Accumulation
 from pallas_sim.errors import OptionError
 from pallas_sim.tracing import tracing_for
 from pytest_pallas import MismatchError
-from pytest_pallas.analysis.products import ProductSums, coarsest_sums
-from pytest_pallas.oracle.expected import expected
+from pytest_pallas.judge.oracle import expected
+from pytest_pallas.judge.roundings import ProductSums, coarsest_sums
 from reference_kernels.mosaic_gpu.blackwell_matmul import blackwell_matmul
 from reference_kernels.mosaic_gpu.blackwell_matmul import reference as of_blackwell
 from reference_kernels.mosaic_gpu.hopper_matmul import hopper_matmul, reference

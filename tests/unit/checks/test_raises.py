@@ -13,7 +13,7 @@ import pytest_pallas
 from pytest_pallas import KernelSpec, MismatchError, NotApplicableError, Raises, SpecError
 from pytest_pallas import strategies as pst
 from pytest_pallas.checks.raises import raises
-from pytest_pallas.strategies.arguments import Arguments
+from pytest_pallas.draw.arguments import Arguments
 
 WIDE = Raises((jax.ShapeDtypeStruct((8, 100), jnp.float32),), ValueError, match="multiple of 128")
 

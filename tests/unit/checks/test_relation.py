@@ -11,8 +11,8 @@ import pytest
 from pytest_pallas import KernelSpec, Linear, NotApplicableError, Permuted, Relation, SpecError
 from pytest_pallas import strategies as pst
 from pytest_pallas.checks.relation import relation
-from pytest_pallas.collection.validation import problem_with
-from pytest_pallas.strategies.arguments import Arguments
+from pytest_pallas.draw.arguments import Arguments
+from pytest_pallas.run.learning import problem_with
 
 
 def shifted(arguments, rng):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pytest_pallas.backends import Outcome
-from pytest_pallas.checks.rerun import unchanged
+from pytest_pallas.checks.metamorphic import unchanged
 
 FIRST = np.linspace(-1, 1, 64)
 

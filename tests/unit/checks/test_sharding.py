@@ -11,8 +11,8 @@ from pytest_pallas import NotApplicableError, SpecError
 from pytest_pallas import strategies as pst
 from pytest_pallas.backends import RunSettings
 from pytest_pallas.checks.sharding import sharding
+from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.spec import KernelSpec
-from pytest_pallas.strategies.arguments import Arguments
 
 
 def test_every_number_of_devices(context_of, doubled):

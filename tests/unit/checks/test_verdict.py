@@ -13,7 +13,7 @@ from pallas_sim.errors import KernelError, PallasError
 from pytest_pallas import MismatchError
 from pytest_pallas.checks.forward import forward
 from pytest_pallas.checks.verdict import conclude, content_facts, run_check
-from pytest_pallas.strategies.arguments import Arguments
+from pytest_pallas.draw.arguments import Arguments
 
 
 def wrong(reference):

@@ -7,7 +7,7 @@ from jax.experimental import pallas as pl
 
 from pytest_pallas import NotApplicableError
 from pytest_pallas.checks.vmap import program, vmap
-from pytest_pallas.strategies.arguments import Arguments
+from pytest_pallas.draw.arguments import Arguments
 
 
 def counted(*, rows):

@@ -1,6 +1,6 @@
 import pytest
 
-from pytest_pallas.collection.selecting import scope_of
+from pytest_pallas.distribute.shards import scope_of
 
 CHECKS = ("forward", "oracle-strength", "strength")
 

@@ -6,14 +6,9 @@ import random
 import pytest
 
 from pallas_sim.errors import OptionError
-from pytest_pallas.collection.sharding import (
-    Group,
-    assign,
-    expected_groups,
-    recorded_seconds,
-)
-from pytest_pallas.options import parsing
-from pytest_pallas.options.values import Shard
+from pytest_pallas import options as parsing
+from pytest_pallas.distribute.shards import Group, assign, expected_groups, recorded_seconds
+from pytest_pallas.options import Shard
 
 
 def groups(count):

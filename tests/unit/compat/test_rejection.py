@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, reject, settings
 from hypothesis import strategies as st
 
-from pytest_pallas.compat.rejection import is_rejection
+from pytest_pallas.compat.fuzzing import is_rejection
 
 
 @pytest.mark.parametrize("refuse", [reject, lambda: assume(False)], ids=["reject", "assume"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_pallas.compilers.service import Cache, digest
+from pytest_pallas.compile.service import Cache, digest
 
 KEY = digest(["module", "v6e"])
 

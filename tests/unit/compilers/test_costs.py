@@ -5,8 +5,8 @@ import json
 import pytest
 
 from pytest_pallas import OptionError
-from pytest_pallas.compilers import costs
-from pytest_pallas.compilers.report import CompileReport
+from pytest_pallas.compile import costs
+from pytest_pallas.compile.service import CompileReport
 
 REPORT = CompileReport(
     target="v6e",

@@ -12,8 +12,8 @@ import gpu_programs
 import jax.numpy as jnp
 import pytest
 
-from pytest_pallas.compilers import cuda
-from pytest_pallas.compilers.messages import CompileReply, CompileRequest
+from pytest_pallas.compile import cuda
+from pytest_pallas.compile.service import CompileReply, CompileRequest
 from reference_kernels.mosaic_gpu.tma_copy_add import tma_copy_add
 
 needs_compilers = pytest.mark.skipif(cuda.missing() is not None, reason=str(cuda.missing()))
@@ -24,7 +24,7 @@ BF16 = jnp.bfloat16
 
 WORKER = """
 import pathlib, sys
-from pytest_pallas.compilers import cuda
+from pytest_pallas.compile import cuda
 for path in sys.argv[1:]:
     reply = cuda.compile(pathlib.Path(path).read_bytes())
     pathlib.Path(path + ".reply").write_bytes(reply)
@@ -298,7 +298,7 @@ def test_chips_have_workers_of_their_own(tmp_path):
 
 def test_importing_it_imports_no_jax():
     code = (
-        "import sys; from pytest_pallas.compilers import cuda; cuda.missing(); cuda.version(); "
+        "import sys; from pytest_pallas.compile import cuda; cuda.missing(); cuda.version(); "
         "sys.exit('jax' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from pallas_sim.chips import GPUS, TARGETS, targets_of
-from pytest_pallas.compilers.gpu_chips import target_config
+from pytest_pallas.compile.cuda import target_config
 
 
 def test_every_gpu_target_has_a_description_of_that_device():

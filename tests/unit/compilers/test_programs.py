@@ -8,7 +8,7 @@ from jax import export
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pytest_pallas.compilers.programs import compile_program
+from pytest_pallas.compile.libtpu import compile_program
 
 X = np.arange(32 * 16, dtype=np.float32).reshape(32, 16)
 

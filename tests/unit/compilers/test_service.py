@@ -8,8 +8,8 @@ import pytest
 from fake_compilers import counts
 
 from pallas_sim.errors import PallasError
-from pytest_pallas.compilers import service as services
-from pytest_pallas.compilers.service import LoweredProgram, Service
+from pytest_pallas.compile import service as services
+from pytest_pallas.compile.service import LoweredProgram, Service
 
 SECONDS = 60
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from pytest_pallas.compilers.messages import CapturedOutput, divert, overhear_log
+from pytest_pallas.compile.service import CapturedOutput, divert, overhear_log
 
 INFORMATION = (
     b"I1121 06:22:59.473493    2785 subprocess_compilation.cc:356] ptxas info    : 0 bytes gmem\n"

@@ -3,7 +3,7 @@
 import pytest
 
 from pytest_pallas import DeviceError
-from pytest_pallas.compilers.tpu_chips import topology
+from pytest_pallas.compile.libtpu import topology
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from hypothesis.database import InMemoryExampleDatabase, choices_to_bytes
 from redis_server import free_port
 
 from pallas_sim.errors import OptionError
+from pytest_pallas import database as opening
 from pytest_pallas.compat.fuzzing import hypothesis_profile
-from pytest_pallas.database import opening, parse_places
-from pytest_pallas.database.guarded import Guarded, Owned
+from pytest_pallas.database import Guarded, Owned, parse_places
 
 
 @pytest.fixture

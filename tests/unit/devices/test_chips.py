@@ -11,8 +11,8 @@ from pallas_sim import chips as targets
 from pallas_sim import chips as tpus
 from pallas_sim.chips import ChipNames, add_chip, added_facts, learn, targets_of
 from pytest_pallas import DeviceError
-from pytest_pallas.compilers.gpu_chips import target_config
-from pytest_pallas.compilers.tpu_chips import topology
+from pytest_pallas.compile.cuda import target_config
+from pytest_pallas.compile.libtpu import topology
 
 GPU = dataclasses.replace(gpus.GPUS["h100"], device_kind="NVIDIA H20", cores=78)
 TPU = dataclasses.replace(tpus.TPUS["v6e"], vmem=2**20)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pytest_pallas.backends.timing import BusyInterval, device_seconds, median_seconds, spans
+from pytest_pallas.backends.hardware import BusyInterval, device_seconds, median_seconds, spans
 
 #: Times are in picoseconds, offsets in their line.
 GPU = """

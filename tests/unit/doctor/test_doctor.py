@@ -10,9 +10,19 @@ import pytest
 
 from pytest_pallas.backends import Outcome
 from pytest_pallas.backends.registry import FAMILIES
-from pytest_pallas.doctor.facts import EXTRAS, Extra, Machine, Package, machine
-from pytest_pallas.doctor.report import lines
-from pytest_pallas.doctor.trials import FAILED, MISSING, OK, Trial, tried
+from pytest_pallas.doctor import (
+    EXTRAS,
+    FAILED,
+    MISSING,
+    OK,
+    Extra,
+    Machine,
+    Package,
+    Trial,
+    lines,
+    machine,
+    tried,
+)
 from pytest_pallas.tested import TESTED, VersionRange
 
 ROOT = Path(__file__).parents[3]

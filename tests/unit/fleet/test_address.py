@@ -10,10 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from pallas_sim.errors import OptionError
-from pytest_pallas.fleet import cluster
-from pytest_pallas.fleet.cluster import Cluster
-from pytest_pallas.options.parsing import fleet
-from pytest_pallas.options.values import FleetPlace
+from pytest_pallas.distribute.fleet import cluster
+from pytest_pallas.distribute.fleet.cluster import Cluster
+from pytest_pallas.options import FleetPlace, fleet
 
 
 @pytest.mark.parametrize(

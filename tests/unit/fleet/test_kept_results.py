@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from hostile_files import EVIL, write_right
 
-from pytest_pallas.fleet.kept import KeptResults
+from pytest_pallas.distribute.fleet.ledger import KeptResults
 from pytest_pallas.results import read_results
 
 pytest.importorskip("safetensors")

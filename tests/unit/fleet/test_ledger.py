@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pytest_pallas.fleet.ledger import TRIES, Ledger, Parts
-from pytest_pallas.fleet.messages import TestResult as Result
-from pytest_pallas.isolation.messages import Part
-from pytest_pallas.items.parts import Division
+from pytest_pallas.distribute.fleet.ledger import TRIES, Ledger, Parts
+from pytest_pallas.distribute.fleet.messages import TestResult as Result
+from pytest_pallas.distribute.parts import Division
+from pytest_pallas.isolate.messages import Part
 
 
 def ledger(divide=lambda nodeid: None, **groups):

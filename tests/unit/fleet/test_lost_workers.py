@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_pallas.fleet.cluster import Ended, WorkerInfo
-from pytest_pallas.fleet.messages import Answer, encoded
-from pytest_pallas.fleet.workers import CLOSED, Workers
-from pytest_pallas.session.fleet import FleetFacts
+from pytest_pallas.distribute.fleet.cluster import Ended, WorkerInfo
+from pytest_pallas.distribute.fleet.ledger import CLOSED, Workers
+from pytest_pallas.distribute.fleet.messages import Answer, encoded
+from pytest_pallas.pytest_session import FleetFacts
 
 
 class FakeCluster:

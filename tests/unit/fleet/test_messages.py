@@ -6,7 +6,7 @@ import json
 import math
 import warnings
 
-from pytest_pallas.fleet.messages import (
+from pytest_pallas.distribute.fleet.messages import (
     Answer,
     Death,
     Task,
@@ -15,10 +15,10 @@ from pytest_pallas.fleet.messages import (
     plain_warning,
     warning_of,
 )
-from pytest_pallas.fleet.messages import TestRequest as Request
-from pytest_pallas.fleet.messages import TestResult as Result
-from pytest_pallas.fleet.project import Difference
-from pytest_pallas.isolation.messages import Part
+from pytest_pallas.distribute.fleet.messages import TestRequest as Request
+from pytest_pallas.distribute.fleet.messages import TestResult as Result
+from pytest_pallas.distribute.fleet.project import Difference
+from pytest_pallas.isolate.messages import Part
 
 #: A report of pytest as plain values.
 REPORT = {

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from pytest_pallas.report.progress import Progress
+from pytest_pallas.pytest_session import SESSION, FleetFacts
+from pytest_pallas.report.reporter import Progress
 from pytest_pallas.report.terminal import on_fleet
-from pytest_pallas.session import SESSION
-from pytest_pallas.session.fleet import FleetFacts
 
 
 def test_progress_counts_tasks_and_workers():

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_pallas.fleet import run_setup
-from pytest_pallas.fleet.time_shares import time_shares
-from pytest_pallas.session import SESSION
+from pytest_pallas.distribute.fleet import controller as run_setup
+from pytest_pallas.distribute.fleet.controller import time_shares
+from pytest_pallas.pytest_session import SESSION
 
 
 def test_hardware_is_refused():

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from pytest_pallas.backends import processes
+from pytest_pallas.backends.processes import agree, begin_scope
 from pytest_pallas.compat import distributed
 from pytest_pallas.compat.distributed import DistributedProgram
-from pytest_pallas.devices import processes
-from pytest_pallas.devices.processes import agree, begin_scope
 
 
 class Client:

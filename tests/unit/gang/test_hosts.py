@@ -9,9 +9,8 @@ import pytest
 
 from pytest_pallas import GangError
 from pytest_pallas.compat.distributed import Place
-from pytest_pallas.gang import hosts
-from pytest_pallas.gang.hosts import RemoteStore, ServedStore
-from pytest_pallas.gang.layout import free_port
+from pytest_pallas.distribute.gang import hosts
+from pytest_pallas.distribute.gang.hosts import RemoteStore, ServedStore, free_port
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@
 import pytest
 
 from pytest_pallas import GangError
+from pytest_pallas.backends.pinning import Accelerators
 from pytest_pallas.compat.distributed import Place
-from pytest_pallas.devices.pinning import Accelerators
-from pytest_pallas.gang.layout import PROCESS, of_cluster, on_this_host
+from pytest_pallas.distribute.gang.hosts import PROCESS, of_cluster, on_this_host
 
 FOUR_GPUS = Accelerators("gpu", ("0", "1", "2", "3"))
 FOUR_TPUS = Accelerators("tpu", ("0", "1", "2", "3"))

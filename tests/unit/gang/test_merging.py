@@ -5,9 +5,8 @@ import math
 
 import pytest
 
-from pytest_pallas.gang.merging import ProcessResult, merge_processes
-from pytest_pallas.notes import Note
-from pytest_pallas.record import Host, Record, from_json, to_json
+from pytest_pallas.distribute.gang.merging import ProcessResult, merge_processes
+from pytest_pallas.record import Host, Note, Record, from_json, to_json
 
 PASSED = Record(
     test="t.py::a",

@@ -1,7 +1,13 @@
 """Messages between hosts."""
 
-from pytest_pallas.gang.messages import Collected, StartFailure, TestEnd, from_json, to_json
-from pytest_pallas.isolation.messages import WorkerReply
+from pytest_pallas.distribute.gang.messages import (
+    Collected,
+    StartFailure,
+    TestEnd,
+    from_json,
+    to_json,
+)
+from pytest_pallas.isolate.messages import WorkerReply
 from pytest_pallas.workers import JobResult
 
 #: A report of pytest as plain values.

@@ -13,9 +13,9 @@ import jax
 import pytest
 
 from pytest_pallas import GangError, PeerError
+from pytest_pallas.backends import processes
+from pytest_pallas.backends.processes import agree, begin_scope, end_scope, gang
 from pytest_pallas.compat.distributed import DistributedProgram, distributed_program
-from pytest_pallas.devices import processes
-from pytest_pallas.devices.processes import agree, begin_scope, end_scope, gang
 
 
 class Store:

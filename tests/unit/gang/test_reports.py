@@ -2,15 +2,14 @@
 
 import pytest
 
-from pytest_pallas.gang.messages import BECAUSE, TestEnd
-from pytest_pallas.gang.reports import merged_reports
-from pytest_pallas.isolation.crash_reports import Alarm
-from pytest_pallas.isolation.messages import StepNote, WorkerReply
+from pytest_pallas.distribute.gang.merging import merged_reports
+from pytest_pallas.distribute.gang.messages import BECAUSE, TestEnd
+from pytest_pallas.distribute.resume import EndedTests
+from pytest_pallas.isolate.messages import Alarm, StepNote, WorkerReply
 from pytest_pallas.record import Record, to_json
 from pytest_pallas.report.collect import records_of
 from pytest_pallas.report.reporter import ATTRIBUTE
-from pytest_pallas.report.runs.finished import EndedTests
-from pytest_pallas.result_builder import ResultBuilder
+from pytest_pallas.run.result import ResultBuilder
 from pytest_pallas.workers import JobResult
 
 TEST = ("t.py::test_a", ("t.py", 3, "test_a"))

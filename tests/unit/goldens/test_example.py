@@ -9,9 +9,9 @@ import pytest
 
 from pytest_pallas import GoldenError
 from pytest_pallas.checks.golden import written_call
-from pytest_pallas.goldens.example import Example, content_of, load_example
-from pytest_pallas.goldens.tensors import dump
-from pytest_pallas.strategies.arguments import Arguments
+from pytest_pallas.draw.arguments import Arguments
+from pytest_pallas.replay.goldens import Example, content_of, load_example
+from pytest_pallas.replay.values import dump
 
 pytest.importorskip("safetensors")
 

@@ -15,9 +15,17 @@ import numpy as np
 import pytest
 
 from pytest_pallas import GoldenError
-from pytest_pallas.goldens.entry import SCHEMA, Call, Golden, Origin, Output, from_json, to_json
-from pytest_pallas.goldens.store import Store
-from pytest_pallas.goldens.tensors import digest
+from pytest_pallas.replay.goldens import (
+    SCHEMA,
+    Call,
+    Golden,
+    Origin,
+    Output,
+    Store,
+    from_json,
+    to_json,
+)
+from pytest_pallas.replay.values import digest
 
 pytest.importorskip("safetensors")
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from pytest_pallas import GoldenError
-from pytest_pallas.goldens import tensors
-from pytest_pallas.goldens.values import read, write
+from pytest_pallas.replay import values as tensors
+from pytest_pallas.replay.values import read, write
 
 pytest.importorskip("safetensors")
 

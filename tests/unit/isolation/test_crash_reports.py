@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_pallas import CrashError, HangError, IsolationError, OutOfMemoryError
-from pytest_pallas.isolation.crash_reports import error_of, place_of
-from pytest_pallas.isolation.messages import StepNote
+from pytest_pallas.isolate.messages import StepNote, error_of, place_of
 from pytest_pallas.workers import JobResult
 
 NOTE = StepNote(

@@ -17,8 +17,8 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AbstractMesh
 
 from pytest_pallas import LeakError
-from pytest_pallas.isolation.leaks import guarded, leaks, leaving_nothing, state
-from pytest_pallas.options.values import Options
+from pytest_pallas.isolate.leaks import guarded, leaks, leaving_nothing, state
+from pytest_pallas.options import Options
 from pytest_pallas.session import Session
 
 INTERPRETER = "jax._src.pallas.mosaic.interpret.interpret_pallas_call"
@@ -187,7 +187,7 @@ def test_what_cannot_be_undone_is_said(monkeypatch):
         raise RuntimeError("too late")
 
     here = session()
-    monkeypatch.setattr("pytest_pallas.isolation.leaks.set_jax_setting", refuse)
+    monkeypatch.setattr("pytest_pallas.isolate.leaks.set_jax_setting", refuse)
     text = left(LEAVING["config"][0], here)
     assert "could not undo jax_default_matmul_precision" in text
     assert here.stained

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from pytest_pallas.isolation.messages import StepNote, WorkerReply, decoded, encoded
+from pytest_pallas.isolate.messages import StepNote, WorkerReply, decoded, encoded
 
 
 def test_a_note_survives_its_encoding():

@@ -16,7 +16,7 @@ import pytest
 from jax.experimental import pallas as pl
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.isolation.process_calls import process_call_of
+from pytest_pallas.isolate.policy import process_call_of
 
 
 def helper():

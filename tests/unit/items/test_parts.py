@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 
 from pytest_pallas.checks.forward import forward
-from pytest_pallas.isolation.messages import Part
-from pytest_pallas.items.parts import Division, endless, part, remaining, rounds_needed
-from pytest_pallas.items.parts.round_results import (
+from pytest_pallas.distribute.parts import Division, endless, part, remaining, rounds_needed
+from pytest_pallas.draw.arguments import Arguments
+from pytest_pallas.isolate.messages import Part
+from pytest_pallas.record import Note
+from pytest_pallas.run.result import ExamplePoint, ResultBuilder
+from pytest_pallas.run.rounds import (
     ExampleOutcome,
     MergedRounds,
     RoundOutcome,
@@ -21,9 +24,6 @@ from pytest_pallas.items.parts.round_results import (
     rounds_from_json,
     rounds_to_json,
 )
-from pytest_pallas.notes import Note
-from pytest_pallas.result_builder import ExamplePoint, ResultBuilder
-from pytest_pallas.strategies.arguments import Arguments
 
 
 def builder() -> ResultBuilder:

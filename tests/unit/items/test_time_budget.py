@@ -5,10 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_pallas.items import time_budget
-from pytest_pallas.items.time_budget import TimeBudget, fuzz_for
-from pytest_pallas.sampling import diversity, example_runner, fuzzing
-from pytest_pallas.sampling.fuzzing import Fuzz
+from pytest_pallas.draw import diversity
+from pytest_pallas.run import fuzzing
+from pytest_pallas.run import fuzzing as example_runner
+from pytest_pallas.run import rounds as time_budget
+from pytest_pallas.run.fuzzing import Fuzz
+from pytest_pallas.run.rounds import TimeBudget, fuzz_for
 
 WEIGHTS = {"a1": 0.5, "a2": 0.5, "b": 1.0}
 

@@ -13,9 +13,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from mutated import VMEM, X, found, kernel, one, ran, traced
 
+from pallas_sim.dtypes import epsilon
 from pallas_sim.errors import KernelError, OptionError
 from pytest_pallas import DmaError
-from pytest_pallas.mutation import (
+from pytest_pallas.mutate import (
     added_operators,
     declared_operators,
     known_operators,
@@ -23,7 +24,6 @@ from pytest_pallas.mutation import (
     operator,
     operators,
 )
-from pytest_pallas.numerics import epsilon
 
 COLUMNS = 100
 
@@ -48,11 +48,10 @@ def test_every_operator_says_what_it_is():
         assert (each.operate is None) != (each.call is None)
 
 
-def test_every_public_function_of_the_folder_is_declared():
+def test_every_public_function_of_their_modules_is_declared():
     functions = {
         f"{path.stem}.{node.name}"
-        for path in Path(operators.__file__).parent.glob("*.py")
-        if path.stem != "__init__"
+        for path in Path(operators.__file__).parent.glob("*_operators.py")
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
     }

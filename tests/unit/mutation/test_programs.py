@@ -16,7 +16,7 @@ from mutated import BACKEND, X, found, kernel, one, ran, traced
 
 from pytest_pallas.backends import Call, RunSettings
 from pytest_pallas.errors import MutantError
-from pytest_pallas.mutation import mutants_of, mutated
+from pytest_pallas.mutate import mutants_of, mutated
 
 #: What the kernels below do to 128 columns.
 PLUS, MINUS = X + 1, X - 1
@@ -177,7 +177,7 @@ def test_a_mutant_that_cannot_be_made_says_so(monkeypatch):
     def fails(*_):
         raise TypeError("no such operand")
 
-    monkeypatch.setattr("pytest_pallas.mutation.programs.rewritten", fails)
+    monkeypatch.setattr("pytest_pallas.mutate.programs.rewritten", fails)
     error = ran(functools.partial(plus), X, mutant=mutant).error
     assert isinstance(error, MutantError)
     assert "could not be made: TypeError: no such operand" in str(error)

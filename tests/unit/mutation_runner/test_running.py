@@ -12,20 +12,24 @@ import pytest
 from pallas_sim.compat.source import Spot
 from pallas_sim.errors import KernelError, OptionError
 from pytest_pallas import CrashError, EquivalentMutant
-from pytest_pallas.mutation import Mutant
-from pytest_pallas.mutation_runner.earlier import Earlier, read_earlier
-from pytest_pallas.mutation_runner.journal import Journal, died_of_a_mutant
-from pytest_pallas.mutation_runner.running import (
+from pytest_pallas.mutate import Mutant
+from pytest_pallas.mutate.runner import (
     ELSEWHERE,
+    Earlier,
+    Journal,
     KilledBy,
     MutantRun,
+    died_of_a_mutant,
+    from_json,
     merge_verdicts,
+    read_earlier,
     run_mutants,
     sampled,
+    score,
     stale,
+    to_json,
     unknown,
 )
-from pytest_pallas.mutation_runner.verdict import from_json, score, to_json
 
 
 def mutant(operator, line, change="changed"):

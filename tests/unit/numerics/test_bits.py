@@ -2,7 +2,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pytest_pallas.numerics import bitwise
+from pytest_pallas.judge.judgement import bitwise
 
 
 @pytest.mark.parametrize(

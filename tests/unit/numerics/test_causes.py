@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pytest_pallas.numerics import compare
+from pytest_pallas.judge.judgement import compare
 
 VALUES = np.random.default_rng(0).normal(size=(8, 16)) * 100
 

@@ -4,8 +4,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from pallas_sim.dtypes import wide
 from pytest_pallas import KernelReferenceError
-from pytest_pallas.numerics import Tolerance, compare, wide
+from pytest_pallas.judge.judgement import compare
+from pytest_pallas.judge.tolerance import Tolerance
 
 FLOATS = [
     np.float16,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pytest_pallas.numerics.contents import in_words, role_of
+from pytest_pallas.judge.explanation import in_words, role_of
 
 CAUSAL = np.tril(np.ones((5, 5), bool))
 SOME = np.ones((7, 9), bool)

@@ -1,7 +1,8 @@
 import ml_dtypes
 import numpy as np
 
-from pytest_pallas.numerics import Tolerance, bitwise, compare
+from pytest_pallas.judge.judgement import bitwise, compare
+from pytest_pallas.judge.tolerance import Tolerance
 
 RNG = np.random.default_rng(0)
 ORACLE = RNG.normal(size=(64, 300))

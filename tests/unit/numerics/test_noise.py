@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from pallas_sim.findings import SourceLine
-from pytest_pallas.numerics import Noise, Tolerance, compare, compare_trees
-from pytest_pallas.numerics.precision import Precision
+from pytest_pallas.judge.judgement import compare, compare_trees
+from pytest_pallas.judge.tolerance import Noise, Precision, Tolerance
 
 bf16 = np.dtype(ml_dtypes.bfloat16)
 EPS = 2.0**-23

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from pytest_pallas.numerics import location_patterns
+from pytest_pallas.judge.wrong_elements import location_patterns
 
 
 def mask(shape, *selection):

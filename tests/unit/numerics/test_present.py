@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from pytest_pallas.numerics import Tolerance, compare
+from pytest_pallas.judge.judgement import compare
+from pytest_pallas.judge.tolerance import Tolerance
 
 RNG = np.random.default_rng(0)
 ORACLE = RNG.standard_normal((8, 16))

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from pytest_pallas.numerics import bitwise, compare, wide
+from pallas_sim.dtypes import wide
+from pytest_pallas.judge.judgement import bitwise, compare
 
 bf16 = np.dtype(ml_dtypes.bfloat16)
 SEEDS = st.integers(0, 2**32 - 1)

@@ -2,7 +2,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pytest_pallas.numerics import value_patterns
+from pytest_pallas.judge.wrong_elements import value_patterns
 
 RIGHT = np.random.default_rng(0).normal(size=(6, 6))
 

@@ -6,7 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pytest_pallas.numerics import Tolerance, compare, wide
+from pallas_sim.dtypes import wide
+from pytest_pallas.judge.judgement import compare
+from pytest_pallas.judge.tolerance import Tolerance
 
 bf16 = np.dtype(ml_dtypes.bfloat16)
 ULP = 2.0**-7

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from pallas_sim.errors import OptionError
-from pytest_pallas.numerics import Tolerance, summation_error
-from pytest_pallas.numerics.tolerance import ROUNDING
+from pytest_pallas.judge.tolerance import ROUNDING, Tolerance, summation_error
 
 
 @pytest.mark.parametrize("field", ["factor", "floor", "rtol", "atol", "ulp", "fraction"])

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from pytest_pallas import KernelReferenceError
-from pytest_pallas.numerics import Tolerance, compare_trees
+from pytest_pallas.judge.judgement import compare_trees
+from pytest_pallas.judge.tolerance import Tolerance
 
 ONES = np.ones(3, np.float32)
 

@@ -17,8 +17,8 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import pytest_pallas
-from pytest_pallas.replay import literals
-from pytest_pallas.replay.functions import folder_of, variable
+from pytest_pallas.replay import script as literals
+from pytest_pallas.replay.script import folder_of, variable_name
 
 
 def again(value: Any, writer: literals.Writer | None = None) -> Any:
@@ -29,7 +29,7 @@ def again(value: Any, writer: literals.Writer | None = None) -> Any:
     for line in writer.imports:
         exec(line, scope)
     for name in writer.modules:
-        scope[variable(name)] = sys.modules[name]
+        scope[variable_name(name)] = sys.modules[name]
     return eval(text, scope)
 
 

@@ -8,9 +8,8 @@ import sys
 
 import pytest
 
-from pytest_pallas.checks import declared_checks, metamorphic
-from pytest_pallas.replay.promises import READERS
-from pytest_pallas.sanitizers import declared_sanitizers
+from pytest_pallas.checks import declared_checks, declared_sanitizers, metamorphic
+from pytest_pallas.replay.script import READERS
 
 CHECKS = (*declared_checks(), *declared_sanitizers())
 

@@ -3,10 +3,10 @@
 import pytest
 
 from pytest_pallas.backends import FAMILIES, compiling
+from pytest_pallas.compile import report as compilers
+from pytest_pallas.compile.report import costs
 from pytest_pallas.record import Record
 from pytest_pallas.report import terminal
-from pytest_pallas.report.sections import compilers
-from pytest_pallas.report.sections.costs import costs
 
 COST = {
     "vmem_bytes": 3 * 2**20,
@@ -58,8 +58,8 @@ def test_records_are_told_apart_by_the_kind_of_their_backend():
 
 
 def test_where_nothing_was_executed_there_is_no_legend_of_errors():
-    assert terminal.footnotes([record("matmul", report())]) == []
-    assert "1.2x" in terminal.footnotes([record(backend="interpret", multiple=1.1)])[0]
+    assert terminal.footnote_lines([record("matmul", report())]) == []
+    assert "1.2x" in terminal.footnote_lines([record(backend="interpret", multiple=1.1)])[0]
 
 
 def test_kernels_that_no_chip_was_asked_about_have_no_row_but_one_line_for_all_chips():

@@ -15,21 +15,23 @@ from report_samples import GRID, HOSTILE, RACE, WAITS, error_pictures
 
 from pallas_sim.findings import Owner, Wait
 from pytest_pallas.record import Record
-from pytest_pallas.report.drawings.charts import (
+from pytest_pallas.report.drawings import (
+    Matrix,
     against_dims,
+    graph,
+    grid,
+    heat,
     histogram,
     lower,
     share,
-    short,
+    short_number,
     slots,
     stacked,
+    timeline,
     without_overlap,
 )
-from pytest_pallas.report.drawings.grids import graph, grid, timeline
-from pytest_pallas.report.drawings.heat import heat
-from pytest_pallas.report.drawings.matrix import Matrix
-from pytest_pallas.report.html.failures import failure
-from pytest_pallas.report.pictures.errors import LEVELS, level
+from pytest_pallas.report.html import failure
+from pytest_pallas.report.pictures import LEVELS, level
 
 ERRORS = error_pictures()
 
@@ -154,7 +156,7 @@ def test_no_chart_of_a_dim_with_one_size():
      (float("inf"), "∞")],
 )  # fmt: skip
 def test_numbers_are_shown_in_a_few_characters(value, words):
-    assert short(value) == words
+    assert short_number(value) == words
 
 
 def test_threads_of_a_gpu_and_barriers_without_names():

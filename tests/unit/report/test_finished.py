@@ -7,8 +7,8 @@ import json
 import pytest
 
 from pytest_pallas.decoding import decode
-from pytest_pallas.report.runs.finished import EndedTests, reports_of
-from pytest_pallas.results.model import FinishedTest, plain_test
+from pytest_pallas.distribute.resume import EndedTests, reports_of
+from pytest_pallas.results import FinishedTest, plain_test
 
 TESTS = """
     import pytest

@@ -8,9 +8,8 @@ import pytest
 from mutant_samples import SOURCE, mutant_samples, mutated, verdict
 from report_samples import samples
 
-from pytest_pallas.report.html.mutants import mutants
-from pytest_pallas.report.html.templates import template
-from pytest_pallas.report.sections.mutants import others
+from pytest_pallas.mutate.report import mutants, others
+from pytest_pallas.report.html import template
 
 
 def rows(*records):

@@ -7,7 +7,7 @@ from jax.experimental import pallas as pl
 
 import pytest_pallas
 from pallas_sim import simulate
-from pytest_pallas.report import inline
+from pytest_pallas.report import html as inline
 
 pytest.importorskip("jinja2", reason="jinja2 is not installed: pip install 'pytest-pallas[report]'")
 

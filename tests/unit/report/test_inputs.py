@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from pytest_pallas.aspects import Aspect, to_json
-from pytest_pallas.record import Record
-from pytest_pallas.report.sections import inputs
+from pytest_pallas.record import Aspect, Record, aspects_to_json
+from pytest_pallas.report import inputs
 
 
 def record(
@@ -14,7 +13,7 @@ def record(
 ):
     plain = {"shapes": list(shapes), "signatures": 1, "dtypes": list(dtypes)}
     for title, texts in (("tried", tried or {}), ("never", never or {})):
-        plain[title] = to_json({Aspect(*text.split()): texts[text] for text in texts})
+        plain[title] = aspects_to_json({Aspect(*text.split()): texts[text] for text in texts})
     return Record(test=test, kernel=kernel, check="c", backend="b", outcome=outcome, inputs=plain)
 
 

@@ -16,12 +16,14 @@ from report_samples import ENVIRONMENT, OPTIONS
 from stored_text import assert_stored, words_of_page
 
 from pytest_pallas import errors, record
-from pytest_pallas.analysis.refusals import message
-from pytest_pallas.compilers import report
-from pytest_pallas.report.html.page import page
-from pytest_pallas.report.sections import compilers, mutants, not_applicable
+from pytest_pallas.compile import refusals as message
+from pytest_pallas.compile import report as compilers
+from pytest_pallas.compile import service as report
+from pytest_pallas.mutate import report as mutants
+from pytest_pallas.report import terminal as not_applicable
+from pytest_pallas.report.html import page
 from pytest_pallas.report.summary import summary
-from pytest_pallas.report.terminal import footnotes
+from pytest_pallas.report.terminal import footnote_lines
 
 STORED = Path(__file__).parent / "messages"
 
@@ -81,8 +83,8 @@ def test_texts_of_records_are_those_stored():
     plain = {f"{each.check} as JSON": record.to_json(each) for each in some}
     texts = {
         "table": table,
-        "footnotes": "\n".join(footnotes(some)),
-        "footnotes with -v": "\n".join(footnotes(some, every=True)),
+        "footnotes": "\n".join(footnote_lines(some)),
+        "footnotes with -v": "\n".join(footnote_lines(some, every=True)),
         "what does not apply": "\n".join(lines),
         **plain,
     }

@@ -11,13 +11,11 @@ import pytest
 from pallas_sim.errors import KernelError
 from pytest_pallas import MismatchError
 from pytest_pallas.checks.context import CheckResult, ComparedOutputs
-from pytest_pallas.numerics import compare
+from pytest_pallas.draw.arguments import Arguments
+from pytest_pallas.judge.judgement import compare
 from pytest_pallas.record import from_json, to_json
-from pytest_pallas.report.pictures import pictures_of
-from pytest_pallas.report.pictures.arguments import arguments_of
-from pytest_pallas.report.pictures.errors import CELLS, errors_of, level
-from pytest_pallas.result_builder import MOST_POINTS, ResultBuilder
-from pytest_pallas.strategies.arguments import Arguments
+from pytest_pallas.report.pictures import ERROR_CELLS, arguments_of, errors_of, level, pictures_of
+from pytest_pallas.run.result import MOST_POINTS, ResultBuilder
 
 
 def finding(actual, oracle, baseline=None):
@@ -57,7 +55,7 @@ def test_a_large_map_is_small_and_keeps_the_worst():
     rows, columns = len(errors["rows"]), len(errors["rows"][0])
     assert errors["cell"] == [16, 8]
     assert (rows, columns) == (-(-1500 // 16), -(-700 // 8))
-    assert max(rows, columns) <= CELLS
+    assert max(rows, columns) <= ERROR_CELLS
     assert errors["rows"][-1][-1] == "Z"
     assert "".join(errors["rows"]).count("Z") == 1
 

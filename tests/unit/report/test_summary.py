@@ -8,10 +8,9 @@ import re
 import pytest
 
 from pytest_pallas.record import NotApplicable, Record
-from pytest_pallas.report.sections.not_applicable import entries
-from pytest_pallas.report.sections.not_applicable import lines as lines_of
 from pytest_pallas.report.summary import summary
-from pytest_pallas.report.terminal import footnotes
+from pytest_pallas.report.terminal import entries, footnote_lines
+from pytest_pallas.report.terminal import lines as lines_of
 
 
 def record(outcome, check="forward", **rest):
@@ -70,7 +69,7 @@ def test_what_a_test_found_not_to_apply_is_among_them():
     made = dataclasses.replace(record("skipped", "races"), requirement="no DMA")
     [entry] = entries({}, [made, record("skipped", reason="claims gpu only")])
     assert (entry.check, entry.requirement, entry.found) == ("races", "no DMA", "run")
-    assert footnotes([made]) == []
+    assert footnote_lines([made]) == []
 
 
 def skips(reasons, outcome="skipped", kernels=1):
@@ -87,19 +86,21 @@ def skips(reasons, outcome="skipped", kernels=1):
     [("skipped", "skipped", "skipped"), ("xfailed", "expected failure", "expected failures")],
 )
 def test_reasons_are_listed_where_they_are_few(outcome, title, titles):
-    assert footnotes(skips(3, outcome)) == [f"{title} (2) on b, c: k0: reason {n}" for n in "012"]
-    assert footnotes(skips(4, outcome, 2)) == [
+    assert footnote_lines(skips(3, outcome)) == [
+        f"{title} (2) on b, c: k0: reason {n}" for n in "012"
+    ]
+    assert footnote_lines(skips(4, outcome, 2)) == [
         f"{titles}: 16 checks of 2 kernels, for 4 reasons (-v lists them)"
     ]
-    assert len(footnotes(skips(40, outcome), every=True)) == 40
-    assert footnotes(skips(1, outcome, 9)) == [f"{title} (18) on b, c: 9 kernels: reason 0"]
+    assert len(footnote_lines(skips(40, outcome), every=True)) == 40
+    assert footnote_lines(skips(1, outcome, 9)) == [f"{title} (18) on b, c: 9 kernels: reason 0"]
 
 
 def test_what_was_not_run_is_told_apart_from_skips():
     stopped = record(
         "skipped", reason="forward raised; see `k-forward[b]`", stopped_by="k-forward[b]"
     )
-    assert footnotes([stopped, record("skipped", reason="else")]) == [
+    assert footnote_lines([stopped, record("skipped", reason="else")]) == [
         "not run (1) on b: k: forward raised; see `k-forward[b]`",
         "skipped (1) on b: k: else",
     ]
@@ -181,7 +182,7 @@ def test_only_failed_kernels_are_shown_and_others_counted():
 
 
 def test_every_kernel_is_named_if_asked():
-    assert footnotes(skips(1, kernels=9), every=True) == [
+    assert footnote_lines(skips(1, kernels=9), every=True) == [
         "skipped (18) on b, c: k0, k1, k2, k3, k4, k5, k6, k7, k8: reason 0"
     ]
 

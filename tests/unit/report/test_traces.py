@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from pytest_pallas import RaceError
+from pytest_pallas.backends.protocol import Schedule
 from pytest_pallas.backends.simulators import tpu_sim
-from pytest_pallas.backends.variations import Schedule
 from pytest_pallas.checks.context import CheckContext
 from pytest_pallas.checks.verdict import Failure
+from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.report.traces import TraceReporter, failing_run
-from pytest_pallas.strategies.arguments import Arguments
 
 
 @pytest.fixture

@@ -10,8 +10,14 @@ import pytest
 
 from pallas_sim.errors import OptionError
 from pytest_pallas.record import SCHEMA, Record, to_json
-from pytest_pallas.results import FinishedTest, Journal, partial_path, read_results
-from pytest_pallas.results.model import plain_test, text_parts
+from pytest_pallas.results import (
+    FinishedTest,
+    Journal,
+    partial_path,
+    plain_test,
+    read_results,
+    text_parts,
+)
 
 HEAD = {
     "journal": 1, "schema": SCHEMA, "environment": {"jax": "1"}, "options": {"seed": 3},

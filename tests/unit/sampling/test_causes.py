@@ -10,8 +10,8 @@ from pallas_sim.findings import Finding
 from pytest_pallas import MismatchError, RaceError
 from pytest_pallas.backends import Outcome
 from pytest_pallas.checks.context import CheckResult
-from pytest_pallas.numerics import compare
-from pytest_pallas.sampling.causes import cause_of, distinct
+from pytest_pallas.judge.judgement import compare
+from pytest_pallas.run.fuzzing import cause_of, distinct
 
 
 def wrong(actual, size=4, output=0, outputs=1, runs=1):

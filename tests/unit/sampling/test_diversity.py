@@ -8,12 +8,10 @@ import pytest
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.aspects import Aspect
-from pytest_pallas.sampling import diversity
-from pytest_pallas.sampling.diversity import BASE, choose, words_of
-from pytest_pallas.strategies.arguments import Drawn
-from pytest_pallas.strategies.declared import Declared, aspects, extents
-from pytest_pallas.strategies.value_variants import variants
+from pytest_pallas.draw import diversity
+from pytest_pallas.draw.arguments import Declared, Drawn, aspects, extents, variants
+from pytest_pallas.draw.diversity import BASE, choose, words_of
+from pytest_pallas.record import Aspect
 
 CALL = pst.arguments(
     pst.arrays("m k", dtype=pst.floats(), around={"m": 16, "k": 128}),

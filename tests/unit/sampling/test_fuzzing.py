@@ -12,7 +12,9 @@ from hypothesis.database import InMemoryExampleDatabase
 from pallas_sim.errors import KernelError
 from pytest_pallas import strategies as pst
 from pytest_pallas.checks.inputs import inputs_of
-from pytest_pallas.sampling import diversity, example_runner, fuzzing
+from pytest_pallas.draw import diversity
+from pytest_pallas.run import fuzzing
+from pytest_pallas.run import fuzzing as example_runner
 
 CALLS = pst.arguments(
     pst.arrays("m k, k n", dtype=pst.floats(), around=8),

@@ -7,8 +7,8 @@ import pytest
 from pytest_pallas.backends import RunSettings
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.checks.context import CheckContext
-from pytest_pallas.sanitizers.runs import Runs
-from pytest_pallas.strategies.arguments import Arguments
+from pytest_pallas.checks.schedule import Runs
+from pytest_pallas.draw.arguments import Arguments
 
 
 @pytest.fixture

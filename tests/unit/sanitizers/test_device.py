@@ -13,11 +13,11 @@ from pallas_sim.errors import BoundsError, KernelError
 from pytest_pallas import HangError, NotApplicableError, RaceError
 from pytest_pallas.backends import RunSettings, parse
 from pytest_pallas.backends.registry import FAMILIES
+from pytest_pallas.checks import device as module
 from pytest_pallas.checks.context import CheckContext
-from pytest_pallas.sanitizers import device as module
-from pytest_pallas.sanitizers.device import SanitizerReport
-from pytest_pallas.sanitizers.device import parse as parse_output
-from pytest_pallas.strategies.arguments import Arguments
+from pytest_pallas.checks.device import SanitizerReport
+from pytest_pallas.checks.device import parse as parse_output
+from pytest_pallas.draw.arguments import Arguments
 
 DEVICE = module.device
 (INTERPRET,) = parse("interpret", {family.name: family for family in FAMILIES})

@@ -14,8 +14,8 @@ from jax.experimental.pallas import tpu as pltpu
 from pytest_pallas import MismatchError, NotApplicableError
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.checks.context import CheckContext
-from pytest_pallas.sanitizers.donation import donation
-from pytest_pallas.strategies.arguments import Arguments
+from pytest_pallas.checks.donation import donation
+from pytest_pallas.draw.arguments import Arguments
 
 X = np.random.default_rng(0).standard_normal((24, 128)).astype(np.float32)
 
@@ -169,7 +169,7 @@ def test_a_block_that_is_fetched_too_late_and_not_used(backend):
 
 def test_kernels_without_such_blocks_are_run_in_one_order(backend, monkeypatch):
     asked = []
-    module = importlib.import_module("pytest_pallas.sanitizers.donation")
+    module = importlib.import_module("pytest_pallas.checks.donation")
     real = module.run
 
     def run(context, kernel, args, **rest):

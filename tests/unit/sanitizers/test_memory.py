@@ -17,8 +17,8 @@ from pallas_sim.errors import BoundsError, KernelError
 from pytest_pallas import MismatchError
 from pytest_pallas.backends.simulators import gpu_sim, tpu_sim
 from pytest_pallas.checks.context import CheckContext
-from pytest_pallas.sanitizers.memory import memory
-from pytest_pallas.strategies.arguments import Arguments
+from pytest_pallas.checks.memory import memory
+from pytest_pallas.draw.arguments import Arguments
 
 X = np.random.default_rng(0).standard_normal((16, 128)).astype(np.float32)
 

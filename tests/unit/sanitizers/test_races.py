@@ -7,10 +7,10 @@ import pytest
 from pytest_pallas import NotApplicableError, RaceError
 from pytest_pallas.backends.interpreters import interpret, tpu_interpret
 from pytest_pallas.backends.simulators import tpu_sim
-from pytest_pallas.sanitizers.deadlock import deadlock
-from pytest_pallas.sanitizers.dma import dma
-from pytest_pallas.sanitizers.races import races
-from pytest_pallas.sanitizers.schedule import schedule
+from pytest_pallas.checks.deadlock import deadlock
+from pytest_pallas.checks.dma import dma
+from pytest_pallas.checks.races import races
+from pytest_pallas.checks.schedule import schedule
 
 from . import rings
 

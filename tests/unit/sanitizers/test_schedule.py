@@ -6,10 +6,9 @@ import pytest
 
 from pallas_sim.chips import TARGETS
 from pytest_pallas import NotApplicableError
+from pytest_pallas.backends.protocol import Schedule
 from pytest_pallas.backends.simulators import tpu_sim
-from pytest_pallas.backends.variations import Schedule
-from pytest_pallas.sanitizers.runs import Runs, under_schedules
-from pytest_pallas.sanitizers.schedule import schedule
+from pytest_pallas.checks.schedule import Runs, schedule, under_schedules
 
 from . import rings
 

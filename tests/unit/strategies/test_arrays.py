@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 
 from pytest_pallas import ShapeLanguageError, SpecError
 from pytest_pallas import strategies as pst
-from pytest_pallas.strategies.arrays import build
-from pytest_pallas.strategies.dtypes import as_dtype
+from pytest_pallas.draw.arrays import build
+from pytest_pallas.draw.dtypes import as_dtype
 
 MATMUL = "m k, k n"
 

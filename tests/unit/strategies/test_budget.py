@@ -17,8 +17,8 @@ from pytest_pallas.budget import (
     option_text,
     parse_bytes,
 )
-from pytest_pallas.strategies.bounded import bytes_in
-from pytest_pallas.strategies.once import draw_once
+from pytest_pallas.draw.arguments import bytes_in
+from pytest_pallas.draw.arrays import draw_once
 
 MATMUL = "m k, k n"
 

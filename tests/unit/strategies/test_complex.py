@@ -7,7 +7,7 @@ import pytest
 
 from pytest_pallas import SpecError
 from pytest_pallas import strategies as pst
-from pytest_pallas.strategies.values import CLASSES, generate
+from pytest_pallas.draw.values import CLASSES, generate
 
 
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])

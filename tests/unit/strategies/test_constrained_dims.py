@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pytest_pallas import SpecError
 from pytest_pallas import strategies as pst
-from pytest_pallas.strategies.sizes import learned
+from pytest_pallas.draw import dims as learned
 
 #: To explain a failure takes longer than to shrink it.
 PHASES = [Phase.generate, Phase.shrink]

@@ -1,6 +1,6 @@
 import pytest
 
-from pytest_pallas.strategies.sizes.constraints import defined, definitions, holds, parse_constraint
+from pytest_pallas.draw.sizes import defined, definitions, holds, parse_constraint
 
 SIZES = {"a": 2, "b": 3, "c": 6, "z": 0}
 

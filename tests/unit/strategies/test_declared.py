@@ -10,9 +10,9 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.aspects import Aspect
-from pytest_pallas.strategies.declared import SEVERAL, aspects, keyword_kind
-from pytest_pallas.strategies.once import draw_once
+from pytest_pallas.draw.arguments import SEVERAL, aspects, keyword_kind
+from pytest_pallas.draw.arrays import draw_once
+from pytest_pallas.record import Aspect
 
 EDGES = ("tile-1", "tile", "tile+1", "2 tiles-1", "2 tiles", "2 tiles+1")
 

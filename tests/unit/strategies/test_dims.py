@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
 from pytest_pallas import SpecError
+from pytest_pallas.draw.sizes import SMALL
 from pytest_pallas.strategies import dims, parse
-from pytest_pallas.strategies.sizes.pools import SMALL
 
 #: To explain a failure takes longer than to shrink it.
 PHASES = [Phase.generate, Phase.shrink]

@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 
 from pytest_pallas import SpecError
+from pytest_pallas.draw.dtypes import SUPPORTED, as_dtype, is_float, is_int
 from pytest_pallas.strategies import dtype_pairs, dtypes, floats, ints
-from pytest_pallas.strategies.dtypes import SUPPORTED, as_dtype, is_float, is_int
 
 
 def names(drawn):

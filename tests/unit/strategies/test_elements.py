@@ -10,8 +10,8 @@ from hypothesis.extra import numpy as hnp
 
 from pytest_pallas import SpecError
 from pytest_pallas import strategies as pst
-from pytest_pallas.strategies.dtypes import SUPPORTED, is_float
-from pytest_pallas.strategies.values import limits
+from pytest_pallas.draw.dtypes import SUPPORTED, is_float
+from pytest_pallas.draw.values import limits
 
 #: To explain a failure takes longer than to shrink it.
 PHASES = [Phase.generate, Phase.shrink]

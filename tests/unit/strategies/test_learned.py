@@ -6,8 +6,8 @@ import jax
 import pytest
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.strategies.once import draw_once
-from pytest_pallas.strategies.sizes.learned import STEP, around, probing
+from pytest_pallas.draw.arrays import draw_once
+from pytest_pallas.draw.dims import STEP, around, probing
 
 
 def sizes(draws, strategy, name):

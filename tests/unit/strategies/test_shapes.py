@@ -1,7 +1,7 @@
 import pytest
 
 from pytest_pallas import ShapeLanguageError
-from pytest_pallas.strategies.sizes.shapes import concrete, parse
+from pytest_pallas.draw.sizes import concrete, parse
 
 
 @pytest.mark.parametrize(

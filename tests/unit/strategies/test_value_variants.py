@@ -6,10 +6,9 @@ import pytest
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.strategies.arrays import MAX_SEED
-from pytest_pallas.strategies.once import draw_once
-from pytest_pallas.strategies.value_variants import MOST, variants
-from pytest_pallas.strategies.values import generate
+from pytest_pallas.draw.arguments import MOST_VARIANTS, variants
+from pytest_pallas.draw.arrays import MAX_SEED, draw_once
+from pytest_pallas.draw.values import generate
 
 ARRAYS = pst.arrays("m k, k", around=8, dtype="float32", values=("integers", "normal", "wide"))
 
@@ -31,11 +30,11 @@ def drawn_from(strategy):
 def test_same_shapes_other_values():
     drawn = drawn_from(ARRAYS)
     others = list(variants(drawn))
-    assert len(others) == MOST - 1
+    assert len(others) == MOST_VARIANTS - 1
     for other in others:
         assert [x.shape for x in other] == [x.shape for x in drawn]
         assert {**other.recipe, "values": 0, "seed": 0} == {**drawn.recipe, "values": 0, "seed": 0}
-    assert len({repr(call) for call in [drawn, *others]}) == MOST
+    assert len({repr(call) for call in [drawn, *others]}) == MOST_VARIANTS
     assert {other.recipe["values"] for other in others[:2]} | {drawn.recipe["values"]} == {
         "integers",
         "normal",
@@ -63,13 +62,13 @@ def test_calls_keep_options_and_what_comes_after_the_arrays():
     )
     drawn = drawn_from(strategy)
     others = list(variants(drawn))
-    assert len(others) == MOST - 1
+    assert len(others) == MOST_VARIANTS - 1
     for other in others:
         assert other.options == drawn.options
         assert other.tuning == drawn.tuning
         assert other.args[2] is drawn.args[2]
         assert other.recipe["lengths"] == drawn.recipe["lengths"]
-    assert len({other.args[0].tobytes() for other in others}) == MOST - 1
+    assert len({other.args[0].tobytes() for other in others}) == MOST_VARIANTS - 1
 
 
 @pytest.mark.parametrize(
@@ -90,7 +89,7 @@ def test_none_where_the_values_were_looked_at(strategy):
 
 def test_a_recipe_may_be_looked_at():
     strategy = pst.arguments(ARRAYS.filter(lambda drawn: drawn.recipe["m"] > 1))
-    assert len(list(variants(drawn_from(strategy)))) == MOST - 1
+    assert len(list(variants(drawn_from(strategy)))) == MOST_VARIANTS - 1
 
 
 def test_a_draw_is_a_tuple_still():

@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 
 from pytest_pallas import SpecError
-from pytest_pallas.strategies import values
-from pytest_pallas.strategies.dtypes import SUPPORTED, is_float
-from pytest_pallas.strategies.values import CLASSES, check_classes, generate, limits, value_class
+from pytest_pallas.draw import values
+from pytest_pallas.draw.dtypes import SUPPORTED, is_float
+from pytest_pallas.draw.values import CLASSES, check_classes, generate, limits, value_class
 
 REAL = [name for name, dtype in SUPPORTED.items() if dtype.kind != "c"]
 F32 = SUPPORTED["float32"]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pytest_pallas.workers import WorkerPool, WorkerSetup
-from pytest_pallas.workers.exchange import JOB, exchange, header
+from pytest_pallas.workers.child import JOB, exchange, header
 from pytest_pallas.workers.process import Worker
 
 SUPPORT = Path(__file__).parents[2] / "support"

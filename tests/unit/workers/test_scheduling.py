@@ -92,5 +92,5 @@ def test_no_process_before_there_is_a_job(monkeypatch):
     def refuse(*_):
         raise AssertionError("a worker was started")
 
-    monkeypatch.setattr("pytest_pallas.workers.work.Worker", refuse)
+    monkeypatch.setattr("pytest_pallas.workers.pool.Worker", refuse)
     WorkerPool(4).close()

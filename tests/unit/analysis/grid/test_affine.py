@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pytest_pallas.analysis.grid.affine import Affine, affine_outputs
-from pytest_pallas.analysis.grid.bodies.scalars import mapped
+from pytest_pallas.grid.model import Affine, affine_outputs
+from pytest_pallas.grid.scalars import mapped
 
 GRID = (3, 4)
 

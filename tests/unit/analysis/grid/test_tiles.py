@@ -8,8 +8,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_sim.chips import TPUS, padded
-from pytest_pallas.analysis.grid import analyze_jaxpr
-from pytest_pallas.analysis.grid.overhang import buffers
+from pytest_pallas.grid.analysis import analyze_jaxpr
+from pytest_pallas.grid.overhang import buffers
 
 MIB = 2**20
 

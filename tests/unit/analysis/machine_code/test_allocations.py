@@ -1,6 +1,6 @@
 """On-chip memory of a kernel."""
 
-from pytest_pallas.analysis.machine_code.bundles import allocated_bytes
+from pytest_pallas.compile.machine_code import allocated_bytes
 
 CODE = """\
 $region0: #{k}

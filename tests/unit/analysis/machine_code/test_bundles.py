@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_pallas.analysis.machine_code import Cost
-from pytest_pallas.analysis.machine_code.bundles import PASS_LABELS, tpu_costs
+from pytest_pallas.compile.machine_code import PASS_LABELS, Cost, tpu_costs
 
 DATA = Path(__file__).parent / "data"
 LABELS = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_pallas.analysis.machine_code.loops import find_loops, main_loop, split_bundles
+from pytest_pallas.compile.machine_code import find_loops, main_loop, split_bundles
 
 BUNDLES = """\
 = control target key start

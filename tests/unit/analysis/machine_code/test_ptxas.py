@@ -1,6 +1,7 @@
 """What ptxas, Mosaic GPU and XLA say, as they said it (jax 0.12.0, ptxas 13.5.37, for sm_90a)."""
 
-from pytest_pallas.analysis.machine_code import Cost, ptxas
+from pytest_pallas.compile import machine_code as ptxas
+from pytest_pallas.compile.machine_code import Cost
 
 PLAIN = """\
 ptxas info    : (C7519) warpgroup.arrive is injected in around line 483 by compiler to allow use of registers in GMMA in function 'anonymous_mosaic_gpu_kernel'

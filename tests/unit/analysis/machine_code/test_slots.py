@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_pallas.analysis.machine_code.bundles import read_utilization
+from pytest_pallas.compile.machine_code import read_utilization
 
 TABLE = """\
 == CAPACTIY:

@@ -7,8 +7,8 @@ from jax.sharding import AbstractDevice, AbstractMesh
 
 from pytest_pallas import SpecError
 from pytest_pallas import strategies as pst
-from pytest_pallas.strategies.domain.blocks import tile_rows
-from pytest_pallas.strategies.dtypes import SUPPORTED
+from pytest_pallas.draw.blocks import tile_rows
+from pytest_pallas.draw.dtypes import SUPPORTED
 
 
 def lower(shape, block, dtype):

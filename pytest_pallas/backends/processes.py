@@ -1,0 +1,426 @@
+"""The processes of one JAX program (a gang), and what they agree on before they go on together.
+
+Processes of one program must make the same calls in the same order: a collective that one of them
+does not reach blocks the others. So before each such call, and after each judgement, every process
+states what it does and how it went, in the store of JAX's coordination service. All read all
+statements, and all come to the same conclusion.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pallas_sim.findings import Text
+from pytest_pallas.compat import distributed
+from pytest_pallas.compat.distributed import DistributedProgram, distributed_program
+from pytest_pallas.decoding import AsWritten, DataError, Exact, decode, parse
+from pytest_pallas.errors import GangError, PeerError
+
+#: Seconds between two looks at the store: the first, and the longest.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05
+
+_ROOT = "pytest-pallas/statements"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """What a process states.
+
+    Attributes:
+      process: its number.
+      host: the name of its host.
+      step: what it is about to do, or has done, such as ``"run"``.
+      subject: of what, such as the name and the arguments of a call; all processes must have the
+        same.
+      problem: what went wrong in this process; "" if nothing did.
+      kernel_raised: whether that is an error of a kernel that raised.
+      value: what it wants the others to know, as JSON.
+    """
+
+    process: int
+    host: str
+    step: str
+    subject: Exact = ""
+    problem: Text = ""
+    kernel_raised: bool = False
+    value: Annotated[Any, AsWritten()] = None
+
+
+@dataclass(frozen=True)
+class Gang:
+    """The processes of the program.
+
+    Attributes:
+      process: the number of this process.
+      count: how many there are.
+      host: the name of this host.
+    """
+
+    process: int
+    count: int
+    host: str
+
+
+def gang() -> Gang | None:
+    """The processes of the program that this one is part of; None if it is on its own."""
+    program = distributed_program()
+    if program is None:
+        return None
+    return Gang(program.process, program.processes, socket.gethostname())
+
+
+def process_words() -> list[str]:
+    """The arguments by which one machine repeats what the processes of this program run."""
+    found = gang()
+    return [] if found is None else [f"--pallas-processes={found.count}"]
+
+
+@dataclass
+class _Position:
+    """How far this process is in what all of them do.
+
+    Attributes:
+      scope: the name of the current test.
+      number: the number of the next statement in it.
+      begun: how many tests have begun.
+      ended: whether this process has said that the test ended.
+    """
+
+    scope: str = "start"
+    number: int = 0
+    begun: int = 0
+    ended: bool = False
+
+
+@functools.cache
+def _position() -> _Position:
+    """That of this process: ``jax.distributed`` has one state, too, and sessions go on in it."""
+    return _Position()
+
+
+def begin_scope(name: str) -> None:
+    """Begin a test: statements count from 0 again, so that no earlier difference matters.
+
+    Args:
+      name: of the test, the same in all processes, which begin the same tests in the same order.
+    """
+    position = _position()
+    position.begun += 1
+    position.ended = False
+    position.scope, position.number = f"{position.begun}|{name.replace('/', '|')}", 0
+
+
+def end_scope(problem: str = "") -> None:
+    """Say that this process has ended the test, with ``problem`` if it failed; the first time only.
+
+    Processes that still wait for a statement of this one fail at once.
+    """
+    program, position = distributed_program(), _position()
+    if program is None or position.ended:
+        return
+    position.ended = True
+    statement = _statement(program, "end", "the test", problem)
+    distributed.put(program, f"{_folder('ended')}/{program.process}", _text(statement))
+
+
+def agree(
+    step: str,
+    *,
+    subject: str = "",
+    problem: str = "",
+    kernel_raised: bool = False,
+    value: Any = None,
+    timeout: float,
+) -> Sequence[Statement]:
+    """State something, and return the statements of all processes, in their order.
+
+    Outside of a gang it returns the one statement. A process that has a problem of its own gets no
+    error here; it raises that problem itself.
+
+    Args:
+      step: see ``Statement``, as for the others.
+      subject: likewise.
+      problem: likewise.
+      kernel_raised: likewise.
+      value: likewise.
+      timeout: seconds to wait for the others.
+
+    Raises:
+      PeerError: another process has a problem, and this one has none.
+      GangError: the processes do different things, or one of them did not come in time.
+    """
+    program = distributed_program()
+    own = _statement(program, step, subject, problem, kernel_raised, value)
+    if program is None:
+        return (own,)
+    __tracebackhide__ = True
+    position = _position()
+    folder = _folder(str(position.number))
+    distributed.put(program, f"{folder}/{program.process}", _text(own))
+    statements = _wait_for_all(program, folder, own, timeout)
+    if position.number >= 2:  # whoever states number n has read all statements n-1
+        distributed.delete(program, f"{_folder(str(position.number - 2))}/{program.process}")
+    position.number += 1
+    if not problem:
+        _raise_problems(statements, step)
+        _raise_differences(statements)
+    return statements
+
+
+def _wait_for_all(
+    program: DistributedProgram, folder: str, own: Statement, timeout: float
+) -> Sequence[Statement]:
+    __tracebackhide__ = True
+    until = time.monotonic() + timeout
+    pause = _FIRST_PAUSE
+    while True:
+        # In this order: a process that has ended the test made its statements before.
+        ended = distributed.read_folder(program, _folder("ended"))
+        found = distributed.read_folder(program, folder)
+        if len(found) == program.processes:
+            return [_of(found[str(number)]) for number in range(program.processes)]
+        gone = [_of(text) for number, text in ended.items() if number not in found]
+        if gone and own.problem:
+            return [own]
+        if gone:
+            _raise_problems(gone, own.step)
+            _raise_differences([own, *gone])
+        if time.monotonic() > until:
+            if own.problem:
+                return [own]
+            missing = [n for n in range(program.processes) if str(n) not in found]
+            raise GangError(
+                f"{_processes(missing)} did not come to the step `{own.step}` "
+                f"{own.subject and f'of {own.subject} '}within {timeout:g} s, where process "
+                f"{program.process} waits. All processes must make the same calls in the same "
+                "order; if one is only slow, raise --pallas-timeout."
+            )
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _raise_problems(statements: Sequence[Statement], step: str) -> None:
+    __tracebackhide__ = True
+    failed = [each for each in statements if each.problem]
+    if not failed:
+        return
+    first = failed[0]
+    error = PeerError(
+        f"{_processes([each.process for each in failed])} failed, so this process stops here, too. "
+        f"Process {first.process} ({first.host}): {first.problem}"
+    )
+    error.processes = tuple(each.process for each in failed)
+    error.kernel_raised = first.kernel_raised
+    error.gone = any(each.step != step for each in failed)
+    error.step, error.shared = first.step, not error.gone
+    raise error
+
+
+def _raise_differences(statements: Sequence[Statement]) -> None:
+    __tracebackhide__ = True
+    if len({(each.step, each.subject) for each in statements}) < 2:
+        return
+    words = "; ".join(
+        f"process {each.process}: {each.step}{each.subject and ' of '}{each.subject}"
+        for each in statements
+    )
+    raise GangError(
+        "the processes of the program do different things, which would block them in a "
+        f"collective: {words}. Every process must draw the same arguments and make the same calls; "
+        "what depends on jax.process_index(), the time or the host must not decide which."
+    )
+
+
+def _processes(numbers: Sequence[int]) -> str:
+    return f"process{'es' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def _folder(name: str) -> str:
+    return f"{_ROOT}/{_position().scope}/{name}"
+
+
+def _statement(
+    program: DistributedProgram | None,
+    step: str,
+    subject: str = "",
+    problem: str = "",
+    kernel_raised: bool = False,
+    value: Any = None,
+) -> Statement:
+    return Statement(
+        process=0 if program is None else program.process,
+        host=socket.gethostname(),
+        step=step,
+        subject=subject,
+        problem=problem,
+        kernel_raised=kernel_raised,
+        value=value,
+    )
+
+
+def _text(statement: Statement) -> str:
+    return json.dumps(dataclasses.asdict(statement))
+
+
+def _of(text: str) -> Statement:
+    try:
+        return decode(Statement, parse(text))
+    except DataError as error:
+        raise GangError(f"a process of the program stated what cannot be read: {error}") from None
+
+
+# What one process holds of an array that is spread over several processes.
+
+
+type _Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The part of an array on one device of this process.
+
+    Attributes:
+      index: a slice for each axis: its place in the whole array.
+      device: the name of the device.
+      data: its elements.
+    """
+
+    index: tuple[slice, ...]
+    device: str
+    data: _Array = field(repr=False)
+
+
+@dataclass(frozen=True)
+class LocalShards:
+    """What this process holds of an array that other processes hold parts of, too.
+
+    Where every process holds a whole copy, it converts to numpy; otherwise ``gather()`` makes the
+    whole array, which all processes must call.
+
+    Attributes:
+      shape: of the whole array.
+      dtype: its dtype.
+      shards: on the devices of this process, in their order.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    shards: tuple[Shard, ...]
+    _array: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements of the whole array."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> _Array:
+        """The whole array, where this process has it, and its copies are equal."""
+        del copy
+        layers = self.layers()
+        if len(layers) > 1:
+            raise GangError(
+                f"the devices of this process hold different copies of {self._words()}; see .shards"
+            )
+        values, present = layers[0]
+        if not present.all():
+            raise GangError(
+                f"this process holds only a part of {self._words()}: compare each of .shards with "
+                "the same part of what is expected (shard.data, shard.index), or call .gather() in "
+                "all processes"
+            )
+        return values if dtype is None else values.astype(dtype)
+
+    def layers(self) -> list[tuple[_Array, _Array]]:
+        """The shards as arrays of the whole shape, each with a mask of the elements that it has.
+
+        One layer is enough unless two devices hold different copies of the same part. Elements that
+        are not in a layer are 0.
+        """
+        layers: list[tuple[_Array, _Array]] = []
+        for shard in self.shards:
+            for values, present in layers:
+                there = present[shard.index]
+                if not there.any():
+                    values[shard.index], present[shard.index] = shard.data, True
+                    break
+                if there.all() and _same_bits(values[shard.index], shard.data):
+                    break
+            else:
+                values = np.zeros(self.shape, self.dtype)
+                present = np.zeros(self.shape, np.bool_)
+                values[shard.index], present[shard.index] = shard.data, True
+                layers.append((values, present))
+        if not layers:  # no device of the mesh is here
+            layers = [(np.zeros(self.shape, self.dtype), np.zeros(self.shape, np.bool_))]
+        return layers
+
+    def holders(self, index: Sequence[int], value: Any = None) -> list[Shard]:
+        """The shards with the element at ``index``; those that have ``value`` there, if given."""
+        found = [
+            shard
+            for shard in self.shards
+            if all(_within(i, part) for i, part in zip(index, shard.index, strict=True))
+        ]
+        if value is None:
+            return found
+        same = [shard for shard in found if _same_bits(_at(shard, index), np.asarray(value))]
+        return same or found
+
+    def gather(self) -> _Array:
+        """The whole array, from all processes. All of them must call it."""
+        from jax.experimental import multihost_utils
+
+        layers = self.layers()
+        if len(layers) == 1 and layers[0][1].all() and self._array.is_fully_replicated:
+            return layers[0][0]
+        return np.asarray(multihost_utils.process_allgather(self._array, tiled=True))
+
+    def _words(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+def local_shards(array: Any) -> LocalShards:
+    """What this process holds of a ``jax.Array``."""
+    shards = [
+        Shard(_whole_index(each.index, array.shape), str(each.device), np.asarray(each.data))
+        for each in array.addressable_shards
+    ]
+    return LocalShards(tuple(array.shape), np.dtype(array.dtype), tuple(shards), array)
+
+
+def describe_index(index: Sequence[slice]) -> str:
+    """A place in an array: ``[8:16, 0:128]``."""
+    return "[" + ", ".join(f"{part.start}:{part.stop}" for part in index) + "]"
+
+
+def _whole_index(index: Sequence[slice], shape: Sequence[int]) -> tuple[slice, ...]:
+    """An index with its bounds written out."""
+    return tuple(slice(*part.indices(size)[:2]) for part, size in zip(index, shape, strict=True))
+
+
+def _within(position: int, part: slice) -> bool:
+    return part.start <= position < part.stop
+
+
+def _at(shard: Shard, index: Sequence[int]) -> _Array:
+    inside = (i - part.start for i, part in zip(index, shard.index, strict=True))
+    return np.asarray(shard.data[tuple(inside)])
+
+
+def _same_bits(one: _Array, two: _Array) -> bool:
+    return np.ascontiguousarray(one).tobytes() == np.ascontiguousarray(two).tobytes()

@@ -1,0 +1,163 @@
+"""``donation``: an operand that shares memory with an output is used again, or read late."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from pallas_sim.compat.grids import grid_facts
+from pallas_sim.errors import Explanation, Fact
+from pallas_sim.findings import Finding
+from pytest_pallas.backends import Backend, Outcome
+from pytest_pallas.backends.execution import to_numpy
+from pytest_pallas.backends.protocol import Probe
+from pytest_pallas.checks.check import declare_sanitizer
+from pytest_pallas.checks.context import CheckContext, CheckResult, run
+from pytest_pallas.checks.metamorphic import unchanged
+from pytest_pallas.errors import MismatchError, NotApplicableError
+from pytest_pallas.grid.kernel_calls import KernelCall
+from pytest_pallas.judge.judgement import bitwise
+from pytest_pallas.judge.tolerance import Comparison
+from pytest_pallas.spec import KernelSpec
+
+#: Why the check does not apply to a kernel.
+NO_ALIAS = "no example aliases an input"
+
+_SHARED: tuple[Probe, str] = ("separate", "with and without shared memory")
+_LATE: tuple[Probe, str] = ("late", "with and without prefetching of blocks")
+
+#: Probes that show whether a block is read after it was overwritten, for backends that have them.
+_ORDERS: Sequence[tuple[Probe, str]] = (_SHARED, _LATE)
+
+
+#: Memory spaces in which a kernel accesses the caller's array directly, at any time.
+_IN_PLACE = frozenset({"any", "hbm", "host", "gmem"})
+
+
+def requires_kernels(
+    spec: KernelSpec, backend: Backend, kernels: Sequence[KernelCall]
+) -> str | None:
+    """The reason why the check does not apply to the kernels of a call, or None."""
+    del spec, backend
+    return None if any(_in_place(kernel) for kernel in kernels) else NO_ALIAS
+
+
+def requires_backend(backend: Backend) -> str | None:
+    """A backend must execute kernels."""
+    return f"{backend.name} executes nothing" if backend.kind == "compiling" else None
+
+
+@declare_sanitizer(
+    "donation",
+    asks="is every aliased operand read before the output overwrites it?",
+    requires_backend=requires_backend,
+    requires_kernels=requires_kernels,
+    example_fraction=0.25,
+)
+def donation(context: CheckContext) -> CheckResult:
+    """Check a kernel with ``input_output_aliases``, or one that changes refs in place.
+
+    The output and the operand must be the same if the caller uses the operand again in the same
+    program. A second call with the same arrays must return the same. On a simulated machine, the
+    output must be the same if it has memory of its own that starts as a copy of the input; on a
+    simulated TPU also without prefetching of blocks. Otherwise the kernel reads a block of the
+    input after it overwrites it, and the prefetching of a chip decides whether it reads the old or
+    the new contents. (The check ``immutability`` reports an input that the call deletes.)
+
+    Raises:
+      NotApplicableError: no kernel has aliases or changes a ref in place.
+      MismatchError: one of them does not hold; with the kernel and the operands.
+      KernelError: the kernel raised.
+    """
+    args = context.arguments.args
+    first = run(context, context.kernel, args)
+    if context.jit and not any(_in_place(kernel) for kernel in first.kernels):
+        raise NotApplicableError(NO_ALIAS)
+    seconds, comparisons = first.seconds, list[Comparison]()
+    kept = run(context, functools.partial(_used_again, context.kernel), args, races=False)
+    twice = run(
+        context, functools.partial(_called_twice, context.kernel), args, races=False, jit=False
+    )
+    answer, operands = kept.values
+    comparisons += _same(answer, first.values, "when the operands are used again")
+    for number, (after, before) in enumerate(zip(operands, _arrays(args), strict=True)):
+        where = f"input {number}, used again after the call"
+        comparisons.append(bitwise(after, to_numpy(before), where=where))
+    comparisons += _same(twice.values[1], twice.values[0], "in a second call with the same arrays")
+    seconds += kept.seconds + twice.seconds
+    orders = [each for each in _ORDERS if each[0] in getattr(context.backend, "probes", ())]
+    overwritten = [each for each in first.findings if each.kind == "overwritten"]
+    if _LATE in orders:
+        # The simulator records the blocks that could make a difference.
+        pairs = [_shared(each) for each in overwritten]
+    else:
+        pairs = [pair for kernel in first.kernels for pair in _pipelined(kernel)]
+    if pairs and orders:
+        failed: list[Comparison] = []
+        for probe, words in orders:
+            other = run(context, context.kernel, args, races=False, probe=probe)
+            seconds += other.seconds
+            failed += [each for each in unchanged(first, other, words) if not each.passed]
+        if failed:
+            shared = "; ".join(dict.fromkeys(pairs))
+            explanation = failed[0].explanation or Explanation("wrong")
+            summary = (
+                f"{shared}: the kernel reads a block of that input after it overwrites it. A chip "
+                "prefetches blocks, so its schedule decides whether it reads the old or the new "
+                "contents. Read each block in the program that overwrites it or in an earlier one, "
+                "or drop the alias."
+            )
+            seen = [Fact("accesses", "\n".join(map(str, each.accesses))) for each in overwritten]
+            error = MismatchError.explained(explanation.under(summary).with_facts(*seen))
+            error.findings = tuple(overwritten)
+            raise error
+    return CheckResult(comparisons=comparisons, outcome=first, seconds=seconds)
+
+
+def _in_place(kernel: Any) -> bool:
+    """Whether an output of the kernel shares the memory of an operand, or an operand is a ref."""
+    eqn = kernel.eqn
+    return bool(eqn.params.get("input_output_aliases")) or any(
+        hasattr(var.aval, "inner_aval") for var in eqn.invars
+    )
+
+
+def _shared(finding: Finding) -> str:
+    write, read = finding.accesses
+    where = f" ({finding.line})" if finding.line else ""
+    return f"{read.ref} and {write.ref} of {finding.kernel}{where} share memory"
+
+
+def _pipelined(kernel: Any) -> list[str]:
+    if kernel.eqn.primitive.name != "pallas_call":
+        return []
+    facts = grid_facts(kernel.eqn)
+    where = f" ({kernel.source})" if kernel.source else ""
+    return [
+        f"operand {len(facts.scalars) + number} and output {output} of {kernel.name}{where} share "
+        "memory"
+        for number, output in facts.aliases
+        if number >= 0 and facts.inputs[number].space not in _IN_PLACE
+    ]
+
+
+def _used_again(kernel: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    return kernel(*args, **options), _arrays(args)
+
+
+def _called_twice(kernel: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    answer = kernel(*args, **options)
+    if any(isinstance(each, jax.Array) and each.is_deleted() for each in _arrays(args)):
+        return answer, answer
+    return answer, kernel(*args, **options)
+
+
+def _arrays(args: Any) -> list[Any]:
+    return [leaf for leaf in jax.tree.leaves(args) if hasattr(leaf, "dtype")]
+
+
+def _same(actual: Any, wanted: Any, words: str) -> list[Comparison]:
+    return list(unchanged(Outcome(values=actual), Outcome(values=wanted), words))

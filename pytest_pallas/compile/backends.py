@@ -1,0 +1,442 @@
+"""The compiling backends ``tpu-compile`` and ``gpu-compile``, for chips that are not present."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jax import export
+
+from pallas_sim import chips as gpus
+from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, Target
+from pallas_sim.compat.compilers import exact_exports, interpret_ignored
+from pallas_sim.errors import PallasError
+from pallas_sim.tracing import AbsentChip, present
+from pytest_pallas.backends.ending import ending
+from pytest_pallas.backends.protocol import Call, Kind, Outcome, RunSettings, expected_warnings
+from pytest_pallas.backends.tracing import jitted, signature
+from pytest_pallas.compile import cuda, libtpu
+from pytest_pallas.compile import libtpu as tpu_chips
+from pytest_pallas.errors import CompileError, CompilerFailedError, NoPallasCallError
+from pytest_pallas.grid.kernel_calls import kernel_calls, live_kernel_calls
+from pytest_pallas.record import Note
+
+if TYPE_CHECKING:
+    from pytest_pallas.compile.machine_code import Cost
+    from pytest_pallas.compile.service import CompileReport, Service
+    from pytest_pallas.grid.kernel_calls import KernelCall
+
+#: Number of calls whose results are kept for checks whose compilation started in advance.
+KEPT = 512
+
+#: Maximum length of the name of a folder of ``--pallas-dump``.
+_LONGEST_NAME = 80
+
+_COMPILERS: Mapping[str, Any] = {"tpu": libtpu, "gpu": cuda}
+
+
+@dataclass(frozen=True, eq=False)
+class KernelAlone:
+    """A kernel of a traced program as a function of its operands.
+
+    Attributes:
+      kernel: its equation.
+    """
+
+    kernel: Any
+
+    def __call__(self, *operands: Any) -> Any:
+        """Bind the kernel."""
+        return self.kernel.primitive.bind(*operands, **self.kernel.params)
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A backend that compiles kernels for a chip, and does not execute them.
+
+    Attributes:
+      name: the family.
+      platform: the platform of its kernels.
+      service: returns the session's workers and cache.
+      lowering: returns the lowering for the chips of the platform.
+      target: the chip it compiles for; None is the platform's default.
+    """
+
+    name: str
+    platform: str
+    service: Callable[[], Service] = field(repr=False, compare=False)
+    lowering: Callable[[], Lowering] = field(repr=False, compare=False)
+    target: Target | None = None
+    kind: Kind = "compiling"
+    _started: OrderedDict[Any, Callable[[], Outcome]] = field(
+        default_factory=OrderedDict[Any, Any], repr=False, compare=False
+    )
+
+    @property
+    def chip(self) -> Target:
+        """The chip it compiles for."""
+        return self.target or TARGETS[DEFAULT_TARGETS[self.platform]]
+
+    def available(self) -> str | None:
+        """None if the compiler is installed, else how to install it."""
+        return _COMPILERS[self.platform].missing()
+
+    def run(self, call: Call) -> Outcome:
+        """Compile a call; the outcome has a report and no values."""
+        return self.start(call)()
+
+    def start(self, call: Call) -> Callable[[], Outcome]:
+        """Lower a call and start its compilation in a worker; the returned function waits."""
+        from pytest_pallas.backends.tracing import abstract
+
+        static, arrays = abstract(call)
+        key = (static, tuple(map(str, arrays)), call.jit, call.dump)
+        if key not in self._started:
+            self._started[key] = self._start(call, static, arrays)
+            if len(self._started) > KEPT:
+                self._started.popitem(last=False)
+        return self._started[key]
+
+    def shared_bytes(self, kernel: Any, timeout: float) -> int | None:
+        """Bytes of shared memory that a block of a kernel of the Triton route takes.
+
+        The kernel is compiled alone, once for each chip.
+
+        Args:
+          kernel: the equation of its ``pallas_call``.
+          timeout: seconds after which the compiler is stopped.
+
+        Returns:
+          The bytes, also of a kernel that is refused because these are too many; None if the
+          compiler does not say.
+        """
+        import jax
+
+        from pytest_pallas.compile.refusals import requested_shared_bytes
+
+        call = Call(
+            function=KernelAlone(kernel),
+            args=tuple(
+                jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in kernel.invars
+            ),
+            settings=RunSettings(timeout=timeout),
+        )
+        report = self.run(call).report
+        if report is None or report.status not in ("compiled", "refused"):
+            return None
+        if report.status == "refused":
+            return requested_shared_bytes(report.text)
+        return report.kernels[0].shared_bytes if len(report.kernels) == 1 else None
+
+    def _start(self, call: Call, static: Any, arrays: list[Any]) -> Callable[[], Outcome]:
+        from pytest_pallas.backends.execution import readable
+
+        lowered = Lowered()
+        try:
+            lowered = self.lowering().lower(call, static, arrays, self.chip, into=lowered)
+        except PallasError as error:
+            return _ended(Outcome(error=error, kernels=lowered.kernels))
+        except Exception as error:  # tracing and lowering run user code
+            if not lowered.traced:
+                return _ended(Outcome(error=readable(error)))
+            report = self._refused(lowered, error)
+            return _ended(self._outcome(report, lowered, cause=error))
+        from pytest_pallas.compile.service import LoweredProgram
+
+        program = LoweredProgram(
+            platform=self.platform,
+            target=self.chip.name,
+            module=lowered.module,
+            devices=lowered.devices,
+            dump=None if call.dump is None else _dump(Path(call.dump), self.chip.name, lowered),
+        )
+        future = self.service().submit(program, timeout=call.timeout)
+        return lambda: self._outcome(
+            self._described(future, lowered), lowered, needs_kernel=call.needs_kernel
+        )
+
+    def _described(self, future: Future[CompileReport], lowered: Lowered) -> CompileReport:
+        """The compiler's report with the data that only this process has."""
+        from pytest_pallas.compile.refusals import short
+
+        report = future.result()
+        # The output of a compiler that was stopped is not the reason.
+        text = report.text if report.status in _TELLING else report.text.partition("\n")[0]
+        message = "" if report.status == "compiled" else short(text, kernels=lowered.kernels)
+        kernels = _named(report.kernels, lowered.kernels)
+        return dataclasses.replace(
+            report,
+            signature=lowered.signature,
+            message=message,
+            kernel=", ".join(cost.kernel for cost in kernels),
+            kernels=kernels,
+        )
+
+    def _refused(self, lowered: Lowered, error: Exception) -> CompileReport:
+        """The report for a kernel that could not be lowered for the chip."""
+        from pytest_pallas.compile.refusals import full_text, short
+        from pytest_pallas.compile.service import CompileReport
+
+        return CompileReport(
+            target=self.chip.name,
+            status="refused",
+            message=short(error, kernels=lowered.kernels),
+            text=full_text(error),
+            signature=lowered.signature,
+            compiler="JAX's lowering",
+        )
+
+    def _outcome(
+        self,
+        report: CompileReport,
+        lowered: Lowered,
+        *,
+        cause: Exception | None = None,
+        needs_kernel: bool = True,
+    ) -> Outcome:
+        error = _error(report, cause)
+        if error is None and needs_kernel and report.kernel_calls == 0:
+            error = NoPallasCallError(
+                f"the executable for {report.target} has no Pallas kernel: the compiler removed "
+                "it, because no output depends on its result"
+            )
+        return Outcome(
+            error=error,
+            seconds=report.seconds if not report.cached else 0.0,
+            kernels=lowered.kernels,
+            report=report,
+            notes=lowered.notes,
+        )
+
+
+def _named(costs: tuple[Cost, ...], kernels: tuple[KernelCall, ...]) -> tuple[Cost, ...]:
+    """Costs by the names of the Pallas kernels, because HLO has other names."""
+    if len(costs) != len(kernels):
+        return costs  # one was inlined, repeated or removed
+    return tuple(
+        dataclasses.replace(cost, kernel=kernel.name)
+        for cost, kernel in zip(costs, kernels, strict=True)
+    )
+
+
+def _error(report: CompileReport, cause: Exception | None) -> Exception | None:
+    """The error of a report for its check."""
+    if report.status == "compiled":
+        return None
+    if report.status == "refused":
+        error: PallasError = CompileError(f"refused for {report.target}: {report.message}")
+    else:
+        error = CompilerFailedError(
+            f"the compiler for {report.target} {_FATES[report.status]}: {report.message}"
+        )
+    error.__cause__ = cause
+    return error
+
+
+#: Statuses for which the compiler itself gives the reason.
+_TELLING = ("refused", "crashed")
+
+_FATES = {
+    "timed out": "did not finish in time and was stopped",
+    "crashed": "crashed",
+    "out of memory": "took too much memory and was stopped",
+}
+
+
+def _ended(outcome: Outcome) -> Callable[[], Outcome]:
+    return lambda: outcome
+
+
+def _dump(folder: Path, target: str, lowered: Lowered) -> Path:
+    """Write the lowered module, and make the folder in which the worker writes the rest.
+
+    A test may compile several programs. Each has a folder, named by chip and arguments.
+    """
+    from jax import export
+
+    words = f"{target} {lowered.signature}"
+    name = re.sub(r"[^\w.,=-]+", "-", words).strip("-")
+    if len(name) > _LONGEST_NAME:
+        digest = hashlib.blake2b(words.encode(), digest_size=4).hexdigest()
+        name = f"{name[:_LONGEST_NAME]}-{digest}"
+    folder = folder / name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "jaxpr.txt").write_text(str(lowered.jaxpr), encoding="utf-8")
+    module = export.deserialize(bytearray(lowered.module)).mlir_module()
+    (folder / "lowered.mlir").write_text(module, encoding="utf-8")
+    return folder
+
+
+# Trace and lower a call on the CPU, for the compiler of another chip.
+
+
+#: Names of the platforms in ``jax.export``.
+_EXPORTED = {"tpu": "tpu", "gpu": "cuda"}
+
+#: Names of the custom calls of Pallas kernels.
+_CUSTOM_CALLS = {"tpu": libtpu.CUSTOM_CALLS, "gpu": cuda.CUSTOM_CALLS}
+
+#: Part of JAX's error for a callback, because its host is the backend of this process.
+_OTHER_PLATFORM = "is different from the lowering platform"
+
+#: Number of programs that are kept for other targets.
+_KEPT = 512
+
+
+@dataclass
+class Lowered:
+    """A call and the steps of its lowering that succeeded.
+
+    Attributes:
+      traced: whether it was traced.
+      kernels: its Pallas kernels.
+      module: the program, serialized by ``jax.export``.
+      devices: the number of its devices.
+      signature: dtypes and shapes of the arguments.
+      jaxpr: the traced program.
+      notes: for the record.
+    """
+
+    traced: bool = False
+    kernels: tuple[KernelCall, ...] = ()
+    module: bytes = b""
+    devices: int = 1
+    signature: str = ""
+    jaxpr: Any = None
+    notes: tuple[Note, ...] = ()
+
+
+@dataclass
+class Lowering:
+    """Lowers calls for the chips of a platform, and only once if all chips get the same program.
+
+    The program is the same if no code reads the chip while it is traced and lowered. But jit and
+    Pallas cache traces, and a cached trace does not read the chip again. Therefore each chip has a
+    stand-in device that is part of their cache keys, and that is replaced as soon as code reads it:
+    caches under an unread stand-in do not depend on the chip.
+
+    Attributes:
+      platform: ``"tpu"`` or ``"gpu"``.
+    """
+
+    platform: str
+    _shared: OrderedDict[Any, Lowered] = field(default_factory=OrderedDict[Any, Lowered])
+    _unread: dict[str, AbsentChip] = field(default_factory=dict[str, AbsentChip])
+    _read: dict[str, AbsentChip] = field(default_factory=dict[str, AbsentChip])
+    _curious: set[Any] = field(default_factory=set[Any])
+
+    def lower(
+        self, call: Call, static: Any, arrays: list[Any], target: Target, into: Lowered
+    ) -> Lowered:
+        """Trace and lower a call, or return the same program of another chip.
+
+        Args:
+          call: the call to lower.
+          static: its static part, from ``tracing.abstract``.
+          arrays: shapes and dtypes of its arrays.
+          target: the chip.
+          into: records the steps that succeeded.
+
+        Returns:
+          ``into``, or the earlier lowering.
+
+        Raises:
+          NoPallasCallError: the lowered program has no Pallas kernel.
+          CompileError: the call cannot be compiled as a whole.
+          Exception: an error of the kernel or of Pallas.
+        """
+        key = (static, tuple(map(str, arrays)), call.jit, call.needs_kernel)
+        if key in self._shared:
+            return self._shared[key]
+        # A call that read another chip will read this one, and may use caches of the other.
+        chips = self._read if key in self._curious else self._unread
+        if target.name not in chips:
+            chips[target.name] = AbsentChip(target.device_kind, target.platform, attributes(target))
+        chip = chips[target.name]
+        with _context(chip):
+            try:
+                lower(call, static, arrays, self.platform, into)
+            finally:
+                if chip.identified:
+                    self._curious.add(key)
+                    self._unread.pop(target.name, None)
+        if key not in self._curious:
+            self._shared[key] = into
+            if len(self._shared) > _KEPT:
+                self._shared.popitem(last=False)
+        return into
+
+
+def attributes(target: Target) -> Mapping[str, Any]:
+    """Attributes of ``jax.Device`` that depend on the chip."""
+    chips = {"tpu": tpu_chips, "gpu": gpus}[target.platform]
+    return chips.attributes(target.name)
+
+
+@contextmanager
+def _context(chip: AbsentChip) -> Generator[None]:
+    """Lower for a chip, and override interpret=."""
+    with (
+        exact_exports(),
+        interpret_ignored(),
+        present(chip),
+        expected_warnings(),
+    ):
+        yield
+
+
+def lower(call: Call, static: Any, arrays: list[Any], platform: str, into: Lowered) -> None:
+    """Trace and lower a call for a platform, and record the steps in ``into``.
+
+    Raises:
+      NoPallasCallError: the lowered program has no Pallas kernel.
+      CompileError: the call cannot be compiled as a whole.
+      SimulationLimitError: it is not traced within its time limit.
+      Exception: an error of the kernel or of Pallas.
+    """
+    name = getattr(call.function, "__name__", type(call.function).__name__)
+    if not call.jit:
+        raise CompileError(
+            f"{name} needs the values of its arguments (jit=False), so it cannot be compiled "
+            "without running it. Leave this test out on compiling backends: "
+            '@pytest.mark.pallas(backends=["interpret", ...]).'
+        )
+    into.signature = signature(call)
+    with ending(call.timeout, "still not traced after {:g} s; the limit is --pallas-timeout"):
+        traced = jitted(static).trace(arrays)
+    into.traced = True
+    into.jaxpr = traced.jaxpr
+    into.kernels = tuple(kernel_calls(traced.jaxpr))
+    custom_calls = _CUSTOM_CALLS[platform]
+    checks = [export.DisabledSafetyCheck.custom_call(each) for each in custom_calls]
+    exporting = export.export(
+        jitted(static), platforms=(_EXPORTED[platform],), disabled_checks=checks
+    )
+    try:
+        exported = exporting(arrays)
+    except ValueError as error:
+        if _OTHER_PLATFORM not in str(error):
+            raise
+        raise ValueError(
+            "calls back to Python (jax.pure_callback, io_callback or jax.debug.print outside of "
+            "the kernel), and a compilation for an absent chip has no host"
+        ) from error
+    into.devices = exported.nr_devices
+    into.module = bytes(exported.serialize())
+    # not in ``into.module``, which lists the custom calls that it allows
+    lowered = exported.mlir_module_serialized
+    needed = call.needs_kernel or live_kernel_calls(traced.jaxpr)
+    if needed and not any(each.encode() in lowered for each in custom_calls):
+        raise NoPallasCallError(
+            f"{name}, lowered for {platform}, has none of {', '.join(custom_calls)}: there is no "
+            "Pallas kernel to compile. Pass the function that calls pl.pallas_call, or arguments "
+            "for which it does not fall back to jnp."
+        )

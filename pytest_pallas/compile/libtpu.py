@@ -1,0 +1,303 @@
+"""The TPU compiler as a session sees it: whether it is there, which one, and how to run it.
+
+The environment variables are those of libtpu 0.0.51. ``libtpu_worker`` is what runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export
+from jax.experimental import topologies
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import AbstractDevice, AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from pallas_sim.chips import TPUS, learn
+from pallas_sim.errors import DeviceError
+from pytest_pallas.compile.machine_code import PASS_LABELS, tpu_costs
+from pytest_pallas.compile.refusals import full_text
+from pytest_pallas.compile.service import CompileReply, CompileRequest
+
+#: What a worker calls.
+ENTRY = "pytest_pallas.compile.libtpu:compile"
+
+#: The variable that says where a worker makes the folder that libtpu writes to.
+SCRATCH = "PYTEST_PALLAS_SCRATCH"
+
+#: The variable that is set where libtpu shall write the Mosaic passes too.
+EVERYTHING = "PYTEST_PALLAS_DUMP_PASSES"
+
+#: The variable that is set where libtpu shall write what the costs are read from.
+COSTS = "PYTEST_PALLAS_COSTS"
+
+_INSTALL = "pip install 'pytest-pallas[tpu-compile]'"
+
+#: Names of the custom calls that a Pallas kernel becomes.
+CUSTOM_CALLS = ("tpu_custom_call",)
+
+
+def missing() -> str | None:
+    """What is missing to compile for TPUs, and what to do; None if nothing is."""
+    for module in ("libtpu", "flatbuffers"):
+        if util.find_spec(module) is None:
+            return f"{module} is not installed; {_INSTALL}"
+    return None
+
+
+def version() -> str:
+    """The compiler's name and version."""
+    try:
+        return f"libtpu {metadata.version('libtpu')}"
+    except metadata.PackageNotFoundError:
+        return f"libtpu {metadata.version('libtpu-nightly')}"
+
+
+def flags() -> str:
+    """The user's own flags for libtpu."""
+    return os.environ.get("LIBTPU_INIT_ARGS", "")
+
+
+def environment(
+    scratch: Path, *, target: str, everything: bool = False, costs: bool = True
+) -> Mapping[str, str]:
+    """The environment variables of a worker, which compiles for every chip.
+
+    Args:
+      scratch: an existing folder, in which the worker makes its own.
+      target: name of the chip; not used.
+      everything: whether libtpu shall write the Mosaic passes too.
+      costs: whether libtpu shall write what the costs are read from. Then it takes six times as
+        long to pack bundles, and up to 1.8 times as long in all.
+    """
+    del target
+    return {
+        "JAX_PLATFORMS": "cpu",  # or JAX waits for a TPU
+        "TPU_SKIP_MDS_QUERY": "1",  # or libtpu waits for a metadata server
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # or a second process dies on the lock file
+        "TPU_ACCELERATOR_TYPE": "",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "XLA_FLAGS": "",
+        "LIBTPU_INIT_ARGS": flags(),
+        SCRATCH: str(scratch),
+        EVERYTHING: "1" if everything else "",
+        COSTS: "1" if costs else "",
+    }
+
+
+# TPU topologies to compile for, by chip and number of devices.
+
+
+_CHIPS_A_HOST = 4
+
+#: Largest edge of the topologies that are tried.
+_LARGEST = 8
+
+
+def attributes(target: str) -> dict[str, int]:
+    """What ``jax.Device`` has on a chip, beside what it has on a CPU.
+
+    Args:
+      target: name of the chip, such as ``"v6e"``.
+    """
+    return {"num_cores": TPUS[target].device_cores}
+
+
+def topology(target: str, devices: int) -> str:
+    """The name of the smallest topology of a chip with at least ``devices`` devices.
+
+    Args:
+      target: name of the chip, such as ``"v6e"``.
+      devices: how many devices a program runs on.
+
+    Raises:
+      DeviceError: no topology that libtpu knows is large enough.
+    """
+    chip = TPUS[target]
+    for shape in _shapes(chip.torus_dims):
+        if math.prod(shape) * chip.devices >= devices:
+            return f"{target}:{'x'.join(map(str, shape))}"
+    raise DeviceError(
+        f"a mesh of {devices} devices is larger than every {target} topology that can be compiled "
+        "for here; use a smaller mesh under tpu-compile"
+    )
+
+
+def _shapes(dims: int) -> Iterator[tuple[int, ...]]:
+    """Shapes with edges that are powers of two, none more than twice another, smallest first.
+
+    None is smaller than a host: libtpu 0.0.48 rejects those.
+    """
+    edges = [1, 2, 4, _LARGEST]
+    shapes = [
+        shape
+        for shape in itertools.product(edges, repeat=dims)
+        if list(shape) == sorted(shape) and shape[-1] <= 2 * shape[0]
+        if math.prod(shape) >= _CHIPS_A_HOST
+    ]
+    # (2, 2, 1) is how a host of v4, v5p and tpu7x is called; (1, 2, 2) is no topology.
+    named = [tuple(reversed(shape)) if 1 in shape and dims == 3 else shape for shape in shapes]
+    yield from sorted(named, key=lambda shape: (math.prod(shape), shape))
+
+
+# libtpu's Mosaic and LLO, in a worker, for chips that are not there.
+#
+# The calls are those of ``jax.experimental.topologies``. In a worker, importing this module loads
+# libtpu, which writes about that to stderr: before the first program, whose output it would be
+# mixed with, and whose time limit it would count for.
+
+
+def compile(payload: bytes) -> bytes:
+    """Compile one ``CompileRequest``; the answer is a ``CompileReply``."""
+    request = CompileRequest.decode(payload)
+    learn(request.target, request.chip)
+    folder = _dumps()
+    _clear(folder)
+    devices = _devices(request.target, request.devices)
+    try:
+        executable = compile_program(request.module, devices)
+    except Exception as error:  # whatever the compiler raises is its answer
+        reply = CompileReply(compiled=False, message=full_text(error))
+    else:
+        text = executable.as_text() or ""
+        memory = executable.memory_analysis()
+        known = _capacities(request.target)
+        asked = bool(os.environ.get(COSTS))
+        costs = tpu_costs(folder) if asked else []
+        reply = CompileReply(
+            compiled=True,
+            kernels=tuple(dataclasses.replace(cost, **known) for cost in costs),
+            code_bytes=getattr(memory, "generated_code_size_in_bytes", None),
+            kernel_calls=sum(text.count(f'custom_call_target="{name}"') for name in CUSTOM_CALLS),
+            costs_skipped=not asked,
+        )
+        if request.dump:
+            Path(request.dump, "optimized.hlo").write_text(text, encoding="utf-8")
+    if request.dump:
+        _keep(folder, Path(request.dump))
+    return reply.encode()
+
+
+@functools.cache
+def _dumps() -> Path:
+    """The folder that libtpu writes to. libtpu reads its flags once, when it is loaded."""
+    folder = Path(tempfile.mkdtemp(dir=os.environ[SCRATCH]))
+    words = [os.environ.get("LIBTPU_INIT_ARGS", "")]
+    if os.environ.get(COSTS):
+        words += [
+            f"--xla_jf_dump_to={folder}",
+            "--xla_jf_dump_llo_text=true",
+            f"--xla_jf_dump_llo_pass_label_regex={PASS_LABELS}",
+        ]
+    if os.environ.get(EVERYTHING):
+        words.append(f"--xla_mosaic_dump_to={folder}")
+    os.environ["LIBTPU_INIT_ARGS"] = " ".join(words).strip()
+    return folder
+
+
+def _clear(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+
+
+def _keep(folder: Path, dump: Path) -> None:
+    """Copy what libtpu wrote, under names without the time, in the order of the compilation."""
+    for path in sorted(folder.iterdir()):
+        name = path.name.partition("-")[2] or path.name
+        shutil.copyfile(path, dump / name.replace("<", "").replace(">", ""))
+
+
+@functools.cache
+def _devices(target: str, count: int) -> list[Any]:
+    """``count`` devices of a chip."""
+    described = topologies.get_topology_desc(topology(target, count), "tpu")
+    return list(described.devices)[:count]
+
+
+@functools.cache
+def _capacities(target: str) -> Mapping[str, int]:
+    """VMEM and SMEM of a chip in bytes, as JAX knows them."""
+    kind = _devices(target, 1)[0].device_kind
+    device = AbstractDevice(device_kind=kind, num_cores=1, platform="tpu")
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
+        info = pltpu.get_tpu_info()
+    return {
+        "vmem_capacity": info.vmem_capacity_bytes,
+        "smem_capacity": info.smem_capacity_bytes,
+    }
+
+
+if SCRATCH in os.environ:  # in a worker
+    _dumps()
+    _devices("v5e", 1)
+
+
+# From a serialized program to an executable for devices that are not there; in the worker.
+
+
+def compile_program(module: bytes, devices: Sequence[Any]) -> Any:
+    """Compile what ``jax.export`` serialized.
+
+    Args:
+      module: the serialized program.
+      devices: the devices to compile for, as many as the program runs on.
+
+    Returns:
+      The ``jax.stages.Compiled``.
+
+    Raises:
+      Exception: what the compiler says.
+    """
+    program = export.deserialize(bytearray(module))
+    replicated = NamedSharding(_mesh(devices), PartitionSpec())
+    # Those of the export name the axes of its mesh, and no devices.
+    shardings = [
+        replicated if sharding is None else _on(devices, sharding)
+        for sharding in program.in_shardings_jax(None)
+    ]
+    avals = [
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
+        for aval, sharding in zip(program.in_avals, shardings, strict=True)
+    ]
+    # Only by an argument jit knows which devices are meant, and a program may have none.
+    somewhere = jax.ShapeDtypeStruct((), np.int32, sharding=replicated)
+
+    def call(_: Any, args: Any, options: Any) -> Any:
+        return program.call(*args, **options)
+
+    # It is not used, and must not be dropped.
+    jitted = jax.jit(call, keep_unused=True)
+    return jitted.lower(somewhere, *jax.tree.unflatten(program.in_tree, avals)).compile()
+
+
+def _mesh(devices: Sequence[Any]) -> Mesh:
+    """A mesh over devices with axes as small as can be.
+
+    ``compile`` describes the outputs' shardings by the axes of the first argument's mesh, and fails
+    if an axis is larger than what an output is divided by.
+    """
+    sizes: list[int] = []
+    rest = len(devices)
+    while rest > 1:
+        sizes.append(next(size for size in range(2, rest + 1) if rest % size == 0))
+        rest //= sizes[-1]
+    axes = tuple(f"_d{number}" for number in range(len(sizes)))
+    return Mesh(np.array(devices).reshape(sizes), axes)
+
+
+def _on(devices: Sequence[Any], sharding: Any) -> NamedSharding:
+    """A ``NamedSharding`` of an abstract mesh, on devices."""
+    axes = sharding.mesh
+    grid = np.array(devices).reshape(axes.axis_sizes)
+    return sharding.update(mesh=Mesh(grid, axes.axis_names, axis_types=axes.axis_types))

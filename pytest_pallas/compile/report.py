@@ -1,0 +1,428 @@
+"""The tables of compiling backends: which kernels are compiled for which chips, and why not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_pallas.backends import TARGETS, Family, Label
+from pytest_pallas.compile.costs import RecordedCost, entry, save
+from pytest_pallas.compile.service import from_json
+from pytest_pallas.pytest_session import PytestSession
+from pytest_pallas.record import Record
+from pytest_pallas.report.section import Results, rendered, section
+from pytest_pallas.report.terminal import footnote_lines
+
+#: Texts of a cell for the status of a compilation, worst first.
+_WORDS = {
+    "timed out": "TIMED OUT",
+    "crashed": "CRASHED",
+    "out of memory": "OUT OF MEMORY",
+    "refused": "REFUSED",
+}
+
+
+def split(
+    records: Iterable[Record], families: Iterable[Family]
+) -> tuple[list[Record], list[Record]]:
+    """The records of backends that execute kernels, and those of backends that compile them."""
+    names = {family.name for family in families if family.kind == "compiling"}
+    executed: list[Record] = []
+    compiled: list[Record] = []
+    for record in records:
+        compiles = Label.of(record.backend).name in names
+        (compiled if compiles else executed).append(record)
+    return executed, compiled
+
+
+def sections(
+    records: Sequence[Record], *, width: int, color: bool, every: bool = False
+) -> Iterator[str]:
+    """The text for the records of compiling backends; nothing without one.
+
+    Args:
+      records: of compiling backends only.
+      width: columns of the terminal. Wider tables omit columns, and list them.
+      color: whether the terminal has colours.
+      every: whether all reasons of skips and expected failures are listed.
+    """
+    if not records:
+        return
+    ran = [record for record in records if record.outcome != "skipped"]
+    for platform in dict.fromkeys(target.platform for target in TARGETS.values()):
+        rows = [record for record in ran if _platform(record) == platform]
+        if rows:
+            yield matrix(rows, width=width, color=color)
+    if ran:
+        yield counts(ran)
+    yield from footnote_lines(records, every=every)
+    yield from reasons(ran)
+    yield from costs(ran, width=width, color=color)
+
+
+def matrix(records: Sequence[Record], *, width: int, color: bool) -> str:
+    """Kernels by chips, with the status of the compilation."""
+    from rich.table import Table
+    from rich.text import Text
+
+    present = dict.fromkeys(_chip(record) for record in records)
+    chips = sorted(present, key=[*TARGETS, *present].index)
+    table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    table.add_column("kernel", no_wrap=True)
+    for chip in chips:
+        table.add_column(chip, no_wrap=True)
+    for kernel in dict.fromkeys(r.kernel for r in sorted(records, key=lambda r: r.family)):
+        rows = [record for record in records if record.kernel == kernel]
+        cells = [_cell([r for r in rows if _chip(r) == chip]) for chip in chips]
+        table.add_row(Text(kernel), *(Text(text, style=style) for text, style in cells))
+    # a broken line is better than a cut word
+    longest = max(len(record.kernel) for record in records) + 24 * len(chips)
+    return rendered(table, width=max(width, longest), color=color)
+
+
+def counts(records: Iterable[Record]) -> str:
+    """The number of programs, and how many of them an earlier run compiled."""
+    reports = [report for record in records for report in record.compiled]
+    compilers = dict.fromkeys(r["compiler"] for r in reports if r.get("cached") or r.get("seconds"))
+    cached = sum(bool(report.get("cached")) for report in reports)
+    programs = "1 program" if len(reports) == 1 else f"{len(reports)} programs"
+    text = f"{programs}, {cached or 'none'} of them compiled by an earlier run"
+    return f"{text} ({'; '.join(compilers)})" if compilers else text
+
+
+def reasons(records: Iterable[Record]) -> Iterator[str]:
+    """One line for each reason why a kernel failed, with the chips that it failed on.
+
+    Messages that differ only in numbers count as one reason. Expected failures have footnotes.
+    """
+    texts: dict[tuple[str, str, str], str] = {}
+    chips: dict[tuple[str, str, str], list[str]] = {}
+    for record in records:
+        if record.outcome == "xfailed":
+            continue
+        for status, text in _problems(record):
+            key = (record.kernel, status, re.sub(r"\d+", "0", text))
+            texts.setdefault(key, text)
+            found = chips.setdefault(key, [])
+            if _chip(record) not in found:
+                found.append(_chip(record))
+    for key, text in texts.items():
+        kernel, status, _ = key
+        yield f"{status}: {kernel} ({', '.join(chips[key])}): {text}"
+
+
+def _problems(record: Record) -> Iterator[tuple[str, str]]:
+    """The failure, in a word and a line."""
+    bad = [report for report in record.compiled if report["status"] != "compiled"]
+    for report in bad:
+        yield report["status"], _first_line(report.get("message", ""))
+    if record.outcome == "xpassed":
+        yield "unexpected pass", _first_line(record.reason)
+    elif record.outcome == "failed" and not bad:
+        yield "failed", _first_line(record.explanation.get("summary") or record.message)
+
+
+def _platform(record: Record) -> str:
+    """The platform of the record's chip; chips of a project are shown with the first platform."""
+    chip = TARGETS.get(_chip(record)) or next(iter(TARGETS.values()))
+    return chip.platform
+
+
+def _chip(record: Record) -> str:
+    if record.compiled:
+        return str(record.compiled[0]["target"])
+    found = Label.of(record.backend)
+    return found.chip or found.name
+
+
+def _cell(rows: Sequence[Record]) -> tuple[str, str]:
+    """The text of one cell and its style."""
+    if not rows:
+        return "-", "dim"
+    rest = [row for row in rows if row.outcome != "xfailed"]
+    expected = len(rows) - len(rest)
+    if not rest:
+        return "xfail", "yellow"
+    reports = [report for row in rest for report in row.compiled]
+    for status, word in _WORDS.items():
+        bad = sum(report["status"] == status for report in reports)
+        if bad:
+            return f"{word} {bad}/{len(reports)}", "red"
+    if any(row.outcome == "failed" for row in rest):
+        return "FAILED", "red"
+    if any(row.outcome == "xpassed" for row in rest):
+        return "XPASS", "red"
+    return ("compiled" + f", {expected} xfail" * bool(expected)), "green"
+
+
+def _first_line(text: str) -> str:
+    line = re.sub(r"\s+", " ", text.strip().partition("\n")[0])
+    return line if len(line) <= 160 else line[:157] + "..."
+
+
+@section("compilers")
+def section_of_compilers(results: Results) -> Iterator[str]:
+    """The results of compilers, and the costs of their code."""
+    yield from sections(
+        results.compiled, width=results.wide, color=results.color, every=results.every
+    )
+
+
+# The costs of the machine code of kernels as tables, and the file of ``--pallas-cost``.
+
+
+#: A report as plain values.
+Report = Mapping[str, Any]
+
+#: Spaces between columns.
+_GAP = 2
+
+#: Longest signature in a row's name.
+_SIGNATURE = 40
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column: its title, its text in a row, and the order in which columns are omitted."""
+
+    title: str
+    text: Callable[[Report], str]
+    keep: int
+    """Columns with a smaller number are left out first."""
+    bad: bool = False
+    """Whether anything above 0 is worth a look."""
+
+
+def costs(records: Sequence[Record], *, width: int, color: bool) -> Iterator[str]:
+    """The costs of the code of each kernel on each chip: a table for TPUs, one for GPUs.
+
+    A row is the typical call of a spec with the longest code, or the call with the longest code.
+    """
+    found = [
+        (with_mesh(record), report)
+        for record in sorted(records, key=lambda record: record.family)
+        if record.check == "forward" and (report := shown_report(record)) is not None
+    ]
+    for platform, columns in (("tpu", _TPU), ("gpu", _GPU)):
+        reports = [(n, r) for n, r in found if TARGETS[r["target"]].platform == platform]
+        if reports:
+            rows = _named(reports)
+            kept, dropped = _fitting(columns, rows, width)
+            yield _table(kept, rows, width=width, color=color)
+            yield from _legend(platform, kept, dropped)
+            notes = {(n, text): None for n, r in reports for text in r.get("warnings", ())}
+            yield from (f"warning: {name}: {text}" for name, text in notes)
+
+
+def _table(
+    columns: Sequence[_Column], rows: Sequence[tuple[str, Report]], *, width: int, color: bool
+) -> str:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    table.add_column("kernel", no_wrap=True)
+    table.add_column("chip", no_wrap=True)
+    for column in columns:
+        table.add_column(column.title, justify="right", no_wrap=True)
+    before = ""
+    for name, report in rows:
+        cells = [(column.text(report), column.bad) for column in columns]
+        table.add_row(
+            Text("" if name == before else name),
+            report["target"],
+            *(
+                Text(text, style="yellow" if bad and text[0] in "123456789" else "")
+                for text, bad in cells
+            ),
+        )
+        before = name
+    return rendered(table, width=max(width, _width(columns, rows)), color=color)
+
+
+def _legend(platform: str, kept: Sequence[_Column], dropped: Sequence[_Column]) -> Iterator[str]:
+    titles = [column.title for column in kept]
+    if platform == "tpu":
+        units = [title for title in titles if title in _UNITS.values()]
+        text = "loop: bundles of the main loop"
+        if units:
+            text += f"; {units[0]} to {units[-1]}: its slots in use, in %"
+        yield f"{text}. Bundles measure code, not time: they do not include DMAs"
+    if dropped:
+        names = ", ".join(column.title for column in dropped)
+        yield f"omitted columns: {names}; widen the terminal, or see --pallas-results"
+
+
+def _fitting(
+    columns: Sequence[_Column], rows: Sequence[tuple[str, Report]], width: int
+) -> tuple[list[_Column], list[_Column]]:
+    """The columns that fit, and those that do not."""
+    kept = list(columns)
+    while len(kept) > 1 and _width(kept, rows) > width:
+        kept.remove(min(kept, key=lambda column: column.keep))
+    return kept, [column for column in columns if column not in kept]
+
+
+def _width(columns: Sequence[_Column], rows: Sequence[tuple[str, Report]]) -> int:
+    """Columns of the terminal that a table takes."""
+    name = max(len("kernel"), *(len(name) for name, _ in rows))
+    chip = max(len("chip"), *(len(report["target"]) for _, report in rows))
+    numbers = (
+        max(len(column.title), *(len(column.text(report)) for _, report in rows)) + _GAP
+        for column in columns
+    )
+    return name + _GAP + chip + sum(numbers)
+
+
+def _named(reports: Sequence[tuple[str, Report]]) -> list[tuple[str, Report]]:
+    """The rows in order, each once; with its signature if a chip has several rows of a name."""
+    distinct: dict[tuple[str, str], dict[str, Report]] = {}
+    for name, report in reports:
+        distinct.setdefault((name, report["target"]), {})[report.get("signature", "")] = report
+    several = {name for (name, _), found in distinct.items() if len(found) > 1}
+    rows = [
+        (f"{name} {_cut(signature)}" if name in several else name, report)
+        for (name, _), found in distinct.items()
+        for signature, report in found.items()
+    ]
+    names, chips = list(dict.fromkeys(name for name, _ in rows)), list(TARGETS)
+    return sorted(rows, key=lambda row: (names.index(row[0]), chips.index(row[1]["target"])))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SIGNATURE else text[: _SIGNATURE - 3] + "..."
+
+
+def with_mesh(record: Record) -> str:
+    """The name of the kernel, and the mesh it was compiled for."""
+    return " ".join([record.kernel, *(f"{axis}{size}" for axis, size in record.mesh.items())])
+
+
+def shown_report(record: Record) -> Report | None:
+    """The report whose costs are shown: the worst of the typical calls, or of all calls."""
+    done = [
+        report
+        for report in record.compiled
+        if report["status"] == "compiled" and not report.get("costs_skipped")
+    ]
+    chosen = [report for report in done if report.get("typical")] or done
+    return max(chosen, key=lambda r: (r.get("bundles", 0), r.get("registers", 0)), default=None)
+
+
+def _number(name: str) -> Callable[[Report], str]:
+    def text(report: Report) -> str:
+        value = report.get(name)
+        return "-" if value is None else f"{value:,}"
+
+    return text
+
+
+def _bytes(name: str) -> Callable[[Report], str]:
+    return lambda report: size_words(report.get(name))
+
+
+def _share(name: str, capacity: str) -> Callable[[Report], str]:
+    def text(report: Report) -> str:
+        value, most = report.get(name), report.get(capacity)
+        size = size_words(value)
+        return size if value is None or not most else f"{size} {100 * value / most:.0f}%"
+
+    return text
+
+
+def _slots(unit: str) -> Callable[[Report], str]:
+    def text(report: Report) -> str:
+        share = report.get("loop_slots", {}).get(unit)
+        return "-" if share is None else f"{100 * share:.0f}"
+
+    return text
+
+
+def size_words(value: int | None) -> str:
+    """A number of bytes in a few characters."""
+    if value is None:
+        return "-"
+    if value < 1024:
+        return f"{value} B"
+    return f"{value / 1024:.0f} KiB" if value < 2**20 else f"{value / 2**20:.1f} MiB"
+
+
+#: Titles of the units, by their names in ``Cost.loop_slots``.
+_UNITS = {
+    "mxu": "mxu",
+    "xlu": "xlu",
+    "valu": "valu",
+    "eup": "eup",
+    "load": "ld",
+    "store": "st",
+    "scalar": "sc",
+}
+
+_TPU = (
+    _Column("VMEM", _share("vmem_bytes", "vmem_capacity"), 9),
+    _Column("SMEM", _bytes("smem_bytes"), 1),
+    _Column("code", _bytes("code_bytes"), 2),
+    _Column("bundles", _number("bundles"), 9),
+    _Column("empty", _number("empty_bundles"), 3),
+    _Column("loop", _number("loop_bundles"), 8),
+    *(
+        _Column(title, _slots(unit), 7 if unit in ("mxu", "valu") else 5)
+        for unit, title in _UNITS.items()
+    ),
+    _Column("spills", _number("spills"), 9, bad=True),
+    _Column("fills", _number("fills"), 4, bad=True),
+)
+
+_GPU = (
+    _Column("registers", _number("registers"), 9),
+    _Column("shared memory", _share("shared_bytes", "shared_capacity"), 9),
+    _Column("stack", _bytes("stack_bytes"), 2),
+    _Column("spill stores", _bytes("spill_store_bytes"), 8, bad=True),
+    _Column("spill loads", _bytes("spill_load_bytes"), 7, bad=True),
+    _Column("warnings", lambda report: str(len(report.get("warnings", ()))), 3, bad=True),
+)
+
+
+def settle(session: PytestSession, records: Iterable[Record]) -> str:
+    """Write the costs file, or compare with it; returns the line of the report.
+
+    Raises:
+      OptionError: the file is not a costs file.
+      OSError: the file cannot be written.
+    """
+    entries = list(_entries(records))
+    path = session.options.cost_file
+    if not entries:
+        return (
+            f"--pallas-cost={session.options.cost}: no kernel was compiled; choose a compiling "
+            "backend, such as --pallas-backend=tpu-compile:v6e"
+        )
+    if session.options.cost == "record":
+        count = save(session.cost_file, entries)
+        return f"costs of {count} programs recorded in {path}"
+    assert session.costs is not None
+    unknown = [entry for entry in entries if entry.key not in session.costs.entries]
+    text = f"costs of {len(entries) - len(unknown)} programs compared with {path}"
+    if unknown:
+        names = ", ".join(dict.fromkeys(f"{e.kernel} ({e.target})" for e in unknown))
+        text += f"; not in the file: {len(unknown)} ({names}); --pallas-cost=record adds them"
+    return text
+
+
+def _entries(records: Iterable[Record]) -> Iterator[RecordedCost]:
+    """The costs of all compiled programs; for a spec with typical calls, of those only."""
+    for record in records:
+        reports = [from_json(plain) for plain in record.compiled]
+        typical = [report for report in reports if report.typical]
+        for report in typical or reports:
+            if report.status == "compiled":
+                yield entry(record.kernel, record.check, report)
+
+
+@section("costs")
+def section_of_costs(results: Results) -> Iterator[str]:
+    """The result of recording or comparing costs."""
+    if results.costs:
+        yield results.costs

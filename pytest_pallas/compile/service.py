@@ -1,0 +1,472 @@
+"""``CompileReport``: what a compiler made of a program for one chip, and what its code costs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import functools
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Generator, Iterable, Mapping
+from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from pallas_sim.chips import added_facts
+from pallas_sim.errors import PallasError
+from pallas_sim.findings import Text
+from pytest_pallas.compile.machine_code import Cost, total
+from pytest_pallas.decoding import Count, DataError, Seconds, decode, parse
+from pytest_pallas.workers import JobResult, WorkerPool, WorkerSetup
+
+#: How a compilation ended.
+Status = Literal["compiled", "refused", "timed out", "crashed", "out of memory"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileReport(Cost):
+    """How a program was compiled for a chip.
+
+    It has the fields of ``Cost``, for all kernels of the program together: ``vmem_bytes`` is that
+    of the kernel that needs most, ``bundles`` the sum, and so on.
+
+    Attributes:
+      target: the chip, such as ``"v6e"``.
+      status: how it ended.
+      message: why it did not compile, in a few lines.
+      text: output of the compiler, in full.
+      seconds: wall time in the compiler; of the first time, if the result was cached.
+      compiler: the compiler's name and version.
+      cached: whether an earlier run had compiled the same.
+      signature: dtypes, shapes and options that it was compiled for.
+      typical: whether its spec names this call as typical.
+      kernel_calls: Pallas kernels in the executable; None where nothing was compiled.
+      kernels: what each kernel costs. Equal kernels are compiled once.
+      costs_skipped: whether the compiler was not asked for costs (``--pallas-cost=skip``).
+    """
+
+    target: str
+    status: Status
+    message: Text = ""
+    text: Text = ""
+    seconds: Seconds = 0.0
+    compiler: str = ""
+    cached: bool = False
+    signature: Text = ""
+    typical: bool = False
+    kernel_calls: Count | None = None
+    kernels: tuple[Cost, ...] = ()
+    costs_skipped: bool = False
+
+
+def compiled(reply: CompileReply, **fields: Any) -> CompileReport:
+    """The report of a program that compiled."""
+    costs = total(reply.kernels)
+    costs["code_bytes"] = reply.code_bytes if costs["code_bytes"] is None else costs["code_bytes"]
+    return CompileReport(
+        status="compiled",
+        kernels=reply.kernels,
+        kernel_calls=reply.kernel_calls,
+        costs_skipped=reply.costs_skipped,
+        **costs,
+        **fields,
+    )
+
+
+def to_json(report: CompileReport) -> dict[str, Any]:
+    """A report as plain JSON values, without what does not apply."""
+    plain = dataclasses.asdict(report)
+    empty: tuple[Any, ...] = (None, "", (), {})
+    return {
+        name: list(value) if isinstance(value, tuple) else value  # pyright: ignore[reportUnknownArgumentType]
+        for name, value in plain.items()
+        if value not in empty and value is not False  # 0 is a number, and equals False
+    }
+
+
+def from_json(plain: Mapping[str, Any]) -> CompileReport:
+    """The report that ``to_json`` wrote.
+
+    Raises:
+      DataError: it is no report.
+    """
+    return decode(CompileReport, plain)
+
+
+# What a session and its compiler workers say to each other, and what compilers print meanwhile.
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileRequest:
+    """What a worker is to compile.
+
+    Attributes:
+      target: name of the chip, such as ``"v6e"`` or ``"h100"``.
+      module: a program exported and serialized with ``jax.export``, lowered for that chip.
+      devices: how many devices the program runs on.
+      dump: folder to keep the compiler's intermediate and final code in, or "".
+      chip: what the worker must ``learn`` of the chip; nothing of one that is built in.
+    """
+
+    target: str
+    module: bytes
+    devices: int = 1
+    dump: str = ""
+    chip: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def encode(self) -> bytes:
+        """As bytes: a line of JSON, then the module."""
+        head = {each: getattr(self, each) for each in ("target", "devices", "dump", "chip")}
+        return json.dumps(head).encode() + b"\n" + self.module
+
+    @staticmethod
+    def decode(data: bytes) -> CompileRequest:
+        """From bytes."""
+        head, _, module = data.partition(b"\n")
+        return decode(CompileRequest, {**parse(head), "module": module})
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileReply:
+    """What the compiler made of it.
+
+    Attributes:
+      compiled: whether it compiled.
+      message: of the compiler if it did not, in full.
+      kernels: what each kernel's machine code costs, in the order of the program.
+      code_bytes: size of the whole executable's code.
+      kernel_calls: Pallas custom calls in the executable.
+      costs_skipped: whether the compiler was not asked for costs (``--pallas-cost=skip``).
+    """
+
+    compiled: bool
+    message: Text = ""
+    kernels: tuple[Cost, ...] = ()
+    code_bytes: Count | None = None
+    kernel_calls: Count = 0
+    costs_skipped: bool = False
+
+    def encode(self) -> bytes:
+        """As bytes of JSON."""
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+    @staticmethod
+    def decode(data: bytes) -> CompileReply:
+        """From bytes."""
+        return decode(CompileReply, parse(data))
+
+
+#: Begins a message of a C++ log: its severity, the date, the time, the thread and the place.
+_LOGGED = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ \S+\] ")
+
+
+class CapturedOutput:
+    """What was written; complete when the context has ended.
+
+    Attributes:
+      text: all of it.
+    """
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def remarks(self) -> str:
+        """The text without the messages of a C++ log that are only information."""
+        return "".join(_remarks(self.text))
+
+
+@contextmanager
+def divert(descriptor: int) -> Generator[CapturedOutput]:
+    """Keep what is written to a file descriptor from being seen.
+
+    Args:
+      descriptor: 1 or 2. What is in Python's buffers is not touched.
+    """
+    captured = CapturedOutput()
+    with tempfile.TemporaryFile() as file:
+        saved = os.dup(descriptor)
+        os.dup2(file.fileno(), descriptor)
+        try:
+            yield captured
+        finally:
+            os.dup2(saved, descriptor)
+            os.close(saved)
+            file.seek(0)
+            captured.text = file.read().decode(errors="replace")
+
+
+@contextmanager
+def overhear_log() -> Generator[CapturedOutput]:
+    """Capture what is written to stderr, and leave nothing of it there.
+
+    But a compiler that ends the process says why on stderr. That survives if stderr is a file that
+    is appended to, as the supervisor of workers makes it: it is read there, not diverted.
+    """
+    if not _appends(2):
+        with divert(2) as captured:
+            yield captured
+        return
+    captured = CapturedOutput()
+    start = os.fstat(2).st_size
+    try:
+        yield captured
+    finally:
+        if os.fstat(2).st_size < start:  # its reader has emptied it in the meantime
+            start = 0
+        with open("/proc/self/fd/2", "rb") as file:
+            file.seek(start)
+            captured.text = file.read().decode(errors="replace")
+        os.ftruncate(2, start)
+
+
+def _appends(descriptor: int) -> bool:
+    """Whether a descriptor is a regular file to which every write goes to the end."""
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode) or not os.path.exists("/proc/self/fd"):
+        return False
+    return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_APPEND)
+
+
+def _remarks(log: str) -> Generator[str]:
+    """The lines of a log that are not of a message, of one line or several, of information."""
+    information = False
+    for line in log.splitlines(keepends=True):
+        if _LOGGED.match(line):
+            information = line.startswith("I")
+        elif line[:1].strip() and not line.startswith("ptxas info"):
+            information = False
+        if not information:
+            yield line
+
+
+# Compile programs in supervised workers, and remember on disk what was compiled.
+
+
+#: Version of the files. It is part of their names' hash: another version is another file.
+FORMAT = 1
+
+
+class Cache:
+    """A folder of results. A damaged or foreign file is as good as none, and is rewritten."""
+
+    def __init__(self, folder: Path) -> None:
+        """Use ``folder``, which is made when something is written."""
+        self.folder = folder
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """What was put under ``key``, or None."""
+        try:
+            plain: Any = parse(self._path(key).read_bytes())
+        except (OSError, DataError):
+            return None
+        if not isinstance(plain, dict) or plain.pop("key", None) != key:  # pyright: ignore[reportUnknownMemberType]
+            return None
+        return plain  # pyright: ignore[reportUnknownVariableType]
+
+    def put(self, key: str, value: dict[str, Any]) -> None:
+        """Keep a value of plain JSON. Without effect where the folder cannot be written."""
+        with contextlib.suppress(OSError):
+            path = self._path(key)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # In one step: other processes read while this one writes.
+            handle, temporary = tempfile.mkstemp(dir=path.parent)
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump({"key": key, **value}, file)
+            Path(temporary).replace(path)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / key[:2] / f"{key}.json"
+
+
+def digest(parts: Iterable[str | bytes]) -> str:
+    """A key for what the parts say, in this order."""
+    hashed = hashlib.blake2b(str(FORMAT).encode(), digest_size=20)
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        hashed.update(len(data).to_bytes(8))
+        hashed.update(data)
+    return hashed.hexdigest()
+
+
+#: A file system in memory, on Linux.
+_SHARED_MEMORY = "/dev/shm"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoweredProgram:
+    """A program to compile for a chip.
+
+    Attributes:
+      platform: ``"tpu"`` or ``"gpu"``.
+      target: name of the chip.
+      module: the program, serialized by ``jax.export``.
+      devices: how many devices it runs on.
+      dump: folder to keep the compiler's output in, or None.
+    """
+
+    platform: str
+    target: str
+    module: bytes
+    devices: int = 1
+    dump: Path | None = None
+
+
+class Service:
+    """Workers and a cache, for one test session."""
+
+    def __init__(
+        self,
+        *,
+        workers: int,
+        memory_bytes: int,
+        cache: Path | None,
+        everything: bool = False,
+        costs: bool = True,
+    ) -> None:
+        """Nothing is started before it is needed.
+
+        Args:
+          workers: how many programs are compiled at once.
+          memory_bytes: resident memory above which a worker is killed.
+          cache: folder of results of earlier runs; None to keep nothing.
+          everything: whether compilers shall write all they can (for ``--pallas-dump``).
+          costs: whether reports shall have the costs of TPU kernels.
+        """
+        self.workers = workers
+        self.memory_bytes = memory_bytes
+        self.everything = everything
+        self.costs = costs
+        self._cache = None if cache is None else Cache(cache)
+        self._running: dict[str, Future[CompileReport]] = {}
+        self._close = contextlib.ExitStack()
+
+    def submit(self, program: LoweredProgram, *, timeout: float) -> Future[CompileReport]:
+        """Compile a program for its chip, or look up how that went before.
+
+        The report's ``message`` is empty: it is made of ``text`` by who knows the kernel.
+
+        Args:
+          program: what to compile.
+          timeout: seconds after which the worker is killed.
+        """
+        compiler = compiler_of(program.platform)
+        key = self._key(program, compiler)
+        running = self._running.get(key)
+        if running is not None and program.dump is None:
+            return running
+        known = None if self._cache is None or program.dump is not None else self._cache.get(key)
+        future: Future[CompileReport] = Future()
+        if known is not None:
+            try:
+                future.set_result(dataclasses.replace(from_json(known), cached=True))
+            except DataError:  # not what this version writes
+                known = None
+        if known is None:
+            request = CompileRequest(
+                target=program.target,
+                module=program.module,
+                devices=program.devices,
+                dump="" if program.dump is None else str(program.dump),
+                chip=added_facts(program.target),
+            )
+            setup = self._setup(program, compiler)
+            job = self._pool.submit(setup, request.encode(), timeout=timeout)
+            job.add_done_callback(self._finish(future, key, program.target, compiler))
+        self._running[key] = future
+        return future
+
+    def close(self) -> None:
+        """End the workers and remove what they wrote."""
+        self._close.close()
+
+    @cached_property
+    def _pool(self) -> WorkerPool:
+        return self._close.enter_context(WorkerPool(self.workers))
+
+    @cached_property
+    def _scratch(self) -> Path:
+        # Compilers write much that is read once: in memory that takes half the time.
+        shared = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
+        folder = Path(tempfile.mkdtemp(prefix="pytest-pallas-", dir=shared))
+        self._close.callback(shutil.rmtree, folder, ignore_errors=True)
+        return folder
+
+    def _setup(self, program: LoweredProgram, compiler: ModuleType) -> WorkerSetup:
+        environment: Mapping[str, str] = compiler.environment(
+            self._scratch, target=program.target, everything=self.everything, costs=self.costs
+        )
+        return WorkerSetup(
+            name=compiler.__name__.rpartition(".")[2],
+            entry=compiler.ENTRY,
+            environment=tuple(sorted(environment.items())),
+            memory_bytes=self.memory_bytes,
+        )
+
+    def _key(self, program: LoweredProgram, compiler: ModuleType) -> str:
+        parts = (program.module, program.target, str(program.devices))
+        facts = added_facts(program.target)  # they may change
+        if facts:
+            parts = (*parts, str(facts))
+        if not self.costs:  # a run with costs must not get this report
+            parts = (*parts, "without costs")
+        return digest((*parts, *_versions(compiler), compiler.flags()))
+
+    def _finish(
+        self, future: Future[CompileReport], key: str, target: str, compiler: ModuleType
+    ) -> Callable[[Future[JobResult]], None]:
+        def finish(job: Future[JobResult]) -> None:
+            try:
+                report = _report(job.result(), target=target, compiler=_versions(compiler)[0])
+            except CancelledError:
+                future.set_exception(PallasError("the session ended before this was compiled"))
+                return
+            except Exception as error:  # or a wait for the future never ends
+                problem = f"the worker's answer cannot be read: {type(error).__name__}: {error}"
+                future.set_exception(PallasError(problem))
+                return
+            # What a worker could not do says nothing about the next time.
+            if self._cache is not None and report.status in ("compiled", "refused"):
+                self._cache.put(key, to_json(report))
+            future.set_result(report)
+
+        return finish
+
+
+@functools.cache
+def _versions(compiler: ModuleType) -> tuple[str, str]:
+    """The versions of a compiler and of what lowers for it: files are read to find them."""
+    return compiler.version(), metadata.version("jaxlib")
+
+
+def _report(result: JobResult, *, target: str, compiler: str) -> CompileReport:
+    """The report that a worker's result means."""
+    if result.status == "done":
+        reply = CompileReply.decode(result.value)
+        if reply.compiled:
+            return compiled(reply, target=target, compiler=compiler, seconds=result.seconds)
+        status, text = "refused", f"{reply.message}\n{result.output}".strip()
+    elif result.status == "raised":
+        status, text = "crashed", f"{result.message}\n{result.output}".strip()
+    else:
+        status, text = result.status, f"{result.message}\n{result.output}".strip()
+    return CompileReport(
+        target=target, status=status, text=text, compiler=compiler, seconds=result.seconds
+    )
+
+
+def compiler_of(platform: str) -> ModuleType:
+    """The module that knows the compiler of a platform."""
+    import importlib
+
+    name = {"tpu": "libtpu", "gpu": "cuda"}[platform]
+    return importlib.import_module(f"pytest_pallas.compile.{name}")

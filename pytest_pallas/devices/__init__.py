@@ -1,1 +1,0 @@
-"""Simulated devices and meshes. No module here imports jax before it makes something of it."""

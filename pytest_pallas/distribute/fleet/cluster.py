@@ -1,0 +1,351 @@
+"""The connection to a Dask scheduler and its workers. Only here is ``distributed`` imported."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import logging
+import os
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Collection, Generator, Mapping
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from pallas_sim.errors import OptionError, one_line
+from pytest_pallas.distribute.fleet import worker
+from pytest_pallas.options import FleetPlace
+from pytest_pallas.workers import forks
+
+#: Time limit in seconds for a connection to a scheduler, and for its answers.
+CONNECT_SECONDS = 5.0
+
+#: Time limit in seconds for a scheduler that was connected to answer.
+ANSWER_SECONDS = 60.0
+
+#: Time limit in seconds for the result of a task that has ended to arrive.
+_GATHER_SECONDS = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerInfo:
+    """A worker, as the scheduler knows it.
+
+    Attributes:
+      address: its address, which no other worker ever has.
+      threads: number of tasks that it runs at a time.
+      silence: seconds since the scheduler last heard of it, as far as this process has seen.
+    """
+
+    address: str
+    threads: int
+    silence: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A submitted call that has ended.
+
+    Attributes:
+      key: its name.
+      answer: what it returned; "" if it did not return.
+      problem: why it did not return; or "".
+    """
+
+    key: str
+    answer: str = ""
+    problem: str = ""
+
+
+class ClusterLostError(Exception):
+    """The scheduler does not answer any more."""
+
+
+class Cluster:
+    """A Dask scheduler with its workers."""
+
+    def __init__(self, place: FleetPlace) -> None:
+        """Connect to the scheduler of ``place``, or start one with workers on this machine.
+
+        Raises:
+          OptionError: ``distributed`` is not installed, or the scheduler cannot be reached.
+        """
+        if importlib.util.find_spec("distributed") is None:
+            raise OptionError(
+                f"--pallas-fleet={place} needs the package distributed: pip install "
+                "'pytest-pallas[fleet]'"
+            )
+        self.place = place
+        self._close = contextlib.ExitStack()
+        self._futures: dict[str, Any] = {}
+        self._heard: dict[str, tuple[float, float]] = {}
+        with _quiet(), contextlib.ExitStack() as failed:
+            failed.callback(self._close.close)
+            self._client: Any = self._connected()
+            failed.pop_all()
+
+    def _connected(self) -> Any:
+        from dask import config
+        from distributed import Client, LocalCluster
+
+        set_options: Any = config.set  # pyright: ignore[reportPrivateImportUsage]
+        self._close.enter_context(set_options({"distributed.admin.tick.limit": "1h"}))
+        self._close.enter_context(_logging_critical())
+        address: Any = self.place.address
+        if not address:
+            before = dict(os.environ)
+            if forks.FOLDER not in os.environ:  # so that all workers import JAX once
+                folder = tempfile.TemporaryDirectory(prefix="pallas-forks-")
+                os.environ[forks.FOLDER] = self._close.enter_context(folder)
+            # Worker processes inherit what they log from the environment, and with a fork server
+            # they import Dask once.
+            methods = {"distributed.worker.multiprocessing-method": "forkserver"}
+            self._close.enter_context(set_options({"logging.distributed": "critical", **methods}))
+            local: Any = LocalCluster
+            address = local(
+                n_workers=self.place.workers,
+                threads_per_worker=1,
+                processes=True,
+                dashboard_address=None,
+                silence_logs=logging.CRITICAL,
+                preload=["pytest_pallas.distribute.fleet.local_process"],
+            )
+            # Dask sets variables for its workers in this process, and leaves them there.
+            after = dict(os.environ)
+            changed = {name for name in after if after[name] != before.get(name)}
+            self._close.callback(_restore, {name: before.get(name) for name in changed})
+            self._close.callback(_closed, address)
+        try:
+            if self.place.address:
+                _require_scheduler(self.place.address)
+            client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+        except Exception as error:  # of any type: something else may listen there
+            raise OptionError(
+                f"--pallas-fleet={self.place}: no Dask scheduler can be reached there within "
+                f"{CONNECT_SECONDS:g} s ({one_line(error)}). Start one with `dask scheduler`, "
+                "and workers with `dask worker ADDRESS --nthreads 1`, or write "
+                "--pallas-fleet=local:N"
+            ) from None
+        self._close.callback(_closed, client)
+        return client
+
+    def close(self) -> None:
+        """Cancel everything, and end the workers that this process has started."""
+        with _quiet():
+            self.cancel(list(self._futures))
+            self._close.close()
+
+    def workers(self) -> Mapping[str, WorkerInfo]:
+        """The workers that the scheduler knows, by address.
+
+        Raises:
+          ClusterLostError: the scheduler does not answer.
+        """
+        now = time.monotonic()
+        found: dict[str, WorkerInfo] = {}
+        known = self._asked("scheduler_info", n_workers=-1)  # some versions list five
+        if "workers" not in known:
+            raise ClusterLostError("its connection was closed")
+        for address, data in known["workers"].items():
+            # Only differences of the scheduler's clock count, which may go wrong.
+            stamp, since = self._heard.get(address, (0.0, now))
+            if data["last_seen"] != stamp:
+                since = now
+            self._heard[address] = (data["last_seen"], since)
+            found[address] = WorkerInfo(
+                address=address, threads=int(data["nthreads"]), silence=now - since
+            )
+        self._heard = {address: self._heard[address] for address in found}
+        return found
+
+    def tasks_on(self, address: str) -> Collection[str]:
+        """The names of the tasks that a worker runs, or has been given.
+
+        Raises:
+          ClusterLostError: the scheduler does not answer.
+        """
+        return [str(key) for key in self._asked("processing", [address]).get(address, ())]
+
+    def idle(self, addresses: Collection[str]) -> int:
+        """The number of these workers that have no task.
+
+        Raises:
+          ClusterLostError: the scheduler does not answer.
+        """
+        busy = self._asked("processing")
+        return sum(not busy.get(address) for address in addresses)
+
+    def begun(self, key: str) -> str:
+        """The name of the worker that has begun a task; "" if none has.
+
+        Raises:
+          ClusterLostError: the scheduler does not answer.
+        """
+        return str(self._asked("get_metadata", [key], default=""))
+
+    def _asked(self, method: str, *args: Any, **options: Any) -> Any:
+        """What a method of the client returns, within a time limit: Dask's wait for ever."""
+        found: list[Any] = []
+        problems: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                found.append(getattr(self._client, method)(*args, **options))
+            except BaseException as error:  # of several types, also of tornado
+                problems.append(error)
+
+        thread = threading.Thread(target=ask, name=f"fleet {method}", daemon=True)
+        with _quiet():
+            thread.start()
+            thread.join(ANSWER_SECONDS)
+        if problems:
+            raise ClusterLostError(one_line(problems[0]))
+        if not found:
+            raise ClusterLostError(f"it does not answer within {ANSWER_SECONDS:g} s")
+        return found[0]
+
+    def greet(self, key: str, setup: str, address: str, ended: Callable[[str], object]) -> None:
+        """Ask one worker whether it can take part."""
+        self.call(worker.greet, (setup,), key, [address], ended=ended)
+
+    def submit(
+        self,
+        key: str,
+        setup: str,
+        task: str,
+        addresses: Collection[str] | None,
+        ended: Callable[[str], object],
+    ) -> None:
+        """Give a task to a worker.
+
+        Args:
+          key: its name.
+          setup: an encoded ``RunSetup``.
+          task: an encoded ``Task``.
+          addresses: the workers that may run it; None for all.
+          ended: called with the name, in another thread.
+        """
+        self.call(worker.work, (setup, task), key, addresses, ended=ended)
+
+    def call(
+        self,
+        function: Callable[..., str],
+        args: tuple[str, ...],
+        key: str,
+        addresses: Collection[str] | None = None,
+        *,
+        ended: Callable[[str], object],
+    ) -> None:
+        """Call a function on one of some workers; the rest as for ``submit``."""
+        options = {"key": key, "pure": False, "retries": 0, "allow_other_workers": False}
+        workers = None if addresses is None else list(addresses)
+        future = self._asked("submit", function, *args, workers=workers, **options)
+        self._futures[key] = future
+        future.add_done_callback(lambda _: ended(key))
+
+    def ended(self, key: str) -> Ended | None:
+        """The result of a task; None if it was cancelled."""
+        future = self._futures.pop(key, None)
+        if future is None or future.cancelled():
+            return None
+        place = [worker.place_of_answer(key)]
+        answer = self._asked("get_metadata", place, default="")
+        try:
+            if answer:
+                self._asked("set_metadata", place, "")
+                return Ended(key=key, answer=str(answer))
+            with _quiet():
+                return Ended(key=key, answer=future.result(timeout=_GATHER_SECONDS))
+        except CancelledError:
+            return None
+        except Exception as error:  # of any type: of the function, its import, or Dask
+            return Ended(key=key, problem=f"{type(error).__name__}: {one_line(error)}")
+        finally:
+            with _quiet():
+                future.release()
+
+    def cancel(self, keys: Collection[str]) -> None:
+        """Forget tasks; what runs goes on, and its result is dropped."""
+        futures = [self._futures.pop(key) for key in keys if key in self._futures]
+        if futures:
+            with _quiet(), contextlib.suppress(Exception):
+                self._client.cancel(futures, force=True)
+
+
+def _require_scheduler(address: str) -> None:
+    """Find out within the time limit whether a scheduler answers: Dask's client waits longer.
+
+    Raises:
+      OSError: none does.
+    """
+    found: list[BaseException] = []
+
+    def probe() -> None:
+        try:
+            asyncio.run(asyncio.wait_for(_identity(address), CONNECT_SECONDS))
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=probe, name="fleet probe", daemon=True)
+    thread.start()
+    thread.join(2 * CONNECT_SECONDS)
+    if thread.is_alive() or (found and isinstance(found[0], TimeoutError)):
+        raise TimeoutError("no answer")
+    if found:
+        raise OSError(one_line(found[0]))
+
+
+async def _identity(address: str) -> None:
+    from distributed.comm.core import connect
+    from distributed.security import Security
+
+    parts = urlsplit(address)
+    if parts.scheme in ("tcp", "tls"):  # a closed port says so at once, and Dask tries it again
+        _, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        writer.close()
+    options: Any = Security().get_connection_args("client")
+    comm = await connect(address, timeout=CONNECT_SECONDS, **options)
+    await comm.write({"op": "identity", "reply": True})
+    await comm.read()
+    comm.abort()
+
+
+def _restore(variables: Mapping[str, str | None]) -> None:
+    """Set variables as they were before; None for those that were not."""
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _closed(closable: Any) -> None:
+    with _quiet(), contextlib.suppress(Exception):
+        closable.close(timeout=CONNECT_SECONDS)
+
+
+@contextlib.contextmanager
+def _quiet() -> Generator[None]:
+    """Without Dask's warnings, such as of other versions: the projects are compared anyway."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextlib.contextmanager
+def _logging_critical() -> Generator[None]:
+    """Without Dask's log: lost workers are reported by the run."""
+    loggers = [logging.getLogger(name) for name in ("distributed", "tornado", "asyncio")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,472 @@
+"""Which tests of a run are to be sent, which are with a worker, and how often each was lost.
+
+The tests of a kernel are a group: they share draws and traces, and a test may depend on earlier
+ones, because a kernel that raised is not tried again. So a group is with one worker at a time,
+except for the parts of one test, which run anywhere. If a worker is lost, the rest of its group is
+sent test by test, which shows the guilty one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from pytest_pallas.decoding import DataError
+from pytest_pallas.distribute.fleet.cluster import Cluster, Ended, WorkerInfo
+from pytest_pallas.distribute.fleet.messages import (
+    Answer,
+    Change,
+    TestResult,
+    decoded,
+    from_plain,
+    to_plain,
+)
+from pytest_pallas.distribute.parts import Division, endless, remaining, result_of
+from pytest_pallas.distribute.resume import PLUGIN, RunKeeper
+from pytest_pallas.isolate.messages import Part
+from pytest_pallas.options import place_of
+from pytest_pallas.pytest_session import FleetFacts
+
+#: How often a test is sent to a worker that is lost.
+TRIES = 3
+
+#: Number of groups for each thread of the workers below which tests are divided.
+TAIL = 2
+
+
+@dataclass(eq=False)
+class Parts:
+    """A test that runs in parts.
+
+    Attributes:
+      nodeid: its node id.
+      division: how it is divided.
+      budget: seconds that all its parts may take together; None for no limit.
+      results: results of tests that are parts, in the order of their arrival.
+      found: the results of the parts, as ``items.parts.result_of``.
+      sent: the parts that are with workers, and since when, by key.
+      spent: seconds of the parts that have results.
+    """
+
+    nodeid: str
+    division: Division
+    budget: float | None = None
+    results: list[TestResult] = field(default_factory=list[TestResult])
+    found: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
+    sent: dict[str, tuple[Part, float]] = field(default_factory=dict[str, tuple[Part, float]])
+    spent: float = 0.0
+
+    @property
+    def left(self) -> float | None:
+        """Seconds that are left; None without a limit."""
+        if self.budget is None:
+            return None
+        now = time.monotonic()
+        return max(0.0, self.budget - self.spent - sum(now - at for _, at in self.sent.values()))
+
+    def next(self) -> Part | None:
+        """The next part to send; None for none, now."""
+        if self.found and endless(self.division) and self.left == 0:
+            return None
+        there = [part for part, _ in self.sent.values()]
+        for part in remaining(self.division, self.found):
+            if part not in there:
+                return part
+            if not self.found and self.division.total is None:
+                return None  # the first part says how many there are
+        return None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the test has a result."""
+        if not self.found:
+            return False
+        if endless(self.division) and self.left == 0:
+            return not self.sent
+        return next(iter(remaining(self.division, self.found)), None) is None
+
+
+@dataclass(eq=False)
+class Group:
+    """The tests of one kernel.
+
+    Attributes:
+      name: see ``collection.selecting.scope_of``.
+      todo: node ids of the tests without a result, in order.
+      single: whether they are sent one by one.
+      keys: the tasks that are with workers; several for parts, or if a worker is silent.
+      parts: the first test of ``todo``, if it runs in parts.
+      undivided: tests that run as a whole, because the process of a part has died.
+      changes: changes of the database of failing examples so far.
+      losses: why workers of a test or part were lost, by its name.
+    """
+
+    name: str
+    todo: deque[str]
+    single: bool = False
+    keys: set[str] = field(default_factory=set[str])
+    parts: Parts | None = None
+    undivided: set[str] = field(default_factory=set[str])
+    changes: Sequence[Change] = ()
+    losses: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """A task that is with a worker: some tests of a group, or a part of one."""
+
+    group: Group
+    nodeids: Sequence[str]
+    part: Part | None = None
+
+    def name_of(self, nodeid: str) -> str:
+        """The name under which losses of a test count."""
+        return nodeid if self.part is None else f"{nodeid} from {self.part.first}"
+
+
+class Ledger:
+    """The groups of a run.
+
+    Attributes:
+      groups: all groups.
+      sent: the tasks that are with workers, by key.
+      lost: number of tasks whose worker was lost.
+    """
+
+    def __init__(
+        self,
+        groups: Mapping[str, Sequence[str]],
+        run: str,
+        divide: Callable[[str], Parts | None] = lambda nodeid: None,
+    ) -> None:
+        """Create for tests by group.
+
+        Args:
+          groups: node ids by group.
+          run: begins the keys of tasks.
+          divide: makes the parts of a test; None for a test that runs as a whole.
+        """
+        self.groups = [Group(name, deque(nodeids)) for name, nodeids in groups.items()]
+        self.sent: dict[str, Sent] = {}
+        self.lost = 0
+        self._divide = divide
+        self._waiting = deque(self.groups)
+        self._keys = (f"pallas-{run}-{number}" for number in itertools.count(1))
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a test has no result."""
+        return any(group.todo for group in self.groups)
+
+    @property
+    def finished(self) -> int:
+        """The number of groups whose tests have results."""
+        return sum(not group.todo for group in self.groups)
+
+    def next(self, threads: int = 0) -> tuple[str, Sent] | None:
+        """The next task to send, with its key; None if all are with workers.
+
+        Args:
+          threads: number of tasks that run at a time. With fewer than ``TAIL`` groups for each of
+            them, tests are divided, so that all workers end at about the same time.
+        """
+        for _ in range(len(self._waiting)):
+            group = self._waiting.popleft()
+            if not group.todo:
+                continue
+            if group.parts is None:
+                group.parts = self._parts_of(group, scarce=len(self._waiting) + 1 < TAIL * threads)
+            if group.parts is None:
+                return self._send(Sent(group=group, nodeids=self._whole_tests(group)))
+            part = group.parts.next()
+            if part is not None:
+                self._waiting.append(group)  # other workers may run the next part
+                found = self._send(Sent(group=group, nodeids=[group.parts.nodeid], part=part))
+                group.parts.sent[found[0]] = part, time.monotonic()
+                return found
+        return None
+
+    def _parts_of(self, group: Group, *, scarce: bool) -> Parts | None:
+        """The parts of the next test, if it is to be divided now.
+
+        Mutants always are: what one spec has killed another one does not try, in the order of
+        collection, in which their results are merged. So are tests with parts that are done.
+        """
+        if group.todo[0] in group.undivided:
+            return None
+        parts = self._divide(group.todo[0])
+        return parts if parts is not None and (scarce or _always(parts)) else None
+
+    def _whole_tests(self, group: Group) -> list[str]:
+        """The next tests of a group, before one that is divided in any case."""
+        if group.single:
+            return [group.todo[0]]
+        found: list[str] = []
+        for nodeid in group.todo:
+            parts = None if nodeid in group.undivided else self._divide(nodeid)
+            if found and parts is not None and _always(parts):
+                break
+            found.append(nodeid)
+        return found
+
+    def _send(self, sent: Sent) -> tuple[str, Sent]:
+        key = next(self._keys)
+        self.sent[key] = sent
+        sent.group.keys.add(key)
+        return key, sent
+
+    def take(self, key: str) -> Sent | None:
+        """A task has ended; None if it is unknown."""
+        sent = self.sent.pop(key, None)
+        if sent is not None:
+            sent.group.keys.discard(key)
+            parts = sent.group.parts
+            if parts is not None and key in parts.sent:
+                parts.spent += time.monotonic() - parts.sent.pop(key)[1]
+        return sent
+
+    def done(self, group: Group, nodeid: str) -> bool:
+        """A test has a result; False if it has one already."""
+        if nodeid not in group.todo:
+            return False
+        group.todo.remove(nodeid)
+        if group.parts is not None and group.parts.nodeid == nodeid:
+            group.parts = None
+        return True
+
+    def whole(self, group: Group, nodeid: str) -> None:
+        """Run a test as a whole, whose parts are not enough to say how it ends."""
+        if group.parts is not None and group.parts.nodeid == nodeid:
+            group.parts = None
+            group.undivided.add(nodeid)
+
+    def again(self, group: Group) -> None:
+        """Send the rest of a group, unless it is with a worker as a whole."""
+        free = group.parts is not None or not group.keys
+        if group.todo and free and group not in self._waiting:
+            self._waiting.appendleft(group)
+
+    def was_lost(self, sent: Sent, reason: str) -> Iterator[str]:
+        """The worker of a task was lost; yields the tests for which it was the last try."""
+        self.lost += 1
+        group = sent.group
+        group.single = True
+        for nodeid in sent.nodeids:
+            losses = group.losses.setdefault(sent.name_of(nodeid), [])
+            losses.append(reason)
+            if len(losses) >= TRIES and nodeid in group.todo:
+                yield nodeid
+
+    def resend(self, key: str) -> None:
+        """Send the rest of a task to another worker, too; the first result counts."""
+        sent = self.sent.get(key)
+        if sent is not None:
+            sent.group.keys.discard(key)
+            if sent.group.parts is not None:
+                sent.group.parts.sent.pop(key, None)
+            self.again(sent.group)
+
+
+def _always(parts: Parts) -> bool:
+    return parts.division.kind == "mutants" or bool(parts.found)
+
+
+# Results of tests that have not ended, which outlive this process in the journal of the run.
+#
+# They are those of parts; and with mutants also of tests that ended before an earlier one, and are
+# not reported yet.
+
+
+class KeptResults:
+    """The results of a run that were kept, also by an earlier part of the run."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        """Without ``--pallas-results`` and ``--pallas-resume``, none are kept.
+
+        Raises:
+          pytest.UsageError: those of an earlier part of the run are not what a fleet writes.
+        """
+        self._keeper: RunKeeper | None = config.pluginmanager.get_plugin(PLUGIN)
+        resumed = None if self._keeper is None else self._keeper.resumed
+        self._resumed: dict[str, list[TestResult]] = {}
+        for nodeid, results in ({} if resumed is None else resumed.parts).items():
+            try:
+                self._resumed[nodeid] = [from_plain(TestResult, each) for each in results]
+            except DataError as error:
+                raise pytest.UsageError(
+                    f"{place_of(config, 'resume')}: {resumed and resumed.path}: the parts of "
+                    f"{nodeid} are not those of a fleet: {error}. Start anew without "
+                    "--pallas-resume"
+                ) from None
+
+    def keep(self, result: TestResult) -> None:
+        """Keep a result."""
+        if self._keeper is not None:
+            self._keeper.keep_part(result.nodeid, to_plain(result))
+
+    def add_to(self, parts: Parts) -> Parts:
+        """Begin a test with the parts of it that are done."""
+        for result in self._resumed.get(parts.nodeid, ()):
+            found = result_of(result.reports)
+            if found is not None:
+                parts.results.append(result)
+                parts.found.append(found)
+                parts.spent += sum(report.get("duration", 0.0) for report in result.reports)
+        return parts
+
+    def whole(self) -> Iterator[TestResult]:
+        """The results of tests that are done."""
+        for results in self._resumed.values():
+            yield from (each for each in results if result_of(each.reports) is None)
+
+
+# The workers of a run: which take part, which are refused, silent or lost.
+
+
+#: How a worker is lost that the scheduler does not know any more.
+CLOSED = "its connection to the scheduler was closed"
+
+
+@dataclass(frozen=True)
+class Silent:
+    """A worker of which nothing was heard for some seconds."""
+
+    address: str
+    seconds: float
+
+
+class Workers:
+    """The workers of a run.
+
+    Attributes:
+      known: those that the scheduler knows, by address.
+      greetings: the workers that have not answered yet, by the key of the question.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        facts: FleetFacts,
+        *,
+        greet: Callable[..., None],
+        say: Callable[[str], None],
+        silence: float,
+    ) -> None:
+        """Know none yet.
+
+        Args:
+          cluster: the scheduler.
+          facts: what the report says of the workers.
+          greet: asks a worker whether it can take part, by a ``key`` and its ``address``.
+          say: prints a line.
+          silence: seconds without a sign of life after which a worker is silent.
+        """
+        self.known: dict[str, WorkerInfo] = {}
+        self.greetings: dict[str, str] = {}
+        self._cluster, self._facts, self._greet, self._say = cluster, facts, greet, say
+        self._silence = silence
+        self._names: dict[str, str] = {}
+        self._accepted: set[str] = set()
+        self._silent: set[str] = set()
+        self._keys = (
+            f"pallas-greeting-{uuid.uuid4().hex}-{number}" for number in itertools.count(1)
+        )
+
+    @property
+    def active(self) -> list[str]:
+        """The addresses of those that get tasks."""
+        return sorted((self._accepted - self._silent) & self.known.keys())
+
+    @property
+    def threads(self) -> int:
+        """The number of tasks that they run at a time."""
+        return sum(self.known[address].threads for address in self.active)
+
+    def name_of(self, address: str) -> str:
+        """A worker in words."""
+        return self._names.get(address, address)
+
+    def look(self) -> Iterator[Silent]:
+        """Greet new workers, notice lost ones, and yield those that are silent.
+
+        Raises:
+          ClusterLostError: the scheduler does not answer.
+        """
+        now = self._cluster.workers()
+        for address in self.known.keys() - now.keys():
+            self._left(address)
+        for address in now.keys() - self.known.keys():
+            key = next(self._keys)
+            self.greetings[key] = address
+            self._greet(key=key, address=address)
+        self.known = dict(now)
+        for address, info in now.items():
+            if info.silence > self._silence:
+                self._is_silent(address, info.silence)
+                yield Silent(address, info.silence)
+            elif address in self._silent:
+                self._silent.discard(address)
+                self._say(f"worker {self.name_of(address)} answers again")
+
+    def _left(self, address: str) -> None:
+        """The scheduler does not know a worker any more."""
+        for key in [key for key, at in self.greetings.items() if at == address]:
+            del self.greetings[key]
+            self._cluster.cancel([key])
+        self._silent.discard(address)
+        if address in self._accepted:
+            self._accepted.discard(address)
+            self._facts.lost.pop(self.name_of(address), None)  # it was silent before
+            self.lose(self.name_of(address))
+
+    def lose(self, worker: str) -> None:
+        """Report a worker that was lost, also one that had a task before it was greeted."""
+        if worker not in self._facts.lost:
+            self._facts.lost[worker] = CLOSED
+            self._say(f"lost worker {worker}: {CLOSED}")
+
+    def _is_silent(self, address: str, seconds: float) -> None:
+        if address in self._silent:
+            return
+        self._silent.add(address)
+        if address in self._accepted:
+            self._facts.lost[self.name_of(address)] = f"silent for {seconds:.0f} s"
+            self._say(f"worker {self.name_of(address)} is silent for {seconds:.0f} s")
+
+    def greeted(self, key: str, ended: Ended | None) -> bool:
+        """Take the answer of a worker; False if the key is not that of a greeting."""
+        address = self.greetings.pop(key, None)
+        if address is None:
+            return False
+        if ended is None:
+            return True
+        if ended.problem:
+            self.refuse(address, f"it cannot run pytest-pallas: {ended.problem}")
+            return True
+        try:
+            answer = decoded(Answer, ended.answer)
+        except DataError as error:
+            self.refuse(address, f"it gave an answer that cannot be read: {error}")
+            return True
+        self._names[address] = answer.worker
+        if answer.refused:
+            self.refuse(answer.worker, answer.refused)
+            return True
+        self._accepted.add(address)
+        self._facts.workers += 1
+        if self._facts.done:
+            self._say(f"worker {answer.worker} takes part")
+        return True
+
+    def refuse(self, worker: str, why: str) -> None:
+        """Let a worker have no tests."""
+        if worker not in self._facts.refused:
+            self._facts.refused[worker] = why
+            self._say(f"refused worker {worker}: {why}")

@@ -1,0 +1,271 @@
+"""In the controller: report the results of workers, as if the tests had run here."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pallas_sim.errors import Explanation, Fact, PallasError
+from pytest_pallas.distribute.fleet.messages import Change, TestResult, warning_of
+from pytest_pallas.distribute.parts import merged_reports, settle_kills
+from pytest_pallas.errors import FleetError
+from pytest_pallas.isolate.isolator import Isolator
+from pytest_pallas.isolate.messages import WorkerReply
+from pytest_pallas.pytest_session import PytestSession
+from pytest_pallas.replay.saved import (
+    FOLDER,
+    SUFFIX,
+    folder_for,
+    free_path,
+    script_name,
+    test_of_script,
+)
+from pytest_pallas.replay.script import NoScriptError
+from pytest_pallas.run.item import SpecItem, settle
+from pytest_pallas.workers import JobResult
+
+
+class ResultReplayer:
+    """Reports results in the pytest session of the controller."""
+
+    def __init__(self, session: PytestSession, isolator: Isolator) -> None:
+        """Report in ``session``."""
+        self.session, self.isolator = session, isolator
+
+    def report(self, item: pytest.Item, result: TestResult, *, merged: bool = False) -> None:
+        """Report the result of a test, and keep what it wrote.
+
+        Args:
+          item: the test.
+          result: its result.
+          merged: whether it is that of all its parts.
+        """
+        if result.death is not None:
+            # The records of a test that dies have its script neither here nor on the worker.
+            self.fail(item, self._error_of_end(item, result))
+            return
+        self._keep_goldens(result.goldens)
+        self._keep_changes(result.changes)
+        moved = self._keep_files(item, result.files)
+        reports = [_moved(report, moved) for report in result.reports]
+        reply = WorkerReply(
+            reports=reports,
+            warnings=[warning_of(each) for each in result.warnings],
+            hazards=result.hazards,
+            lost_places=result.lost_places,
+            exit=result.exit,
+        )
+        hook = self.session.config.hook
+        try:
+            found = self.isolator.accept(item, reply)
+        except PallasError as error:
+            self.fail(item, error)
+            return
+        if self.session.options.mutate is not None and not merged:
+            settle_kills(item, list(found.values()), self.session.killed)
+        hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for report in found.values():
+            hook.pytest_runtest_logreport(report=report)
+        hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+
+    def report_parts(
+        self, item: SpecItem, results: Sequence[TestResult], found: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Report a test that ran in parts.
+
+        Args:
+          item: the test.
+          results: of its parts, in any order, some perhaps twice.
+          found: the results of the parts as data, as ``items.parts.result_of``.
+        """
+        files: dict[str, bytes] = {}
+        replies: list[Any] = []
+        for number, result in enumerate(results):
+            # Two parts on one worker write files of one name.
+            apart = {path: f"{path}.part{number}{Path(path).suffix}" for path in result.files}
+            replies.append(_moved(result.reports, apart))
+            files |= {
+                apart[path]: _moved_content(path, content, apart)
+                for path, content in result.files.items()
+            }
+        hook = self.session.config.hook
+        reports = [
+            hook.pytest_report_to_serializable(config=item.config, report=report)
+            for report in merged_reports(item, replies, self.session.killed)
+        ]
+        text = repr(reports)
+        used = {_stem(path) for path in files if path in text}
+        warnings = {repr(each): each for result in results for each in result.warnings}
+        hazards = [each for result in results for each in result.hazards or ()]
+        called = any(result.hazards is not None for result in results)
+        whole = TestResult(
+            nodeid=item.nodeid,
+            reports=reports,
+            warnings=list(warnings.values()),
+            hazards=sorted(set(hazards)) if called else None,
+            changes=[change for each in found for change in each.get("database", ())],
+            files={path: content for path, content in files.items() if _stem(path) in used},
+        )
+        self.report(item, whole, merged=True)
+
+    def report_misfit(self, item: SpecItem, error: ValueError) -> None:
+        """Let a test fail whose parts, some of an earlier run perhaps, do not fit together."""
+        explanation = Explanation(
+            f"the parts of this test do not fit together: {error}. Start anew without "
+            "--pallas-resume"
+        )
+        self.fail(item, FleetError.explained(explanation, item.headline))
+
+    def fail(self, item: Any, error: Exception) -> None:
+        """Let a test fail with an error, without running anything of it.
+
+        Its marks count: an expected failure may be of this type.
+        """
+
+        builders = dict(self.session.builders)
+
+        def runtest() -> None:
+            __tracebackhide__ = True
+            self.session.builders.update(builders)  # which the protocol clears
+            if isinstance(item, SpecItem):
+                _ = item.builder  # for the record of this item
+                if isinstance(error, PallasError):
+                    settle(item, error)
+            raise error
+
+        item.setup = lambda: None
+        item.runtest = runtest
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+
+    def lost(self, item: pytest.Item, reasons: Sequence[str]) -> None:
+        """Let a test fail whose workers were lost, each time that it ran."""
+        facts = [Fact("worker", reason) for reason in reasons]
+        explanation = Explanation(
+            f"each of the {len(reasons)} workers that ran this test was lost. If the test ends "
+            "them, as one that takes too much memory, run it on one machine: without "
+            "--pallas-fleet, with --pallas-isolate=always",
+            facts=tuple(facts),
+        )
+        headline = getattr(item, "headline", item.name)
+        self.fail(item, FleetError.explained(explanation, headline))
+
+    def _error_of_end(self, item: pytest.Item, result: TestResult) -> Exception:
+        assert result.death is not None
+        self.session.builders.clear()
+        ended: Any = vars(result.death)
+        return self.isolator.error_of_end(item, JobResult(**ended))
+
+    def _keep_changes(self, changes: Sequence[Change]) -> None:
+        """Make the changes of a worker in the database of this session."""
+        from pytest_pallas.database import make_changes
+
+        if changes and self.session.database is not None:
+            make_changes(self.session.database, changes)
+
+    def _keep_goldens(self, goldens: Mapping[str, bytes]) -> None:
+        """Write the goldens of a worker, unless it has the same folder."""
+        if self.session.options.golden not in ("record", "update"):
+            return
+        folder = self.session.harness.root / self.session.options.golden_dir
+        # Arrays before the manifests that name them.
+        for name, content in sorted(goldens.items(), key=lambda each: each[0].endswith(".json")):
+            _write_if_new(folder / name, content)
+
+    def _keep_files(self, item: pytest.Item, files: Mapping[str, bytes]) -> dict[str, str]:
+        """Write the files of a test; returns where each is now."""
+        moved: dict[str, str] = {}
+        scripts = sorted({_stem(path) for path in files if Path(path).parent.name == FOLDER})
+        for stem in scripts:
+            try:
+                folder = folder_for(self.session)
+            except NoScriptError:
+                continue
+            own = {path: content for path, content in files.items() if _stem(path) == stem}
+            script = own.get(f"{stem}.py", b"").decode(errors="replace")
+            test = test_of_script(script) or item.nodeid
+            name = re.sub(r"\.(py|npz|safetensors)\.part\d+$", "", Path(stem).name)
+            path = free_path(folder, script_name(name), test)
+            moved |= {
+                name: str(path.with_suffix(Path(name).suffix))
+                for name in own
+                if Path(name).suffix in _SUFFIXES
+            }
+        for name, place in moved.items():
+            _write_if_new(Path(place), _moved_content(name, files[name], moved))
+        trace = self.session.options.trace
+        for name, content in files.items():
+            if trace is not None and Path(name).parent.name != FOLDER:
+                handle, place = tempfile.mkstemp(dir=trace.parent, prefix=f".{trace.name}.")
+                with os.fdopen(handle, "wb") as file:
+                    file.write(content)
+                moved[name] = place
+        return moved
+
+
+def _stem(path: str) -> str:
+    return str(Path(path).with_suffix("")) if Path(path).suffix in _SUFFIXES else path
+
+
+_SUFFIXES = (".py", ".npz", SUFFIX)
+
+
+def _write_if_new(path: Path, content: bytes) -> None:
+    """Write a file in one step, unless it has this content."""
+    if path.is_file() and path.read_bytes() == content:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+    Path(temporary).chmod(0o644)
+    Path(temporary).replace(path)
+
+
+def _moved(value: Any, moved: Mapping[str, str]) -> Any:
+    """A report, or a part of one, in which files have the paths that they have here."""
+    if isinstance(value, str):
+        for path, place in moved.items():
+            value = value.replace(path, place)
+        return value
+    if isinstance(value, Mapping):
+        return {key: _moved(each, moved) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_moved(each, moved) for each in value)
+    return value
+
+
+def _moved_content(path: str, content: bytes, moved: Mapping[str, str]) -> bytes:
+    """The content of a file, if files are moved: a script may name its own."""
+    if not path.endswith(".py"):
+        return content
+    return _moved(content.decode(errors="replace"), moved).encode(errors="replace")
+
+
+def example_files(database: Any, most: int) -> dict[str, bytes] | None:
+    """The files of a database in a folder, by path; None for another database.
+
+    Args:
+      database: a database of Hypothesis.
+      most: limit on their size in bytes; the newest files are kept.
+    """
+    from hypothesis.database import DirectoryBasedExampleDatabase
+
+    if not isinstance(database, DirectoryBasedExampleDatabase):
+        return None
+    folder = Path(database.path)
+    found: dict[str, bytes] = {}
+    if not folder.is_dir():
+        return found
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    for path in sorted(paths, key=lambda path: -path.stat().st_mtime_ns):
+        most -= path.stat().st_size
+        if most < 0:
+            break
+        found[path.relative_to(folder).as_posix()] = path.read_bytes()
+    return found

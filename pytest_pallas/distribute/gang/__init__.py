@@ -1,0 +1,1 @@
+"""One session of pytest as several processes of one ``jax.distributed`` program."""

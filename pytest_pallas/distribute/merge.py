@@ -1,0 +1,271 @@
+"""Results of several runs as one: of shards, or of different tests."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import shlex
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pallas_sim.errors import OptionError
+from pytest_pallas.record import SCHEMA, plain_not_applicable, to_json
+from pytest_pallas.results import FinishedTest, RunResults, plain_tests, text_parts
+
+if TYPE_CHECKING:
+    from pytest_pallas.results import Failure
+
+#: Limit on the running tests that a message names.
+_MOST = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merged:
+    """Several results files as one.
+
+    Attributes:
+      whole: as one results file.
+      problems: what is missing, or does not fit together.
+    """
+
+    whole: RunResults
+    problems: Sequence[str]
+
+    @property
+    def failed(self) -> bool:
+        """Whether a test failed, or the whole is not the whole."""
+        bad = ("failed", "xpassed")
+        records = any(record.outcome in bad for record in self.whole.records)
+        return bool(self.problems or self.other_failures) or records
+
+    @property
+    def other_failures(self) -> Sequence[FinishedTest]:
+        """Tests that failed without a failed record."""
+        told = {record.test for record in self.whole.records if record.outcome == "failed"}
+        return [test for test in self.whole.tests if test.failures and test.test not in told]
+
+
+def merge(runs: Sequence[RunResults]) -> Merged:
+    """Several runs as one; records in the order of test ids.
+
+    Raises:
+      OptionError: two files have the same shard or the same test.
+    """
+    _refuse_twice(runs)
+    first = runs[0]
+    records = sorted((r for run in runs for r in run.records), key=lambda record: record.test)
+    entries = {each.test: each for run in runs for each in run.not_applicable}
+    ran = {record.test for record in records}
+    ended = {test.test: test for run in runs for test in run.tests}
+    names = dict.fromkeys(name for run in runs for name in run.collected)
+    # a run that was cut off may not know its backends
+    options = {name: value for run in reversed(runs) for name, value in run.options.items()}
+    whole = dataclasses.replace(
+        first,
+        path="",
+        options={**options, "shard": []},
+        suite={name: digest for run in runs for name, digest in run.suite.items()},
+        records=records,
+        files={name: digest for run in runs for name, digest in run.files.items()},
+        not_applicable=[entries[name] for name in sorted(entries) if name not in ran],
+        collected=sorted(names),
+        tests=[ended[name] for name in sorted(ended)],
+        parts={name: parts for run in runs for name, parts in run.parts.items()},
+    )
+    problems = [*_missing(runs), *_unfinished(runs), *_conflicts(runs)]
+    return Merged(whole=whole, problems=problems)
+
+
+def document(results: RunResults) -> Iterator[str]:
+    """Results as the text of a results file, in parts."""
+    from pytest_pallas.mutate.report import others
+    from pytest_pallas.report.terminal import distinct_line
+
+    plain = {
+        "schema": SCHEMA,
+        "environment": dict(results.environment),
+        "options": dict(results.options),
+        "suite": dict(results.suite),
+        "files": dict(results.files),
+        "distinct": dataclasses.asdict(distinct_line(others(results.records))),
+        "records": map(to_json, results.records),
+        "not_applicable": map(plain_not_applicable, results.not_applicable),
+        "tests": plain_tests(results.collected, results.tests, results.parts),
+    }
+    return text_parts(plain)
+
+
+def _refuse_twice(runs: Sequence[RunResults]) -> None:
+    shards: dict[tuple[int, int], str] = {}
+    tests: dict[tuple[str, str, str], str] = {}
+    for run in runs:
+        if run.shard is not None:
+            index, count = run.shard
+            if run.shard in shards:
+                raise OptionError(
+                    f"shard {index}/{count} is in both {shards[run.shard]} and {run.path}: leave "
+                    "one out"
+                )
+            shards[run.shard] = run.path
+        for key in {(record.test, record.check, record.backend) for record in run.records}:
+            if key in tests:
+                raise OptionError(
+                    f"{key[0]} is in both {tests[key]} and {run.path}: leave one out; shards of "
+                    "one run share no test"
+                )
+            tests[key] = run.path
+
+
+def _missing(runs: Sequence[RunResults]) -> list[str]:
+    """Shards that are not there."""
+    counts = {run.shard[1] for run in runs if run.shard is not None}
+    if len(counts) > 1:
+        return [f"shards of different runs: of {' and of '.join(map(str, sorted(counts)))}"]
+    there = {run.shard[0] for run in runs if run.shard is not None}
+    return [
+        f"shard {index}/{count} is missing"
+        for count in counts
+        for index in range(1, count + 1)
+        if index not in there
+    ]
+
+
+def _unfinished(runs: Sequence[RunResults]) -> Iterator[str]:
+    """Runs that did not come to their end."""
+    for run in runs:
+        left = len(run.unfinished)
+        if not left and not run.cut_off:
+            continue
+        what = "was cut off" if run.cut_off else "ended early"
+        verb = "was" if len(run.running) == 1 else "were"
+        running = f", {', '.join(run.running[:_MOST])} {verb} running" if run.running else ""
+        yield (
+            f"{run.path}: the run {what}: {left} of {len(run.collected)} tests did not end"
+            f"{running}; --pallas-resume takes it up"
+        )
+
+
+def _conflicts(runs: Sequence[RunResults]) -> list[str]:
+    """Versions, options and files of the suite in which runs differ."""
+    found: list[str] = []
+    for title, field in (
+        ("", "environment"),
+        ("option ", "options"),
+        ("suite ", "suite"),
+        ("file ", "files"),
+    ):
+        tables: list[tuple[str, Mapping[str, Any]]] = [(r.path, getattr(r, field)) for r in runs]
+        for name in dict.fromkeys(name for _, table in tables for name in table):
+            if name == "shard":
+                continue
+            values = [(path, table.get(name, "nothing")) for path, table in tables]
+            if name == "backends" or field == "files":
+                # a run that was cut off may not know them; each shard has files of its own tests
+                values = [each for each in values if each[1] != "nothing"]
+            if len({str(value) for _, value in values}) > 1:
+                texts = ", ".join(f"{path} has {value}" for path, value in values)
+                found.append(f"{title}{name} differs: {texts}")
+    return found
+
+
+# ``pytest-pallas merge A.json B.json ...``: one results file, one report, one exit status.
+
+
+_DESCRIPTION = """\
+Join the results of several runs, such as the shards of one suite: files of --pallas-results. It
+prints the table and the failures of all of them. The exit status is 0 if all passed, 1 if a test
+failed, a shard is missing, or the runs had other versions, options or files, and 2 for files that
+cannot be joined."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command ``merge`` to the subparsers of an ``argparse.ArgumentParser``."""
+    parser = commands.add_parser(
+        "merge", help="join the results of shards", description=_DESCRIPTION
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="RESULTS.json")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE.json", help="write the joined results"
+    )
+    parser.add_argument("--html", type=Path, metavar="FILE.html", help="write a report of them")
+    parser.set_defaults(run=run)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Merge, write and print.
+
+    Returns:
+      0 if all passed, 1 if not.
+
+    Raises:
+      OptionError: a file cannot be read or written, or two have the same tests.
+    """
+    from pallas_sim.errors import Explanation
+    from pytest_pallas.backends import FAMILIES
+    from pytest_pallas.decoding import decode
+    from pytest_pallas.mutate.report import others
+    from pytest_pallas.report.files import check_writable, write
+    from pytest_pallas.report.summary import summary
+    from pytest_pallas.report.terminal import distinct_line, line
+    from pytest_pallas.results import read_results
+
+    for flag in ("output", "html"):
+        if (path := getattr(given, flag)) is not None:
+            check_writable(path.absolute(), f"--{flag}={path}")
+    if given.html is not None:
+        from pytest_pallas.report.html import check_installed
+
+        check_installed("--html")
+    merged = merge([read_results(path, latest=True) for path in given.files])
+    whole = merged.whole
+    names = [family.name for family in FAMILIES]
+    if given.output is not None:
+        write(given.output.absolute(), document(whole))
+    if given.html is not None:
+        from pytest_pallas.report.html import page
+
+        command = shlex.join(["pytest-pallas", "merge", *map(str, given.files)])
+        options = {**whole.options, "command": command}
+        environment = {**whole.environment, "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"}
+        write(
+            given.html.absolute(),
+            page(whole.records, environment=environment, options=options, families=names),
+        )
+    width = shutil.get_terminal_size().columns
+    rest = others(whole.records)
+    if rest:
+        _say(summary(rest, families=names, width=width, color=sys.stdout.isatty()))
+        _say(line(distinct_line(rest)))
+    for record in whole.records:
+        if record.outcome in ("failed", "xpassed"):
+            found = decode(Explanation, record.explanation) if record.explanation else None
+            _say(f"FAILED {record.test} - {found.summary if found else record.outcome}")
+    for test in merged.other_failures:
+        _say(f"FAILED {test.test} - {_cause(test.failures[0])}")
+    for problem in merged.problems:
+        _say(f"problem: {problem}")
+    told = {record.test for record in whole.records}
+    besides = [*merged.other_failures, *(t for t in whole.tests if t.test not in told)]
+    outcomes = {test.test: test.outcome for test in besides}
+    count = Counter((*(record.outcome for record in whole.records), *outcomes.values()))
+    words = ", ".join(f"{number} {outcome}" for outcome, number in sorted(count.items()))
+    files = "1 file" if len(given.files) == 1 else f"{len(given.files)} files"
+    _say(f"{files}: {words or 'no test'}")
+    return int(merged.failed)
+
+
+def _cause(failure: Failure) -> str:
+    """A failure in one line."""
+    text = failure.summary or failure.message
+    return text.strip().partition("\n")[0]
+
+
+def _say(text: str) -> None:
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding))  # noqa: T201

@@ -1,0 +1,563 @@
+"""``--pallas-resume``: the tests that are done are not run again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pallas_sim.errors import OptionError
+from pytest_pallas.compat.testing import count_report
+from pytest_pallas.decoding import DataError, decode
+from pytest_pallas.options import place_of
+from pytest_pallas.pytest_session import (
+    DONE,
+    PART_RESULT,
+    RAISED_ON,
+    STATUS,
+    Done,
+    PytestSession,
+    done_of,
+)
+from pytest_pallas.record import Record, to_json
+from pytest_pallas.report.collect import PREFIX, properties
+from pytest_pallas.report.files import environment, first_line, given_options
+from pytest_pallas.report.reporter import ATTRIBUTE
+from pytest_pallas.results import (
+    Failure,
+    FinishedTest,
+    Journal,
+    RunResults,
+    partial_path,
+    plain_test,
+    read_results,
+)
+
+
+def settle_done(state: PytestSession, done: Done) -> None:
+    """Give a process what is done."""
+    state.done = done.tests
+    state.raised.update(done.raised)
+    state.killed.update(done.killed)
+
+
+def leave_out_done(state: PytestSession, items: list[pytest.Item]) -> None:
+    """Remove the tests that are done.
+
+    They are not deselected: they are counted with their results.
+    """
+    state.done_items = [item for item in items if item.nodeid in state.done]
+    items[:] = [item for item in items if item.nodeid not in state.done]
+
+
+# Tests that ended, from pytest's reports, and as reports again.
+
+
+#: The phases that end a test: pytest-xdist reports ``"???"`` if a worker died.
+_LAST = ("teardown", "???")
+
+
+class EndedTests:
+    """Joins the reports of each test, which come one by one, and from several workers."""
+
+    def __init__(self) -> None:
+        """No test has begun."""
+        self._reports: dict[Hashable, list[pytest.TestReport]] = {}
+        self._records: dict[Hashable, list[dict[str, Any]]] = {}
+
+    def add(self, report: pytest.TestReport) -> tuple[FinishedTest, list[dict[str, Any]]] | None:
+        """Take a report; the test and its records as plain values if it is the last one."""
+        key = (report.nodeid, getattr(report, "node", None))
+        reports = self._reports.setdefault(key, [])
+        reports.append(report)
+        records = self._records.setdefault(key, [])
+        records += getattr(report, ATTRIBUTE, ())  # now: the reporter takes them off
+        if report.when not in _LAST:
+            return None
+        del self._reports[key], self._records[key]
+        return finished(reports), records
+
+
+def finished(reports: Sequence[pytest.TestReport]) -> FinishedTest:
+    """The test that these are the reports of."""
+    last = reports[-1]
+    # pytest-rerunfailures reports a failure that it tries again as one of outcome "rerun"
+    failed = [each for each in reports if each.outcome == "failed"]
+    expected = next((each for each in reports if hasattr(each, "wasxfail")), None)
+    skipped = next((each for each in reports if each.outcome == "skipped"), None)
+    outcome, reason = "passed", ""
+    place: tuple[str, int | str] | tuple[()] = ()
+    if failed:
+        during = any(each.when not in ("setup", "teardown") for each in failed)
+        outcome = "failed" if during else "error"
+    elif expected is not None:
+        outcome = "xfailed" if expected.outcome == "skipped" else "xpassed"
+        reason = str(getattr(expected, "wasxfail", ""))
+    elif skipped is not None:
+        outcome, reason = "skipped", str(skipped.longrepr)
+        if isinstance(skipped.longrepr, tuple):
+            file, number, reason = skipped.longrepr
+            place = (str(file), _plain(number))
+    raised = next((getattr(each, RAISED_ON) for each in reports if hasattr(each, RAISED_ON)), ())
+    status = next((getattr(each, STATUS) for each in reports if hasattr(each, STATUS)), "")
+    part = next((getattr(each, PART_RESULT) for each in reports if hasattr(each, PART_RESULT)), {})
+    return FinishedTest(
+        test=last.nodeid,
+        outcome=outcome,
+        seconds=round(sum(each.duration for each in reports), 4),
+        location=failed[0].location if failed else last.location,
+        reason=reason,
+        place=place,
+        failures=tuple(
+            Failure(
+                each.when if each.when in ("setup", "teardown") else "call",
+                str(each.longrepr),  # without the worker of pytest-xdist, as `longreprtext` has
+                _summary(each.longrepr),
+                tuple((str(title), str(text)) for title, text in each.sections),
+            )
+            for each in failed
+        ),
+        status=status,
+        raised=tuple(raised),
+        properties=tuple(
+            (str(name), _plain(value))
+            for name, value in last.user_properties
+            if not str(name).startswith(PREFIX)
+        ),
+        part=dict(part),
+    )
+
+
+def _summary(error: object) -> str:
+    return str(getattr(getattr(error, "reprcrash", None), "message", ""))
+
+
+def _plain(value: object) -> Any:
+    return value if isinstance(value, (str, int, float, bool)) else str(value)
+
+
+def reports_of(test: FinishedTest, records: Sequence[Record]) -> Iterator[pytest.TestReport]:
+    """Reports of a test that ended in an earlier run, as if it had ended in this one.
+
+    Args:
+      test: the test.
+      records: its records.
+    """
+    during = [each for each in test.failures if each.when != "teardown"]
+    reports = [_failed(test, each) for each in during]
+    if test.outcome == "skipped":
+        file, line = test.place or ("", 0)
+        where = (file, line if isinstance(line, int) else None, test.reason)
+        reports.append(_report(test, "call", "skipped", where))
+    elif test.outcome in ("xfailed", "xpassed"):
+        kind = "skipped" if test.outcome == "xfailed" else "passed"
+        reports.append(_report(test, "call", kind, test.reason if kind == "skipped" else None))
+        setattr(reports[-1], "wasxfail", test.reason)  # noqa: B010 - of pytest's skipping
+    elif not reports:
+        reports.append(_report(test, "call", "passed"))
+    first = reports[0]
+    first.duration = test.seconds
+    setattr(first, ATTRIBUTE, [to_json(record) for record in records])
+    if test.status:
+        setattr(first, STATUS, test.status)
+    if test.raised:
+        setattr(first, RAISED_ON, list(test.raised))
+    if test.part:
+        setattr(first, PART_RESULT, dict(test.part))
+    ends = [each for each in test.failures if each.when == "teardown"]
+    last = [_failed(test, each) for each in ends]
+    last = last or [_report(test, "teardown", "passed")]
+    own: list[tuple[str, object]] = [pair for each in records for pair in properties(each)]
+    last[-1].user_properties = [*test.properties, *own]
+    yield from (*reports, *last)
+
+
+@dataclass(frozen=True)
+class _Crash:
+    """An error in short."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class _Text:
+    """A failure as pytest prints it: its text, and its short form in ``reprcrash``."""
+
+    message: str
+    reprcrash: _Crash
+
+    def toterminal(self, writer: Any) -> None:
+        """Print it."""
+        writer.line(self.message)
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def _failed(test: FinishedTest, failure: Failure) -> pytest.TestReport:
+    short = failure.summary
+    text = _Text(failure.message, _Crash(short)) if short else failure.message
+    return _report(test, failure.when, "failed", text, failure.sections)
+
+
+def _report(
+    test: FinishedTest,
+    when: Any,
+    outcome: Any,
+    text: Any = None,
+    sections: Sequence[tuple[str, str]] = (),
+) -> pytest.TestReport:
+    file = test.test.partition("::")[0]
+    location = test.location or (file, None, test.test)
+    return pytest.TestReport(
+        nodeid=test.test,
+        location=location,
+        keywords={},
+        outcome=outcome,
+        longrepr=text,
+        when=when,
+        sections=list(sections),
+    )
+
+
+# Keeps what a run has done: in a journal while it runs, and for its results at the end.
+
+
+#: The name of the registered plugin.
+PLUGIN = "pallas-run"
+
+
+class RunKeeper:
+    """The plugin for ``--pallas-results`` and ``--pallas-resume`` in the reporting process.
+
+    Attributes:
+      resumed: the run that is taken up, or None.
+      collected: node ids of all tests, once they are collected.
+      tests: the tests that ended, those of the run that is taken up included.
+      parts: what workers found of tests that have not ended, as in ``RunResults``.
+      begun: whether tests were collected, and fit to the run that is taken up.
+      problem: why the journal lacks something; "" if it does not.
+    """
+
+    def __init__(
+        self,
+        session: PytestSession,
+        digest: Callable[[Sequence[str]], None],
+        resumed: RunResults | None = None,
+    ) -> None:
+        """Begin with the tests of ``resumed``; ``digest`` sets the session's digests of files."""
+        self.session, self.resumed, self._digest = session, resumed, digest
+        self.collected: Sequence[str] = ()
+        self.tests: list[FinishedTest] = []
+        self.parts: dict[str, list[Mapping[str, Any]]] = {}
+        self.begun = False
+        self.problem = ""
+        self._ended = EndedTests()
+        self._journal: Journal | None = None
+        self._done = frozenset[str]()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
+        """Begin before the tests, and report the tests of the run that is taken up after them.
+
+        Before them, pytest would take their failures for failures of the collection.
+        """
+        if session.config.option.collectonly:
+            return (yield)
+        if not session.config.pluginmanager.has_plugin("dsession"):  # of pytest-xdist
+            remote = self.session.remote_tests
+            here = [item.nodeid for item in session.items] if remote is None else remote
+            self._begin(here)
+        try:
+            return (yield)
+        finally:
+            if self.begun and self.resumed is not None:
+                repeat_reports(session.config, self.resumed)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Tell a worker of pytest-xdist what is done: all must collect the same tests."""
+        if self.resumed is not None:
+            node.workerinput[DONE] = done_of(self.resumed).plain()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        """Begin with the tests that the first worker collects."""
+        if not self.begun:
+            self._begin(ids)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Record that a test runs."""
+        self._append({"started": nodeid})
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Record a test with its last report."""
+        if report.nodeid in self._done:
+            return
+        ended = self._ended.add(report)
+        if ended is not None:
+            test, records = ended
+            self.tests.append(test)
+            self.parts.pop(test.test, None)
+            self._append({"ended": plain_test(test), "records": records})
+
+    def keep_part(self, nodeid: str, result: Mapping[str, Any]) -> None:
+        """Record what a worker found of a test that has not ended."""
+        self.parts.setdefault(nodeid, []).append(result)
+        self._append({"part_of": nodeid, "result": result})
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """If no test was left, the run is that of the tests that were done."""
+        none_left = session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED
+        if none_left and self.begun and self.resumed is not None:
+            session.exitstatus = pytest.ExitCode.OK
+
+    def close(self, *, written: bool) -> None:
+        """Close the journal, and remove it if the results are ``written``."""
+        if self._journal is not None:
+            self._journal.close(remove=written)
+            self._journal = None
+
+    def _begin(self, left: Sequence[str]) -> None:
+        """Begin the journal, with what is done.
+
+        Raises:
+          pytest.UsageError: other tests are left than those of the run that is taken up.
+        """
+        first: list[dict[str, Any]] = []
+        self.collected = list(left)
+        if self.resumed is not None:
+            require_same_tests(self.session.config, self.resumed, left)
+            self.collected = self.resumed.collected
+            self.tests = list(self.resumed.tests)
+            self._done = frozenset(test.test for test in self.tests)
+            self.parts = {name: list(parts) for name, parts in self.resumed.parts.items()}
+            records = records_by_test(self.resumed)
+            first = [
+                {
+                    "ended": plain_test(test),
+                    "records": [to_json(record) for record in records.get(test.test, ())],
+                }
+                for test in self.tests
+            ]
+            first += [
+                {"part_of": name, "result": result}
+                for name, parts in self.parts.items()
+                for result in parts
+            ]
+        self.begun = True
+        path = self.session.options.results
+        if path is None or not self.collected:
+            return
+        self._digest(self.collected)
+        try:
+            head = first_line(self.session, self.collected)
+            self._journal = Journal(partial_path(path), [head, *first])
+        except OSError as error:
+            self._tell(error)
+
+    def _append(self, plain: Mapping[str, Any]) -> None:
+        if self._journal is None:
+            return
+        try:
+            self._journal.append(plain)
+        except OSError as error:
+            self._tell(error)
+
+    def _tell(self, error: OSError) -> None:
+        """Say once that a run that is cut off loses results, and go on."""
+        if self.problem:
+            return
+        path = self.session.options.results
+        assert path is not None
+        self.problem = (
+            f"cannot write {partial_path(path).name}: {error}. Results are lost if this run is cut "
+            "off"
+        )
+        terminal: Any = self.session.config.pluginmanager.get_plugin("terminalreporter")
+        if terminal is not None:
+            terminal.ensure_newline()
+            terminal.write_line(f"pallas: {self.problem}", red=True)
+
+
+# ``--pallas-resume``: what must be the same, and the results of tests that are done.
+
+
+#: Limit on the differences, and on the tests, that a message names.
+_MOST = 5
+
+
+def settle_resume(
+    session: PytestSession, digest: Callable[[Sequence[str]], None]
+) -> RunResults | None:
+    """The run of ``--pallas-resume``; None if there is none yet.
+
+    There is none yet if the file is that of ``--pallas-results``, too, and does not exist: a job
+    that is started again and again has one command line.
+
+    Args:
+      session: the session.
+      digest: sets the session's digests of files, for the node ids of all tests.
+
+    Raises:
+      OptionError: the file cannot be read, or is of a run that cannot be taken up here.
+    """
+    given = session.options.resume
+    assert given is not None
+    path = session.config.invocation_params.dir / given
+    there = path.exists() or partial_path(path).exists()
+    if not there and path == _results_path(session):
+        return None
+    where = place_of(session.config, "resume")
+    try:
+        found = read_results(path, latest=True)
+    except OptionError as error:
+        raise OptionError(f"{where}: {error}") from None
+    try:
+        require_readable(found)
+    except DataError as error:
+        raise OptionError(
+            f"{where}: {found.path} is not a file of --pallas-results: {error}"
+        ) from None
+    if not found.collected:
+        raise OptionError(
+            f"{where}: {found.path} does not say which tests its run had, so it cannot be taken up"
+        )
+    folder = session.config.invocation_params.dir
+    if Path(found.path).is_relative_to(folder):
+        found = replace(found, path=str(Path(found.path).relative_to(folder)))
+    digest(found.collected)
+    differences = _differences(session, found)
+    if differences:
+        raise OptionError(
+            f"{where}: {found.path} is of another run: {_listed(differences, '; ')}. Run with what "
+            "it had, or start anew without --pallas-resume"
+        )
+    return found
+
+
+def require_readable(found: RunResults) -> None:
+    """Check now what is read at the end of the run: what the tests have found of mutants.
+
+    Raises:
+      DataError: it is not what such a test writes.
+    """
+    for test in found.tests:
+        if test.part:
+            # late: it imports JAX
+            from pytest_pallas.mutate.item import MutantsPart
+
+            try:
+                decode(MutantsPart, test.part)
+            except DataError as error:
+                raise error.inside(f".tests[{test.test!r}].part") from None
+
+
+def _results_path(session: PytestSession) -> Path | None:
+    """The results file that was given, also where another machine writes it."""
+    config = session.config
+    given = config.getoption("pallas_results") or config.getini("pallas_results")
+    return config.invocation_params.dir / given if given else None
+
+
+def _differences(session: PytestSession, found: RunResults) -> list[str]:
+    """What differs between a run and this one."""
+    here = json.loads(json.dumps([environment(), given_options(session)]))
+    texts: list[str] = []
+    for title, mine, theirs in zip(
+        ("", "option "), here, (found.environment, found.options), strict=True
+    ):
+        for name in mine:
+            # the process that starts workers knows the given backends only
+            if name == "backends" and name not in theirs:
+                continue
+            if mine[name] != theirs.get(name):
+                texts.append(
+                    f"{title}{name} is {_text(mine[name])}, and was {_text(theirs.get(name))}"
+                )
+    return [*texts, *_changed(found.files, session.file_digests)]
+
+
+def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """The files that differ."""
+    return [
+        f"{name} {'has changed' if name in before and name in now else _gone(name in now)}"
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name)
+    ]
+
+
+def _gone(there: bool) -> str:
+    return "is new" if there else "is gone"
+
+
+def _listed(texts: Sequence[str], between: str = ", ") -> str:
+    """The first texts, and how many more there are."""
+    rest = len(texts) - _MOST
+    return between.join(texts[:_MOST]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value)) or "none"  # pyright: ignore[reportUnknownArgumentType]
+    return "not given" if value is None else str(value)
+
+
+def require_same_tests(config: pytest.Config, resumed: RunResults, left: Sequence[str]) -> None:
+    """Check that the tests that are left are those that the run has not finished.
+
+    Raises:
+      pytest.UsageError: they differ.
+    """
+    unfinished = dict.fromkeys(resumed.unfinished)
+    missing = [name for name in unfinished if name not in set(left)]
+    new = [name for name in left if name not in unfinished]
+    texts = [
+        f"{len(names)} {what}: {_listed(names)}"
+        for names, what in (
+            (missing, "unfinished tests of that run are not collected here"),
+            (new, "tests that are collected here are not of that run"),
+        )
+        if names
+    ]
+    if texts:
+        raise pytest.UsageError(
+            f"{place_of(config, 'resume')}: {resumed.path} is of a run of other tests. "
+            f"{'. '.join(texts)}. Select the same tests as that run, or start anew without "
+            "--pallas-resume"
+        )
+
+
+def records_by_test(resumed: RunResults) -> dict[str, list[Record]]:
+    """The records of each test that ended."""
+    found: dict[str, list[Record]] = {test.test: [] for test in resumed.tests}
+    for record in resumed.records:
+        if record.test in found:
+            found[record.test].append(record)
+    return found
+
+
+def repeat_reports(config: pytest.Config, resumed: RunResults) -> None:
+    """Report the tests that are done, to all but the terminal's line of dots, which counts them."""
+    manager: Any = config.pluginmanager
+    terminal = manager.get_plugin("terminalreporter")
+    report_to = manager.subset_hook_caller("pytest_runtest_logreport", remove_plugins=[terminal])
+    records = records_by_test(resumed)
+    for test in resumed.tests:
+        for report in reports_of(test, records[test.test]):
+            report_to(report=report)
+            count_report(config, report)
+
+
+def line(session: PytestSession, resumed: RunResults) -> str:
+    """What is done, for the terminal."""
+    text = f"resumed: {len(resumed.tests)} of {len(resumed.collected)} tests were done"
+    parts = sum(map(len, resumed.parts.values()))
+    if parts and session.options.fleet is not None:
+        text += f", and {parts} parts of others"
+    return text

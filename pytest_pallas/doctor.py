@@ -1,0 +1,302 @@
+"""What is installed and set on this machine, as data. Imports nothing that it looks at."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+
+from pytest_pallas._version import __version__
+from pytest_pallas.backends import Backend, Call, Family, label
+from pytest_pallas.backends.devices import DEFAULT_COUNT, settle_platforms, simulate
+from pytest_pallas.backends.execution import brief
+from pytest_pallas.tested import TESTED
+
+#: Packages whose version decides what happens, in the order of the report.
+PACKAGES = (
+    *("jax", "jaxlib", "libtpu", "jax-cuda13-plugin", "jax-cuda13-pjrt", "jax-cuda12-plugin"),
+    *("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt"),
+    *("pytest", "hypothesis", "pluggy", "numpy", "ml_dtypes", "greenlet"),
+)
+
+#: The package that each extra without a backend needs.
+EXTRAS: Mapping[str, str] = {
+    "report": "jinja2",
+    "golden": "safetensors",
+    "benchmark": "pytest-benchmark",
+    "fleet": "distributed",
+    "redis": "redis",
+    "jaxtyping": "jaxtyping",
+}
+
+#: Environment variables that change what JAX and the compilers do.
+_VARIABLES = re.compile(
+    r"^(JAX_\w+|XLA_FLAGS|TPU_\w+|LIBTPU_INIT_ARGS|ALLOW_MULTIPLE_LIBTPU_LOAD|CUDA_VISIBLE_DEVICES"
+    r"|CUDA_HOME|NVIDIA_VISIBLE_DEVICES|MOSAIC_GPU_\w+|PYTEST_ADDOPTS|HYPOTHESIS_\w+)$"
+)
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package.
+
+    Attributes:
+      name: of its distribution.
+      version: the installed one; "" if it is not installed.
+      tested: the versions that were tested, in words; "" if there is no record.
+      newer: whether it is newer than those.
+    """
+
+    name: str
+    version: str
+    tested: str = ""
+    newer: bool = False
+
+
+@dataclass(frozen=True)
+class Extra:
+    """An extra of pytest-pallas that no backend needs, and whether its package is installed."""
+
+    name: str
+    package: str
+    version: str
+
+    @property
+    def install(self) -> str:
+        """The command that installs it."""
+        return f"pip install 'pytest-pallas[{self.name}]'"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is installed and set.
+
+    Attributes:
+      python: its version and implementation.
+      system: the operating system, the processor and the number of CPUs.
+      packages: those of ``PACKAGES`` that are installed, and that are not.
+      plugins: of pytest: name and version.
+      extras: of ``EXTRAS``.
+      environment: the variables that are set, of those that matter.
+    """
+
+    python: Package
+    system: str
+    packages: tuple[Package, ...]
+    plugins: tuple[str, ...]
+    extras: tuple[Extra, ...]
+    environment: Mapping[str, str]
+
+
+def machine(plugins: Sequence[tuple[str, str]], environ: Mapping[str, str]) -> Machine:
+    """What is installed and set here.
+
+    Args:
+      plugins: name and version of the distributions of pytest's plugins.
+      environ: the environment.
+    """
+    cpus = os.cpu_count()
+    return Machine(
+        python=_package("python", platform.python_version()),
+        system=f"{platform.platform()}, {platform.machine()}, {cpus} CPUs",
+        packages=tuple(_package(name, _version(name)) for name in PACKAGES),
+        plugins=tuple(sorted({f"{name} {version}" for name, version in plugins})),
+        extras=tuple(Extra(name, each, _version(each)) for name, each in EXTRAS.items()),
+        environment={name: environ[name] for name in sorted(environ) if _VARIABLES.match(name)},
+    )
+
+
+def _package(name: str, version: str) -> Package:
+    tested = TESTED.get(name)
+    if tested is None:
+        return Package(name, version)
+    return Package(name, version, str(tested), bool(version) and tested.newer(version))
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+# A tiny kernel on each backend: whether it is right, and how long the first call took.
+
+
+#: What became of a backend.
+OK, MISSING, FAILED = "ok", "missing", "FAILED"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A backend and what became of the kernel there.
+
+    Attributes:
+      backend: its label.
+      status: ``OK``, ``MISSING`` or ``FAILED``.
+      words: what was compiled or run, why the backend is missing and what to install, or the error.
+      seconds: of the first call.
+    """
+
+    backend: str
+    status: str
+    words: str
+    seconds: float = 0.0
+
+
+def add_one(x: jax.Array) -> jax.Array:
+    """``x + 1`` of a float32[8, 128], by a kernel that every backend can run."""
+
+    def body(x_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = x_ref[...] + 1
+
+    return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+
+def trials(families: Iterable[Family]) -> Iterator[Trial]:
+    """Try the kernel on each backend, on its default chip."""
+    for family in families:
+        yield tried(family.make(None))
+
+
+def tried(backend: Backend) -> Trial:
+    """Try the kernel on one backend. Nothing that it raises ends the others."""
+    name, begin = label(backend), time.perf_counter()
+    try:
+        missing = backend.available()
+        if missing is not None:
+            return Trial(name, MISSING, missing)
+        x = np.arange(8 * 128, dtype=np.float32).reshape(8, 128)
+        begin = time.perf_counter()
+        outcome = backend.run(Call(function=add_one, args=(x,)))
+    except Exception as error:
+        return Trial(name, FAILED, _words(error), time.perf_counter() - begin)
+    seconds = time.perf_counter() - begin
+    if outcome.error is not None:
+        return Trial(name, FAILED, _words(outcome.error), seconds)
+    if backend.kind == "compiling":
+        return Trial(name, OK, "compiled", seconds)
+    if not np.array_equal(np.asarray(outcome.values), x + 1):
+        return Trial(name, FAILED, "x + 1 of a float32[8, 128] is wrong", seconds)
+    return Trial(name, OK, "x + 1 is right", seconds)
+
+
+def devices() -> tuple[str, ...]:
+    """The devices that JAX finds, as ``8 x cpu (cpu)``; or why it finds none."""
+    try:
+        found = [f"{device.platform} ({device.device_kind})" for device in jax.devices()]
+    except RuntimeError as error:
+        return (f"JAX does not start: {brief(str(error), lines=3)}",)
+    return tuple(f"{found.count(each)} x {each}" for each in dict.fromkeys(found))
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {brief(str(error), lines=4)}"
+
+
+# The text of ``--pallas-doctor``, made to be pasted into a bug report.
+
+
+_WIDTH = 18
+
+
+def lines(machine: Machine, devices: Sequence[str], trials: Iterable[Trial]) -> Iterator[str]:
+    """The report, line by line: a line of a backend comes when it was tried."""
+    yield f"pytest-pallas {__version__}"
+    yield ""
+    yield "versions"
+    yield from _package_line(machine.python)
+    yield _row("system", machine.system)
+    for package in machine.packages:
+        yield from _package_line(package)
+    yield _row("pytest plugins", ", ".join(machine.plugins) or "none")
+    for name, value in machine.environment.items():
+        yield _row("environment", f"{name}={value}")
+    yield ""
+    yield "devices"
+    for device in devices:
+        yield f"  {device}"
+    yield ""
+    yield "backends, with one kernel on float32[8, 128], and the seconds of its first call"
+    counts = dict.fromkeys((OK, MISSING), 0)
+    failed = list[str]()
+    for trial in trials:
+        yield from _trial(trial)
+        if trial.status in counts:
+            counts[trial.status] += 1
+        else:
+            failed.append(trial.backend)
+    yield ""
+    yield "extras"
+    for extra in machine.extras:
+        found = f"{extra.package} {extra.version}" if extra.version else f"missing; {extra.install}"
+        yield _row(extra.name, found)
+    yield ""
+    words = f"backends: {counts[OK]} work, {counts[MISSING]} missing"
+    yield f"{words}, {len(failed)} failed: {', '.join(failed)}" if failed else words
+
+
+def _row(name: str, text: str) -> str:
+    return f"  {name:<{_WIDTH}} {text}"
+
+
+def _package_line(package: Package) -> Iterator[str]:
+    """A line; a package without a version is listed only if its absence matters."""
+    if not package.version:
+        yield _row(package.name, "not installed")
+        return
+    tested = ""
+    if package.newer:
+        tested = f" (newer than what was tested: {package.tested})"
+    elif package.tested:
+        tested = f" (tested: {package.tested})"
+    yield _row(package.name, f"{package.version}{tested}")
+
+
+def _trial(trial: Trial) -> Iterator[str]:
+    seconds = "" if trial.status == MISSING else f"{trial.seconds:6.2f} s"
+    first, *rest = trial.words.splitlines() or [""]
+    yield f"  {trial.backend:<{_WIDTH}} {trial.status:<8}{seconds:<10}{first}"
+    for line in rest:
+        yield f"  {'':<{_WIDTH}} {'':<18}{line}"
+
+
+# What ``pytest --pallas-doctor`` does in place of a test run.
+
+
+def run(config: pytest.Config) -> int:
+    """Print the report. Returns pytest's exit status, 0 whatever is found."""
+    environ = dict(os.environ)  # as it was set, without what follows
+    settle_platforms(os.environ)
+    simulate(DEFAULT_COUNT, os.environ, explicit=False)
+    for line in _lines(config, environ):
+        print(line, flush=True)  # noqa: T201
+    return pytest.ExitCode.OK
+
+
+def _lines(config: pytest.Config, environ: dict[str, str]) -> Iterator[str]:
+    """The report."""
+    from pytest_pallas.options import Options
+    from pytest_pallas.pytest_session import harness_of
+    from pytest_pallas.session import Session
+
+    session = Session(options=Options(), harness=harness_of(config))
+    plugins = [
+        (each.project_name, each.version) for _, each in config.pluginmanager.list_plugin_distinfo()
+    ]
+    found = machine(plugins, environ)
+    try:
+        yield from lines(found, devices(), trials(session.families.values()))
+    finally:
+        sys.stdout.flush()

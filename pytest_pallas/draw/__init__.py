@@ -1,0 +1,1 @@
+"""What kernels are tried on: hypothesis strategies, diverse examples."""

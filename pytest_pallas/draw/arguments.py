@@ -1,0 +1,587 @@
+"""One drawn call of a kernel: arrays, options, and the recipe."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from math import prod
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from pytest_pallas.budget import check_bytes, limited, max_bytes
+from pytest_pallas.compat.fuzzing import sampled_elements
+from pytest_pallas.draw.dims import DimsPlan, boundaries
+from pytest_pallas.draw.dtypes import as_dtype
+from pytest_pallas.errors import DrawTooLargeError, SpecError
+from pytest_pallas.record import DTYPE, VALUES, Aspect
+
+#: Number of redraws, each with half as many bytes, until a whole call fits.
+_HALVINGS = 6
+
+#: Limit on the elements of an array that is shown whole.
+_SHORT = 16
+
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
+
+#: Keyword arguments: strategies or constants by name, or a function from the draw to those.
+Keywords = Mapping[str, Any] | Callable[[Any], Mapping[str, Any]]
+
+
+class Drawn(tuple[Any, ...]):
+    """A tuple of drawn arrays that remembers its recipe.
+
+    Other code sees a plain tuple, so ``fn(*drawn)`` works. ``recipe`` maps words such as ``"m"`` (a
+    dim), ``"dtype"``, ``"values"`` and ``"seed"`` to the drawn choices, for messages. ``declared``
+    are the possible choices, or None; code that makes a tuple from a drawn one must pass it on, so
+    that undrawn choices can be reported.
+    """
+
+    recipe: Mapping[str, Any]
+    kin: VariantSource | None
+    declared: Declared | None
+
+    def __new__(
+        cls,
+        items: Iterable[Any],
+        recipe: Mapping[str, Any] = _EMPTY,
+        kin: VariantSource | None = None,
+        *,
+        declared: Declared | None = None,
+    ) -> Drawn:
+        """Build the tuple from ``items`` and keep ``recipe`` and ``declared`` beside it."""
+        self = super().__new__(cls, items)
+        self.recipe = MappingProxyType(dict(recipe))
+        self.kin = kin
+        self.declared = declared
+        return self
+
+    def with_values(self, values: Drawn) -> Drawn:
+        """Replace the draw: see ``siblings``."""
+        return values
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.kin is not None:
+            self.kin.look()
+        return super().__iter__()
+
+    def __getitem__(self, index: Any) -> Any:
+        if self.kin is not None:
+            self.kin.look()
+        return super().__getitem__(index)
+
+    def __repr__(self) -> str:
+        return f"Drawn({_recipe_text(self.recipe) or _items_text(self)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A mapping proxy cannot be pickled.
+        return Drawn, (tuple(self), dict(self.recipe)), {"declared": self.declared}
+
+
+# Comparing arrays gives arrays, so there is no useful equality of fields.
+@dataclass(frozen=True, repr=False, eq=False)
+class Arguments:
+    """One call: ``kernel(*args, **options, **tuning)`` for ``reference(*args, **options)``.
+
+    Attributes:
+      args: positional arguments, numpy arrays or pytrees of them.
+      options: keyword arguments that change the answer (``causal=True``); given to both.
+      tuning: keyword arguments that must not change it (block sizes); given to the kernel only.
+      recipe: the drawn choices, for messages.
+      kin: the source of its variants.
+      declared: the possible choices, as far as they are known.
+    """
+
+    args: tuple[Any, ...]
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    tuning: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    recipe: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    kin: VariantSource | None = None
+    declared: Declared | None = None
+
+    def with_values(self, values: Drawn) -> Arguments:
+        """The same call with the first arrays replaced: see ``siblings``."""
+        rest = _unseen(self)[len(values) :]
+        recipe = {**self.recipe, **values.recipe}
+        return dataclasses.replace(self, args=(*values, *rest), recipe=recipe, kin=None)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "args" and (kin := object.__getattribute__(self, "kin")) is not None:
+            kin.look()
+        return object.__getattribute__(self, name)
+
+    def __repr__(self) -> str:
+        parts = [_recipe_text(self.recipe) or _items_text(self.args)]
+        for name, keywords in (("options", self.options), ("tuning", self.tuning)):
+            if keywords:
+                parts.append(f"{name}=({_keywords_text(keywords)})")
+        return f"Arguments({', '.join(part for part in parts if part)})"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))  # Hypothesis would print all fields of a dataclass, with elements
+
+
+def arguments(
+    arrays: SearchStrategy[Any],
+    *,
+    then: Keywords = _EMPTY,
+    options: Keywords = _EMPTY,
+    tuning: Keywords = _EMPTY,
+) -> SearchStrategy[Arguments]:
+    """A strategy for whole calls: arrays and keyword arguments.
+
+    Example::
+
+        arguments(
+            arrays("q d, k d, k d", around={"q": 128, "k": 128}, dims={"d": [64, 128]}),
+            options={"causal": st.booleans(), "scale": 0.125},
+            tuning=lambda drawn: {"block_q": st.sampled_from([64, 128])},
+        )
+        arguments(
+            arrays("b k d"),
+            then=lambda drawn: {
+                "lengths": lengths(drawn.recipe["b"], max_length=drawn.recipe["k"])
+            },
+        )
+
+    Args:
+      arrays: draws the positional arguments: ``strategies.arrays(...)``, or any strategy for a
+        tuple.
+      then: positional arguments after the arrays, in order: strategies or constants by a name for
+        messages, or a function from the draw of ``arrays`` to such a mapping.
+      options: keyword arguments of kernel and reference. A mapping to strategies or constants, or a
+        function from the draw of ``arrays`` to such a mapping.
+      tuning: likewise, for the kernel only.
+
+    Raises:
+      SpecError: one of the arguments cannot be used, or ``options`` and ``tuning`` share a name.
+      DrawTooLargeError: when drawing: the arrays of a call exceed ``--pallas-max-bytes``, however
+        small those of ``arrays`` are.
+    """
+    if not isinstance(arrays, SearchStrategy):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise SpecError(
+            f"arrays must be a strategy such as strategies.arrays(...), not {arrays!r:.80}"
+        )
+    for argument, value in (("then", then), ("options", options), ("tuning", tuning)):
+        if not callable(value):
+            _check_keywords(argument, value)
+    if not callable(options) and not callable(tuning):
+        _check_disjoint(options, tuning)
+    return _arguments(arrays, then, options, tuning)
+
+
+def as_arguments(drawn: object) -> Arguments:
+    """The draw of a strategy as ``Arguments``.
+
+    Raises:
+      SpecError: ``drawn`` is neither ``Arguments`` nor a tuple of positional arguments.
+    """
+    if isinstance(drawn, Arguments):
+        return drawn
+    if isinstance(drawn, Drawn):
+        return Arguments(
+            _unseen(drawn), recipe=dict(drawn.recipe), kin=drawn.kin, declared=drawn.declared
+        )
+    if isinstance(drawn, tuple):
+        return Arguments(tuple(drawn))  # pyright: ignore[reportUnknownArgumentType]
+    raise SpecError(
+        f"the inputs strategy drew a {type(drawn).__name__}; it must draw a tuple of positional "
+        "arguments, or strategies.Arguments (see strategies.arrays and strategies.arguments)"
+    )
+
+
+@st.composite
+def _arguments(
+    draw: DrawFn,
+    arrays: SearchStrategy[Any],
+    then: Keywords,
+    options: Keywords,
+    tuning: Keywords,
+) -> Arguments:
+    most = max_bytes()
+    too_large: DrawTooLargeError | None = None
+    for halvings in range(_HALVINGS + 1):
+        # The other arguments must fit, too, and depend on the drawn arrays.
+        try:
+            with limited(most >> halvings):
+                drawn = draw(arrays)
+        except DrawTooLargeError as error:
+            raise too_large or error from None  # the first knows the whole call
+        try:
+            call = _call(draw, drawn, then, options, tuning)
+            check_bytes("a call", sum(map(bytes_in, (_unseen(call), call.options, call.tuning))))
+        except DrawTooLargeError as error:
+            too_large = error
+        else:
+            return call
+    assert too_large is not None
+    raise too_large
+
+
+def _call(
+    draw: DrawFn, drawn: Any, then: Keywords, options: Keywords, tuning: Keywords
+) -> Arguments:
+    """The call with drawn arrays and the arguments that depend on them."""
+    base = as_arguments(drawn)
+    given: dict[str, dict[str, Any]] = {"then": {}, "options": {}, "tuning": {}}
+    entries: dict[str, Mapping[str, Any]] = {}
+    for argument, value in (("then", then), ("options", options), ("tuning", tuning)):
+        keywords = _check_keywords(argument, value(drawn)) if callable(value) else value
+        entries[argument] = keywords
+        for name, entry in keywords.items():
+            given[argument][name] = draw(entry) if isinstance(entry, SearchStrategy) else entry
+    merged = {**base.options, **given["options"]}, {**base.tuning, **given["tuning"]}
+    _check_disjoint(*merged)
+    recipe = dict(base.recipe)
+    for name, value in given["then"].items():
+        if name in recipe:
+            raise SpecError(f"then: the recipe has a {name!r} already; rename the argument")
+        recipe[name] = _keyword_text(value)
+    args = (*_unseen(base), *given["then"].values())
+    declared = declare_keywords(base.declared or NOTHING, entries["options"], entries["tuning"])
+    return Arguments(args, *merged, recipe=recipe, kin=base.kin, declared=declared)
+
+
+def _unseen(drawn: Drawn | Arguments) -> tuple[Any, ...]:
+    """The positional arguments, without recording a read of their values."""
+    if isinstance(drawn, Arguments):
+        return drawn.__dict__["args"]
+    return tuple.__getitem__(drawn, slice(None))
+
+
+def _check_keywords(argument: str, value: object) -> Mapping[str, Any]:
+    """``value`` as a mapping from keyword to anything."""
+    if not isinstance(value, Mapping):
+        raise SpecError(
+            f"{argument} must be a mapping from keyword to strategy or constant, or a function "
+            f"that returns one, not {value!r:.80}"
+        )
+    for name in value:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise SpecError(f"{argument}: {name!r} cannot be the name of a keyword argument")
+    return value
+
+
+def _check_disjoint(options: Mapping[str, Any], tuning: Mapping[str, Any]) -> None:
+    both = sorted(set(options) & set(tuning))
+    if both:
+        raise SpecError(
+            f"options and tuning both have {', '.join(both)}; an option changes the answer and is "
+            "given to the reference too, tuning must not change it: put each in one of them"
+        )
+
+
+def _recipe_text(recipe: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={_word(value)}" for name, value in recipe.items())
+
+
+def _word(value: object) -> str:
+    """A recipe's value; names of dtypes and classes read better without quotes."""
+    if isinstance(value, tuple):
+        return f"({', '.join(_word(item) for item in value)})"  # pyright: ignore[reportUnknownVariableType]
+    return str(value)
+
+
+def _items_text(items: Iterable[Any]) -> str:
+    return ", ".join(_item_text(item) for item in items)
+
+
+def _item_text(item: Any) -> str:
+    """An argument without its elements: ``float32[3, 4]``; for pytrees, the name of their type."""
+    if hasattr(item, "shape") and hasattr(item, "dtype"):
+        return f"{item.dtype}[{', '.join(str(size) for size in item.shape)}]"
+    if isinstance(item, bool | int | float | str | None):
+        return repr(item)
+    return type(item).__name__
+
+
+def _keywords_text(keywords: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={_keyword_text(value)}" for name, value in keywords.items())
+
+
+def _keyword_text(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return _elements_text(value)
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return _item_text(value)
+    name = getattr(value, "__qualname__", "<")
+    if callable(value) and "<" not in name:
+        return f"{value.__module__}.{name}"  # its repr has an address
+    text = repr(value)
+    if len(text) <= 60:
+        return text
+    return f"{text[:48]}...#{zlib.crc32(text.encode()):08x}"  # which identifies it
+
+
+def _elements_text(array: npt.NDArray[Any]) -> str:
+    """A short array by its elements, any other with a hash that identifies it."""
+    if array.size <= _SHORT and array.dtype.kind in "biu":
+        return str(array.tolist()).replace(" ", "")
+    number = zlib.crc32(np.ascontiguousarray(array).tobytes())
+    return f"{_item_text(array)}#{number:08x}"
+
+
+# What a strategy may draw, known in advance, so that undrawn choices can be reported.
+#
+# Each draw has a word for each aspect: its dtypes, its classes of values, each dim, each option,
+# each tuning parameter. The word of a dim is a kind of boundary, such as ``"tile+1"``, because
+# kernels fail at kinds of sizes, not at numbers. Only choices between a few values are declared:
+# the choices of other strategies than a plain ``sampled_from`` or ``booleans`` are not known.
+
+
+#: Limit on the number of declared choices.
+MOST = 24
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+# compared by identity: all draws of a strategy share one
+@dataclass(frozen=True, eq=False)
+class Declared:
+    """The choices of a strategy.
+
+    Attributes:
+      words: for each aspect the possible words, the simplest first.
+      kinds: for each dim with a pool the kind of boundary of each size.
+      tiles: for each dim with sizes around tiles, the tiles.
+      keyword_kinds: for each option or tuning parameter the kinds of its values; see
+        ``keyword_kind``.
+    """
+
+    words: Mapping[Aspect, tuple[str, ...]] = field(default_factory=dict[Aspect, tuple[str, ...]])
+    kinds: Mapping[str, Mapping[int, str]] = field(default_factory=dict[str, Mapping[int, str]])
+    tiles: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+    keyword_kinds: Mapping[Aspect, frozenset[str]] = field(
+        default_factory=dict[Aspect, frozenset[str]]
+    )
+
+
+NOTHING = Declared()
+
+
+def declare_arrays(
+    plan: Callable[[tuple[int, ...]], DimsPlan], dtypes: Iterable[Any], classes: Iterable[str]
+) -> Declared:
+    """The choices of ``arrays``.
+
+    Args:
+      plan: returns the plan of the dims, given the bytes of an element of each array, or of all.
+      dtypes: the strategies for dtypes, one for all arrays or one for each.
+      classes: the classes of values.
+    """
+    words = {VALUES: tuple(classes)}
+    choices = [alternatives(strategy) for strategy in dtypes]
+    itemsizes = {(1,)}
+    if all(choices) and prod(map(len, choices)) <= MOST:
+        # A single strategy may draw the dtypes of all arrays together, as a tuple.
+        rows = [row[0] if isinstance(row[0], tuple) else row for row in product(*choices)]
+        joint = [tuple(as_dtype(dtype) for dtype in row) for row in rows]
+        names = [tuple(dtype.name for dtype in row) for row in joint]
+        words[DTYPE] = tuple(dict.fromkeys(map(dtype_word, names)))
+        itemsizes = {tuple(dtype.itemsize for dtype in row) for row in joint}
+    kinds: dict[str, dict[int, str]] = {}
+    tiles: dict[str, tuple[int, ...]] = {}
+    for sizes in sorted(itemsizes):  # from the smallest, which allow the largest dims
+        made = plan(sizes)
+        tiles.update((name, pool.tiles) for name, pool in made.pools.items() if pool.tiles)
+        for name, kind_of in boundaries(made).items():
+            kinds.setdefault(name, {}).update(kind_of)
+    for name, kind_of in kinds.items():
+        words[Aspect("dim", name)] = tuple(dict.fromkeys(kind_of.values()))
+    return Declared(words, kinds, tiles)
+
+
+def declare_keywords(
+    declared: Declared, options: Mapping[str, Any], tuning: Mapping[str, Any]
+) -> Declared:
+    """``declared`` with the choices of keyword arguments, which are strategies or constants."""
+    words = dict(declared.words)
+    kinds = dict(declared.keyword_kinds)
+    for role, keywords in (("option", options), ("tuning", tuning)):
+        for name, entry in keywords.items():
+            found = alternatives(entry)
+            if found:
+                aspect = Aspect(role, name)
+                words[aspect] = tuple(dict.fromkeys(map(keyword_word, found)))
+                kinds[aspect] = frozenset(map(keyword_kind, found))
+    return dataclasses.replace(declared, words=words, keyword_kinds=kinds)
+
+
+def alternatives(strategy: Any) -> tuple[Any, ...]:
+    """The choices of a strategy; empty if they are not known, or more than ``MOST``."""
+    found = sampled_elements(strategy)
+    return () if found is None or len(found) > MOST else tuple(found)
+
+
+def aspects(drawn: Arguments | Drawn) -> Iterator[tuple[Aspect, str]]:
+    """The aspects of a draw, each with its word."""
+    declared = drawn.declared or NOTHING
+    for aspect, word in ((DTYPE, dtype_word), (VALUES, str)):
+        if aspect.role in drawn.recipe:
+            yield aspect, word(drawn.recipe[aspect.role])
+    for name, kind_of in declared.kinds.items():
+        if name in drawn.recipe:
+            yield Aspect("dim", name), kind_of.get(drawn.recipe[name], "other")
+    for role, keywords in (("option", "options"), ("tuning", "tuning")):
+        for name, value in getattr(drawn, keywords, {}).items():
+            aspect = Aspect(role, name)
+            if aspect in declared.words:
+                yield aspect, keyword_word(value)
+
+
+def extents(drawn: Arguments | Drawn) -> frozenset[str]:
+    """How a draw exceeds the tiles of its dims.
+
+    ``"several"``: more than one tile along every dim with tiles. ``"ragged"``: the last of several
+    tiles is partial along one of them. Empty if no dim has tiles.
+    """
+    tiles = (drawn.declared or NOTHING).tiles
+    sizes = {name: drawn.recipe.get(name, 0) for name in tiles}
+    if not tiles or any(sizes[name] <= max(tiles[name]) for name in tiles):
+        return frozenset()
+    whole = all(sizes[name] % max(tiles[name]) == 0 for name in tiles)
+    return frozenset({"several"} if whole else {"several", "ragged"})
+
+
+def larger_first(spec: object, drawn: Arguments | Drawn) -> frozenset[str]:
+    """The ``subjects`` of a check that needs several blocks: such draws come first."""
+    del spec
+    return extents(drawn) | {"drawn"}
+
+
+def dtype_names(dtypes: Any) -> tuple[str, ...]:
+    """The names of one dtype, or of several in a tuple."""
+    several: Any = dtypes if isinstance(dtypes, tuple) else (dtypes,)
+    return tuple(str(dtype) for dtype in several)
+
+
+def dtype_word(dtypes: Any) -> str:
+    """One dtype, or several, by name: ``"bfloat16"``, ``"bfloat16, int8"``."""
+    return ", ".join(dtype_names(dtypes))
+
+
+def keyword_word(value: Any) -> str:
+    """A keyword argument's value in a word or two, the same in every process."""
+    return getattr(value, "__name__", None) or without_addresses(str(value))[:60]
+
+
+#: The kind of all numbers from 2 on.
+SEVERAL = "several"
+
+
+def keyword_kind(value: Any) -> str:
+    """The kind of kernel of a keyword argument: ``SEVERAL`` for a number from 2 on.
+
+    More programs or larger blocks make no different kernel. Any other value is its own kind, by its
+    word.
+    """
+    try:
+        several = not isinstance(value, str) and float(value) >= 2
+    except (TypeError, ValueError):
+        several = False
+    return SEVERAL if several else keyword_word(value)
+
+
+def without_addresses(text: str) -> str:
+    """The ``repr`` of an object without its address, which differs in each process."""
+    return _ADDRESS.sub("", text)
+
+
+# Variants of a draw: other values for the same shapes, dtypes and options.
+#
+# A new shape is traced and compiled, which takes a hundred times as long as a second run. So one
+# draw gives several calls: itself and its variants, which differ in value class and seed, and
+# which the strategy could have drawn, too.
+
+
+#: Limit on the variants of a draw, itself included.
+MOST_VARIANTS = 16
+
+
+@dataclass
+class VariantSource:
+    """The source of a draw's variants.
+
+    Attributes:
+      make: returns the arrays of the k-th variant, for k from 1.
+      looked: whether the strategy read the values while drawing. It may have rejected draws
+        (``filter``, ``assume``) or derived something from them, so variants would not fit.
+      drawn: whether the draw is complete.
+    """
+
+    make: Callable[[int], Drawn]
+    looked: bool = False
+    drawn: bool = False
+
+    def look(self) -> None:
+        """Record that the values are read."""
+        self.looked = self.looked or not self.drawn
+
+
+def settle(drawn: Any) -> None:
+    """Record that the draw is complete: from now on, reads of the values do not count."""
+    kin = getattr(drawn, "kin", None)
+    if isinstance(kin, VariantSource):
+        kin.drawn = True
+
+
+def variants(drawn: Any) -> Iterator[Any]:
+    """The variants of a draw, at most ``MOST - 1``, made lazily.
+
+    There are none if the strategy read its values, or if it does not come from ``arrays``.
+    """
+    kin = getattr(drawn, "kin", None)
+    if not isinstance(kin, VariantSource) or kin.looked:
+        return iter(())
+    return (drawn.with_values(kin.make(k)) for k in range(1, MOST_VARIANTS))
+
+
+def kth(values: str, seed: int, k: int, *, classes: tuple[str, ...], seeds: int) -> tuple[str, int]:
+    """The value class and the seed of the k-th variant: every class, then the next seed."""
+    position = classes.index(values) + k
+    return classes[position % len(classes)], (seed + k // len(classes)) % seeds
+
+
+# ``bounded``: a strategy for arrays of one size, with an error if they are too large.
+
+
+def bounded[T](
+    what: str, shape: Iterable[int], strategy: SearchStrategy[T], *, itemsize: int = 4
+) -> SearchStrategy[T]:
+    """``strategy``, which draws arrays of ``shape``, within ``--pallas-max-bytes``.
+
+    Args:
+      what: name of the drawn object, for the message.
+      shape: of each draw.
+      strategy: draws it.
+      itemsize: bytes of an element.
+
+    Raises:
+      DrawTooLargeError: when drawing, if it is too large.
+    """
+    sizes = tuple(shape)
+    return _bounded(f"{what}{list(sizes)}", math.prod(sizes) * itemsize, strategy)
+
+
+@st.composite
+def _bounded(draw: DrawFn, what: str, number: int, strategy: SearchStrategy[Any]) -> Any:
+    check_bytes(what, number)
+    return draw(strategy)
+
+
+def bytes_in(value: Any) -> int:
+    """The bytes of all arrays in a value, which may be a tuple, a list or a mapping of them."""
+    if isinstance(value, dict):
+        return sum(bytes_in(item) for item in value.values())
+    if isinstance(value, (tuple, list)):
+        return sum(bytes_in(item) for item in value)
+    return int(value.nbytes) if isinstance(value, (np.ndarray, np.generic)) else 0

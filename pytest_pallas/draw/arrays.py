@@ -1,0 +1,354 @@
+"""``arrays``: the strategy for the inputs of a kernel."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+import hypothesis
+import numpy as np
+import numpy.typing as npt
+from hypothesis import HealthCheck
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from pytest_pallas import budget
+from pytest_pallas.budget import max_bytes
+from pytest_pallas.compat.fuzzing import without_module_constants
+from pytest_pallas.draw.arguments import (
+    Arguments,
+    Declared,
+    Drawn,
+    VariantSource,
+    as_arguments,
+    declare_arrays,
+    kth,
+)
+from pytest_pallas.draw.dims import (
+    MAX_ELEMENTS,
+    Budget,
+    DimsPlan,
+    LearnedTiles,
+    current_probe,
+    current_tiles,
+    draw_dims,
+    plan_dims,
+)
+from pytest_pallas.draw.dtypes import as_dtype, floats
+from pytest_pallas.draw.sizes import ShapeSpec, Sizes, Tiles, check_int, concrete, holds, parse
+from pytest_pallas.draw.values import check_classes, generate
+from pytest_pallas.errors import SpecError
+
+#: A dtype, or a strategy that draws one.
+DTypes = npt.DTypeLike | SearchStrategy[Any]
+
+#: Seeds are short, because people read them.
+MAX_SEED = 2**16 - 1
+
+_FLOATS = floats()
+_SEEDS = st.integers(0, MAX_SEED)
+
+
+@dataclass(frozen=True)
+class _ArraysPlan:
+    """The parts of ``arrays``.
+
+    Attributes:
+      shapes: of the arrays.
+      sizes: returns a strategy for the sizes, given the bytes of an element of each array, or of
+        all.
+      dtypes: one strategy for all arrays, or one for each.
+      classes: the classes of values.
+      values: draws one of them.
+      declared: returns the choices with learned tiles.
+    """
+
+    shapes: ShapeSpec
+    sizes: Callable[[tuple[int, ...]], SearchStrategy[dict[str, int]]]
+    dtypes: tuple[SearchStrategy[Any], ...]
+    classes: tuple[str, ...]
+    values: SearchStrategy[str]
+    declared: Callable[[LearnedTiles], Declared]
+
+
+def arrays(
+    shapes: str | ShapeSpec,
+    *,
+    dtype: DTypes | Sequence[DTypes] = _FLOATS,
+    around: Tiles | None = None,
+    multiple_of: Tiles | None = None,
+    dims: Mapping[str, Sizes] | None = None,
+    values: str | Sequence[str] = ("normal", "integers"),
+    unequal: bool | Sequence[str] = (),
+    max_bytes: int | None = None,
+    max_dim: int | None = None,
+    max_elements: int = MAX_ELEMENTS,
+    min_dim: int = 1,
+) -> SearchStrategy[Drawn]:
+    """A strategy for a tuple of numpy arrays, with a recipe that has the drawn choices.
+
+    Example::
+
+        @given(args=arrays("m k, k n", dtype=floats("bfloat16"), around=128))
+        def test_matmul(args):
+            check(matmul(*args))
+
+        arrays("b h q d, b g k d; h = g*r, q <= k", around={"q": 128, "k": 128}, max_bytes=2**20)
+        arrays("b s, b", dtype=("float32", "int32"), around={"s": 128}, dims={"b": [1, 2, 4]})
+
+    A failing example is printed as ``Drawn(m=129, k=1, n=257, dtype=bfloat16, values=normal,
+    seed=3)``. It shrinks to the smallest dims, the first dtype, the class ``"integers"`` and
+    seed 0.
+
+    Args:
+      shapes: names and sizes, such as ``"m k, k n"``; docs/strategies.md has the language. With a
+        single array the tuple has a single element.
+      dtype: a dtype or a strategy for one, which all arrays share; or one of either per array; or
+        a strategy for one dtype per array, such as ``dtype_pairs()``. By default ``floats()``.
+      around: see ``strategies.dims``, as for the next two.
+      multiple_of: sizes that are one, two or three tiles.
+      dims: explicit sizes by name.
+      values: one or more classes of values; docs/strategies.md lists them. Classes with NaN and
+        infinities (``"special"``) or subnormals (``"tiny"``) must be named: most kernels do not
+        support them.
+      unequal: see ``strategies.dims``.
+      max_bytes: limit on the bytes of all arrays together, for all dtypes. ``--pallas-max-bytes``,
+        64 MiB by default, is an upper limit.
+      max_dim: see ``strategies.dims``, as for the last.
+      max_elements: limit on the elements of one array.
+      min_dim: the smallest size; 0 draws empty arrays, too.
+
+    Raises:
+      ShapeLanguageError: ``shapes`` cannot be understood.
+      SpecError: an argument that cannot be used, by name.
+      DrawTooLargeError: when drawing: ``--pallas-max-bytes`` is too small for the smallest arrays.
+    """
+    spec = shapes if isinstance(shapes, ShapeSpec) else parse(shapes)
+    check_int("max_elements", max_elements, 1)
+    if max_bytes is not None:
+        check_int("max_bytes", max_bytes, 1)
+
+    @lru_cache(maxsize=64)
+    def plan_within(
+        option: int | None, itemsizes: tuple[int, ...], tiles: LearnedTiles
+    ) -> DimsPlan:
+        return plan_dims(
+            spec,
+            Budget(max_elements, max_bytes, itemsizes).within(option),
+            around=around,
+            multiple_of=multiple_of,
+            dims=dims,
+            unequal=unequal,
+            max_dim=max_dim,
+            min_dim=min_dim,
+            learned=tiles,
+        )
+
+    @lru_cache(maxsize=64)
+    def sizes_within(
+        option: int, itemsizes: tuple[int, ...], tiles: LearnedTiles
+    ) -> SearchStrategy[dict[str, int]]:
+        return draw_dims(plan_within(option, itemsizes, tiles))
+
+    def sizes(itemsizes: tuple[int, ...]) -> SearchStrategy[dict[str, int]]:
+        return sizes_within(budget.max_bytes(), itemsizes, current_tiles())
+
+    @lru_cache(maxsize=4)
+    def declared(tiles: LearnedTiles) -> Declared:
+        def plan(itemsizes: tuple[int, ...]) -> DimsPlan:
+            return plan_within(budget.max_bytes(), itemsizes, tiles)
+
+        return declare_arrays(plan, strategies, classes)
+
+    plan_within(None, (1,), ())  # checks the arguments now
+    shared = isinstance(dtype, str) or not isinstance(dtype, Sequence)
+    given: Any = dtype
+    entries: tuple[Any, ...] = (given,) if shared else tuple(given)
+    if not shared:
+        _check_count(spec, entries)
+    classes = check_classes(values)
+    strategies = tuple(_dtype_strategy(entry) for entry in entries)
+    return _arrays(
+        _ArraysPlan(
+            spec,
+            sizes,
+            strategies,
+            classes,
+            st.sampled_from(classes),
+            declared,
+        )
+    )
+
+
+def build(
+    shapes: ShapeSpec,
+    sizes: Mapping[str, int],
+    dtypes: Sequence[np.dtype[Any]],
+    *,
+    values: str,
+    seed: int,
+    kin: VariantSource | None = None,
+) -> Drawn:
+    """The arrays of one draw, from the drawn choices.
+
+    Args:
+      shapes: the shapes.
+      sizes: the size of each of ``shapes.variables``.
+      dtypes: one for all arrays, or one for each.
+      values: a class of values.
+      seed: from 0 to ``MAX_SEED``.
+      kin: the source of its variants.
+    """
+    each = zip(concrete(shapes, sizes), _per_array(shapes, dtypes), strict=True)
+    items = [
+        generate(values, shape, dtype, seed=seed, index=index)
+        for index, (shape, dtype) in enumerate(each)
+    ]
+    names = tuple(dtype.name for dtype in dtypes)
+    recipe = {"dtype": names if names[1:] else "".join(names), "values": values, "seed": seed}
+    return Drawn(items, {**sizes, **recipe}, kin)
+
+
+def _per_array(shapes: ShapeSpec, dtypes: Sequence[Any]) -> Sequence[Any]:
+    """A dtype for each array, of one for all or one for each."""
+    return dtypes if len(dtypes) > 1 else [*dtypes] * len(shapes.arrays)
+
+
+def _abstract(shape: Sequence[int], dtype: Any) -> Any:
+    import jax
+
+    return jax.ShapeDtypeStruct(tuple(shape), dtype)
+
+
+def _check_count(shapes: ShapeSpec, dtypes: Sequence[Any]) -> None:
+    if len(dtypes) != len(shapes.arrays):
+        raise SpecError(
+            f"dtype: {len(dtypes)} dtypes for the {len(shapes.arrays)} arrays of {shapes.text!r}; "
+            "give one for all, or one for each"
+        )
+
+
+@st.composite
+def _arrays(draw: DrawFn, plan: _ArraysPlan) -> Drawn:
+    drawn: list[Any] = [draw(strategy) for strategy in plan.dtypes]
+    if len(drawn) == 1 and isinstance(drawn[0], tuple):
+        drawn = [*drawn[0]]
+        _check_count(plan.shapes, drawn)
+    dtypes = [as_dtype(dtype, "what dtype drew") for dtype in drawn]
+    sizes = draw(plan.sizes(tuple(dtype.itemsize for dtype in dtypes)))
+    values, seed = draw(plan.values), draw(_SEEDS)
+    if current_probe() is not None:
+        shapes = zip(concrete(plan.shapes, sizes), _per_array(plan.shapes, dtypes), strict=True)
+        return Drawn([_abstract(*each) for each in shapes], {**sizes, "dtype": "", "values": ""})
+
+    def sibling(k: int) -> Drawn:
+        other, number = kth(values, seed, k, classes=plan.classes, seeds=MAX_SEED + 1)
+        return build(plan.shapes, sizes, dtypes, values=other, seed=number)
+
+    made = build(plan.shapes, sizes, dtypes, values=values, seed=seed, kin=VariantSource(sibling))
+    made.declared = plan.declared(current_tiles())
+    return made
+
+
+def _dtype_strategy(entry: Any) -> SearchStrategy[Any]:
+    return entry if isinstance(entry, SearchStrategy) else st.just(as_dtype(entry))
+
+
+# ``shaped``: one call of a kernel by the shapes of its arrays alone.
+
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+def shaped(
+    shapes: str,
+    *,
+    dtype: npt.DTypeLike | Sequence[npt.DTypeLike],
+    dims: Mapping[str, int] = _NONE,
+    options: Mapping[str, Any] = _NONE,
+    tuning: Mapping[str, Any] = _NONE,
+) -> Arguments:
+    """A call with a ``jax.ShapeDtypeStruct`` for each array: enough for a compiler.
+
+    Example::
+
+        shaped("m k, k n", dtype="bfloat16", dims={"m": 1024, "k": 1024, "n": 512})
+
+    Args:
+      shapes: the shapes of the arrays, as for ``arrays``.
+      dtype: the dtype of all arrays, or a list with one for each.
+      dims: the size of every named dim; sizes that only constraints name may be left out.
+      options: keyword arguments that change the answer.
+      tuning: keyword arguments that must not change it.
+
+    Raises:
+      ShapeLanguageError: ``shapes`` cannot be understood.
+      SpecError: a size is missing or breaks a constraint, or there are more or fewer dtypes than
+        arrays.
+    """
+    import jax
+
+    spec = parse(shapes)
+    missing = [name for name in spec.names if name not in dims]
+    if missing:
+        raise SpecError(f"shaped({shapes!r}): no size for {', '.join(missing)}; give it in dims=")
+    for constraint in spec.constraints:
+        if all(name in dims for name in constraint.names) and not holds(constraint, dims):
+            raise SpecError(f"shaped({shapes!r}): {dict(dims)} breaks {constraint.text!r}")
+    dtypes = list(dtype) if isinstance(dtype, (list, tuple)) else [dtype] * len(spec.arrays)
+    if len(dtypes) != len(spec.arrays):
+        raise SpecError(
+            f"shaped({shapes!r}): {len(dtypes)} dtypes for {len(spec.arrays)} arrays; give one "
+            "for each, or one for all"
+        )
+    args = tuple(
+        jax.ShapeDtypeStruct(shape, as_dtype(each))
+        for shape, each in zip(concrete(spec, dims), dtypes, strict=True)
+    )
+    return Arguments(args, dict(options), dict(tuning), recipe={**dims, "values": "none"})
+
+
+# ``draw_once`` and ``draw_several``: a few examples of a strategy, to inspect it.
+
+
+def draw_once(strategy: Any) -> Arguments:
+    """One example of a strategy, always the same."""
+    return draw_several(strategy, 1)[0]
+
+
+def draw_several(strategy: Any, most: int) -> Sequence[Arguments]:
+    """Up to so many examples of a strategy, always the same; cached for the last few strategies."""
+    draw = _draw if current_probe() is not None else _kept
+    return draw(strategy, most, max_bytes())
+
+
+def _draw(strategy: Any, most: int, budget: int) -> Sequence[Arguments]:
+    del budget  # strategies need it
+    drawn: list[Any] = []
+
+    @hypothesis.settings(
+        max_examples=most,
+        phases=[hypothesis.Phase.generate],
+        database=None,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[
+            HealthCheck.too_slow,
+            HealthCheck.data_too_large,
+            HealthCheck.filter_too_much,
+        ],
+    )
+    @hypothesis.given(strategy)
+    def draw(value: Any) -> None:
+        drawn.append(value)
+
+    with without_module_constants():
+        draw()
+    return [as_arguments(each) for each in drawn]
+
+
+_kept = functools.lru_cache(maxsize=4)(_draw)

@@ -1,0 +1,608 @@
+"""``dims``: a strategy for the sizes of named dims, within a budget and under constraints."""
+
+from __future__ import annotations
+
+import ast
+import math
+import random
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from itertools import combinations, count, islice, permutations
+from typing import Any
+
+from hypothesis import reject
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from pytest_pallas.budget import option_text
+from pytest_pallas.draw.sizes import (
+    Constraint,
+    ShapeSpec,
+    SizePool,
+    Sizes,
+    Tiles,
+    boundary,
+    check_int,
+    concrete,
+    defined,
+    definitions,
+    holds,
+    make_pools,
+    parse,
+    parse_constraint,
+)
+from pytest_pallas.errors import DrawTooLargeError, SpecError
+
+#: Elements of the largest array that is drawn by default: 4 MiB of float32.
+MAX_ELEMENTS = 2**20
+
+#: About one draw in this many caps a dim, for diversity.
+_RARELY = 12
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits on the size of arrays.
+
+    Attributes:
+      max_elements: of each array.
+      max_bytes: of all arrays together; None if that does not matter.
+      itemsizes: bytes of an element of each array, or of all; for ``max_bytes``.
+      by_option: whether ``max_bytes`` is that of ``--pallas-max-bytes``.
+    """
+
+    max_elements: int
+    max_bytes: int | None = None
+    itemsizes: tuple[int, ...] = (1,)
+    by_option: bool = False
+
+    def __str__(self) -> str:
+        words = f"max_elements={self.max_elements}"
+        if self.max_bytes is None:
+            return words
+        if self.by_option:
+            return f"{words}, --pallas-max-bytes={option_text(self.max_bytes)}"
+        return f"{words}, max_bytes={self.max_bytes}"
+
+    def within(self, number: int | None) -> Budget:
+        """This budget with the limit of the option, if that is smaller."""
+        if number is None or (self.max_bytes is not None and self.max_bytes <= number):
+            return self
+        return replace(self, max_bytes=number, by_option=True)
+
+    def error(self, problem: str) -> SpecError:
+        """The error for a budget that no draw fits."""
+        return DrawTooLargeError(problem) if self.by_option else SpecError(problem)
+
+
+@dataclass(frozen=True)
+class DimsPlan:
+    """The data from which ``dims`` draws.
+
+    Attributes:
+      shapes: the shapes that the dims are for.
+      pools: of the dims that have one.
+      free: strategies of the other dims.
+      table: rows with one position for each pool. Row 0 has the largest sizes: with it, only the
+        caps determine the sizes, so that shrinking to row 0 frees each dim.
+      row: strategy for the number of a row.
+      caps: for each pool a number to subtract, and what to subtract it from.
+      budget: the limits of the arrays.
+      defining: constraints that give the size of a dim that is not drawn, in order.
+      checked: the other constraints.
+    """
+
+    shapes: ShapeSpec
+    pools: Mapping[str, SizePool]
+    free: Mapping[str, SearchStrategy[int]]
+    table: Sequence[tuple[int, ...]]
+    row: SearchStrategy[int]
+    caps: Sequence[tuple[int, SearchStrategy[int]]]
+    budget: Budget
+    defining: Sequence[Constraint]
+    checked: Sequence[Constraint]
+
+
+def dims(
+    shapes: str | ShapeSpec,
+    *,
+    around: Tiles | None = None,
+    multiple_of: Tiles | None = None,
+    dims: Mapping[str, Sizes] | None = None,
+    unequal: bool | Sequence[str] = (),
+    max_dim: int | None = None,
+    max_elements: int = MAX_ELEMENTS,
+    min_dim: int = 1,
+) -> SearchStrategy[dict[str, int]]:
+    """A strategy for the size of each named dim in ``shapes``, and in its constraints.
+
+    Example::
+
+        dims("m k, k n", around={"m": 8, "k": 128}, dims={"n": [64, 128]})
+        # draws {"m": 9, "k": 127, "n": 64} for example; shrinks to {"m": 1, "k": 1, "n": 64}
+
+        dims("b h q d, b g k d; h = g*r, q <= k, d % 8 = 0", around={"q": 16, "k": 16})
+
+    Args:
+      shapes: as for ``strategies.arrays``. A constraint ``h = g*r`` gives the size of ``h``, unless
+        another argument gives it by name.
+      around: a tile ``b``, several of them, or a mapping from dim to those. Sizes are then 1,
+        ``b-1``, ``b``, ``b+1``, ``2b-1``, ``2b``, ``2b+1`` and some primes (with ``max_dim``,
+        ``3b`` and ``3b+1`` too). Dims without it have small sizes, and those near the constants of
+        their own constraints: ``n % 128 = 0`` draws 128, 256 and 384.
+      multiple_of: likewise for sizes that are one, two or three tiles.
+      dims: a mapping from dim to its size, to a list of sizes, or to a strategy for it.
+      unequal: names of dims that never have the same size, or True for those of all arrays. Most
+        draws have different sizes anyway, but some are square.
+      max_dim: the largest size, except for sizes from ``dims`` or a constraint.
+      max_elements: the most elements that one array may have; larger draws are made smaller.
+      min_dim: the smallest size, except for sizes from ``dims``. 0 draws empty arrays, too.
+
+    Raises:
+      ShapeLanguageError: ``shapes`` cannot be understood.
+      SpecError: an argument that cannot be used, by name, or no sizes satisfy the constraints.
+    """
+    plan = plan_dims(
+        shapes,
+        Budget(check_int("max_elements", max_elements, 1)),
+        around=around,
+        multiple_of=multiple_of,
+        dims=dims,
+        unequal=unequal,
+        max_dim=max_dim,
+        min_dim=min_dim,
+    )
+    return draw_dims(plan)
+
+
+def plan_dims(
+    shapes: str | ShapeSpec,
+    budget: Budget,
+    *,
+    around: Tiles | None = None,
+    multiple_of: Tiles | None = None,
+    dims: Mapping[str, Sizes] | None = None,
+    unequal: bool | Sequence[str] = (),
+    max_dim: int | None = None,
+    min_dim: int = 1,
+    learned: LearnedTiles = (),
+) -> DimsPlan:
+    """The plan of ``dims`` for a budget; the other arguments and errors are the same.
+
+    Dims without sizes are drawn around the tiles in ``learned``.
+    """
+    spec = shapes if isinstance(shapes, ShapeSpec) else parse(shapes)
+    specified = [
+        name
+        for argument in (around, multiple_of, dims)
+        if isinstance(argument, Mapping)
+        for name in argument
+    ]
+    defining, checked = definitions(spec.constraints, specified)
+    computed = {constraint.defines for constraint in defining}
+    positive = [parse_constraint(f"{name} >= {min_dim}") for name in computed]
+    made = make_pools(
+        [name for name in spec.variables if name not in computed],
+        around=around,
+        multiple_of=multiple_of,
+        dims=dims,
+        max_dim=max_dim,
+        min_dim=min_dim,
+        learned=dict(learned),
+    )
+    pools = {
+        name: satisfying(name, pool, checked, min_dim, max_dim) if pool.unsaid else pool
+        for name, pool in made.items()
+        if isinstance(pool, SizePool)
+    }
+    free = {name: sizes for name, sizes in made.items() if not isinstance(sizes, SizePool)}
+    if not spec.constraints:
+        least = {name: pool.sizes[0] for name, pool in pools.items()} | dict.fromkeys(free, 1)
+        if _too_large(spec, least, budget):
+            raise budget.error(
+                f"{budget} is too small for the smallest array of {spec.text!r} ({least}); raise "
+                "it or allow smaller dims"
+            )
+    plan = DimsPlan(
+        shapes=spec,
+        pools=pools,
+        free=free,
+        table=make_table(tuple(pools.values())),
+        row=st.nothing(),
+        caps=(),
+        budget=budget,
+        defining=defining,
+        checked=(*checked, *positive, *_differences(spec, unequal)),
+    )
+    table = _fitting_table(plan) if plan.defining or plan.checked else plan.table
+    row = st.sampled_from(range(len(table)))
+    caps = _caps(pools.values(), len(table))
+    return replace(plan, table=table, row=row, caps=caps)
+
+
+def boundaries(plan: DimsPlan) -> dict[str, dict[int, str]]:
+    """For each dim with a pool, the sizes that it can have and the kind of boundary of each."""
+    least = {name: pool.sizes[0] for name, pool in plan.pools.items()} | dict.fromkeys(plan.free, 1)
+    kinds: dict[str, dict[int, str]] = {}
+    for column, (name, pool) in enumerate(plan.pools.items()):
+        if plan.defining or plan.checked:
+            tabled = {row[column] for row in plan.table}
+            sizes = [size for position, size in enumerate(pool.sizes) if position in tabled]
+        else:
+            sizes = [
+                size
+                for size in pool.sizes
+                if not _too_large(plan.shapes, least | {name: size}, plan.budget)
+            ]
+        kinds[name] = {size: boundary(size, pool) for size in sizes}
+    return kinds
+
+
+def _differences(shapes: ShapeSpec, unequal: bool | Sequence[str]) -> list[Constraint]:
+    """The constraints that ``unequal`` stands for."""
+    names = shapes.names if unequal is True else tuple(unequal or ())
+    for name in names:
+        if name not in shapes.variables:
+            raise SpecError(
+                f"unequal: there is no dim {name!r} in the shapes; their dims are "
+                f"{', '.join(shapes.variables) or 'none'}"
+            )
+    return [parse_constraint(f"{one} != {other}") for one, other in combinations(names, 2)]
+
+
+def _fitting_table(plan: DimsPlan) -> Sequence[tuple[int, ...]]:
+    """The rows of a plan's table, and more, that satisfy the constraints known before drawing."""
+
+    def fits(row: tuple[int, ...]) -> bool:
+        sizes = {n: p.sizes[at] for (n, p), at in zip(plan.pools.items(), row, strict=True)}
+        return bool(plan.free) or _complete(plan, sizes)
+
+    table = keep_fitting(plan.table, tuple(plan.pools.values()), fits)
+    if not table:
+        wanted = [constraint.text for constraint in (*plan.defining, *plan.checked)]
+        pools = {name: pool.sizes for name, pool in plan.pools.items()}
+        raise plan.budget.error(
+            f"dims: no sizes satisfy {', '.join(wanted)} within {plan.budget} among {pools}; "
+            "give sizes that satisfy them with dims={...}"
+        )
+    return table
+
+
+def _complete(plan: DimsPlan, sizes: dict[str, int]) -> bool:
+    """Add the dims that constraints define to ``sizes``; whether all constraints hold."""
+    for constraint in plan.defining:
+        assert constraint.defines is not None
+        size = defined(constraint, sizes)
+        if size is None or size < 0:
+            return False
+        sizes[constraint.defines] = size
+    satisfied = all(holds(constraint, sizes) for constraint in plan.checked)
+    return satisfied and not _too_large(plan.shapes, sizes, plan.budget)
+
+
+@st.composite
+def draw_dims(draw: DrawFn, plan: DimsPlan) -> dict[str, int]:
+    """A strategy for the sizes of a plan."""
+    sizes = {
+        name: check_int(f"what dims[{name!r}] drew", draw(strategy), 0)
+        for name, strategy in plan.free.items()
+    }
+    probe = current_probe()
+    if probe is not None and any(pool.unsaid for pool in plan.pools.values()):
+        return _probed(plan, probe, sizes)
+    number = draw(plan.row)
+    positions = [
+        min(position, draw(cap) - cap_base)
+        for (cap_base, cap), position in zip(plan.caps, plan.table[number], strict=True)
+    ]
+    sizes |= {n: p.sizes[at] for (n, p), at in zip(plan.pools.items(), positions, strict=True)}
+    if plan.defining or plan.checked:
+        if not _complete(plan, sizes):
+            reject()
+    elif _too_large(plan.shapes, sizes, plan.budget):
+        _reduce(plan, sizes, first=draw(st.integers(0, len(plan.pools) - 1)) if plan.pools else 0)
+    return {name: sizes[name] for name in plan.shapes.variables}
+
+
+def _probed(plan: DimsPlan, probe: Probe, drawn: Mapping[str, int]) -> dict[str, int]:
+    """Large, different sizes for dims without sizes, and plain sizes for the others."""
+    unlimited = replace(plan, budget=Budget(sys.maxsize))
+    plain = {name: pool.sizes[pool.plain] for name, pool in plan.pools.items()}
+    for order in probe.orders([name for name, pool in plan.pools.items() if pool.unsaid]):
+        sizes = {**drawn, **plain, **{name: order[name] for name in plain if name in order}}
+        if _complete(unlimited, sizes):
+            probe.sizes.update((name, order[name]) for name in plain if name in order)
+            return {name: sizes[name] for name in plan.shapes.variables}
+    reject()
+
+
+def _caps(pools: Iterable[SizePool], base: int) -> tuple[tuple[int, SearchStrategy[int]], ...]:
+    """Strategies for the caps, on disjoint ranges of integers from ``base`` on.
+
+    Disjoint, because hypothesis spends most of its examples on copying what it drew from one
+    strategy over what it drew from an equal one, and copied caps make no new shapes.
+    """
+    caps: list[tuple[int, SearchStrategy[int]]] = []
+    for pool in pools:
+        length = _RARELY * len(pool.sizes) if len(pool.sizes) > 1 else 1
+        caps.append((base, st.sampled_from(range(base, base + length))))
+        base += length
+    return tuple(caps)
+
+
+def _reduce(plan: DimsPlan, sizes: dict[str, int], first: int) -> None:
+    """Make ``sizes`` smaller in place, until no array is too large.
+
+    Dims are granted their size one after the other while the rest are at their simplest. Which
+    one comes first is drawn, so that each dim reaches all its sizes.
+    """
+    wanted = dict(sizes)
+    sizes |= {name: pool.sizes[0] for name, pool in plan.pools.items()}
+    if _too_large(plan.shapes, sizes, plan.budget):
+        reject()  # only user strategies can reach this
+    names = list(plan.pools)
+    for name in names[first:] + names[:first]:
+        for size in reversed(plan.pools[name].sizes):
+            granted = sizes | {name: size}
+            if size <= wanted[name] and not _too_large(plan.shapes, granted, plan.budget):
+                sizes[name] = size
+                break
+
+
+def _too_large(shapes: ShapeSpec, sizes: Mapping[str, int], budget: Budget) -> bool:
+    elements = [math.prod(shape) for shape in concrete(shapes, sizes)]
+    if any(count > budget.max_elements for count in elements):
+        return True
+    if budget.max_bytes is None:
+        return False
+    itemsizes = budget.itemsizes * (len(elements) if len(budget.itemsizes) == 1 else 1)
+    bytes_ = sum(count * size for count, size in zip(elements, itemsizes, strict=True))
+    return bytes_ > budget.max_bytes
+
+
+# The table that sizes are drawn from: rows of positions in the pools of the dims.
+
+
+#: Number of occurrences of each size of the longest pool in the table.
+_CYCLES = 3
+
+#: Number of random rows to try for a size that no row has after constraints.
+_TRIES = 300
+
+
+def make_table(pools: Sequence[SizePool]) -> tuple[tuple[int, ...], ...]:
+    """Rows of positions in ``pools``, without constraints. Row 0 is the largest."""
+    largest = tuple(len(pool.sizes) - 1 for pool in pools)
+    plain = tuple(pool.plain for pool in pools)
+    chance = random.Random(0)  # its own, and always the same: the table is part of the strategy
+    length = max((len(pool.sizes) for pool in pools), default=0)
+    rows: list[tuple[int, ...]] = []
+    for _ in range(_CYCLES):
+        columns = [_shuffled(len(pool.sizes), length, chance) for pool in pools]
+        _spread(columns, pools)
+        rows += zip(*columns, strict=True)
+    return tuple(dict.fromkeys([largest, plain, *rows]))
+
+
+def _shuffled(count: int, length: int, chance: random.Random) -> list[int]:
+    """``length`` positions below ``count``, each as often as the others as far as it goes."""
+    column = [position % count for position in range(length)]
+    chance.shuffle(column)
+    return column
+
+
+def _spread(columns: list[list[int]], pools: Sequence[SizePool]) -> None:
+    """Swap within columns until the sizes of each row differ, as far as that helps."""
+
+    def clashes(row: int) -> int:
+        sizes = [pool.sizes[column[row]] for pool, column in zip(pools, columns, strict=True)]
+        return len(sizes) - len(set(sizes))
+
+    for column in columns[1:]:
+        for row in range(len(column)):
+            for other in range(len(column)):
+                here = clashes(row)
+                if not here:
+                    break
+                before = here + clashes(other)
+                column[row], column[other] = column[other], column[row]
+                if clashes(row) + clashes(other) >= before:
+                    column[row], column[other] = column[other], column[row]
+
+
+def keep_fitting(
+    table: Sequence[tuple[int, ...]],
+    pools: Sequence[SizePool],
+    fits: Callable[[tuple[int, ...]], bool],
+) -> tuple[tuple[int, ...], ...]:
+    """The rows that fit, and more such rows for the sizes that are in none of those.
+
+    Row 0 is the one with the largest sizes again.
+    """
+    chance = random.Random(0)
+    rows = [row for row in table if fits(row)]
+    for column, pool in enumerate(pools):
+        for position in range(len(pool.sizes)):
+            if any(row[column] == position for row in rows):
+                continue
+            for _ in range(_TRIES):
+                row = [chance.randrange(len(other.sizes)) for other in pools]
+                row[column] = position
+                if fits(tuple(row)):
+                    rows.append(tuple(row))
+                    break
+
+    def total(row: tuple[int, ...]) -> int:
+        return sum(pool.sizes[position] for pool, position in zip(pools, row, strict=True))
+
+    largest = max(rows, key=total, default=None)
+    return tuple(dict.fromkeys(rows if largest is None else [largest, *rows]))
+
+
+# Sizes of dims that a strategy does not specify, learned from the kernel.
+#
+# A kernel with blocks of 128 rows has one program for every array of up to 128 rows, and most of
+# its mistakes need two. ``arrays("m n")`` does not specify blocks. So the plugin first draws a
+# probe, which is an abstract call with large, different sizes, reads the blocks from its trace,
+# and draws around these.
+
+
+#: Tiles by dim, for dims that a strategy does not specify.
+type LearnedTiles = tuple[tuple[str, tuple[int, ...]], ...]
+
+#: Probed sizes are multiples of it: more than most blocks, and divisible by them.
+STEP = 2048
+
+#: Orders of sizes to try if constraints reject the first.
+_ORDERS = 24
+
+_TILES: ContextVar[LearnedTiles] = ContextVar("tiles", default=())
+
+
+@dataclass
+class Probe:
+    """The sizes of a probe for unspecified dims.
+
+    Attributes:
+      sizes: by dim, each another multiple of ``STEP``.
+    """
+
+    sizes: dict[str, int] = field(default_factory=dict[str, int])
+
+    def orders(self, names: list[str]) -> Iterator[dict[str, int]]:
+        """Sizes for dims, in several orders; those that were probed before keep theirs."""
+        fresh = [name for name in names if name not in self.sizes]
+        unused = (size for size in count(STEP, STEP) if size not in self.sizes.values())
+        sizes = list(islice(unused, len(fresh)))
+        for order in islice(permutations(sizes), _ORDERS):
+            yield {**self.sizes, **dict(zip(fresh, order, strict=True))}
+
+
+_PROBE: ContextVar[Probe | None] = ContextVar("probe", default=None)
+
+
+@contextmanager
+def probing() -> Generator[Probe]:
+    """Let ``arrays`` draw abstract arrays of probed sizes inside this context.
+
+    They are of ``jax.ShapeDtypeStruct``, since real ones would need gigabytes.
+    """
+    token = _PROBE.set(Probe())
+    try:
+        found = _PROBE.get()
+        assert found is not None
+        yield found
+    finally:
+        _PROBE.reset(token)
+
+
+def current_probe() -> Probe | None:
+    """The probe that is being drawn, or None."""
+    return _PROBE.get()
+
+
+def current_tiles() -> LearnedTiles:
+    """The learned tiles of the current draw."""
+    return _TILES.get()
+
+
+def around(strategy: SearchStrategy[Any], tiles: Mapping[str, tuple[int, ...]]) -> Any:
+    """The strategy, with draws around ``tiles`` for dims that it does not specify."""
+    return _around(strategy, tuple(sorted(tiles.items()))) if tiles else strategy
+
+
+@st.composite
+def _around(draw: DrawFn, strategy: SearchStrategy[Any], tiles: LearnedTiles) -> Any:
+    token = _TILES.set(tiles)
+    try:
+        return draw(strategy)
+    finally:
+        _TILES.reset(token)
+
+
+# Pools of dims that have no sizes of their own, but constraints: ``"n % 128 = 0"``, ``"m > 64"``.
+#
+# The pool of a dim without sizes has small ones. A constraint of that dim alone may exclude them
+# all, and says itself which sizes are boundaries: those near its constants.
+
+
+#: How many of the least sizes that satisfy the constraints are in a pool.
+_LEAST = 3
+
+#: Sizes near constants up to this one are in a pool, where smaller sizes satisfy them, too.
+_MOST = 1024
+
+#: How far a size may be searched; divisors beyond it have no array that fits.
+_FARTHEST = 1 << 20
+
+
+def satisfying(
+    name: str, pool: SizePool, constraints: Sequence[Constraint], low: int, high: int | None
+) -> SizePool:
+    """The sizes of a pool that satisfy the constraints of its dim alone, and sizes near those.
+
+    These are the three least that do, and the nearest to each constant. The pool is returned as it
+    is if no constraint is of this dim alone, or if nothing satisfies them.
+
+    Args:
+      name: of the dim.
+      pool: its sizes without constraints.
+      constraints: of all dims.
+      low: the smallest size.
+      high: the largest size, or None.
+    """
+    own = [each for each in constraints if each.names == (name,)]
+    if not own:
+        return pool
+    constants = {value for each in own for value in _constants(each) if 0 < value <= _FARTHEST}
+    step = math.lcm(*(value for each in own for value in _divisors(each)))
+    if step > _FARTHEST:
+        return pool
+
+    def fits(size: int) -> bool:
+        within = low <= size and (high is None or size <= high)
+        return within and all(holds(each, {name: size}) for each in own)
+
+    def from_(start: int, way: int = 1) -> Iterator[int]:
+        return filter(fits, range(start, start + way * (_LEAST * step + 2), way))
+
+    starts = sorted({max(low, 1), *(max(low, constant) for constant in constants)})
+    first = next((size for start in starts for size in islice(from_(start), 1)), None)
+    least = [] if first is None else [*islice(from_(first), _LEAST)]
+    near = {
+        size
+        for constant in constants
+        if constant <= _MOST
+        for size in (*islice(from_(constant), 2), *islice(from_(constant - 1, -1), 1))
+    }
+    kept = {size for size in pool.sizes if fits(size)}
+    sizes = sorted({*least, *near, *kept}, key=lambda size: size or 1.5)  # an empty dim second
+    if not sizes:
+        return pool
+    usual = pool.sizes[pool.plain]
+    plain = usual if usual in kept else least[0]
+    return replace(
+        pool,
+        sizes=tuple(sizes),
+        plain=sizes.index(plain),
+        tiles=pool.tiles or ((step,) if step > 1 else ()),
+        unsaid=pool.unsaid and any(map(fits, (STEP, 2 * STEP, 3 * STEP))),
+    )
+
+
+def _constants(constraint: Constraint) -> Iterator[int]:
+    for node in ast.walk(constraint.comparison):
+        if isinstance(node, ast.Constant) and isinstance(node.value, int):
+            yield node.value
+
+
+def _divisors(constraint: Constraint) -> Iterator[int]:
+    """The constants that a constraint divides by."""
+    for node in ast.walk(constraint.comparison):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mod, ast.FloorDiv)):
+            divisor = node.right
+            if isinstance(divisor, ast.Constant) and isinstance(divisor.value, int):
+                yield max(divisor.value, 1)

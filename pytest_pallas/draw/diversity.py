@@ -1,0 +1,395 @@
+"""Select few, diverse examples from many draws: drawing is cheap, compiling is not."""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+import hypothesis
+import jax
+import numpy as np
+from hypothesis import HealthCheck, Phase
+
+from pytest_pallas.compat.fuzzing import without_module_constants
+from pytest_pallas.draw.arguments import (
+    NOTHING,
+    Arguments,
+    Drawn,
+    aspects,
+    extents,
+    keyword_word,
+    settle,
+)
+from pytest_pallas.record import Aspect
+
+
+def pool_size(examples: int) -> int:
+    """The number of draws from which to select ``examples``."""
+    return max(2 * examples, 64)
+
+
+#: Drawing stops after this many draws in a row without a new feature.
+_SETTLED = 24
+
+
+#: Weight of a new value, by the role of its aspect (see ``strategies.declared``): there are few
+#: options and dtypes, and bugs hide in their combinations. A new kind of boundary counts more than
+#: a new size of the same kind.
+_WORTH = {"option": 4.0, "tuning": 2.0, "dtype": 3.0, "values": 2.0, "dim": 2.0}
+_SIZE, _OTHER = 0.1, 1.0
+
+#: Number of selections of ``BASE`` examples to compare, and the limit on exchange rounds in each;
+#: two or three rounds are usual.
+_STARTS, _ROUNDS = 32, 8
+
+#: Number of examples that are selected together; fewer are the first of those, so that checks with
+#: fewer examples share the compiled kernels of the others (but see ``_first``).
+BASE = 8
+
+#: Bytes of draws that a pool keeps; others are drawn again if they are selected.
+MOST_BYTES = 2**27
+
+#: With at most this many examples, none is replaced by a larger one.
+_FEW = 3
+
+#: Factor for more draws, if no draw has several tiles along every dim.
+_FURTHER = 4
+
+#: Number of specs whose draws are kept: items usually come spec by spec.
+SOURCES = 3
+
+#: The parts of a check that apply to a draw; see ``Check.subjects``.
+type Subjects = Callable[[Any], Collection[Hashable]]
+
+#: Weight of each feature: a choice, ``(name, word)``, or a pair of choices.
+Features = Mapping[Any, float]
+
+
+@dataclass(frozen=True)
+class SelectedExamples:
+    """Selected examples by their words (``words_of``).
+
+    Attributes:
+      chosen: the selected examples, with the drawn values.
+    """
+
+    chosen: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class DrawPool:
+    """The draws of one seed.
+
+    Attributes:
+      features: of each draw.
+      values: the draws, of which large ones may be missing.
+      size: the number of draws allowed.
+      extents: how each draw exceeds its tiles; see ``strategies.declared.extents``.
+      tiled: whether the sizes of a dim are chosen around tiles.
+      base: by number of examples, the most diverse selection.
+    """
+
+    features: Mapping[str, Features]
+    values: Mapping[str, Any]
+    size: int
+    extents: Mapping[str, frozenset[str]]
+    tiled: bool
+    base: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
+
+
+@dataclass
+class ExampleSource:
+    """Selects examples of one strategy, which checks and backends share: it draws only once."""
+
+    strategy: Any
+    pools: OrderedDict[tuple[int, int], DrawPool] = field(
+        default_factory=OrderedDict[tuple[int, int], DrawPool]
+    )
+
+    def pool(self, seed: int, examples: int) -> DrawPool:
+        """The draws from which to select ``examples``: at most ``pool_size(examples)``.
+
+        ``_FURTHER`` times as many if none of these has several tiles along every dim.
+        """
+        key = (seed, pool_size(examples))
+        pool = self.pools.pop(key, None)
+        if pool is None:
+            pool = _pool(self.strategy, *key)
+            if pool.tiled and not any(pool.extents.values()):
+                pool = _pool(self.strategy, seed, _FURTHER * key[1])
+        self.pools[key] = pool
+        if len(self.pools) > 2:
+            self.pools.popitem(last=False)
+        return pool
+
+    def choose(
+        self, seed: int, examples: int, subjects: Subjects | None = None
+    ) -> SelectedExamples:
+        """Select the most diverse ``examples`` of a pool.
+
+        Greedy: the next example is the one with the most new features. Then each example is
+        exchanged for one that adds more features to the rest, until no exchange helps, so that a
+        few examples cover every boundary of every dim. The same seed draws the same examples.
+
+        Args:
+          seed: of the draws.
+          examples: the number of examples.
+          subjects: returns the parts of the check that apply to a draw. Draws with the most new
+            parts come first; draws without any are left out.
+        """
+        pool = self.pool(seed, examples)
+        count = min(max(examples, BASE), len(pool.features))
+        if count not in pool.base:
+            pool.base[count] = _most_varied(pool.features, count)
+        chosen = _extended(_first(pool.features, pool.base[count], examples), pool.extents)
+        values = dict(pool.values)
+        if not values.keys() >= set(chosen):
+            _draw(self.strategy, seed, pool.size, values.setdefault)
+        if subjects is not None:
+            order = dict.fromkeys([*chosen, *pool.base[count], *pool.features])
+            kept = [words for words in order if words in values]
+            parts = {words: frozenset(subjects(values[words])) for words in kept}
+            chosen = _most_parts(parts, examples) or chosen
+        return SelectedExamples({words: values[words] for words in chosen})
+
+
+def shared(sources: dict[Any, ExampleSource], key: Hashable, strategy: Any) -> ExampleSource:
+    """The source of a spec, which its earlier checks used; only the last few are kept."""
+    source = sources.pop(key, None) or ExampleSource(strategy)
+    sources[key] = source
+    while len(sources) > SOURCES:
+        del sources[next(iter(sources))]
+    return source
+
+
+def choose(strategy: Any, *, seed: int, examples: int) -> SelectedExamples:
+    """``ExampleSource.choose`` for a single selection."""
+    return ExampleSource(strategy).choose(seed, examples)
+
+
+def _pool(strategy: Any, seed: int, size: int) -> DrawPool:
+    """Draw, and keep the small draws."""
+    features: dict[str, Features] = {}
+    values: dict[str, Any] = {}
+    beyond: dict[str, frozenset[str]] = {}
+    tiled = False
+    kept = 0
+
+    def add(words: str, drawn: Any) -> None:
+        nonlocal kept, tiled
+        if words in features:
+            return
+        features[words] = dict(_features(drawn))
+        if _tiled(drawn):
+            tiled, beyond[words] = True, extents(drawn)
+        kept += sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(_args(drawn)))
+        if kept <= MOST_BYTES:
+            values[words] = drawn
+
+    _draw(strategy, seed, size, add)
+    return DrawPool(features, values, size, beyond, tiled)
+
+
+class _StopDrawing(BaseException):
+    """Ends drawing. Not an ``Exception``, which Hypothesis would report as a failure."""
+
+
+def _draw(strategy: Any, seed: int, size: int, add: Callable[[str, Any], object]) -> None:
+    """Draw ``size`` times, or until everything declared was drawn and draws add nothing new.
+
+    If there are tiles, one draw has several along every dim.
+    """
+    seen: set[Any] = set()
+    idle = 0
+    beyond = False
+
+    @hypothesis.settings(
+        max_examples=size,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+    @hypothesis.seed(seed)
+    @hypothesis.given(drawn=strategy)
+    def collect(**example: Any) -> None:
+        nonlocal idle, beyond
+        drawn = example["drawn"]
+        settle(drawn)
+        add(words_of(drawn), drawn)
+        features = {feature for feature, _ in _features(drawn)}
+        idle = 0 if features - seen or not features else idle + 1
+        seen.update(features)
+        beyond = beyond or not _tiled(drawn) or bool(extents(drawn))
+        if idle >= _SETTLED and beyond and seen.issuperset(_declared(drawn)):
+            raise _StopDrawing
+
+    with without_module_constants(), contextlib.suppress(_StopDrawing):
+        collect()
+
+
+def _tiled(drawn: Any) -> bool:
+    """Whether the sizes of a dim are drawn around tiles."""
+    return bool((getattr(drawn, "declared", None) or NOTHING).tiles)
+
+
+def _declared(drawn: Any) -> Iterator[tuple[str, str]]:
+    """All words that a strategy may draw, as far as they are known."""
+    declared = getattr(drawn, "declared", None) or NOTHING
+    for aspect, words in declared.words.items():
+        yield from ((str(aspect), word) for word in words)
+
+
+def _args(drawn: Any) -> Any:
+    """The positional arguments of a draw, as a pytree."""
+    return tuple(drawn) if isinstance(drawn, Drawn) else getattr(drawn, "args", drawn)
+
+
+def _first(drawn: Mapping[str, Features], base: Sequence[str], examples: int) -> list[str]:
+    """So many of the base; of half of it or more, the last one adds a missing feature."""
+    chosen = _greedy({words: drawn[words] for words in base}, min(examples, len(base)))
+    if len(base) <= 2 * len(chosen) < 2 * len(base):
+        seen = {feature for words in base for feature in drawn[words]}
+        other = max(drawn, key=lambda words: _gain(drawn[words], seen))
+        if _gain(drawn[other], seen) >= _OTHER:  # a new size is not worth a compilation
+            chosen[-1] = other
+    return chosen
+
+
+def _extended(chosen: list[str], beyond: Mapping[str, frozenset[str]]) -> list[str]:
+    """The selected examples; the last one has several tiles if no other one has.
+
+    Kernels fail at the second block and at the edge of the last one, along every axis at once. A
+    few examples of different sizes need not include such a case.
+    """
+    met = frozenset[str]().union(*(beyond.get(words, frozenset()) for words in chosen))
+    further = max(beyond, key=lambda words: len(beyond[words] - met), default="")
+    if len(chosen) < _FEW or not further or beyond[further] <= met:
+        return chosen
+    return [*chosen[:-1], further]
+
+
+def _most_parts(parts: Mapping[str, frozenset[Any]], examples: int) -> list[str]:
+    """The examples with the most parts of the check, in the given order if all are equal."""
+    left = [words for words in parts if parts[words]]
+    chosen: list[str] = []
+    seen = frozenset[Any]()
+    while left and len(chosen) < examples:
+        best = max(left, key=lambda words: len(parts[words] - seen))
+        left.remove(best)
+        chosen.append(best)
+        seen |= parts[best]
+    return chosen
+
+
+def _most_varied(drawn: Mapping[str, Features], examples: int) -> list[str]:
+    """The most diverse examples: the best of a few selections with different starts."""
+    every = _worth(drawn, drawn)
+    best: list[str] = []
+    for first in list(drawn)[: max(1, _STARTS * BASE // examples)]:  # many cover everything
+        chosen = _greedy(drawn, examples, first) if best else _greedy(drawn, examples)
+        chosen = _exchanged(drawn, chosen)
+        if not best or _worth(drawn, chosen) > _worth(drawn, best):
+            best = chosen
+        if _worth(drawn, best) == every:
+            break
+    return _paired(drawn, best)
+
+
+def _paired(drawn: Mapping[str, Features], chosen: list[str]) -> list[str]:
+    """The selected examples; one that adds nothing to the rest is replaced.
+
+    Its replacement has the most new pairs of features, such as a dtype with an option: pairwise
+    testing (Mandl, "Orthogonal Latin squares", Communications of the ACM 28, 1985).
+    """
+    pairs = {
+        words: dict.fromkeys(combinations(features, 2), 1.0) for words, features in drawn.items()
+    }
+    for position, words in enumerate(chosen):
+        rest = chosen[:position] + chosen[position + 1 :]
+        if _gain(drawn[words], {feature for other in rest for feature in drawn[other]}):
+            continue
+        seen = {pair for other in rest for pair in pairs[other]}
+        chosen[position] = _best(pairs, rest, seen)
+    return chosen
+
+
+def _worth(drawn: Mapping[str, Features], chosen: Iterable[str]) -> float:
+    """The total weight of examples."""
+    together = {feature: worth for words in chosen for feature, worth in drawn[words].items()}
+    return sum(together[feature] for feature in sorted(together))
+
+
+def _greedy(drawn: Mapping[str, Features], examples: int, *first: str) -> list[str]:
+    """Examples in order, each with the most new features."""
+    chosen = list(first)
+    seen = {feature for words in first for feature in drawn[words]}
+    for _ in range(examples - len(first)):
+        best = _best(drawn, chosen, seen)
+        chosen.append(best)
+        seen.update(drawn[best])
+    return chosen
+
+
+def _exchanged(drawn: Mapping[str, Features], chosen: list[str]) -> list[str]:
+    """The selected examples, each replaced if another one adds more to the rest."""
+    for _ in range(_ROUNDS):
+        before = list(chosen)
+        for position, words in enumerate(chosen):
+            rest = chosen[:position] + chosen[position + 1 :]
+            seen = {feature for other in rest for feature in drawn[other]}
+            best = _best(drawn, rest, seen)
+            if _gain(drawn[best], seen) > _gain(drawn[words], seen):
+                chosen[position] = best
+        if chosen == before:
+            break
+    return chosen
+
+
+def _best(drawn: Mapping[str, Features], chosen: Collection[str], seen: AbstractSet[Any]) -> str:
+    """The unselected example with the most new features."""
+    left = [words for words in drawn if words not in chosen]
+    return max(left, key=lambda words: _gain(drawn[words], seen))
+
+
+def _gain(features: Features, seen: AbstractSet[Any]) -> float:
+    if features.keys() <= seen:  # most draws add nothing to a selection
+        return 0.0
+    return sum(worth for feature, worth in features.items() if feature not in seen)
+
+
+def words_of(call: Any) -> str:
+    """A call in words that identify it among the calls of its strategy."""
+    if "seed" in getattr(call, "recipe", ()):
+        return repr(call)
+    number = 0
+    for leaf in jax.tree.leaves(_args(call)):
+        if isinstance(leaf, (np.ndarray, jax.Array)) and not _is_key(leaf):
+            number = zlib.crc32(np.ascontiguousarray(leaf).tobytes(), number)
+    return f"{call!r} {number:08x}"
+
+
+def _is_key(leaf: Any) -> bool:
+    return jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _features(drawn: object) -> Iterator[tuple[tuple[str, str], float]]:
+    """The features of an example and their weights."""
+    if not isinstance(drawn, (Arguments, Drawn)):
+        return
+    for aspect, word in aspects(drawn):
+        yield (str(aspect), word), _WORTH[aspect.role]
+    kinds = (drawn.declared or NOTHING).kinds
+    for name, value in drawn.recipe.items():
+        if name not in ("seed", "dtype", "values"):
+            yield (name, str(value)), _SIZE if name in kinds else _OTHER
+    if isinstance(drawn, Arguments):  # not a choice between a few words
+        for role, keywords in (("option", drawn.options), ("tuning", drawn.tuning)):
+            for name, value in keywords.items():
+                yield (str(Aspect(role, name)), keyword_word(value)), _WORTH[role]

@@ -1,0 +1,364 @@
+"""``from_signature`` and ``kernel_args``: calls of functions and specs, for user-written tests."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from types import MappingProxyType
+from typing import Any, Literal, Protocol, get_args, get_origin, get_type_hints
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from pytest_pallas.draw.arguments import Arguments, arguments, as_arguments
+from pytest_pallas.draw.arrays import DTypes, arrays
+from pytest_pallas.draw.dims import MAX_ELEMENTS
+from pytest_pallas.draw.dtypes import SUPPORTED, as_dtype, dtype_pairs, dtypes
+from pytest_pallas.draw.sizes import Sizes, Tiles
+from pytest_pallas.errors import ShapeLanguageError, SpecError
+
+
+class SpecLike(Protocol):
+    """The used part of a ``KernelSpec``, which this layer cannot import."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def inputs(self) -> Any:
+        """A strategy, or a function from a mesh to one."""
+        ...
+
+    @property
+    def meshes(self) -> Sequence[Mapping[str, int]]:
+        """The axes of each mesh that it runs on."""
+        ...
+
+
+def kernel_args(spec: SpecLike, *, mesh: Any = None) -> SearchStrategy[Arguments]:
+    """A strategy for the calls of a spec, for use in a user-written test.
+
+    Example::
+
+        @given(call=kernel_args(SPEC))
+        def test_is_symmetric(pallas_run, call):
+            out = pallas_run(SPEC.kernel, *call.args, **call.options, **call.tuning)
+
+    Args:
+      spec: a ``KernelSpec``.
+      mesh: the ``jax.sharding.Mesh`` that the call is for. Specs with ``meshes`` need one, with the
+        axes of one of these; others take none.
+
+    Draws ``Arguments``: what the suite draws for the spec.
+
+    Raises:
+      SpecError: ``spec`` is no spec, or ``mesh`` does not go with it.
+    """
+    missing = [name for name in ("name", "inputs", "meshes") if not hasattr(spec, name)]
+    if missing or isinstance(spec, type):
+        raise SpecError(f"kernel_args takes a KernelSpec, not {spec!r:.80}")
+    if not spec.meshes:
+        if mesh is not None:
+            raise SpecError(f"kernel_args: the spec {spec.name!r} has no meshes; drop mesh=")
+        return _calls(spec, spec.inputs)
+    wanted = " or ".join(str(dict(each)) for each in spec.meshes)
+    if mesh is None:
+        raise SpecError(
+            f"kernel_args: the inputs of spec {spec.name!r} depend on a mesh, such as {wanted}; "
+            "give mesh="
+        )
+    axes = getattr(mesh, "axis_names", None)
+    if axes is None or not any(set(axes) == set(each) for each in spec.meshes):
+        raise SpecError(
+            f"kernel_args: the spec {spec.name!r} takes a jax.sharding.Mesh with axes as in "
+            f"{wanted}, not {mesh!r:.80}"
+        )
+    return _calls(spec, spec.inputs(mesh))
+
+
+def _calls(spec: SpecLike, inputs: Any) -> SearchStrategy[Arguments]:
+    if not isinstance(inputs, SearchStrategy):
+        raise SpecError(
+            f"kernel_args: inputs of spec {spec.name!r} must be a strategy, not {inputs!r:.80}"
+        )
+    return inputs.map(as_arguments)
+
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
+#: The first of these that an annotation allows is used: the defaults of ``floats()`` and
+#: ``ints()``, then others.
+_PREFERRED = (
+    ("float32", "bfloat16"),
+    ("int32", "int8"),
+    ("uint32", "uint8"),
+    ("bool",),
+)
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+@dataclass(frozen=True)
+class _Array:
+    """The annotation of an array.
+
+    Attributes:
+      name: of the parameter.
+      dims: in the shape language.
+      constraints: likewise, for dims that are computed.
+      dtypes: names of the supported dtypes that are allowed.
+    """
+
+    name: str
+    dims: str
+    constraints: tuple[str, ...]
+    dtypes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Signature:
+    """The parameters of a function: arrays in order, and drawable options by name."""
+
+    arrays: tuple[_Array, ...]
+    options: Mapping[str, SearchStrategy[Any]]
+
+
+def from_signature(
+    function: Callable[..., Any],
+    *,
+    dtype: DTypes | Sequence[DTypes] | None = None,
+    options: Mapping[str, Any] = _NONE,
+    tuning: Mapping[str, Any] = _NONE,
+    around: Tiles | None = None,
+    multiple_of: Tiles | None = None,
+    dims: Mapping[str, Sizes] | None = None,
+    values: str | Sequence[str] = ("normal", "integers"),
+    unequal: bool | Sequence[str] = (),
+    max_bytes: int | None = None,
+    max_dim: int | None = None,
+    max_elements: int = MAX_ELEMENTS,
+    min_dim: int = 1,
+) -> SearchStrategy[Arguments]:
+    """A strategy for the calls of a function whose arrays are annotated with jaxtyping.
+
+    Example::
+
+        def matmul(
+            a: Float[Array, "m k"], b: Float[Array, "k n"], *, transpose: bool = False,
+            precision: Literal["default", "highest"] = "default", block: int = 128,
+        ) -> Float[Array, "m n"]: ...
+
+        from_signature(matmul, around=128, tuning={"block": st.sampled_from([64, 128])})
+
+    A dim is a name, a size, ``_`` (any size) or an expression such as ``n+1``. Names are shared by
+    all arrays. Of ``Float`` float32 and bfloat16 are drawn, of ``Int`` int32 and int8, of ``UInt``
+    uint32 and uint8; of ``BFloat16``, ``Bool`` and their like just these. Arrays with the same
+    choice of dtypes share one. Parameters annotated with ``bool``, ``Literal`` or an ``Enum`` are
+    options; other parameters keep their defaults.
+
+    Args:
+      function: the function; ``functools.partial`` and ``jax.jit`` of one will do.
+      dtype: as for ``arrays``, instead of the dtypes of the annotations, which must allow it.
+      options: keyword arguments of kernel and reference, besides or instead of the annotated ones:
+        strategies or constants.
+      tuning: likewise, for the kernel only.
+      around: see ``arrays``, as for all that follow.
+      multiple_of: see ``arrays``.
+      dims: see ``arrays``.
+      values: see ``arrays``.
+      unequal: see ``arrays``.
+      max_bytes: see ``arrays``.
+      max_dim: see ``arrays``.
+      max_elements: see ``arrays``.
+      min_dim: see ``arrays``.
+
+    Raises:
+      SpecError: the signature has no arrays, or a parameter that cannot be drawn: dims that
+        broadcast (``#b``) or stand for several (``*b``, ``...``), a keyword-only or optional array,
+        unsupported dtypes, or a parameter without an annotation or default.
+    """
+    given = {**options, **tuning}
+    found = _read(function, given)
+    constraints = [text for array in found.arrays for text in array.constraints]
+    text = ", ".join(array.dims for array in found.arrays)
+    text = "; ".join([text, ", ".join(constraints)]) if constraints else text
+    where = _name_of(function)
+    if dtype is not None:
+        _check_dtypes(where, dtype, found.arrays)
+    try:
+        drawn = arrays(
+            text,
+            dtype=_dtypes(found.arrays) if dtype is None else dtype,
+            around=around,
+            multiple_of=multiple_of,
+            dims=dims,
+            values=values,
+            unequal=unequal,
+            max_bytes=max_bytes,
+            max_dim=max_dim,
+            max_elements=max_elements,
+            min_dim=min_dim,
+        )
+    except ShapeLanguageError as error:
+        raise SpecError(f"from_signature({where}): {error}") from None
+    return arguments(drawn, options={**found.options, **options}, tuning=tuning)
+
+
+def _read(function: Callable[..., Any], given: Mapping[str, Any]) -> _Signature:
+    """What a function takes; ``given`` are keyword arguments that need no annotation."""
+    where = f"from_signature({_name_of(function)})"
+    if not callable(function):
+        raise SpecError(f"{where}: this is not a function")
+    try:
+        signature = inspect.signature(function)
+        hints = get_type_hints(_annotated(function), include_extras=True)
+    except (TypeError, ValueError, NameError) as error:
+        raise SpecError(f"{where}: its signature cannot be read: {error}") from None
+    unknown = sorted(set(given) - set(signature.parameters))
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
+        raise SpecError(f"{where}: there is no parameter {unknown[0]!r} in {signature}")
+    found: list[_Array] = []
+    options: dict[str, SearchStrategy[Any]] = {}
+    skipped = ""  # a positional parameter that keeps its default or is passed by name
+    for name, parameter in signature.parameters.items():
+        hint = hints.get(name)
+        problem = f"{where}: the parameter {name!r}"
+        if _is_array(hint) and name not in given:
+            if parameter.kind not in _POSITIONAL:
+                raise SpecError(f"{problem} is a keyword-only array; make it positional")
+            if skipped:
+                raise SpecError(
+                    f"{problem} is an array after {skipped!r}, which is not an array; put arrays "
+                    "first"
+                )
+            found.append(_array(problem, name, hint))
+            continue
+        if parameter.kind in _VARIADIC:
+            continue
+        if parameter.kind in _POSITIONAL:
+            skipped = skipped or name
+        drawn = _option(hint)
+        if name in given or (drawn is None and parameter.default is not parameter.empty):
+            continue
+        if drawn is None or parameter.kind is parameter.POSITIONAL_ONLY:
+            raise SpecError(
+                f"{problem} has no default, and its annotation {_text(hint)} does not determine "
+                f"what to draw; change the annotation, or give options={{{name!r}: ...}}"
+            )
+        options[name] = drawn
+    if not found:
+        raise SpecError(
+            f"{where}: no parameter is annotated with an array, such as Float[Array, 'm k'] of "
+            "jaxtyping"
+        )
+    return _Signature(tuple(found), options)
+
+
+def _annotated(function: Any) -> Any:
+    """The object with the annotations of a function that may be wrapped."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.unwrap(function)
+
+
+def _name_of(function: Any) -> str:
+    return getattr(_annotated(function), "__name__", None) or repr(function)[:60]
+
+
+def _text(hint: Any) -> str:
+    return "nothing" if hint is None else getattr(hint, "__name__", None) or str(hint)
+
+
+def _is_array(hint: Any) -> bool:
+    """Whether an annotation is one of jaxtyping's arrays."""
+    return hasattr(hint, "dim_str") and hasattr(hint, "dtypes")
+
+
+def _array(problem: str, name: str, hint: Any) -> _Array:
+    dims: list[str] = []
+    constraints: list[str] = []
+    for axis, token in enumerate(str(hint.dim_str).split()):
+        own = f"_{name}_{axis}"  # jaxtyping's own names do not begin with an underscore
+        size = token.partition("=")[2] or token  # "rows=4" is 4, with a name to read
+        if size[0] in "*#?" or size == "..." or "..." in size:
+            raise SpecError(
+                f"{problem}: cannot draw the dim {token!r}: it broadcasts or stands for several "
+                "dims; use names and sizes"
+            )
+        if size.startswith("_"):
+            dims.append(own)
+        elif size.isdigit() or size.isidentifier():
+            dims.append(size)
+        else:
+            dims.append(own)
+            constraints.append(f"{own} = {size}")
+    allowed = _allowed(hint.dtypes)
+    if not allowed:
+        raise SpecError(
+            f"{problem}: no dtype of {_text(hint)} is supported; supported: {', '.join(SUPPORTED)}"
+        )
+    return _Array(name, " ".join(dims) or "()", tuple(constraints), allowed)
+
+
+def _allowed(dtypes: Any) -> tuple[str, ...]:
+    """The supported dtypes that an annotation allows."""
+    if not isinstance(dtypes, (tuple, list)):
+        return tuple(SUPPORTED)
+    names = [each for each in dtypes if isinstance(each, str)]
+    patterns = [each for each in dtypes if isinstance(each, re.Pattern)]
+    return tuple(
+        name
+        for name in SUPPORTED
+        if name in names or any(pattern.match(name) for pattern in patterns)
+    )
+
+
+def _option(hint: Any) -> SearchStrategy[Any] | None:
+    """The strategy for a keyword argument with this annotation, or None."""
+    if hint is bool:
+        return st.booleans()
+    if get_origin(hint) is Literal:
+        return st.sampled_from(get_args(hint))
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return st.sampled_from(list(hint))
+    return None
+
+
+def _dtypes(found: Sequence[_Array]) -> SearchStrategy[Any]:
+    """A strategy for one dtype, or for one of each array; arrays with the same choice share one."""
+    choices = list(dict.fromkeys(_choice(array.dtypes) for array in found))
+    if not choices[1:]:
+        return dtypes(*choices[0])
+    position = [choices.index(_choice(array.dtypes)) for array in found]
+    return dtype_pairs(*([row[at] for at in position] for row in product(*choices)))
+
+
+def _choice(allowed: tuple[str, ...]) -> tuple[str, ...]:
+    for group in _PREFERRED:
+        names = tuple(name for name in group if name in allowed)
+        if names:
+            return names
+    return allowed
+
+
+def _check_dtypes(where: str, dtype: Any, found: Sequence[_Array]) -> None:
+    """Reject dtypes that an annotation does not allow; the dtypes of a strategy are not known."""
+    several = isinstance(dtype, Sequence) and not isinstance(dtype, str)
+    for array, entry in zip(found, dtype if several else [dtype] * len(found), strict=False):
+        if isinstance(entry, SearchStrategy):
+            continue
+        name = np.dtype(as_dtype(entry)).name
+        if name not in array.dtypes:
+            raise SpecError(
+                f"from_signature({where}): the annotation of the parameter {array.name!r} does not "
+                f"allow dtype={name}; it allows {', '.join(array.dtypes)}"
+            )

@@ -1,0 +1,534 @@
+"""The shape language: ``"m k, k n"`` are two matrices that share ``k``.
+
+Grammar, where a name is an ASCII identifier and an integer is positive::
+
+    shapes = array {"," array} [";" constraint {("," | ";") constraint}]
+    array  = {dim} | "()"          (without dims it is a scalar)
+    dim    = name | integer
+
+A ``;`` ends the arrays. After it come constraints (see ``constraints``), which may have names of
+their own: in ``"b h q d, b g k d; h = g*r, q <= k"`` there is a size ``r`` that no array has.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, cast
+
+from hypothesis.strategies import SearchStrategy
+
+from pytest_pallas.errors import ShapeLanguageError, SpecError
+
+#: Reserved words of a recipe, which cannot be dims.
+RESERVED = frozenset({"dtype", "values", "seed"})
+
+_TOKEN = re.compile(r"\(\)|,|[^\s,()]+|[()]")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_INTEGER = re.compile(r"[0-9]+", re.ASCII)
+
+
+@dataclass(frozen=True)
+class ShapeSpec:
+    """Shapes of some arrays with named sizes.
+
+    Attributes:
+      text: its source text.
+      arrays: per array its dims, each a name or a size; ``()`` for a scalar.
+      constraints: what must hold between the sizes.
+    """
+
+    text: str
+    arrays: tuple[tuple[str | int, ...], ...]
+    constraints: tuple[Constraint, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the dims, each once, in order of appearance."""
+        found = (dim for array in self.arrays for dim in array if isinstance(dim, str))
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """``names``, and after them the names that only constraints have."""
+        more = (name for constraint in self.constraints for name in constraint.names)
+        return tuple(dict.fromkeys((*self.names, *more)))
+
+
+def parse(text: str) -> ShapeSpec:
+    """Parse shapes such as ``"b q d, b k d; q <= k"``, ``"m 128, "`` or ``"()"``.
+
+    Example::
+
+        parse("m k, k n, ()").arrays == (("m", "k"), ("k", "n"), ())
+
+    Raises:
+      ShapeLanguageError: the text is wrong; the message has a caret under the position.
+    """
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ShapeLanguageError(
+            f"shapes must be a string such as 'm k, k n', not {type(text).__name__} {text!r}"
+        )
+    arrays: list[tuple[str | int, ...]] = []
+    dims: list[str | int] = []
+    scalar_at: int | None = None
+    end = text.find(";") if ";" in text else len(text)
+    for match in _TOKEN.finditer(text, 0, end):
+        token, position = match.group(), match.start()
+        if token == ",":
+            arrays.append(tuple(dims))
+            dims, scalar_at = [], None
+        elif token == "()":
+            if dims or scalar_at is not None:
+                raise _error(
+                    text, position, ("'()' is a scalar and must stand alone; put a comma here")
+                )
+            scalar_at = position
+        elif scalar_at is not None:
+            raise _error(text, position, "a dim after '()', which is a scalar; put a comma here")
+        else:
+            dims.append(_dim(text, token, position))
+    arrays.append(tuple(dims))
+    return ShapeSpec(text, tuple(arrays), tuple(_constraints(text, end)))
+
+
+def concrete(shapes: ShapeSpec, sizes: Mapping[str, int]) -> tuple[tuple[int, ...], ...]:
+    """The shape of every array, given the size of every name in ``shapes.names``."""
+    return tuple(
+        tuple(sizes[dim] if isinstance(dim, str) else dim for dim in array)
+        for array in shapes.arrays
+    )
+
+
+def _dim(text: str, token: str, position: int) -> str | int:
+    """The dim that ``token`` stands for."""
+    if _INTEGER.fullmatch(token):
+        if int(token) == 0:
+            problem = "a size must be at least 1; for empty arrays name the dim and pass min_dim=0"
+            raise _error(text, position, problem)
+        return int(token)
+    if not _NAME.fullmatch(token):
+        problem = f"{token!r} is not a dim; a dim is a name or a positive integer"
+        raise _error(text, position, problem)
+    if token in RESERVED:
+        raise _error(text, position, f"{token!r} is a reserved word of the recipe; rename the dim")
+    return token
+
+
+def _constraints(text: str, end: int) -> Iterator[Constraint]:
+    """The constraints that follow the arrays, which end at ``end``."""
+    for match in re.finditer(r"[,;]([^,;]*)", text[end:]):
+        part = match[1]
+        position = end + match.start(1) + len(part) - len(part.lstrip())
+        try:
+            constraint = parse_constraint(part)
+        except ValueError as error:
+            raise _error(text, position, str(error)) from None
+        for name in constraint.names:
+            if not _NAME.fullmatch(name) or name in RESERVED:
+                raise _error(text, position, f"{name!r} cannot be the name of a dim; rename it")
+        yield constraint
+
+
+def _error(text: str, position: int, problem: str) -> ShapeLanguageError:
+    """An error that shows ``text`` on one line with a caret at ``position``."""
+    line = re.sub(r"\s", " ", text)
+    return ShapeLanguageError(f"shapes: {problem}\n    {line}\n    {' ' * position}^")
+
+
+# Constraints between dims: ``"h = g*r"``, ``"q < k <= 2*q"``, ``"k % 8 = 0"``.
+#
+# They are comparisons of integers, dims and their sums, differences, products, quotients (``//``)
+# and remainders (``%``), in Python's own syntax, except that ``=`` may stand for ``==``.
+
+
+_ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+
+# A single "=" that is no part of another comparison.
+_EQUALS = re.compile(r"(?<![<>=!])=(?!=)")
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A comparison between dims.
+
+    Attributes:
+      text: its source text.
+      names: the dims in it, each once, in order of appearance.
+      defines: the dim that stands alone left of the only ``=``, and nowhere right of it.
+      comparison: its syntax tree.
+    """
+
+    text: str
+    names: tuple[str, ...]
+    defines: str | None
+    comparison: ast.Compare = field(repr=False, compare=False)
+
+
+def parse_constraint(text: str) -> Constraint:
+    """Parse one constraint.
+
+    Raises:
+      ValueError: it is not a constraint; the message has the reason.
+    """
+    try:
+        parsed = ast.parse(_EQUALS.sub("==", text.strip()), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        parsed = None
+    if not isinstance(parsed, ast.Compare):
+        raise ValueError(
+            f"{text.strip()!r} is not a constraint; a constraint compares dims, such as "
+            "'h = g*r', 'q < k' or 'k % 8 = 0'"
+        )
+    for side in _sides(parsed):
+        for node in ast.walk(side):
+            _check(node)
+    for comparison in parsed.ops:
+        _check(comparison)
+    names = [name for side in _sides(parsed) for name in _names(side)]
+    left, right = parsed.left, parsed.comparators[0]
+    alone = len(parsed.ops) == 1 and isinstance(parsed.ops[0], ast.Eq)
+    defines = None
+    if alone and isinstance(left, ast.Name) and left.id not in _names(right):
+        defines = left.id
+    return Constraint(text.strip(), tuple(dict.fromkeys(names)), defines, parsed)
+
+
+def holds(constraint: Constraint, sizes: Mapping[str, int]) -> bool:
+    """Whether ``sizes``, with a size for each of its names, satisfy a constraint.
+
+    One that divides by zero is not satisfied.
+    """
+    try:
+        values = [_value(side, sizes) for side in _sides(constraint.comparison)]
+    except ZeroDivisionError:
+        return False
+    pairs = zip(constraint.comparison.ops, values[:-1], values[1:], strict=True)
+    return all(_COMPARISONS[type(op)](left, right) for op, left, right in pairs)
+
+
+def defined(constraint: Constraint, sizes: Mapping[str, int]) -> int | None:
+    """The size that a constraint gives to the dim that it defines, or None if it divides by 0."""
+    try:
+        return _value(constraint.comparison.comparators[0], sizes)
+    except ZeroDivisionError:
+        return None
+
+
+def definitions(
+    constraints: Iterable[Constraint], known: Iterable[str]
+) -> tuple[Sequence[Constraint], Sequence[Constraint]]:
+    """Split constraints into those that define dims, in order of evaluation, and the rest.
+
+    A dim is defined at most once, not if it is in ``known``, and not by way of itself.
+    """
+    defining: dict[str, Constraint] = {}
+    rest: list[Constraint] = []
+    for constraint in constraints:
+        name = constraint.defines
+        if name is None or name in known or name in defining or _leads(constraint, name, defining):
+            rest.append(constraint)
+        else:
+            defining[name] = constraint
+    ordered: list[Constraint] = []
+    while len(ordered) < len(defining):
+        waiting = [name for name, c in defining.items() if c not in ordered]
+        ordered += [
+            defining[name]
+            for name in waiting
+            if not any(other in waiting for other in defining[name].names if other != name)
+        ]
+    return ordered, rest
+
+
+def _leads(constraint: Constraint, goal: str, defining: Mapping[str, Constraint]) -> bool:
+    """Whether what a constraint computes with is itself computed with ``goal``."""
+    used = [name for name in constraint.names if name in defining]
+    return any(
+        goal in defining[name].names or _leads(defining[name], goal, _without(defining, name))
+        for name in used
+    )
+
+
+def _without(defining: Mapping[str, Constraint], name: str) -> Mapping[str, Constraint]:
+    return {other: constraint for other, constraint in defining.items() if other != name}
+
+
+def _check(node: ast.AST) -> None:
+    """Raise a ValueError if a part of a comparison is not in the language."""
+    allowed = (ast.BinOp, ast.Name, ast.Load, *_ARITHMETIC, *_COMPARISONS)
+    if isinstance(node, allowed):
+        return
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return
+    if isinstance(node, ast.Div):
+        raise ValueError("'/' is not allowed for sizes; write '//'")
+    raise ValueError(
+        "a constraint may have dims, integers, + - * // % and comparisons, but not "
+        f"{type(node).__name__.lower()}"
+    )
+
+
+def _names(node: ast.AST) -> list[str]:
+    return [part.id for part in ast.walk(node) if isinstance(part, ast.Name)]
+
+
+def _sides(comparison: ast.Compare) -> list[ast.expr]:
+    return [comparison.left, *comparison.comparators]
+
+
+def _value(node: Any, sizes: Mapping[str, int]) -> int:
+    if isinstance(node, ast.Name):
+        return sizes[node.id]
+    if isinstance(node, ast.Constant):
+        return cast("int", node.value)
+    return _ARITHMETIC[type(node.op)](_value(node.left, sizes), _value(node.right, sizes))
+
+
+# Pools: the few sizes that a dim may have, chosen where kernels break.
+#
+# A kernel that works on tiles of ``b`` fails at the edges of a tile: one element alone, one short
+# of a tile, a full tile, one over, and the same for two tiles. A pool holds those and a few
+# primes, and nothing else: every new shape costs a trace and a compile (0.3 to 1 s), so shapes
+# must repeat.
+
+
+#: One tile, several tiles, or either by the name of a dim.
+Tiles = int | Sequence[int] | Mapping[str, int | Sequence[int]]
+
+#: Sizes of one dim: a fixed one, some to choose from, or a strategy that draws one.
+Sizes = int | Sequence[int] | SearchStrategy[int]
+
+_NOTHING: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+
+#: Primes fill a pool up to this many sizes; boundaries are never left out.
+POOL_SIZE = 9
+
+#: Sizes of a dim that is not specified.
+SMALL = (1, 2, 3, 4, 5, 7, 8, 13, 17)
+
+
+@dataclass(frozen=True)
+class SizePool:
+    """The sizes that a dim may have.
+
+    Attributes:
+      sizes: from the simplest on: ascending, but an empty dim comes second.
+      plain: position in ``sizes`` of the ordinary case, e.g. one full tile.
+      tiles: that the sizes were chosen around, or are multiples of.
+      listed: whether the user listed the sizes.
+      unsaid: whether the user did not specify them.
+    """
+
+    sizes: tuple[int, ...]
+    plain: int = 0
+    tiles: tuple[int, ...] = ()
+    listed: bool = False
+    unsaid: bool = False
+
+
+def make_pools(
+    names: Sequence[str],
+    *,
+    around: Tiles | None = None,
+    multiple_of: Tiles | None = None,
+    dims: Mapping[str, Sizes] | None = None,
+    max_dim: int | None = None,
+    min_dim: int = 1,
+    learned: Mapping[str, tuple[int, ...]] = _NOTHING,
+) -> dict[str, SizePool | SearchStrategy[int]]:
+    """The pool, or the strategy in its stead, of each dim in ``names``.
+
+    Arguments by name have precedence over arguments for all dims, and ``multiple_of`` for all dims
+    over ``around`` for all dims. The arguments are those of ``strategies.dims``; unspecified dims
+    are around the tiles in ``learned``, or small.
+
+    Raises:
+      SpecError: an argument that cannot be used, by name.
+    """
+    check_int("min_dim", min_dim, 0)
+    if max_dim is not None:
+        check_int("max_dim", max_dim, max(1, min_dim))
+    if dims is not None and not isinstance(dims, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise SpecError(f"dims must be a mapping from dim to sizes, not {dims!r}")
+    mappings = {"around": around, "multiple_of": multiple_of, "dims": dims or {}}
+    specified: dict[str, str] = {}
+    for argument, value in mappings.items():
+        for name in value if isinstance(value, Mapping) else ():
+            if name not in names:
+                raise SpecError(
+                    f"{argument}: there is no dim {name!r} in the shapes; "
+                    f"their dims are {', '.join(names) or 'none'}"
+                )
+            if name in specified:
+                raise SpecError(
+                    f"{argument}: {specified[name]} already gives the sizes of dim {name!r}; drop "
+                    "one"
+                )
+            specified[name] = argument
+    by_argument = {"around": _around, "multiple_of": _multiples}
+    pools: dict[str, SizePool | SearchStrategy[int]] = {}
+    for name in names:
+        argument = specified.get(name) or _for_all(around, multiple_of)
+        if argument == "dims":
+            assert dims is not None
+            pools[name] = _explicit(f"dims[{name!r}]", dims[name])
+            continue
+        if argument is None:
+            pools[name] = replace(_unsaid(learned.get(name, ()), min_dim, max_dim), unsaid=True)
+            continue
+        value: Any = mappings[argument]
+        label = f"{argument}[{name!r}]" if isinstance(value, Mapping) else argument
+        tiles = _tiles(label, value[name] if isinstance(value, Mapping) else value)
+        pools[name] = by_argument[argument](label, tiles, min_dim, max_dim)
+    return pools
+
+
+def boundary(size: int, pool: SizePool) -> str:
+    """The kind of boundary that a size of a pool is.
+
+    ``"fixed"`` in a pool of one size, and the size itself where the user listed several. Else
+    ``"empty"``, ``"one"``, ``"tile-1"``, ``"tile"``, ``"tile+1"``, ``"2 tiles-1"`` and so on (with
+    several tiles ``"128-1"``, ``"2*128-1"``), ``"prime"`` or ``"other"``: the first that it is.
+    """
+    if len(pool.sizes) == 1:
+        return "fixed"
+    if pool.listed:
+        return str(size)
+    if size < 2:
+        return "one" if size else "empty"
+    for count in (1, 2, 3):
+        for tile in sorted(set(pool.tiles)):
+            distance = size - count * tile
+            if abs(distance) <= 1:
+                return _edge(count, tile, len(set(pool.tiles)) > 1) + ("", "+1", "-1")[distance]
+    return "prime" if _prime_above(size - 1) == size else "other"
+
+
+def _edge(count: int, tile: int, several: bool) -> str:
+    """The end of ``count`` tiles, in words; the tile's size if there are several tiles."""
+    if several:
+        return str(tile) if count == 1 else f"{count}*{tile}"
+    return "tile" if count == 1 else f"{count} tiles"
+
+
+def check_int(argument: str, value: object, least: int) -> int:
+    """``value`` as an int of at least ``least``, else a SpecError that names ``argument``."""
+    number = _as_int(value)
+    if number is None or number < least:
+        raise SpecError(f"{argument} must be an integer of at least {least}, not {value!r}")
+    return number
+
+
+def _as_int(value: object) -> int | None:
+    """``value`` if it is an integer (numpy's too, but no bool), else None."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        return None
+    return int(value.__index__())  # type: ignore[attr-defined]
+
+
+def _for_all(around: Tiles | None, multiple_of: Tiles | None) -> str | None:
+    """The argument for the dims that are not named."""
+    for argument, value in (("multiple_of", multiple_of), ("around", around)):
+        if value is not None and not isinstance(value, Mapping):
+            return argument
+    return None
+
+
+def _tiles(label: str, value: object) -> tuple[int, ...]:
+    """One tile or several, checked."""
+    tiles = tuple(check_int(label, tile, 1) for tile in _several(value))
+    if not tiles:
+        raise SpecError(f"{label} is empty; give at least one tile, e.g. {label}=128")
+    return tiles
+
+
+def _several(value: Any) -> Sequence[Any]:
+    """``value`` itself if it is a sequence, else a sequence of it."""
+    return value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
+
+
+def _around(label: str, tiles: tuple[int, ...], low: int, high: int | None) -> SizePool:
+    """Sizes around the edges of tiles, with primes where there is room."""
+    if high is not None and high < max(tiles):
+        raise SpecError(f"{label}: max_dim={high} is smaller than the tile {max(tiles)}")
+    sizes = {1}
+    for tile in tiles:
+        sizes |= {tile - 1, tile, tile + 1, 2 * tile - 1, 2 * tile, 2 * tile + 1}
+        if high is not None:  # three tiles are expensive, so only on request
+            sizes |= {3 * tile, 3 * tile + 1}
+    pool = _pool(sizes, low, high, plain=max(tiles))
+    for prime in (7, _prime_above(3 * max(tiles) // 2), 3):
+        if len(pool.sizes) < POOL_SIZE and prime < 2 * max(tiles):
+            pool = _pool({*pool.sizes, prime}, low, high, plain=max(tiles))
+    return replace(pool, tiles=tiles)
+
+
+def _unsaid(tiles: Sequence[int], low: int, high: int | None) -> SizePool:
+    """Sizes around the learned tiles, if they may be so large; otherwise small ones."""
+    fitting = tuple(tile for tile in tiles if high is None or tile < high)
+    if fitting:
+        return _around("learned", fitting, low, high)
+    limit = high if high is not None else max(SMALL)
+    return _pool((*SMALL, limit), low, high, plain=8)
+
+
+def _multiples(label: str, tiles: tuple[int, ...], low: int, high: int | None) -> SizePool:
+    """One, two and three tiles."""
+    multiples = [n * tile for tile in tiles for n in (1, 2, 3)]
+    kept = [size for size in multiples if low <= size and (high is None or size <= high)]
+    if not kept:
+        raise SpecError(
+            f"{label}: no size of {multiples} lies within min_dim={low}, max_dim={high}"
+        )
+    if low == 0:
+        kept.append(0)
+    return SizePool(tuple(sorted(set(kept), key=_simplicity)), tiles=tiles)
+
+
+def _explicit(label: str, value: Any) -> SizePool | SearchStrategy[int]:
+    """The sizes that ``dims`` gives for one dim, regardless of min_dim and max_dim."""
+    if isinstance(value, SearchStrategy):
+        return value
+    sizes = {check_int(label, size, 0) for size in _several(value)}
+    if not sizes:
+        raise SpecError(f"{label} is empty; give at least one size")
+    return SizePool(tuple(sorted(sizes, key=_simplicity)), listed=True)
+
+
+def _pool(sizes: Iterable[int], low: int, high: int | None, *, plain: int) -> SizePool:
+    """The ``sizes`` within the bounds, and the lower bound itself."""
+    within = {size for size in sizes if low <= size and size and (high is None or size <= high)}
+    ordered = sorted(within | {low, max(low, 1)}, key=_simplicity)
+    return SizePool(tuple(ordered), ordered.index(plain) if plain in ordered else 0)
+
+
+def _simplicity(size: int) -> float:
+    """Ascending, but 0 after 1: a failure at size 1 is more useful than one of an empty array."""
+    return size or 1.5
+
+
+def _prime_above(number: int) -> int:
+    """The smallest prime above ``number``."""
+    candidate = number + 1
+    while candidate < 2 or any(candidate % d == 0 for d in range(2, int(candidate**0.5) + 1)):
+        candidate += 1
+    return candidate

@@ -1,0 +1,1 @@
+"""What can be read off a traced kernel and its grid without running it."""

@@ -1,0 +1,503 @@
+"""Blocks that lie outside of their array, and parts of an output that no program writes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pallas_sim.errors import Inline
+from pytest_pallas.grid import findings as picture
+from pytest_pallas.grid.bodies import Accesses, accesses_of
+from pytest_pallas.grid.findings import GridFinding, found, points
+from pytest_pallas.grid.kernel_calls import KernelCall
+from pytest_pallas.grid.model import GridCall, GridWindow, read_call, region
+from pytest_pallas.grid.overhang import illegal_tiles, overhang, too_much_vmem
+from pytest_pallas.grid.scalars import Points
+from pytest_pallas.grid.scopes import (
+    JaxprScope,
+    OutputUse,
+    UnknownValueError,
+    located,
+    scopes_of,
+    use_of,
+)
+
+#: Regions into which an array is cut at the edges of blocks that overlap.
+_MOST_CELLS = 2**22
+
+#: A region of an output that no program writes, and how many there are.
+type _Missing = tuple[tuple[tuple[int, int], ...], int] | None
+
+
+def out_of_range(call: GridCall, window: GridWindow, accesses: Accesses) -> Iterator[GridFinding]:
+    """Blocks that lie entirely outside of their array."""
+    if window.starts is None or not math.prod(window.shape):
+        return
+    ends = window.starts + window.lengths
+    low = np.array([p for _, _, (p, _) in window.facts.dims]).reshape(-1, 1)
+    high = np.array([p for _, _, (_, p) in window.facts.dims]).reshape(-1, 1)
+    sizes = np.array(window.shape).reshape(-1, 1)
+    outside = (window.starts >= sizes + high) | (ends <= -low)
+    outside = outside.any(axis=0) & (np.broadcast_to(window.lengths, ends.shape) > 0).all(axis=0)
+    at = np.flatnonzero(outside)
+    if not at.size:
+        return
+    # On GPUs a block is an address; what lies there is wrong only if it is touched.
+    sure = call.platform == "tpu" or accesses.always(window)
+    yield found(
+        call,
+        window,
+        "out-of-range",
+        "error" if sure else "warning",
+        at[:3],
+        f"{points(call, at)} {_does(window, at)} the block {window.region(int(at[0]))} of an array "
+        f"{list(window.shape)}: it lies outside.",
+        "Clamp what the index map returns, such as jnp.minimum(i, last), or correct the grid. The "
+        "portable interpreter clamps it silently; the hardware does not.",
+    )
+
+
+def _does(window: GridWindow, at: Points) -> str:
+    verb = "write" if window.output else "read"
+    return verb if len(at) > 1 else f"{verb}s"
+
+
+def never_written(call: GridCall, window: GridWindow, use: OutputUse) -> Iterator[GridFinding]:
+    """Parts of an output that no program writes."""
+    if window.alias or not math.prod(window.shape) or None in call.grid:
+        return
+    if call.complete and window.starts is not None:
+        missing = _missing_blocks(window) if window.uniform else _missing_cells(window)
+    elif window.uniform:
+        missing = _missing_by_reasoning(call, window)
+    else:
+        return
+    if not missing:
+        return
+    block, count = missing
+    seen = any(
+        all(a < high and low < b for (a, b), (low, high) in zip(block, part, strict=True))
+        for part in use.returned
+    )
+    if not seen and not use.doubtful:
+        return  # nothing uses it
+    words = region([a for a, _ in block], [b - a for a, b in block])
+    what = f"no program writes {words}" + (f" and {count - 1} more blocks" if count > 1 else "")
+    doubt = "" if seen else " What follows the kernel may not use it."
+    yield found(
+        call,
+        window,
+        "never-written",
+        "error" if seen else "warning",
+        (),
+        f"{what} of the output {list(window.shape)}: grid {tuple(call.grid)}, blocks "
+        f"{window.sizes}.{doubt}",
+        "Let the grid have pl.cdiv(size, block) programs along each axis, and the index map reach "
+        "every block; or alias the output to an input that holds the rest.",
+    )
+
+
+def _missing_blocks(window: GridWindow) -> _Missing:
+    counts = window.counts
+    blocks, _ = window.distinct
+    if not window.shape:
+        return None if blocks.shape[1] else ((), 1)
+    index = blocks // np.array(window.sizes).reshape(-1, 1)
+    inside = ((index >= 0) & (index < np.array(counts).reshape(-1, 1))).all(axis=0)
+    written = np.unique(np.ravel_multi_index(tuple(index[:, inside]), counts))
+    missing = math.prod(counts) - written.size
+    if not missing:
+        return None
+    # The first number that is not among the sorted ones.
+    gaps = np.flatnonzero(written != np.arange(written.size))
+    first = int(gaps[0]) if gaps.size else written.size
+    return _edges(window, [int(i) for i in np.unravel_index(first, counts)]), missing
+
+
+def _missing_cells(window: GridWindow) -> _Missing:
+    """As ``_missing_blocks``, of blocks that may begin anywhere and overlap."""
+    assert window.starts is not None
+    ends = window.starts + window.lengths
+    cuts = [
+        np.unique(np.clip(np.concatenate([s, e, [0, n]]), 0, n))
+        for s, e, n in zip(window.starts, ends, window.shape, strict=True)
+    ]
+    if math.prod(len(c) for c in cuts) > _MOST_CELLS:
+        return None
+    written = np.zeros([len(c) - 1 for c in cuts], bool)
+    lows = [
+        np.searchsorted(c, np.clip(s, 0, n)) for c, s, n in _by_axis(cuts, window.starts, window)
+    ]
+    highs = [np.searchsorted(c, np.clip(e, 0, n)) for c, e, n in _by_axis(cuts, ends, window)]
+    boxes = {tuple(map(tuple, box)) for box in np.stack([lows, highs], -1).transpose(1, 0, 2)}
+    for box in boxes:
+        written[tuple(slice(a, b) for a, b in box)] = True
+    missing = np.argwhere(~written)
+    if not len(missing):
+        return None
+    first = [(int(c[i]), int(c[i + 1])) for c, i in zip(cuts, missing[0], strict=True)]
+    return tuple(first), len(missing)
+
+
+def _by_axis(cuts: Any, places: Any, window: GridWindow) -> Iterator[tuple[Any, Any, int]]:
+    yield from zip(cuts, places, window.shape, strict=True)
+
+
+def _missing_by_reasoning(call: GridCall, window: GridWindow) -> _Missing:
+    """As ``_missing_blocks``, by what affine index maps of a large grid cannot reach."""
+    grid = [n for n in call.grid if n is not None]
+    if not call.programs or len(window.affine) != len(window.shape):
+        return None
+    counts = window.counts
+    for axis, (affine, count) in enumerate(zip(window.affine, counts, strict=True)):
+        if affine is None:
+            continue
+        low, high = affine.span(grid)
+        if low > 0 or high < count - 1:
+            index = [0] * len(counts)
+            index[axis] = 0 if low > 0 else high + 1
+            short = low + max(count - 1 - high, 0)
+            return _edges(window, index), short * math.prod(counts) // count
+    return None
+
+
+def _edges(window: GridWindow, index: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    return tuple(
+        (i * b, min((i + 1) * b, n))
+        for i, b, n in zip(index, window.sizes, window.shape, strict=True)
+    )
+
+
+# Blocks of an output that programs write at once or come back to, and that others read.
+
+
+#: Pairs of blocks that are compared where their sizes differ.
+_MOST_PAIRS = 2**22
+
+
+def written_twice(call: GridCall, window: GridWindow, accesses: Accesses) -> Iterator[GridFinding]:
+    """Blocks of an output that programs write at the same time, or come back to."""
+    if window.starts is None or not math.prod(window.shape) or not window.starts.shape[1]:
+        return
+    if window.whole:
+        return  # the body writes where it wants to
+    blocks, which = window.distinct
+    if call.platform == "gpu" and (call.synchronizes or not accesses.always(window)):
+        return  # one after the other, or each program a part of its own
+    for dim in call.concurrent:
+        along = call.points[dim]
+        low = np.full(blocks.shape[1], np.iinfo(np.int64).max)
+        high = np.full(blocks.shape[1], -1)
+        np.minimum.at(low, which, along)
+        np.maximum.at(high, which, along)
+        shared = np.flatnonzero(low < high)
+        if not shared.size:
+            continue
+        of_first = np.flatnonzero(which == shared[0])
+        first = int(of_first[0])
+        other = int(of_first[np.flatnonzero(along[of_first] != along[first])[0]])
+        how = (
+            f"which differ along dim {dim}, and that is {call.semantics[dim]!r}"
+            if call.platform == "tpu"
+            else "and the programs of a grid run at the same time on a GPU"
+        )
+        yield found(
+            call,
+            window,
+            "parallel-write",
+            "error",
+            (first, other),
+            f"programs {call.point(first)} and {call.point(other)} both write the block "
+            f"{window.region(first)}, {how} ({shared.size} such blocks).",
+            f"Let dim {dim} be 'arbitrary' in dimension_semantics, or give each program a block "
+            "of its own."
+            if call.platform == "tpu"
+            else "Give each program a block of its own and add up afterwards, or loop in one "
+            "program, or use atomic operations.",
+        )
+        return
+    if call.platform == "tpu" and not window.alias and not window.facts.any_revisit:
+        yield from _revisited(call, window, which)
+
+
+def _revisited(call: GridCall, window: GridWindow, which: Any) -> Iterator[GridFinding]:
+    begins = np.flatnonzero(np.concatenate([[True], which[1:] != which[:-1]]))
+    visits = which[begins]
+    _, first = np.unique(visits, return_index=True)
+    again = np.setdiff1d(np.arange(visits.size), first)
+    if not again.size:
+        return
+    late = int(begins[again[0]])
+    early = np.flatnonzero(which[:late] == which[late])
+    left = int(early[-1]) + 1
+    yield found(
+        call,
+        window,
+        "revisited",
+        "error",
+        (int(early[-1]), left, late),
+        f"program {call.point(late)} comes back to the block {window.region(late)}, which "
+        f"{call.point(int(early[-1]))} had and {call.point(left)} has left: by then it is in HBM, "
+        f"and VMEM holds something else ({again.size} such visits).",
+        "Order the grid so that the programs of a block follow each other: the dim that its index "
+        "map ignores comes last.",
+    )
+
+
+def read_after_write(
+    call: GridCall, window: GridWindow, accesses: Accesses
+) -> Iterator[GridFinding]:
+    """Blocks of an input that are fetched after an earlier program wrote the memory they share."""
+    outputs = {o.position: o for o in call.windows if o.output}
+    partner = dict(call.facts.aliases).get(window.position)
+    output = None if partner is None else outputs.get(partner)
+    if output is None or window.starts is None or output.starts is None:
+        return
+    if window.whole or output.whole or not window.starts.shape[1]:
+        return
+    if not accesses.reads(window):
+        return
+    always = accesses.always(window) and accesses.always(output)
+    if call.platform == "gpu" and (call.synchronizes or not always):
+        return
+    pair = _hazard(call, window, output)
+    if pair is None:
+        return
+    writer, reader = pair
+    yield found(
+        call,
+        window,
+        "alias",
+        "error",
+        pair,
+        f"program {call.point(reader)} fetches the block {window.region(reader)}, which shares "
+        f"memory with the output {output.name}, after program {call.point(writer)} has written "
+        f"{output.region(writer)} there: it may get the old values or the new ones.",
+        "Read each block before or while it is written: with the index map of the output. Or do "
+        "not alias the two.",
+    )
+
+
+def _hazard(call: GridCall, window: GridWindow, output: GridWindow) -> tuple[int, int] | None:
+    """A program that writes and a later one that fetches what it wrote, or None."""
+    assert window.starts is not None
+    assert output.starts is not None
+    starts = window.starts
+    fetches = np.concatenate([[True], (starts[:, 1:] != starts[:, :-1]).any(axis=0)])
+    if call.platform == "gpu":
+        fetches[:] = True
+    readers = np.flatnonzero(fetches)
+    if window.uniform and output.uniform and window.sizes == output.sizes:
+        first = dict[bytes, int]()
+        for program in range(output.starts.shape[1]):
+            first.setdefault(output.starts[:, program].tobytes(), program)
+        for reader in readers:
+            writer = first.get(starts[:, reader].tobytes())
+            earlier = writer is not None and writer < reader
+            if writer is not None and (earlier or (call.platform == "gpu" and writer != reader)):
+                return writer, int(reader)
+        return None
+    count = output.starts.shape[1]
+    if readers.size * count > _MOST_PAIRS:
+        return None
+    ends, out_ends = starts + window.lengths, output.starts + output.lengths
+    for reader in readers:
+        overlap = (
+            (output.starts[:, :reader] < ends[:, reader, None])
+            & (out_ends[:, :reader] > starts[:, reader, None])
+        ).all(axis=0)
+        writers = np.flatnonzero(overlap)
+        if writers.size:
+            return int(writers[0]), int(reader)
+    return None
+
+
+# What affine index maps say of a grid that is too large to be looked at as a whole.
+
+
+def affine_out_of_range(call: GridCall, window: GridWindow) -> Iterator[GridFinding]:
+    """Blocks that lie outside of their array, by the range of their index."""
+    grid = _grid(call, window)
+    if grid is None:
+        return
+    counts = window.counts
+    for axis, (affine, count) in enumerate(zip(window.affine, counts, strict=True)):
+        if affine is None or not count:
+            continue
+        low, high = affine.span(grid)
+        if low < 0 or high >= count:
+            corner = [
+                (n - 1 if (c > 0) == (high >= count) else 0)
+                for c, n in zip(affine.coefficients, grid, strict=True)
+            ]
+            yield GridFinding(
+                kind="out-of-range",
+                severity="error" if call.platform == "tpu" else "warning",
+                kernel=call.call.name,
+                source=call.call.source,
+                operand=window.name,
+                programs=(tuple(corner),),
+                message=f"program {tuple(corner)} has the block {high if high >= count else low} "
+                f"along axis {axis}, where the array {list(window.shape)} has {count}.",
+                remedy="Clamp what the index map returns, or correct the grid.",
+            )
+            return
+
+
+def _grid(call: GridCall, window: GridWindow) -> Sequence[int] | None:
+    """The grid of a call, if it is too large and the window's index is affine; else None."""
+    if call.complete or not call.programs or window.whole or None in window.affine:
+        return None
+    return [n for n in call.grid if n is not None] if window.uniform else None
+
+
+def affine_written_twice(call: GridCall, window: GridWindow) -> Iterator[GridFinding]:
+    """Blocks of an output that are written twice, because the index ignores dims of the grid."""
+    grid = _grid(call, window)
+    if grid is None:
+        return
+    used = {dim for affine in window.affine if affine is not None for dim in affine.dims}
+    ignored = [dim for dim, n in enumerate(grid) if n > 1 and dim not in used]
+    if not ignored or call.platform != "tpu":
+        return
+    at_once = [dim for dim in ignored if dim in call.concurrent]
+    inner = [dim for dim, n in enumerate(grid) if n > 1 and dim > ignored[0] and dim in used]
+    origin = tuple([0] * len(grid))
+    if at_once:
+        kind, dim = "parallel-write", at_once[0]
+        text = f"dim {dim} of the grid is {call.semantics[dim]!r}"
+    elif inner and not window.alias and not window.facts.any_revisit:
+        kind, dim = "revisited", ignored[0]
+        text = f"dim {inner[0]} of the grid, which moves on to other blocks, is inside of dim {dim}"
+    else:
+        return
+    other = tuple(int(i == dim) for i in range(len(grid)))
+    yield GridFinding(
+        kind=kind,
+        severity="error",
+        kernel=call.call.name,
+        source=call.call.source,
+        operand=window.name,
+        programs=(origin, other),
+        message=f"programs {origin} and {other} write the same block, and {text}.",
+        remedy="Let the dim that the index map ignores be 'arbitrary' and come last.",
+    )
+
+
+#: Elements of a prefetched operand up to which its values are looked at.
+_MOST_SCALARS = 2**20
+
+
+@dataclass(frozen=True)
+class Analysis(Inline):
+    """What is known of the grids of a function without running it.
+
+    Attributes:
+      findings: what is wrong, in the order of the kernels.
+      calls: every ``pallas_call`` that was found.
+      others: kernels that have no blocks, such as those of ``pl.kernel``.
+      chip: name of the chip whose VMEM and tiles were checked, such as ``"v6e"``.
+    """
+
+    findings: tuple[GridFinding, ...]
+    calls: tuple[GridCall, ...] = field(repr=False)
+    others: tuple[KernelCall, ...] = field(repr=False)
+    chip: str = "v6e"
+
+    @property
+    def errors(self) -> tuple[GridFinding, ...]:
+        """The findings that are wrong on their kernel's platform, whatever the chip."""
+        return tuple(finding for finding in self.findings if finding.severity == "error")
+
+    def report(self) -> str:
+        """Every kernel with its grid, blocks and findings, in 100 columns of plain text."""
+        return picture.report(self.calls, self.others, self.findings)
+
+
+def analyze_jaxpr(
+    closed: Any, arrays: Sequence[Any], *, platform: str = "tpu", chip: str = "v6e"
+) -> Analysis:
+    """Analyze the grids of a traced function.
+
+    Args:
+      closed: its closed jaxpr.
+      arrays: its inputs, in order. A ``jax.ShapeDtypeStruct`` may stand for an array; then index
+        maps that read it are not known.
+      platform: ``"tpu"`` or ``"gpu"``: of kernels that do not show which they are written for.
+      chip: whose VMEM is checked, such as ``"v6e"``.
+    """
+    calls: list[GridCall] = []
+    others: list[KernelCall] = []
+    findings: list[GridFinding] = []
+    for call, scope in located(scopes_of(closed, arrays)):
+        if call.eqn.primitive.name != "pallas_call":
+            others.append(call)
+            continue
+        read = _read(call, scope, platform)
+        calls.append(read)
+        findings += _shortened(read, list(_findings(read, scope, chip)))
+    return Analysis(tuple(dict.fromkeys(findings)), tuple(calls), tuple(others), chip)
+
+
+def _read(call: KernelCall, scope: JaxprScope, platform: str) -> GridCall:
+    eqn = call.eqn
+    mapping = eqn.params["grid_mapping"]
+    dynamic = sum(not isinstance(n, int) for n in mapping.grid)
+    sizes = [_value(scope, var) for var in eqn.invars[:dynamic]]
+    scalars = [_value(scope, var) for var in eqn.invars[dynamic:][: mapping.num_index_operands]]
+    counts = [None if size is None else max(0, int(size)) for size in sizes]
+    return read_call(call, counts, scalars, platform)
+
+
+def _value(scope: JaxprScope, var: Any) -> Any:
+    if np.prod(getattr(var.aval, "shape", ()), dtype=np.int64) > _MOST_SCALARS:
+        return None
+    try:
+        return np.asarray(scope.value(var))
+    except UnknownValueError:
+        return None
+
+
+def _shortened(call: GridCall, findings: Sequence[GridFinding]) -> Sequence[GridFinding]:
+    """Of a large grid both what was seen and what was reasoned can be the same finding."""
+    if call.complete:
+        return findings
+    first: dict[tuple[str, str], GridFinding] = {}
+    for finding in findings:
+        first.setdefault((finding.kind, finding.operand), finding)
+    return list(first.values())
+
+
+def _findings(call: GridCall, scope: JaxprScope, chip: str) -> Iterator[GridFinding]:
+    accesses = accesses_of(call)
+    for window in call.windows:
+        yield from out_of_range(call, window, accesses)
+        if window.output:
+            use = use_of(scope, call.call.eqn.outvars[window.position])
+            if not use.none:
+                yield from never_written(call, window, use)
+                yield from written_twice(call, window, accesses)
+                yield from affine_written_twice(call, window)
+        else:
+            yield from read_after_write(call, window, accesses)
+        yield from affine_out_of_range(call, window)
+    yield from overhang(call)
+    yield from illegal_tiles(call)
+    yield from too_much_vmem(call, chip)
+
+
+def merged(analyses: Sequence[Analysis]) -> Analysis:
+    """Several analyses as one; what they have in common is there once."""
+    first = analyses[0]
+    findings = dict.fromkeys(f for analysis in analyses for f in analysis.findings)
+    return dataclasses.replace(
+        first,
+        findings=tuple(findings),
+        calls=tuple(call for analysis in analyses for call in analysis.calls),
+        others=tuple(call for analysis in analyses for call in analysis.others),
+    )

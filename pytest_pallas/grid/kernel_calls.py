@@ -1,0 +1,474 @@
+"""Equations that only call what is inside of them."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from pallas_sim.compat.grids import GridFacts, grid_facts, written_for
+from pallas_sim.compat.jaxprs import (
+    FOREIGN_PRIMITIVES,
+    KERNEL_PRIMITIVES,
+    kernel_name,
+    open_jaxpr,
+    semaphore_kind,
+    sub_jaxprs,
+    without_dead_code,
+    written_inputs,
+)
+from pallas_sim.compat.places import names_a_device
+from pallas_sim.compat.source import source_line
+
+
+def called_jaxpr(eqn: Any) -> tuple[Any, Sequence[Any]] | None:
+    """The open jaxpr that an equation calls once with its own operands, and its constants.
+
+    None for every other equation, loops and branches included. The primitives are those of
+    ``jax.jit``, ``jax.checkpoint``, ``jax.custom_jvp`` and ``jax.custom_vjp``.
+    """
+    if eqn.primitive.name not in _CALLS:
+        return None
+    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        inner = eqn.params.get(name)
+        if inner is not None:
+            jaxpr = getattr(inner, "jaxpr", inner)
+            return (jaxpr, getattr(inner, "consts", ()))
+    return None
+
+
+_CALLS = frozenset(
+    {
+        *("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2"),
+        *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
+    }
+)
+
+
+#: Primitives whose effect is not complete when they return; a kernel with one of them can race.
+ASYNCHRONOUS = frozenset(
+    {
+        "dma_start",
+        "semaphore_signal",
+        "semaphore_wait",
+        "emit_pipeline",
+        "copy_gmem_to_smem",
+        "copy_smem_to_gmem",
+        "barrier_arrive",
+        "barrier_wait",
+        "wgmma",
+    }
+)
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """One Pallas kernel inside a jaxpr, or one of another language that JAX calls.
+
+    Attributes:
+      name: the kernel's name, as given by ``name=`` or the body function.
+      source: ``file:line`` of the call in the user's code, or "" where JAX does not know it.
+      interpreted: True if its ``interpret`` parameter makes it an interpreter run.
+      primitives: the names of all primitives in its body.
+      path: primitives around it, outermost first, such as ``("jit", "shard_map")``.
+      eqn: the equation itself, for the other modules of this package.
+    """
+
+    name: str
+    source: str
+    interpreted: bool
+    primitives: frozenset[str]
+    path: tuple[str, ...]
+    eqn: Any = field(repr=False, compare=False)
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether the kernel uses DMAs, semaphores, barriers or asynchronous copies."""
+        return bool(self.primitives & ASYNCHRONOUS)
+
+
+def kernel_calls(jaxpr: Any) -> list[KernelCall]:
+    """All kernels in a (closed) jaxpr, in order, also nested in jit, vmap or shard_map."""
+    return list(_walk(getattr(jaxpr, "jaxpr", jaxpr), ()))
+
+
+def live_kernel_calls(jaxpr: Any) -> list[KernelCall]:
+    """As ``kernel_calls``, without dead code: the kernels that are left in an executable."""
+    return kernel_calls(without_dead_code(jaxpr))
+
+
+def _walk(jaxpr: Any, path: tuple[str, ...]) -> Iterator[KernelCall]:
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in KERNEL_PRIMITIVES | FOREIGN_PRIMITIVES:
+            yield kernel_call(eqn, path)
+        else:
+            for inner in sub_jaxprs(eqn):
+                yield from _walk(inner, (*path, eqn.primitive.name))
+
+
+def kernel_call(eqn: Any, path: tuple[str, ...]) -> KernelCall:
+    """The kernel that an equation runs, inside the primitives of ``path``."""
+    bodies = list(sub_jaxprs(eqn))
+    return KernelCall(
+        name=kernel_name(eqn),
+        source=source_line(eqn) or "",
+        interpreted=bool(eqn.params.get("interpret")),
+        primitives=frozenset(name for body in bodies for name in _primitives(body)),
+        path=path,
+        eqn=eqn,
+    )
+
+
+def _primitives(jaxpr: Any) -> Iterator[str]:
+    for eqn in jaxpr.eqns:
+        yield eqn.primitive.name
+        for inner in sub_jaxprs(eqn):
+            yield from _primitives(inner)
+
+
+def mutated_operands(call: KernelCall) -> tuple[int, ...]:
+    """Positions of a ``pallas_call``'s array operands whose refs its body writes in place.
+
+    Operands that are aliased to an output are left out: their refs may be written. Empty for
+    other primitives, whose operands are refs that the caller made.
+    """
+    if call.eqn.primitive.name != "pallas_call":
+        return ()
+    mapping = call.eqn.params["grid_mapping"]
+    aliased = {int(pair[0]) for pair in call.eqn.params.get("input_output_aliases", ())}
+    operands = range(mapping.num_index_operands + mapping.num_inputs)
+    body, _ = open_jaxpr(call.eqn.params["jaxpr"])
+    written = written_inputs(body)
+    # A semaphore is there to be changed.
+    arrays = [i for i in operands if semaphore_kind(body.invars[i].aval.dtype) is None]
+    return tuple(i for i in arrays if i in written and i not in aliased)
+
+
+# Whether the kernels of a call do more than one step: what a check can show may need two.
+
+
+def one_program(kernels: Sequence[KernelCall]) -> str | None:
+    """Why no kernel has a second program, in words; None if one has, or is meant to have one.
+
+    A grid whose programs are all alike, since neither body nor blocks ask which one they are, is
+    meant so. Kernels that are no ``pallas_call`` are not looked at.
+    """
+    reasons = [_one_program(kernel) for kernel in kernels]
+    return None if not reasons or None in reasons else reasons[0]
+
+
+def one_step(kernels: Sequence[KernelCall]) -> str | None:
+    """Why no kernel does a second step, in words; None if one does, or is meant to do one.
+
+    A step is a program of the grid, or a turn of a loop that starts copies or waits for them. What
+    is copied in one step meets nothing of another.
+    """
+    reasons = [_one_step(kernel) for kernel in kernels]
+    return None if not reasons or None in reasons else reasons[0]
+
+
+def _one_program(kernel: KernelCall) -> str | None:
+    if kernel.eqn.primitive.name != "pallas_call":
+        return None
+    facts = grid_facts(kernel.eqn)
+    if not facts.grid or prod(size or 2 for size in facts.grid) != 1:
+        return None
+    maps = (block.index_map for block in (*facts.inputs, *facts.outputs))
+    asks = "program_id" in kernel.primitives or any(map(_depends, maps))
+    return f"{kernel.name} has one program: grid {facts.grid}" if asks else None
+
+
+def _one_step(kernel: KernelCall) -> str | None:
+    if kernel.eqn.primitive.name != "pallas_call":
+        return None
+    turns = [count for body in sub_jaxprs(kernel.eqn) for count in _turns(body)]
+    if any(count != 1 for count in turns):
+        return None
+    program = _one_program(kernel)
+    if program is not None:
+        return program
+    if turns and prod(size or 2 for size in grid_facts(kernel.eqn).grid) == 1:
+        return f"the loop of {kernel.name} over its copies has one turn"
+    return None
+
+
+def _depends(index_map: Any) -> bool:
+    """Whether the result of an index map depends on the grid point."""
+    jaxpr, _ = open_jaxpr(index_map)
+    return bool(jaxpr.eqns) or any(var in jaxpr.invars for var in jaxpr.outvars)
+
+
+def _turns(jaxpr: Any) -> Iterator[int | None]:
+    """How often each loop turns that has something asynchronous in it; None if nobody knows."""
+    for eqn in jaxpr.eqns:
+        inner = list(sub_jaxprs(eqn))
+        if eqn.primitive.name in ("scan", "while") and any(map(_asynchronous, inner)):
+            yield eqn.params.get("length")
+        for each in inner:
+            yield from _turns(each)
+
+
+def _asynchronous(jaxpr: Any) -> bool:
+    return any(
+        eqn.primitive.name in ASYNCHRONOUS or any(map(_asynchronous, sub_jaxprs(eqn)))
+        for eqn in jaxpr.eqns
+    )
+
+
+# How many programs the grid of a kernel has, and which of them run in any order.
+
+
+def parallel_programs(eqn: Any) -> int:
+    """How many programs of a ``pallas_call`` the TPU may run in any order: 1 where it is none.
+
+    The product of the grid's dimensions whose semantics are parallel.
+    """
+    params, mapping = eqn.params.get("compiler_params"), eqn.params.get("grid_mapping")
+    semantics = getattr(params, "dimension_semantics", None)
+    if mapping is None or semantics is None:
+        return 1
+    grid = mapping.grid[len(mapping.grid) - len(semantics) :]
+    sizes = [
+        size
+        for size, kind in zip(grid, semantics, strict=False)
+        if getattr(kind, "value", kind) == "parallel" and isinstance(size, int)
+    ]
+    return math.prod(sizes)
+
+
+def grid_programs(eqn: Any) -> int | None:
+    """How many programs the grid of a ``pallas_call`` has; None if an operand says so.
+
+    1 of what is none.
+    """
+    mapping = eqn.params.get("grid_mapping")
+    if mapping is None:
+        return 1
+    sizes = list(mapping.grid)
+    return math.prod(sizes) if all(isinstance(size, int) for size in sizes) else None
+
+
+def has_semantics(eqn: Any) -> bool:
+    """Whether a ``pallas_call`` says what each of its grid dimensions is."""
+    return getattr(eqn.params.get("compiler_params"), "dimension_semantics", None) is not None
+
+
+def has_parallel_dimension(eqn: Any) -> bool:
+    """Whether a ``pallas_call`` has a grid dimension whose semantics are parallel, of any size."""
+    semantics = getattr(eqn.params.get("compiler_params"), "dimension_semantics", None)
+    return any(getattr(kind, "value", kind) == "parallel" for kind in semantics or ())
+
+
+# The sizes of a kernel's blocks along the dims of its arguments.
+
+
+#: A block of so many elements or more along a dim is not worth two of them.
+MOST = 1024
+
+
+def tiles_of(kernels: Iterable[KernelCall], sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """The blocks of kernels along each dim.
+
+    Args:
+      kernels: of one call.
+      sizes: of dims of that call, all different: axes of this size are taken for the dim.
+
+    Returns:
+      The sizes of blocks by dim, ascending; dims that are never cut are left out. Where blocks say
+      nothing, since the kernel copies by itself, the largest size of its scratch memory that
+      divides the dim and is no dim itself is taken.
+    """
+    names = {size: name for name, size in sizes.items()}
+    found: dict[str, set[int]] = {}
+    for kernel in kernels:
+        if kernel.eqn.primitive.name != "pallas_call":
+            continue
+        facts = grid_facts(kernel.eqn)
+        pairs = list(_blocks(facts)) or list(_scratch(facts, names))
+        for size, tile in pairs:
+            if size in names and 1 < tile < size and tile <= MOST:
+                found.setdefault(names[size], set()).add(tile)
+    return {name: tuple(sorted(tiles)) for name, tiles in found.items()}
+
+
+def _blocks(facts: GridFacts) -> Iterator[tuple[int, int]]:
+    """The size of each axis that is cut, with that of a block."""
+    for block in (*facts.inputs, *facts.outputs):
+        for size, (_, tile, _) in zip(block.shape, block.dims, strict=True):
+            if tile < size:
+                yield size, tile
+
+
+def _scratch(facts: GridFacts, names: Mapping[int, str]) -> Iterator[tuple[int, int]]:
+    """The size of each axis that copies may cut, with that of a copy."""
+    axes = {size for block in (*facts.inputs, *facts.outputs) for size in block.shape} & set(names)
+    for _, aval in facts.scratch:
+        shape = getattr(aval, "shape", ())
+        copied = [size for size in shape if size not in names]
+        for size in axes - set(shape):
+            tiles = [tile for tile in copied if tile > 1 and size % tile == 0]
+            if tiles:
+                yield size, max(tiles)
+
+
+# What a traced call holds that may hang or end the process which executes or simulates it.
+
+
+#: Primitives that call Python, which may do anything.
+CALLBACKS = frozenset({"pure_callback", "io_callback", "debug_callback"})
+
+#: Arrays of more bytes than this may take more memory than there is.
+LARGE_BYTES = 2**30
+
+_COMPARISONS = frozenset({"lt", "le", "gt", "ge", "ne"})
+
+
+@functools.lru_cache(maxsize=256)
+def hazards(jaxpr: Any, *, simulated: bool = False) -> tuple[str, ...]:
+    """What a closed jaxpr holds of these, in words.
+
+    A kernel with semaphores, DMAs or barriers may wait for ever; a while loop that does not count
+    may never end; a callback may do anything; an array of more than 1 GiB may not fit.
+
+    Args:
+      jaxpr: what was traced.
+      simulated: whether the simulator runs it, which ends waits and loops.
+    """
+    found: list[str] = []
+    if not simulated and any(kernel.asynchronous for kernel in kernel_calls(jaxpr)):
+        found.append("semaphores, DMAs or barriers")
+    equations = list(_equations(getattr(jaxpr, "jaxpr", jaxpr)))
+    if not simulated and any(
+        eqn.primitive.name == "while" and not _counts(eqn) for eqn in equations
+    ):
+        found.append("a while loop without a bound")
+    if any(eqn.primitive.name in CALLBACKS for eqn in equations):
+        found.append("a callback")
+    avals = [var.aval for eqn in equations for var in eqn.outvars]
+    avals += [var.aval for var in getattr(jaxpr, "jaxpr", jaxpr).invars]
+    if any(_bytes(aval) > LARGE_BYTES for aval in avals):
+        found.append("an array of more than 1 GiB")
+    return tuple(found)
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in sub_jaxprs(eqn):
+            yield from _equations(inner)
+
+
+def _bytes(aval: Any) -> int:
+    shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
+    if shape is None or not all(isinstance(size, int) for size in shape):
+        return 0
+    return math.prod(shape) * getattr(dtype, "itemsize", 1)
+
+
+def _counts(eqn: Any) -> bool:
+    """Whether a ``while`` is a loop that counts to a bound, as ``fori_loop`` makes it.
+
+    Its condition compares one carried value with another that no iteration changes, and the body
+    adds a constant to the one.
+    """
+    condition, body = eqn.params["cond_jaxpr"].jaxpr, eqn.params["body_jaxpr"].jaxpr
+    first = eqn.params["cond_nconsts"]
+    carried = body.invars[eqn.params["body_nconsts"] :]
+    test = _made_by(condition, condition.outvars[0])
+    if test is None or test.primitive.name not in _COMPARISONS:
+        return False
+    changing: list[int] = []
+    for operand in test.invars:
+        var = _converted(condition, operand)
+        if hasattr(var, "val"):
+            continue
+        if var not in condition.invars:
+            return False
+        place = condition.invars.index(var) - first
+        if place >= 0 and _converted(body, body.outvars[place]) is not carried[place]:
+            changing.append(place)
+    return len(changing) == 1 and _steps(body, carried[changing[0]], body.outvars[changing[0]])
+
+
+def _steps(body: Any, before: Any, after: Any) -> bool:
+    """Whether ``after`` is ``before`` plus or minus a constant that is not 0."""
+    eqn = _made_by(body, _converted(body, after))
+    if eqn is None or eqn.primitive.name not in ("add", "sub"):
+        return False
+    first, second = (_converted(body, var) for var in eqn.invars)
+    if eqn.primitive.name == "add" and second is before:
+        first, second = second, first
+    return first is before and hasattr(second, "val") and bool(second.val != 0)
+
+
+def _converted(jaxpr: Any, var: Any) -> Any:
+    """What a variable is but for its dtype."""
+    eqn = _made_by(jaxpr, var)
+    while eqn is not None and eqn.primitive.name == "convert_element_type":
+        var = eqn.invars[0]
+        eqn = _made_by(jaxpr, var)
+    return var
+
+
+def _made_by(jaxpr: Any, var: Any) -> Any:
+    """The equation that a variable is the result of, or None."""
+    return next((eqn for eqn in jaxpr.eqns if any(var is out for out in eqn.outvars)), None)
+
+
+# What a backend cannot run, by the kernels that were traced.
+
+
+def is_mosaic_gpu(kernel: KernelCall) -> bool:
+    """Whether a kernel is written for Mosaic GPU: ``plgpu.kernel``, or memory spaces of it."""
+    return written_for(kernel.eqn) == "Mosaic GPU"
+
+
+def reaches_devices(kernel: KernelCall) -> bool:
+    """Whether a kernel copies to other devices, signals them, or uses their common barrier."""
+    if "get_barrier_semaphore" in kernel.primitives:
+        return True
+    return any(map(names_a_device, _kernel_equations(kernel.eqn)))
+
+
+def has_empty_operands(kernel: KernelCall) -> bool:
+    """Whether an operand or an output of a kernel has no elements."""
+    atoms = (*kernel.eqn.invars, *kernel.eqn.outvars)
+    return any(0 in getattr(atom.aval, "shape", ()) for atom in atoms)
+
+
+def unsupported(
+    kernels: Sequence[KernelCall], name: str, platform: str, *, interpreting: bool = False
+) -> str | None:
+    """Why a backend cannot run some kernels, as far as their code shows it; None if it can.
+
+    Args:
+      kernels: the traced kernels.
+      name: of the backend, without its target.
+      platform: of the backend: ``"tpu"``, ``"gpu"`` or ``"any"``.
+      interpreting: whether it is an interpreter of JAX. These divide by the sizes of blocks.
+    """
+    for kernel in kernels:
+        if interpreting and has_empty_operands(kernel):
+            return (
+                f"needs a simulator such as tpu-sim: {name} cannot run {kernel.name} on arrays "
+                "without elements"
+            )
+        if platform != "gpu" and is_mosaic_gpu(kernel):
+            return f"needs a GPU backend such as gpu-sim: {kernel.name} is a Mosaic GPU kernel"
+        if name == "interpret" and reaches_devices(kernel):
+            return (
+                "needs tpu-sim or tpu-interpret: interpret cannot run the signals and copies of "
+                f"{kernel.name} to other devices"
+            )
+    return None
+
+
+def _kernel_equations(eqn: Any) -> Iterator[Any]:
+    """All equations inside of one."""
+    for body in sub_jaxprs(eqn):
+        for each in body.eqns:
+            yield each
+            yield from _kernel_equations(each)

@@ -1,0 +1,268 @@
+"""Which part of a ref an access of a kernel's body names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pallas_sim.compat.jaxprs import discharged
+from pallas_sim.compat.places import is_indexer
+from pytest_pallas.grid.kernel_calls import called_jaxpr
+
+
+def window_of(ref_eqn: Any, operands: Sequence[Any]) -> list[Any] | None:
+    """The index of each axis of a ref in a ``get``, ``swap`` or ``addupdate``.
+
+    None if it cannot be followed: the ref is reshaped or indexed twice. An entry is a number or
+    one of ``operands`` for a single index, or an object with ``start``, ``size`` and ``stride``.
+    An empty list is the whole ref.
+
+    Args:
+      ref_eqn: the equation.
+      operands: what it has after the ref, and the value if it has one.
+    """
+    transforms: Any = ref_eqn.params["tree"].unflatten(operands)
+    transforms = transforms if isinstance(transforms, (tuple, list)) else (transforms,)
+    return _indices(transforms)
+
+
+def masked_window(ref_eqn: Any, operands: Sequence[Any]) -> tuple[list[Any] | None, Any, bool]:
+    """The indices of a ``masked_load`` or ``masked_swap``, the value, and whether it has a mask.
+
+    As ``window_of``; the value is None for a load.
+    """
+    parts: Any = ref_eqn.params["args_tree"].unflatten(operands)
+    transforms, rest = parts[1], parts[2:]
+    if ref_eqn.primitive.name == "masked_swap":
+        return _indices(transforms), rest[0], rest[1] is not None
+    return _indices(transforms), None, rest[0] is not None
+
+
+def _indices(transforms: Sequence[Any]) -> list[Any] | None:
+    if not transforms:
+        return []
+    if len(transforms) != 1 or not is_indexer(transforms[0]):
+        return None
+    return list(transforms[0].indices)
+
+
+# Scalars of a kernel at many grid points at once: index maps, and what guards a body's parts.
+#
+# A scalar is an array with one number a grid point. What is computed here is what XLA would
+# compute: integers wrap around, and division rounds towards zero.
+
+
+Points = np.ndarray[Any, Any]
+
+
+def _divided(a: Any, b: Any) -> Any:
+    if a.dtype.kind == "f":
+        return a / b
+    safe = np.where(b == 0, 1, b)
+    quotient = np.abs(a) // np.abs(safe)
+    return (np.where((a < 0) != (b < 0), -quotient, quotient)).astype(a.dtype)
+
+
+def _remainder(a: Any, b: Any) -> Any:
+    return np.fmod(a, np.where(b == 0, 1, b)).astype(a.dtype)
+
+
+_OPERATIONS: Mapping[str, Callable[..., Any]] = {
+    "abs": np.abs,
+    "add": np.add,
+    "and": np.bitwise_and,
+    "ceil": np.ceil,
+    "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
+    "copy": lambda x: x,
+    "div": _divided,
+    "eq": np.equal,
+    "floor": np.floor,
+    "ge": np.greater_equal,
+    "gt": np.greater,
+    "le": np.less_equal,
+    "lt": np.less,
+    "max": np.maximum,
+    "min": np.minimum,
+    "mul": np.multiply,
+    "multiple_of": lambda x: x,
+    "ne": np.not_equal,
+    "neg": np.negative,
+    "not": np.invert,
+    "or": np.bitwise_or,
+    "rem": _remainder,
+    "shift_left": np.left_shift,
+    "shift_right_arithmetic": np.right_shift,
+    "sign": np.sign,
+    "square": np.square,
+    "sub": np.subtract,
+    "xor": np.bitwise_xor,
+}
+
+
+def applied(eqn: Any, operands: Sequence[Points | None]) -> Points | None:
+    """The result of an operation on scalars, or None where it is not one of these.
+
+    Args:
+      eqn: an equation with one result.
+      operands: one array[points] each; None for what is not known.
+    """
+    result = eqn.outvars[0].aval
+    if getattr(result, "shape", None) != () or any(x is None for x in operands):
+        return None
+    name, dtype = eqn.primitive.name, result.dtype
+    with np.errstate(all="ignore"):
+        if name == "select_n":
+            which, *cases = operands
+            assert which is not None
+            return np.choose(which.astype(int), [np.asarray(case) for case in cases])
+        if name == "convert_element_type":
+            return None if operands[0] is None else operands[0].astype(dtype)
+        if name == "integer_pow" and operands[0] is not None:
+            return np.power(operands[0], eqn.params["y"]).astype(dtype)
+        if name in ("broadcast_in_dim", "reshape", "squeeze") and len(operands) == 1:
+            return operands[0]
+        if name in _OPERATIONS:
+            return np.asarray(_OPERATIONS[name](*operands)).astype(dtype)
+    return None
+
+
+def coordinate(eqn: Any, points: Points, vmapped: Sequence[int]) -> Points:
+    """``program_id``: int32[points], of the axis that the body means.
+
+    Args:
+      eqn: the equation.
+      points: int32[dims, points].
+      vmapped: dims of the grid that the body does not count.
+    """
+    counted = [dim for dim in range(len(points)) if dim not in vmapped]
+    return points[counted[eqn.params["axis"]]]
+
+
+def indexed(
+    values: Points, indices: Sequence[Any], read: Callable[[Any], Points | None]
+) -> Points | None:
+    """``ref[i, j]`` of a ref whose values are known, at every grid point; None if it is no scalar.
+
+    Indices beyond the end are clipped, as the portable interpreter does.
+    """
+    if len(indices) != values.ndim:
+        return None
+    found: list[Points] = []
+    for index, size in zip(indices, values.shape, strict=True):
+        if hasattr(index, "start"):
+            return None
+        at = np.asarray(index) if isinstance(index, (int, np.integer)) else read(index)
+        if at is None or not size:
+            return None
+        found.append(np.clip(at, 0, size - 1))
+    return np.broadcast_arrays(values[tuple(found)], *found)[0] if found else values
+
+
+def mapped(
+    index_map: Any, points: Points, scalars: Sequence[Points | None], vmapped: Sequence[int]
+) -> list[Points] | None:
+    """An index map at every grid point, or None where it reads scalars that are not known.
+
+    Args:
+      index_map: its jaxpr.
+      points: int32[dims, points].
+      scalars: values of the prefetched operands; None where they are not known.
+      vmapped: see ``coordinate``.
+
+    Returns:
+      For each output of the map an int32[points].
+    """
+    jaxpr, consts = getattr(index_map, "jaxpr", index_map), getattr(index_map, "consts", ())
+    inputs: list[Any] = [*points, *scalars]
+    try:
+        outputs = _evaluated(jaxpr, consts, inputs, len(points), points, vmapped)
+    except _UnknownError:
+        return None
+    count = points.shape[1]
+    if any(x is None for x in outputs):  # an operation that is not in the table
+        used = _used(jaxpr)
+        if any(
+            value is None and var in used
+            for var, value in zip(jaxpr.invars[len(points) :], scalars, strict=True)
+        ):
+            return None
+        stand_ins = [
+            np.zeros(var.aval.shape, var.aval.dtype) if value is None else value
+            for var, value in zip(jaxpr.invars[len(points) :], scalars, strict=True)
+        ]
+        from pallas_sim.machine import Machine
+        from pallas_sim.simulation import evaluate
+
+        try:
+            batched = _batched(index_map, points, stand_ins)
+            outputs = evaluate(batched, Machine(), [*points, *stand_ins])[: len(outputs)]
+        except Exception:  # whatever JAX rejects; the map is then not known
+            return None
+    return [np.broadcast_to(np.asarray(x), (count,)) for x in outputs]
+
+
+class _UnknownError(Exception):
+    """A scalar operand is read whose value is not known."""
+
+
+def _used(jaxpr: Any) -> set[Any]:
+    return {var for eqn in jaxpr.eqns for var in eqn.invars if not hasattr(var, "val")}
+
+
+def _evaluated(
+    jaxpr: Any,
+    consts: Sequence[Any],
+    inputs: Sequence[Any],
+    refs_from: int,
+    points: Points,
+    vmapped: Sequence[int],
+) -> list[Points | None]:
+    known: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=False))
+    known.update(zip(jaxpr.invars[:refs_from], inputs[:refs_from], strict=True))
+    refs = dict(zip(jaxpr.invars[refs_from:], inputs[refs_from:], strict=True))
+
+    def read(var: Any) -> Any:
+        return np.asarray(var.val, var.aval.dtype) if hasattr(var, "val") else known.get(var)
+
+    for eqn in jaxpr.eqns:
+        if len(eqn.outvars) != 1 and called_jaxpr(eqn) is None:
+            continue
+        name = eqn.primitive.name
+        if name == "program_id":
+            known[eqn.outvars[0]] = coordinate(eqn, points, vmapped)
+        elif name == "get" and eqn.invars[0] in refs:
+            if refs[eqn.invars[0]] is None:
+                raise _UnknownError
+            window = window_of(eqn, eqn.invars[1:])
+            values = np.asarray(refs[eqn.invars[0]])
+            known[eqn.outvars[0]] = None if window is None else indexed(values, window, read)
+        elif (called := called_jaxpr(eqn)) is not None and not refs.keys() & {
+            var for var in eqn.invars if not hasattr(var, "val")
+        }:
+            operands = [read(var) for var in eqn.invars]
+            results = _evaluated(*called, operands, len(operands), points, vmapped)
+            known.update(zip(eqn.outvars, results, strict=True))
+        elif called is None:
+            known[eqn.outvars[0]] = applied(eqn, [read(var) for var in eqn.invars])
+    return [read(var) for var in jaxpr.outvars]
+
+
+def _batched(index_map: Any, points: Points, scalars: Sequence[Any]) -> Any:
+    """An index map of many grid points, as a closed jaxpr of ``points`` and ``scalars``.
+
+    Its first outputs are those of the map, an array[points] each; after them come the scalars,
+    which are refs in the map.
+
+    Args:
+      index_map: its jaxpr.
+      points: int32[dims, points], with one dim at least.
+      scalars: values of the scalar operands.
+    """
+    import jax
+    from jax.extend.core import jaxpr_as_fun
+
+    pure = jaxpr_as_fun(discharged(index_map))
+    axes = (*(0,) * len(points), *(None,) * len(scalars))
+    return jax.make_jaxpr(jax.vmap(pure, axes))(*points, *scalars)

@@ -1,0 +1,353 @@
+"""In the reporting process: send tests to a worker, and use the worker's reports."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import tempfile
+from collections.abc import Callable, Generator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pallas_sim.errors import Fact
+from pytest_pallas.backends import Call
+from pytest_pallas.errors import IsolationError
+from pytest_pallas.grid.kernel_calls import hazards
+from pytest_pallas.isolate import policy
+from pytest_pallas.isolate.messages import (
+    GRACE,
+    StepNote,
+    WorkerReply,
+    WorkerRequest,
+    decoded,
+    encoded,
+    error_of,
+    longest,
+    opening_of,
+    run_in,
+    worker_setup,
+)
+from pytest_pallas.isolate.policy import History
+from pytest_pallas.isolate.worker import ENTRY
+from pytest_pallas.pytest_session import PytestSession, note_raised
+from pytest_pallas.run.result import ResultBuilder
+from pytest_pallas.workers import JobResult, WorkerPool, WorkerSetup
+
+#: The name of the registered plugin.
+PLUGIN = "pallas-isolation"
+
+#: The reports of a worker, by ``when``.
+_REPORTS = pytest.StashKey[dict[str, pytest.TestReport]]()
+
+
+class NeedsIsolation(BaseException):
+    """A traced call should run in its own process.
+
+    Not an ``Exception``, so that neither Hypothesis nor a kernel handles it as a failure.
+    """
+
+    def __init__(self, reasons: Sequence[str], *, kept: bool = False) -> None:
+        """With these reasons; ``kept`` if they apply to later sessions, too."""
+        super().__init__(", ".join(reasons))
+        self.kept = kept
+
+
+class _HazardObserver:
+    """An ``Observer`` that stops the execution of calls that may end the process.
+
+    Attributes:
+      reason: a reason that applies to all calls; "" if the call decides.
+    """
+
+    def __init__(self, reason: str = "") -> None:
+        """For a test without another reason."""
+        self.reason = reason
+
+    def example(self, builder: ResultBuilder, facts: Sequence[Fact]) -> None:
+        """Nothing to do."""
+
+    def traced(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
+        """Raise if the call may end the process."""
+        del call, kernels
+        if self.reason:
+            raise NeedsIsolation([self.reason])
+        found = () if jaxpr is None else hazards(jaxpr)
+        if found:
+            raise NeedsIsolation(found, kept=True)
+
+    def simulated(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
+        """Raise if the call may end the process, although the simulator ends waits and loops."""
+        del call, kernels
+        found = () if jaxpr is None else hazards(jaxpr, simulated=True)
+        if found:
+            raise NeedsIsolation(found, kept=True)
+
+    def ended(self, call: Call) -> None:
+        """Nothing to do."""
+
+
+class Isolator:
+    """The plugin that isolates tests. It starts a worker with the first of them."""
+
+    def __init__(self, session: PytestSession) -> None:
+        """Create for a session."""
+        self.session = session
+        self.history = History(session.config)
+        self._close = contextlib.ExitStack()
+        self._retired = 0
+        self._numbers = itertools.count()
+        session.config.add_cleanup(self.close)
+        session.config.pluginmanager.register(_SimulatedTests(self), f"{PLUGIN}-simulated")
+
+    def close(self) -> None:
+        """Stop the worker."""
+        self._close.close()
+        self.history.close()
+
+    def run(self, item: Any, inside: Callable[[], None]) -> None:
+        """Run the item of a spec in a worker, or here.
+
+        Args:
+          item: the item.
+          inside: runs it here.
+
+        Raises:
+          PallasError: the error of ``inside``, or the worker did not answer.
+        """
+        __tracebackhide__ = True
+        if policy.reason(item, self.history):
+            return self.apart(item)
+        if policy.mode(item) != "auto" or not policy.separable(item):
+            return inside()
+        self.session.observer = _HazardObserver(policy.reason_of_others(item, self.history))
+        try:
+            return inside()
+        except NeedsIsolation as found:
+            if found.kept:
+                self.history.add(policy.key_of(item), str(found))
+        finally:
+            self.session.observer = None
+        self.session.builders.clear()
+        return self.apart(item)
+
+    def apart(self, item: Any) -> None:
+        """Run an item in the worker; its reports replace those of this process.
+
+        Raises:
+          KernelError: the worker died, or did not answer in time.
+          IsolationError: the worker could not run the item.
+        """
+        __tracebackhide__ = True
+        options = self.session.options_for(item)
+        slot: Callable[[], float | None] = getattr(item, "slot", lambda: None)
+        path = Path(item.path)
+        journal = None if options.mutate is None else self._scratch / str(next(self._numbers))
+        request = WorkerRequest(
+            opening=self._opening,
+            nodeid=item.nodeid,
+            path=str(path) if path.is_file() else None,
+            timeout=options.timeout,
+            seconds=slot(),
+            journal=None if journal is None else str(journal),
+            killed=self.session.killed,
+            facts=self._facts(item),
+        )
+        result = run_in(self._pool, self._setup, request)
+        if result.status != "done":
+            raise self.error_of_end(item, result)
+        item.stash[_REPORTS] = self.accept(item, decoded(result.value))
+
+    def _facts(self, item: Any) -> dict[tuple[str, str], Any]:
+        """The facts of the specs that the worker collects with an item."""
+        facts = self.session.facts
+        return {key: known for key, known in facts.items() if known.path == str(item.path)}
+
+    def learn(
+        self,
+        parent: pytest.Collector,
+        spec: tuple[str, str],
+        timeout: float,
+        waiting: Callable[[], None],
+        patience: float,
+    ) -> tuple[Any, str]:
+        """Learn the facts of a spec in the worker.
+
+        Args:
+          parent: the node whose items the spec becomes.
+          spec: the spec, by file and name.
+          timeout: the time limit in seconds.
+          waiting: called once if that takes more than ``patience`` seconds.
+          patience: see ``waiting``.
+
+        Returns:
+          The facts, or a message if the worker died, or has not found the spec; and the last step
+          that the worker has told.
+        """
+        path = Path(parent.path)
+        request = WorkerRequest(
+            opening=self._opening,
+            nodeid="",
+            path=str(path) if path.is_file() else None,
+            timeout=timeout,
+            learns=spec,
+        )
+        limit = longest(timeout) + GRACE  # with the start of the worker's session
+        future = self._pool.submit(self._setup, encoded(request), timeout=limit)
+        try:
+            result = future.result(patience)
+        except TimeoutError:
+            waiting()
+            result = future.result()
+        if result.status != "done":
+            note = StepNote.decode(result.note)
+            step = "" if note is None else note.step
+            return str(error_of(result, "tracing it at collection")), step
+        reply: WorkerReply = decoded(result.value)
+        if reply.exit is not None:
+            pytest.exit(*reply.exit)
+        if reply.facts is None:
+            return "the process for isolated tests has not found it: its calls are not traced", ""
+        return reply.facts, ""
+
+    def accept(self, item: Any, reply: WorkerReply) -> dict[str, pytest.TestReport]:
+        """Use the results of a worker, also of another machine; returns its reports by ``when``.
+
+        Raises:
+          IsolationError: the worker did not collect the item.
+          pytest.exit.Exception: the test called ``pytest.exit``.
+        """
+        if reply.exit is not None:
+            pytest.exit(*reply.exit)
+        if not reply.reports:
+            raise IsolationError(
+                f"{item.nodeid}: the process for isolated tests collected no test with this name. "
+                "The name may depend on the process, such as a random number or the order of a "
+                "set. Make the name reproducible, or run the test with --pallas-isolate=never."
+            )
+        hook = self.session.config.hook
+        reports: dict[str, pytest.TestReport] = {}
+        for data in reply.reports:
+            report = hook.pytest_report_from_serializable(config=item.config, data=data)
+            reports[report.when] = report
+        for warning in reply.warnings:
+            hook.pytest_warning_recorded.call_historic(kwargs=dict(warning))
+        for name, lost in reply.lost_places.items():
+            self.session.lost_places.setdefault(name, lost)
+        self.session.killed |= reply.killed
+        if reply.stained:
+            self._retired += 1
+        if all(report.passed for report in reports.values()):
+            self.history.remove(item.nodeid)
+        if reply.hazards is not None and hasattr(item, "spec"):
+            key = policy.key_of(item)
+            if reply.hazards:
+                self.history.add(key, ", ".join(reply.hazards))
+            elif self.history.reason(key):
+                self.history.remove(key)
+        return reports
+
+    def error_of_end(self, item: Any, result: JobResult) -> Exception:
+        """The error for a worker that did not answer; counts its examples."""
+        note = StepNote.decode(result.note)
+        if note is not None and note.examples:
+            key = (note.kernel, note.check, note.backend)
+            made = ResultBuilder(kernel=note.kernel, check=note.check, backend=note.backend)
+            own = getattr(item, "builder", None)
+            builder = self.session.builders.setdefault(key, own or made)
+            builder.examples = note.examples
+        return error_of(result, getattr(item, "headline", item.name))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Record the running test, in case the session dies."""
+        if not policy.uses_plugin(item) or policy.mode(item) == "never":
+            return (yield)
+        with self.history.running(item.nodeid):
+            return (yield)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Record kernels that raised, here or in the worker: their other items do not run."""
+        note_raised(self.session, report)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
+        """Run a test with the plugin's fixtures in a worker."""
+        __tracebackhide__ = True
+        if not policy.reason(pyfuncitem, self.history):
+            return None
+        self.apart(pyfuncitem)
+        return True
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[Any]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Replace the report of this process with the worker's."""
+        report = yield
+        if call.when == "setup":
+            item.stash[_REPORTS] = {}
+            return report
+        reports = item.stash.get(_REPORTS, {})
+        if call.when == "call" and reports:
+            # A failure before the call happened only in the worker: here, the set-up has passed.
+            return reports.get("call", reports["setup"])
+        if call.when == "teardown" and report.passed:
+            return reports.get("teardown", report)
+        return report
+
+    @cached_property
+    def _scratch(self) -> Path:
+        """A folder for journals, until the session ends."""
+        return Path(self._close.enter_context(tempfile.TemporaryDirectory(prefix="pallas-")))
+
+    @cached_property
+    def _pool(self) -> WorkerPool:
+        return self._close.enter_context(WorkerPool(1))
+
+    @property
+    def _setup(self) -> WorkerSetup:
+        # Another generation is another setup: the pool stops the earlier worker.
+        return worker_setup(ENTRY, str(self._retired), self.session.options.worker_memory)
+
+    @cached_property
+    def _opening(self) -> bytes:
+        return encoded(opening_of(self.session))
+
+
+class _SimulatedTests:
+    """The plugin that runs simulated user-written tests in this process.
+
+    An interpreter runs calls that the simulator does not support yet. If such a call needs
+    isolation, the test restarts in a worker.
+    """
+
+    def __init__(self, isolator: Isolator) -> None:
+        """Create for an isolator, which has the worker."""
+        self._isolator = isolator
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
+        """Run a test, and run it again in the worker if a call needs isolation."""
+        __tracebackhide__ = True
+        isolator = self._isolator
+        reason = policy.reason_of_others(pyfuncitem, isolator.history)
+        if not reason or policy.reason(pyfuncitem, isolator.history):
+            return (yield)
+        session = isolator.session
+        before, session.observer = session.observer, _HazardObserver(reason)
+        try:
+            return (yield)
+        except NeedsIsolation:
+            session.builders.clear()
+        finally:
+            session.observer = before
+        isolator.apart(pyfuncitem)
+        return True
+
+
+def isolator_of(config: pytest.Config) -> Isolator | None:
+    """The isolator plugin, or None in a worker."""
+    return config.pluginmanager.get_plugin(PLUGIN)

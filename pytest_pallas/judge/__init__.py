@@ -1,0 +1,1 @@
+"""Whether an answer is right: the oracle, what rounding may do, tolerances, explanations."""

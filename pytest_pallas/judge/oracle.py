@@ -1,0 +1,415 @@
+"""Expected values: the reference in float64 (oracle) and in the kernel's dtypes (baseline)."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_sim.dtypes import epsilon, is_complex, is_float, wide
+from pallas_sim.errors import SimulationError
+from pytest_pallas.backends.ending import LEAST, MULTIPLE, ending
+from pytest_pallas.backends.execution import digest, to_numpy
+from pytest_pallas.backends.tracing import identity
+from pytest_pallas.budget import FLOAT_BYTES, LastUsed
+from pytest_pallas.errors import KernelReferenceError
+from pytest_pallas.judge.precision import precisions
+from pytest_pallas.judge.references import (
+    Evaluation,
+    Leaves,
+    evaluate_again,
+    evaluate_reference,
+    flatten,
+    least_magnitude,
+    name_of,
+)
+from pytest_pallas.judge.roundings import SPREAD, ProductSums, Rounding, rounded
+from pytest_pallas.judge.tolerance import ROUNDING, Noise, Precision, ProductPrecision
+from pytest_pallas.record import Note
+
+__all__ = ["Expected", "ExpectedCache", "LazyMapping", "Leaves", "expected", "flatten"]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The expected outputs of a kernel.
+
+    Attributes:
+      oracle: the reference in float64 on the host.
+      baseline: the reference in the kernel's own dtypes, and in the precision of its products.
+      depth: the largest dim of any input. A sum in the kernel has at most a few times as many
+        terms, which bounds the effect of another order of summation.
+      sensitivity: by path, the change of the oracle with its inputs; see ``_sensitivity``.
+        Evaluated at its first use, like ``noise``: most outputs pass without it.
+      noise: for a path, the effect of rounding on that output, or None if it is not known. See
+        ``noise_of``.
+      precision: by path, where the reference computes an output's oracle in less than float64. Such
+        an oracle is not more exact than the baseline.
+      fallbacks: the reasons why JAX evaluated a part of the reference, or all; empty if the
+        simulator did.
+      least: the least magnitude that the oracle computes with, 0 if it is not known. Evaluated at
+        its first use.
+      products: the precision of the baseline's products of float32; None for float32.
+      errors_of_sums: by path, what adding products as tensor cores do changes in an output; see
+        ``noise.errors_of_sums``. Evaluated at its first use.
+    """
+
+    oracle: Leaves
+    baseline: Leaves
+    depth: int
+    sensitivity: Mapping[str, float]
+    noise: Callable[[str], Noise | None] = lambda _: None
+    precision: Mapping[str, Precision] = MappingProxyType({})
+    fallbacks: Sequence[str] = ()
+    least: Callable[[], float] = lambda: 0.0
+    products: ProductPrecision | None = None
+    errors_of_sums: Callable[[ProductSums], Mapping[str, np.ndarray[Any, Any]]] = lambda _: {}
+
+    def with_sums(self, sums: Callable[[], ProductSums | None]) -> Expected:
+        """The expected outputs of a kernel whose products are added so, as ``noise`` knows."""
+
+        def noise(path: str) -> Noise | None:
+            found, how = self.noise(path), sums()
+            if found is None or how is None:
+                return found
+            return replace(found, sums=self.errors_of_sums(how).get(path))
+
+        return replace(self, noise=noise)
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """Notes on the reference, for the record."""
+        several = dict.fromkeys(map(str, self.precision.values()))
+        texts = (
+            *(f"the reference computes in {each}, not in float64" for each in several),
+            *(f"the reference was evaluated by JAX: {each}" for each in self.fallbacks),
+        )
+        if self.products is not None:
+            texts += (
+                f"the baseline multiplies float32 as {self.products.name}, the lowest precision "
+                "that the kernel asks for",
+            )
+        return tuple(Note(text, "reference") for text in texts)
+
+
+class LazyMapping(Mapping[str, float]):
+    """A mapping that is evaluated at its first use."""
+
+    def __init__(self, make: Callable[[], Mapping[str, float]]) -> None:
+        """The mapping from ``make``, which is called once."""
+        self._made = functools.cache(make)
+
+    def __getitem__(self, path: str) -> float:
+        return self._made()[path]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made())
+
+    def __len__(self) -> int:
+        return len(self._made())
+
+
+#: Relative size of the perturbation that measures sensitivity. Large, so that a step (a floor, a
+#: comparison) does not look like a steep slope; small against the curvature of a kernel.
+PERTURBATION = 2.0**-6
+
+#: Number of measurements: one perturbation may by chance not change an output.
+PERTURBATIONS = 4
+
+
+#: The message for a reference that does not end.
+_LATE = (
+    f"still not evaluated after {{:g}} s; the limit is {MULTIPLE:g} times --pallas-timeout and a "
+    f"few seconds, and {LEAST:g} s at least"
+)
+
+
+#: Limits on the expected values that are kept: on the number of calls, and on their bytes.
+_CALLS, _CALL_BYTES = 128, 1 << 28
+
+
+@dataclass
+class ExpectedCache:
+    """Cache of the expected values of the last calls, because checks and backends share examples.
+
+    Attributes:
+      seconds: the time limit of a reference.
+      kept: the values.
+    """
+
+    seconds: float = LEAST
+    kept: LastUsed[Expected] = field(default_factory=lambda: LastUsed(_CALLS, _CALL_BYTES))
+
+    def get(
+        self,
+        reference: Callable[..., Any],
+        args: tuple[Any, ...],
+        options: Mapping[str, Any],
+        *,
+        nan_ok: bool = False,
+        products: ProductPrecision | None = None,
+    ) -> Expected:
+        """``expected`` for these arguments, evaluated once."""
+        key = identity(reference), digest((args, dict(options))), nan_ok, products
+        found = self.kept.get(key)
+        if found is None:
+            with ending(self.seconds, _LATE):
+                found = expected(reference, args, options, nan_ok=nan_ok, products=products)
+            leaves = [leaf for leaf in jax.tree.leaves(args) if _is_array(leaf)]
+            leaves += [array for _, array in found.oracle]
+            self.kept.add(key, found, FLOAT_BYTES * sum(map(np.size, leaves)))
+        return found
+
+
+def expected(
+    reference: Callable[..., Any],
+    args: tuple[Any, ...],
+    options: Mapping[str, Any],
+    *,
+    nan_ok: bool = False,
+    products: ProductPrecision | None = None,
+) -> Expected:
+    """Evaluate a reference as oracle and as baseline.
+
+    Args:
+      reference: the function in jnp or numpy.
+      args: pytrees of arrays.
+      options: keyword arguments, passed unchanged.
+      nan_ok: whether the oracle may be NaN where all inputs are finite.
+      products: the precision of the products of float32 in the baseline; see
+        ``references.with_precision``.
+
+    Raises:
+      KernelReferenceError: the reference raised, returned no arrays, or is NaN for finite inputs.
+    """
+    arrays = [to_numpy(leaf) for leaf in jax.tree.leaves(args) if _is_array(leaf)]
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        own = evaluate_reference(reference, args, options, "in the kernel's dtypes", products)
+    with _in_float64():
+        widened = jax.tree.map(_widened, args)
+        double = evaluate_reference(reference, widened, options, "as the float64 oracle")
+    oracle, baseline = double.leaves, own.leaves
+    if not nan_ok and all(_finite(array) for array in arrays):
+        for path, array in oracle:
+            count = int(np.isnan(array).sum()) if is_float(array.dtype) else 0
+            if count:
+                raise KernelReferenceError(
+                    f"the oracle is NaN in {count} of {array.size} elements of "
+                    f"{path or 'the output'}, although every input is finite, so the kernel cannot "
+                    f"be compared with it. Define these elements in {name_of(reference)} (such as "
+                    "0 for a fully masked row), or set nan_ok=True if NaN is the right output."
+                )
+    depth = max((dim for array in arrays for dim in array.shape), default=1)
+    precision = _precision(double, own)
+
+    @functools.cache
+    def noise() -> Mapping[str, Noise]:
+        dtypes = {each.dtype for each in precision.values()}
+        return noise_of(double, baseline, dtypes, products)
+
+    def sensitivity() -> Mapping[str, float]:
+        with _in_float64():
+            return _sensitivity(reference, widened, options, double)
+
+    return Expected(
+        oracle,
+        baseline,
+        max(depth, 1),
+        LazyMapping(sensitivity),
+        lambda path: noise().get(path),
+        precision,
+        tuple(dict.fromkeys((*own.fallbacks, *double.fallbacks))),
+        functools.cache(lambda: least_magnitude(double)),
+        products,
+        functools.cache(functools.partial(errors_of_sums, double)),
+    )
+
+
+def _precision(oracle: Evaluation, baseline: Evaluation) -> Mapping[str, Precision]:
+    """By path, the outputs that are computed in less than float64; see ``analysis.precision``."""
+    if oracle.jaxpr is None or baseline.jaxpr is None:
+        return {}
+    found = precisions(oracle.jaxpr, baseline.jaxpr)
+    return {
+        path: each for (path, _), each in zip(oracle.leaves, found, strict=True) if each is not None
+    }
+
+
+@contextlib.contextmanager
+def _in_float64() -> Generator[None]:
+    """On the host, in float64."""
+    with (
+        jax.default_device(jax.local_devices(backend="cpu")[0]),
+        jax.enable_x64(True),
+        jax.default_matmul_precision("default"),  # a product has only what the reference asks for
+    ):
+        yield
+
+
+def _sensitivity(
+    reference: Callable[..., Any], args: Any, options: Mapping[str, Any], oracle: Evaluation
+) -> Mapping[str, float]:
+    """The change of each output with the inputs: root mean square, per relative change.
+
+    Every float is changed by plus or minus ``PERTURBATION``, ``PERTURBATIONS`` times, with signs
+    from a fixed seed. For a sum this is the size of its terms, even if the sum nearly cancels: the
+    scale of the error of another order of summation. Empty if the reference raises for other
+    inputs.
+    """
+    generator = np.random.Generator(np.random.Philox(0))
+
+    def moved(leaf: Any) -> Any:
+        if not _is_array(leaf) or not _is_inexact(leaf):
+            return leaf
+        signs = generator.integers(0, 2, np.shape(leaf)) * 2 - 1
+        return leaf * (1 + PERTURBATION * signs)
+
+    def near() -> Sequence[np.ndarray[Any, Any]]:
+        if oracle.jaxpr is not None:
+            return evaluate_again(oracle, [moved(array) for array in oracle.arrays])
+        changed = jax.tree.map(moved, args)
+        found = evaluate_reference(reference, changed, options, "near its inputs")
+        return [array for _, array in found.leaves]
+
+    squares = {path: 0.0 for path, array in oracle.leaves if is_float(array.dtype) and array.size}
+    for _ in range(PERTURBATIONS if squares else 0):
+        try:
+            perturbed = near()
+        except (KernelReferenceError, SimulationError):
+            return {}
+        for (path, before), after in zip(oracle.leaves, perturbed, strict=True):
+            if path in squares:
+                with np.errstate(all="ignore"):
+                    change = (wide(after) - wide(before)) / PERTURBATION
+                squares[path] += float(np.square(change[np.isfinite(change)]).sum() / change.size)
+    return {path: float(np.sqrt(total / PERTURBATIONS)) for path, total in squares.items()}
+
+
+def _is_array(leaf: object) -> bool:
+    return isinstance(leaf, (np.ndarray, np.generic, jax.Array))
+
+
+def _widened(leaf: Any) -> Any:
+    """Floats as float64, complex as complex128; everything else unchanged."""
+    if not _is_array(leaf) or _is_key(leaf):
+        return leaf
+    array = np.asarray(leaf)
+    return wide(array) if _is_inexact(array) else array
+
+
+def _is_key(array: Any) -> bool:
+    """Whether it holds typed PRNG keys, as ``jax.random.key`` makes them."""
+    return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+
+
+def _is_inexact(array: Any) -> bool:
+    return not _is_key(array) and (is_float(array.dtype) or is_complex(array.dtype))
+
+
+def _finite(array: np.ndarray[Any, Any]) -> bool:
+    if is_float(array.dtype) or is_complex(array.dtype):
+        return bool(np.isfinite(wide(array)).all())
+    return True
+
+
+# The effect of rounding on the outputs of a reference, measured with random roundings.
+
+
+#: Number of evaluations with random roundings.
+DRAWS = 16
+
+
+def noise_of(
+    oracle: Evaluation,
+    baseline: Leaves,
+    dtypes: Collection[str] = (),
+    products: ProductPrecision | None = None,
+) -> Mapping[str, Noise]:
+    """The effect of rounding on each output of a reference; see ``analysis.roundings``.
+
+    It leaves out float64 outputs, whose rounding the oracle has itself. Empty for a reference that
+    JAX cannot trace.
+
+    Args:
+      oracle: the reference on float64.
+      baseline: its outputs in the kernel's dtypes.
+      dtypes: narrower floats in which it computes, although its inputs are float64.
+      products: the precision of products without an explicit one; None for float32.
+    """
+    if oracle.jaxpr is None:
+        return {}
+    single = epsilon(np.float32)
+    finest = {
+        path: epsilon(array.dtype)
+        for path, array in baseline
+        if (is_float(array.dtype) or is_complex(array.dtype)) and epsilon(array.dtype) >= single
+    }
+    if not finest:
+        return {}
+    try:
+        drawn = {
+            eps: _draws(oracle, eps, dtypes, products) for eps in {0.0, *finest.values()} - {single}
+        }
+    except Exception:  # a rule may not support these values
+        return {}
+    exact = {path: wide(array) for path, array in oracle.leaves}
+    places = {path: place for place, (path, _) in enumerate(oracle.leaves)}
+    return {
+        path: Noise(
+            wide=drawn[0.0][places[path]] - exact[path],
+            narrow=drawn[eps if eps > single else 0.0][places[path]] - exact[path],
+        )
+        for path, eps in finest.items()
+    }
+
+
+def _draws(
+    oracle: Evaluation,
+    narrow: float,
+    dtypes: Collection[str],
+    products: ProductPrecision | None,
+) -> Sequence[np.ndarray[Any, Any]]:
+    """Each output ``DRAWS`` times, with random roundings of float32 and of epsilon ``narrow``."""
+    generator = np.random.Generator(np.random.SFC64(0))
+
+    def error(shape: Sequence[int]) -> np.ndarray[Any, Any]:
+        return generator.uniform(-SPREAD, SPREAD, shape)
+
+    single = ROUNDING * epsilon(np.float32)
+    rounding = Rounding(ROUNDING * narrow, single, error, dtypes, products)
+    draws = rounded(oracle.jaxpr, oracle.arrays, rounding, DRAWS)
+    return [np.stack([wide(leaf) for leaf in leaves]) for leaves in zip(*draws, strict=True)]
+
+
+def errors_of_sums(oracle: Evaluation, sums: ProductSums) -> Mapping[str, np.ndarray[Any, Any]]:
+    """What adding products as tensor cores do changes in each output of a reference.
+
+    Each is float64[DRAWS, *shape]: the terms of the sums come in another order in each draw.
+    Nothing else is rounded. Empty for a reference that JAX cannot trace.
+
+    Args:
+      oracle: the reference on float64.
+      sums: how the kernel's products are added.
+    """
+    if oracle.jaxpr is None:
+        return {}
+    generator = np.random.Generator(np.random.SFC64(0))
+    rounding = Rounding(0.0, 0.0, np.zeros, sums=sums, order=generator.permutation)
+    try:
+        draws = rounded(oracle.jaxpr, oracle.arrays, rounding, DRAWS)
+    except Exception:  # a rule may not support these values
+        return {}
+    found = zip(oracle.leaves, zip(*draws, strict=True), strict=True)
+    with np.errstate(all="ignore"):
+        return {
+            path: np.stack([wide(leaf) for leaf in leaves]) - wide(array)
+            for (path, array), leaves in found
+            if is_float(array.dtype) or is_complex(array.dtype)
+        }

@@ -1,0 +1,226 @@
+"""References that compute in less than float64, although all their floats are float64.
+
+``x.astype(jnp.float32)`` is the dtype that a kernel accumulates in, and makes the oracle no more
+exact than the kernel. It is distinguished from a rounding that is meant by the trace in the
+kernel's dtypes: where that rounds, too, from a wider dtype to the same one, the rounding is part of
+the function.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pallas_sim.compat.jaxprs import is_literal, open_jaxpr, scan_parts, sub_jaxprs
+from pallas_sim.compat.source import place_of_call, source_line
+from pallas_sim.dtypes import epsilon, is_complex, is_float
+from pallas_sim.findings import SourceLine
+from pytest_pallas.errors import is_own
+from pytest_pallas.grid.kernel_calls import called_jaxpr
+from pytest_pallas.judge.roundings import EXACT
+from pytest_pallas.judge.tolerance import Precision
+
+#: Operations that round nothing beyond what their operands have been rounded to.
+_LOSSLESS = EXACT | {"ceil", "floor", "reduce_precision", "round"}
+
+
+@dataclass(frozen=True)
+class _State:
+    """What is known of a value.
+
+    Attributes:
+      widened: whether it depends on an input in float64. Random numbers do not.
+      given: whether it is an input, a constant, or elements of some: in float64, it has no more
+        digits than in the kernel's dtypes.
+      narrowed: where it became narrower than float64; None if it did not, or nothing was lost.
+      lost: whether it had more digits before.
+      computed: the same of a value that was computed from such ones.
+    """
+
+    widened: bool = False
+    given: bool = False
+    narrowed: Precision | None = None
+    lost: bool = False
+    computed: Precision | None = None
+
+    def joined(self, other: _State) -> _State:
+        """What is known if it may be either."""
+        return _State(
+            widened=self.widened or other.widened,
+            given=self.given and other.given,
+            narrowed=self.narrowed or other.narrowed,
+            lost=self.lost or other.lost,
+            computed=self.computed or other.computed,
+        )
+
+
+_States = Sequence[_State]
+_Found = tuple[Precision | None, ...]
+_Cache = weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, _Found]]
+_KNOWN: _Cache = weakref.WeakKeyDictionary()
+
+
+def precisions(oracle: Any, baseline: Any) -> Sequence[Precision | None]:
+    """In which dtype each output is computed if not in float64, by the data flow of the trace.
+
+    An output is reported where a value of float64 is rounded to a narrower float that is computed
+    with afterwards. A last rounding is not, nor one of an input that has no more digits, if what is
+    computed with it is float64 again.
+
+    Args:
+      oracle: what JAX traced under x64, for inputs in float64.
+      baseline: what it traced in the kernel's dtypes.
+    """
+    known = _KNOWN.setdefault(oracle, weakref.WeakKeyDictionary())
+    found = known.get(baseline)
+    if found is None:
+        jaxpr, _ = open_jaxpr(oracle)
+        inputs = [_State(_digits(var.aval) is not None, given=True) for var in jaxpr.invars]
+        states = _Flow(_Meant(baseline)).outputs(jaxpr, inputs)
+        found = known[baseline] = tuple(state.computed for state in states)
+    return found
+
+
+class _Meant:
+    """The roundings that are part of the function."""
+
+    def __init__(self, baseline: Any) -> None:
+        """From what was traced in the kernel's dtypes, looked at where there is a question."""
+        self._baseline = baseline
+        self._known: set[tuple[str, str, str]] | None = None
+
+    def __contains__(self, eqn: Any) -> bool:
+        """Whether an equation rounds in the kernel's dtypes, too."""
+        if self._known is None:
+            jaxpr, _ = open_jaxpr(self._baseline)
+            self._known = {_place(each) for each in _equations(jaxpr) if _narrows(each)}
+        return bool(self._known) and _place(eqn) in self._known
+
+
+def _place(eqn: Any) -> tuple[str, str, str]:
+    dtype = str(eqn.outvars[0].aval.dtype)
+    return (eqn.primitive.name, dtype, source_line(eqn) or "")
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in sub_jaxprs(eqn):
+            yield from _equations(inner)
+
+
+def _narrows(eqn: Any) -> bool:
+    """Whether the result has fewer digits than an operand."""
+    out = _digits(eqn.outvars[0].aval)
+    return out is not None and any(
+        digits is not None and digits < out
+        for digits in (_digits(each.aval) for each in eqn.invars)
+    )
+
+
+def _digits(aval: Any) -> float | None:
+    """The epsilon of a float or complex array; None for anything else."""
+    dtype = getattr(aval, "dtype", None)
+    if not isinstance(dtype, np.dtype) or not (is_float(dtype) or is_complex(dtype)):
+        return None
+    return epsilon(dtype)
+
+
+_DOUBLE = epsilon(np.float64)
+
+
+class _Flow:
+    """The flow of data through a jaxpr."""
+
+    def __init__(self, meant: _Meant) -> None:
+        """With the roundings that count for nothing."""
+        self._meant = meant
+
+    def outputs(self, jaxpr: Any, inputs: _States) -> list[_State]:
+        """What is known of the outputs of an open jaxpr."""
+        states: dict[Any, _State] = {var: _State(given=True) for var in jaxpr.constvars}
+        states.update(zip(jaxpr.invars, inputs, strict=True))
+
+        def read(atom: Any) -> _State:
+            return _State(given=True) if is_literal(atom) else states[atom]
+
+        for eqn in jaxpr.eqns:
+            results = self._results(eqn, [read(atom) for atom in eqn.invars])
+            states.update(zip(eqn.outvars, results, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _results(self, eqn: Any, operands: _States) -> _States:
+        name, params = eqn.primitive.name, eqn.params
+        called = called_jaxpr(eqn)
+        if called is not None:
+            return self.outputs(called[0], operands)
+        if name == "cond":
+            branches = [open_jaxpr(branch)[0] for branch in params["branches"]]
+            return _joined([self.outputs(branch, operands[1:]) for branch in branches])
+        if name == "scan":
+            consts, carried, _ = scan_parts(params, len(operands))
+            return self._loop(params["jaxpr"], operands, consts, carried)
+        if name == "while":
+            first, second = params["cond_nconsts"], params["body_nconsts"]
+            carried = len(operands) - first - second
+            return self._loop(params["body_jaxpr"], operands[first:], second, carried)
+        return [self._result(eqn, operands, _digits(var.aval)) for var in eqn.outvars]
+
+    def _loop(self, body: Any, operands: _States, consts: int, carried: int) -> _States:
+        """What is known after any number of steps."""
+        jaxpr, _ = open_jaxpr(body)
+        carry = list(operands[consts : consts + carried])
+        while True:
+            given = [*operands[:consts], *carry, *operands[consts + carried :]]
+            results = self.outputs(jaxpr, given)
+            after = _joined([carry, results[:carried]])
+            if after == carry:
+                return [*carry, *results[carried:]]
+            carry = after
+
+    def _result(self, eqn: Any, operands: _States, digits: float | None) -> _State:
+        """What is known of a result, of which ``digits`` is the epsilon if it is a float."""
+        name = eqn.primitive.name
+        exact = name in _LOSSLESS or digits is None
+        known = operands[0] if operands else _State(given=True)
+        for operand in operands[1:]:
+            known = known.joined(operand)
+        if digits is None:
+            return _State(known.widened, known.given, computed=known.computed)
+        rounded = [each for each in operands if each.narrowed]
+        if not exact:
+            narrow = digits > _DOUBLE
+            found = next((each.narrowed for each in rounded if each.lost or narrow), None)
+            known = _State(known.widened, computed=known.computed or _of_user(found, eqn))
+        if digits > _DOUBLE and _narrows(eqn):
+            if eqn in self._meant:
+                return _State(known.widened, computed=known.computed)
+            if known.widened and known.narrowed is None:
+                place = Precision(str(eqn.outvars[0].aval.dtype), _line(eqn))
+                return replace(known, narrowed=place, lost=not known.given)
+        return known
+
+
+def _joined(several: Sequence[_States]) -> list[_State]:
+    """What is known of each value if it may be that of any of several."""
+    first, *rest = several
+    joined = list(first)
+    for states in rest:
+        joined = [one.joined(other) for one, other in zip(joined, states, strict=True)]
+    return joined
+
+
+def _of_user(found: Precision | None, eqn: Any) -> Precision | None:
+    """A place in the reference, where a check has rounded: a cotangent, say."""
+    if found is None or found.line is None or not is_own(found.line.file):
+        return found
+    return replace(found, line=_line(eqn) or found.line)
+
+
+def _line(eqn: Any) -> SourceLine | None:
+    place = place_of_call(eqn)
+    return None if place is None else place.at

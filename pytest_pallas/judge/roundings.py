@@ -1,0 +1,558 @@
+"""The precision that a program asks for products of float32, and how its products are added."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from pallas_sim import rules as rules  # which registers them
+from pallas_sim.chips import Accumulation, Accumulations
+from pallas_sim.compat.grids import written_for
+from pallas_sim.compat.jaxprs import KERNEL_PRIMITIVES, sub_jaxprs, without_dead_code
+from pallas_sim.dtypes import epsilon, is_complex, is_float
+from pallas_sim.evaluation import CALLS, Program, Step, called, prepare
+from pallas_sim.machine import Machine, Thread
+from pallas_sim.memory import from_jax, to_output
+from pallas_sim.products import truncated_product
+from pallas_sim.rules.contractions import contraction
+from pallas_sim.scheduler import one_thread
+from pytest_pallas.grid.kernel_calls import kernel_calls
+from pytest_pallas.judge.tolerance import FLOAT32_BITS, ROUNDING, ProductPrecision
+
+_TF32 = ProductPrecision("tf32", 10)
+
+#: The algorithms of JAX that keep less than float32 of an operand, by name. ``X3`` adds up three
+#: products of parts of the operands, which have 11 significant bits in tf32 and 8 in bfloat16.
+_ALGORITHMS = {
+    "TF32_TF32_F32": _TF32,
+    "TF32_TF32_F32_X3": ProductPrecision("3 tf32", 21),
+    "F16_F16_F16": ProductPrecision("float16", 10),
+    "F16_F16_F32": ProductPrecision("float16", 10),
+    "BF16_BF16_BF16": ProductPrecision("bfloat16", 7),
+    "BF16_BF16_F32": ProductPrecision("bfloat16", 7),
+    "BF16_BF16_F32_X3": ProductPrecision("3 bfloat16", 15),
+}
+
+_PRODUCTS = frozenset({"dot_general", "ragged_dot_general", "conv_general_dilated"})
+
+
+@dataclass(frozen=True)
+class ProductSums:
+    """How a kernel's products are added.
+
+    Attributes:
+      accumulation: of the instruction.
+      least: the smallest exponent of the format of its operands.
+    """
+
+    accumulation: Accumulation
+    least: int
+
+
+def is_product(eqn: Any) -> bool:
+    """Whether an equation multiplies arrays of float32 and adds the products up."""
+    return eqn.primitive.name in _PRODUCTS and all(
+        atom.aval.dtype == np.float32 for atom in eqn.invars[:2]
+    )
+
+
+def lowest_precision(jaxpr: Any) -> ProductPrecision | None:
+    """The lowest precision that a program asks of a GPU for its products of float32.
+
+    Dead code asks for nothing.
+
+    Triton multiplies float32 as tf32 unless the precision is ``HIGHEST`` or names an algorithm
+    (``_dot_general_lowering`` in ``jax/_src/pallas/triton/lowering.py``, JAX 0.11.2 and 0.12.0.1).
+    ``jax.lax.Precision`` documents the same of products outside of kernels. Kernels for Mosaic GPU
+    and for TPUs are left out.
+
+    Args:
+      jaxpr: what JAX traced, open or closed.
+
+    Returns:
+      None if no product has less than float32.
+    """
+    asked = (_asked(eqn.params) for eqn in _products(without_dead_code(jaxpr)))
+    return min((each for each in asked if each is not None), key=_bits, default=None)
+
+
+def kept_bits(params: Mapping[str, Any], default: ProductPrecision) -> int:
+    """The fractional bits that a product keeps of an operand, at least those of ``default``.
+
+    Args:
+      params: of the equation.
+      default: the precision of a product that asks for none.
+    """
+    asked = default if _is_default(params["precision"]) else _asked(params)
+    return max(_bits(asked), default.bits)
+
+
+#: The instructions of tensor cores by the primitives of kernels.
+_INSTRUCTIONS = {
+    "dot_general": "dot",
+    "mma": "mma",
+    "wgmma_ref": "wgmma",
+    "tcgen05_mma": "tcgen05_mma",
+}
+
+
+def coarsest_sums(jaxpr: Any, accumulations: Accumulations) -> ProductSums | None:
+    """How the kernels of a program add products: of several ways, that with the fewest bits.
+
+    Args:
+      jaxpr: what JAX traced, open or closed.
+      accumulations: how the chip adds.
+
+    Returns:
+      None if all sums are those of float32, as far as that is known.
+    """
+    found = [
+        ProductSums(accumulations[key], int(ml_dtypes.finfo(dtype).minexp))
+        for kernel in kernel_calls(without_dead_code(jaxpr))
+        for body in sub_jaxprs(kernel.eqn)
+        for key, dtype in _operands(body)
+        if key in accumulations
+    ]
+    return min(found, key=lambda sums: sums.accumulation.fraction_bits, default=None)
+
+
+def _operands(jaxpr: Any) -> Iterator[tuple[tuple[str, str], Any]]:
+    """The instruction and the dtype of each operand of a product."""
+    for eqn in jaxpr.eqns:
+        instruction = _INSTRUCTIONS.get(eqn.primitive.name)
+        if instruction is not None:
+            dtypes = [getattr(atom.aval, "dtype", None) for atom in eqn.invars]
+            for dtype in dict.fromkeys(dtypes):
+                if not isinstance(dtype, np.dtype):
+                    continue  # of a barrier
+                name = "tf32" if instruction == "dot" and dtype == np.float32 else dtype.name
+                yield (instruction, name), dtype
+        for inner in sub_jaxprs(eqn):
+            yield from _operands(inner)
+
+
+def _products(jaxpr: Any) -> Iterator[Any]:
+    for eqn in jaxpr.eqns:
+        if is_product(eqn):
+            yield eqn
+        elif eqn.primitive.name not in KERNEL_PRIMITIVES or written_for(eqn) in ("", "Triton"):
+            for inner in sub_jaxprs(eqn):
+                yield from _products(inner)
+
+
+def _asked(params: Mapping[str, Any]) -> ProductPrecision | None:
+    """The precision of a product of float32 on a GPU; None for float32."""
+    asked = params["precision"]
+    if _is_default(asked):
+        return _TF32
+    if isinstance(asked, tuple):
+        names = {getattr(each, "name", "") for each in asked}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        return None if names == {"HIGHEST"} else _TF32
+    return _ALGORITHMS.get(getattr(asked, "name", ""))
+
+
+def _is_default(asked: Any) -> bool:
+    parts: Any = asked if isinstance(asked, tuple) else (asked,)
+    return all(each is None or getattr(each, "name", "") == "DEFAULT" for each in parts)
+
+
+def _bits(precision: ProductPrecision | None) -> int:
+    return FLOAT32_BITS if precision is None else precision.bits
+
+
+# A traced function with a rounding error after every operation: Monte Carlo arithmetic.
+#
+# Every float that an operation returns is changed by a small random amount, as rounding it would;
+# evaluated several times, the results show what rounding does to this function at these inputs. The
+# method is that of Parker, "Monte Carlo arithmetic: exploiting randomness in floating-point
+# arithmetic", UCLA CSD-970002, 1997, of which this is the random rounding of outputs.
+
+
+#: Operations through which a matrix product is still one: each element is one of the operand.
+_MOVES = frozenset(
+    {
+        *("broadcast_in_dim", "convert_element_type", "copy", "expand_dims", "neg", "reshape"),
+        *("rev", "slice", "squeeze", "transpose"),
+    }
+)
+
+#: Operations each of whose elements is one of some operand, such as a masked matrix product.
+_CHOICES = frozenset({"concatenate", "dynamic_slice", "pad", "select_n"})
+
+#: Operations that move, choose or compare numbers, and round nothing.
+EXACT = _MOVES | {
+    *("abs", "argsort", "clamp", "concatenate", "dynamic_slice", "dynamic_update_slice"),
+    *("gather", "max", "min", "pad", "reduce_max", "reduce_min", "select_n", "sign", "sort"),
+    *("split", "stop_gradient"),
+}
+
+_SUMS = frozenset({"dot_general", "reduce_sum", "cumsum"})
+
+#: Functions that are approximated, which no standard requires to be rounded correctly.
+_APPROXIMATED = frozenset(
+    {
+        *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh"),
+        *("digamma", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "lgamma"),
+        *("log", "log1p", "logistic", "pow", "rsqrt", "sin", "sinh", "tan", "tanh"),
+    }
+)
+
+#: Their error in roundings: up to 2 units in the last place, evenly. That is the bound of most in
+#: float32 in the CUDA C++ Programming Guide ("Mathematical Functions"), and of XLA's for CPUs it
+#: was 0.2 (sin) to 3 (atan, erf), measured.
+_APPROXIMATION = 4.0
+
+#: Equal terms of a sum are rounded alike, all up or all down: added one by one, n of them give an
+#: error of n / 16 ulps in the root mean square over all values, measured. Here in roundings, of
+#: 0.21 ulps each.
+_REPEATED = 0.29
+
+
+#: Types of arrays and of numbers.
+_ARRAYS = (np.ndarray, np.generic)
+
+#: Half the width of the uniform distribution with mean square 1.
+SPREAD = math.sqrt(3)
+
+#: A value of a narrow dtype moves to a neighbor with this probability, so that the mean square is
+#: that of rounding to nearest, 1/12 ulps. Rounded to the dtype, a uniform number from -0.545 to
+#: 0.545 ulps does that.
+_MOVED = 1 / 12
+_DITHER = 0.5 / (1 - _MOVED)
+
+#: So near, relative to it, a number is one of the precision of products: what computes it may round
+#: differently in float32.
+_ALMOST = 2.0**-20
+
+#: Below so many ulps, a uniform error that is rounded to nearest is mostly no error.
+_LEAST = 0.8
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Root mean square of one rounding, relative to the number.
+
+    Attributes:
+      narrow: of the dtype that arrays are kept in.
+      wide: of the dtype that is computed in.
+      error: uniform random numbers of mean 0 and mean square 1, others at each call:
+        float64[shape].
+      dtypes: names of floats narrower than float64 in which values are rounded at random, too.
+        Values of others are rounded to nearest: the function means to round them.
+      products: the precision of matrix products without an explicit one; None for the wide dtype.
+      sums: how tensor cores add the products of matrix products; None for exact sums.
+      order: gives the order of so many terms of such a sum.
+    """
+
+    narrow: float
+    wide: float
+    error: Callable[[Sequence[int]], np.ndarray[Any, Any]]
+    dtypes: Collection[str] = ()
+    products: ProductPrecision | None = None
+    sums: ProductSums | None = None
+    order: Callable[[int], np.ndarray[Any, Any]] = np.arange
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """What a variable holds.
+
+    Attributes:
+      array: its value.
+      given: whether it is an input of the function, or a rearrangement of some: not rounded yet.
+      terms: of a matrix product, the root of the sum of squares of its terms; else None.
+      again: of a matrix product, how far another one may be that is equal but for rounding; else
+        None.
+      products: the numbers of the matrix products whose elements it has.
+    """
+
+    array: Any
+    given: bool = False
+    terms: Any = None
+    again: Any = None
+    products: frozenset[int] = frozenset()
+
+
+def rounded(jaxpr: Any, arrays: Sequence[Any], rounding: Rounding, draws: int) -> list[list[Any]]:
+    """The outputs of a jaxpr ``draws`` times, each with rounding errors of its own on the way.
+
+    - Every operation's result is rounded in the wide dtype. Functions such as ``exp`` have four
+      roundings, and one of each argument: 2^x is commonly e^(x log 2), whose product is rounded.
+      The error of a sum of n terms is
+      relative to the sum of their magnitudes and ``sqrt(n)`` times as large, whatever the order
+      (Higham and Mary, 2019; see ``numerics.summation_error``), or, if m neighbouring terms are
+      equal, ``m / 16`` times as large.
+    - Every term of a sum, and every operand of a matrix product, is rounded in the narrow dtype,
+      unless it is an input as it came. So is each use of a matrix product in arithmetic, relative
+      to its terms: the kernel may have got it from operands that were rounded, or from another
+      product (in the gradient of attention ``sum(p * dp)`` is ``sum(o * do)``, with a rounded
+      output ``o``). For that reason uses after the first have the error of a sum of their own.
+    - Every operand of a matrix product is rounded in the precision of products, unless it is a
+      number of that precision. Uses of a product after the first have the error of two such
+      operands.
+
+    Functions that are called are entered; loops and branches count as one operation. An operation
+    on arrays without errors is evaluated once for all draws: a loop over the time steps of a
+    recurrent function is most of its cost.
+
+    Args:
+      jaxpr: what JAX traced of a function on float64.
+      arrays: one for each of its inputs.
+      rounding: how large the errors are.
+      draws: the number of evaluations.
+    """
+    avals = [var.aval for var in getattr(jaxpr, "jaxpr", jaxpr).invars]
+    inputs = [_Value(from_jax(x, aval), given=True) for x, aval in zip(arrays, avals, strict=True)]
+    program, results = prepare(jaxpr), _Results([value.array for value in inputs])
+    outputs = list[list[Any]]()
+    with np.errstate(all="ignore"), one_thread():
+        for _ in range(draws):
+            values = _Evaluator(rounding, results).evaluate(program, inputs)
+            outputs.append([to_output(value.array) for value in values])
+    return outputs
+
+
+class _Results:
+    """Results of operations on arrays that are the same in every draw."""
+
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        """No results yet; ``inputs`` are the same in every draw."""
+        self._same = dict[int, Any]()  # keeps them, so that no other array has their id
+        self._of = dict[tuple[int, ...], tuple[Step, Sequence[Any]]]()
+        self.add(inputs)
+
+    def add(self, arrays: Sequence[Any]) -> None:
+        """Take note of arrays that are the same in every draw."""
+        self._same.update((id(array), array) for array in arrays)
+
+    def get(self, step: Step, arrays: Sequence[Any], bind: Callable[[], Sequence[Any]]) -> Any:
+        """The results of a step, from an earlier draw if its operands are always the same."""
+        if not all(id(array) in self._same for array in arrays):
+            return bind()
+        key = (id(step), *map(id, arrays))
+        if key not in self._of:
+            results = bind()
+            if not all(isinstance(result, _ARRAYS) for result in results):
+                return results
+            self._of[key] = step, results
+            self.add(results)
+        return self._of[key][1]
+
+
+class _Evaluator:
+    """Evaluates programs with rounding errors."""
+
+    def __init__(self, rounding: Rounding, results: _Results) -> None:
+        """With errors of that size, for one draw."""
+        self._rounding = rounding
+        self._results = results
+        self._thread = Thread(Machine())
+        self._count = 0
+        self._spent: set[int] = set()  # the products that arithmetic has used
+
+    def evaluate(self, program: Program, inputs: Sequence[_Value]) -> list[_Value]:
+        """The results of a program."""
+        self._results.add([value for value in program.slots if isinstance(value, _ARRAYS)])
+        values: list[Any] = [
+            None if value is None else _Value(value, given=True) for value in program.slots
+        ]
+        for slot, value in zip(program.inputs, inputs, strict=True):
+            values[slot] = value
+        for step in program.steps:
+            operands = [values[slot] for slot in step.ins]
+            if step.equation.name in CALLS:
+                results = self.evaluate(prepare(called(step.equation.params)), operands)
+            else:
+                results = self._apply(step, operands)
+            for slot, value in zip(step.outs, results, strict=True):
+                values[slot] = value
+        return [values[slot] for slot in program.outputs]
+
+    def _apply(self, step: Step, operands: Sequence[_Value]) -> list[_Value]:
+        """One operation."""
+        name, wide = step.equation.name, self._rounding.wide
+        moves = name in _MOVES or name in _CHOICES
+        if moves and any(operand.terms is not None for operand in operands):
+            return [self._product(step, operands)]
+        arrays = list[Any]()
+        for operand in operands:
+            arrays.append(self._used(operand, name))
+            self._spent |= operand.products
+        if name in _APPROXIMATED:
+            arrays = [self._off(array, wide) for array in arrays]
+            results = self._bind(step, arrays)
+            return [_Value(self._off(result, _APPROXIMATION * wide)) for result in results]
+        if name == "dot_general":
+            unit = self._unit(step.equation.params)
+            arrays = [self._of_product(array, unit) if unit else array for array in arrays]
+        results = self._bind(step, arrays)
+        if name == "dot_general" and self._rounding.sums is not None:
+            results = [self._truncated(step, arrays, results[0], self._rounding.sums)]
+        if name in _SUMS:
+            return [self._summed(step, arrays, results[0])]
+        if name in EXACT:
+            given = all(operand.given for operand in operands if _is_inexact(operand.array))
+            return [_Value(result, given=given or not _is_inexact(result)) for result in results]
+        return [
+            _Value(self._off(result, wide)) if _is_inexact(result) else _Value(result, given=True)
+            for result in results
+        ]
+
+    def _product(self, step: Step, operands: Sequence[_Value]) -> _Value:
+        """Elements of a matrix product in other places, or some of them and others.
+
+        An element of another operand is its own only term, and is no other when it is used again.
+        """
+        (moved,) = self._bind(step, [operand.array for operand in operands])
+        terms, again = list[Any](), list[Any]()
+        for operand in operands:
+            array = operand.array
+            if not _is_inexact(array):  # what is chosen, or where
+                terms.append(array)
+                again.append(array)
+                continue
+            alone = np.zeros_like(array) if operand.given else np.abs(array).astype(array.dtype)
+            terms.append(alone if operand.terms is None else operand.terms)
+            again.append(np.zeros_like(array) if operand.again is None else operand.again)
+        sizes = np.abs(self._bind(step, terms)[0])
+        products = frozenset[int]().union(*(operand.products for operand in operands))
+        return _Value(
+            moved, terms=sizes, again=np.abs(self._bind(step, again)[0]), products=products
+        )
+
+    def _used(self, operand: _Value, name: str) -> Any:
+        """An operand as the operation ``name`` may have it."""
+        array = operand.array
+        if operand.given or name in EXACT or not _is_inexact(array):
+            return array
+        narrow = self._rounding.narrow
+        if operand.terms is not None:
+            if operand.products & self._spent:
+                array = self._moved(array, operand.again)
+            return self._moved(array, narrow * operand.terms) if narrow else array
+        return self._off(array, narrow) if narrow and name in _SUMS else array
+
+    def _off(self, array: Any, size: float) -> Any:
+        """A float with a relative error of ``size``, each element its own."""
+        return self._moved(array, size * np.abs(array)) if _is_inexact(array) else array
+
+    def _moved(self, array: Any, size: Any) -> Any:
+        """A float with an absolute error of ``size``, each element its own, in its dtype.
+
+        An infinity has none: a score that is masked by one stays masked.
+        """
+        error = self._rounding.error(np.shape(array))
+        size = np.where(np.isfinite(array), size, 0.0)
+        dtype = array.dtype
+        if dtype in (np.float64, np.complex128):
+            return array + size * error
+        size = np.asarray(size, np.float64)
+        if is_float(dtype) and dtype.name in self._rounding.dtypes:
+            number = np.maximum(np.abs(np.asarray(array, np.float64)), np.finfo(np.float64).tiny)
+            ulp = epsilon(dtype) * np.exp2(np.floor(np.log2(number)))
+            few = (size > 0) & (SPREAD * size < _LEAST * ulp)
+            size = np.where(few, _DITHER / SPREAD * ulp, size)
+        wide = np.asarray(array, np.complex128 if is_complex(dtype) else np.float64)
+        return (wide + size * error).astype(dtype)
+
+    def _unit(self, params: Any) -> float:
+        """The last bit of an operand of a product, relative to it; 0 if that is of float32."""
+        products = self._rounding.products
+        bits = FLOAT32_BITS if products is None else kept_bits(params, products)
+        return 2.0**-bits if bits < FLOAT32_BITS else 0.0
+
+    def _of_product(self, array: Any, unit: float) -> Any:
+        """An operand of a product with the errors of rounding it, where it has more bits."""
+        if not is_float(array.dtype):
+            return array
+        size = np.abs(array).astype(np.float64)
+        bits = np.frexp(size)[0] * 2 / unit
+        few = np.abs(bits - np.rint(bits)) * unit <= _ALMOST
+        return self._moved(array, np.where(few, 0.0, ROUNDING * unit * size))
+
+    def _summed(self, step: Step, arrays: Sequence[Any], result: Any) -> _Value:
+        """A sum with the error of its order."""
+        if not _is_inexact(result):
+            return _Value(result, given=True)
+        axes = [_summed_axes(step, position) for position in range(len(arrays))]
+        count = math.prod(arrays[0].shape[axis] for axis in axes[0])
+        magnitude = np.abs(self._bind(step, [np.abs(array) for array in arrays])[0])
+        growth: Any = math.sqrt(count)
+        equal = [_repeated(array, a) for array, a in zip(arrays, axes, strict=True)]
+        if all(each is not None for each in equal):
+            growth = np.maximum(growth, _REPEATED * np.abs(self._bind(step, equal)[0]))
+        size = self._rounding.wide * growth * magnitude
+        array = self._moved(result, size)
+        if step.equation.name != "dot_general":
+            return _Value(array)
+        self._count += 1
+        terms, again = np.zeros_like(size), size
+        unit = self._unit(step.equation.params)
+        if self._rounding.narrow or unit:
+            (squares,) = self._bind(step, [np.square(np.abs(array)) for array in arrays])
+            root = np.sqrt(np.abs(squares))
+            terms = root if self._rounding.narrow else terms
+            again = np.hypot(size, math.sqrt(2) * ROUNDING * unit * root)
+        return _Value(array, terms=terms, again=again, products=frozenset({self._count}))
+
+    def _truncated(self, step: Step, arrays: Sequence[Any], result: Any, sums: ProductSums) -> Any:
+        """A matrix product as tensor cores add it, in a random order of its terms."""
+        finite = all(np.isfinite(array).all() for array in (*arrays, result))
+        if not finite or not all(is_float(array.dtype) for array in arrays):
+            return result
+
+        def multiply(a: Any, b: Any) -> Any:
+            order = self._rounding.order(a.shape[-1])
+            a, b = a[..., order].astype(np.float64), b[..., order, :].astype(np.float64)
+            if a.ndim == 3:
+                return np.stack([added(*matrices) for matrices in zip(a, b, strict=True)])
+            return added(a, b)
+
+        def added(a: Any, b: Any) -> Any:
+            return truncated_product(a, b, None, sums.accumulation, (sums.least, sums.least))
+
+        lhs, rhs = arrays
+        product = contraction(
+            lhs.shape, rhs.shape, step.equation.params["dimension_numbers"], multiply
+        )
+        return product(lhs, rhs).astype(result.dtype)
+
+    def _bind(self, step: Step, arrays: Sequence[Any]) -> Any:
+        """The results of an operation."""
+
+        def bind() -> Sequence[Any]:
+            results = step.evaluate(*[self._thread] * step.threaded, *arrays)
+            return results if step.several else [results]
+
+        return self._results.get(step, arrays, bind)
+
+
+def _summed_axes(step: Step, position: int) -> tuple[int, ...]:
+    """The axes of an operand that are summed over."""
+    name, params = step.equation.name, step.equation.params
+    if name == "dot_general":
+        return tuple(params["dimension_numbers"][0][position])
+    return (params["axis"],) if name == "cumsum" else tuple(params["axes"])
+
+
+def _repeated(array: Any, axes: Sequence[int]) -> Any:
+    """1.0 where an element equals the next one along the last of ``axes`` and is not 0; or None."""
+    if not axes:
+        return None
+    equal = (array == np.roll(array, -1, axes[-1])) & (array != 0)
+    return equal.astype(array.dtype) if equal.any() else None
+
+
+def _is_inexact(array: Any) -> bool:
+    return _is_inexact_dtype(array.dtype)
+
+
+@functools.cache
+def _is_inexact_dtype(dtype: Any) -> bool:
+    return isinstance(dtype, np.dtype) and (is_float(dtype) or is_complex(dtype))

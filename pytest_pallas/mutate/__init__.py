@@ -1,0 +1,32 @@
+"""Mutants of kernels: what a mistake makes of the traced program. Nothing is run here."""
+
+from __future__ import annotations
+
+from pytest_pallas.mutate.model import (
+    Change,
+    EquationSite,
+    KernelSite,
+    Mutant,
+    Operator,
+    Replacement,
+    call_operator,
+    operator,
+)
+from pytest_pallas.mutate.operators import added_operators, declared_operators, known_operators
+from pytest_pallas.mutate.programs import mutants_of, mutated
+
+__all__ = [
+    "Change",
+    "EquationSite",
+    "KernelSite",
+    "Mutant",
+    "Operator",
+    "Replacement",
+    "added_operators",
+    "call_operator",
+    "declared_operators",
+    "known_operators",
+    "mutants_of",
+    "mutated",
+    "operator",
+]

@@ -1,0 +1,184 @@
+"""Run user-written tests on the mutants of the kernels that they run."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import time
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from pallas_sim.compat.source import own_lines
+from pallas_sim.errors import Fact
+from pytest_pallas.compat.fuzzing import hypothesis_settings, set_hypothesis_settings
+from pytest_pallas.errors import MutantError
+from pytest_pallas.mutate import Mutant, mutants_of, mutated
+from pytest_pallas.mutate.programs import canonical
+from pytest_pallas.mutate.runner import JOURNAL, Journal, KilledBy, MutantRun, run_mutants, sampled
+from pytest_pallas.pytest_session import PytestSession
+from pytest_pallas.run.result import ResultBuilder
+
+#: The name of the registered plugin.
+PLUGIN = "pallas-mutants"
+
+
+class _TraceRecorder:
+    """An ``Observer`` that records traces, and forwards to another one."""
+
+    def __init__(self, other: Any) -> None:
+        """Forward to ``other``, if there is one."""
+        self.other = other
+        self.programs: list[Any] = []
+
+    def example(self, builder: Any, facts: Sequence[Fact]) -> None:
+        """An example begins."""
+        if self.other is not None:
+            self.other.example(builder, facts)
+
+    def traced(self, call: Any, jaxpr: Any, kernels: Sequence[Any]) -> None:
+        """A call was traced."""
+        self._keep(jaxpr)
+        if self.other is not None:
+            self.other.traced(call, jaxpr, kernels)
+
+    def simulated(self, call: Any, jaxpr: Any, kernels: Sequence[Any]) -> None:
+        """A call was traced, for the simulator."""
+        self._keep(jaxpr)
+        if self.other is not None:
+            self.other.simulated(call, jaxpr, kernels)
+
+    def _keep(self, jaxpr: Any) -> None:
+        if jaxpr is not None and all(jaxpr is not each for each in self.programs):
+            self.programs.append(jaxpr)
+
+    def ended(self, call: Any) -> None:
+        """A call was executed."""
+        if self.other is not None:
+            self.other.ended(call)
+
+
+class TestMutantRunner:
+    """The plugin for ``--pallas-mutate`` in a process that runs tests."""
+
+    __test__ = False
+
+    def __init__(self, session: PytestSession, reseed: Callable[[PytestSession], None]) -> None:
+        """Create for a session, whose random generators ``reseed`` resets."""
+        self.session, self.reseed = session, reseed
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
+        """Run a test, and then again with each mutant of the kernels that it ran."""
+        __tracebackhide__ = True
+        backend = getattr(getattr(pyfuncitem, "callspec", None), "params", {}).get("pallas_backend")
+        if getattr(backend, "kind", None) not in ("simulating", "interpreting"):
+            return (yield)
+        before = self.session.observer
+        self.session.observer = seen = _TraceRecorder(before)
+        with own_lines():
+            try:
+                result = yield
+            finally:
+                self.session.observer = before
+            if seen.programs:
+                self._run_mutants(pyfuncitem, seen.programs)
+        return result
+
+    def _run_mutants(self, item: pytest.Function, programs: Sequence[Any]) -> None:
+        session = self.session
+        options = session.options_for(item)
+        inside = [mutants_of(program, session.operators) for program in programs]
+        found = list(dict.fromkeys(mutant for each in inside for mutant in each))
+        path = item.stash.get(JOURNAL, None)
+        journal = Journal(None if path is None else Path(path))
+        builders = dict(session.builders)
+        place = _place(item)
+
+        def same(mutant: Mutant) -> str:
+            several = [p for p, each in zip(programs, inside, strict=True) if mutant in each]
+            try:
+                if any(canonical(mutated(p, mutant)) != canonical(p) for p in several):
+                    return ""
+            except MutantError:
+                return ""
+            return f"the same program after simplification, in {len(several)} calls"
+
+        def attempt(mutant: Mutant) -> MutantRun:
+            error = self._failure(item, mutant)
+            if isinstance(error, MutantError):
+                return MutantRun(None, 1, str(error))
+            if error is None:
+                return MutantRun(None, 1, same=same(mutant))
+            return MutantRun(KilledBy(item.name, type(error).__name__), 1)
+
+        started = time.monotonic()
+        until = started + options.mutate_time if options.mutate_time else None
+        verdicts = run_mutants(
+            sampled(found, options.mutate or 0, options.seed),
+            attempt,
+            journal=journal,
+            name=item.name,
+            killed=session.killed,
+            until=until,
+            same=same,
+        )
+        session.builders.clear()
+        session.builders.update(builders)
+        for kernel in dict.fromkeys(verdict.kernel for verdict in verdicts):
+            of_kernel = [verdict for verdict in verdicts if verdict.kernel == kernel]
+            builder = ResultBuilder(kernel=kernel, check="mutants", backend=place)
+            builder.mutants = [dataclasses.asdict(verdict) for verdict in of_kernel]
+            session.builders[kernel, "mutants", place] = builder
+
+    def _failure(self, item: pytest.Function, mutant: Mutant) -> BaseException | None:
+        """The error of the test with a mutant; None if it passes."""
+        session = self.session
+        session.builders.clear()
+        self.reseed(session)
+        session.mutant = mutant
+        try:
+            with _quick(item.obj):
+                item.obj(**_arguments(item))
+        except pytest.skip.Exception:
+            return None
+        except (Exception, pytest.fail.Exception) as error:
+            return error
+        finally:
+            session.mutant = None
+        return None
+
+
+def _place(item: pytest.Function) -> str:
+    """The backend of a test, as in records."""
+    from pytest_pallas.backends import label
+
+    return label(cast("Any", item).callspec.params["pallas_backend"])
+
+
+def _arguments(item: pytest.Function) -> dict[str, Any]:
+    """The fixtures that are arguments of the test function."""
+    taken = inspect.signature(item.obj).parameters
+    return {name: value for name, value in item.funcargs.items() if name in taken}
+
+
+@contextlib.contextmanager
+def _quick(function: Callable[..., Any]) -> Generator[None]:
+    """Let Hypothesis stop at the first failure, and save none."""
+    from hypothesis import Phase, settings
+
+    own = hypothesis_settings(function)
+    if own is None:
+        yield
+        return
+    phases = tuple(p for p in own.phases if p in (Phase.explicit, Phase.generate))
+    set_hypothesis_settings(
+        function, settings(own, phases=phases, database=None, report_multiple_bugs=False)
+    )
+    try:
+        yield
+    finally:
+        set_hypothesis_settings(function, own)

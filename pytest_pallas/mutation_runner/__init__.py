@@ -1,1 +1,0 @@
-"""Run mutants, and report which of them the checks of a project kill."""

@@ -1,1 +1,0 @@
-"""Options: ``table`` declares them, and ``values`` has the values of a session."""

@@ -1,0 +1,276 @@
+"""Arrays as safetensors, of every dtype that JAX has.
+
+The format has names for most of them. Others (4 bits and less, complex128) are stored as their
+bytes; shape and dtype of every array are in the manifest besides, and those count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from pallas_sim.errors import OptionError
+from pytest_pallas.backends.execution import to_numpy
+from pytest_pallas.decoding import AsWritten, DataError, decode, parse, shown
+from pytest_pallas.errors import GoldenError
+
+type Array = np.ndarray[Any, Any]
+
+#: dtypes that the format has a name for; see the documentation of safetensors.
+_NAMED = frozenset(
+    {
+        *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+        *("float16", "float32", "float64", "bfloat16", "complex64"),
+        *("float8_e4m3fn", "float8_e5m2"),
+    }
+)
+
+
+#: Limit on the header of a file, as the format has it.
+_MOST_HEADER = 100_000_000
+
+_Metadata = Mapping[str, Annotated[str, AsWritten()]]
+
+
+def dump(arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Arrays by name, as the bytes of a file; equal arrays give equal bytes.
+
+    Raises:
+      OptionError: safetensors is not installed.
+    """
+    save = _module("safetensors.numpy").save
+    return bytes(save({name: _named(array) for name, array in arrays.items()}, metadata))
+
+
+def load(content: bytes, kinds: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Array]:
+    """The arrays of a file, whose dtypes and shapes are those of ``kinds``.
+
+    Raises:
+      GoldenError: the content is none of that.
+      OptionError: safetensors is not installed.
+    """
+    module = _module("safetensors")
+    try:
+        stored = {name: bytes(each["data"]) for name, each in module.deserialize(content)}
+    except module.SafetensorError as error:
+        problem = shown(str(error))[:200]
+        raise GoldenError(f"this is no safetensors file, or a part of one: {problem}") from None
+    found: dict[str, Array] = {}
+    for name, (dtype, shape) in kinds.items():
+        if name not in stored:
+            raise GoldenError(f"the array {name!r} is missing in its file")
+        found[name] = _array(name, stored[name], dtype_of(dtype), shape)
+    return found
+
+
+def metadata_of(content: bytes) -> Mapping[str, str]:
+    """The metadata of a file.
+
+    Raises:
+      GoldenError: the content is no safetensors file.
+    """
+    length = int.from_bytes(content[:8], "little")
+    try:
+        if not 0 < length <= min(len(content) - 8, _MOST_HEADER):
+            raise DataError(f"its header has {length:,} bytes")
+        header: Any = decode(Mapping[str, Any], parse(content[8 : 8 + length]))
+        return decode(_Metadata, header.get("__metadata__", {}))
+    except DataError as error:
+        raise GoldenError(f"this is no safetensors file, or a part of one: {error}") from None
+
+
+def digest(array: Array) -> str:
+    """SHA-256 of an array's dtype, shape and bytes."""
+    head = f"{array.dtype.name} {array.shape} ".encode()
+    return hashlib.sha256(head + np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+_DTYPE = re.compile(r"[a-z][a-z0-9_]{1,30}")
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """The dtype of this name.
+
+    Raises:
+      GoldenError: there is none.
+    """
+    try:
+        if _DTYPE.fullmatch(name):
+            found = np.dtype(getattr(ml_dtypes, name, name))
+            # ``np.dtype`` has texts for records, objects and times, too
+            if found.name == name and (found.kind in "biufc" or hasattr(ml_dtypes, name)):
+                return found
+    except (TypeError, ValueError):
+        pass
+    raise GoldenError(f"there is no dtype {shown(repr(name)[:60])}")
+
+
+def _named(array: Array) -> Array:
+    array = np.ascontiguousarray(array)
+    if array.dtype.name in _NAMED:
+        return array
+    return np.frombuffer(array.tobytes(), np.uint8)
+
+
+def _array(name: str, content: bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    count = 1
+    for size in shape:
+        count *= size
+    if count * dtype.itemsize != len(content):
+        raise GoldenError(
+            f"the array {name!r} must be {dtype.name}{list(shape)}, but it has {len(content)} bytes"
+        )
+    try:
+        return np.frombuffer(content, dtype).reshape(shape)
+    except ValueError as error:  # more dims or elements than numpy has
+        raise GoldenError(f"the array {name!r} cannot be {dtype.name}: {error}") from None
+
+
+def _module(name: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise OptionError(
+            "goldens are kept as safetensors: pip install 'pytest-pallas[golden]'"
+        ) from None
+
+
+# Calls as JSON and arrays, without pickles, and back again without executing anything.
+#
+# What is none of the kinds below (a function, a mask object) is written as ``opaque``, by name:
+# such a call is told from others, and has to be drawn again to be made.
+
+
+@dataclass
+class Written:
+    """A value as JSON beside its arrays.
+
+    Attributes:
+      plain: JSON; an array is ``{"array": number}``.
+      arrays: by that number.
+      opaque: what cannot be made from this, in words.
+    """
+
+    plain: Any = None
+    arrays: list[Array] = field(default_factory=list[Array])
+    opaque: list[str] = field(default_factory=list[str])
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all of it."""
+        text = json.dumps([self.plain, [digest(array) for array in self.arrays]], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write(value: Any) -> Written:
+    """A value made of arrays, numbers, strings, dtypes, and containers of those."""
+    written = Written()
+    written.plain = _plain(value, written)
+    return written
+
+
+def read(plain: Any, arrays: Sequence[Array]) -> Any:
+    """The value that ``write`` was given.
+
+    Raises:
+      GoldenError: it was written otherwise, or has parts that cannot be made.
+    """
+    try:
+        return _value(plain, arrays)
+    except GoldenError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
+        raise GoldenError(f"a call that cannot be read: {shown(str(error))[:200]}") from None
+
+
+def call_of(value: Any) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]:
+    """A call that was read: positional arguments, options and tuning.
+
+    Raises:
+      GoldenError: it is none.
+    """
+    match value:
+        case (tuple(args), dict(options), dict(tuning)):
+            return args, options, tuning
+        case _:
+            raise GoldenError("it holds no call")
+
+
+def _plain(value: Any, written: Written) -> Any:
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if type(value) in (int, float):
+        return value if math.isfinite(value) else {"float": str(value)}
+    if isinstance(value, (jax.Array, np.ndarray, np.generic)):
+        return _stored_array(value, written)
+    if isinstance(value, np.dtype):
+        return {"dtype": value.name}
+    # A named tuple is another class than the one it would come back as.
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return {"tuple": [_plain(each, written) for each in value]}
+    if type(value) is list:
+        return {"list": [_plain(each, written) for each in value]}
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {"dict": {key: _plain(value[key], written) for key in sorted(value)}}
+    words = _words(value)
+    written.opaque.append(words)
+    return {"opaque": words}
+
+
+def _stored_array(value: Any, written: Written) -> Any:
+    number = len(written.arrays)
+    if isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
+        written.arrays.append(np.asarray(jax.random.key_data(value)))
+        return {"key": str(jax.random.key_impl(value)), "array": number}
+    written.arrays.append(to_numpy(value) if isinstance(value, jax.Array) else np.asarray(value))
+    return {"scalar" if isinstance(value, np.generic) else "array": number}
+
+
+def _words(value: Any) -> str:
+    name = getattr(value, "__qualname__", None)
+    if name is not None:
+        return f"{getattr(value, '__module__', '')}.{name}"
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def _value(plain: Any, arrays: Sequence[Array]) -> Any:
+    if not isinstance(plain, dict):
+        if plain is None or isinstance(plain, (bool, int, float, str)):
+            return plain
+        raise GoldenError(f"a call holds {type(plain).__name__}, which is never written")
+    kind = next(iter(plain), "nothing")
+    content: Any = plain.get(kind)
+    match kind:
+        case "float":
+            return float(content)
+        case "key":
+            return jax.random.wrap_key_data(arrays[plain["array"]], impl=content)
+        case "array":
+            return arrays[content]
+        case "scalar":
+            return arrays[content][()]
+        case "dtype":
+            return dtype_of(content)
+        case "tuple":
+            return tuple(_value(each, arrays) for each in content)
+        case "list":
+            return [_value(each, arrays) for each in content]
+        case "dict":
+            return {key: _value(each, arrays) for key, each in content.items()}
+        case "opaque":
+            words = shown(str(content))[:200]
+            raise GoldenError(f"{words} is known by its name only, and must be drawn again")
+        case _:
+            words = shown(repr(kind)[:60])
+            raise GoldenError(f"a call holds {words}, which this version does not know")

@@ -1,0 +1,801 @@
+"""Elements of pictures. All text in them is escaped."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import math
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from pallas_sim.findings import Access, Owner, Wait, short
+
+
+class Svg(str):
+    """Text that is SVG already; Jinja takes it as it is."""
+
+    __slots__ = ()
+
+    def __html__(self) -> str:
+        """Itself: it was escaped when it was made."""
+        return str(self)
+
+
+def element(name: str, *children: str, **attributes: object) -> Svg:
+    """An element. ``class_`` is ``class``, ``text_anchor`` is ``text-anchor``; None is left out."""
+    words = [
+        f'{key.rstrip("_").replace("_", "-")}="{escape(_text(value))}"'
+        for key, value in attributes.items()
+        if value is not None
+    ]
+    inner = "".join(c if isinstance(c, Svg) else escape(clean(c)) for c in children)
+    return Svg(f"<{' '.join([name, *words])}>{inner}</{name}>")
+
+
+def picture(width: float, height: float, title: str, *children: Svg) -> Svg:
+    """A whole picture, with a title for screen readers."""
+    return _whole(width, height, title, children)
+
+
+def stretched(width: float, height: float, title: str, *children: Svg) -> Svg:
+    """A picture that fills the available width."""
+    return _whole(width, height, title, children, preserveAspectRatio="none")
+
+
+def _whole(width: float, height: float, title: str, children: Sequence[Svg], **more: object) -> Svg:
+    return element(
+        "svg",
+        element("title", title),
+        *children,
+        viewBox=f"0 0 {_text(width)} {_text(height)}",
+        width=width,
+        height=height,
+        role="img",
+        aria_label=title,
+        **more,
+    )
+
+
+def text(x: float, y: float, words: str, *, anchor: str = "start", kind: str = "t") -> Svg:
+    """Text at a position, in the style ``kind`` of the page."""
+    return element("text", words, x=x, y=y, text_anchor=anchor, class_=kind)
+
+
+def rect(x: float, y: float, width: float, height: float, kind: str, title: str = "") -> Svg:
+    """A rectangle with a tooltip."""
+    children = [element("title", title)] if title else []
+    return element("rect", *children, x=x, y=y, width=width, height=height, class_=kind)
+
+
+def line(x: float, y: float, x2: float, y2: float, kind: str) -> Svg:
+    """A line from one place to another."""
+    return element("line", x1=x, y1=y, x2=x2, y2=y2, class_=kind)
+
+
+def cut(words: str, most: int) -> str:
+    """Text cut at its beginning, because the end of a path is the most useful part."""
+    return words if len(words) <= most else "…" + words[-(most - 1) :]
+
+
+def clean(words: str) -> str:
+    """Text without control characters, which HTML does not allow."""
+    return "".join(c if c in "\n\t" or c.isprintable() else "�" for c in words)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.1f}".removesuffix(".0")
+    return clean(str(value))
+
+
+# An array of any rank as a matrix for pictures: rows of its last axis.
+
+
+#: The largest picture of an array.
+_WIDTH, _HEIGHT, _LEAST = 440.0, 300.0, 44.0
+
+#: Limit on the parts of one block that are drawn: a block of an array of rank 4 may have many.
+_PARTS = 64
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Positions of the elements of an array in a picture.
+
+    Attributes:
+      shape: of the array.
+      x: where it begins.
+      y: where it begins.
+    """
+
+    shape: tuple[int, ...]
+    x: float = 40.0
+    y: float = 18.0
+
+    @property
+    def rows(self) -> int:
+        """Rows of the last axis."""
+        return math.prod(self.shape[:-1])
+
+    @property
+    def columns(self) -> int:
+        """The size of the last axis."""
+        return self.shape[-1] if self.shape else 1
+
+    @property
+    def width(self) -> float:
+        """Of the picture of the array."""
+        wide = self.columns * _HEIGHT / max(1, self.rows)
+        return min(_WIDTH, max(_LEAST, wide))
+
+    @property
+    def height(self) -> float:
+        """Of the picture of the array."""
+        high = self.rows * self.width / max(1, self.columns)
+        return min(_HEIGHT, max(_LEAST, high))
+
+    def place(self, row: float, column: float) -> tuple[float, float]:
+        """The position of an element."""
+        return (
+            self.x + self.width * column / max(1, self.columns),
+            self.y + self.height * row / max(1, self.rows),
+        )
+
+    def parts(
+        self, starts: Sequence[int], lengths: Sequence[int]
+    ) -> Iterator[tuple[float, float, float, float]]:
+        """Rectangles (x, y, width, height) of a block, cut at the edges of the array."""
+        if len(starts) != len(self.shape):
+            return
+        whole = [(0, 1)] * (2 - len(starts))
+        spans = [
+            (max(0, s), min(s + n, size))
+            for s, n, size in zip(starts, lengths, self.shape, strict=True)
+        ]
+        *leading, (top, bottom), (left, right) = [*whole, *spans]
+        if bottom <= top or right <= left:
+            return
+        sizes = self.shape[:-2]
+        rows = self.shape[-2] if len(self.shape) > 1 else 1
+        # more of an axis are not drawn, and may be too many to list
+        places = itertools.product(*(range(a, min(b, a + _PARTS)) for a, b in leading))
+        for indices in itertools.islice(places, _PARTS):
+            first = 0
+            for index, size in zip(indices, sizes, strict=True):
+                first = first * size + index
+            x, y = self.place(first * rows + top, left)
+            x2, y2 = self.place(first * rows + bottom, right)
+            yield x, y, x2 - x, y2 - y
+
+
+# A PNG of a few colours: a hundred times smaller than as many rectangles.
+
+
+#: A colour with its opacity, each of the four from 0 to 255.
+Color = tuple[int, int, int, int]
+
+
+def data_uri(rows: Sequence[bytes], palette: Sequence[Color]) -> str:
+    """Rows of palette indices as a ``data:`` address."""
+    colors = b"".join(bytes(color[:3]) for color in palette)
+    opacities = bytes(color[3] for color in palette)
+    header = struct.pack(">IIBBBBB", len(rows[0]), len(rows), 8, 3, 0, 0, 0)
+    pixels = zlib.compress(b"".join(b"\0" + row for row in rows), 9)
+    parts = ((b"IHDR", header), (b"PLTE", colors), (b"tRNS", opacities), (b"IDAT", pixels))
+    body = b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*part) for part in (*parts, (b"IEND", b"")))
+    return "data:image/png;base64," + base64.b64encode(body).decode("ascii")
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+#: Allowed errors, from the smallest; visible on white and on black.
+_RIGHT: tuple[Color, ...] = ((120, 144, 168, 50), (96, 128, 160, 150))
+
+#: Wrong elements, from the smallest error to the largest.
+_WRONG: tuple[Color, ...] = (
+    (250, 204, 80, 255), (246, 150, 40, 255), (236, 92, 48, 255), (206, 32, 72, 255),
+)  # fmt: skip
+
+_NOTHING: Color = (0, 0, 0, 0)
+_CLASS: Color = (148, 70, 216, 255)
+
+#: Limit on the lines between blocks; more would be a grey area.
+_LINES = 64
+
+#: Smallest size of a block with room for the name of its program.
+_NAMED = (34.0, 13.0)
+
+
+def heat(errors: Mapping[str, Any], programs: Mapping[str, Any] | None = None) -> Svg:
+    """The error map of an output: the worst of each cell, wrong blocks framed.
+
+    Args:
+      errors: ``pictures["errors"]``.
+      programs: ``pictures["programs"]``, if known.
+    """
+    shape = tuple(int(n) for n in errors["shape"])
+    matrix = Matrix(shape)
+    rows: Sequence[str] = errors["rows"]
+    strange = any("!" in row for row in rows)
+    palette, index, (low, high) = _palette(rows)
+    pixels = [bytes(index[letter] for letter in row) for row in rows]
+    parts = [
+        rect(matrix.x, matrix.y, matrix.width, matrix.height, "paper"),
+        _pixels(matrix, data_uri(pixels, palette), errors),
+    ]
+    if programs:
+        parts += _blocks(matrix, programs)
+    parts.append(rect(matrix.x, matrix.y, matrix.width, matrix.height, "frame"))
+    parts += _axes(matrix)
+    parts += _legend(matrix, errors, low, high, strange)
+    width = max(matrix.x + matrix.width + 30, 400.0)
+    total = math.prod(shape)
+    title = (
+        f"Error map of {errors['output']}, {errors['dtype']}{list(shape)}: "
+        f"{errors['wrong']:,} of {total:,} elements are wrong"
+    )
+    return picture(width, matrix.y + matrix.height + (50 if strange else 32), title, *parts)
+
+
+def _pixels(matrix: Matrix, source: str, errors: Mapping[str, Any]) -> Svg:
+    """The cells; the part beyond the array is cut off."""
+    rows, columns = len(errors["rows"]), len(errors["rows"][0])
+    high, wide = errors["cell"]
+    image = element(
+        "image",
+        width=matrix.width * columns * wide / max(1, matrix.columns),
+        height=matrix.height * rows * high / max(1, matrix.rows),
+        preserveAspectRatio="none",
+        href=source,
+        class_="pixels",
+    )
+    return element("svg", image, x=matrix.x, y=matrix.y, width=matrix.width, height=matrix.height)
+
+
+def _palette(rows: Sequence[str]) -> tuple[list[Color], dict[str, int], tuple[int, int]]:
+    """Colours, the colour of each letter, and the levels of the smallest and largest wrong cell."""
+    letters = sorted(set("".join(rows)))
+    wrong = [ord(c) - ord("A") + 1 for c in letters if c.isupper()]
+    low, high = min(wrong, default=1), max(wrong, default=LEVELS)
+    colors: list[Color] = []
+    for letter in letters:
+        if letter == "!":
+            colors.append(_CLASS)
+        elif letter.isupper():
+            level = ord(letter) - ord("A") + 1
+            colors.append(_between(_WRONG, (level - low) / (high - low) if high > low else 1.0))
+        elif letter.islower():
+            colors.append(_between(_RIGHT, (ord(letter) - ord("a")) / LEVELS))
+        else:
+            colors.append(_NOTHING)
+    return colors, {letter: i for i, letter in enumerate(letters)}, (low, high)
+
+
+def _between(colors: Sequence[Color], share: float) -> Color:
+    """A colour between the first and the last."""
+    place = min(max(share, 0.0), 1.0) * (len(colors) - 1)
+    first = min(int(place), len(colors) - 2)
+    rest = place - first
+    pairs = zip(colors[first], colors[first + 1], strict=True)
+    r, g, b, a = (round(c + rest * (d - c)) for c, d in pairs)
+    return r, g, b, a
+
+
+def _blocks(matrix: Matrix, programs: Mapping[str, Any]) -> Iterator[Svg]:
+    """Lines between the blocks, and a frame around each wrong one."""
+    sizes = [int(n) for n in programs["block"]]
+    if len(sizes) != len(matrix.shape) or not sizes:
+        return
+    yield from _lines(matrix, sizes)
+    for each in programs["wrong"]:
+        starts = [int(i) * n for i, n in zip(each["block"], sizes, strict=True)]
+        names = ", ".join(f"({', '.join(map(str, p))})" for p in each["programs"])
+        tooltip = f"program {names or 'unknown'}: {each['wrong']:,} wrong elements"
+        for x, y, width, height in matrix.parts(starts, sizes):
+            yield rect(x, y, width, height, "wrong-block", tooltip)
+            if width >= _NAMED[0] + 6 * len(names) - 24 and height >= _NAMED[1] and names:
+                yield text(x + 3, y + 11, names, kind="t halo")
+
+
+def _lines(matrix: Matrix, sizes: Sequence[int]) -> Iterator[Svg]:
+    rows = matrix.shape[-2] if len(matrix.shape) > 1 else 1
+    high = max(1, sizes[-2] if len(sizes) > 1 else 1)
+    batches, steps = matrix.rows // max(1, rows), range(0, rows, high)
+    across = range(0, matrix.columns, max(1, sizes[-1]))
+    marks: list[str] = []
+    right, bottom = matrix.x + matrix.width, matrix.y + matrix.height
+    if 1 < batches * len(steps) <= _LINES:
+        down = [b * rows + r for b in range(batches) for r in steps]
+        marks += [f"M{matrix.x:.1f} {matrix.place(r, 0)[1]:.1f}H{right:.1f}" for r in down[1:]]
+    if 1 < len(across) <= _LINES:
+        marks += [f"M{matrix.place(0, c)[0]:.1f} {matrix.y:.1f}V{bottom:.1f}" for c in across[1:]]
+    if marks:
+        yield element("path", d="".join(marks), class_="block-line")
+
+
+def _axes(matrix: Matrix) -> Iterator[Svg]:
+    """The first and the last index of both sides."""
+    right, bottom = matrix.x + matrix.width, matrix.y + matrix.height
+    yield text(matrix.x, matrix.y - 5, "0")
+    yield text(right, matrix.y - 5, f"{matrix.columns:,}", anchor="end")
+    yield text(matrix.x - 5, matrix.y + 10, "0", anchor="end")
+    yield text(matrix.x - 5, bottom, f"{matrix.rows:,}", anchor="end")
+
+
+def _legend(
+    matrix: Matrix, errors: Mapping[str, Any], low: int, high: int, classes: bool
+) -> Iterator[Svg]:
+    y = matrix.y + matrix.height + 14
+    if not errors["measured"]:
+        yield _swatch(matrix.x, y, _WRONG[-1], "holds wrong elements")
+        return
+    unit = " ulps" if errors["unit"] == "ulps" else ""
+    yield _swatch(matrix.x, y, _between(_RIGHT, 0.5), "allowed")
+    if any(c.isupper() for row in errors["rows"] for c in row):
+        for step in range(24):
+            color = _between(_WRONG, step / 23)
+            yield element(
+                "rect", x=matrix.x + 72 + 4 * step, y=y, width=4, height=10, fill=_hex(color)
+            )
+        # The last level has no upper end.
+        worst = (
+            f"≥ {short_number(lower(high))}"
+            if high == LEVELS
+            else f"< {short_number(2.0 ** (high - 4))}"
+        )
+        yield text(matrix.x + 174, y + 9, f"wrong: {short_number(lower(low))} to {worst}{unit}")
+    if classes:
+        yield _swatch(matrix.x, y + 18, _CLASS, "NaN or infinite on one side only")
+
+
+def _swatch(x: float, y: float, color: Color, words: str) -> Svg:
+    opacity = f"{color[3] / 255:.2f}"
+    box = element("rect", x=x, y=y, width=10, height=10, fill=_hex(color), fill_opacity=opacity)
+    return element("g", box, text(x + 15, y + 9, words))
+
+
+def _hex(color: Color) -> str:
+    return "#{:02x}{:02x}{:02x}".format(*color[:3])
+
+
+# Charts of errors, bars of shares and outcomes, and their scales.
+
+
+#: As many as in ``report.pictures.errors``: ``a`` is below 2**-3 ulps, ``z`` 2**21 and more.
+LEVELS = 26
+
+
+#: Width of a character of a small label, in the units of the picture.
+_CHARACTER = 6.0
+
+
+def lower(level: int) -> float:
+    """The smallest error of a level from 1 to ``LEVELS``, in ulps."""
+    return 0.0 if level <= 1 else 2.0 ** (level - 5)
+
+
+def short_number(number: float) -> str:
+    """A number in a few characters."""
+    if not math.isfinite(number):
+        return "∞"
+    if number >= 1e6 or 0 < number < 0.01:
+        return f"{number:.0e}".replace("e+0", "e").replace("e-0", "e-").replace("e+", "e")
+    if number >= 100 or number == int(number):
+        return f"{number:,.0f}"
+    return f"{number:.3g}"
+
+
+def number(value: float | str | None) -> float | None:
+    """A number of a record: JSON has no infinities."""
+    return None if value is None else float(value)
+
+
+def share(value: float, limit: float, title: str, *, before: float | None = None) -> Svg:
+    """A bar of the used part of a limit, with a mark at the recorded value."""
+    wide = 110.0
+    used = min(1.0, value / limit) if limit else 0.0
+    kind = "fill-bad" if value > limit else "fill-warn" if used > 0.85 else "fill"
+    parts = [rect(0, 2, wide, 10, "track"), rect(0, 2, max(1.0, wide * used), 10, kind)]
+    if before is not None and limit:
+        x = wide * min(1.0, before / limit)
+        parts.append(line(x, 0, x, 14, "mark"))
+    return picture(wide, 14, title, *parts)
+
+
+def slots(shares: Mapping[str, float], title: str) -> Svg:
+    """A small column for each unit: the share of its slots that the main loop uses."""
+    parts: list[Svg] = []
+    for place, (unit, value) in enumerate(shares.items()):
+        high = 22 * min(1.0, value)
+        tooltip = f"{unit}: {100 * value:.0f} %"
+        parts.append(rect(place * 11, 1, 8, 22, "track", tooltip))
+        parts.append(rect(place * 11, 23 - high, 8, high, "fill", tooltip))
+    return picture(max(11.0 * len(shares), 1.0), 24, title, *parts)
+
+
+def stacked(counts: Sequence[tuple[str, int]], title: str) -> Svg:
+    """A bar of outcomes, with widths proportional to their numbers."""
+    total = sum(count for _, count in counts) or 1
+    parts: list[Svg] = []
+    x = 0.0
+    for kind, count in counts:
+        if count:
+            wide = max(6.0, 988.0 * count / total)
+            parts.append(rect(x, 0, wide, 12, f"of-{kind}", f"{count:,} {kind}"))
+            x += wide + 2
+    return stretched(x or 1.0, 12, title, *parts)
+
+
+_LEFT, _TOP, _WIDE, _HIGH = 52.0, 26.0, 380.0, 150.0
+
+#: Limit on the charts of one failure, one for each drawn dim.
+_DIMS = 3
+
+
+def histogram(counts: Mapping[str, Sequence[int]], unit: str = "ulps") -> Svg:
+    """Histogram of the errors of the kernel and the baseline."""
+    kernel, baseline = list(counts["kernel"]), list(counts["baseline"])
+    strange = kernel.pop()
+    baseline.pop()
+    used = [i for i in range(1, LEVELS + 1) if kernel[i] or baseline[i]]
+    first, last = (used[0], used[-1]) if used else (1, 1)
+    levels = [0, *range(first, last + 1)]
+    bars = [(_label(i), kernel[i], baseline[i]) for i in levels]
+    if strange:
+        bars.append(("NaN, inf", strange, 0))
+    top = math.log10(1 + max(max(k, b) for _, k, b in bars) or 1) or 1.0
+    step = _WIDE / len(bars)
+    shown = without_overlap([label for label, _, _ in bars], step)
+    parts = [*_count_axis(top)]
+    for place, (label, of_kernel, of_baseline) in enumerate(bars):
+        x = _LEFT + step * place
+        for shift, count, kind, name in (
+            (0.08, of_baseline, "bar-baseline", "baseline"),
+            (0.5, of_kernel, "bar-kernel", "kernel"),
+        ):
+            high = _HIGH * math.log10(1 + count) / top
+            if count:
+                tooltip = f"{name}: {count:,} elements at {label}"
+                y = _TOP + _HIGH - high
+                parts.append(rect(x + shift * step, y, 0.42 * step, high, kind, tooltip))
+        if place in shown:
+            middle, y = x + step / 2, _TOP + _HIGH + 14
+            parts.append(text(middle, y, label, anchor="middle", kind="t small"))
+    parts += _key(*([("bar-baseline", "jnp baseline")] * any(baseline)), ("bar-kernel", "kernel"))
+    axis = "error in ulps, from" if unit == "ulps" else "difference, from"
+    parts.append(text(_LEFT + _WIDE, _TOP + _HIGH + 30, axis, anchor="end"))
+    worst = next((label for label, k, _ in reversed(bars) if k), "0")
+    title = f"Histogram of errors, the kernel's and the baseline's; the kernel's reach {worst}"
+    return picture(_LEFT + _WIDE + 16, _TOP + _HIGH + 38, title, *parts)
+
+
+def without_overlap(labels: Sequence[str], step: float) -> frozenset[int]:
+    """The places of labels that fit beside each other, the last one in any case.
+
+    Args:
+      labels: the words, each in the middle of its place.
+      step: width of a place, in the units of the picture.
+    """
+    shown, left = list[int](), math.inf
+    for place in range(len(labels) - 1, -1, -1):
+        half = _CHARACTER * len(labels[place]) / 2
+        middle = step * (place + 0.5)
+        if middle + half <= left:
+            shown.append(place)
+            left = middle - half - _CHARACTER
+    return frozenset(shown)
+
+
+def _label(level: int) -> str:
+    return "none" if level == 0 else short_number(lower(level)) if level > 1 else "> 0"
+
+
+def _count_axis(top: float) -> Iterator[Svg]:
+    """Powers of ten, so that one wrong element in a million is visible."""
+    yield line(_LEFT, _TOP + _HIGH, _LEFT + _WIDE, _TOP + _HIGH, "axis")
+    ticks = [10**power for power in range(12) if math.log10(1 + 10**power) <= top]
+    for tick in ticks[:: max(1, len(ticks) // 5)]:
+        y = _TOP + _HIGH * (1 - math.log10(1 + tick) / top)
+        yield line(_LEFT, y, _LEFT + _WIDE, y, "rule")
+        yield text(_LEFT - 6, y + 4, short_number(tick), anchor="end", kind="t small")
+    yield text(0, 12, "elements")
+
+
+def _key(*pairs: tuple[str, str]) -> Iterator[Svg]:
+    x = _LEFT + 30
+    for kind, words in pairs:
+        yield rect(x, 3, 10, 10, kind)
+        yield text(x + 15, 12, words)
+        x += 24 + 7.0 * len(words)
+
+
+def against_dims(examples: Sequence[Mapping[str, Any]]) -> list[tuple[str, Svg]]:
+    """The error of each example against each dim that had several sizes: name and chart."""
+    names = dict.fromkeys(name for example in examples for name in example["dims"])
+    charts: list[tuple[str, Svg]] = []
+    for name in names:
+        chosen = [example for example in examples if name in example["dims"]]
+        if len({example["dims"][name] for example in chosen}) > 1:
+            charts.append((name, _scatter(name, chosen)))
+    return charts[:_DIMS]
+
+
+def _scatter(name: str, examples: Sequence[Mapping[str, Any]]) -> Svg:
+    sizes = [int(example["dims"][name]) for example in examples]
+    errors = [number(example["error"]) or 0.0 for example in examples]
+    finite = [error for error in errors if math.isfinite(error)]
+    top = max([1.0, *(_log(error) for error in finite)])
+    low, high = min(sizes), max(sizes)
+    has_class = len(finite) < len(errors)
+    parts = [
+        line(_LEFT, _TOP + _HIGH, _LEFT + _WIDE, _TOP + _HIGH, "axis"),
+        text(0, 12, "error in ulps"),
+    ]
+    step = max(1, round(top / 4))
+    ticks = [0.0, *(2.0**k for k in range(step if step > 1 else 0, 60, step))]
+    for tick in ticks:
+        if _log(tick) <= top:
+            y = _TOP + _HIGH * (1 - 0.9 * _log(tick) / top)
+            parts.append(line(_LEFT, y, _LEFT + _WIDE, y, "rule"))
+            parts.append(text(_LEFT - 6, y + 4, short_number(tick), anchor="end", kind="t small"))
+    if has_class:
+        parts.append(text(_LEFT - 6, _TOP + 4, "NaN", anchor="end", kind="t small"))
+    for size in _some(sorted(set(sizes))):
+        x = _across(size, low, high)
+        parts.append(text(x, _TOP + _HIGH + 14, f"{size:,}", anchor="middle", kind="t small"))
+    dots: dict[str, None] = {}
+    crosses: dict[str, Svg] = {}
+    for size, error, example in zip(sizes, errors, examples, strict=True):
+        x = _across(size, low, high)
+        share = 0.9 * _log(error) / top if math.isfinite(error) else 1.0
+        y = _TOP + _HIGH * (1 - share)
+        if example["failed"]:
+            crosses[f"{x:.0f} {y:.0f}"] = _cross(x, y, error, example)
+        else:
+            dots[f"M{x:.0f} {y:.0f}h0"] = None
+    # All dots are one path: there may be a hundred, in three charts for each failure.
+    parts += [element("path", d="".join(dots), class_="points")] if dots else []
+    parts += crosses.values()
+    parts += _key_of_points()
+    parts.append(text(_LEFT + _WIDE, _TOP + _HIGH + 30, f"size of {name}", anchor="end"))
+    failed = sum(bool(example["failed"]) for example in examples)
+    title = f"Error against the size of {name}: {failed} of {len(examples)} examples failed"
+    return picture(_LEFT + _WIDE + 16, _TOP + _HIGH + 38, title, *parts)
+
+
+def _cross(x: float, y: float, error: float, example: Mapping[str, Any]) -> Svg:
+    """A failure: distinguishable from dots without colours."""
+    dims = ", ".join(f"{k}={v}" for k, v in example["dims"].items())
+    tooltip = element("title", f"{dims}: {short_number(error)} ulps, failed")
+    shape = f"M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8"
+    return element("path", tooltip, d=shape, class_="point-failed")
+
+
+def _key_of_points() -> Iterator[Svg]:
+    x = _LEFT + 70
+    yield element("path", d=f"M{x:.0f} 8h0", class_="points")
+    yield text(x + 10, 12, "passed")
+    yield element("path", d=f"M{x + 66:.1f} 4l8 8m0 -8l-8 8", class_="point-failed")
+    yield text(x + 80, 12, "failed")
+
+
+def _log(error: float) -> float:
+    return math.log2(1 + error)
+
+
+def _across(size: int, low: int, high: int) -> float:
+    return _LEFT + 14 + (_WIDE - 28) * (size - low) / max(1, high - low)
+
+
+def _some(sizes: Sequence[int]) -> list[int]:
+    """Sizes below the axis, so few that they do not overlap."""
+    low, high = sizes[0], sizes[-1]
+    shown: list[int] = []
+    for size in sizes:
+        if not shown or _across(size, low, high) - _across(shown[-1], low, high) > 40:
+            shown.append(size)
+    return shown
+
+
+# Blocks of an operand and the number of their writes; races and deadlocks.
+
+
+_MOST_NAMED = (40.0, 14.0)
+
+
+def grid(operand: Mapping[str, Any]) -> Svg:
+    """An operand with the blocks of its programs; parts without a block stay hatched."""
+    shape = tuple(int(n) for n in operand["shape"])
+    matrix = Matrix(shape)
+    blocks: dict[tuple[tuple[int, ...], tuple[int, ...]], list[list[int]]] = {}
+    for program, starts, lengths in operand["programs"]:
+        blocks.setdefault((tuple(starts), tuple(lengths)), []).append(program)
+    shown = [list(program) for program in operand["shown"]]
+    parts = [rect(matrix.x, matrix.y, matrix.width, matrix.height, "uncovered")]
+    verb = "written" if operand["output"] else "read"
+    for (starts, lengths), programs in blocks.items():
+        beyond = any(
+            s < 0 or s + n > size for s, n, size in zip(starts, lengths, shape, strict=True)
+        )
+        accused = any(program in shown for program in programs)
+        several = operand["output"] and len(programs) > 1
+        kind = "block-bad" if accused else "block-twice" if several else "block"
+        names = ", ".join(f"({', '.join(map(str, p))})" for p in programs[:3])
+        names += " …" if len(programs) > 3 else ""
+        tooltip = f"{verb} by program {names}" + ("; reaches beyond the array" if beyond else "")
+        for x, y, width, height in matrix.parts(starts, lengths):
+            parts.append(rect(x, y, width, height, kind, tooltip))
+            if width >= _MOST_NAMED[0] + 6 * len(names) - 30 and height >= _MOST_NAMED[1]:
+                parts.append(text(x + 3, y + 12, names, kind="t halo"))
+    right, bottom = matrix.x + matrix.width, matrix.y + matrix.height
+    parts += [
+        rect(matrix.x, matrix.y, matrix.width, matrix.height, "frame"),
+        text(matrix.x, matrix.y - 5, "0"),
+        text(right, matrix.y - 5, f"{matrix.columns:,}", anchor="end"),
+        text(matrix.x - 5, bottom, f"{matrix.rows:,}", anchor="end"),
+    ]
+    x, y = matrix.x, bottom + 12
+    for kind, words in (("uncovered", f"never {verb}"), ("block", f"{verb} once"),
+                        ("block-twice", "several programs"), ("block-bad", "finding")):  # fmt: skip
+        parts += [rect(x, y, 10, 10, kind), text(x + 14, y + 9, words, kind="t small")]
+        x += 26 + 6.2 * len(words)
+    title = f"Blocks of {operand['operand']} {list(shape)}, by {operand['count']:,} programs"
+    return picture(max(right + 24, 400.0), bottom + 30, title, *parts)
+
+
+_GRID_WIDTH = 520.0
+
+#: Limit on the waits that are drawn.
+MOST_WAITS = 16
+
+
+def timeline(accesses: Sequence[Access]) -> Svg:
+    """The two accesses of a race, one lane for each, at an undetermined time."""
+    parts: list[Svg] = [text(112, 14, "time", kind="t"), _arrow(142, 10, _GRID_WIDTH - 8, 10)]
+    for lane, access in enumerate(accesses):
+        y = 34.0 + 74 * lane
+        x = 112.0 + 150 * lane
+        parts += [
+            text(0, y + 22, cut(_who(access), 17)),
+            text(0, y + 37, cut(_where(access), 17), kind="t"),
+            line(112, y + 25, _GRID_WIDTH - 8, y + 25, "rule"),
+            rect(x, y, 250, 50, f"access-{'write' if access.kind == 'write' else 'read'}"),
+            text(x + 10, y + 20, cut(f"{access.kind}s {part(access)}", 32), kind="t strong"),
+            text(x + 10, y + 38, cut(short(access.line), 36), kind="t small"),
+        ]
+    parts += [
+        line(300, 84, 300, 108, "bad-line"),
+        text(310, 100, "not ordered", kind="t bad"),
+    ]
+    first, second = (f"{_who(a)} {a.kind}s {part(a)}" for a in accesses)
+    title = f"Race: {first}, and {second}; the two accesses are not ordered"
+    return picture(_GRID_WIDTH, 170, title, *parts)
+
+
+def part(access: Access) -> str:
+    """The part of a buffer that is accessed: ``o_ref[0:8]``."""
+    index = ", ".join(f"{start}:{stop}" for start, stop in access.index)
+    return (access.ref or "memory") + (f"[{index}]" if index else "")
+
+
+def point(program: tuple[int, ...]) -> str:
+    """A grid point: ``(0, 1)``; "" outside of a grid."""
+    return f"({', '.join(map(str, program))})" if program else ""
+
+
+def _who(access: Access) -> str:
+    """The owner of an access."""
+    return _name(access.owner) + (", copy" if access.copy else "")
+
+
+def _name(owner: Owner) -> str:
+    if owner.thread:
+        return owner.thread if owner.device == 0 else str(owner)
+    return f"device {owner.device}" + ("" if owner.core is None else f" core {owner.core}")
+
+
+def _where(access: Access) -> str:
+    """The device of the memory, or the program of the access."""
+    if access.home is not None and access.home != access.owner.device:
+        return f"to device {access.home}"
+    return f"program {point(access.program)}" if access.program else ""
+
+
+def graph(waits: Sequence[Wait]) -> Svg:
+    """Blocked cores (left), what each waits for (right), and its value."""
+    waits = waits[:MOST_WAITS]
+    resources = list(dict.fromkeys(resource(wait) or "nothing" for wait in waits))
+    count = max(len(waits), len(resources), 1)
+    parts: list[Svg] = []
+    for row, wait in enumerate(waits):
+        y = _middle(row, len(waits), count)
+        at = _middle(resources.index(resource(wait) or "nothing"), len(resources), count)
+        unit = f" {wait.unit}" if wait.unit else ""
+        need = f"needs {wait.needed}{unit}, has {wait.had}" if wait.needed else ""
+        parts += [
+            rect(2, y - 29, 190, 58, "node"),
+            text(12, y - 11, cut(_name(wait.owner), 25), kind="t strong"),
+            text(12, y + 5, cut(short(wait.line), 29), kind="t small"),
+            text(12, y + 21, need, kind="t small"),
+            _arrow(194, y, 326, at, bad=True),
+        ]
+    for row, name in enumerate(resources):
+        y = _middle(row, len(resources), count)
+        parts.append(rect(328, y - 18, 190, 36, "node resource"))
+        parts.append(text(338, y + 4, cut(name, 25), kind="t strong"))
+    title = "Deadlock: " + "; ".join(
+        f"{wait.owner} waits for {resource(wait) or 'nothing'}" for wait in waits
+    )
+    return picture(_GRID_WIDTH, 70.0 * count, title, *parts)
+
+
+def resource(wait: Wait) -> str:
+    """The resource of a wait; "" at the end of the kernel."""
+    if not wait.on and wait.unit == "arrivals":
+        return f"the barrier at {short(wait.line) or 'an unknown line'}"
+    return wait.on
+
+
+def _middle(row: int, rows: int, count: int) -> float:
+    """The height of one of ``rows`` boxes beside ``count`` others."""
+    return 35.0 + 70 * (row + (count - rows) / 2)
+
+
+def _arrow(x: float, y: float, x2: float, y2: float, *, bad: bool = False) -> Svg:
+    kind = "bad-line" if bad else "axis"
+    shaft = line(x, y, x2 - 6, y2, kind)
+    head = f"M{x2:.1f} {y2:.1f}l-8 -4v8z"
+    return element("g", shaft, element("path", d=head, class_=f"head {kind}"))
+
+
+# Masks and ids: a cell for each element.
+
+
+#: Size of a cell, and where the cells begin.
+_CELL, _X, _Y = 7.0, 34.0, 18.0
+
+#: Of False and True; visible on white and on black.
+_MASK: tuple[Color, ...] = ((120, 144, 168, 50), (60, 120, 200, 255))
+
+#: Of ids in their order: neighbors differ, and later ones repeat.
+_IDS: tuple[Color, ...] = (
+    (60, 120, 200, 255), (246, 150, 40, 255), (72, 160, 96, 255), (206, 32, 72, 255),
+    (148, 70, 216, 255), (120, 144, 168, 255), (250, 204, 80, 255),
+)  # fmt: skip
+
+
+def cells(argument: Mapping[str, Any]) -> Svg:
+    """The cells of an entry of ``pictures["arguments"]``."""
+    rows: list[str] = argument["rows"]
+    mask = argument["role"] == "mask"
+    palette = _MASK if mask else _IDS
+    pixels = [
+        bytes(int(letter) if mask else (ord(letter) - ord("a")) % len(_IDS) for letter in row)
+        for row in rows
+    ]
+    width, height = _CELL * len(rows[0]), _CELL * len(rows)
+    image = element(
+        "image",
+        x=_X,
+        y=_Y,
+        width=width,
+        height=height,
+        preserveAspectRatio="none",
+        href=data_uri(pixels, palette),
+        class_="pixels",
+    )
+    title = f"{argument['where']}: {argument['words']}"
+    parts = [
+        rect(_X, _Y, width, height, "paper"),
+        image,
+        rect(_X, _Y, width, height, "frame"),
+        text(_X, _Y - 5, "column 0", kind="t small"),
+        text(_X - 5, _Y + 9, "row 0", anchor="end", kind="t small"),
+    ]
+    return picture(max(_X + width + 10, 120.0), _Y + height + 8, title, *parts)

@@ -1,1 +1,0 @@
-"""Pictures as inline SVG, from ``Record.pictures`` only: one function for each, no library."""

@@ -1,0 +1,340 @@
+"""Masks and ids among the arguments of a failing call, as cells of a picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pallas_sim.dtypes import Array, is_complex, is_exact, wide
+from pallas_sim.errors import PallasError
+from pytest_pallas.checks.context import CheckResult, ComparedOutputs
+from pytest_pallas.checks.verdict import contents_of, writer_of
+from pytest_pallas.draw.arguments import Arguments
+from pytest_pallas.grid.analysis import Analysis
+from pytest_pallas.grid.findings import GridFinding
+from pytest_pallas.grid.model import GridCall, GridWindow
+from pytest_pallas.grid.unwritten import writers_of
+from pytest_pallas.judge.explanation import in_words
+from pytest_pallas.judge.tolerance import Comparison, measure
+
+if TYPE_CHECKING:
+    from pytest_pallas.run.result import ResultBuilder
+
+#: Cells of a picture along each side, at most: of a larger array, the first rows and columns.
+CELLS = 32
+
+#: Number of arrays that are drawn.
+_MOST = 3
+
+#: Letters of ids: each id has one, in the order of the ids.
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def arguments_of(arguments: Arguments) -> list[dict[str, Any]]:
+    """The first masks and ids of a call.
+
+    Each has ``where``, ``role``, ``words``, ``shape`` and ``rows``: a word for each row of the last
+    axis, with a letter for each element. Of masks, ``1`` is True and ``0`` False; of ids, equal
+    letters are equal ids, as far as there are letters.
+    """
+    return [
+        {
+            "where": where,
+            "role": role,
+            "words": in_words(array),
+            "shape": list(array.shape),
+            "rows": _rows(array, role),
+        }
+        for where, role, array in contents_of(arguments)[:_MOST]
+    ]
+
+
+def _rows(array: Array, role: str) -> list[str]:
+    matrix = array.reshape(-1, array.shape[-1])[:CELLS, :CELLS]
+    if role == "mask":
+        letters = np.where(matrix, "1", "0")
+    else:
+        _, number = np.unique(matrix, return_inverse=True)
+        letters = np.array(list(_LETTERS))[number.reshape(matrix.shape) % len(_LETTERS)]
+    return ["".join(row) for row in letters.tolist()]
+
+
+# The blocks that the programs of a grid read and write, for the picture of the static analysis.
+
+
+#: Number of findings whose operand is drawn.
+_OPERANDS = 3
+
+#: Number of programs of a grid that are drawn.
+PROGRAMS = 256
+
+
+def grids_of(analysis: Analysis) -> list[dict[str, Any]]:
+    """The operands of findings, each with the blocks of its programs."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for finding in analysis.findings:
+        for call in analysis.calls:
+            for window in call.windows:
+                key = call.call.name, window.name
+                known = window.starts is not None and not window.whole and window.shape
+                if known and key == (finding.kernel, finding.operand):
+                    _say(found.setdefault(key, _drawn(call, window)), finding)
+    return list(found.values())[:_OPERANDS]
+
+
+def _say(drawn: dict[str, Any], finding: GridFinding) -> None:
+    text = {"kind": finding.kind, "severity": finding.severity, "message": finding.message}
+    if text not in drawn["findings"] and len(drawn["findings"]) < _OPERANDS:
+        drawn["findings"].append(text)
+    for program in finding.programs:
+        if list(program) not in drawn["shown"]:
+            drawn["shown"].append([int(i) for i in program])
+
+
+def _drawn(call: GridCall, window: GridWindow) -> dict[str, Any]:
+    """An operand, with the rows and columns of the blocks of its first programs."""
+    assert window.starts is not None
+    lengths = np.broadcast_to(window.lengths, window.starts.shape)
+    count = min(window.starts.shape[1], PROGRAMS)
+    programs = [
+        [
+            list(call.point(number)),
+            [int(n) for n in window.starts[:, number]],
+            [int(n) for n in lengths[:, number]],
+        ]
+        for number in range(count)
+    ]
+    return {
+        "kernel": call.call.name,
+        "source": call.call.source,
+        "operand": window.name,
+        "output": window.output,
+        "shape": list(window.shape),
+        "grid": list(call.grid),
+        "programs": programs,
+        "count": int(window.starts.shape[1]),
+        "findings": [],
+        "shown": [],
+    }
+
+
+# A map and a histogram of the errors of an output, and the programs that wrote the wrong ones.
+
+
+#: Cells of a map along each side, at most.
+ERROR_CELLS = 96
+
+#: Levels of errors: ``a`` is below 2**-3 ulps, each next one doubles, ``z`` is everything beyond.
+LEVELS = 26
+
+#: Number of wrong blocks whose programs are looked up.
+_BLOCKS = 24
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """Errors of the kernel, where its class is wrong, errors of the baseline, and their unit."""
+
+    errors: Array
+    classes: Array | None
+    baseline: Array
+    unit: str = "ulps"
+
+
+def errors_of(finding: CheckResult) -> dict[str, Any]:
+    """The pictures of a wrong output; none without arrays to compare."""
+    failed = finding.failed
+    if failed is None or failed.mask is None or not failed.mask.size:
+        return {}
+    found: dict[str, Any] = {}
+    measured = _measured(finding.answer, failed)
+    found["errors"] = _map(failed, measured)
+    if measured is not None:
+        found["histogram"] = {
+            "kernel": _histogram(measured.errors, measured.classes),
+            "baseline": _histogram(measured.baseline, None),
+        }
+    if finding.outcome is not None and not finding.subject:
+        writer = writer_of(finding.outcome, failed)
+        if writer is not None and writer[0].eqn.primitive.name == "pallas_call":
+            programs = _programs(writer[0], writer[1], failed)
+            if programs:
+                found["programs"] = programs
+    return found
+
+
+def _measured(answer: ComparedOutputs | None, failed: Comparison) -> _Measured | None:
+    """The errors of a kernel against the oracle; None if its arrays were not kept."""
+    if answer is None:
+        return None
+    where = "" if failed.where == "output" else failed.where
+    sides = [dict(leaves) for leaves in (answer.outputs, *_expected(answer))]
+    if any(where not in side for side in sides):
+        return None
+    actual, oracle, baseline = (np.asarray(side[where]) for side in sides)
+    if not actual.shape == oracle.shape == baseline.shape == failed.shape:
+        return None
+    dtype = actual.dtype
+    if is_exact(dtype):
+        with np.errstate(all="ignore"):
+            errors = np.abs(wide(actual).astype(np.float64) - wide(baseline).astype(np.float64))
+        nothing = np.zeros(0)  # the baseline is the right value
+        return _Measured(errors, None, nothing, "difference")
+    kind = np.complex128 if is_complex(dtype) else np.float64
+    right, near = wide(oracle).astype(kind), wide(baseline).astype(kind)
+    found = measure(wide(actual), right, near, dtype)
+    return _Measured(found.errors, found.misclassed, found.baseline_errors)
+
+
+def _expected(answer: ComparedOutputs) -> Sequence[Any]:
+    return answer.expected.oracle, answer.expected.baseline
+
+
+def level(errors: Array) -> Array:
+    """The level of each error, 0 for none at all, else 1 to ``LEVELS``."""
+    with np.errstate(all="ignore"):
+        levels = np.floor(np.log2(errors)) + 5
+    levels = np.clip(np.nan_to_num(levels, nan=0.0, posinf=LEVELS, neginf=0.0), 1, LEVELS)
+    return np.where(errors > 0, levels, 0).astype(np.int64)
+
+
+def _map(failed: Comparison, measured: _Measured | None) -> dict[str, Any]:
+    """The errors of an output, the worst of each cell, seen as rows of its last axis."""
+    assert failed.mask is not None
+    errors, classes = (None, None) if measured is None else (measured.errors, measured.classes)
+    wrong, sizes = _cells(failed.mask)
+    # without measured errors, it still shows the wrong elements
+    levels = wrong.astype(np.int64) if errors is None else _cells(level(errors))[0]
+    other = np.zeros(wrong.shape, bool) if classes is None else _cells(classes)[0]
+    rows: list[str] = []
+    for line, bad, strange in zip(levels, wrong, other, strict=True):
+        letters = [
+            "!" if s else "." if not n and not b else chr(ord("A" if b else "a") + max(n, 1) - 1)
+            for n, b, s in zip(line.tolist(), bad.tolist(), strange.tolist(), strict=True)
+        ]
+        rows.append("".join(letters))
+    return {
+        "output": failed.where or "output",
+        "dtype": failed.dtype,
+        "shape": list(failed.shape),
+        "cell": sizes,
+        "rows": rows,
+        "unit": "ulps" if measured is None else measured.unit,
+        "measured": errors is not None,
+        "wrong": failed.wrong,
+        "worst": list(failed.worst_index or ()),
+    }
+
+
+def _cells(values: Array) -> tuple[Array, list[int]]:
+    """The largest value of each cell of ``values``, seen as a matrix, and the size of a cell.
+
+    Sizes are powers of two: so are most blocks, and a cell should not be of two of them.
+    """
+    matrix = values.reshape(-1, values.shape[-1] if values.ndim else 1)
+    sizes: list[int] = []
+    for axis in (0, 1):
+        least = -(-matrix.shape[axis] // ERROR_CELLS)
+        size = 1 << (least - 1).bit_length()
+        sizes.append(size)
+        if size > 1:
+            starts = np.arange(0, matrix.shape[axis], size)
+            matrix = np.maximum.reduceat(matrix, starts, axis=axis)
+    return matrix, sizes
+
+
+def _histogram(errors: Array, classes: Array | None) -> list[int]:
+    """How many elements have no error, each level, and the wrong class."""
+    flat = errors.ravel() if classes is None else errors[~classes]
+    counts = np.bincount(level(flat), minlength=LEVELS + 1).tolist()
+    return [*counts, 0 if classes is None else int(np.count_nonzero(classes))]
+
+
+def _programs(kernel: Any, output: int, failed: Comparison) -> dict[str, Any]:
+    """The blocks of the output, and which of them hold wrong elements."""
+    assert failed.mask is not None
+    if not kernel.eqn.params["grid_mapping"].grid:
+        return {}  # one program
+    first = np.unravel_index(int(np.argmax(failed.mask)), failed.mask.shape)
+    found = writers_of(kernel, output, [int(i) for i in first])
+    if found is None:
+        return {}
+    sizes = np.array(found[0], np.int64).reshape(-1, 1)
+    where = np.array(np.nonzero(failed.mask), np.int64).reshape(len(found[0]), -1)
+    blocks, counts = np.unique(where // sizes, axis=1, return_counts=True)
+    order = np.argsort(-counts, kind="stable")[:_BLOCKS]
+    wrong: list[dict[str, Any]] = []
+    for number in sorted(order.tolist()):
+        block = blocks[:, number]
+        writers = writers_of(kernel, output, (block * sizes[:, 0]).tolist())
+        programs = [] if writers is None else writers[2]
+        wrong.append(
+            {
+                "block": block.tolist(),
+                "programs": [list(program) for program in programs[:4]],
+                "wrong": int(counts[number]),
+            }
+        )
+    return {
+        "kernel": kernel.name,
+        "source": kernel.source,
+        "grid": [int(n) for n in kernel.eqn.params["grid_mapping"].grid],
+        "block": [int(n) for n in found[0]],
+        "wrong": wrong,
+        "count": int(blocks.shape[1]),
+    }
+
+
+# All pictures of one failure.
+
+
+def pictures_of(error: BaseException, builder: ResultBuilder) -> dict[str, Any]:
+    """The pictures of a failure; at most about 15 KiB as JSON.
+
+    A picture must not break its report: if one cannot be made, the entry ``unavailable`` has the
+    reason.
+    """
+    found: dict[str, Any] = {}
+    try:
+        if isinstance(error, PallasError):
+            found |= shown_of(error)
+        found["examples"] = examples_of(builder)
+    except Exception as problem:
+        found["unavailable"] = f"{type(problem).__name__}: {problem}"[:300]
+    return {name: value for name, value in found.items() if value}
+
+
+def shown_of(error: PallasError) -> Mapping[str, Any]:
+    """The pictures of arrays and grids."""
+    found: dict[str, Any] = {}
+    failure = error.failure
+    if failure is not None and failure.finding is not None:
+        found |= errors_of(failure.finding)
+    if failure is not None:
+        found["arguments"] = arguments_of(failure.context.arguments)
+    if error.analysis is not None:
+        found["grids"] = grids_of(error.analysis)
+    return found
+
+
+def examples_of(builder: ResultBuilder) -> list[dict[str, Any]]:
+    """The errors of the examples that were measured, if dims were drawn."""
+    return [
+        {
+            "dims": dict(point.dims),
+            "error": plain(point.error),
+            "baseline": plain(point.baseline or 0.0),
+            "failed": point.failed,
+        }
+        for point in builder.points
+        if point.error is not None and point.dims
+    ]
+
+
+def plain(number: float) -> float | str:
+    """A number for JSON, with the digits that a picture needs."""
+    return float(f"{number:.4g}") if math.isfinite(number) else str(number)

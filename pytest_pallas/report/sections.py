@@ -1,0 +1,33 @@
+"""The sections of the terminal, which the modules of features declare by ``@section``."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_pallas.report.section import Section
+
+#: The modules that declare sections.
+MODULES = ("report.terminal", "report.inputs", "compile.report", "mutate.report")
+
+#: The order in the terminal, by name. Sections that are not here come last.
+_ORDER = (
+    *("results", "footnotes", "not applicable", "inputs", "distinct", "untried inputs"),
+    *("compilers", "mutants", "mutation score", "costs", "goldens", "fleet"),
+)
+
+
+@functools.cache
+def declared_sections() -> tuple[Section, ...]:
+    """The sections of this package, in order."""
+    from pytest_pallas.report.section import declared_in
+
+    modules = [importlib.import_module(f"pytest_pallas.{name}") for name in MODULES]
+    found = [section for module in modules for section in declared_in(module)]
+    places = {name: place for place, name in enumerate(_ORDER)}
+    return tuple(sorted(found, key=lambda section: places.get(section.name, len(places))))
+
+
+__all__ = ["declared_sections"]

@@ -1,0 +1,379 @@
+"""The backends of a spec, and the peers that it is compared with."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pallas_sim.tracing import tracing_for
+from pytest_pallas.backends import (
+    DEFAULT_TARGETS,
+    REPLACED,
+    TARGETS,
+    Backend,
+    Call,
+    Label,
+    RunSettings,
+    label,
+    with_target,
+)
+from pytest_pallas.backends.tracing import kernels_of
+from pytest_pallas.draw.arguments import Arguments
+from pytest_pallas.draw.arrays import draw_once
+from pytest_pallas.draw.dims import around, probing
+from pytest_pallas.errors import TooFewDevicesError
+from pytest_pallas.grid.kernel_calls import KernelCall, is_mosaic_gpu, tiles_of
+from pytest_pallas.session import Session, SpecFacts
+from pytest_pallas.spec import KernelSpec
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from pytest_pallas.checks import Check
+    from pytest_pallas.checks.context import ComparisonPeer
+
+
+def backends_before(
+    spec: KernelSpec, backend: Backend, chosen: Sequence[Backend], checks: Sequence[Check]
+) -> tuple[Backend, ...]:
+    """The selected backends before ``backend`` that execute the kernel; each pair runs once.
+
+    Backends on which one of ``checks`` is expected to fail are left out; if one is expected to fail
+    on this backend, all are left out.
+    """
+    if _expected_to_fail(spec, backend, checks):
+        return ()
+    before = chosen[: [label(each) for each in chosen].index(label(backend))]
+    executing = [each for each in before if each.kind != "compiling" and spec.claims(label(each))]
+    return tuple(each for each in executing if not _expected_to_fail(spec, each, checks))
+
+
+def others_of(
+    spec: KernelSpec, backend: Backend, sizes: Mapping[str, int], before: Sequence[Backend]
+) -> tuple[ComparisonPeer, ...]:
+    """The peers of a kernel on a backend, without backends that have too few devices.
+
+    Args:
+      spec: the spec.
+      backend: where the kernel runs.
+      sizes: of the mesh to run on, by axis; empty without one.
+      before: the backends to compare with.
+    """
+    from pytest_pallas.checks.context import ComparisonPeer
+
+    backends: list[ComparisonPeer] = []
+    for each in before:
+        with contextlib.suppress(TooFewDevicesError):
+            function = on_mesh(sizes, each, spec.kernel_for(each.platform))
+            backends.append(ComparisonPeer(name=label(each), function=function, backend=each))
+    return (*backends, *implementations_of(spec.implementations, backend, sizes))
+
+
+def implementations_of(
+    functions: Mapping[str, Callable[..., Any]], backend: Backend, sizes: Mapping[str, int]
+) -> Sequence[ComparisonPeer]:
+    """Other implementations, by name, as what a kernel is compared with; see ``others_of``."""
+    from pytest_pallas.checks.context import ComparisonPeer
+
+    return [
+        ComparisonPeer(
+            name=name,
+            function=on_mesh(sizes, backend, function),
+            backend=backend,
+            is_kernel=False,
+        )
+        for name, function in functions.items()
+    ]
+
+
+def on_mesh(
+    sizes: Mapping[str, int], backend: Backend, function: Callable[..., Any]
+) -> Callable[..., Any]:
+    """A function that gets a mesh of a backend's devices; itself where there are no sizes."""
+    return functools.partial(function, mesh=mesh_on(backend, sizes)) if sizes else function
+
+
+def mesh_on(backend: Backend, sizes: Mapping[str, int]) -> Mesh:
+    """A mesh of a backend's devices, simulated or hardware.
+
+    Raises:
+      TooFewDevicesError: there are fewer devices.
+    """
+    from pytest_pallas.backends.devices import make_mesh
+
+    return make_mesh(sizes, backend.platform if backend.kind == "hardware" else "cpu")
+
+
+def mesh_or_skip(session: Session, backend: Backend, sizes: Mapping[str, int]) -> Mesh:
+    """``mesh_on``; too few devices skip the test, or fail it (``--pallas-missing``).
+
+    Raises:
+      TooFewDevicesError: there are fewer, and no test is running or it must not be skipped.
+    """
+    try:
+        return mesh_on(backend, sizes)
+    except TooFewDevicesError as error:
+        if session.item is None or session.options_for(session.item).missing == "error":
+            raise
+        pytest.skip(str(error))
+
+
+def _expected_to_fail(spec: KernelSpec, backend: Backend, checks: Sequence[Check]) -> bool:
+    """Whether one of some checks is expected to fail on a backend."""
+    for key in (label(backend), backend.name):
+        failure = spec.xfail.get(key)
+        if failure is not None and any(
+            failure.covers(check.name, executes=check.executes) for check in checks
+        ):
+            return True
+    return False
+
+
+def on_claimed_chips(
+    session: Session, spec: KernelSpec, backends: Sequence[Backend], automatic: Collection[str]
+) -> tuple[Sequence[Backend], Collection[str]]:
+    """The backends of a spec, with each simulator for a chip that the spec claims.
+
+    A simulator without a target is for the default chip of its platform. For a spec that claims
+    only other chips, such as a kernel for Blackwell, it is for the first of them.
+
+    Args:
+      session: has the families of backends.
+      spec: the spec.
+      backends: the selected backends.
+      automatic: labels of those that were not named; see ``Selection``.
+
+    Returns:
+      The backends, and the labels of those that were not named.
+    """
+    found: dict[str, Backend] = {}
+    unnamed = set(automatic)
+    for each in backends:
+        backend = each
+        if each.kind == "simulating" and each.target is None and not spec.claims(label(each)):
+            names = map(Label.of, spec.claimed)
+            claimed = [found.target for found in names if found.name == each.name and found.target]
+            if claimed:
+                backend = with_target(each, claimed[0], session.families)
+                if label(each) in automatic:
+                    unnamed.add(label(backend))
+        found.setdefault(label(backend), backend)
+    return tuple(found.values()), unnamed
+
+
+def without_replaced(
+    facts: SpecFacts,
+    spec: KernelSpec,
+    backends: Sequence[Backend],
+    automatic: Container[str],
+    timeout: float,
+) -> tuple[Backend, ...]:
+    """The selected backends that run a spec.
+
+    With ``auto``, a simulator replaces the interpreters of its platform for a spec that it can
+    simulate, and they replace it for others. Named backends are kept.
+
+    Args:
+      facts: has the results.
+      spec: the spec.
+      backends: the selected backends.
+      automatic: labels of those that were not named; see ``Selection``.
+      timeout: time limit in seconds of a trace.
+    """
+    dropped: set[str] = set()
+    for each in backends:
+        if each.kind != "simulating" or label(each) not in automatic:
+            continue
+        simulated = spec.claims(label(each)) and lacks(facts, spec, each, timeout) is None
+        dropped.update(REPLACED.get(each.name, ()) if simulated else (each.name,))
+    return tuple(
+        each for each in backends if label(each) not in automatic or each.name not in dropped
+    )
+
+
+def lacks(facts: SpecFacts, spec: KernelSpec, simulator: Any, timeout: float) -> str | None:
+    """The reason why the simulator cannot run a spec, or None. One call is drawn and traced."""
+    name = label(simulator)
+    if name not in facts.lacks:
+        if facts.closed:
+            return None
+        facts.lacks[name] = _lacks(spec, simulator, timeout)
+    return facts.lacks[name]
+
+
+def _lacks(spec: KernelSpec, simulator: Any, timeout: float) -> str | None:
+    from pytest_pallas.draw.arrays import draw_once
+
+    if spec.meshes:
+        return None  # a call on a mesh shows this only when it runs
+    try:
+        drawn = draw_once(spec.inputs)
+        call = Call(
+            function=spec.kernel_for(simulator.platform),
+            args=drawn.args,
+            options={**drawn.options, **drawn.tuning},
+            settings=RunSettings(timeout=timeout),
+        )
+        return simulator.lacks(call)
+    except Exception:
+        return None  # its checks will raise and report the same error
+
+
+# The platform of a kernel that does not say it: Mosaic GPU kernels run on the simulated GPU.
+
+
+def on_its_platform(
+    session: Session, spec: KernelSpec, facts: SpecFacts | None = None
+) -> KernelSpec:
+    """The spec, with ``kernel={"gpu": ...}`` if its plain function is a Mosaic GPU kernel.
+
+    One call is drawn and traced, unless the facts say it already. A spec that names backends or
+    meshes stays as it is, and so does every spec if only backends for TPUs were named.
+    """
+    if isinstance(spec.kernel, Mapping) or spec.backends is not None or spec.meshes:
+        return spec
+    if not session.selection.automatic and all(
+        each.platform != "gpu" for each in session.selection.backends
+    ):
+        return spec
+    facts = facts or SpecFacts()
+    if facts.is_for_gpus is None and not facts.closed:
+        facts.is_for_gpus = _draws_for_gpus(spec, session.options.timeout)
+    if not facts.is_for_gpus:
+        return spec
+    return dataclasses.replace(spec, kernel={"gpu": spec.kernel})
+
+
+def _draws_for_gpus(spec: KernelSpec, timeout: float) -> bool:
+    """Whether a drawn call of a spec's plain function has Mosaic GPU kernels only."""
+    from pytest_pallas.draw.arrays import draw_once
+
+    try:
+        drawn = draw_once(spec.inputs)
+    except Exception:  # an error of the strategy, which the item will raise, too
+        return False
+    return _is_for_gpus(spec.kernel, drawn, timeout)
+
+
+def backend_of_call(
+    session: Session, backend: Backend, function: Any, arguments: Arguments
+) -> Backend:
+    """The backend for a call of a function: the simulated GPU for a Mosaic GPU kernel.
+
+    A backend that was named stays, and so does every one but the simulated TPU.
+    """
+    instead = _other_simulators(session, backend)
+    if not instead or backend.platform != "tpu":
+        return backend
+    is_for_gpus = _is_for_gpus(function, arguments, session.options.timeout)
+    return instead[0] if is_for_gpus else backend
+
+
+def backend_of_spec(session: Session, backend: Backend, spec: KernelSpec) -> Backend:
+    """The backend for a spec that claims no chip of the given one: another simulator, if it may.
+
+    A backend that was named stays.
+    """
+    found, _ = on_claimed_chips(
+        session,
+        spec,
+        [backend, *_other_simulators(session, backend)],
+        session.selection.automatic,
+    )
+    return next((each for each in found if spec.claims(label(each))), found[0])
+
+
+def _other_simulators(session: Session, backend: Backend) -> Sequence[Backend]:
+    """The simulators of other platforms that ``auto`` selected beside this one; () if named."""
+    if backend.kind != "simulating" or getattr(backend, "otherwise", None) is None:
+        return ()
+    return [
+        each
+        for each in session.selection.backends
+        if each.kind == "simulating"
+        and each.platform != backend.platform
+        and label(each) in session.selection.automatic
+    ]
+
+
+def _is_for_gpus(function: Any, arguments: Arguments, timeout: float) -> bool:
+    """Whether a call has kernels, and all are Mosaic GPU kernels."""
+    call = Call(
+        function=function,
+        args=arguments.args,
+        options={**arguments.options, **arguments.tuning},
+        settings=RunSettings(timeout=timeout),
+    )
+    kernels = _traced(call, "tpu")
+    if kernels is None:  # some kernels ask for what only a GPU has
+        kernels = _traced(call, "gpu")
+    return bool(kernels) and all(map(is_mosaic_gpu, kernels))
+
+
+def _traced(call: Call, platform: str) -> Sequence[KernelCall] | None:
+    chip = TARGETS[DEFAULT_TARGETS[platform]]
+    return kernels_of(call, functools.partial(tracing_for, chip))
+
+
+# Learn tiles for dims that a spec's strategy does not specify, from the trace of a probe.
+
+
+#: Time limit in seconds for the trace of a probe, which is larger than draws.
+SECONDS = 5.0
+
+
+def adapted(session: Session, spec: KernelSpec, mesh: Any, sizes: Mapping[str, int]) -> Any:
+    """The strategy of a spec, with draws around the kernel's blocks for unspecified dims.
+
+    Args:
+      session: caches the learned tiles.
+      spec: the spec.
+      mesh: the ``jax.sharding.Mesh`` to run on, or None.
+      sizes: of the mesh, by axis.
+    """
+    inputs: Any = spec.inputs
+    strategy = inputs if mesh is None else inputs(mesh)
+    key = (spec.file, spec.name, *sizes.items())
+    facts = session.facts.get((spec.file, spec.name))
+    if facts is not None and facts.fault:
+        return strategy  # its trace did not end at collection
+    if key not in session.tiles:
+        session.tiles[key] = learned(spec, strategy, mesh)
+    return around(strategy, session.tiles[key])
+
+
+def learned(spec: KernelSpec, strategy: Any, mesh: Any) -> dict[str, tuple[int, ...]]:
+    """The blocks of a spec's kernels along the dims that its strategy does not specify.
+
+    Empty if the strategy specifies all dims, computes with drawn values, or the kernel cannot be
+    traced with large sizes.
+    """
+    with probing() as probe:
+        try:
+            drawn = draw_once(strategy)
+        except Exception:  # an error of the strategy with abstract arrays
+            return {}
+    found: dict[str, set[int]] = {}
+    for platform in _platforms(spec) if probe.sizes else ():
+        kernel = spec.kernel_for(platform)
+        call = Call(
+            function=kernel if mesh is None else functools.partial(kernel, mesh=mesh),
+            args=drawn.args,
+            options={**drawn.options, **drawn.tuning},
+            settings=RunSettings(timeout=SECONDS),
+        )
+        chip = TARGETS[DEFAULT_TARGETS[platform]]
+        kernels = kernels_of(call, functools.partial(tracing_for, chip)) or ()
+        for name, tiles in tiles_of(kernels, probe.sizes).items():
+            found.setdefault(name, set()).update(tiles)
+    return {name: tuple(sorted(tiles)) for name, tiles in found.items()}
+
+
+def _platforms(spec: KernelSpec) -> tuple[str, ...]:
+    """The platforms that the kernels of a spec are written for."""
+    return tuple(spec.kernel) if isinstance(spec.kernel, Mapping) else ("tpu",)

@@ -1,0 +1,588 @@
+"""Find the files of a package that may have specs, and the specs of a file.
+
+A spec is in the module of its kernel, ``matmul.py``, or beside it, in ``matmul_spec.py``, so that
+the kernel can be imported and copied without the plugin. The name of the kernel's module selects
+both.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pallas_sim.errors import OptionError
+from pytest_pallas.backends import Backend, Label, label
+from pytest_pallas.checks import Check
+from pytest_pallas.errors import SpecError
+from pytest_pallas.mutate.item import mutants_item
+from pytest_pallas.pytest_session import PytestSession, current
+from pytest_pallas.run.applicability import leave_out, unmet_by_kernels
+from pytest_pallas.run.backends import backends_before, on_claimed_chips, without_replaced
+from pytest_pallas.run.item import SpecItem, node_id
+from pytest_pallas.run.result import ResultBuilder
+from pytest_pallas.session import SpecFacts
+from pytest_pallas.spec import KernelSpec
+
+
+@dataclass(frozen=True)
+class Location:
+    """The location of a package or module of a suite.
+
+    Attributes:
+      module: its importable name.
+      path: its folder if it is a package, else its file.
+      beside: the file ``<name>_spec.py`` that stands beside it, if there is one.
+    """
+
+    module: str
+    path: Path
+    beside: Path | None = None
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The paths that pytest collects."""
+        return (self.path,) if self.beside is None else (self.path, self.beside)
+
+    def holds(self, module: str) -> bool:
+        """Whether a module is this one, a submodule, or the spec module beside it."""
+        return f"{module}.".startswith(f"{self.module}.") or (
+            self.beside is not None and module == beside(self.module)
+        )
+
+    def module_of(self, file: Path) -> str | None:
+        """The importable name of a Python file at this location, or None."""
+        if file == self.path:
+            return self.module
+        if file == self.beside:
+            return beside(self.module)
+        if file.suffix != ".py" or not self.path.is_dir() or self.path not in file.parents:
+            return None
+        parts = file.relative_to(self.path).with_suffix("").parts
+        parts = parts[:-1] if parts[-1] == "__init__" else parts
+        return ".".join((self.module, *parts))
+
+
+def beside(module: str) -> str:
+    """The name of the spec module beside a module."""
+    return f"{module}_spec"
+
+
+def spec_file_of(path: Path) -> Path | None:
+    """The spec file beside a module's file or a package's folder, if there is one."""
+    file = path.with_name(f"{beside(path.stem)}.py")
+    return file if file.is_file() else None
+
+
+def locate(module: str, directory: Path) -> Location:
+    """Find a package or module by its importable name.
+
+    Args:
+      module: the name.
+      directory: the folder in which pytest started; it is searched last.
+
+    Raises:
+      pytest.UsageError: there is no such module, or it fails to import.
+    """
+    found = _find(module)
+    if found is None and str(directory) not in sys.path:
+        sys.path.append(str(directory))
+        found = _find(module)
+    if found is None:
+        remedy = "install the package, or add its folder to the pythonpath ini value"
+        if module.partition(".")[0] == "reference_kernels":
+            remedy = "pip install pytest-pallas-kernels, or run pytest in a checkout"
+        raise pytest.UsageError(
+            f"--pallas-suite: no module named {module!r}. It must be importable: {remedy}."
+        )
+    if found.submodule_search_locations:
+        path = Path(next(iter(found.submodule_search_locations))).resolve()
+    elif found.origin is None:
+        raise pytest.UsageError(f"--pallas-suite: module {module!r} has no source file")
+    else:
+        path = Path(found.origin).resolve()
+    return Location(module, path, spec_file_of(path))
+
+
+def _find(module: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(module)
+    except ModuleNotFoundError:
+        return None
+    except Exception as error:
+        raise pytest.UsageError(
+            f"--pallas-suite: importing {module!r} raised {type(error).__name__}: {error}"
+        ) from error
+
+
+def modules_of(module: str) -> Iterator[str]:
+    """The names of a module, of its submodules, and of the spec module beside it.
+
+    The module is imported when the second name is read.
+    """
+    yield module
+    loaded = sys.modules.get(module)  # a module whose import failed has no submodules
+    for each in pkgutil.walk_packages(getattr(loaded, "__path__", []), f"{module}."):
+        yield each.name
+    if _find(beside(module)) is not None:
+        yield beside(module)
+
+
+def specs_in(module: str) -> list[KernelSpec]:
+    """The specs that a module defines, in the order of definition; not those that it imports.
+
+    Raises:
+      SpecError: a spec is wrong, or two have one name.
+    """
+    loaded = importlib.import_module(module)
+    file = str(getattr(loaded, "__file__", ""))
+    found: dict[int, KernelSpec] = {}
+    for value in vars(loaded).values():
+        for spec in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(spec, KernelSpec) and spec.file == file:
+                found[id(spec)] = spec
+    names = [spec.name for spec in found.values()]
+    for name in names:
+        if names.count(name) > 1:
+            raise SpecError(f"{file} defines two specs with the name {name!r}")
+    return list(found.values())
+
+
+# Specs as tests: found in packages, by a hook, or by one line in a test module.
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Specs to verify, in a test module; see ``suite``."""
+
+    sources: tuple[KernelSpec | str, ...]
+
+    def specs(self) -> Iterator[KernelSpec | SpecError]:
+        """The specs, with errors for those that cannot be loaded. Imports the named modules."""
+        for source in self.sources:
+            if isinstance(source, KernelSpec):
+                yield source
+                continue
+            for name in modules_of(source):
+                try:
+                    yield from specs_in(name)
+                except SpecError as error:
+                    yield error
+                except Exception as error:
+                    yield SpecError(
+                        f"suite({source!r}): importing {name!r} raised "
+                        f"{type(error).__name__}: {error}"
+                    )
+
+
+def suite(*sources: KernelSpec | str) -> Suite:
+    """Make every check of some specs a test of the module that this is assigned in.
+
+    ::
+
+        from pytest_pallas import suite
+        from mykernels.matmul_spec import SPEC
+
+        test_kernels = suite(SPEC)      # or suite("mykernels"), the whole package
+
+    Args:
+      *sources: specs, and names of packages or modules with specs, in the module or in
+        ``<module>_spec.py`` beside it.
+
+    Raises:
+      SpecError: a source is neither a spec nor a name.
+    """
+    for source in sources:
+        if not isinstance(source, (KernelSpec, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise SpecError(f"suite() takes specs and names of modules, not {source!r}")
+    return Suite(sources)
+
+
+__all__ = ["Suite", "suite"]
+
+
+# Specs as pytest nodes: a file or suite collects one item per spec, check, backend and mesh.
+
+
+#: The modules of a suite that were collected, and whether they define specs.
+DEFINED = pytest.StashKey[dict[str, bool]]()
+
+
+class SpecFile(pytest.File):
+    """A Python file of a suite; collects the specs that it defines."""
+
+    @classmethod
+    def from_parent(cls, parent: Any, *, module: str, **rest: Any) -> SpecFile:
+        """The node for the file of ``module``."""
+        self = super().from_parent(parent, **rest)
+        self.module = module
+        return self
+
+    module: str
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        """The items of every spec in the file."""
+        try:
+            specs = specs_in(self.module)
+        except SpecError as error:
+            raise self.CollectError(str(error)) from None
+        self.config.stash.setdefault(DEFINED, {})[self.module] = bool(specs)
+        for spec in specs:
+            yield from spec_nodes(self, spec)
+
+
+class SpecSuite(pytest.Collector):
+    """Specs that do not come from a file of a suite: from a hook, or from a test module."""
+
+    @classmethod
+    def from_parent(
+        cls, parent: Any, *, specs: Callable[[], Iterable[KernelSpec | SpecError]], **rest: Any
+    ) -> SpecSuite:
+        """The node for the specs that ``specs()`` returns."""
+        self = super().from_parent(parent, **rest)
+        self.specs = specs
+        return self
+
+    specs: Callable[[], Iterable[KernelSpec | SpecError]]
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        """The items of every spec, and a node for every error."""
+        names: set[str] = set()
+        for spec in self.specs():
+            if isinstance(spec, SpecError):
+                yield WrongSpec.from_parent(self, name=self.name, problem=str(spec))
+            elif spec.name in names:
+                problem = f"{self.name} has two specs with the name {spec.name!r}; see {spec.file}"
+                yield WrongSpec.from_parent(self, name=spec.name, problem=problem)
+            else:
+                names.add(spec.name)
+                yield from spec_nodes(self, spec)
+
+
+class WrongSpec(pytest.Collector):
+    """A spec that cannot be verified: a collection error, which does not stop other specs."""
+
+    problem: str
+
+    @classmethod
+    def from_parent(cls, parent: Any, *, problem: str, **rest: Any) -> WrongSpec:
+        """The node that reports ``problem``."""
+        self = super().from_parent(parent, **rest)
+        self.problem = problem
+        return self
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        """Report the problem."""
+        raise self.CollectError(self.problem)
+
+
+def spec_nodes(
+    parent: pytest.Collector, spec: KernelSpec
+) -> Iterator[pytest.Item | pytest.Collector]:
+    """The items of one spec, or one node that reports its problem."""
+    from pytest_pallas.run.backends import on_its_platform
+    from pytest_pallas.run.learning import facts_of
+
+    session = current(parent.config)
+    facts = facts_of(session, parent, spec, functools.partial(_learn, session, parent, spec))
+    if facts.problem is not None:
+        text = f"spec {spec.name!r} in {spec.file}: {facts.problem}"
+        yield WrongSpec.from_parent(parent, name=spec.name, problem=text)
+        return
+    spec = on_its_platform(session, spec, facts)
+    items = _spec_items(session, parent, spec, facts)
+    if session.options.mutate is not None:
+        items = list(items)
+        item = mutants_item(parent, spec, items)
+        yield from items if item is None else (item,)
+        return
+    yield from items
+
+
+def _learn(
+    session: PytestSession,
+    parent: pytest.Collector,
+    spec: KernelSpec,
+    facts: SpecFacts,
+    tracing: Callable[[], object] = lambda: None,
+) -> None:
+    """Learn what the items of a spec depend on: draw and trace a few of its calls."""
+    from pytest_pallas.run.backends import on_its_platform
+    from pytest_pallas.run.learning import problem_with
+
+    facts.problem = problem_with(spec, session.checks, session.families)
+    if facts.problem is None:
+        tracing()
+        for _ in _planned(session, parent, on_its_platform(session, spec, facts), facts):
+            pass
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A check of a spec on a backend: an item for each mesh, unless it is ``unmet``."""
+
+    backend: Backend
+    check: Check
+    before: Sequence[Backend]
+    unmet: str | None
+
+
+def _planned(
+    session: PytestSession, parent: pytest.Collector, spec: KernelSpec, facts: SpecFacts
+) -> Iterator[_Plan | Backend]:
+    """The checks of one spec, and named backends that it does not claim.
+
+    What the facts lack is learned, unless they are closed.
+    """
+    backends, named, automatic = _backends(session, parent)
+    backends, automatic = on_claimed_chips(session, spec, backends, automatic)
+    timeout = session.options.timeout
+    backends = without_replaced(facts, spec, backends, automatic, timeout)
+    for backend in backends:
+        if not spec.claims(label(backend)):
+            if named:
+                yield backend
+            continue
+        for check in _checks(session, parent, spec, backend):
+            before = backends_before(spec, backend, backends, (session.base, check))
+            key = check.name, label(backend)
+            if key not in facts.unmet:
+                unmet = check.unmet(spec, backend, before)
+                if unmet is None and not spec.meshes and not facts.closed:
+                    unmet = unmet_by_kernels(session, spec, check, backend, {})
+                facts.unmet[key] = unmet
+            yield _Plan(backend, check, before, facts.unmet[key])
+
+
+def _spec_items(
+    session: PytestSession, parent: pytest.Collector, spec: KernelSpec, facts: SpecFacts
+) -> Iterator[pytest.Item]:
+    """The items of one spec."""
+    for plan in _planned(session, parent, spec, facts):
+        if not isinstance(plan, _Plan):
+            yield UnclaimedItem.from_parent(parent, spec=spec, backend=plan)
+            continue
+        for mesh in spec.meshes or ({},):
+            if plan.unmet is not None:
+                leave_out(session, parent, plan.unmet, spec, plan.check, plan.backend, mesh)
+                continue
+            yield SpecItem.from_parent(
+                parent,
+                spec=spec,
+                check=plan.check,
+                backend=plan.backend,
+                mesh=mesh,
+                before=plan.before,
+            )
+
+
+def _backends(
+    session: PytestSession, parent: pytest.Collector
+) -> tuple[Sequence[Backend], bool, Collection[str]]:
+    """The backends that the marks of a test module select, or else the session.
+
+    Returns whether they were named, too, and the labels of those that were not.
+    """
+    selection = session.selection
+    marks = list(parent.iter_markers("pallas"))
+    if not any("backends" in mark.kwargs or "targets" in mark.kwargs for mark in marks):
+        return selection.backends, selection.named, selection.automatic
+    try:
+        backends, reason = session.backends_for(marks, every=True)
+    except OptionError as error:
+        raise parent.CollectError(str(error)) from None
+    if not backends:
+        pytest.skip(f"no backend for these specs: {reason}")
+    if any("backends" in mark.kwargs for mark in marks):
+        return backends, True, ()
+    automatic = [label(each) for each in backends if each.name in selection.automatic]
+    return backends, False, automatic
+
+
+def _checks(
+    session: PytestSession, parent: pytest.Collector, spec: KernelSpec, backend: Backend
+) -> Iterator[Check]:
+    """The selected checks of the spec; all selected checks if the spec does not limit them."""
+    try:
+        chosen = session.checks_for(session.options_for(parent))
+    except OptionError as error:
+        raise parent.CollectError(str(error)) from None
+    for check in chosen:
+        if backend.kind == "compiling" and check.program is None:
+            continue
+        if spec.checks is None or check.name in spec.checks:
+            yield check
+
+
+class UnclaimedItem(pytest.Item):
+    """A skipped item for a named backend that the spec does not claim."""
+
+    spec: KernelSpec
+    backend: Backend
+
+    @classmethod
+    def from_parent(
+        cls, parent: Any, *, spec: KernelSpec, backend: Backend, **rest: Any
+    ) -> UnclaimedItem:
+        """The item ``spec-unclaimed[backend]``."""
+        name = f"{spec.name}-unclaimed[{label(backend)}]"
+        self = super().from_parent(parent, name=name, nodeid=node_id(parent, name), **rest)
+        self.spec, self.backend = spec, backend
+        return self
+
+    @property
+    def builder(self) -> ResultBuilder:
+        """The builder of this item, which stays empty."""
+        return current(self.config).builders.setdefault(
+            (self.spec.name, "all", label(self.backend)),
+            ResultBuilder(
+                kernel=self.spec.name,
+                family=self.spec.family,
+                check="all",
+                backend=label(self.backend),
+            ),
+        )
+
+    def runtest(self) -> None:
+        """Skip."""
+        known = current(self.config).families
+        names = [name for name in self.spec.claimed if Label.of(name).name in known]
+        pytest.skip(f"the spec claims only {', '.join(names) or 'no backend'}")
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """The file of the spec and the name of the item."""
+        return Path(self.spec.file), 0, self.name  # pytest needs a line to report a skip
+
+
+# Add suites to pytest's collection.
+#
+# Importing this module does not import jax: the controller of pytest-xdist collects nothing.
+
+
+#: The locations that were added whole to the session's arguments, so that all files are collected.
+_WHOLE = pytest.StashKey[list[Location]]()
+#: Files of suites that could not be imported, with the class of the collector that reported it.
+_FAILED = pytest.StashKey[dict[Path, type[pytest.Collector]]]()
+_LOCATIONS = pytest.StashKey[list[Location]]()
+
+
+def add_suite(config: pytest.Config) -> None:
+    """Add the folders of ``--pallas-suite`` to the session's arguments.
+
+    Without file arguments, ``--pallas-suite`` replaces testpaths.
+    """
+    directory = config.invocation_params.dir
+    names = current(config).options.suite
+    config.stash[_LOCATIONS] = locations = [locate(name, directory) for name in names]
+    # A wrong spec must not stop the others; pytest still exits with 1.
+    config.option.continue_on_collection_errors = True
+    if config.args_source is not pytest.Config.ArgsSource.ARGS:
+        config.args[:] = []
+    _add_spec_files(config, locations)
+    given = [Path(directory, arg.partition("::")[0]).resolve() for arg in config.args]
+    config.stash[_WHOLE] = []
+    for location in locations:
+        if not any(at == path or at in path.parents for at in location.paths for path in given):
+            config.args.extend(str(path) for path in location.paths)
+            config.stash[_WHOLE].append(location)
+
+
+def _add_spec_files(config: pytest.Config, locations: Sequence[Location]) -> None:
+    """The file of a kernel stands for its specs, which may be in the file beside it."""
+    directory = config.invocation_params.dir
+    given = [Path(directory, arg).resolve() for arg in config.args if "::" not in arg]
+    for path in given:
+        file = spec_file_of(path) if path.suffix == ".py" else None
+        inside = any(location.module_of(path) is not None for location in locations)
+        if inside and file is not None and file not in given:
+            config.args.append(str(file))
+
+
+def require_specs(config: pytest.Config) -> None:
+    """Reject a suite without a spec, because its run would look like a success.
+
+    The items cannot show this: there are none if no check or backend is left, and --lf leaves out
+    files.
+
+    Raises:
+      pytest.UsageError: a package of ``--pallas-suite`` has none.
+    """
+
+    if current(config).in_worker:
+        return  # xdist collects one file at a time
+    defined = config.stash.get(DEFINED, {})
+    for location in config.stash.get(_WHOLE, []):
+        inside = [defined[name] for name in defined if location.holds(name)]
+        if inside and not any(inside):
+            raise pytest.UsageError(
+                f"--pallas-suite={location.module}: no KernelSpec is defined in {location.path}. "
+                "Assign the spec to a module-level variable of the kernel's module, such as "
+                "matmul, or of matmul_spec beside it."
+            )
+
+
+def require_checks(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+    """Reject named checks if none applies, because the reason would not be visible.
+
+    Raises:
+      pytest.UsageError: no test is left; the message has the reasons.
+    """
+    entries = current(config).not_applicable.values()
+    named = {"checks", "sanitize"} & current(config).options.explicit
+    if items or not entries or not named:
+        return
+    reasons = {f"{entry.check}: not applicable ({entry.requirement})" for entry in entries}
+    lines = "".join(f"\n  {reason}" for reason in sorted(reasons))
+    raise pytest.UsageError(f"none of the selected checks applies to these kernels:{lines}")
+
+
+def collect_file(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """The node for a file of a suite, or None for another file."""
+    for location in parent.config.stash.get(_LOCATIONS, []):
+        module = location.module_of(path.resolve())
+        if module is not None:
+            return SpecFile.from_parent(parent, path=path, module=module)
+    return None
+
+
+def reported_once(collector: pytest.Collector, report: pytest.CollectReport) -> None:
+    """Take the error off a report of a file of a suite, if another collector has reported it.
+
+    pytest imports a file of a suite, too, if it is named like a test module or on the command line.
+    """
+
+    if not isinstance(collector, SpecFile | pytest.Module):
+        return
+    seen = collector.config.stash.setdefault(_FAILED, {})
+    if seen.setdefault(collector.path, collector.__class__) is not collector.__class__:
+        report.outcome, report.longrepr, report.result = "passed", None, []
+
+
+def collect_suite(
+    collector: pytest.Module | pytest.Class, name: str, value: object
+) -> pytest.Collector | None:
+    """The node for a ``suite(...)`` in a test module, or None for another object."""
+    if not isinstance(value, Suite):
+        return None
+
+    return SpecSuite.from_parent(collector, name=name, specs=value.specs)
+
+
+def collect_hooked(
+    session: pytest.Session, items: list[pytest.Item], specs: Sequence[KernelSpec]
+) -> None:
+    """Add the items of specs that a hook returned."""
+
+    node = SpecSuite.from_parent(
+        session, name="pytest_pallas_specs", nodeid="pytest_pallas_specs", specs=lambda: specs
+    )
+    items.extend(session.genitems(node))

@@ -1,0 +1,567 @@
+"""Draw examples of a spec with Hypothesis, and run a check on each.
+
+Examples that failed before run first. Then come diverse draws (``diversity``), each with variants
+of other values, which are cheap once a shape is compiled, and then examples that failed on other
+backends. Only a failure goes through Hypothesis again, which shrinks it and saves it for the next
+run.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import time
+import traceback
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
+from typing import Any
+from unittest import SkipTest
+
+import hypothesis
+import numpy as np
+from hypothesis import HealthCheck, Phase
+from hypothesis.errors import DidNotReproduce, InvalidArgument
+
+from pallas_sim.dtypes import epsilon, is_exact
+from pallas_sim.errors import OptionError, PallasError
+from pytest_pallas.checks.context import CheckResult
+from pytest_pallas.checks.inputs import inputs_of
+from pytest_pallas.compat.fuzzing import set_database_key, without_module_constants
+from pytest_pallas.draw.arguments import MOST_VARIANTS, as_arguments, settle, variants
+from pytest_pallas.draw.diversity import ExampleSource, SelectedExamples, Subjects, words_of
+from pytest_pallas.judge.oracle import flatten
+from pytest_pallas.judge.tolerance import Comparison
+from pytest_pallas.run.together import agreed, run_shared, unshared
+
+#: Time limit in seconds for the rest of the examples after a failure, for other causes.
+OTHER_SECONDS = 5.0
+
+#: Up to this many examples, each is a draw; of more, some are variants: up to ``EACH`` of a draw,
+#: itself included.
+DRAWS, EACH = 8, 8
+
+#: Number of saved examples that may pass before the replay stops.
+REMEMBERED = 10
+
+#: Number of draws in a round of timed fuzzing.
+ROUND = 32
+
+#: Two fifths of the time go to new shapes, or more if variants finish early.
+CHEAP = 1.5
+
+_BLOB = re.compile(r"reproduce_failure\('([^']*)', b'([^']*)'\)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fuzz:
+    """A check to fuzz, and the database of its failures.
+
+    Attributes:
+      run: raises if the example fails.
+      source: the source of the examples.
+      key: the key in Hypothesis' example database. Failures are saved under it, on every backend.
+      shrink: whether to shrink a failing example.
+      database: Hypothesis' database of failing examples, or None.
+      elsewhere: the database of examples that failed on other backends. They run after the draws,
+        so that they hide no failure that the draws find.
+      passed: calls that passed, by their words; they do not run again.
+      shapes: signatures of the draws of all earlier rounds; draws of new shapes come first.
+      subjects: see ``ExampleSource.choose``.
+    """
+
+    run: Callable[[Any], object]
+    source: ExampleSource
+    key: str
+    shrink: bool = True
+    database: Any = None
+    elsewhere: Any = None
+    passed: set[str] = field(default_factory=set[str])
+    shapes: set[str] = field(default_factory=set[str])
+    subjects: Subjects | None = None
+
+
+def fuzz(what: Fuzz, *, seed: int, max_examples: int, until: float | None = None) -> None:
+    """Run ``max_examples`` different examples, and shrink the first failure.
+
+    Examples that failed here in earlier runs come first, those that failed elsewhere come last.
+
+    Args:
+      what: the check to fuzz.
+      seed: seed of the draws.
+      max_examples: the number of examples.
+      until: when to stop, by ``time.monotonic``.
+
+    Raises:
+      Exception: the error of the simplest failing example; its ``others`` have other causes.
+    """
+    __tracebackhide__ = True
+    runner = ExampleRunner(what.run, what.passed, until=until)
+    draws, calls = _planned(what.source, seed, max_examples, what.subjects)
+    try:
+        _remembered(what, runner, what.database)
+        _explore(what, runner, calls, seed=seed, draws=draws)
+    except PallasError as error:
+        if what.shrink and not error.timed_out:
+            error.others = tuple(_others(what, runner, error, calls))
+        raise
+    if what.elsewhere is not None:
+        # These few run although the time may be over.
+        _remembered(what, ExampleRunner(what.run, what.passed), what.elsewhere)
+
+
+def drawn_calls(
+    source: ExampleSource, seed: int, max_examples: int, subjects: Subjects | None = None
+) -> Iterator[Any]:
+    """The calls that ``fuzz`` runs."""
+    return (planned.call for planned in _planned(source, seed, max_examples, subjects)[1])
+
+
+def fuzz_until(what: Fuzz, *, seed: int, until: float) -> None:
+    """Run ``ROUND`` draws until a time, each with variants as long as they are cheap.
+
+    Variants are cheap as long as they take at most ``CHEAP`` times as long as the draw itself,
+    which includes its compilation.
+
+    Args:
+      what: the check to fuzz.
+      seed: seed of the draws.
+      until: when to stop, by ``time.monotonic``.
+
+    Raises:
+      Exception: as ``fuzz``.
+    """
+    __tracebackhide__ = True
+    runner = ExampleRunner(what.run, what.passed, until=until)
+    choice = what.source.choose(seed, ROUND, functools.partial(_new, what))
+    what.shapes.update(map(_shape, choice.chosen.values()))
+    spent = _DrawTimes()
+    calls = _calls(choice, MOST_VARIANTS, lambda: agreed(spent.variants > CHEAP * spent.draw))
+    _explore(what, runner, calls, seed=seed, draws=ROUND, spent=spent)
+
+
+def fuzz_round(what: Fuzz, *, seed: int) -> None:
+    """Run ``ROUND`` draws of different shapes, as far as there are; ``EACH`` calls of each.
+
+    What it draws depends on the seed alone: neither on earlier rounds nor on the time.
+
+    Args:
+      what: the check to fuzz.
+      seed: seed of the draws.
+
+    Raises:
+      Exception: as ``fuzz``.
+    """
+    __tracebackhide__ = True
+    runner = ExampleRunner(what.run, what.passed)
+    alone = replace(what, shapes=set[str]())
+    choice = what.source.choose(seed, ROUND, functools.partial(_new, alone))
+    _explore(what, runner, _calls(choice, EACH), seed=seed, draws=ROUND)
+
+
+def _new(what: Fuzz, drawn: Any) -> Collection[Any]:
+    """The new parts of a draw: none if its shape ran before, otherwise all."""
+    shape = _shape(drawn)
+    if shape in what.shapes:
+        return ()
+    if what.subjects is None:
+        return (shape,)
+    return [(shape, each) for each in what.subjects(drawn)]
+
+
+def _shape(drawn: Any) -> str:
+    """The signature of a draw that is complete."""
+    return inputs_of(as_arguments(drawn)).signature
+
+
+@dataclass
+class _DrawTimes:
+    """Seconds that the last new draw took.
+
+    Attributes:
+      draw: for the draw itself.
+      variants: for its variants.
+    """
+
+    draw: float = math.inf
+    variants: float = 0.0
+
+    def add(self, number: int, seconds: float) -> None:
+        """Add the seconds of a call; see ``_PlannedCall.number``."""
+        if number:
+            self.variants += seconds
+        else:
+            self.draw = seconds
+
+
+@dataclass(frozen=True)
+class _PlannedCall:
+    """A call to run.
+
+    Attributes:
+      call: the call.
+      words: the words of its draw.
+      number: the number of the variant, from 1; the draw itself has 0.
+    """
+
+    call: Any
+    words: str
+    number: int
+
+
+def _planned(
+    source: ExampleSource, seed: int, examples: int, subjects: Subjects | None
+) -> tuple[int, Iterator[_PlannedCall]]:
+    """The number of draws for so many examples, and the calls to run."""
+    draws, each = effort(examples)
+    choice = source.choose(seed, draws, subjects)
+    each = min(MOST_VARIANTS, max(each, math.ceil(examples / max(1, len(choice.chosen)))))
+    return draws, islice(_calls(choice, each), examples)
+
+
+def _calls(
+    choice: SelectedExamples, each: int, enough: Callable[[], bool] = lambda: False
+) -> Iterator[_PlannedCall]:
+    """The selected draws, ``each`` with its variants until these are ``enough``."""
+    for words, drawn in choice.chosen.items():
+        for number, call in enumerate(islice(chain([drawn], variants(drawn)), each)):
+            yield _PlannedCall(call, words, number)
+            if enough():
+                break
+
+
+def _explore(
+    what: Fuzz,
+    runner: ExampleRunner,
+    calls: Iterable[_PlannedCall],
+    *,
+    seed: int,
+    draws: int,
+    spent: _DrawTimes | None = None,
+) -> None:
+    """Run calls, and shrink the first failure; ``spent`` records their times."""
+    __tracebackhide__ = True
+    spent = _DrawTimes() if spent is None else spent
+    for planned in calls:
+        if not planned.number:
+            spent.variants = 0.0
+        if words_of(planned.call) in runner.passed:
+            continue
+        started = time.monotonic()
+        try:
+            runner.one(planned.call)
+        except Exception as error:
+            most = max(EACH, planned.number + 1)
+            _shrunk(what, runner, planned.words, seed=seed, draws=draws, each=most)
+            raise error from error.__cause__
+        if runner.over:
+            return
+        spent.add(planned.number, time.monotonic() - started)
+
+
+def _others(
+    what: Fuzz, runner: ExampleRunner, first: PallasError, calls: Iterable[_PlannedCall]
+) -> Sequence[PallasError]:
+    """Failures with other causes than the first: of calls while it was shrunk, and of the rest."""
+    found = list(runner.failed.values())
+    further = ExampleRunner(
+        what.run,
+        what.passed,
+        shrink_seconds=OTHER_SECONDS,
+        until=time.monotonic() + OTHER_SECONDS,
+        failed=runner.failed,
+    )
+    for planned in calls:
+        try:
+            further.one(planned.call)
+        except Exception as error:
+            found.append(error)
+        if further.over:
+            break
+    return distinct(first, found)
+
+
+def replay(what: Fuzz, blob: str) -> None:
+    """Run one example again (see ``blob_of``).
+
+    Raises:
+      Exception: the error of the example.
+      OptionError: ``blob`` is not an example of the strategy.
+    """
+    __tracebackhide__ = True
+    runner = ExampleRunner(what.run, what.passed)
+    test = _test(what, lambda drawn: runner.group(drawn, MOST_VARIANTS), phases=[Phase.explicit])
+    test = hypothesis.reproduce_failure(hypothesis.__version__, blob.encode())(test)
+    try:
+        unshared(test)
+    except (DidNotReproduce, InvalidArgument) as error:
+        if not runner.passed:
+            raise OptionError(
+                f"--pallas-replay={blob}: cannot replay {what.key}: its strategy or Hypothesis "
+                "changed since the example was saved. Run the test without --pallas-replay."
+            ) from error
+        # The failure is fixed, which Hypothesis reports as an error.
+
+
+def blob_of(error: BaseException) -> str:
+    """The text with which ``replay`` runs the failing example again, or ""."""
+    for note in reversed(getattr(error, "__notes__", ())):
+        found = _BLOB.search(note)
+        if found:
+            return found.group(2)
+    return ""
+
+
+def effort(examples: int) -> tuple[int, int]:
+    """The number of draws for so many examples, and the number of calls of each.
+
+    Up to ``DRAWS`` examples, each is a draw. Beyond that, draws and variants both grow with the
+    square root, until each draw has ``EACH`` calls.
+    """
+    each = min(EACH, max(1, round(math.sqrt(examples / DRAWS))))
+    return math.ceil(examples / each), each
+
+
+def _remembered(what: Fuzz, runner: ExampleRunner, database: Any) -> None:
+    """Run the failures of earlier runs that a database has."""
+    phases = [Phase.reuse, Phase.shrink] if what.shrink else [Phase.reuse]
+    # Hypothesis raises SkipTest if nothing is saved.
+    with without_module_constants(), suppress(SkipTest):
+        unshared(
+            _test(
+                what,
+                lambda drawn: runner.group(drawn, MOST_VARIANTS),
+                phases=phases,
+                max_examples=REMEMBERED,
+                database=database,
+            )
+        )
+
+
+def _shrunk(
+    what: Fuzz, runner: ExampleRunner, words: str, *, seed: int, draws: int, each: int
+) -> None:
+    """Shrink the failure, save the simplest example, and raise its error.
+
+    Hypothesis draws the same examples again, and sees one failure.
+    """
+
+    def example(drawn: Any) -> None:
+        __tracebackhide__ = True
+        if seen or words_of(drawn) == words:
+            seen.append(True)
+            runner.group(drawn, each)
+
+    seen: list[bool] = []
+    size = what.source.pool(seed, draws).size
+    phases = [Phase.generate, Phase.shrink] if what.shrink else [Phase.generate]
+    test = _test(
+        what,
+        example,
+        phases=phases,
+        max_examples=size,
+        seed=seed,
+        database=what.database,
+    )
+    with without_module_constants():  # as in choose
+        unshared(test)
+
+
+def _test(
+    what: Fuzz,
+    example: Callable[[Any], None],
+    *,
+    phases: list[Phase],
+    max_examples: int = 1,
+    seed: int | None = None,
+    database: Any = None,
+) -> Any:
+    """A Hypothesis test of ``example``; ``database`` gets its failures."""
+
+    def run_example(drawn: Any) -> None:
+        __tracebackhide__ = True
+        run_shared(example, drawn)
+
+    test = hypothesis.given(drawn=what.source.strategy)(run_example)
+    if seed is not None:
+        test = hypothesis.seed(seed)(test)  # which sets the database to None, until settings follow
+    test = hypothesis.settings(
+        max_examples=max_examples,
+        deadline=None,
+        phases=phases,
+        print_blob=True,
+        report_multiple_bugs=False,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        database=database,
+    )(test)
+    set_database_key(test, what.key)
+    return test
+
+
+# Run the calls of one check, each once, until one fails and its shrinking takes too long.
+
+
+#: Time limit in seconds for shrinking after the first failure: every new shape is compiled, so
+#: Hypothesis would often use its own limit of five minutes.
+SHRINK_SECONDS = 20.0
+
+
+@dataclass
+class ExampleRunner:
+    """Runs calls, each once: Hypothesis repeats examples.
+
+    Attributes:
+      run: see ``Fuzz``.
+      passed: calls that passed, by their words.
+      shrink_seconds: how long after the first failure new calls may still run.
+      until: when to stop, by ``time.monotonic``; None for never.
+      failed: the calls that failed, with their errors.
+    """
+
+    run: Callable[[Any], object]
+    passed: set[str]
+    shrink_seconds: float = SHRINK_SECONDS
+    until: float | None = None
+    failed: dict[str, Exception] = field(default_factory=dict[str, Exception])
+    first_failure: float | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether no new call may run."""
+        if self.first_failure is not None:
+            return agreed(time.monotonic() - self.first_failure >= self.shrink_seconds)
+        return self.until is not None and agreed(time.monotonic() >= self.until)
+
+    def group(self, drawn: Any, most: int) -> None:
+        """Run a draw and its variants, ``most`` in all.
+
+        Raises:
+          Exception: the error of the first failure.
+        """
+        __tracebackhide__ = True
+        settle(drawn)
+        for call in islice(chain([drawn], variants(drawn)), most):
+            self.one(call)
+
+    def one(self, call: Any) -> None:
+        """Run a call, unless it ran before or time is over."""
+        __tracebackhide__ = True
+        words = words_of(call)
+        if words in self.failed:
+            raise self.failed[words]
+        if words in self.passed or self.over:
+            return
+        try:
+            self.run(call)
+        except Exception as error:
+            self.first_failure = self.first_failure or time.monotonic()
+            self.failed[words] = error
+            if getattr(error, "timed_out", False):
+                self.shrink_seconds = 0.0  # each further call could take as long
+            raise
+        self.passed.add(words)
+
+
+# Failures of one check with different causes: which of them are worth a report of their own.
+
+
+#: Relative to the output's scale: 16 roundings of bfloat16. More is no rounding error.
+_SMALL = 1 / 16
+
+#: How many failures of a check are reported.
+MOST_CAUSES = 3
+
+
+def cause_of(error: BaseException) -> Hashable:
+    """The identity of the cause of a failure, without what only its example decides.
+
+    For findings: kind, reference and lines. For a wrong output: which one, and whether it has
+    another structure, NaN or infinity on one side, an error of the size of roundings, or a larger
+    one. For a kernel that raised: the class of the error and the line that raised it.
+    """
+    if not isinstance(error, PallasError):
+        return (type(error), _raised_at(error))
+    if error.findings:
+        return frozenset(finding.key for finding in error.findings)
+    finding = None if error.failure is None else error.failure.finding
+    failed = None if finding is None else finding.failed
+    if finding is not None and failed is not None:
+        return (_output_of(finding, failed), _size(failed))
+    inner = error.kernel_error
+    return (type(error), type(inner), None if inner is None else _raised_at(inner))
+
+
+def distinct(first: BaseException, others: Iterable[Exception]) -> Sequence[PallasError]:
+    """Of other failures those with causes of their own: of each cause the smallest example.
+
+    At most ``MOST`` with the first, in the order in which they were found. Failures
+    with a finding in common have one cause: which lines take part in a race depends on the example.
+    So have those that share findings with such failures.
+    """
+    groups: list[_Group] = [_Group(cause_of(first), None)]
+    for error in others:
+        if not isinstance(error, PallasError) or error.failure is None:
+            continue
+        group = _Group(cause_of(error), error)
+        same = [each for each in groups if _is_one(each.cause, group.cause)]
+        for each in same[:1]:
+            groups[groups.index(each)] = functools.reduce(_Group.joined, (*same, group))
+        groups = [each for each in groups if each not in same[1:]]
+        if not same:
+            groups.append(group)
+    return [each.smallest for each in groups if each.smallest is not None][: MOST_CAUSES - 1]
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """Failures of one cause: that, and the one with the smallest example; None for the first."""
+
+    cause: Hashable
+    smallest: PallasError | None
+
+    def joined(self, other: _Group) -> _Group:
+        """Both groups as one."""
+        cause = self.cause
+        if isinstance(cause, frozenset) and isinstance(other.cause, frozenset):
+            cause = cause | other.cause
+        if self.smallest is None or other.smallest is None:
+            return _Group(cause, None)
+        smaller = _elements(other.smallest) < _elements(self.smallest)
+        return _Group(cause, other.smallest if smaller else self.smallest)
+
+
+def _is_one(cause: Hashable, other: Hashable) -> bool:
+    """Whether two causes are the same, or have findings in common."""
+    if isinstance(cause, frozenset) and isinstance(other, frozenset):
+        return not cause.isdisjoint(other)
+    return cause == other
+
+
+def _output_of(finding: CheckResult, failed: Comparison) -> int:
+    """The number of the wrong output; each run of the kernel has a comparison of every output."""
+    outputs = 1 if finding.outcome is None else len(flatten(finding.outcome.values))
+    position = next(n for n, each in enumerate(finding.comparisons) if each is failed)
+    return position % max(1, outputs)
+
+
+def _size(failed: Comparison) -> str:
+    if failed.kind in ("tree", "shape", "dtype"):
+        return failed.kind
+    if not failed.dtype or not np.isfinite(failed.error):
+        return "class"  # in exact mode, too
+    dtype = np.dtype(failed.dtype)
+    small = not is_exact(dtype) and failed.error * epsilon(dtype) <= _SMALL
+    return "small" if small else "large"
+
+
+def _raised_at(error: BaseException) -> Hashable:
+    """The innermost line of a traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return (frames[-1].filename, frames[-1].lineno) if frames else None
+
+
+def _elements(error: PallasError) -> int:
+    arguments: Any = error.failure.context.arguments
+    return sum(int(np.size(leaf)) for leaf in arguments.args if hasattr(leaf, "dtype"))

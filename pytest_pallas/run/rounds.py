@@ -1,0 +1,521 @@
+"""Rounds of fuzzing: one of ``--pallas-max-examples``, or many within a time limit."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+import pytest
+
+from pallas_sim.findings import Text
+from pytest_pallas import record as notes
+from pytest_pallas.checks import Check
+from pytest_pallas.checks.inputs import Inputs
+from pytest_pallas.compile.service import CompileReport
+from pytest_pallas.compile.service import to_json as plain_report
+from pytest_pallas.decoding import (
+    Checked,
+    Count,
+    DataError,
+    Seconds,
+    decode,
+    jsonable,
+    tagged,
+    untagged,
+)
+from pytest_pallas.draw.arguments import Declared
+from pytest_pallas.draw.diversity import words_of
+from pytest_pallas.errors import SpecError
+from pytest_pallas.isolate.messages import Change
+from pytest_pallas.pytest_session import current
+from pytest_pallas.record import Aspect, PlainNote
+from pytest_pallas.run.context import BoundCheck, separate_builder
+from pytest_pallas.run.fuzzing import Fuzz, fuzz, fuzz_round, fuzz_until
+from pytest_pallas.run.result import ExamplePoint, ResultBuilder
+from pytest_pallas.run.together import agreed
+
+#: The clock of a session, made when its first item starts.
+CLOCK = pytest.StashKey["TimeBudget"]()
+
+
+@dataclass
+class TimeBudget:
+    """Distributes the time over items.
+
+    All kernels get equal times, which their items share. Later items share the unused time of
+    earlier ones. Under xdist, each process distributes the time over its own items.
+
+    Attributes:
+      seconds: the time of the session.
+      weights: weights of the items that fuzz, by node id; those of a kernel add up to 1.
+      processes: number of processes that run the items.
+      started: start of the first item, by ``time.monotonic``.
+    """
+
+    seconds: float
+    weights: Mapping[str, float]
+    processes: int = 1
+    started: float = field(default_factory=lambda: time.monotonic())
+    done: float = 0.0
+
+    def slot(self, nodeid: str) -> float:
+        """Seconds for an item that starts now."""
+        weight = self.weights.get(nodeid, 0.0)
+        left = max(sum(self.weights.values()) - self.processes * self.done, weight)
+        self.done += weight
+        spent = time.monotonic() - self.started
+        return max(0.0, self.seconds - spent) * self.processes * weight / left if left else 0.0
+
+
+def time_budget_of(config: pytest.Config, items: list[pytest.Item], seconds: float) -> TimeBudget:
+    """The clock of a session, which starts at the first call.
+
+    Tests that an earlier part of the run has done had their part of the time.
+    """
+    if CLOCK not in config.stash:
+        workers = getattr(config, "workerinput", {}).get("workercount", 1)  # of pytest-xdist
+        weigh = weights([*current(config).done_items, *items])
+        left = {item.nodeid: weigh.get(item.nodeid, 0.0) for item in items}
+        every = sum(weigh.values())
+        share = sum(left.values()) / every if every else 1.0
+        config.stash[CLOCK] = TimeBudget(seconds * share, left, workers)
+    return config.stash[CLOCK]
+
+
+def weights(items: Sequence[pytest.Item]) -> Mapping[str, float]:
+    """The share of each item that fuzzes, by node id; those of a kernel add up to 1."""
+    fuzzed = {item.nodeid: item.spec.name for item in _fuzzing(items)}
+    counts = Counter(fuzzed.values())
+    return {nodeid: 1 / counts[name] for nodeid, name in fuzzed.items()}
+
+
+def _fuzzing(items: Sequence[pytest.Item]) -> Iterator[Any]:
+    """The items that use all of their time."""
+    from pytest_pallas.run.item import SpecItem
+
+    for item in items:
+        if (
+            isinstance(item, SpecItem)
+            and item.backend.kind != "compiling"
+            and not any(item.iter_markers("skip"))
+            and not any(item.iter_markers("xfail"))
+        ):
+            yield item
+
+
+#: Number of rounds without a new example after which fuzzing stops.
+EXHAUSTED = 3
+
+
+def fuzz_for(
+    what: Fuzz, seconds: float, *, seed: int, max_examples: int, pulse: Callable[[], None]
+) -> None:
+    """Fuzz until the time is over, or no new example is drawn.
+
+    The first round is that of a run without a time limit: few values of many shapes. The others
+    have their own seeds and more variants of each draw. The last one may end early.
+
+    Args:
+      what: the check to fuzz.
+      seconds: the time limit.
+      seed: seed of the first round, and of the seeds of the others.
+      max_examples: number of examples of the first round.
+      pulse: called after each round.
+
+    Raises:
+      Exception: as ``fuzz``.
+    """
+    __tracebackhide__ = True
+    until = time.monotonic() + seconds
+    fuzz(what, seed=seed, max_examples=max_examples, until=until)
+    pulse()
+    idle = 0
+    for number in itertools.count(1):
+        if agreed(time.monotonic() >= until) or idle == EXHAUSTED:
+            return
+        before = len(what.passed)
+        fuzz_until(what, seed=zlib.crc32(f"{seed}/{number}".encode()), until=until)
+        pulse()
+        idle = idle + 1 if len(what.passed) == before else 0
+
+
+# What rounds of fuzzing brought, as data that travels between processes, and merged again.
+
+
+@dataclass
+class ExampleOutcome:
+    """One example that ran.
+
+    Attributes:
+      digest: of the words that identify it among the examples of its item.
+      builder: the builder of this example alone.
+      passed: whether it raised nothing.
+    """
+
+    digest: str
+    builder: ResultBuilder
+    passed: bool = False
+
+
+@dataclass
+class RoundOutcome:
+    """One round.
+
+    Attributes:
+      number: of the round.
+      examples: what ran, in order, without what had passed before in the same process.
+      failed: whether it ended with a failure.
+    """
+
+    number: int
+    examples: list[ExampleOutcome] = field(default_factory=list[ExampleOutcome])
+    failed: bool = False
+
+
+@dataclass(frozen=True)
+class MergedRounds:
+    """Rounds, in order, as one process would have run them.
+
+    Attributes:
+      builder: the builder of the whole item.
+      count: number of rounds that count: those before the first one that is missing, up to the
+        first that failed, or the last that an exhausted item needs.
+      failed: the round whose failure is that of the item, or None.
+      exhausted: whether the last rounds brought nothing new, so that no further one is needed.
+    """
+
+    builder: ResultBuilder
+    count: int
+    failed: int | None = None
+    exhausted: bool = False
+
+
+def merge_rounds(builder: ResultBuilder, rounds: Iterable[RoundOutcome]) -> MergedRounds:
+    """Merge rounds from several processes.
+
+    Args:
+      builder: of the item, without examples.
+      rounds: the rounds, in any order, some perhaps more than once.
+    """
+    by_number: dict[int, RoundOutcome] = {}
+    for each in rounds:
+        by_number.setdefault(each.number, each)
+    passed: set[str] = set()
+    idle = number = 0
+    while number in by_number:
+        found, before = by_number[number], len(passed)
+        for example in found.examples:
+            if example.digest not in passed:
+                builder.absorb(example.builder)
+            if example.passed:
+                passed.add(example.digest)
+        if found.failed:
+            return MergedRounds(builder, number + 1, failed=number)
+        idle = idle + 1 if number and len(passed) == before else 0
+        number += 1
+        if idle == EXHAUSTED:
+            return MergedRounds(builder, number, exhausted=True)
+    return MergedRounds(builder, number)
+
+
+def digest_of(words: str) -> str:
+    """A digest of an example's words."""
+    return hashlib.blake2b(words.encode(), digest_size=12).hexdigest()
+
+
+class _PlainInputs(TypedDict):
+    """``Inputs``, with numbers of what is declared."""
+
+    shapes: str
+    signature: str
+    words: list[tuple[Aspect, str]]
+    dtypes: tuple[str, ...]
+    declared: list[Count]
+
+
+class _PlainExample(TypedDict):
+    """An example, without fields that are empty."""
+
+    digest: str
+    errors: tuple[float | None, float | None, float | None]
+    passed: NotRequired[bool]
+    examples: NotRequired[Count]
+    failed: NotRequired[bool]
+    kernel_seconds: NotRequired[Seconds]
+    withdrawn: NotRequired[Text]
+    inputs: NotRequired[list[Count]]
+    points: NotRequired[list[tuple[dict[str, Count], float | None, float | None, bool]]]
+    compiled: NotRequired[
+        list[Annotated[dict[str, Any], Checked(lambda: CompileReport, plain_report)]]
+    ]
+    notes: NotRequired[list[PlainNote]]
+    unverified: NotRequired[list[Text]]
+    goldens: NotRequired[dict[str, Count]]
+    used_goldens: NotRequired[list[str]]
+    evidence: NotRequired[list[Any]]
+
+
+class _PlainRound(TypedDict):
+    number: Count
+    failed: bool
+    examples: list[_PlainExample]
+
+
+class RoundsPart(TypedDict):
+    """The result of a part of rounds as plain values."""
+
+    kind: Literal["rounds"]
+    first: Count
+    last: Count
+    declared: list[list[tuple[Aspect, tuple[str, ...]]]]
+    inputs: list[_PlainInputs]
+    rounds: list[_PlainRound]
+    fail: NotRequired[tuple[float | None, float | None, float | None] | None]
+    database: NotRequired[list[Change]]
+
+
+def rounds_to_json(rounds: Sequence[RoundOutcome], check: Check) -> dict[str, Any]:
+    """Rounds as plain JSON values; equal inputs are written once.
+
+    Raises:
+      SpecError: the evidence of the check is no data.
+    """
+    declared: dict[Declared, int] = {}
+    inputs: dict[Inputs, int] = {}
+    for each in rounds:
+        for example in each.examples:
+            for call in example.builder.inputs:
+                inputs.setdefault(call, len(inputs))
+    for call in inputs:
+        for one in call.declared:
+            declared.setdefault(one, len(declared))
+    return {
+        "declared": [
+            [[list(aspect), list(words)] for aspect, words in each.words.items()]
+            for each in declared
+        ],
+        "inputs": [
+            {
+                "shapes": call.shapes,
+                "signature": call.signature,
+                "words": [[list(aspect), word] for aspect, word in call.words],
+                "dtypes": list(call.dtypes),
+                "declared": [declared[each] for each in call.declared],
+            }
+            for call in inputs
+        ],
+        "rounds": [
+            {
+                "number": each.number,
+                "failed": each.failed,
+                "examples": [_example(example, inputs, check) for example in each.examples],
+            }
+            for each in rounds
+        ],
+    }
+
+
+def rounds_from_json(
+    plain: Mapping[str, Any], like: ResultBuilder, check: Check
+) -> list[RoundOutcome]:
+    """The rounds of a ``RoundsPart``. Nothing of it is executed.
+
+    Args:
+      plain: from ``rounds_to_json``.
+      like: a builder of the same item.
+      check: that of the item.
+
+    Raises:
+      DataError: it is none.
+    """
+    part: RoundsPart = decode(RoundsPart, plain)
+    declared = [Declared(words=dict(each)) for each in part["declared"]]
+    try:
+        inputs = [
+            Inputs(
+                each["shapes"],
+                each["signature"],
+                tuple(each["words"]),
+                each["dtypes"],
+                tuple(declared[number] for number in each["declared"]),
+            )
+            for each in part["inputs"]
+        ]
+        return [
+            RoundOutcome(
+                each["number"],
+                [_example_from(example, inputs, like, check) for example in each["examples"]],
+                each["failed"],
+            )
+            for each in part["rounds"]
+        ]
+    except IndexError:
+        raise DataError("has the number of an input that is not there") from None
+
+
+def _example(example: ExampleOutcome, inputs: Mapping[Inputs, int], check: Check) -> dict[str, Any]:
+    """An example as plain values; those of most examples, which are empty, are left out."""
+    builder = example.builder
+    plain = {
+        "digest": example.digest,
+        "passed": example.passed,
+        "examples": builder.examples,
+        "errors": [builder.error, builder.baseline, builder.multiple],
+        "failed": builder.failed,
+        "kernel_seconds": builder.kernel_seconds,
+        "withdrawn": builder.withdrawn,
+        "inputs": [inputs[call] for call in builder.inputs],
+        "points": [
+            [dict(each.dims), each.error, each.baseline, each.failed] for each in builder.points
+        ],
+        "compiled": builder.compiled,
+        "notes": [notes.note_to_json(note) for note in builder.notes],
+        "unverified": list(builder.unverified),
+        "goldens": dict(builder.goldens),
+        "used_goldens": list(builder.used_goldens),
+        "evidence": [_plain_evidence(each, check) for each in builder.evidence],
+    }
+    return {name: value for name, value in plain.items() if value or name in _ALWAYS}
+
+
+def _plain_evidence(evidence: Any, check: Check) -> Any:
+    """The evidence of an example as plain values.
+
+    Raises:
+      SpecError: it is no data.
+    """
+    try:
+        return tagged(evidence) if check.evidence is None else jsonable(evidence)
+    except DataError as error:
+        raise SpecError(
+            f"the evidence of the check {check.name} {error}. It goes to another process as data: "
+            "give numbers, texts and collections of those, or a dataclass of them that the check "
+            "names, as in declare_check(..., evidence=Evidence)"
+        ) from None
+
+
+def _evidence(plain: Any, check: Check) -> Any:
+    """The evidence from ``_plain_evidence``."""
+    return untagged(plain) if check.evidence is None else decode(check.evidence, plain)
+
+
+#: What every example has.
+_ALWAYS = ("digest", "errors")
+
+
+def _example_from(
+    plain: _PlainExample, inputs: Sequence[Inputs], like: ResultBuilder, check: Check
+) -> ExampleOutcome:
+    error, baseline, multiple = plain["errors"]
+    builder = ResultBuilder(
+        kernel=like.kernel,
+        check=like.check,
+        backend=like.backend,
+        family=like.family,
+        mesh=like.mesh,
+        examples=plain.get("examples", 0),
+        error=error,
+        baseline=baseline,
+        multiple=multiple,
+        failed=plain.get("failed", False),
+        kernel_seconds=plain.get("kernel_seconds", 0.0),
+        withdrawn=plain.get("withdrawn", ""),
+        inputs=[inputs[number] for number in plain.get("inputs", ())],
+        points=[
+            ExamplePoint(dims=dims, error=error, baseline=baseline, failed=failed)
+            for dims, error, baseline, failed in plain.get("points", ())
+        ],
+        compiled=plain.get("compiled", []),
+        notes=plain.get("notes", []),
+        unverified=dict.fromkeys(plain.get("unverified", ())),
+        goldens=Counter(plain.get("goldens", {})),
+        used_goldens=dict.fromkeys(plain.get("used_goldens", ())),
+        evidence=[_evidence(each, check) for each in plain.get("evidence", ())],
+    )
+    return ExampleOutcome(plain["digest"], builder, plain.get("passed", False))
+
+
+# Rounds of fuzzing in a fixed order, so that any process can run any of them.
+#
+# What a round draws depends on its number and the seed alone. What earlier rounds have run matters
+# only for examples that were drawn before: they do not run again, and do not count again.
+
+
+def seed_of(seed: int, number: int) -> int:
+    """The seed of a round."""
+    return zlib.crc32(f"{seed}/{number}".encode()) if number else seed
+
+
+def run_rounds(
+    bound: BoundCheck,
+    what: Fuzz,
+    numbers: Iterable[int],
+    *,
+    first_round: Callable[[Fuzz], None],
+    seconds: float | None = None,
+    pulse: Callable[[], None] = lambda: None,
+    log: list[RoundOutcome] | None = None,
+) -> None:
+    """Run rounds in ascending order, until some in a row bring nothing new, or the time is over.
+
+    Args:
+      bound: the bound check.
+      what: the check to fuzz.
+      numbers: the numbers of the rounds.
+      first_round: runs round 0, which is that of a run without rounds.
+      seconds: the time after which no further round starts; None for no limit.
+      pulse: called after each round.
+      log: gets what each round brought; None to keep nothing.
+
+    Raises:
+      Exception: as ``fuzz``. The log has the round that failed, too.
+    """
+    __tracebackhide__ = True
+    until = None if seconds is None else time.monotonic() + seconds
+    idle = 0
+    for started, number in enumerate(numbers):
+        if started and until is not None and time.monotonic() >= until:
+            return
+        outcome = RoundOutcome(number)
+        if log is not None:
+            log.append(outcome)
+        before = len(what.passed)
+        noted = dataclasses.replace(what, run=_noting(bound, what, outcome, keep=log is not None))
+        try:
+            if number == 0:
+                first_round(noted)
+            else:
+                fuzz_round(noted, seed=seed_of(bound.options.seed, number))
+        except Exception:
+            outcome.failed = True
+            raise
+        pulse()
+        idle = idle + 1 if number and len(what.passed) == before else 0
+        if idle == EXHAUSTED:
+            return
+
+
+def _noting(
+    bound: BoundCheck, what: Fuzz, outcome: RoundOutcome, *, keep: bool
+) -> Callable[[Any], object]:
+    """``what.run``, with a builder of its own for each example, which the outcome keeps."""
+
+    def run(drawn: Any) -> object:
+        __tracebackhide__ = True
+        with separate_builder(bound) as builder:
+            if not keep:
+                return what.run(drawn)
+            example = ExampleOutcome(digest_of(words_of(drawn)), builder)
+            outcome.examples.append(example)
+            result = what.run(drawn)
+            example.passed = True
+            return result
+
+    return run

@@ -1,1 +1,0 @@
-"""Which examples run: diverse draws, and those that failed before."""

@@ -1,1 +1,0 @@
-"""Strategies for specific kernels: block sizes, lengths, page tables, masks."""

@@ -1,1 +1,0 @@
-"""Sizes of dims: the shape language, constraints, and the pools that they are drawn from."""
