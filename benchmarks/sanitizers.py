@@ -50,8 +50,8 @@ def measured(spec: Any) -> dict[str, float]:
     import jax
 
     from pytest_pallas import NotApplicableError
-    from pytest_pallas.backends import RunSettings
     from pytest_pallas.backends.devices import make_mesh
+    from pytest_pallas.backends.protocol import RunSettings
     from pytest_pallas.backends.simulators import tpu_sim
     from pytest_pallas.checks import declared_sanitizers
     from pytest_pallas.checks.context import CheckContext, call

@@ -20,8 +20,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from pytest_pallas.backends import Backend, Call, RunSettings
 from pytest_pallas.backends.interpreters import interpret, tpu_interpret
+from pytest_pallas.backends.protocol import Backend, Call, RunSettings
 from pytest_pallas.backends.simulators import tpu_sim
 from reference_kernels.attention.flash_attention import flash_attention
 from reference_kernels.basics.add_vectors import add_blocks

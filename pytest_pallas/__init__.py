@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_pallas._version import __version__
 
 if TYPE_CHECKING:
-    from pallas_sim.chips import Gpu, Tpu, add_chip
+    from pallas_sim.chips import Gpu, Target, Tpu, add_chip
     from pallas_sim.errors import (
         BoundsError,
         DeadlockError,
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
         SimulationLimitError,
     )
     from pytest_pallas import strategies
-    from pytest_pallas.backends import Backend, Call, Family, Outcome, RunSettings, Target
     from pytest_pallas.backends.analyzing import analyze
+    from pytest_pallas.backends.protocol import Backend, Call, Outcome, RunSettings
+    from pytest_pallas.backends.registry import Family
     from pytest_pallas.checks import Check, declare_check, declare_sanitizer
     from pytest_pallas.compile.machine_code import Cost
     from pytest_pallas.compile.service import CompileReport
@@ -89,11 +90,11 @@ if TYPE_CHECKING:
 _HOMES = {
     "Analysis": "pytest_pallas.grid.analysis",
     "Arguments": "pytest_pallas.strategies",
-    "Backend": "pytest_pallas.backends",
+    "Backend": "pytest_pallas.backends.protocol",
     "BackendUnavailableError": "pytest_pallas.errors",
     "BoundsError": "pallas_sim.errors",
     "CapacityError": "pytest_pallas.errors",
-    "Call": "pytest_pallas.backends",
+    "Call": "pytest_pallas.backends.protocol",
     "Check": "pytest_pallas.checks",
     "Comparison": "pytest_pallas.judge.tolerance",
     "CompileError": "pytest_pallas.errors",
@@ -112,7 +113,7 @@ _HOMES = {
     "DrawTooLargeError": "pytest_pallas.errors",
     "EquivalentMutant": "pytest_pallas.spec",
     "ExpectedFailure": "pytest_pallas.spec",
-    "Family": "pytest_pallas.backends",
+    "Family": "pytest_pallas.backends.registry",
     "GridError": "pytest_pallas.errors",
     "GridFinding": "pytest_pallas.grid.findings",
     "HangError": "pytest_pallas.errors",
@@ -128,7 +129,7 @@ _HOMES = {
     "OptionError": "pallas_sim.errors",
     "OutOfMemoryError": "pytest_pallas.errors",
     "PeerError": "pytest_pallas.errors",
-    "Outcome": "pytest_pallas.backends",
+    "Outcome": "pytest_pallas.backends.protocol",
     "PallasBenchmark": "pytest_pallas.fixture_types",
     "PallasCheck": "pytest_pallas.fixture_types",
     "PallasCompile": "pytest_pallas.fixture_types",
@@ -141,12 +142,12 @@ _HOMES = {
     "Record": "pytest_pallas.record",
     "KernelReferenceError": "pytest_pallas.errors",
     "Relation": "pytest_pallas.spec",
-    "RunSettings": "pytest_pallas.backends",
+    "RunSettings": "pytest_pallas.backends.protocol",
     "ShapeLanguageError": "pytest_pallas.errors",
     "SimulationError": "pallas_sim.errors",
     "SimulationLimitError": "pallas_sim.errors",
     "SpecError": "pytest_pallas.errors",
-    "Target": "pytest_pallas.backends",
+    "Target": "pallas_sim.chips",
     "Tolerance": "pytest_pallas.judge.tolerance",
     "TooFewDevicesError": "pytest_pallas.errors",
     "UnsupportedKernelError": "pytest_pallas.errors",

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Set options, devices and backends, and register the plugins for reports and isolation."""
-    from pytest_pallas.backends.devices import simulate
+    from pytest_pallas.backends.platforms import simulate
 
     state = start(config)
     budget = contextlib.ExitStack()

@@ -18,9 +18,10 @@ import pytest
 from jax.experimental import pallas as pl
 
 from pytest_pallas._version import __version__
-from pytest_pallas.backends import Backend, Call, Family, label
-from pytest_pallas.backends.devices import DEFAULT_COUNT, settle_platforms, simulate
 from pytest_pallas.backends.execution import brief
+from pytest_pallas.backends.platforms import DEFAULT_COUNT, settle_platforms, simulate
+from pytest_pallas.backends.protocol import Backend, Call, label
+from pytest_pallas.backends.registry import Family
 from pytest_pallas.tested import TESTED
 
 #: Packages whose version decides what happens, in the order of the report.
@@ -287,7 +288,7 @@ def run(config: pytest.Config) -> int:
 
 def _lines(config: pytest.Config, environ: dict[str, str]) -> Iterator[str]:
     """The report."""
-    from pytest_pallas.options import Options
+    from pytest_pallas.option_values import Options
     from pytest_pallas.pytest_session import harness_of
     from pytest_pallas.session import Session
 

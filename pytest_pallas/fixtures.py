@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from jax.sharding import Mesh
 
-    from pytest_pallas.backends import Backend
+    from pytest_pallas.backends.protocol import Backend
     from pytest_pallas.compile.service import CompileReport
     from pytest_pallas.fixture_types import (
         PallasBenchmark,
@@ -83,7 +83,7 @@ def pallas_run(pallas_backend: Backend | str, request: pytest.FixtureRequest) ->
         **keywords: Any,
     ) -> Any:
         __tracebackhide__ = True
-        from pytest_pallas.backends import Call, label
+        from pytest_pallas.backends.protocol import Call, label
         from pytest_pallas.checks.context import as_kernel_error
         from pytest_pallas.run.calls import arguments_to_run, name_of
         from pytest_pallas.run.context import settings_for
@@ -218,9 +218,9 @@ def pallas_benchmark(
         warmup: int = 3,
     ) -> Any:
         __tracebackhide__ = True
-        from pytest_pallas.backends import Call, label
         from pytest_pallas.backends.execution import to_numpy
         from pytest_pallas.backends.hardware import prepared, times
+        from pytest_pallas.backends.protocol import Call, label
 
         if backend.kind == "compiling":
             pytest.skip(f"{label(backend)} executes nothing that could be timed")
@@ -274,7 +274,8 @@ def pallas_compile(request: pytest.FixtureRequest) -> PallasCompile:
         name: str = "",
     ) -> CompileReport:
         __tracebackhide__ = True
-        from pytest_pallas.backends import TARGETS, parse
+        from pallas_sim.chips import TARGETS
+        from pytest_pallas.backends.registry import parse
         from pytest_pallas.checks.verdict import run_check
         from pytest_pallas.draw.arguments import Arguments
         from pytest_pallas.run.call_checks import Place
@@ -392,7 +393,7 @@ def _backends(value: Backend | str, session: PytestSession) -> Sequence[Backend]
         return _chosen(session)
     if not isinstance(value, str):
         return (value,)
-    from pytest_pallas.backends import parse
+    from pytest_pallas.backends.registry import parse
 
     found = parse(value, session.families)
     if len(found) != 1:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from pytest_pallas.backends import Backend, Family
+    from pytest_pallas.backends.protocol import Backend
+    from pytest_pallas.backends.registry import Family
     from pytest_pallas.checks import Check
     from pytest_pallas.judge.tolerance import Tolerance
     from pytest_pallas.mutate import Operator

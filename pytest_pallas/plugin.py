@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pytest_pallas import hookspecs
-from pytest_pallas.backends.devices import DEFAULT_COUNT, settle_platforms, simulate
+from pytest_pallas.backends.platforms import DEFAULT_COUNT, settle_platforms, simulate
 from pytest_pallas.fixtures import (
     activate,
     pallas_backend,

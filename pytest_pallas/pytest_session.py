@@ -15,13 +15,14 @@ import pytest
 from pallas_sim.errors import OptionError
 from pytest_pallas.backends.processes import gang
 from pytest_pallas.errors import GoldenError
-from pytest_pallas.options import choose, place_of, read_options
+from pytest_pallas.option_values import choose, place_of, read_options
 from pytest_pallas.results import RunResults
 from pytest_pallas.session import Harness, Session, SpecFacts
 
 if TYPE_CHECKING:
-    from pytest_pallas.backends import Backend, Family
     from pytest_pallas.backends.pinning import Pinning
+    from pytest_pallas.backends.protocol import Backend
+    from pytest_pallas.backends.registry import Family
     from pytest_pallas.checks import Check
     from pytest_pallas.judge.tolerance import Tolerance
     from pytest_pallas.mutate import Operator
@@ -230,7 +231,7 @@ def variant_of(item: pytest.Item) -> str:
     callspec: Any = getattr(item, "callspec", None)
     if callspec is None:
         return ""
-    from pytest_pallas.backends import label
+    from pytest_pallas.backends.protocol import label
 
     backend = callspec.params.get("pallas_backend")
     if backend is None or isinstance(backend, str):
@@ -267,7 +268,7 @@ def current(config: pytest.Config) -> PytestSession:
 
 def _validated_places(session: PytestSession) -> None:
     """Reject places of ``--pallas-database`` that cannot be opened."""
-    from pytest_pallas.database import validate
+    from pytest_pallas.draw.database import validate
 
     try:
         validate(session.options.database, session.harness.root)
@@ -395,3 +396,7 @@ class FleetFacts:
 def to_json(facts: FleetFacts) -> Mapping[str, Any]:
     """The facts as plain JSON values."""
     return {**vars(facts), "refused": dict(facts.refused), "lost": dict(facts.lost)}
+
+
+#: The path of an item's journal, where it has one.
+JOURNAL = pytest.StashKey[str]()

@@ -23,12 +23,13 @@ from pytest_pallas.budget import LastUsed
 from pytest_pallas.checks import NAMES as CHECKS
 from pytest_pallas.checks import SANITIZERS
 from pytest_pallas.decoding import Exact
-from pytest_pallas.options import MARK_ONLY, Options, choose
+from pytest_pallas.option_values import MARK_ONLY, Options, choose
 
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
 
-    from pytest_pallas.backends import Backend, Call, Family, Selection
+    from pytest_pallas.backends.protocol import Backend, Call
+    from pytest_pallas.backends.registry import Family, Selection
     from pytest_pallas.checks import Check
     from pytest_pallas.checks.golden import Goldens
     from pytest_pallas.checks.schedule import Runs
@@ -152,7 +153,7 @@ class Session:
     @cached_property
     def families(self) -> Mapping[str, Family]:
         """The known backends by name, including those of the hook."""
-        from pytest_pallas.backends import FAMILIES, compiling
+        from pytest_pallas.backends.registry import FAMILIES, compiling
 
         own = (*FAMILIES, *compiling(lambda: self.service), *self.harness.families())
         return {family.name: family for family in own}
@@ -191,7 +192,7 @@ class Session:
     @cached_property
     def selection(self) -> Selection:
         """The selected backends. The first use may import jax, to look for hardware."""
-        from pytest_pallas.backends import select
+        from pytest_pallas.backends.registry import select
 
         return select(self.options.backend, self.families)
 
@@ -256,7 +257,7 @@ class Session:
 
         None without a database.
         """
-        from pytest_pallas.database import default_database, open_places
+        from pytest_pallas.draw.database import default_database, open_places
 
         if not self.options.database:
             return default_database()
@@ -270,7 +271,7 @@ class Session:
 
         ``through`` stands for the database, where there is one.
         """
-        from pytest_pallas.database import Owned
+        from pytest_pallas.draw.database import Owned
 
         if self.database is None:
             return None
@@ -292,8 +293,7 @@ class Session:
         its chip is not known.
         """
         from pallas_sim.chips import is_known
-        from pytest_pallas.backends import label
-        from pytest_pallas.backends.protocol import chip_of
+        from pytest_pallas.backends.protocol import chip_of, label
 
         automatic = options.arithmetic and label(backend) in self.selection.automatic
         if automatic and not is_known(chip_of(backend).name):
@@ -381,7 +381,8 @@ class Session:
         Raises:
           OptionError: a mark names an unknown backend or target, or gives positional arguments.
         """
-        from pytest_pallas.backends import label, parse
+        from pytest_pallas.backends.protocol import label
+        from pytest_pallas.backends.registry import parse
 
         names, targets, reason = names_and_targets(marks)
         if names is not None:
@@ -402,7 +403,7 @@ class Session:
 
     def _takes(self, backend: Backend) -> bool:
         """Whether a kernel without a spec runs on a backend of the selection."""
-        from pytest_pallas.backends import label
+        from pytest_pallas.backends.protocol import label
 
         chosen = self.selection
         if chosen.replaced(backend):
@@ -458,7 +459,7 @@ def with_targets(
     Raises:
       OptionError: no family has such a target.
     """
-    from pytest_pallas.backends import with_target
+    from pytest_pallas.backends.registry import with_target
 
     known = {name for family in families.values() for name in family.targets}
     unknown = sorted(set(targets) - known)

@@ -32,9 +32,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_sim.compat.source import own_lines
-from pytest_pallas.backends import Call, RunSettings
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.interpreters import interpret
+from pytest_pallas.backends.protocol import Call, RunSettings
 from pytest_pallas.backends.tracing import jitted, split
 from pytest_pallas.draw.arguments import Arguments, as_arguments
 from pytest_pallas.draw.diversity import ExampleSource

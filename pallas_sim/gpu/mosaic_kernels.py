@@ -17,7 +17,15 @@ from pallas_sim.chips import GPUS, attributes
 from pallas_sim.compat.grids import CopyKey, inferred_tiles, infers_tiles
 from pallas_sim.compat.jaxprs import is_reference, open_jaxpr, written_inputs
 from pallas_sim.compat.source import home_of
-from pallas_sim.cores import Traffic, at_entry, equations, launched
+from pallas_sim.cores import (
+    BlockMesh,
+    Traffic,
+    at_entry,
+    block_mesh,
+    equations,
+    launched,
+    warp_axis,
+)
 from pallas_sim.dtypes import Array
 from pallas_sim.errors import SimulationError
 from pallas_sim.evaluation import Program, prepare, run
@@ -46,16 +54,7 @@ from pallas_sim.gpu.tensor_memory import (
     makes_paired_memory,
     tensor_memory_excess,
 )
-from pallas_sim.gpu.threads import (
-    BlockMesh,
-    Cluster,
-    GpuLaunch,
-    GpuThread,
-    ThreadBlock,
-    block_mesh,
-    leave,
-    warp_axis,
-)
+from pallas_sim.gpu.threads import Cluster, GpuLaunch, GpuThread, ThreadBlock, leave
 from pallas_sim.gpu.windows import reaches_devices
 from pallas_sim.machine import GridPosition, Machine, Thread
 from pallas_sim.memory import Ref

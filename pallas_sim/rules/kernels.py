@@ -17,12 +17,20 @@ from pallas_sim.compat.jaxprs import (
     open_jaxpr,
     owner_of_space,
 )
-from pallas_sim.cores import CoreMesh, at_entry, core_meshes, launched, run_concurrently, traffic_of
+from pallas_sim.cores import (
+    CoreMesh,
+    at_entry,
+    block_mesh,
+    core_meshes,
+    launched,
+    run_concurrently,
+    traffic_of,
+    warp_axis,
+)
 from pallas_sim.errors import SimulationError
 from pallas_sim.evaluation import prepare, run
 from pallas_sim.findings import Finding, Owner
 from pallas_sim.generators import value_of, words_of
-from pallas_sim.gpu.threads import block_mesh, warp_axis
 from pallas_sim.machine import GridPosition, Machine, Thread
 from pallas_sim.memory import AllocationKey, KeyArray, Ref, is_key_dtype
 from pallas_sim.pallas_calls import PreparedKernel, capacity_findings, kernel_of

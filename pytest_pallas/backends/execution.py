@@ -22,8 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_sim.errors import BoundsError, KernelError, PallasError
-from pytest_pallas.backends.processes import LocalShards, gang, local_shards
+from pytest_pallas.backends.processes import gang
 from pytest_pallas.backends.protocol import Call, Outcome
+from pytest_pallas.backends.shards import LocalShards, local_shards
 from pytest_pallas.backends.tracing import StaticPart, apply, identity, jitted, split
 from pytest_pallas.compat.fuzzing import is_rejection
 from pytest_pallas.compat.settings import clear_effect_tokens, reset_interpreters

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from pytest_pallas.backends import Backend
+    from pytest_pallas.backends.protocol import Backend
     from pytest_pallas.checks.context import CheckContext, CheckResult
     from pytest_pallas.draw.arguments import Arguments
     from pytest_pallas.grid.kernel_calls import KernelCall

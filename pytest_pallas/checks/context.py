@@ -12,11 +12,19 @@ import numpy as np
 from pallas_sim.chips import ACCUMULATIONS, accumulations
 from pallas_sim.dtypes import is_float, wide
 from pallas_sim.errors import Fact, KernelError, PallasError, first_line
-from pytest_pallas.backends import Backend, Call, Configured, Outcome
 from pytest_pallas.backends.ending import raised_words
 from pytest_pallas.backends.execution import brief
-from pytest_pallas.backends.processes import LocalShards, agree, describe_index, gang
-from pytest_pallas.backends.protocol import Fill, Schedule, chip_of
+from pytest_pallas.backends.processes import agree, gang
+from pytest_pallas.backends.protocol import (
+    Backend,
+    Call,
+    Configured,
+    Fill,
+    Outcome,
+    Schedule,
+    chip_of,
+)
+from pytest_pallas.backends.shards import LocalShards, describe_index
 from pytest_pallas.backends.tracing import traced_jaxpr
 from pytest_pallas.compile.costs import RecordedCosts
 from pytest_pallas.draw.arguments import Arguments

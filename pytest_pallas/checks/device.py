@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from pallas_sim.errors import BoundsError, KernelError
-from pytest_pallas.backends import Backend
+from pytest_pallas.backends.protocol import Backend
 from pytest_pallas.checks.check import declare_sanitizer
 from pytest_pallas.checks.context import CheckContext, CheckResult
 from pytest_pallas.errors import HangError, NotApplicableError, RaceError

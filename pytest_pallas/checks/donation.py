@@ -11,9 +11,8 @@ import jax
 from pallas_sim.compat.grids import grid_facts
 from pallas_sim.errors import Explanation, Fact
 from pallas_sim.findings import Finding
-from pytest_pallas.backends import Backend, Outcome
 from pytest_pallas.backends.execution import to_numpy
-from pytest_pallas.backends.protocol import Probe
+from pytest_pallas.backends.protocol import Backend, Outcome, Probe
 from pytest_pallas.checks.check import declare_sanitizer
 from pytest_pallas.checks.context import CheckContext, CheckResult, run
 from pytest_pallas.checks.metamorphic import unchanged

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from pytest_pallas.backends import Call
+from pytest_pallas.backends.protocol import Call
 from pytest_pallas.backends.tracing import abstract, apply, jitted, split
 from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, run

@@ -19,9 +19,9 @@ from jax.extend.core import jaxpr_as_fun
 from pallas_sim.compat.jaxprs import is_reference, open_jaxpr, sub_jaxprs
 from pallas_sim.compat.source import source_line
 from pallas_sim.errors import KernelError
-from pytest_pallas.backends import Backend, Call
 from pytest_pallas.backends.execution import brief
 from pytest_pallas.backends.hardware import CUSTOM_CALLS
+from pytest_pallas.backends.protocol import Backend, Call
 from pytest_pallas.backends.tracing import QUICK, abstract, apply, on_host, split
 from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, call, run

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from pytest_pallas.backends import DEFAULT_TARGETS, TARGETS, Backend, Label, Target, chip_of
+from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, Label, Target
 from pytest_pallas.backends.analyzing import analyzed, on_chip
+from pytest_pallas.backends.protocol import Backend, chip_of
 from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, call
 from pytest_pallas.checks.gradient import program

@@ -12,8 +12,7 @@ import numpy as np
 from pallas_sim.compat.grids import grid_facts
 from pallas_sim.errors import Explanation, Fact
 from pallas_sim.findings import Finding
-from pytest_pallas.backends import Backend, Outcome
-from pytest_pallas.backends.protocol import FILLS, WORDS, Contents, Fill
+from pytest_pallas.backends.protocol import FILLS, WORDS, Backend, Contents, Fill, Outcome
 from pytest_pallas.checks.check import declare_sanitizer
 from pytest_pallas.checks.context import CheckContext, CheckResult, run
 from pytest_pallas.checks.metamorphic import run_again, unchanged

@@ -20,8 +20,8 @@ import numpy as np
 
 from pallas_sim.dtypes import epsilon, is_complex, is_exact, is_float, wide
 from pallas_sim.errors import KernelError
-from pytest_pallas.backends import Outcome
 from pytest_pallas.backends.execution import to_numpy
+from pytest_pallas.backends.protocol import Outcome
 from pytest_pallas.checks.context import CheckContext, CheckResult, exactly, expect, judge, run
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.errors import NotApplicableError

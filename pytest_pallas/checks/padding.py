@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_pallas.backends import Backend, Outcome, label
-from pytest_pallas.backends.protocol import Fill
+from pytest_pallas.backends.protocol import Backend, Fill, Outcome, label
 from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, run
 from pytest_pallas.checks.inputs import masks_of, poisoned

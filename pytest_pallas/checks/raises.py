@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytest_pallas.backends import Outcome
 from pytest_pallas.backends.execution import brief
+from pytest_pallas.backends.protocol import Outcome
 from pytest_pallas.backends.tracing import signature
 from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, call

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pallas_sim.errors import DeadlockError
-from pytest_pallas.backends import Backend, Outcome, label
 from pytest_pallas.backends.execution import digest
-from pytest_pallas.backends.protocol import Schedule
+from pytest_pallas.backends.protocol import Backend, Outcome, Schedule, label
 from pytest_pallas.backends.tracing import identity
 from pytest_pallas.budget import LastUsed
 from pytest_pallas.checks.check import declare_sanitizer

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from pallas_sim.errors import Explanation, Fact, PallasError, explanation_of
-from pytest_pallas.backends import Backend, Call, Outcome, label
 from pytest_pallas.backends.processes import gang
+from pytest_pallas.backends.protocol import Backend, Call, Outcome, label
 from pytest_pallas.backends.spreading import words_of
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.context import (

@@ -11,7 +11,7 @@ import numpy as np
 
 from pallas_sim.compat.grids import grid_facts
 from pallas_sim.dtypes import is_float
-from pytest_pallas.backends import Backend
+from pytest_pallas.backends.protocol import Backend
 from pytest_pallas.backends.tracing import traced_kernels
 from pytest_pallas.checks.check import Program, declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, call, expect, judge, run

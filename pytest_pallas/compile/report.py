@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_pallas.backends import TARGETS, Family, Label
+from pallas_sim.chips import TARGETS, Label
+from pytest_pallas.backends.registry import Family
 from pytest_pallas.compile.costs import RecordedCost, entry, save
 from pytest_pallas.compile.service import from_json
 from pytest_pallas.pytest_session import PytestSession

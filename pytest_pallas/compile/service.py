@@ -28,7 +28,8 @@ from pallas_sim.errors import PallasError
 from pallas_sim.findings import Text
 from pytest_pallas.compile.machine_code import Cost, total
 from pytest_pallas.decoding import Count, DataError, Seconds, decode, parse
-from pytest_pallas.workers import JobResult, WorkerPool, WorkerSetup
+from pytest_pallas.workers.pool import WorkerPool
+from pytest_pallas.workers.process import JobResult, WorkerSetup
 
 #: How a compilation ended.
 Status = Literal["compiled", "refused", "timed out", "crashed", "out of memory"]

@@ -207,7 +207,7 @@ def run(given: argparse.Namespace) -> int:
       OptionError: a file cannot be read or written, or two have the same tests.
     """
     from pallas_sim.errors import Explanation
-    from pytest_pallas.backends import FAMILIES
+    from pytest_pallas.backends.registry import FAMILIES
     from pytest_pallas.decoding import decode
     from pytest_pallas.mutate.report import others
     from pytest_pallas.report.files import check_writable, write

@@ -40,7 +40,7 @@ from typing import Any, Literal
 
 import pytest
 
-from pytest_pallas.backends import label
+from pytest_pallas.backends.protocol import label
 from pytest_pallas.checks.verdict import conclude
 from pytest_pallas.decoding import decode
 from pytest_pallas.isolate.messages import Part
@@ -180,7 +180,7 @@ def checked_result(plain: Any) -> Mapping[str, Any]:
 
 def keep_examples(session: PytestSession, results: Iterable[Mapping[str, Any]]) -> None:
     """Save the failing examples that parts have found, and delete those that pass now."""
-    from pytest_pallas.database import make_changes
+    from pytest_pallas.draw.database import make_changes
 
     if session.database is not None:
         for result in results:

@@ -13,7 +13,7 @@ import pytest
 from pallas_sim.errors import OptionError
 from pytest_pallas.compat.testing import count_report
 from pytest_pallas.decoding import DataError, decode
-from pytest_pallas.options import place_of
+from pytest_pallas.option_values import place_of
 from pytest_pallas.pytest_session import (
     DONE,
     PART_RESULT,

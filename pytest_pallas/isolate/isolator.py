@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pallas_sim.errors import Fact
-from pytest_pallas.backends import Call
+from pytest_pallas.backends.protocol import Call
 from pytest_pallas.errors import IsolationError
 from pytest_pallas.grid.kernel_calls import hazards
 from pytest_pallas.isolate import policy
@@ -34,7 +34,8 @@ from pytest_pallas.isolate.policy import History
 from pytest_pallas.isolate.worker import ENTRY
 from pytest_pallas.pytest_session import PytestSession, note_raised
 from pytest_pallas.run.result import ResultBuilder
-from pytest_pallas.workers import JobResult, WorkerPool, WorkerSetup
+from pytest_pallas.workers.pool import WorkerPool
+from pytest_pallas.workers.process import JobResult, WorkerSetup
 
 #: The name of the registered plugin.
 PLUGIN = "pallas-isolation"

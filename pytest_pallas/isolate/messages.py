@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pallas_sim.errors import Explanation, Fact, PallasError
 from pallas_sim.findings import Text
 from pytest_pallas import checks
-from pytest_pallas.backends import label
 from pytest_pallas.backends.ending import LEAST, limit_of, longest
+from pytest_pallas.backends.protocol import label
 from pytest_pallas.decoding import (
     AsWritten,
     Count,
@@ -35,13 +35,13 @@ from pytest_pallas.decoding import (
     untagged,
 )
 from pytest_pallas.errors import CrashError, HangError, IsolationError, OutOfMemoryError, is_own
-from pytest_pallas.mutate.runner import died_of_a_mutant
 from pytest_pallas.pytest_session import PytestSession
 from pytest_pallas.session import SpecFacts
-from pytest_pallas.workers import JobResult, WorkerPool, WorkerSetup
+from pytest_pallas.workers.pool import WorkerPool
+from pytest_pallas.workers.process import JobResult, WorkerSetup
 
 if TYPE_CHECKING:
-    from pytest_pallas.backends import Call
+    from pytest_pallas.backends.protocol import Call
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -570,5 +570,7 @@ def run_in(
         result = pool.submit(setup, payload, timeout=limit).result()
         if result.status == "done" or request.journal is None:
             return result
+        from pytest_pallas.mutate.runner import died_of_a_mutant
+
         if not died_of_a_mutant(Path(request.journal), error_of(result, "")):
             return result

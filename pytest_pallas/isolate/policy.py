@@ -25,8 +25,8 @@ from typing import Any, TypedDict
 import pytest
 
 from pallas_sim.errors import OptionError
-from pytest_pallas.backends import label
 from pytest_pallas.backends.processes import gang
+from pytest_pallas.backends.protocol import label
 from pytest_pallas.decoding import DataError, decode, parse
 from pytest_pallas.errors import FOLDERS
 from pytest_pallas.pytest_session import current

@@ -22,8 +22,7 @@ from pytest_pallas.isolate.messages import (
     encoded,
     requested,
 )
-from pytest_pallas.mutate.runner import JOURNAL
-from pytest_pallas.pytest_session import WORKER, current
+from pytest_pallas.pytest_session import JOURNAL, WORKER, current
 
 #: The entry of the workers; see ``workers.WorkerSetup``.
 ENTRY = "pytest_pallas.isolate.worker:serve"

@@ -13,9 +13,9 @@ import numpy as np
 
 from pallas_sim.compat.jaxprs import KERNEL_PRIMITIVES, open_jaxpr
 from pallas_sim.errors import PallasError, SimulationError, SimulationLimitError
-from pytest_pallas.backends import Call
 from pytest_pallas.backends.ending import raised_words
 from pytest_pallas.backends.execution import to_numpy
+from pytest_pallas.backends.protocol import Call
 from pytest_pallas.backends.tracing import StaticPart, apply, jitted, on_host, split
 from pytest_pallas.compat.fuzzing import is_rejection
 from pytest_pallas.errors import KernelReferenceError

@@ -14,7 +14,7 @@ import pytest
 from pallas_sim.errors import Fact, first_line
 from pallas_sim.findings import Text
 from pytest_pallas import record as notes
-from pytest_pallas.backends import Backend, label
+from pytest_pallas.backends.protocol import Backend, label
 from pytest_pallas.backends.tracing import jitted, split
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import CheckContext, call
@@ -28,7 +28,6 @@ from pytest_pallas.mutate import Mutant, mutants_of, mutated
 from pytest_pallas.mutate.programs import canonical
 from pytest_pallas.mutate.runner import (
     ELSEWHERE,
-    JOURNAL,
     KilledBy,
     MutantRun,
     MutantVerdict,
@@ -38,7 +37,7 @@ from pytest_pallas.mutate.runner import (
     to_json,
     unknown,
 )
-from pytest_pallas.pytest_session import PART_OUTCOME, current
+from pytest_pallas.pytest_session import JOURNAL, PART_OUTCOME, current
 from pytest_pallas.record import Note, PlainNote
 from pytest_pallas.run.context import BoundCheck, context_of, subjects_of
 from pytest_pallas.run.fuzzing import drawn_calls

@@ -18,8 +18,8 @@ from pytest_pallas.compat.fuzzing import hypothesis_settings, set_hypothesis_set
 from pytest_pallas.errors import MutantError
 from pytest_pallas.mutate import Mutant, mutants_of, mutated
 from pytest_pallas.mutate.programs import canonical
-from pytest_pallas.mutate.runner import JOURNAL, Journal, KilledBy, MutantRun, run_mutants, sampled
-from pytest_pallas.pytest_session import PytestSession
+from pytest_pallas.mutate.runner import Journal, KilledBy, MutantRun, run_mutants, sampled
+from pytest_pallas.pytest_session import JOURNAL, PytestSession
 from pytest_pallas.run.result import ResultBuilder
 
 #: The name of the registered plugin.
@@ -154,7 +154,7 @@ class TestMutantRunner:
 
 def _place(item: pytest.Function) -> str:
     """The backend of a test, as in records."""
-    from pytest_pallas.backends import label
+    from pytest_pallas.backends.protocol import label
 
     return label(cast("Any", item).callspec.params["pallas_backend"])
 

@@ -20,7 +20,7 @@ from pallas_sim.findings import read
 from pytest_pallas.decoding import DataError, decode, jsonable, parse
 from pytest_pallas.errors import DIED
 from pytest_pallas.mutate import Mutant
-from pytest_pallas.options import place_of
+from pytest_pallas.option_values import place_of
 from pytest_pallas.pytest_session import current
 from pytest_pallas.record import MutantVerdict, Note
 from pytest_pallas.results import read_results
@@ -52,10 +52,6 @@ def score(verdicts: list[MutantVerdict]) -> float | None:
 
 
 # The verdicts so far, in a file that survives a crash of the process.
-
-
-#: The path of an item's journal, where it has one.
-JOURNAL = pytest.StashKey[str]()
 
 
 class _Line(TypedDict, total=False):

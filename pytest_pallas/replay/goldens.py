@@ -21,9 +21,10 @@ from typing import Annotated, Any
 import numpy as np
 import threadpoolctl
 
+from pallas_sim.chips import default_target
 from pallas_sim.findings import Text
 from pytest_pallas._version import __version__
-from pytest_pallas.backends import Backend, default_target, label
+from pytest_pallas.backends.protocol import Backend, label
 from pytest_pallas.decoding import (
     AsWritten,
     Between,

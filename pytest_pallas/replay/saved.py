@@ -29,7 +29,7 @@ def example_of(session: PytestSession, item: pytest.Item, error: PallasError) ->
 
     Also where safetensors is not installed: the extra ``golden`` has it.
     """
-    from pytest_pallas.backends import label
+    from pytest_pallas.backends.protocol import label
 
     if util.find_spec("safetensors") is None:
         return None
@@ -139,7 +139,7 @@ def folder_for(session: PytestSession) -> Path:
 def _save(
     session: PytestSession, item: pytest.Item, error: PallasError, replay: str, number: int
 ) -> Saved:
-    from pytest_pallas.backends import label
+    from pytest_pallas.backends.protocol import label
 
     folder, failure = folder_for(session), error.failure
     test = item.nodeid if number == 1 else f"{item.nodeid}, failure {number}"

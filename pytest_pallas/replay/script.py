@@ -26,8 +26,9 @@ from jax.sharding import Mesh, PartitionSpec
 
 from pallas_sim.dtypes import is_complex
 from pallas_sim.errors import PallasError
-from pytest_pallas.backends import FAMILIES, REPLACED, Backend, compiling, label, parse
 from pytest_pallas.backends.interpreters import Interpreter
+from pytest_pallas.backends.protocol import Backend, label
+from pytest_pallas.backends.registry import FAMILIES, REPLACED, compiling, parse
 from pytest_pallas.checks import NAMES as CHECKS
 from pytest_pallas.checks import SANITIZERS
 from pytest_pallas.checks.context import CheckContext, call
@@ -35,7 +36,7 @@ from pytest_pallas.checks.verdict import Failure
 from pytest_pallas.errors import CostError, MismatchError
 from pytest_pallas.judge.oracle import flatten
 from pytest_pallas.judge.tolerance import Tolerance
-from pytest_pallas.options import Options
+from pytest_pallas.option_values import Options
 from pytest_pallas.session import Session
 
 #: Arrays up to this many elements are written as numbers, if these make the same bits again, and

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Required, TypedDict
 
 import pytest
 
+from pallas_sim.chips import Label
 from pallas_sim.errors import PallasError, explanation_of
 from pallas_sim.findings import Text
-from pytest_pallas.backends import Label, label
 from pytest_pallas.backends.processes import gang, process_words
+from pytest_pallas.backends.protocol import label
 from pytest_pallas.compat.testing import can_be_shown
 from pytest_pallas.decoding import Accepts, Checked, DataError, Seconds, decode
 from pytest_pallas.errors import DIED, PeerError

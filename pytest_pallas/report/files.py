@@ -19,7 +19,7 @@ import pytest
 
 from pallas_sim.errors import OptionError
 from pytest_pallas._version import __version__
-from pytest_pallas.backends import label
+from pytest_pallas.backends.protocol import label
 from pytest_pallas.compat.testing import worker_count
 from pytest_pallas.mutate.report import others
 from pytest_pallas.pytest_session import PytestSession

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_pallas.backends import Label
+from pallas_sim.chips import Label
 from pytest_pallas.record import Record
 from pytest_pallas.report.section import rendered
 

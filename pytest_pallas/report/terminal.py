@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_pallas.backends import default_target, label
+from pallas_sim.chips import default_target
+from pytest_pallas.backends.protocol import label
 from pytest_pallas.compat.fuzzing import hypothesis_profile
 from pytest_pallas.errors import GoldenError
 from pytest_pallas.options import OLD_REPLAY, uses_old_replay

@@ -17,7 +17,7 @@ import pytest
 
 from pallas_sim.errors import OptionError, first_line
 from pallas_sim.findings import Text
-from pytest_pallas.backends import Call, label
+from pytest_pallas.backends.protocol import Call, label
 from pytest_pallas.backends.simulators import Simulator
 from pytest_pallas.decoding import decode
 from pytest_pallas.errors import BackendUnavailableError

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pallas_sim.tracing import tracing_for
-from pytest_pallas.backends import Backend, Call, RunSettings, chip_of, label
+from pytest_pallas.backends.protocol import Backend, Call, RunSettings, chip_of, label
 from pytest_pallas.backends.tracing import kernels_of
 from pytest_pallas.checks import Check
 from pytest_pallas.compat.testing import keywords_match

@@ -10,18 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, Label
 from pallas_sim.tracing import tracing_for
-from pytest_pallas.backends import (
-    DEFAULT_TARGETS,
-    REPLACED,
-    TARGETS,
-    Backend,
-    Call,
-    Label,
-    RunSettings,
-    label,
-    with_target,
-)
+from pytest_pallas.backends.protocol import Backend, Call, RunSettings, label
+from pytest_pallas.backends.registry import REPLACED, with_target
 from pytest_pallas.backends.tracing import kernels_of
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.draw.arrays import draw_once

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from pytest_pallas.backends import Backend, Call, RunSettings, label
 from pytest_pallas.backends.ending import OverdueError, ending_whole
+from pytest_pallas.backends.protocol import Backend, Call, RunSettings, label
 from pytest_pallas.backends.tracing import outputs_of
 from pytest_pallas.budget import COPIES, FLOAT_BYTES, available_bytes, check_memory
 from pytest_pallas.checks import Check
@@ -20,7 +20,7 @@ from pytest_pallas.checks.context import call
 from pytest_pallas.checks.verdict import conclude, drawn_facts, run_check
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.errors import NotApplicableError, UnsupportedKernelError
-from pytest_pallas.options import Options, choose
+from pytest_pallas.option_values import Options, choose
 from pytest_pallas.run.context import Subject, context_for, with_goldens
 from pytest_pallas.run.result import ResultBuilder
 from pytest_pallas.session import Session

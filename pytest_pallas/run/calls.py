@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import hypothesis
 import pytest
 
+from pallas_sim.chips import Label
 from pallas_sim.errors import OptionError, PallasError, SimulationLimitError
-from pytest_pallas.backends import Backend, Label, label, parse
 from pytest_pallas.backends.processes import gang
+from pytest_pallas.backends.protocol import Backend, label
+from pytest_pallas.backends.registry import parse
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import ComparisonPeer
 from pytest_pallas.checks.cross import accepted
@@ -30,7 +32,7 @@ from pytest_pallas.errors import (
     SpecError,
     TooFewDevicesError,
 )
-from pytest_pallas.options import choose
+from pytest_pallas.option_values import choose
 from pytest_pallas.record import Note
 from pytest_pallas.run.applicability import unmet_by_kernels
 from pytest_pallas.run.backends import (

@@ -7,30 +7,19 @@ both.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 import pkgutil
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pallas_sim.errors import OptionError
-from pytest_pallas.backends import Backend, Label, label
-from pytest_pallas.checks import Check
 from pytest_pallas.errors import SpecError
-from pytest_pallas.mutate.item import mutants_item
-from pytest_pallas.pytest_session import PytestSession, current
-from pytest_pallas.run.applicability import leave_out, unmet_by_kernels
-from pytest_pallas.run.backends import backends_before, on_claimed_chips, without_replaced
-from pytest_pallas.run.item import SpecItem, node_id
-from pytest_pallas.run.result import ResultBuilder
-from pytest_pallas.session import SpecFacts
+from pytest_pallas.pytest_session import current
 from pytest_pallas.spec import KernelSpec
 
 
@@ -210,259 +199,6 @@ def suite(*sources: KernelSpec | str) -> Suite:
 __all__ = ["Suite", "suite"]
 
 
-# Specs as pytest nodes: a file or suite collects one item per spec, check, backend and mesh.
-
-
-#: The modules of a suite that were collected, and whether they define specs.
-DEFINED = pytest.StashKey[dict[str, bool]]()
-
-
-class SpecFile(pytest.File):
-    """A Python file of a suite; collects the specs that it defines."""
-
-    @classmethod
-    def from_parent(cls, parent: Any, *, module: str, **rest: Any) -> SpecFile:
-        """The node for the file of ``module``."""
-        self = super().from_parent(parent, **rest)
-        self.module = module
-        return self
-
-    module: str
-
-    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        """The items of every spec in the file."""
-        try:
-            specs = specs_in(self.module)
-        except SpecError as error:
-            raise self.CollectError(str(error)) from None
-        self.config.stash.setdefault(DEFINED, {})[self.module] = bool(specs)
-        for spec in specs:
-            yield from spec_nodes(self, spec)
-
-
-class SpecSuite(pytest.Collector):
-    """Specs that do not come from a file of a suite: from a hook, or from a test module."""
-
-    @classmethod
-    def from_parent(
-        cls, parent: Any, *, specs: Callable[[], Iterable[KernelSpec | SpecError]], **rest: Any
-    ) -> SpecSuite:
-        """The node for the specs that ``specs()`` returns."""
-        self = super().from_parent(parent, **rest)
-        self.specs = specs
-        return self
-
-    specs: Callable[[], Iterable[KernelSpec | SpecError]]
-
-    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        """The items of every spec, and a node for every error."""
-        names: set[str] = set()
-        for spec in self.specs():
-            if isinstance(spec, SpecError):
-                yield WrongSpec.from_parent(self, name=self.name, problem=str(spec))
-            elif spec.name in names:
-                problem = f"{self.name} has two specs with the name {spec.name!r}; see {spec.file}"
-                yield WrongSpec.from_parent(self, name=spec.name, problem=problem)
-            else:
-                names.add(spec.name)
-                yield from spec_nodes(self, spec)
-
-
-class WrongSpec(pytest.Collector):
-    """A spec that cannot be verified: a collection error, which does not stop other specs."""
-
-    problem: str
-
-    @classmethod
-    def from_parent(cls, parent: Any, *, problem: str, **rest: Any) -> WrongSpec:
-        """The node that reports ``problem``."""
-        self = super().from_parent(parent, **rest)
-        self.problem = problem
-        return self
-
-    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        """Report the problem."""
-        raise self.CollectError(self.problem)
-
-
-def spec_nodes(
-    parent: pytest.Collector, spec: KernelSpec
-) -> Iterator[pytest.Item | pytest.Collector]:
-    """The items of one spec, or one node that reports its problem."""
-    from pytest_pallas.run.backends import on_its_platform
-    from pytest_pallas.run.learning import facts_of
-
-    session = current(parent.config)
-    facts = facts_of(session, parent, spec, functools.partial(_learn, session, parent, spec))
-    if facts.problem is not None:
-        text = f"spec {spec.name!r} in {spec.file}: {facts.problem}"
-        yield WrongSpec.from_parent(parent, name=spec.name, problem=text)
-        return
-    spec = on_its_platform(session, spec, facts)
-    items = _spec_items(session, parent, spec, facts)
-    if session.options.mutate is not None:
-        items = list(items)
-        item = mutants_item(parent, spec, items)
-        yield from items if item is None else (item,)
-        return
-    yield from items
-
-
-def _learn(
-    session: PytestSession,
-    parent: pytest.Collector,
-    spec: KernelSpec,
-    facts: SpecFacts,
-    tracing: Callable[[], object] = lambda: None,
-) -> None:
-    """Learn what the items of a spec depend on: draw and trace a few of its calls."""
-    from pytest_pallas.run.backends import on_its_platform
-    from pytest_pallas.run.learning import problem_with
-
-    facts.problem = problem_with(spec, session.checks, session.families)
-    if facts.problem is None:
-        tracing()
-        for _ in _planned(session, parent, on_its_platform(session, spec, facts), facts):
-            pass
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """A check of a spec on a backend: an item for each mesh, unless it is ``unmet``."""
-
-    backend: Backend
-    check: Check
-    before: Sequence[Backend]
-    unmet: str | None
-
-
-def _planned(
-    session: PytestSession, parent: pytest.Collector, spec: KernelSpec, facts: SpecFacts
-) -> Iterator[_Plan | Backend]:
-    """The checks of one spec, and named backends that it does not claim.
-
-    What the facts lack is learned, unless they are closed.
-    """
-    backends, named, automatic = _backends(session, parent)
-    backends, automatic = on_claimed_chips(session, spec, backends, automatic)
-    timeout = session.options.timeout
-    backends = without_replaced(facts, spec, backends, automatic, timeout)
-    for backend in backends:
-        if not spec.claims(label(backend)):
-            if named:
-                yield backend
-            continue
-        for check in _checks(session, parent, spec, backend):
-            before = backends_before(spec, backend, backends, (session.base, check))
-            key = check.name, label(backend)
-            if key not in facts.unmet:
-                unmet = check.unmet(spec, backend, before)
-                if unmet is None and not spec.meshes and not facts.closed:
-                    unmet = unmet_by_kernels(session, spec, check, backend, {})
-                facts.unmet[key] = unmet
-            yield _Plan(backend, check, before, facts.unmet[key])
-
-
-def _spec_items(
-    session: PytestSession, parent: pytest.Collector, spec: KernelSpec, facts: SpecFacts
-) -> Iterator[pytest.Item]:
-    """The items of one spec."""
-    for plan in _planned(session, parent, spec, facts):
-        if not isinstance(plan, _Plan):
-            yield UnclaimedItem.from_parent(parent, spec=spec, backend=plan)
-            continue
-        for mesh in spec.meshes or ({},):
-            if plan.unmet is not None:
-                leave_out(session, parent, plan.unmet, spec, plan.check, plan.backend, mesh)
-                continue
-            yield SpecItem.from_parent(
-                parent,
-                spec=spec,
-                check=plan.check,
-                backend=plan.backend,
-                mesh=mesh,
-                before=plan.before,
-            )
-
-
-def _backends(
-    session: PytestSession, parent: pytest.Collector
-) -> tuple[Sequence[Backend], bool, Collection[str]]:
-    """The backends that the marks of a test module select, or else the session.
-
-    Returns whether they were named, too, and the labels of those that were not.
-    """
-    selection = session.selection
-    marks = list(parent.iter_markers("pallas"))
-    if not any("backends" in mark.kwargs or "targets" in mark.kwargs for mark in marks):
-        return selection.backends, selection.named, selection.automatic
-    try:
-        backends, reason = session.backends_for(marks, every=True)
-    except OptionError as error:
-        raise parent.CollectError(str(error)) from None
-    if not backends:
-        pytest.skip(f"no backend for these specs: {reason}")
-    if any("backends" in mark.kwargs for mark in marks):
-        return backends, True, ()
-    automatic = [label(each) for each in backends if each.name in selection.automatic]
-    return backends, False, automatic
-
-
-def _checks(
-    session: PytestSession, parent: pytest.Collector, spec: KernelSpec, backend: Backend
-) -> Iterator[Check]:
-    """The selected checks of the spec; all selected checks if the spec does not limit them."""
-    try:
-        chosen = session.checks_for(session.options_for(parent))
-    except OptionError as error:
-        raise parent.CollectError(str(error)) from None
-    for check in chosen:
-        if backend.kind == "compiling" and check.program is None:
-            continue
-        if spec.checks is None or check.name in spec.checks:
-            yield check
-
-
-class UnclaimedItem(pytest.Item):
-    """A skipped item for a named backend that the spec does not claim."""
-
-    spec: KernelSpec
-    backend: Backend
-
-    @classmethod
-    def from_parent(
-        cls, parent: Any, *, spec: KernelSpec, backend: Backend, **rest: Any
-    ) -> UnclaimedItem:
-        """The item ``spec-unclaimed[backend]``."""
-        name = f"{spec.name}-unclaimed[{label(backend)}]"
-        self = super().from_parent(parent, name=name, nodeid=node_id(parent, name), **rest)
-        self.spec, self.backend = spec, backend
-        return self
-
-    @property
-    def builder(self) -> ResultBuilder:
-        """The builder of this item, which stays empty."""
-        return current(self.config).builders.setdefault(
-            (self.spec.name, "all", label(self.backend)),
-            ResultBuilder(
-                kernel=self.spec.name,
-                family=self.spec.family,
-                check="all",
-                backend=label(self.backend),
-            ),
-        )
-
-    def runtest(self) -> None:
-        """Skip."""
-        known = current(self.config).families
-        names = [name for name in self.spec.claimed if Label.of(name).name in known]
-        pytest.skip(f"the spec claims only {', '.join(names) or 'no backend'}")
-
-    def reportinfo(self) -> tuple[Path, int | None, str]:
-        """The file of the spec and the name of the item."""
-        return Path(self.spec.file), 0, self.name  # pytest needs a line to report a skip
-
-
 # Add suites to pytest's collection.
 #
 # Importing this module does not import jax: the controller of pytest-xdist collects nothing.
@@ -516,6 +252,7 @@ def require_specs(config: pytest.Config) -> None:
     Raises:
       pytest.UsageError: a package of ``--pallas-suite`` has none.
     """
+    from pytest_pallas.run.nodes import DEFINED
 
     if current(config).in_worker:
         return  # xdist collects one file at a time
@@ -550,6 +287,8 @@ def collect_file(path: Path, parent: pytest.Collector) -> pytest.Collector | Non
     for location in parent.config.stash.get(_LOCATIONS, []):
         module = location.module_of(path.resolve())
         if module is not None:
+            from pytest_pallas.run.nodes import SpecFile
+
             return SpecFile.from_parent(parent, path=path, module=module)
     return None
 
@@ -559,6 +298,7 @@ def reported_once(collector: pytest.Collector, report: pytest.CollectReport) -> 
 
     pytest imports a file of a suite, too, if it is named like a test module or on the command line.
     """
+    from pytest_pallas.run.nodes import SpecFile
 
     if not isinstance(collector, SpecFile | pytest.Module):
         return
@@ -571,6 +311,8 @@ def collect_suite(
     collector: pytest.Module | pytest.Class, name: str, value: object
 ) -> pytest.Collector | None:
     """The node for a ``suite(...)`` in a test module, or None for another object."""
+    from pytest_pallas.run.nodes import SpecSuite
+
     if not isinstance(value, Suite):
         return None
 
@@ -581,6 +323,7 @@ def collect_hooked(
     session: pytest.Session, items: list[pytest.Item], specs: Sequence[KernelSpec]
 ) -> None:
     """Add the items of specs that a hook returned."""
+    from pytest_pallas.run.nodes import SpecSuite
 
     node = SpecSuite.from_parent(
         session, name="pytest_pallas_specs", nodeid="pytest_pallas_specs", specs=lambda: specs

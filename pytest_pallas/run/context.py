@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pallas_sim.errors import OptionError
-from pytest_pallas.backends import Backend, RunSettings, label
 from pytest_pallas.backends.processes import gang
+from pytest_pallas.backends.protocol import Backend, RunSettings, label
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import CheckContext, CheckResult, ComparisonPeer, call
 from pytest_pallas.checks.schedule import Runs
@@ -21,7 +21,7 @@ from pytest_pallas.checks.verdict import drawn_facts, run_check
 from pytest_pallas.compat.fuzzing import is_rejection, rejecting
 from pytest_pallas.draw.arguments import Arguments, as_arguments
 from pytest_pallas.errors import NotApplicableError
-from pytest_pallas.options import Options
+from pytest_pallas.option_values import Options
 from pytest_pallas.record import Note
 from pytest_pallas.run.backends import adapted, others_of
 from pytest_pallas.run.result import ResultBuilder, dtypes_of, tolerance_for

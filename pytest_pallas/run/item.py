@@ -17,17 +17,17 @@ import jax
 import pytest
 
 from pallas_sim.errors import PallasError
-from pytest_pallas.backends import Backend, label
 from pytest_pallas.backends.ending import OverdueError, ending_whole
 from pytest_pallas.backends.processes import gang, process_words
+from pytest_pallas.backends.protocol import Backend, label
 from pytest_pallas.backends.tracing import shape_of
 from pytest_pallas.budget import DEFAULT_MAX_BYTES, option_text
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import as_kernel_error, call
 from pytest_pallas.checks.golden import Goldens, written_call
 from pytest_pallas.checks.verdict import conclude, start
-from pytest_pallas.database import Recorded
 from pytest_pallas.draw.arguments import Arguments, as_arguments
+from pytest_pallas.draw.database import Recorded
 from pytest_pallas.draw.diversity import BASE, choose, shared
 from pytest_pallas.errors import (
     DIED,

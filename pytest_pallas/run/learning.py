@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from pallas_sim.chips import Label
 from pallas_sim.errors import OptionError, PallasError
 from pytest_pallas import spec as relations
-from pytest_pallas.backends import Label
 from pytest_pallas.backends.ending import (
     OverdueError,
     UncaughtError,

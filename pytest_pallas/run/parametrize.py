@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from pallas_sim.errors import OptionError
-from pytest_pallas.backends import Backend, label, parse
+from pytest_pallas.backends.protocol import Backend, label
+from pytest_pallas.backends.registry import parse
 from pytest_pallas.compat.fuzzing import (
     draws_from,
     hypothesis_seed,

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pallas_sim.errors import OptionError
-from pytest_pallas.backends import Backend, label, parse
+from pytest_pallas.backends.protocol import Backend, label
+from pytest_pallas.backends.registry import parse
 from pytest_pallas.record import Note, Record, note_of
 from pytest_pallas.session import Session
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from pallas_sim.chips import accumulations
 from pallas_sim.errors import OptionError, PallasError
-from pytest_pallas.backends import Backend, label, select
-from pytest_pallas.backends.devices import settle_platforms, simulate
-from pytest_pallas.backends.protocol import chip_of
+from pytest_pallas.backends.platforms import settle_platforms, simulate
+from pytest_pallas.backends.protocol import Backend, chip_of, label
+from pytest_pallas.backends.registry import select
 from pytest_pallas.checks import Check
 from pytest_pallas.compile.service import Service
 from pytest_pallas.database import parse_places
-from pytest_pallas.options import PROFILES, Options
+from pytest_pallas.option_values import Options
+from pytest_pallas.options import PROFILES
 from pytest_pallas.run.backends import on_claimed_chips, without_replaced
 from pytest_pallas.run.calls import PropertyKeywords, check_kernel, refuse_others
 from pytest_pallas.session import Harness, Session, SpecFacts

@@ -10,11 +10,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pallas_sim.chips import DEFAULT_TARGETS, TARGETS
 from pallas_sim.compat.grids import platform_of
-from pytest_pallas.backends import DEFAULT_TARGETS, TARGETS, Call
 from pytest_pallas.backends.analyzing import on_chip
 from pytest_pallas.backends.ending import ending
 from pytest_pallas.backends.execution import brief
+from pytest_pallas.backends.protocol import Call
 from pytest_pallas.backends.tracing import abstract, jitted
 from pytest_pallas.checks.cross import accepted
 from pytest_pallas.grid.analysis import analyze_jaxpr

@@ -8,9 +8,10 @@ import pytest
 from compile_service import compile_service, in_parallel
 from uncompilable import CASES, GPUS, TPUS, Case
 
+from pallas_sim.chips import TARGETS
 from pytest_pallas import CompileError, CompilerFailedError
-from pytest_pallas.backends import TARGETS, Call, Outcome, parse
-from pytest_pallas.backends.registry import compiling
+from pytest_pallas.backends.protocol import Call, Outcome
+from pytest_pallas.backends.registry import compiling, parse
 from pytest_pallas.compile import cuda, libtpu
 
 type Started = Callable[[str, Case], Callable[[], Outcome]]

@@ -11,7 +11,8 @@ from forked_python import run_python
 from pytest_pallas.compile import libtpu
 from pytest_pallas.compile import report as costs
 from pytest_pallas.compile.service import CompileReport, Status
-from pytest_pallas.options import TABLE, Options
+from pytest_pallas.option_values import Options
+from pytest_pallas.options import TABLE
 
 TEXT = (Path(__file__).parents[2] / "docs/compiling.md").read_text()
 

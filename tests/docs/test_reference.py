@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 import pytest_pallas
+from pallas_sim.chips import TARGETS
 from pytest_pallas import fixtures, hookspecs, plugin, strategies
-from pytest_pallas.backends import FAMILIES, TARGETS, compiling
+from pytest_pallas.backends.registry import FAMILIES, compiling
 from pytest_pallas.budget import option_text
 from pytest_pallas.checks import NAMES as CHECKS
 from pytest_pallas.checks import SANITIZERS, declared_checks, declared_sanitizers
@@ -73,7 +74,7 @@ def test_every_strategy_in_the_text_exists(name):
 
 
 def test_defaults_in_the_text_are_the_defaults():
-    from pytest_pallas.options import Options
+    from pytest_pallas.option_values import Options
 
     options = Options()
     for flag, value in (

@@ -12,9 +12,9 @@ from operands import i32
 
 from pallas_sim.chips import TARGETS
 from pallas_sim.errors import PallasError
-from pytest_pallas.backends import RunSettings
 from pytest_pallas.backends.devices import make_mesh
 from pytest_pallas.backends.interpreters import Interpreter, interpret, tpu_interpret
+from pytest_pallas.backends.protocol import RunSettings
 from pytest_pallas.checks.context import CheckContext
 from pytest_pallas.checks.forward import forward
 from pytest_pallas.draw.arrays import draw_several

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import pytest_pallas
 from pytest_pallas.backends.devices import make_mesh
-from pytest_pallas.backends.processes import LocalShards
+from pytest_pallas.backends.shards import LocalShards
 
 
 def _double(x_ref, out_ref):
@@ -257,8 +257,8 @@ def outputs_of_many_kinds() -> dict[str, list[int]]:
 
 def spread_argument() -> Any:
     """``pallas_run`` takes an array that is spread already, and ``check`` refuses it."""
-    from pytest_pallas.backends import Call
     from pytest_pallas.backends.interpreters import interpret
+    from pytest_pallas.backends.protocol import Call
 
     mesh = make_mesh({"x": jax.device_count()}, "cpu")
     x = rows(jax.device_count())

@@ -39,7 +39,8 @@ def import_everything() -> None:
     import numpy as np
     import sample_kernels
 
-    from pytest_pallas.backends import FAMILIES, Call
+    from pytest_pallas.backends.protocol import Call
+    from pytest_pallas.backends.registry import FAMILIES
 
     x = np.ones((8, 128), np.float32)
     for family in FAMILIES:

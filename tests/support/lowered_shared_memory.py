@@ -17,7 +17,7 @@ from pallas_sim.chips import TARGETS, Label
 from pallas_sim.compat.jaxprs import open_jaxpr
 from pallas_sim.compat.places import requested_shared_bytes
 from pallas_sim.cores import equations
-from pytest_pallas.backends import Call
+from pytest_pallas.backends.protocol import Call
 from pytest_pallas.backends.tracing import abstract
 from pytest_pallas.compile.backends import Lowered, Lowering
 from pytest_pallas.draw.arrays import draw_several

@@ -9,7 +9,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_sim.compat.source import own_lines
-from pytest_pallas.backends import Call, RunSettings
+from pytest_pallas.backends.protocol import Call, RunSettings
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.backends.tracing import jitted, split
 from pytest_pallas.mutate import mutants_of

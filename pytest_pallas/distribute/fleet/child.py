@@ -21,7 +21,6 @@ from hypothesis.database import (
     MultiplexedDatabase,
 )
 
-from pytest_pallas.database import Recorded, make_changes, open_places
 from pytest_pallas.distribute.fleet.messages import (
     Change,
     ChildReply,
@@ -33,6 +32,7 @@ from pytest_pallas.distribute.fleet.messages import (
     plain_warning,
 )
 from pytest_pallas.distribute.fleet.project import differences
+from pytest_pallas.draw.database import Recorded, make_changes, open_places
 from pytest_pallas.isolate.worker import Host, host_for
 from pytest_pallas.pytest_session import PytestSession, current
 

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from pallas_sim.errors import OptionError, one_line
 from pytest_pallas.distribute.fleet import worker
-from pytest_pallas.options import FleetPlace
+from pytest_pallas.option_values import FleetPlace
 from pytest_pallas.workers import forks
 
 #: Time limit in seconds for a connection to a scheduler, and for its answers.

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pallas_sim.errors import OptionError
-from pytest_pallas.backends import label
+from pytest_pallas.backends.protocol import label
 from pytest_pallas.decoding import DataError
 from pytest_pallas.distribute.fleet.cluster import Cluster, ClusterLostError
 from pytest_pallas.distribute.fleet.ledger import (
@@ -42,7 +42,7 @@ from pytest_pallas.distribute.shards import scope_of
 from pytest_pallas.isolate.isolator import isolator_of
 from pytest_pallas.isolate.messages import opening_of
 from pytest_pallas.mutate.item import MutantsItem
-from pytest_pallas.options import place_of
+from pytest_pallas.option_values import place_of
 from pytest_pallas.pytest_session import FleetFacts, PytestSession, current
 from pytest_pallas.report.reporter import Progress, Reporter
 from pytest_pallas.run.item import SpecItem

@@ -28,7 +28,7 @@ from pytest_pallas.replay.saved import (
 )
 from pytest_pallas.replay.script import NoScriptError
 from pytest_pallas.run.item import SpecItem, settle
-from pytest_pallas.workers import JobResult
+from pytest_pallas.workers.process import JobResult
 
 
 class ResultReplayer:
@@ -163,7 +163,7 @@ class ResultReplayer:
 
     def _keep_changes(self, changes: Sequence[Change]) -> None:
         """Make the changes of a worker in the database of this session."""
-        from pytest_pallas.database import make_changes
+        from pytest_pallas.draw.database import make_changes
 
         if changes and self.session.database is not None:
             make_changes(self.session.database, changes)

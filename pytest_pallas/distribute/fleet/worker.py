@@ -36,7 +36,8 @@ from pytest_pallas.distribute.fleet.messages import (
 from pytest_pallas.isolate import messages
 from pytest_pallas.isolate.messages import Opening, WorkerRequest, run_in, worker_setup
 from pytest_pallas.pytest_session import RAISED_ON
-from pytest_pallas.workers import JobResult, WorkerPool
+from pytest_pallas.workers.pool import WorkerPool
+from pytest_pallas.workers.process import JobResult
 
 #: Seconds that a child without a task stays.
 IDLE_SECONDS = 60.0

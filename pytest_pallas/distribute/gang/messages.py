@@ -19,7 +19,7 @@ from pytest_pallas.isolate.messages import Opening, WorkerReply
 from pytest_pallas.record import NotApplicable
 from pytest_pallas.report import PlainReport, checked_report
 from pytest_pallas.results import Location
-from pytest_pallas.workers import JobResult
+from pytest_pallas.workers.process import JobResult
 
 #: The entry of the processes; see ``workers.WorkerSetup``.
 ENTRY = "pytest_pallas.distribute.gang.process:serve"

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pallas_sim.errors import OptionError
-from pytest_pallas.backends import Selection
 from pytest_pallas.backends.pinning import accelerators
-from pytest_pallas.backends.registry import parse
+from pytest_pallas.backends.registry import Selection, parse
 from pytest_pallas.compat.distributed import Place
 from pytest_pallas.decoding import DataError
 from pytest_pallas.distribute.gang.hosts import (
@@ -46,7 +45,8 @@ from pytest_pallas.distribute.gang.messages import (
 from pytest_pallas.errors import GangError
 from pytest_pallas.isolate.messages import Opening, StepNote, longest, opening_of, preloads
 from pytest_pallas.pytest_session import PytestSession, note_raised
-from pytest_pallas.workers import JobResult, WorkerPool, WorkerSetup
+from pytest_pallas.workers.pool import WorkerPool
+from pytest_pallas.workers.process import JobResult, WorkerSetup
 
 if TYPE_CHECKING:
     from pytest_pallas.compat.distributed import Place

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from pallas_sim.errors import OptionError, PallasError
-from pytest_pallas.backends import label
 from pytest_pallas.backends.processes import agree, begin_scope, end_scope
+from pytest_pallas.backends.protocol import label
 from pytest_pallas.compat.distributed import join
 from pytest_pallas.compat.fuzzing import (
     hypothesis_seed,
@@ -34,7 +34,7 @@ from pytest_pallas.distribute.gang.messages import (
 from pytest_pallas.errors import GangError, PeerError
 from pytest_pallas.isolate.messages import StepNote, WorkerReply, decoded, encoded, longest
 from pytest_pallas.isolate.worker import Host
-from pytest_pallas.options import Options
+from pytest_pallas.option_values import Options
 from pytest_pallas.pytest_session import current
 from pytest_pallas.run.together import of_all
 

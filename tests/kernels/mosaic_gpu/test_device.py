@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from pytest_pallas.backends import Call, parse
-from pytest_pallas.backends.registry import FAMILIES
+from pytest_pallas.backends.protocol import Call
+from pytest_pallas.backends.registry import FAMILIES, parse
 from reference_kernels import _gpu
 
 KNOWN = {family.name: family for family in FAMILIES}

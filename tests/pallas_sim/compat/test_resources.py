@@ -8,7 +8,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from lowered_shared_memory import counted, counted_and_lowered
 
-from pytest_pallas.backends import Call
+from pytest_pallas.backends.protocol import Call
 
 F32 = jnp.float32
 KIB = plgpu.SMEM((256,), F32)

@@ -19,8 +19,8 @@ from pallas_sim.chips import GPUS, TARGETS
 from pallas_sim.errors import SimulationError
 from pallas_sim.simulation import simulate
 from pallas_sim.tracing import tracing_for
-from pytest_pallas.backends import Call, parse
-from pytest_pallas.backends.registry import compiling
+from pytest_pallas.backends.protocol import Call
+from pytest_pallas.backends.registry import compiling, parse
 from pytest_pallas.compile import cuda
 
 Shape = jax.ShapeDtypeStruct

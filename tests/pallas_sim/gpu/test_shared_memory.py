@@ -22,8 +22,8 @@ from pallas_sim.compat.jaxprs import argument_names, open_jaxpr
 from pallas_sim.cores import equations
 from pallas_sim.gpu.triton import SharedMemory, shared_memory
 from pytest_pallas import CapacityError
-from pytest_pallas.backends import Call, RunSettings, parse
-from pytest_pallas.backends.registry import compiling
+from pytest_pallas.backends.protocol import Call, RunSettings
+from pytest_pallas.backends.registry import compiling, parse
 from pytest_pallas.backends.simulators import Simulator, gpu_sim
 from pytest_pallas.compile import cuda
 from pytest_pallas.mutate import mutants_of

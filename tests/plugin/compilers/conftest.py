@@ -9,7 +9,7 @@ import pytest
 
 from pytest_pallas.compile import libtpu
 from pytest_pallas.compile.service import Service
-from pytest_pallas.workers import WorkerPool
+from pytest_pallas.workers.pool import WorkerPool
 
 #: Kernels that are compiled in the tests of this folder.
 KERNELS = """

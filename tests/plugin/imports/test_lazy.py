@@ -66,7 +66,7 @@ FEW = {
     "pytest_pallas.plugin",
     "pytest_pallas.hookspecs",
     "pytest_pallas.backends",
-    "pytest_pallas.backends.devices",
+    "pytest_pallas.backends.platforms",
     "pytest_pallas.fixtures",
     "pytest_pallas.options",
 }
@@ -111,7 +111,8 @@ def modules_of_a_small_run(tmp_path_factory):
         "@pytest.hookimpl(trylast=True)\n"
         "def pytest_unconfigure():\n"
         "    loaders = {name: type(module.__loader__).__name__\n"
-        "               for name, module in sys.modules.items() if 'pytest_pallas' in name}\n"
+        "               for name, module in sys.modules.items() \n"
+        "               if name.startswith(('pallas_sim', 'pytest_pallas'))}\n"
         "    with open('loaders.json', 'w') as file:\n"
         "        json.dump(loaders, file)\n"
     )

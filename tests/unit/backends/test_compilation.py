@@ -20,10 +20,11 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from pallas_sim.chips import TARGETS
 from pallas_sim.errors import SimulationLimitError
 from pytest_pallas import errors
-from pytest_pallas.backends import TARGETS, Call, RunSettings, parse
-from pytest_pallas.backends.registry import compiling
+from pytest_pallas.backends.protocol import Call, RunSettings
+from pytest_pallas.backends.registry import compiling, parse
 from pytest_pallas.checks.gradient import Vjp
 from pytest_pallas.compile.cuda import CUSTOM_CALLS as GPU_CALLS
 from pytest_pallas.compile.machine_code import Cost

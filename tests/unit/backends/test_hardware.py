@@ -13,9 +13,9 @@ from jax.experimental import pallas as pl
 from pallas_sim.chips import attributes
 from pallas_sim.tracing import AbsentChip, present
 from pytest_pallas import NoPallasCallError
-from pytest_pallas.backends import Call, tracing
+from pytest_pallas.backends import tracing
 from pytest_pallas.backends.hardware import compile_proven, prove
-from pytest_pallas.backends.protocol import expected_warnings
+from pytest_pallas.backends.protocol import Call, expected_warnings
 from pytest_pallas.backends.simulators import gpu_sim
 from pytest_pallas.checks.gradient import Vjp
 

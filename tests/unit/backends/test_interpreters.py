@@ -11,10 +11,11 @@ import sample_kernels as kernels
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_sim.chips import TARGETS
 from pallas_sim.errors import DeadlockError
 from pytest_pallas import NoPallasCallError
-from pytest_pallas.backends import TARGETS, Call, RunSettings, parse
-from pytest_pallas.backends.registry import FAMILIES
+from pytest_pallas.backends.protocol import Call, RunSettings
+from pytest_pallas.backends.registry import FAMILIES, parse
 
 X = np.arange(8 * 128, dtype=np.float32).reshape(8, 128)
 KNOWN = {family.name: family for family in FAMILIES}

@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from pytest_pallas.backends import Call, execution, interpreters
+from pytest_pallas.backends import execution, interpreters
+from pytest_pallas.backends.protocol import Call
 
 
 def files(folder, maps, limit):

@@ -5,10 +5,19 @@ from pathlib import Path
 
 import pytest
 
+from pallas_sim.chips import targets_of
 from pallas_sim.errors import OptionError
 from pytest_pallas import BackendUnavailableError, backends
-from pytest_pallas.backends import REPLACED, Family, label, parse, select, targets_of, with_target
-from pytest_pallas.backends.registry import FAMILIES, compiling
+from pytest_pallas.backends.protocol import label
+from pytest_pallas.backends.registry import (
+    FAMILIES,
+    REPLACED,
+    Family,
+    compiling,
+    parse,
+    select,
+    with_target,
+)
 
 KNOWN = {family.name: family for family in FAMILIES}
 

@@ -18,9 +18,8 @@ from unknown_primitive import unknown
 
 from pallas_sim.errors import BoundsError, MissingRuleError, OptionError, SimulationLimitError
 from pytest_pallas import CapacityError, DmaError, NoPallasCallError, RaceError
-from pytest_pallas.backends import Call, RunSettings, parse, select
-from pytest_pallas.backends.protocol import Fill, Schedule
-from pytest_pallas.backends.registry import FAMILIES
+from pytest_pallas.backends.protocol import Call, Fill, RunSettings, Schedule
+from pytest_pallas.backends.registry import FAMILIES, parse, select
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.mutate import mutants_of
 from pytest_pallas.record import Note

@@ -9,8 +9,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from pallas_sim.errors import DeviceError
-from pytest_pallas.backends import Call
 from pytest_pallas.backends.processes import Gang
+from pytest_pallas.backends.protocol import Call
 from pytest_pallas.backends.spreading import place, spread_of, words_of
 
 P = PartitionSpec

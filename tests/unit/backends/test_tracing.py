@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pytest_pallas.backends import Call, tracing
+from pytest_pallas.backends import tracing
+from pytest_pallas.backends.protocol import Call
 from pytest_pallas.backends.tracing import JittedCalls, apply, identity, jitted, split
 
 X = np.ones((8, 128), np.float32)

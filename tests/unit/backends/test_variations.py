@@ -9,8 +9,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas.backends import Call, RunSettings
-from pytest_pallas.backends.protocol import FILLS, WORDS, Fill
+from pytest_pallas.backends.protocol import FILLS, WORDS, Call, Fill, RunSettings
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.grid.kernel_calls import kernel_calls
 from pytest_pallas.grid.unwritten import overhanging_blocks, unwritten_memory

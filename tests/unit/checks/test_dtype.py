@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pytest_pallas import MismatchError
-from pytest_pallas.backends import RunSettings
+from pytest_pallas.backends.protocol import RunSettings
 from pytest_pallas.checks.dtype import dtype
 from pytest_pallas.judge.oracle import ExpectedCache
 

@@ -12,9 +12,9 @@ from jax.extend.core import Primitive
 
 from pallas_sim.errors import KernelError
 from pytest_pallas import NotApplicableError
-from pytest_pallas.backends import RunSettings
 from pytest_pallas.backends.hardware import tpu
 from pytest_pallas.backends.interpreters import gpu_interpret, interpret, tpu_interpret
+from pytest_pallas.backends.protocol import RunSettings
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.checks.export import RoundTrip, SimulatedTrip, export, requires_backend
 from pytest_pallas.draw.arguments import Arguments

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pytest_pallas import NotApplicableError
-from pytest_pallas.backends import RunSettings
+from pytest_pallas.backends.protocol import RunSettings
 from pytest_pallas.checks.jit import jit
 
 

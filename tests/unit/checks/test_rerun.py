@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pytest_pallas.backends import Outcome
+from pytest_pallas.backends.protocol import Outcome
 from pytest_pallas.checks.metamorphic import unchanged
 
 FIRST = np.linspace(-1, 1, 64)

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_pallas import NotApplicableError, SpecError
 from pytest_pallas import strategies as pst
-from pytest_pallas.backends import RunSettings
+from pytest_pallas.backends.protocol import RunSettings
 from pytest_pallas.checks.sharding import sharding
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.spec import KernelSpec

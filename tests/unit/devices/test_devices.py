@@ -7,7 +7,8 @@ import jax
 import pytest
 
 from pallas_sim.errors import DeviceError
-from pytest_pallas.backends.devices import make_mesh, simulate
+from pytest_pallas.backends.devices import make_mesh
+from pytest_pallas.backends.platforms import simulate
 
 
 def test_the_users_own_count_wins_over_the_default():

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from pytest_pallas.backends.devices import settle_platforms
+from pytest_pallas.backends.platforms import settle_platforms
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="device files are Linux's")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_pallas.backends import Label, default_target
+from pallas_sim.chips import Label, default_target
 
 
 @pytest.mark.parametrize(

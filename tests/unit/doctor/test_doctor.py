@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pytest_pallas.backends import Outcome
+from pytest_pallas.backends.protocol import Outcome
 from pytest_pallas.backends.registry import FAMILIES
 from pytest_pallas.doctor import (
     EXTRAS,

@@ -12,7 +12,8 @@ import pytest
 from pallas_sim.errors import OptionError
 from pytest_pallas.distribute.fleet import cluster
 from pytest_pallas.distribute.fleet.cluster import Cluster
-from pytest_pallas.options import FleetPlace, fleet
+from pytest_pallas.option_values import FleetPlace
+from pytest_pallas.options import fleet
 
 
 @pytest.mark.parametrize(

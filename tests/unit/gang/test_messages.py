@@ -8,7 +8,7 @@ from pytest_pallas.distribute.gang.messages import (
     to_json,
 )
 from pytest_pallas.isolate.messages import WorkerReply
-from pytest_pallas.workers import JobResult
+from pytest_pallas.workers.process import JobResult
 
 #: A report of pytest as plain values.
 REPORT = {

@@ -10,7 +10,7 @@ from pytest_pallas.record import Record, to_json
 from pytest_pallas.report.collect import records_of
 from pytest_pallas.report.reporter import ATTRIBUTE
 from pytest_pallas.run.result import ResultBuilder
-from pytest_pallas.workers import JobResult
+from pytest_pallas.workers.process import JobResult
 
 TEST = ("t.py::test_a", ("t.py", 3, "test_a"))
 

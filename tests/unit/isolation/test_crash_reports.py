@@ -6,7 +6,7 @@ import pytest
 
 from pytest_pallas import CrashError, HangError, IsolationError, OutOfMemoryError
 from pytest_pallas.isolate.messages import StepNote, error_of, place_of
-from pytest_pallas.workers import JobResult
+from pytest_pallas.workers.process import JobResult
 
 NOTE = StepNote(
     step="a kernel",

@@ -14,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, PartitionSpec
 from mutated import BACKEND, X, found, kernel, one, ran, traced
 
-from pytest_pallas.backends import Call, RunSettings
+from pytest_pallas.backends.protocol import Call, RunSettings
 from pytest_pallas.errors import MutantError
 from pytest_pallas.mutate import mutants_of, mutated
 

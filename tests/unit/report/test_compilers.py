@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_pallas.backends import FAMILIES, compiling
+from pytest_pallas.backends.registry import FAMILIES, compiling
 from pytest_pallas.compile import report as compilers
 from pytest_pallas.compile.report import costs
 from pytest_pallas.record import Record

@@ -8,7 +8,7 @@ import pytest
 from pallas_sim.errors import KernelError
 from pallas_sim.findings import Finding
 from pytest_pallas import MismatchError, RaceError
-from pytest_pallas.backends import Outcome
+from pytest_pallas.backends.protocol import Outcome
 from pytest_pallas.checks.context import CheckResult
 from pytest_pallas.judge.judgement import compare
 from pytest_pallas.run.fuzzing import cause_of, distinct

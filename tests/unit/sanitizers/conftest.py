@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_pallas.backends import RunSettings
+from pytest_pallas.backends.protocol import RunSettings
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.checks.context import CheckContext
 from pytest_pallas.checks.schedule import Runs

@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_sim.errors import DeadlockError
-from pytest_pallas.backends import Call
+from pytest_pallas.backends.protocol import Call
 from pytest_pallas.backends.simulators import gpu_sim, tpu_sim
 from pytest_pallas.checks.deadlock import deadlock
 

@@ -11,8 +11,8 @@ import pytest
 
 from pallas_sim.errors import BoundsError, KernelError
 from pytest_pallas import HangError, NotApplicableError, RaceError
-from pytest_pallas.backends import RunSettings, parse
-from pytest_pallas.backends.registry import FAMILIES
+from pytest_pallas.backends.protocol import RunSettings
+from pytest_pallas.backends.registry import FAMILIES, parse
 from pytest_pallas.checks import device as module
 from pytest_pallas.checks.context import CheckContext
 from pytest_pallas.checks.device import SanitizerReport

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_pallas import DmaError
-from pytest_pallas.backends import Call, RunSettings
+from pytest_pallas.backends.protocol import Call, RunSettings
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.checks.dma import dma
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_pallas.workers import JobResult, WorkerPool, WorkerSetup
+from pytest_pallas.workers.pool import WorkerPool
+from pytest_pallas.workers.process import JobResult, WorkerSetup
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_pallas.workers import WorkerPool, WorkerSetup, forks
-from pytest_pallas.workers.process import SUPERVISOR
+from pytest_pallas.workers import forks
+from pytest_pallas.workers.pool import WorkerPool
+from pytest_pallas.workers.process import SUPERVISOR, WorkerSetup
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
 
@@ -145,7 +146,8 @@ def test_a_request_that_is_too_large_needs_a_new_interpreter(pool, setup_for):
 #: Prints the parent of a worker, and stays until its input ends.
 ASKS = """
 import sys
-from pytest_pallas.workers import WorkerPool, WorkerSetup
+from pytest_pallas.workers.pool import WorkerPool
+from pytest_pallas.workers.process import WorkerSetup
 setup = WorkerSetup(name="t", entry="worker_entries:parent", preloads=("json",))
 with WorkerPool(1) as pool:
     print(pool.submit(setup, b"", timeout=20).result().value.decode(), flush=True)

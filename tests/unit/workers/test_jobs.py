@@ -9,7 +9,8 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from pytest_pallas.workers import WorkerPool, WorkerSetup
+from pytest_pallas.workers.pool import WorkerPool
+from pytest_pallas.workers.process import WorkerSetup
 
 
 def test_bytes_go_in_and_come_out(do):

@@ -13,16 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from pytest_pallas.workers import WorkerPool, WorkerSetup
 from pytest_pallas.workers.child import JOB, exchange, header
-from pytest_pallas.workers.process import Worker
+from pytest_pallas.workers.pool import WorkerPool
+from pytest_pallas.workers.process import Worker, WorkerSetup
 
 SUPPORT = Path(__file__).parents[2] / "support"
 
 PROLOGUE = f"""\
 import os, signal, sys, time
 sys.path.insert(0, {str(SUPPORT)!r})
-from pytest_pallas.workers import WorkerPool, WorkerSetup
+from pytest_pallas.workers.pool import WorkerPool
+from pytest_pallas.workers.process import WorkerSetup
 def submit(entry, payload=b"", timeout=60):
     setup = WorkerSetup(name="t", entry="worker_entries:" + entry, preloads=preloads)
     return pool.submit(setup, payload, timeout=timeout)

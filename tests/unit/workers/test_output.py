@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pytest_pallas.workers import WorkerSetup, process
-from pytest_pallas.workers.process import KEPT_BYTES, Capture
+from pytest_pallas.workers import process
+from pytest_pallas.workers.process import KEPT_BYTES, Capture, WorkerSetup
 
 
 def test_everything_that_is_written_is_kept_in_order(do):

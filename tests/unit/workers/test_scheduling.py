@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from pytest_pallas.workers import WorkerPool
 from pytest_pallas.workers import pool as pool_module
+from pytest_pallas.workers.pool import WorkerPool
 
 
 @pytest.fixture
