@@ -129,11 +129,11 @@ def settle_examples(item: pytest.Item) -> None:
 
     test: Any = getattr(item, "obj", None)
     test = getattr(test, "__func__", test)
-    if "pytest_pallas.strategies" not in sys.modules:
+    if "pytest_pallas.draw" not in sys.modules:
         return
     if not getattr(test, "is_hypothesis_test", False) or PROBLEM in item.stash:
         return
-    if not draws_from(test, "pytest_pallas.strategies"):
+    if not draws_from(test, "pytest_pallas.draw"):
         return
     import hypothesis
 

@@ -20,7 +20,7 @@ OF_WORKERS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "PYTHONHASHSEED")
 
 #: Small rounds and parts, on the workers, too.
 CONFTEST = """
-    from pytest_pallas.distribute.parts import division as parts
+    from pytest_pallas.distribute import parts
     from pytest_pallas.run import fuzzing
 
     fuzzing.ROUND = 5

@@ -145,7 +145,7 @@ def test_without_the_option_no_run_is_kept(project):
     project.write(
         test_own=OWN,
         conftest="""
-        from pytest_pallas.session import current
+        from pytest_pallas.pytest_session import current
 
         def pytest_runtest_teardown(item):
             assert current(item.config).ran is None

@@ -13,9 +13,9 @@ from hypothesis.database import InMemoryExampleDatabase, choices_to_bytes
 from redis_server import free_port
 
 from pallas_sim.errors import OptionError
-from pytest_pallas import database as opening
 from pytest_pallas.compat.fuzzing import hypothesis_profile
 from pytest_pallas.database import parse_places
+from pytest_pallas.draw import database as opening
 from pytest_pallas.draw.database import Guarded, Owned
 
 

@@ -38,7 +38,7 @@ def test_too_late():
 def test_jax_starts_with_the_count(imported_first):
     lines = [
         "import os",
-        "from pytest_pallas.backends.devices import simulate",
+        "from pytest_pallas.backends.platforms import simulate",
         "simulate(5, os.environ, explicit=True)",
         "import jax",
         "assert len(jax.devices()) == 5, jax.devices()",
