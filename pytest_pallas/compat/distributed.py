@@ -4,7 +4,7 @@
 starts one, and the store of the coordination service belongs to the client in
 ``jax._src.distributed``; the detection of clusters is private, too. Seen in JAX 0.11.2 and 0.12.
 It can go when JAX makes them public.
-Probe: ``tests/unit/gang/test_processes.py``.
+Probe: ``tests/unit/distribute/gang/test_processes.py``.
 """
 
 from __future__ import annotations

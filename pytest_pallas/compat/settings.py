@@ -1,7 +1,7 @@
 """Private names of JAX: every setting that a call could leave changed.
 
 Seen in JAX 0.11.2 and 0.12.0.1. It can go when ``jax.config`` lists what contexts set, too.
-Probe: ``tests/unit/isolation/test_leaks.py``.
+Probe: ``tests/unit/isolate/test_leaks.py``.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ from pytest_pallas.compile.service import CompileReply, CompileRequest
 #: What a worker calls.
 ENTRY = "pytest_pallas.compile.libtpu:compile"
 
-#: The variable that says where a worker makes the folder that libtpu writes to. It is set in a worker
-#: for TPUs only: there, importing this module loads libtpu.
+#: The variable that says where a worker makes the folder that libtpu writes to. It is set in workers
+#: for TPUs only, where importing this module loads libtpu.
 SCRATCH = "PYTEST_PALLAS_LIBTPU_SCRATCH"
 
 #: The variable that is set where libtpu shall write the Mosaic passes too.

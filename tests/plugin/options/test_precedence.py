@@ -133,7 +133,7 @@ def test_every_option_is_in_the_table():
 
 
 #: A run that is taken up does not run the test that says what it sees; workers of a fleet do not
-#: have the option (tests/unit/fleet/test_address.py reads its values).
+#: have the option (tests/unit/distribute/fleet/test_address.py reads its values).
 LOCAL = [option for option in TABLE if option.name not in ("resume", "fleet")]
 
 

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 
+from pytest_pallas.backends.protocol import RunSettings
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.checks.context import CheckContext
+from pytest_pallas.checks.schedule import Runs
 from pytest_pallas.draw.arguments import Arguments
 
 
@@ -38,3 +40,21 @@ def context_of() -> Callable[..., CheckContext]:
 @pytest.fixture
 def doubled() -> Callable[[jax.Array], jax.Array]:
     return twice
+
+
+@pytest.fixture
+def context():
+    """``context(kernel, *args)`` on the simulator, if no other backend is named."""
+
+    def made(kernel, *args, backend=None, devices=1, **more):
+        return CheckContext(
+            kernel=kernel,
+            reference=None,
+            arguments=Arguments(args),
+            backend=backend or tpu_sim(),
+            runs=Runs(),
+            settings=RunSettings(devices=devices, timeout=30),
+            **more,
+        )
+
+    return made

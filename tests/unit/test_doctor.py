@@ -25,7 +25,7 @@ from pytest_pallas.doctor import (
 )
 from pytest_pallas.tested import TESTED, VersionRange
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 class Fake:

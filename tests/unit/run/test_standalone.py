@@ -270,7 +270,7 @@ def run(text: str, folder: Path, *, fresh: bool) -> subprocess.CompletedProcess[
     """Run a script in a process of its own, which has imported nothing if ``fresh``."""
     path = folder / "program.py"
     path.write_text(textwrap.dedent(text))
-    support = Path(__file__).parents[1] / "support"
+    support = Path(__file__).parents[2] / "support"
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_", "PYTEST"))}
     env = {**kept, "PYTHONPATH": str(support)}
     if not fresh:
