@@ -1,7 +1,7 @@
 """Private names of pytest.
 
 Seen in pytest 8.4 to 9.2. It can go when pytest makes sessions inside of a process, and says which
-fixture a test sees. Probe: ``tests/plugin/isolation`` and ``tests/plugin/fixtures``.
+fixture a test sees. Probe: ``tests/plugin/isolate`` and ``tests/plugin/fixtures``.
 """
 
 from __future__ import annotations

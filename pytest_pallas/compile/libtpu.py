@@ -33,7 +33,7 @@ from pytest_pallas.compile.service import CompileReply, CompileRequest
 #: What a worker calls.
 ENTRY = "pytest_pallas.compile.libtpu:compile"
 
-#: The variable that says where a worker makes the folder that libtpu writes to. It is set in workers
+#: The variable that says where a worker makes the folder that libtpu writes to; set in workers
 #: for TPUs only, where importing this module loads libtpu.
 SCRATCH = "PYTEST_PALLAS_LIBTPU_SCRATCH"
 
