@@ -10,7 +10,12 @@ if TYPE_CHECKING:
     from pytest_pallas.report.section import Section
 
 #: The modules that declare sections.
-MODULES = ("report.terminal", "report.inputs", "compile.report", "mutate.report")
+MODULES = (
+    "report.terminal",
+    "report.inputs",
+    "compile.report",
+    "mutate.report",
+)
 
 #: The order in the terminal, by name. Sections that are not here come last.
 _ORDER = (
