@@ -22,7 +22,6 @@ def shown() -> dict[str, set[str]]:
             package = line.partition("/")[0]
             names[package] = set()
         else:
-            names[package] |= set(NAME.findall(re.split(r"\s{2,}(?=[a-z])", line.strip())[0]))
             names[package] |= set(NAME.findall(line))
     return names
 

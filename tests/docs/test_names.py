@@ -28,7 +28,7 @@ PAGES = [
 CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 DOTTED = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
 
-#: Names of other projects, of variables and of files that are like those of our modules and classes.
+#: Names of other projects, of variables and of files, like those of our modules and classes.
 OTHERS = frozenset({"Precision", "checks", "cross", "dma", "errors", "memory", "report", "results"})
 
 #: How paths of other projects begin: JAX's, and those of users in examples.
