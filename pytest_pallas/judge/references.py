@@ -16,12 +16,12 @@ from pallas_sim.errors import PallasError, SimulationError, SimulationLimitError
 from pytest_pallas.backends.ending import raised_words
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.protocol import Call
+from pytest_pallas.backends.rewriting import equations_of, with_equations, with_jaxprs
 from pytest_pallas.backends.tracing import StaticPart, apply, jitted, on_host, split
 from pytest_pallas.compat.fuzzing import is_rejection
 from pytest_pallas.errors import KernelReferenceError
 from pytest_pallas.judge.roundings import is_product, kept_bits
 from pytest_pallas.judge.tolerance import FLOAT32_BITS, ProductPrecision
-from pytest_pallas.mutate.model import equations_of, with_equations, with_jaxprs
 
 #: Limit on the equations of a reference: about a minute.
 STEPS = 50_000_000

@@ -6,14 +6,15 @@ from pytest_pallas.mutate.model import (
     Change,
     EquationSite,
     KernelSite,
-    Mutant,
     Operator,
     Replacement,
+    added_operators,
     call_operator,
+    declared_operators,
+    known_operators,
     operator,
 )
-from pytest_pallas.mutate.operators import added_operators, declared_operators, known_operators
-from pytest_pallas.mutate.programs import mutants_of, mutated
+from pytest_pallas.mutate.programs import Mutant, mutants_of, mutated
 
 __all__ = [
     "Change",

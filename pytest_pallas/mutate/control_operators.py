@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_sim.compat.grids import BlockFacts, GridFacts, grid_facts
+from pallas_sim.compat.grids import BlockFacts, GridFacts, grid_facts, in_body
 from pallas_sim.compat.jaxprs import is_literal
 from pallas_sim.compat.source import Spot, home_of, is_of_jax
+from pytest_pallas.backends.rewriting import equations_of
+from pytest_pallas.mutate.canonical import canonical
 from pytest_pallas.mutate.model import (
     Change,
     EquationSite,
     KernelSite,
     Replacement,
     call_operator,
-    equations_of,
-    guarded,
-    indexed,
+    indices_of,
     operator,
-    with_index_map,
 )
-from pytest_pallas.mutate.programs import canonical
 
 _BOUNDARY = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt"}
 _FLIPPED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
@@ -136,12 +134,12 @@ def _is_last(at: EquationSite, axis: int, size: int | None) -> bool:
 
 def _is_whole(eqn: Any) -> bool:
     """Whether a store is of everything that the ref holds."""
-    found = indexed(eqn)
-    if found is None:
+    indices = indices_of(eqn)
+    if indices is None:
         return len(eqn.invars) == 2  # without an index
     return all(
         hasattr(index, "start") and index.start == 0 and index.size == size
-        for index, size in found[2]
+        for index, size in indices
     )
 
 
@@ -305,7 +303,60 @@ def _without(kernel: KernelSite, axis: int, which: int) -> Any:
     def runs() -> Any:
         return pl.program_id(axis) != (0 if which == 0 else pl.num_programs(axis) - 1)
 
-    return guarded(kernel.eqn, runs, kernel.axes)
+    return _guarded(kernel.eqn, runs, kernel.axes)
+
+
+def _guarded(eqn: Any, condition: Callable[[], Any], axes: Mapping[str, int]) -> Any:
+    """A ``pallas_call`` whose programs do nothing where a condition does not hold.
+
+    Args:
+      eqn: the equation.
+      axes: sizes of the mesh axes around it.
+      condition: traces a scalar bool; it may ask for ``pl.program_id`` and ``pl.num_programs``.
+    """
+    from jax.core import eval_jaxpr
+    from jax.experimental import pallas as pl
+    from jax.extend import linear_util
+    from jax.interpreters import partial_eval
+
+    body = eqn.params["jaxpr"]
+
+    def run(*refs: Any) -> list[Any]:
+        @pl.when(condition())
+        def _() -> None:
+            eval_jaxpr(body, (), *refs)
+
+        return []
+
+    wrapped = linear_util.wrap_init(run, debug_info=body.debug_info)
+    with in_body(eqn, axes):
+        traced = partial_eval.trace_to_jaxpr_dynamic(wrapped, [var.aval for var in body.invars])
+    new = traced[0].replace(debug_info=body.debug_info)
+    return eqn.replace(params={**eqn.params, "jaxpr": new})
+
+
+def _with_index_map(eqn: Any, position: int, function: Callable[..., Sequence[Any]]) -> Any:
+    """A ``pallas_call`` with another index map for a block.
+
+    Args:
+      eqn: the equation.
+      position: of the block, inputs first.
+      function: of the old map's results and the sizes of the grid; it returns as many results.
+    """
+    mapping = eqn.params["grid_mapping"]
+    block = mapping.block_mappings[position]
+    closed = block.index_map_jaxpr
+    inner = getattr(closed, "jaxpr", closed)
+    outs = list(inner.outvars)
+    like = inner.eqns[-1] if inner.eqns else eqn
+    eqns, results = equations_of(lambda *old: tuple(function(*old)), outs, like)
+    new = inner.replace(eqns=[*inner.eqns, *eqns], outvars=list(results))
+    changed = closed.replace(jaxpr=new) if hasattr(closed, "jaxpr") else new
+    blocks = list(mapping.block_mappings)
+    blocks[position] = block.replace(index_map_jaxpr=changed)
+    return eqn.replace(
+        params={**eqn.params, "grid_mapping": mapping.replace(block_mappings=tuple(blocks))}
+    )
 
 
 def _overhangs(block: BlockFacts, facts: GridFacts, axis: int) -> bool:
@@ -382,7 +433,7 @@ def _mapped(
 ) -> Change:
     return Change(
         words,
-        lambda: with_index_map(kernel.eqn, position, function),
+        lambda: _with_index_map(kernel.eqn, position, function),
         part=part,
         place=home,
     )

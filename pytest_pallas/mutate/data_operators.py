@@ -11,17 +11,15 @@ import numpy as np
 from jax import lax
 
 from pallas_sim.compat.jaxprs import is_literal
+from pytest_pallas.backends.rewriting import equations_of, literal, variable
 from pytest_pallas.mutate.model import (
     Change,
     EquationSite,
     Replacement,
-    equations_of,
-    indexed,
-    literal,
+    indices_of,
     operand_groups,
     operator,
     reindexed,
-    variable,
 )
 
 _OTHER = {"add": "sub", "sub": "add", "mul": "add", "max": "min", "min": "max"}
@@ -298,11 +296,7 @@ def _is_init(at: EquationSite) -> bool:
 
 
 def _neighbours(at: EquationSite) -> Iterator[Change]:
-    found = indexed(at.eqn)
-    if found is None:
-        return
-    _, _, pairs = found
-    for axis, (index, size) in enumerate(pairs):
+    for axis, (index, size) in enumerate(indices_of(at.eqn) or ()):
         if hasattr(index, "start"):
             room = _room(index, size)
             if room:
