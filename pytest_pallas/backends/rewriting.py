@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pallas_sim.compat.jaxprs import KERNEL_PRIMITIVES, is_literal, sub_jaxprs
+from pallas_sim.compat.jaxprs import KERNEL_PRIMITIVES, is_literal, open_jaxpr, sub_jaxprs
 
 
 def literal(value: Any, aval: Any) -> Any:
@@ -111,8 +111,8 @@ def equations_of(
 
 
 def closed_with(closed: Any, jaxpr: Any) -> Any:
-    """A closed jaxpr with another open one inside."""
-    return closed.replace(jaxpr=jaxpr)
+    """A jaxpr with another open one inside; ``jaxpr`` where it is open itself."""
+    return jaxpr if open_jaxpr(closed)[0] is closed else closed.replace(jaxpr=jaxpr)
 
 
 type ChangeKernel = Callable[[Any, Mapping[str, int]], Any]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.compat.jaxprs import is_literal, sub_jaxprs
+from pallas_sim.compat.jaxprs import is_literal, open_jaxpr, sub_jaxprs
 from pytest_pallas.mutate.model import operand_groups
 
 #: Operations whose operands may change places.
@@ -41,13 +41,11 @@ _FOLDED: Mapping[str, Callable[..., Any]] = {
 #: What is for people to read, and no answer; checks of ``pl.debug_check`` are, too.
 _PRINTED = frozenset({"debug_print", "trace_value"})
 
-_NOTHING: Mapping[int, int] = {}
-
 #: Functions of JAX that only call what is inside.
 _CALLS = frozenset({"jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call"})
 
 
-def canonical(jaxpr: Any, known: Mapping[int, int] = _NOTHING) -> Hashable:
+def canonical(jaxpr: Any, known: Mapping[int, int] | None = None) -> Hashable:
     """What a jaxpr computes: its effects in their order, and its results.
 
     Simplified are numbers that are known, operands of operations that commute, neutral elements,
@@ -58,12 +56,12 @@ def canonical(jaxpr: Any, known: Mapping[int, int] = _NOTHING) -> Hashable:
       jaxpr: open or closed.
       known: the values of variables, by position.
     """
-    inner = getattr(jaxpr, "jaxpr", jaxpr)
-    consts = [("const", id(const)) for const in getattr(jaxpr, "consts", ())]
+    inner, constants = open_jaxpr(jaxpr)
+    consts = [("const", id(const)) for const in constants]
     counter = [0, 0]  # effects so far, and how many branches they are inside of
     names: dict[Any, Hashable] = dict(zip(inner.constvars, consts, strict=False))
     for position, var in enumerate(inner.invars):
-        value = known.get(position)
+        value = (known or {}).get(position)
         given = ("in", position) if value is None else _number(np.asarray(value, var.aval.dtype))
         names.setdefault(var, given)
     effects: list[Hashable] = []
@@ -81,12 +79,10 @@ def _evaluate(
     return [_name(atom, names) for atom in jaxpr.outvars]
 
 
-def _branch(jaxpr: Any, operands: Sequence[Hashable], depth: int) -> Hashable:
-    """What a branch does with the operands that it is given; effects are counted by depth."""
+def _bound(jaxpr: Any, operands: Sequence[Hashable]) -> dict[Any, Hashable]:
+    """The names of the variables of a jaxpr that is given these operands."""
     names: dict[Any, Hashable] = {var: ("free", id(var)) for var in jaxpr.constvars}
-    names.update(zip(jaxpr.invars, operands, strict=True))
-    effects: list[Hashable] = []
-    return tuple(_evaluate(jaxpr, names, effects, [0, depth])), tuple(effects)
+    return {**names, **dict(zip(jaxpr.invars, operands, strict=True))}
 
 
 def _name(atom: Any, names: Mapping[Any, Hashable]) -> Hashable:
@@ -114,43 +110,42 @@ def _known(name: Any) -> Any:
 def _equation(
     eqn: Any, operands: list[Hashable], effects: list[Hashable], counter: list[int]
 ) -> list[Hashable]:
-    name = eqn.primitive.name
-    inside = list(sub_jaxprs(eqn))
+    """The names of the results of an equation; its effect is added to ``effects``."""
+    name, inside = eqn.primitive.name, list(sub_jaxprs(eqn))
     if name in _CALLS and len(inside) == 1 and len(inside[0].invars) == len(operands):
-        constants = [("free", id(var)) for var in inside[0].constvars]
-        names: dict[Any, Hashable] = dict(zip(inside[0].constvars, constants, strict=True))
-        names.update(zip(inside[0].invars, operands, strict=True))
-        return _evaluate(inside[0], names, effects, counter)
-    if name == "cond":
-        # With the operands in their places: one that no branch looks at makes no difference.
-        branches = tuple(_branch(each, operands[1:], counter[1] + 1) for each in inside)
-        index = ("any",) if len(set(branches)) == 1 else operands[0]
-        words = ("cond", index, branches)
-        if eqn.effects:
-            counter[0] += 1
-            effects.append(words)
-            return [("effect", *counter, position) for position in range(len(eqn.outvars))]
-        return [(*words, position) for position in range(len(eqn.outvars))]
+        return _evaluate(inside[0], _bound(inside[0], operands), effects, counter)
+    if name in _PRINTED or (name == "check" and eqn.params.get("debug")):
+        return [(name, position) for position in range(len(eqn.outvars))]
     if name == "dma_wait":  # it counts bytes at one semaphore: where they went makes no difference
         for group, positions in operand_groups(eqn).items():
             for position in positions if group != "target_semaphore" else ():
                 operands[position] = ("any", str(eqn.invars[position].aval))
-    if name in _PRINTED or (name == "check" and eqn.params.get("debug")):
-        return [(name, position) for position in range(len(eqn.outvars))]
-    words = (name, _params(eqn), tuple(operands))
+    if name == "cond":
+        # With the operands in their places: one that no branch looks at makes no difference.
+        branches = tuple(_branch(each, operands[1:], counter[1] + 1) for each in inside)
+        operation = ("cond", ("any",) if len(set(branches)) == 1 else operands[0], branches)
+    else:
+        operation = (name, _params(eqn), tuple(operands))
     if name == "get":  # what it reads depends on what was done before; an unused one is gone
-        return [("read", *counter, words)]
+        return [("read", *counter, operation)]
     if eqn.effects:
         counter[0] += 1
-        effects.append(words)
+        effects.append(operation)
         return [("effect", *counter, position) for position in range(len(eqn.outvars))]
     if len(eqn.outvars) == 1:
         simple = _simplified(eqn, operands)
         if simple is not None:
             return [simple]
         if name in _COMMUTATIVE:
-            words = (name, _params(eqn), tuple(sorted(operands, key=repr)))
-    return [(*words, position) for position in range(len(eqn.outvars))]
+            operation = (name, _params(eqn), tuple(sorted(operands, key=repr)))
+    return [(*operation, position) for position in range(len(eqn.outvars))]
+
+
+def _branch(jaxpr: Any, operands: Sequence[Hashable], depth: int) -> Hashable:
+    """What a branch does with the operands that it is given; effects are counted by depth."""
+    effects: list[Hashable] = []
+    outs = _evaluate(jaxpr, _bound(jaxpr, operands), effects, [0, depth])
+    return tuple(outs), tuple(effects)
 
 
 def _simplified(eqn: Any, operands: Sequence[Hashable]) -> Hashable | None:
@@ -167,24 +162,15 @@ def _simplified(eqn: Any, operands: Sequence[Hashable]) -> Hashable | None:
             return operands[1 + int(values[0])]
     if name in ("max", "min", "and", "or") and operands[0] == operands[1]:
         return operands[0]
-    if name in ("add", "sub", "mul") and _integer(aval):
+    if name in ("add", "sub", "mul") and np.issubdtype(np.dtype(aval.dtype), np.integer):
         neutral = 1 if name == "mul" else 0
         for side in (1,) if name == "sub" else (0, 1):
             if values[side] is not None and (values[side] == neutral).all():
-                return operands[1 - side] if _shape_of(eqn, 1 - side) == aval.shape else None
-    if name == "convert_element_type":
-        source = eqn.invars[0].aval
-        if source.dtype == aval.dtype:
-            return operands[0]
+                same_shape = eqn.invars[1 - side].aval.shape == aval.shape
+                return operands[1 - side] if same_shape else None
+    if name == "convert_element_type" and eqn.invars[0].aval.dtype == aval.dtype:
+        return operands[0]
     return None
-
-
-def _integer(aval: Any) -> bool:
-    return np.issubdtype(np.dtype(aval.dtype), np.integer)
-
-
-def _shape_of(eqn: Any, position: int) -> Any:
-    return eqn.invars[position].aval.shape
 
 
 def _params(eqn: Any) -> Hashable:

@@ -1,8 +1,14 @@
-"""Comparisons, and what is done only where they hold."""
+"""Mutation operators for control: comparisons, guards, grids, index maps, aliases and masks.
+
+Each function below is one kind of mistake, declared with a piece of a right kernel and what becomes
+of it. Those about values, memory and messages are in ``data_operators``.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,9 +16,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_sim.compat.grids import BlockFacts, GridFacts, grid_facts, in_body
-from pallas_sim.compat.jaxprs import is_literal
+from pallas_sim.compat.jaxprs import is_literal, open_jaxpr
 from pallas_sim.compat.source import Spot, home_of, is_of_jax
-from pytest_pallas.backends.rewriting import equations_of
+from pytest_pallas.backends.rewriting import closed_with, equations_of, with_equations
 from pytest_pallas.mutate.canonical import canonical
 from pytest_pallas.mutate.model import (
     Change,
@@ -52,7 +58,7 @@ def comparison(at: EquationSite) -> Iterator[Change]:
     if integers and at.name in _BOUNDARY:
         names.insert(0, _BOUNDARY[at.name])
     for name in names:
-        yield Change(f"{at.name} -> {name}", lambda name=name: _compared(at, name))
+        yield Change(f"{at.name} -> {name}", partial(_compared, at, name))
 
 
 @operator(
@@ -66,8 +72,8 @@ def guard(at: EquationSite) -> Iterator[Change]:
     if at.name == "cond" and _is_guard(at.eqn):
         never, always = at.eqn.params["branches"]
         if not _overwritten_at_the_end(at):
-            yield Change("always", lambda: at.replaced(params=_both(at.eqn, always)))
-        yield Change("never", lambda: at.replaced(params=_both(at.eqn, never)))
+            yield Change("always", lambda: _both(at, always))
+        yield Change("never", lambda: _both(at, never))
     elif at.name in _FUNCTIONS and _guards(at):
         if not all(jnp.issubdtype(atom.aval.dtype, jnp.integer) for atom in at.eqn.invars):
             return
@@ -98,14 +104,14 @@ def _overwritten_at_the_end(at: EquationSite) -> bool:
         id(var): block for var, block in zip(body.invars[first:], facts.outputs, strict=False)
     }
     branch = at.eqn.params["branches"][1]
-    inner = getattr(branch, "jaxpr", branch)
+    inner = open_jaxpr(branch)[0]
     for eqn in inner.eqns:
         if eqn.primitive.name == "get" or not eqn.effects:
             continue
         block = outputs.get(at.kernel.root(eqn.invars[0])) if eqn.primitive.name == "swap" else None
         if block is None or at.kernel.root(eqn.invars[0]) in at.kernel.read:
             return False
-        index_map = getattr(block.index_map, "jaxpr", block.index_map)
+        index_map = open_jaxpr(block.index_map)[0]
         variable = index_map.invars[axes[-1]]
         if any(atom is variable for each in index_map.eqns for atom in each.invars):
             return False
@@ -143,8 +149,12 @@ def _is_whole(eqn: Any) -> bool:
     )
 
 
+def _both(at: EquationSite, branch: Any) -> Replacement:
+    return at.replaced(params={**at.eqn.params, "branches": (branch, branch)})
+
+
 def _compared(at: EquationSite, name: str) -> Replacement:
-    return at.traced(lambda x, y: _FUNCTIONS[name](x, y), *at.eqn.invars)
+    return at.traced(_FUNCTIONS[name], *at.eqn.invars)
 
 
 def _moved(at: EquationSite, by: int) -> Replacement:
@@ -153,20 +163,13 @@ def _moved(at: EquationSite, by: int) -> Replacement:
     )
 
 
-def _both(eqn: Any, branch: Any) -> dict[str, Any]:
-    return {**eqn.params, "branches": (branch, branch)}
-
-
 def _is_guard(eqn: Any) -> bool:
     """Whether it is a ``pl.when``: two branches, no results, and one of them does nothing."""
     branches = eqn.params["branches"]
     if len(branches) != 2 or eqn.outvars:
         return False
-    return not _equations(branches[0]) and bool(_equations(branches[1]))
-
-
-def _equations(branch: Any) -> Any:
-    return getattr(branch, "jaxpr", branch).eqns
+    never, always = (open_jaxpr(branch)[0] for branch in branches)
+    return not never.eqns and bool(always.eqns)
 
 
 def _guards(at: EquationSite) -> bool:
@@ -198,11 +201,8 @@ def step(kernel: KernelSite) -> Iterator[Change]:
     for axis, size in _axes(kernel):
         for which, words in ((0, "first"), (-1, "last")):
             if size is None or size > 1:
-                yield Change(
-                    f"the {words} dropped",
-                    lambda axis=axis, which=which: _without(kernel, axis, which),
-                    part=f"grid axis {axis}",
-                )
+                build = partial(_without, kernel, axis, which)
+                yield Change(f"the {words} dropped", build, part=f"grid axis {axis}")
 
 
 @call_operator(
@@ -218,11 +218,8 @@ def overhang(kernel: KernelSite) -> Iterator[Change]:
     facts = grid_facts(kernel.eqn)
     for axis, _ in _axes(kernel):
         if any(_overhangs(block, facts, axis) for block in (*facts.inputs, *facts.outputs)):
-            yield Change(
-                "the partial block dropped",
-                lambda axis=axis: _without(kernel, axis, -1),
-                part=f"grid axis {axis}",
-            )
+            build = partial(_without, kernel, axis, -1)
+            yield Change("the partial block dropped", build, part=f"grid axis {axis}")
 
 
 @call_operator(
@@ -238,7 +235,7 @@ def index_map(kernel: KernelSite) -> Iterator[Change]:
     facts = grid_facts(kernel.eqn)
     for position, block in enumerate((*facts.inputs, *facts.outputs)):
         counts = _counts(block)
-        outs = list(getattr(block.index_map, "jaxpr", block.index_map).outvars)
+        outs = list(open_jaxpr(block.index_map)[0].outvars)
         if len(outs) != len(counts):
             continue
         yield from _map_changes(kernel, position, counts, outs, block.name)
@@ -257,11 +254,8 @@ def alias(kernel: KernelSite) -> Iterator[Change]:
     pairs = tuple(kernel.eqn.params["input_output_aliases"])
     for pair in pairs:
         rest = tuple(each for each in pairs if each is not pair)
-        yield Change(
-            "removed",
-            lambda rest=rest: _with_aliases(kernel, rest),
-            part=f"input {int(pair[0])} output {int(pair[1])}",
-        )
+        part = f"input {int(pair[0])} output {int(pair[1])}"
+        yield Change("removed", partial(_with_aliases, kernel, rest), part)
     facts = grid_facts(kernel.eqn)
     scalars = len(facts.scalars)
     taken = {int(each[0]) for each in pairs}, {int(each[1]) for each in pairs}
@@ -273,11 +267,8 @@ def alias(kernel: KernelSite) -> Iterator[Change]:
                 continue
             if _read_first(block, out, facts.grid):
                 continue
-            yield Change(
-                "added",
-                lambda s=source + scalars, t=target: _with_aliases(kernel, (*pairs, (s, t))),
-                part=f"input {source + scalars} output {target}",
-            )
+            build = partial(_with_aliases, kernel, (*pairs, (source + scalars, target)))
+            yield Change("added", build, part=f"input {source + scalars} output {target}")
 
 
 def _read_first(block: BlockFacts, out: BlockFacts, grid: Sequence[int | None]) -> bool:
@@ -345,13 +336,12 @@ def _with_index_map(eqn: Any, position: int, function: Callable[..., Sequence[An
     """
     mapping = eqn.params["grid_mapping"]
     block = mapping.block_mappings[position]
-    closed = block.index_map_jaxpr
-    inner = getattr(closed, "jaxpr", closed)
-    outs = list(inner.outvars)
+    inner = open_jaxpr(block.index_map_jaxpr)[0]
     like = inner.eqns[-1] if inner.eqns else eqn
-    eqns, results = equations_of(lambda *old: tuple(function(*old)), outs, like)
-    new = inner.replace(eqns=[*inner.eqns, *eqns], outvars=list(results))
-    changed = closed.replace(jaxpr=new) if hasattr(closed, "jaxpr") else new
+    eqns, results = equations_of(function, inner.outvars, like)
+    changed = closed_with(
+        block.index_map_jaxpr, with_equations(inner, [*inner.eqns, *eqns], results)
+    )
     blocks = list(mapping.block_mappings)
     blocks[position] = block.replace(index_map_jaxpr=changed)
     return eqn.replace(
@@ -362,7 +352,7 @@ def _with_index_map(eqn: Any, position: int, function: Callable[..., Sequence[An
 def _overhangs(block: BlockFacts, facts: GridFacts, axis: int) -> bool:
     """Whether the last block along a grid axis is a partial one, where that is easy to say."""
     grid = [a for a in range(len(facts.grid)) if a not in facts.vmapped]
-    inner = getattr(block.index_map, "jaxpr", block.index_map)
+    inner = open_jaxpr(block.index_map)[0]
     variable = inner.invars[grid[axis]]
     return any(
         out is variable and kind == "Blocked" and size and length % size
@@ -383,40 +373,42 @@ def _counts(block: BlockFacts) -> list[int]:
 def _map_changes(
     kernel: KernelSite, position: int, counts: list[int], outs: list[Any], name: str
 ) -> Iterator[Change]:
-    part = f"index map of {name}"
     home = _line_of(kernel, position)
+
+    def change(mistake: str, function: Callable[..., Sequence[Any]], axes: str) -> Change:
+        build = partial(_with_index_map, kernel.eqn, position, function)
+        return Change(mistake, build, part=f"index map of {name}, {axes}", place=home)
+
     for axis, count in enumerate(counts):
         if count < 2:
             continue
-
-        def further(*old: Any, axis: int = axis, count: int = count) -> list[Any]:
-            new = list(old)
-            new[axis] = ((old[axis] + 1) % count).astype(old[axis].dtype)
-            return new
-
-        def constant(*old: Any, axis: int = axis) -> list[Any]:
-            new = list(old)
-            new[axis] = jnp.zeros_like(old[axis])
-            return new
-
-        yield _mapped(kernel, position, "one further", f"{part}, axis {axis}", further, home)
+        part = f"axis {axis}"
+        yield change("one further", partial(_further, axis=axis, count=count), part)
         if not is_literal(outs[axis]):
-            yield _mapped(kernel, position, "constant", f"{part}, axis {axis}", constant, home)
-    for axis in range(len(counts) - 1):
-        if counts[axis] == counts[axis + 1] < 2 or 0 in counts[axis : axis + 2]:
+            yield change("constant", partial(_constant, axis=axis), part)
+    for axis, (count, other) in enumerate(itertools.pairwise(counts)):
+        if count == other < 2 or 0 in (count, other):
             continue
         if outs[axis].aval.dtype != outs[axis + 1].aval.dtype:
             continue
+        swapped = partial(_swapped, axis=axis, counts=counts)
+        yield change("swapped", swapped, f"axes {axis}, {axis + 1}")
 
-        def swapped(*old: Any, axis: int = axis) -> list[Any]:
-            new = list(old)
-            # Kept within the array: beyond it, every interpreter would say so at once.
-            new[axis] = jnp.minimum(old[axis + 1], counts[axis] - 1).astype(old[axis].dtype)
-            new[axis + 1] = jnp.minimum(old[axis], counts[axis + 1] - 1).astype(old[axis].dtype)
-            return new
 
-        axes = f"{part}, axes {axis}, {axis + 1}"
-        yield _mapped(kernel, position, "swapped", axes, swapped, home)
+def _further(*indices: Any, axis: int, count: int) -> list[Any]:
+    further = ((indices[axis] + 1) % count).astype(indices[axis].dtype)
+    return [*indices[:axis], further, *indices[axis + 1 :]]
+
+
+def _constant(*indices: Any, axis: int) -> list[Any]:
+    return [*indices[:axis], jnp.zeros_like(indices[axis]), *indices[axis + 1 :]]
+
+
+def _swapped(*indices: Any, axis: int, counts: Sequence[int]) -> list[Any]:
+    one, other = indices[axis : axis + 2]
+    # Kept within the array: beyond it, every interpreter would say so at once.
+    new = jnp.minimum(other, counts[axis] - 1), jnp.minimum(one, counts[axis + 1] - 1)
+    return [*indices[:axis], *(index.astype(one.dtype) for index in new), *indices[axis + 2 :]]
 
 
 def _line_of(kernel: KernelSite, position: int) -> Spot | None:
@@ -426,17 +418,6 @@ def _line_of(kernel: KernelSite, position: int) -> Spot | None:
     if not line or is_of_jax(block.index_map_jaxpr):
         return None
     return Spot(file, line, 0, line, 0, name)
-
-
-def _mapped(
-    kernel: KernelSite, position: int, words: str, part: str, function: Any, home: Spot | None
-) -> Change:
-    return Change(
-        words,
-        lambda: _with_index_map(kernel.eqn, position, function),
-        part=part,
-        place=home,
-    )
 
 
 def _with_aliases(kernel: KernelSite, pairs: tuple[Any, ...]) -> Any:
@@ -467,11 +448,10 @@ def mask(at: EquationSite) -> Iterator[Change]:
         found = _mask_of(at.eqn)
         if found is not None:
             where, atom = found
-            yield Change("dropped", lambda: _with_mask(at, where, jnp.ones_like), part="mask")
+            yield Change("dropped", lambda: at.with_operand(where, jnp.ones_like), part="mask")
             if not is_literal(atom):
-                yield Change(
-                    "inverted", lambda: _with_mask(at, where, jnp.logical_not), part="mask"
-                )
+                build = partial(at.with_operand, where, jnp.logical_not)
+                yield Change("inverted", build, part="mask")
 
 
 def _selected(at: EquationSite) -> Iterator[Change]:
@@ -500,11 +480,3 @@ def _mask_of(eqn: Any) -> tuple[int, Any] | None:
     if eqn.primitive.name in ("load", "swap") and not eqn.params.get("has_mask"):
         return None
     return (positions[-1], eqn.invars[positions[-1]]) if len(positions) == 1 else None
-
-
-def _with_mask(at: EquationSite, position: int, function: Any) -> Replacement:
-    operands = list(at.eqn.invars)
-    eqns, outs = equations_of(lambda m: (function(m),), [operands[position]], at.eqn)
-    operands[position] = outs[0]
-    new = at.eqn.replace(invars=operands)
-    return Replacement([*eqns, new], list(new.outvars))

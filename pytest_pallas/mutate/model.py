@@ -173,6 +173,15 @@ class EquationSite:
         eqns, outs = equations_of(lambda *args: (function(*args),), atoms, self.eqn)
         return Replacement(eqns, outs)
 
+    def with_operand(self, position: int, function: Callable[[Any], Any]) -> Replacement:
+        """The same equation with a function of an operand in its place."""
+        operands = list(self.eqn.invars)
+        eqns, [operands[position]] = equations_of(
+            lambda x: (function(x).astype(x.dtype),), [operands[position]], self.eqn
+        )
+        new = self.eqn.replace(invars=operands)
+        return Replacement([*eqns, new], list(new.outvars))
+
     def replaced(self, **fields: Any) -> Replacement:
         """The same equation with other fields."""
         eqn = self.eqn.replace(**fields)
