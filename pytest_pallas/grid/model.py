@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from pallas_sim.compat.grids import BlockFacts, GridFacts, grid_facts
-from pallas_sim.compat.jaxprs import open_jaxpr, sub_jaxprs
 from pytest_pallas.grid.kernel_calls import KernelCall, called_jaxpr
 from pytest_pallas.grid.scalars import Points, mapped
 
@@ -222,24 +221,14 @@ class GridCall:
         """The kernel's jaxpr."""
         return self.call.eqn.params["jaxpr"]
 
-    @cached_property
+    @property
     def synchronizes(self) -> bool:
         """Whether programs may order themselves by atomics, as with a lock or a ticket."""
-        return _has_atomics(self.body)
+        return bool(self.call.primitives & {"atomic_rmw", "atomic_cas"})
 
     def point(self, program: int) -> tuple[int, ...]:
         """The grid point of a program."""
         return tuple(int(i) for i in self.points[:, program])
-
-
-_ATOMICS = frozenset({"atomic_rmw", "atomic_cas"})
-
-
-def _has_atomics(jaxpr: Any) -> bool:
-    return any(
-        eqn.primitive.name in _ATOMICS or any(map(_has_atomics, sub_jaxprs(eqn)))
-        for eqn in open_jaxpr(jaxpr)[0].eqns
-    )
 
 
 _CONCURRENT = frozenset({"parallel", "core_parallel", "subcore_parallel", "vmapped", "concurrent"})

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pallas_sim.compat.jaxprs import KERNEL_PRIMITIVES, sub_jaxprs
-from pytest_pallas.grid.kernel_calls import KernelCall, called_jaxpr, kernel_call
+from pytest_pallas.grid.kernel_calls import KernelCall, called_jaxpr, equations_inside, kernel_call
 
 #: What hands on only some of its operand's elements, or may: nothing is known behind it.
 _CHOOSING = frozenset(
@@ -81,7 +81,8 @@ class JaxprScope:
         if called_jaxpr(eqn) is not None and len(called) == 1:
             position = eqn.outvars.index(var)
             return called[0].value(called[0].jaxpr.outvars[position])
-        if eqn.effects or _runs_kernel(eqn):
+        inside = {inner.primitive.name for inner in (eqn, *equations_inside(eqn))}
+        if eqn.effects or inside & KERNEL_PRIMITIVES:
             return UnknownValueError()
         if any(math.prod(getattr(v.aval, "shape", ())) > _MOST_ELEMENTS for v in eqn.invars):
             return UnknownValueError()
@@ -90,12 +91,6 @@ class JaxprScope:
         results = evaluate_equation(eqn, [self.value(operand) for operand in eqn.invars])
         self._found.update(zip(eqn.outvars, results, strict=True))
         return self._found[var]
-
-
-def _runs_kernel(eqn: Any) -> bool:
-    return eqn.primitive.name in KERNEL_PRIMITIVES or any(
-        _runs_kernel(each) for inner in sub_jaxprs(eqn) for each in inner.eqns
-    )
 
 
 def scopes_of(closed: Any, arrays: Sequence[Any]) -> JaxprScope:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pallas_sim.compat.grids import BlockFacts, grid_facts
-from pallas_sim.compat.jaxprs import read_inputs, sub_jaxprs
-from pytest_pallas.grid.kernel_calls import KernelCall
+from pallas_sim.compat.jaxprs import read_inputs
+from pytest_pallas.grid.kernel_calls import KernelCall, equations_inside
 
 
 def has_blocks(eqn: Any) -> bool:
@@ -54,7 +54,8 @@ def unwritten_memory(eqn: Any) -> list[str]:
     places: list[str] = []
     if any(not jax.numpy.issubdtype(aval.dtype, jax.dtypes.extended) for _, aval in facts.scratch):
         places.append("scratch")
-    if _allocates(body):
+    inside = {inner.primitive.name for inner in equations_inside(eqn)}
+    if inside & {"run_scoped", "empty_ref"}:
         places.append("memory that the body allocates")
     first, read = len(facts.scalars) + len(facts.inputs), read_inputs(body)
     places += [f"output {number}" for number in range(len(facts.outputs)) if first + number in read]
@@ -69,13 +70,6 @@ def _overhangs(block: BlockFacts) -> bool:
     return any(
         kind != "Squeezed" and (kind != "Blocked" or (size > 0 and length % size > 0))
         for (kind, size, _), length in zip(block.dims, block.shape, strict=True)
-    )
-
-
-def _allocates(jaxpr: Any) -> bool:
-    return any(
-        eqn.primitive.name in ("run_scoped", "empty_ref") or any(map(_allocates, sub_jaxprs(eqn)))
-        for eqn in jaxpr.eqns
     )
 
 
