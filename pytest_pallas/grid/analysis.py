@@ -12,7 +12,6 @@ import numpy as np
 
 from pallas_sim.errors import Inline
 from pytest_pallas.grid import findings as picture
-from pytest_pallas.grid.bodies import Accesses, accesses_of
 from pytest_pallas.grid.findings import GridFinding, found, points
 from pytest_pallas.grid.kernel_calls import KernelCall
 from pytest_pallas.grid.model import GridCall, GridWindow, read_call, region
@@ -34,7 +33,7 @@ _MOST_CELLS = 2**22
 type _Missing = tuple[tuple[tuple[int, int], ...], int] | None
 
 
-def out_of_range(call: GridCall, window: GridWindow, accesses: Accesses) -> Iterator[GridFinding]:
+def out_of_range(call: GridCall, window: GridWindow) -> Iterator[GridFinding]:
     """Blocks that lie entirely outside of their array."""
     if window.starts is None or not math.prod(window.shape):
         return
@@ -48,7 +47,7 @@ def out_of_range(call: GridCall, window: GridWindow, accesses: Accesses) -> Iter
     if not at.size:
         return
     # On GPUs a block is an address; what lies there is wrong only if it is touched.
-    sure = call.platform == "tpu" or accesses.always(window)
+    sure = call.platform == "tpu" or call.covers(window)
     yield found(
         call,
         window,
@@ -180,14 +179,14 @@ def _edges(window: GridWindow, index: Sequence[int]) -> tuple[tuple[int, int], .
 _MOST_PAIRS = 2**22
 
 
-def written_twice(call: GridCall, window: GridWindow, accesses: Accesses) -> Iterator[GridFinding]:
+def written_twice(call: GridCall, window: GridWindow) -> Iterator[GridFinding]:
     """Blocks of an output that programs write at the same time, or come back to."""
     if window.starts is None or not math.prod(window.shape) or not window.starts.shape[1]:
         return
     if window.whole:
         return  # the body writes where it wants to
     blocks, which = window.distinct
-    if call.platform == "gpu" and (call.synchronizes or not accesses.always(window)):
+    if call.platform == "gpu" and (call.synchronizes or not call.covers(window)):
         return  # one after the other, or each program a part of its own
     for dim in call.concurrent:
         along = call.points[dim]
@@ -249,9 +248,7 @@ def _revisited(call: GridCall, window: GridWindow, which: Any) -> Iterator[GridF
     )
 
 
-def read_after_write(
-    call: GridCall, window: GridWindow, accesses: Accesses
-) -> Iterator[GridFinding]:
+def read_after_write(call: GridCall, window: GridWindow) -> Iterator[GridFinding]:
     """Blocks of an input that are fetched after an earlier program wrote the memory they share."""
     outputs = {o.position: o for o in call.windows if o.output}
     partner = dict(call.facts.aliases).get(window.position)
@@ -260,9 +257,9 @@ def read_after_write(
         return
     if window.whole or output.whole or not window.starts.shape[1]:
         return
-    if not accesses.reads(window):
+    if not call.uses(window):
         return
-    always = accesses.always(window) and accesses.always(output)
+    always = call.covers(window) and call.covers(output)
     if call.platform == "gpu" and (call.synchronizes or not always):
         return
     pair = _hazard(call, window, output)
@@ -474,17 +471,16 @@ def _shortened(call: GridCall, findings: Sequence[GridFinding]) -> Sequence[Grid
 
 
 def _findings(call: GridCall, scope: JaxprScope, chip: str) -> Iterator[GridFinding]:
-    accesses = accesses_of(call)
     for window in call.windows:
-        yield from out_of_range(call, window, accesses)
+        yield from out_of_range(call, window)
         if window.output:
             use = use_of(scope, call.call.eqn.outvars[window.position])
             if not use.none:
                 yield from never_written(call, window, use)
-                yield from written_twice(call, window, accesses)
+                yield from written_twice(call, window)
                 yield from affine_written_twice(call, window)
         else:
-            yield from read_after_write(call, window, accesses)
+            yield from read_after_write(call, window)
         yield from affine_out_of_range(call, window)
     yield from overhang(call)
     yield from illegal_tiles(call)

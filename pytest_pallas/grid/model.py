@@ -1,9 +1,13 @@
-"""Index maps that are affine in the grid point, of which everything is known for any grid."""
+"""A ``pallas_call`` as the analyses see it: its grid, and where each program's blocks lie.
+
+``read_call`` evaluates the index maps at every grid point, of a large grid at the first ones. Index
+maps that are affine in the grid point are known for any grid.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,8 +15,15 @@ from typing import Any
 import numpy as np
 
 from pallas_sim.compat.grids import BlockFacts, GridFacts, grid_facts
+from pallas_sim.compat.jaxprs import open_jaxpr
 from pytest_pallas.grid.kernel_calls import KernelCall, called_jaxpr
-from pytest_pallas.grid.scalars import Points, mapped
+from pytest_pallas.grid.scalars import Points, access_of, mapped
+
+#: Programs up to which a grid is looked at as a whole; of a larger one so many, the first.
+MOST_PROGRAMS = 2**16
+
+#: Memory spaces that hold whole arrays, which the body copies from and to by itself.
+_WHOLE = frozenset({"any", "hbm", "host", "gmem", "semaphore"})
 
 
 @dataclass(frozen=True)
@@ -32,81 +43,17 @@ class Affine:
         """The dims of the grid on which it depends."""
         return tuple(i for i, c in enumerate(self.coefficients) if c)
 
+    def plus(self, other: Affine, factor: int = 1) -> Affine:
+        """The sum with a multiple of another."""
+        terms = zip(self.coefficients, other.coefficients, strict=True)
+        coefficients = tuple(one + factor * two for one, two in terms)
+        return Affine(self.constant + factor * other.constant, coefficients)
+
     def span(self, grid: Sequence[int]) -> tuple[int, int]:
         """The least and the greatest value over a grid with at least one point."""
         ends = [c * (n - 1) for c, n in zip(self.coefficients, grid, strict=True)]
         low = self.constant + sum(e for e in ends if e < 0)
         return low, self.constant + sum(e for e in ends if e > 0)
-
-
-def affine_outputs(index_map: Any, dims: int) -> list[Affine | None]:
-    """The outputs of an index map that are affine in the grid point; None for the others.
-
-    Args:
-      index_map: its jaxpr.
-      dims: how many dims the grid has.
-    """
-    jaxpr = getattr(index_map, "jaxpr", index_map)
-    units = [Affine(0, tuple(int(i == d) for i in range(dims))) for d in range(dims)]
-    return _outputs(jaxpr, [*units, *[None] * (len(jaxpr.invars) - dims)], dims)
-
-
-def _outputs(jaxpr: Any, inputs: Sequence[Affine | None], dims: int) -> list[Affine | None]:
-    known = dict(zip(jaxpr.invars, inputs, strict=True))
-
-    def read(var: Any) -> Affine | None:
-        if not hasattr(var, "val"):
-            return known.get(var)
-        exact = var.aval.shape == () and var.aval.dtype.kind in "iu"
-        return Affine(int(var.val), (0,) * dims) if exact else None
-
-    for eqn in jaxpr.eqns:
-        operands = [read(var) for var in eqn.invars]
-        called = called_jaxpr(eqn)
-        if called is not None:
-            results = _outputs(called[0], operands, dims)
-        else:
-            results = [_applied(eqn.primitive.name, operands)] * len(eqn.outvars)
-        known.update(zip(eqn.outvars, results, strict=True))
-    return [read(var) for var in jaxpr.outvars]
-
-
-def _applied(name: str, operands: Sequence[Affine | None]) -> Affine | None:
-    if not operands or any(operand is None for operand in operands):
-        return None
-    first, *rest = [operand for operand in operands if operand is not None]
-    if name in ("convert_element_type", "multiple_of", "copy", "broadcast_in_dim"):
-        return first
-    if name == "neg":
-        return _scaled(first, -1)
-    if name == "add":
-        return _sum(first, rest[0])
-    if name == "sub":
-        return _sum(first, _scaled(rest[0], -1))
-    if name == "mul" and not first.dims:
-        return _scaled(rest[0], first.constant)
-    if name == "mul" and not rest[0].dims:
-        return _scaled(first, rest[0].constant)
-    return None
-
-
-def _scaled(affine: Affine, factor: int) -> Affine:
-    return Affine(affine.constant * factor, tuple(c * factor for c in affine.coefficients))
-
-
-def _sum(a: Affine, b: Affine) -> Affine:
-    terms = zip(a.coefficients, b.coefficients, strict=True)
-    return Affine(a.constant + b.constant, tuple(x + y for x, y in terms))
-
-
-# A ``pallas_call`` as the analyses see it: its grid, and where each program's blocks lie.
-
-
-#: Programs up to which a grid is looked at as a whole; of a larger one so many, the first.
-MOST_PROGRAMS = 2**16
-
-#: Memory spaces that hold whole arrays, which the body copies from and to by itself.
-_WHOLE = frozenset({"any", "hbm", "host", "gmem", "semaphore"})
 
 
 @dataclass(frozen=True)
@@ -226,12 +173,73 @@ class GridCall:
         """Whether programs may order themselves by atomics, as with a lock or a ticket."""
         return bool(self.call.primitives & {"atomic_rmw", "atomic_cas"})
 
+    def uses(self, window: GridWindow) -> bool:
+        """Whether the body uses the ref of a window at all."""
+        return self._ref(window) in {var for eqn in self.body.eqns for var in _variables(eqn)}
+
+    def covers(self, window: GridWindow) -> bool:
+        """Whether every program reads or writes the whole block of a window."""
+        return self._ref(window) in self._covered
+
+    @cached_property
+    def _covered(self) -> set[Any]:
+        refs = {var: var for var in self.body.invars}
+        return set(_covered(self.body, refs))
+
+    def _ref(self, window: GridWindow) -> Any:
+        before = len(self.facts.inputs) if window.output else 0
+        return self.body.invars[len(self.facts.scalars) + before + window.position]
+
     def point(self, program: int) -> tuple[int, ...]:
         """The grid point of a program."""
         return tuple(int(i) for i in self.points[:, program])
 
 
+#: What kernels are written for, and where they run.
+_PLATFORMS = {"Mosaic GPU": "gpu", "Triton": "gpu", "TPUs": "tpu"}
+
+_ACCESSES = frozenset({"get", "masked_load", "swap", "masked_swap"})
+
 _CONCURRENT = frozenset({"parallel", "core_parallel", "subcore_parallel", "vmapped", "concurrent"})
+
+
+def _variables(eqn: Any) -> list[Any]:
+    return [var for var in eqn.invars if not hasattr(var, "val")]
+
+
+def _covered(jaxpr: Any, refs: Mapping[Any, Any]) -> Iterator[Any]:
+    """The refs of a body that it accesses as a whole, whatever happens.
+
+    Accesses in branches and loops do not count; what is only called is entered.
+
+    Args:
+      jaxpr: the body, or what it calls.
+      refs: from variables of the jaxpr to the refs of the body that they are.
+    """
+    for eqn in jaxpr.eqns:
+        called = called_jaxpr(eqn)
+        if called is not None:
+            pairs = zip(called[0].invars, eqn.invars, strict=True)
+            known = [(var, operand) for var, operand in pairs if not hasattr(operand, "val")]
+            yield from _covered(
+                called[0], {var: refs[operand] for var, operand in known if operand in refs}
+            )
+        elif eqn.primitive.name in _ACCESSES and eqn.invars[0] in refs and _is_whole(eqn):
+            yield refs[eqn.invars[0]]
+
+
+def _is_whole(eqn: Any) -> bool:
+    """Whether an access is to the whole ref, and not masked."""
+    access = access_of(eqn)
+    return (
+        access.window is not None
+        and not access.masked
+        and all(
+            isinstance(getattr(index, "start", None), int)
+            and (index.start, index.size, index.stride) == (0, size, 1)
+            for index, size in zip(access.window, eqn.invars[0].aval.shape, strict=False)
+        )
+    )
 
 
 def region(starts: Iterable[int], lengths: Iterable[int]) -> str:
@@ -260,7 +268,7 @@ def read_call(
     facts = grid_facts(call.eqn)
     given = iter(sizes)
     grid = tuple(next(given) if n is None else n for n in facts.grid)
-    platform = _platform(facts, platform)
+    platform = _PLATFORMS.get(facts.written_for, platform)
     known = [1 if n is None else n for n in grid]
     count = math.prod(known)
     points = _first_points(known, min(count, MOST_PROGRAMS))
@@ -355,11 +363,6 @@ def _placed(block: BlockFacts, indices: Sequence[Points], count: int) -> tuple[P
     return np.stack(starts), np.stack(lengths)
 
 
-def _platform(facts: GridFacts, platform: str) -> str:
-    """What a kernel is written for."""
-    return {"Mosaic GPU": "gpu", "Triton": "gpu", "TPUs": "tpu"}.get(facts.written_for, platform)
-
-
 def _semantics(facts: GridFacts, dims: int, platform: str) -> tuple[str, ...]:
     """What the kernel says of each dim of its grid; vmap's are not in its count."""
     semantics = getattr(facts.params, "dimension_semantics", None) or ()
@@ -374,3 +377,55 @@ def has_blocks(call: KernelCall) -> bool:
         return False
     facts = grid_facts(call.eqn)
     return any(block.space not in _WHOLE for block in (*facts.inputs, *facts.outputs))
+
+
+# Index maps that are affine in the grid point.
+
+
+def affine_outputs(index_map: Any, dims: int) -> list[Affine | None]:
+    """The outputs of an index map that are affine in the grid point; None for the others.
+
+    Args:
+      index_map: its jaxpr.
+      dims: how many dims the grid has.
+    """
+    jaxpr, _ = open_jaxpr(index_map)
+    units = [Affine(0, tuple(int(i == d) for i in range(dims))) for d in range(dims)]
+    return _outputs(jaxpr, [*units, *[None] * (len(jaxpr.invars) - dims)], dims)
+
+
+def _outputs(jaxpr: Any, inputs: Sequence[Affine | None], dims: int) -> list[Affine | None]:
+    known = dict(zip(jaxpr.invars, inputs, strict=True))
+
+    def read(var: Any) -> Affine | None:
+        if not hasattr(var, "val"):
+            return known.get(var)
+        exact = var.aval.shape == () and var.aval.dtype.kind in "iu"
+        return Affine(int(var.val), (0,) * dims) if exact else None
+
+    for eqn in jaxpr.eqns:
+        operands = [read(var) for var in eqn.invars]
+        called = called_jaxpr(eqn)
+        if called is not None:
+            results = _outputs(called[0], operands, dims)
+        else:
+            results = [_applied(eqn.primitive.name, operands)] * len(eqn.outvars)
+        known.update(zip(eqn.outvars, results, strict=True))
+    return [read(var) for var in jaxpr.outvars]
+
+
+def _applied(name: str, operands: Sequence[Affine | None]) -> Affine | None:
+    if not operands or any(operand is None for operand in operands):
+        return None
+    first, *rest = [operand for operand in operands if operand is not None]
+    if name in ("convert_element_type", "multiple_of", "copy", "broadcast_in_dim"):
+        return first
+    if name == "neg":
+        return first.plus(first, -2)
+    if name in ("add", "sub"):
+        return first.plus(rest[0], 1 if name == "add" else -1)
+    if name == "mul" and not first.dims:
+        return rest[0].plus(rest[0], first.constant - 1)
+    if name == "mul" and not rest[0].dims:
+        return first.plus(first, rest[0].constant - 1)
+    return None

@@ -9,7 +9,7 @@ import numpy as np
 
 from pallas_sim.chips import OperandMemory, itemsize, padded, vmem_excess
 from pallas_sim.compat.jaxprs import space_of
-from pytest_pallas.grid.bodies import BodyInterpretation, RefContent, Taint, TaintedValue, follow
+from pytest_pallas.grid.bodies import BodyInterpretation, RefContent, Taint, TaintedValue
 from pytest_pallas.grid.findings import GridFinding, found, points
 from pytest_pallas.grid.model import GridCall, GridWindow
 from pytest_pallas.grid.scalars import Points
@@ -167,7 +167,7 @@ def overhang(call: GridCall) -> Iterator[GridFinding]:
         elif position - offset < len(call.windows):
             cell.content = _loaded(call.windows[position - offset], position - offset, hanging)
         environment[var] = cell
-    follow(body, environment, course, np.ones(len(chosen), bool))
+    course.follow(body, environment, np.ones(len(chosen), bool))
     by_source: dict[tuple[int, int], dict[tuple[str, str], Points]] = {}
     for mark, where in course.stored:
         places = where & hanging[mark.source]
