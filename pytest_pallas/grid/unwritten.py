@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from pallas_sim.compat.grids import BlockFacts, grid_facts
+from pallas_sim.compat.grids import BlockFacts, GridFacts, grid_facts
 from pallas_sim.compat.jaxprs import read_inputs
 from pytest_pallas.grid.kernel_calls import KernelCall, equations_inside
 
 
-def has_blocks(eqn: Any) -> bool:
+def is_tiled(eqn: Any) -> bool:
     """Whether a ``pallas_call`` has a grid, or blocks smaller than their arrays."""
     if eqn.primitive.name != "pallas_call":
         return False
@@ -93,10 +93,10 @@ def describe_writer(
     """
     if call.eqn.primitive.name != "pallas_call" or not call.eqn.params["grid_mapping"].grid:
         return ""  # one program, or refs
-    found = writers_of(call, output, index)
-    if found is None:
+    writers = writers_of(call, output, index)
+    if writers is None:
         return ""
-    sizes, block, programs = found
+    sizes, block, programs = writers
     region = ", ".join(
         f"{b * n}:{min((b + 1) * n, dim)}" for b, n, dim in zip(block, sizes, shape, strict=True)
     )
@@ -124,25 +124,33 @@ def writers_of(
     """
     import numpy as np
 
-    from pytest_pallas.grid.scalars import mapped
-
     facts = grid_facts(call.eqn)
     block = facts.outputs[output]
     grid = [size for size in facts.grid if size is not None]
     if len(grid) != len(facts.grid) or math.prod(grid) > _MOST_PROGRAMS:
         return None
-    if any(kind not in ("Blocked", "Squeezed") for kind, _, _ in block.dims):
-        return None
     points = np.indices(grid).reshape(len(grid), -1).astype(np.int32)
-    indices = mapped(block.index_map, points, [None] * len(facts.scalars), facts.vmapped)
+    indices = _block_indices(facts, block, points)
     if indices is None:
         return None
     sizes = tuple(size for _, size, _ in block.dims)
     wanted = tuple(i // size for i, size in zip(index, sizes, strict=True))
     hit = np.ones(points.shape[1], bool)
-    for found, number in zip(block.of_dims(indices), wanted, strict=True):
-        hit &= np.asarray(found) == number
+    for numbers, number in zip(indices, wanted, strict=True):
+        hit &= numbers == number
     return sizes, wanted, [tuple(int(i) for i in point) for point in points[:, hit].T]
+
+
+def _block_indices(facts: GridFacts, block: BlockFacts, points: Any) -> list[Any] | None:
+    """The index of each program's block along each axis; None where it is not known."""
+    import numpy as np
+
+    from pytest_pallas.grid.scalars import mapped
+
+    if any(kind not in ("Blocked", "Squeezed") for kind, _, _ in block.dims):
+        return None
+    indices = mapped(block.index_map, points, [None] * len(facts.scalars), facts.vmapped)
+    return None if indices is None else [np.asarray(index) for index in block.of_dims(indices)]
 
 
 def inputs_beyond_edges(
@@ -154,30 +162,19 @@ def inputs_beyond_edges(
     """
     import numpy as np
 
-    from pytest_pallas.grid.scalars import mapped
-
     if call.eqn.primitive.name != "pallas_call" or not call.eqn.params["grid_mapping"].grid:
         return []
     written = writers_of(call, output, index)
     if written is None or not written[-1]:
         return []
     facts, points = grid_facts(call.eqn), np.array(written[-1], np.int32).T
-    found: list[tuple[int, BlockFacts]] = []
+    beyond: list[tuple[int, BlockFacts]] = []
     for number, block in enumerate(facts.inputs):
-        if any(kind not in ("Blocked", "Squeezed") for kind, _, _ in block.dims):
-            continue
-        indices = mapped(block.index_map, points, [None] * len(facts.scalars), facts.vmapped)
-        if indices is None:
-            continue
-        ends = [
-            (np.asarray(at) + 1) * size > dim
-            for at, (_, size, _), dim in zip(
-                block.of_dims(indices), block.dims, block.shape, strict=True
-            )
-        ]
-        if any(bool(end.any()) for end in ends):
-            found.append((number, block))
-    return found
+        indices = _block_indices(facts, block, points) or []
+        axes = zip(indices, block.dims, block.shape, strict=False)
+        if any(((index + 1) * size > length).any() for index, (_, size, _), length in axes):
+            beyond.append((number, block))
+    return beyond
 
 
 def _points(programs: Programs) -> str:
