@@ -38,11 +38,11 @@ from pytest_pallas.checks.cross import accepted
 from pytest_pallas.grid.analysis import analyze_jaxpr
 from pytest_pallas.grid.kernel_calls import kernel_calls
 from pytest_pallas.scaffold_read import (
+    ArrayParameter,
     Leaf,
-    Loaded,
-    Operand,
+    LoadedFunction,
     Parameters,
-    Static,
+    StaticParameter,
     innermost,
     multiples,
     parameters_of,
@@ -87,7 +87,7 @@ type Keywords = dict[str, tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
-class Attempt:
+class AttemptedCall:
     """A call to try.
 
     Attributes:
@@ -100,7 +100,7 @@ class Attempt:
     dtypes: tuple[str, ...]
     statics: tuple[tuple[str, Any], ...] = ()
 
-    def with_static(self, name: str, value: Any) -> Attempt:
+    def with_static(self, name: str, value: Any) -> AttemptedCall:
         """The same call with another value of a keyword."""
         others = tuple(static for static in self.statics if static[0] != name)
         return replace(self, statics=(*others, (name, value)))
@@ -167,22 +167,24 @@ class Lab:
     """
 
     function: Callable[..., Any]
-    operands: Sequence[Operand]
+    operands: Sequence[ArrayParameter]
     reference: Callable[..., Any] | None = None
     platform: str = "tpu"
-    known: dict[Attempt, Trace] = field(default_factory=dict[Attempt, Trace])
+    known: dict[AttemptedCall, Trace] = field(default_factory=dict[AttemptedCall, Trace])
 
-    def of(self, function: Callable[..., Any], operands: Sequence[Operand] | None = None) -> Lab:
+    def of(
+        self, function: Callable[..., Any], operands: Sequence[ArrayParameter] | None = None
+    ) -> Lab:
         """A lab for another function of the same arrays, without a reference."""
         return Lab(function, self.operands if operands is None else operands, None, self.platform)
 
-    def trace(self, attempt: Attempt) -> Trace:
+    def trace(self, attempt: AttemptedCall) -> Trace:
         """What comes of an attempt."""
         if attempt not in self.known:
             self.known[attempt] = self._traced(attempt)
         return self.known[attempt]
 
-    def _traced(self, attempt: Attempt) -> Trace:
+    def _traced(self, attempt: AttemptedCall) -> Trace:
         arrays = [
             jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
             for shape, dtype in zip(attempt.shapes, attempt.dtypes, strict=True)
@@ -227,7 +229,7 @@ class Lab:
 
 
 def _called(
-    function: Callable[..., Any], operands: Sequence[Operand], *leaves: Any, **statics: Any
+    function: Callable[..., Any], operands: Sequence[ArrayParameter], *leaves: Any, **statics: Any
 ) -> Any:
     """Call a function with its arrays as leaves in order, from which its pytrees are made."""
     args, rest = list[Any](), iter(leaves)
@@ -267,8 +269,8 @@ class Candidate:
     """
 
     lab: Lab
-    statics: tuple[Static, ...]
-    attempt: Attempt
+    statics: tuple[StaticParameter, ...]
+    attempt: AttemptedCall
     trace: Trace
     size: int
     errors: tuple[tuple[str, int], ...] = ()
@@ -276,7 +278,7 @@ class Candidate:
     ignored: tuple[str, ...] = ()
 
     @property
-    def operands(self) -> Sequence[Operand]:
+    def operands(self) -> Sequence[ArrayParameter]:
         """The parameters that are arrays, in order."""
         return self.lab.operands
 
@@ -286,7 +288,7 @@ class Candidate:
         return tuple(leaf for operand in self.operands for leaf in operand.leaves)
 
 
-def _search(loaded: Loaded, parameters: Parameters) -> Candidate:
+def _search(loaded: LoadedFunction, parameters: Parameters) -> Candidate:
     """The first arguments that a function accepts, in the order of what is likely.
 
     Those for which its reference raises, returns other shapes, or the grid has errors are taken
@@ -307,7 +309,7 @@ def _search(loaded: Loaded, parameters: Parameters) -> Candidate:
                     return search.finished(candidate, () if trusted else said)
     best = search.second_best or first
     if best is None:  # it takes nothing
-        lab, attempt = Lab(loaded.function, (), loaded.reference_function), Attempt((), ())
+        lab, attempt = Lab(loaded.function, (), loaded.reference_function), AttemptedCall((), ())
         best = Candidate(lab, (), attempt, lab.trace(attempt), SIZES[0])
     return search.finished(best, said if search.second_best and not trusted else ())
 
@@ -316,7 +318,7 @@ def _search(loaded: Loaded, parameters: Parameters) -> Candidate:
 class _Search:
     """A search: what was tried so far, and the first call that is accepted and not right."""
 
-    loaded: Loaded
+    loaded: LoadedFunction
     end: float
     tries: int = 0
     errors: dict[str, int] = field(default_factory=dict[str, int])
@@ -333,12 +335,12 @@ class _Search:
         return replace(candidate, errors=errors, tries=self.tries, ignored=ignored)
 
     def candidates(
-        self, choice: Sequence[Operand | Static], platform: str, *, trusted: bool
+        self, choice: Sequence[ArrayParameter | StaticParameter], platform: str, *, trusted: bool
     ) -> Iterator[Candidate]:
         """The attempts of one reading of the parameters."""
         reference = self.loaded.reference_function
-        statics = tuple(each for each in choice if isinstance(each, Static))
-        operands = tuple(each for each in choice if isinstance(each, Operand))
+        statics = tuple(each for each in choice if isinstance(each, StaticParameter))
+        operands = tuple(each for each in choice if isinstance(each, ArrayParameter))
         lab = Lab(self.loaded.function, operands, reference, platform)
         leaves = [leaf for operand in operands for leaf in operand.leaves]
         said = [dtype for leaf in leaves for dtype in leaf.dtypes if not leaf.integers]
@@ -351,7 +353,7 @@ class _Search:
             if self.over:
                 return
             values, kinds = rest[: len(statics)], rest[len(statics) :]
-            attempt = Attempt(
+            attempt = AttemptedCall(
                 tuple(tuple(int(d) if d.isdigit() else size for d in dims) for dims, _ in kinds),
                 tuple(dtype for _, dtype in kinds),
                 tuple((s.name, value) for s, value in zip(statics, values, strict=True)),
@@ -372,7 +374,7 @@ def _said(parameters: Parameters) -> tuple[str, ...]:
         f"{leaf.said_by} says {leaf.name}: ({', '.join(dim or '?' for dim in leaf.dims or ())})"
         for choice in parameters.choices
         for operand in choice
-        if isinstance(operand, Operand)
+        if isinstance(operand, ArrayParameter)
         for leaf in operand.leaves
         if leaf.said_by
     )
@@ -620,7 +622,7 @@ class Guess:
       seconds: how long it took.
     """
 
-    loaded: Loaded
+    loaded: LoadedFunction
     call: Candidate
     dims: tuple[Dim, ...]
     constraints: tuple[str, ...]
@@ -639,7 +641,7 @@ class Guess:
         return not self.call.trace.error
 
 
-def guess(loaded: Loaded) -> Guess:
+def guess(loaded: LoadedFunction) -> Guess:
     """Guess the arguments of a function.
 
     Raises:
@@ -693,7 +695,7 @@ def _is_float(name: str) -> bool:
 
 
 def _keywords(
-    loaded: Loaded, call: Candidate, optional: Sequence[Static]
+    loaded: LoadedFunction, call: Candidate, optional: Sequence[StaticParameter]
 ) -> tuple[Keywords, Keywords]:
     """The values of tuning and of options that the function accepts.
 
@@ -730,7 +732,7 @@ def _keywords(
     return tuning, options
 
 
-def _fine(call: Candidate, static: Static, value: Any) -> bool:
+def _fine(call: Candidate, static: StaticParameter, value: Any) -> bool:
     """Whether the function accepts a value of a keyword, and its blocks remain legal."""
     trace = call.lab.trace(call.attempt.with_static(static.name, value))
     illegal = trace.illegal_blocks and not call.trace.illegal_blocks
@@ -777,7 +779,7 @@ def _vmap_error(call: Candidate) -> str:
     shapes, operands = call.attempt.shapes, tuple(call.operands)
     if not shapes:
         return "it takes no arrays"
-    leaves = [Operand(leaf.name, (leaf,)) for leaf in call.leaves]
+    leaves = [ArrayParameter(leaf.name, (leaf,)) for leaf in call.leaves]
     for axes in ((0,) * len(shapes), (0, *(None,) * (len(shapes) - 1))):
 
         def vmapped(*rows: Any, axes: tuple[int | None, ...] = axes, **statics: Any) -> Any:

@@ -2,8 +2,8 @@
 
 ``load`` imports the function and looks for its reference. ``parameters_of`` reads the signature,
 annotations, docstring and source, and gives for each parameter what it may be, best first: an
-array, a pytree of arrays (``Operand``), or a number, word or dtype (``Static``). Which of these it
-is, ``scaffold_guess`` finds by tracing.
+``ArrayParameter`` (also a pytree of arrays), or a ``StaticParameter``: a number, word or dtype.
+Which of these it is, ``scaffold_guess`` finds by tracing.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _MULTIPLE = re.compile(r"\b(?:multiples?\s+of|divisible\s+by)\s+(\d+)", re.IGNOR
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedFunction:
     """A function and where it is.
 
     Attributes:
@@ -103,7 +103,7 @@ class Loaded:
         return self.name.rpartition(".")[2]
 
 
-def load(target: str) -> Loaded:
+def load(target: str) -> LoadedFunction:
     """Import the function that ``MODULE:FUNCTION`` names; ``MODULE.FUNCTION`` and a path will do.
 
     The current folder and its ``src`` are searched, too.
@@ -135,8 +135,8 @@ def load(target: str) -> Loaded:
     for reference in names if "." not in attribute else ():
         value = getattr(module, reference, None)
         if callable(value) and value is not function and not isinstance(value, type):
-            return Loaded(function, attribute, name, reference, value)
-    return Loaded(function, attribute, name)
+            return LoadedFunction(function, attribute, name, reference, value)
+    return LoadedFunction(function, attribute, name)
 
 
 def _divided(target: str) -> tuple[str, str]:
@@ -353,7 +353,7 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class Operand:
+class ArrayParameter:
     """A parameter that is an array, or a pytree of arrays.
 
     Attributes:
@@ -377,7 +377,7 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Static:
+class StaticParameter:
     """A parameter that is no array.
 
     Attributes:
@@ -402,8 +402,8 @@ class Parameters:
       optional: those with a default of which other values are worth a try.
     """
 
-    choices: tuple[tuple[Operand | Static, ...], ...]
-    optional: tuple[Static, ...]
+    choices: tuple[tuple[ArrayParameter | StaticParameter, ...], ...]
+    optional: tuple[StaticParameter, ...]
 
 
 def parameters_of(function: Callable[..., Any]) -> Parameters:
@@ -418,8 +418,8 @@ def parameters_of(function: Callable[..., Any]) -> Parameters:
         raise OptionError(f"the function has no signature that can be read: {error}") from None
     hints, source = _hints(innermost(function)), read_source(function)
     docs = described(inspect.getdoc(innermost(function)), list(signature.parameters))
-    choices: list[tuple[Operand | Static, ...]] = []
-    optional: list[Static] = []
+    choices: list[tuple[ArrayParameter | StaticParameter, ...]] = []
+    optional: list[StaticParameter] = []
     for name, parameter in signature.parameters.items():
         hint = hints.get(name)
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -440,33 +440,33 @@ def _hints(annotated: Any) -> dict[str, Any]:
         return {}
 
 
-def _optional(name: str, hint: Any, default: Any) -> Static:
+def _optional(name: str, hint: Any, default: Any) -> StaticParameter:
     """A parameter with a default, and the values that are worth a try, or none."""
     tuning = bool(_TUNING.search(name))
     values = (False, True) if isinstance(default, bool) else _enumerated(hint)
     if not values and isinstance(default, int) and tuning and default >= 16:
         values = (default // 2, default)
     how_it_runs = name in ("interpret", "debug", "name", "backend")
-    return Static(name, values, tuning or how_it_runs, default)
+    return StaticParameter(name, values, tuning or how_it_runs, default)
 
 
 def _required(
     name: str, hint: Any, said: Described, source: Source, *, keyword: bool
-) -> list[Operand | Static]:
+) -> list[ArrayParameter | StaticParameter]:
     """What a parameter without a default may be, best first."""
     tuning = bool(_TUNING.search(name))
     if enumerated := _enumerated(hint):
-        return [Static(name, enumerated)]
+        return [StaticParameter(name, enumerated)]
     if hint in (int, float, str):
-        return [Static(name, _numbers(name, hint), tuning)]
+        return [StaticParameter(name, _numbers(name, hint), tuning)]
     if get_origin(hint) in (tuple, Sequence) and {*get_args(hint)} <= {int, Ellipsis}:
-        return [Static(name, ((128, 128), (8, 128), (128,), (64, 64, 64)), tuning)]
-    array = Operand(name, (_leaf(name, hint, said, source),), keyword)
+        return [StaticParameter(name, ((128, 128), (8, 128), (128,), (64, 64, 64)), tuning)]
+    array = ArrayParameter(name, (_leaf(name, hint, said, source),), keyword)
     if pytree := _pytree(name, hint, source, keyword=keyword):
         return [pytree, array]
     if _is_array(hint) or said.dims is not None or name in source.axes:
         return [array]
-    number = Static(name, _numbers(name, None), tuning)
+    number = StaticParameter(name, _numbers(name, None), tuning)
     return [number, array] if tuning or _NUMBER.search(name) else [array, number]
 
 
@@ -536,7 +536,7 @@ def _preferred(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(first or [name for name in names if name.isidentifier()])
 
 
-def _pytree(name: str, hint: Any, source: Source, *, keyword: bool) -> Operand | None:
+def _pytree(name: str, hint: Any, source: Source, *, keyword: bool) -> ArrayParameter | None:
     """The pytree that an annotation names, or that the source indexes or divides.
 
     That is a named tuple, a dataclass, a tuple, or a dict with words as keys.
@@ -565,7 +565,7 @@ def _pytree(name: str, hint: Any, source: Source, *, keyword: bool) -> Operand |
     else:
         return None
     leaves = [_leaf(f"{name}_{re.sub(r'\W', '_', key)}", hint) for key, hint in fields.items()]
-    return Operand(name, tuple(leaves), keyword, build, make)
+    return ArrayParameter(name, tuple(leaves), keyword, build, make)
 
 
 def _from_fields(kind: Callable[..., Any], names: Sequence[str], arrays: Sequence[Any]) -> Any:

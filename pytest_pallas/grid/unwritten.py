@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pallas_sim.compat.grids import BlockFacts, GridFacts, grid_facts
+from pallas_sim.compat.grids import BlockFacts, grid_facts
 from pallas_sim.compat.jaxprs import read_inputs
 from pytest_pallas.grid.kernel_calls import KernelCall, equations_inside
 
@@ -73,8 +72,8 @@ def _overhangs(block: BlockFacts) -> bool:
     )
 
 
-#: Grids of more programs than this are not searched.
-_MOST_PROGRAMS = 65_536
+if TYPE_CHECKING:
+    from pytest_pallas.grid.model import GridCall, GridWindow
 
 #: Grid points, in the order in which they run.
 Programs = list[tuple[int, ...]]
@@ -122,35 +121,12 @@ def writers_of(
       output: the position of the output among the kernel's outputs.
       index: the element, an index into the whole output.
     """
-    import numpy as np
-
-    facts = grid_facts(call.eqn)
-    block = facts.outputs[output]
-    grid = [size for size in facts.grid if size is not None]
-    if len(grid) != len(facts.grid) or math.prod(grid) > _MOST_PROGRAMS:
+    written = _written(call, output, index)
+    if written is None:
         return None
-    points = np.indices(grid).reshape(len(grid), -1).astype(np.int32)
-    indices = _block_indices(facts, block, points)
-    if indices is None:
-        return None
-    sizes = tuple(size for _, size, _ in block.dims)
-    wanted = tuple(i // size for i, size in zip(index, sizes, strict=True))
-    hit = np.ones(points.shape[1], bool)
-    for numbers, number in zip(indices, wanted, strict=True):
-        hit &= numbers == number
-    return sizes, wanted, [tuple(int(i) for i in point) for point in points[:, hit].T]
-
-
-def _block_indices(facts: GridFacts, block: BlockFacts, points: Any) -> list[Any] | None:
-    """The index of each program's block along each axis; None where it is not known."""
-    import numpy as np
-
-    from pytest_pallas.grid.scalars import mapped
-
-    if any(kind not in ("Blocked", "Squeezed") for kind, _, _ in block.dims):
-        return None
-    indices = mapped(block.index_map, points, [None] * len(facts.scalars), facts.vmapped)
-    return None if indices is None else [np.asarray(index) for index in block.of_dims(indices)]
+    grid, window, hits = written
+    block = tuple(i // size for i, size in zip(index, window.sizes, strict=True))
+    return window.sizes, block, [grid.point(program) for program in hits]
 
 
 def inputs_beyond_edges(
@@ -160,21 +136,38 @@ def inputs_beyond_edges(
 
     Empty where ``writers_of`` finds no writer; the arguments are its.
     """
-    import numpy as np
-
     if call.eqn.primitive.name != "pallas_call" or not call.eqn.params["grid_mapping"].grid:
         return []
-    written = writers_of(call, output, index)
-    if written is None or not written[-1]:
+    written = _written(call, output, index)
+    if written is None:
         return []
-    facts, points = grid_facts(call.eqn), np.array(written[-1], np.int32).T
-    beyond: list[tuple[int, BlockFacts]] = []
-    for number, block in enumerate(facts.inputs):
-        indices = _block_indices(facts, block, points) or []
-        axes = zip(indices, block.dims, block.shape, strict=False)
-        if any(((index + 1) * size > length).any() for index, (_, size, _), length in axes):
-            beyond.append((number, block))
-    return beyond
+    grid, _, hits = written
+    return [
+        (window.position, window.facts)
+        for window in grid.windows
+        if not window.output
+        and window.uniform
+        and window.starts is not None
+        and (window.shape < (window.starts + window.lengths).T)[hits].any()
+    ]
+
+
+def _written(
+    call: KernelCall, output: int, index: Sequence[int]
+) -> tuple[GridCall, GridWindow, list[int]] | None:
+    """The grid of a call, the window of an output, and the programs that write an element of it."""
+    import numpy as np
+
+    from pytest_pallas.grid.model import read_call
+
+    facts = grid_facts(call.eqn)
+    grid = read_call(call, [None] * facts.grid.count(None), [None] * len(facts.scalars), "tpu")
+    window = grid.windows[len(facts.inputs) + output]
+    if not grid.complete or not window.uniform or window.starts is None:
+        return None
+    ends = (window.starts + window.lengths).T
+    hit = ((index >= window.starts.T) & (index < ends)).all(axis=1)
+    return grid, window, np.flatnonzero(hit).tolist()
 
 
 def _points(programs: Programs) -> str:

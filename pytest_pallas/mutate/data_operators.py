@@ -338,10 +338,7 @@ _BARRIERS = frozenset({"barrier", "barrier_arrive_and_wait", "commit_smem", "clu
 
 
 @operator(
-    "wait",
-    mistake="a copy, semaphore or barrier without a wait",
-    before="copy.wait()",
-    after="",
+    "wait", mistake="a copy, semaphore or barrier without a wait", before="copy.wait()", after=""
 )
 def wait(at: EquationSite) -> Iterator[Change]:
     """A wait is left out."""
@@ -349,12 +346,7 @@ def wait(at: EquationSite) -> Iterator[Change]:
         yield Change("dropped", Replacement, part=at.name)
 
 
-@operator(
-    "start",
-    mistake="a copy that is never started",
-    before="copy.start()",
-    after="",
-)
+@operator("start", mistake="a copy that is never started", before="copy.start()", after="")
 def start(at: EquationSite) -> Iterator[Change]:
     """A copy that is waited for and never started."""
     if at.name in _STARTS:
@@ -362,10 +354,7 @@ def start(at: EquationSite) -> Iterator[Change]:
 
 
 @operator(
-    "semaphore",
-    mistake="one semaphore for all copies",
-    before="sems.at[slot]",
-    after="sems.at[0]",
+    "semaphore", mistake="one semaphore for all copies", before="sems.at[slot]", after="sems.at[0]"
 )
 def semaphore(at: EquationSite) -> Iterator[Change]:
     """Two copies that share a semaphore."""
@@ -422,12 +411,7 @@ def device(at: EquationSite) -> Iterator[Change]:
         yield Change("the next one", build, part=f"{at.name} {number}")
 
 
-@operator(
-    "barrier",
-    mistake="a barrier left out",
-    before="plsc.subcore_barrier()",
-    after="",
-)
+@operator("barrier", mistake="a barrier left out", before="plsc.subcore_barrier()", after="")
 def barrier(at: EquationSite) -> Iterator[Change]:
     """The wait for the others is left out."""
     if at.name in _BARRIERS:
