@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -272,21 +272,16 @@ def read_call(
     known = [1 if n is None else n for n in grid]
     count = math.prod(known)
     points = _first_points(known, min(count, MOST_PROGRAMS))
-    partners = {("input", i): o for i, o in facts.aliases}
-    partners |= {("output", o): i for i, o in facts.aliases}
+    partners = dict(facts.aliases), {output: number for number, output in facts.aliases}
+    sides = (facts.inputs, facts.outputs)
     windows: list[GridWindow] = []
-    for side, blocks, others in (
-        ("input", facts.inputs, facts.outputs),
-        ("output", facts.outputs, facts.inputs),
-    ):
-        for position, block in enumerate(blocks):
-            partner = partners.get((side, position))
-            # A prefetched operand may be aliased too, and is no input here.
-            alias = others[partner].name if partner is not None and partner >= 0 else ""
-            alias = alias or ("a prefetched operand" if partner is not None else "")
-            windows.append(
-                _window(block, position, side == "output", points, scalars, facts, alias)
-            )
+    for output in (False, True):
+        for position, block in enumerate(sides[output]):
+            alias, partner = "", partners[output].get(position)
+            if partner is not None:  # a prefetched operand may be aliased, too, and is no input
+                alias = (partner >= 0 and sides[not output][partner].name) or "a prefetched operand"
+            window = _window(facts, block, points, scalars)
+            windows.append(replace(window, position=position, output=output, alias=alias))
     return GridCall(
         call=call,
         platform=platform,
@@ -310,38 +305,21 @@ def _first_points(grid: Sequence[int], count: int) -> Points:
 
 
 def _window(
-    block: BlockFacts,
-    position: int,
-    output: bool,
-    points: Points,
-    scalars: Sequence[Points | None],
-    facts: GridFacts,
-    alias: str,
+    facts: GridFacts, block: BlockFacts, points: Points, scalars: Sequence[Points | None]
 ) -> GridWindow:
-    sizes = np.array([[size] for _, size, _ in block.dims], np.int64).reshape(-1, 1)
-    starts: Points | None = None
-    lengths, unknown = sizes, ""
-    affine: tuple[Affine | None, ...] = ()
-    indices = mapped(block.index_map, points, scalars, facts.vmapped)
+    """The blocks of an operand, as if it were the first input."""
+    lengths = np.array([[size] for _, size, _ in block.dims], np.int64).reshape(-1, 1)
+    window = GridWindow(block.name, 0, False, block, None, lengths)
+    if window.uniform:
+        window = replace(window, affine=tuple(affine_outputs(block.index_map, len(facts.grid))))
     if any(kind == "Indirect" for kind, _, _ in block.dims):
-        unknown = "its blocks are gathered"
-    elif indices is None:
+        return replace(window, unknown="its blocks are gathered")
+    indices = mapped(block.index_map, points, scalars, facts.vmapped)
+    if indices is None:
         unknown = "its index map depends on values that are not known here"
-    else:
-        starts, lengths = _placed(block, indices, points.shape[1])
-    if all(kind in ("Blocked", "Squeezed") for kind, _, _ in block.dims):
-        affine = tuple(affine_outputs(block.index_map, len(facts.grid)))
-    return GridWindow(
-        name=block.name,
-        position=position,
-        output=output,
-        facts=block,
-        starts=starts,
-        lengths=lengths,
-        alias=alias,
-        unknown=unknown,
-        affine=affine,
-    )
+        return replace(window, unknown=unknown)
+    starts, lengths = _placed(block, indices, points.shape[1])
+    return replace(window, starts=starts, lengths=lengths)
 
 
 def _placed(block: BlockFacts, indices: Sequence[Points], count: int) -> tuple[Points, Points]:

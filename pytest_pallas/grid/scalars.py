@@ -70,7 +70,8 @@ def _remainder(a: Any, b: Any) -> Any:
     return np.fmod(a, np.where(b == 0, 1, b)).astype(a.dtype)
 
 
-_OPERATIONS: Mapping[str, Callable[..., Any]] = {
+#: Operations on numbers by the name of their primitive, with the rounding and wrapping of XLA.
+OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "abs": np.abs,
     "add": np.add,
     "and": np.bitwise_and,
@@ -124,8 +125,8 @@ def applied(eqn: Any, operands: Sequence[Points | None]) -> Points | None:
             return np.power(operands[0], eqn.params["y"]).astype(dtype)
         if name in ("broadcast_in_dim", "reshape", "squeeze") and len(operands) == 1:
             return operands[0]
-        if name in _OPERATIONS:
-            return np.asarray(_OPERATIONS[name](*operands)).astype(dtype)
+        if name in OPERATIONS:
+            return np.asarray(OPERATIONS[name](*operands)).astype(dtype)
     return None
 
 

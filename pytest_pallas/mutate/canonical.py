@@ -8,35 +8,22 @@ simplifications are made while these are built.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from pallas_sim.compat.jaxprs import is_literal, open_jaxpr, sub_jaxprs
+from pytest_pallas.grid.scalars import OPERATIONS
 from pytest_pallas.mutate.model import operand_groups
 
 #: Operations whose operands may change places.
 _COMMUTATIVE = frozenset({"add", "mul", "max", "min", "and", "or", "xor", "eq", "ne"})
 
 #: What numbers that are known may be put into; numpy computes them in their dtype.
-_FOLDED: Mapping[str, Callable[..., Any]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "not": np.invert,
-    "rem": np.fmod,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "eq": np.equal,
-    "ne": np.not_equal,
-}
+_FOLDED = frozenset({"add", "sub", "mul", "max", "min", "and", "or", "not", "rem"}) | frozenset(
+    {"lt", "le", "gt", "ge", "eq", "ne"}
+)
 
 #: What is for people to read, and no answer; checks of ``pl.debug_check`` are, too.
 _PRINTED = frozenset({"debug_print", "trace_value"})
@@ -154,7 +141,7 @@ def _simplified(eqn: Any, operands: Sequence[Hashable]) -> Hashable | None:
     values = [_known(operand) for operand in operands]
     if name in _FOLDED and all(value is not None for value in values):
         with np.errstate(all="ignore"):
-            return _number(np.asarray(_FOLDED[name](*values)).astype(aval.dtype))
+            return _number(np.asarray(OPERATIONS[name](*values)).astype(aval.dtype))
     if name == "select_n" and len(operands) == 3:
         if operands[1] == operands[2]:
             return operands[1]

@@ -163,9 +163,9 @@ class EquationSite:
         """Of the primitive."""
         return self.eqn.primitive.name
 
-    def used(self, result: int = 0) -> bool:
-        """Whether something uses a result."""
-        var = self.eqn.outvars[result]
+    def used(self) -> bool:
+        """Whether something uses the first result."""
+        var = self.eqn.outvars[0]
         return bool(self.scope.users(var)) or self.scope.is_result(var)
 
     def traced(self, function: Callable[..., Any], *atoms: Any) -> Replacement:

@@ -200,7 +200,8 @@ def _rewritten(jaxpr: Any, visit: Visit) -> Any:
         changed = visit(site)
         if changed is not None:
             return changed
-        return with_jaxprs(eqn, lambda inner: _body(EnclosingJaxpr(inner), site, visit))
+        walk = _BodyWalk(site, visit)
+        return with_jaxprs(eqn, lambda inner: walk.body(EnclosingJaxpr(inner), None))
 
     return with_kernels(jaxpr, kernel)
 
@@ -240,64 +241,55 @@ def _equations(eqn: Any, roots: dict[int, int]) -> Iterator[Any]:
             yield from _equations(inner, roots)
 
 
-def _body(
-    scope: EnclosingJaxpr,
-    kernel: KernelSite,
-    visit: Visit,
-    unit: tuple[Spot, ...] | None = None,
-) -> Any:
-    """A jaxpr of a kernel's body; ``unit`` is where the function of JAX was called that it is."""
-    jaxpr = scope.jaxpr
-    names: dict[Any, Any] = {}
-    eqns: list[Any] = []
-    for old in jaxpr.eqns:
-        eqn = renamed(old, names)
-        new = None
-        if unit is not None or not is_machinery(old):
-            places = unit if unit is not None else places_in_kernel(old)
+@dataclass(frozen=True)
+class _BodyWalk:
+    """A walk through the body of a kernel. ``unit``: where the function of JAX is called."""
+
+    kernel: KernelSite
+    visit: Visit
+
+    def body(self, scope: EnclosingJaxpr, unit: tuple[Spot, ...] | None) -> Any:
+        """A jaxpr of the body with what ``visit`` gives; itself where that is nothing."""
+        jaxpr = scope.jaxpr
+        names: dict[Any, Any] = {}
+        eqns: list[Any] = []
+        for old in jaxpr.eqns:
+            eqn, new = renamed(old, names), None
+            places = () if unit is None and is_machinery(old) else unit or places_in_kernel(old)
             if places:
-                new = visit(EquationSite(eqn, scope, kernel, places))
-        if new is None:
-            eqns.append(_inside(eqn, old, scope, kernel, visit, unit))
-            continue
-        eqns += new.eqns
-        for var, out in zip(old.outvars, new.outs, strict=False):
-            if out is not None and out is not var:
-                names[var] = out
-    outs = [out if is_literal(out) else names.get(out, out) for out in jaxpr.outvars]
-    unchanged = len(eqns) == len(jaxpr.eqns) and all(
-        new is old for new, old in zip(eqns, jaxpr.eqns, strict=True)
-    )
-    if unchanged and not names:
-        return jaxpr
-    return with_equations(jaxpr, eqns, outs)
+                new = self.visit(EquationSite(eqn, scope, self.kernel, places))
+            if new is None:
+                eqns.append(self._inside(eqn, old, scope, unit))
+                continue
+            eqns += new.eqns
+            for var, out in zip(old.outvars, new.outs, strict=False):
+                if out is not None and out is not var:
+                    names[var] = out
+        outs = [out if is_literal(out) else names.get(out, out) for out in jaxpr.outvars]
+        if not names and [*map(id, eqns)] == [*map(id, jaxpr.eqns)]:
+            return jaxpr
+        return with_equations(jaxpr, eqns, outs)
 
+    def _inside(
+        self, eqn: Any, old: Any, scope: EnclosingJaxpr, unit: tuple[Spot, ...] | None
+    ) -> Any:
+        """An equation, which was ``old``, with the jaxprs inside of it visited."""
+        name = old.primitive.name
 
-def _inside(
-    eqn: Any,
-    old: Any,
-    scope: EnclosingJaxpr,
-    kernel: KernelSite,
-    visit: Visit,
-    unit: tuple[Spot, ...] | None,
-) -> Any:
-    """An equation, which was ``old``, with the jaxprs inside of it visited."""
-
-    def changed(inner: Any) -> Any:
-        operands = _inner_operands(old, inner) or ()
-        variables = _inner_variables(old, inner)
-        once = old.primitive.name in ("jit", "pjit", "cond")  # else it is another in each round
-        bound = {id(v): a for v, a in zip(variables, operands, strict=False)} if once else {}
-        within = EnclosingJaxpr(inner, scope, bound)
-        if eqn.primitive.name in ("jit", "pjit") and is_of_jax(inner):
+        def changed(inner: Any) -> Any:
+            operands = _inner_operands(old, inner) or ()
+            pairs = zip(_inner_variables(old, inner), operands, strict=False)
+            once = name in ("jit", "pjit", "cond")  # else it is another operand in each round
+            within = EnclosingJaxpr(inner, scope, {id(v): a for v, a in pairs} if once else {})
+            if name not in ("jit", "pjit") or not is_of_jax(inner):
+                return self.body(within, unit)
             # Traced once for all callers, so that its own lines are those of the first.
             places = unit if unit is not None else places_in_kernel(eqn)
             if not _does_one_thing(inner) or not places or is_machinery(eqn):
                 return inner
-            return _body(within, kernel, visit, places)
-        return _body(within, kernel, visit, unit)
+            return self.body(within, places)
 
-    return with_jaxprs(eqn, changed)
+        return with_jaxprs(eqn, changed)
 
 
 def _does_one_thing(jaxpr: Any) -> bool:

@@ -14,7 +14,7 @@ from forked_python import run_python
 from pytest_pallas.__main__ import main
 from pytest_pallas.scaffold_read import Described, described
 
-SUPPORT = Path(__file__).parents[2] / "support"
+SUPPORT = Path(__file__).parents[1] / "support"
 
 
 @pytest.fixture(autouse=True)
