@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_sim.compat.grids import BlockFacts, GridFacts, grid_facts, in_body
+from pallas_sim.compat.grids import BlockFacts, in_body
 from pallas_sim.compat.jaxprs import is_literal, open_jaxpr
 from pallas_sim.compat.source import Spot, home_of, is_of_jax
 from pytest_pallas.backends.rewriting import closed_with, equations_of, with_equations
@@ -92,20 +92,15 @@ def _overwritten_at_the_end(at: EquationSite) -> bool:
     is so if the guard is ``program_id(a) == n - 1`` of the innermost axis ``a``, and if it only
     writes whole outputs that it does not read, whose blocks do not depend on ``a``.
     """
-    if at.kernel.eqn.primitive.name != "pallas_call":
-        return False
-    facts = grid_facts(at.kernel.eqn)
-    axes = [axis for axis in range(len(facts.grid)) if axis not in facts.vmapped]
-    if not axes or not _is_last(at, len(axes) - 1, facts.grid[axes[-1]]):
+    facts, axes = at.kernel.facts, at.kernel.axes_counted
+    if facts is None or not axes or not _is_last(at, len(axes) - 1, facts.grid[axes[-1]]):
         return False
     body = at.kernel.eqn.params["jaxpr"]
     first = len(facts.scalars) + len(facts.inputs)
     outputs = {
         id(var): block for var, block in zip(body.invars[first:], facts.outputs, strict=False)
     }
-    branch = at.eqn.params["branches"][1]
-    inner = open_jaxpr(branch)[0]
-    for eqn in inner.eqns:
+    for eqn in open_jaxpr(at.eqn.params["branches"][1])[0].eqns:
         if eqn.primitive.name == "get" or not eqn.effects:
             continue
         block = outputs.get(at.kernel.root(eqn.invars[0])) if eqn.primitive.name == "swap" else None
@@ -198,11 +193,12 @@ def _decides(at: EquationSite, user: Any) -> bool:
 )
 def step(kernel: KernelSite) -> Iterator[Change]:
     """The first or the last program along an axis of the grid does nothing."""
-    for axis, size in _axes(kernel):
-        for which, words in ((0, "first"), (-1, "last")):
-            if size is None or size > 1:
-                build = partial(_without, kernel, axis, which)
-                yield Change(f"the {words} dropped", build, part=f"grid axis {axis}")
+    for axis, of_grid in enumerate(kernel.axes_counted):
+        size = kernel.facts.grid[of_grid] if kernel.facts is not None else 1
+        if size is None or size > 1:
+            for step in ("first", "last"):
+                build = partial(_without, kernel, axis, step)
+                yield Change(f"the {step} dropped", build, part=f"grid axis {axis}")
 
 
 @call_operator(
@@ -213,12 +209,10 @@ def step(kernel: KernelSite) -> Iterator[Change]:
 )
 def overhang(kernel: KernelSite) -> Iterator[Change]:
     """A grid that leaves out the block that hangs over an edge, as ``n // block`` does."""
-    if kernel.eqn.primitive.name != "pallas_call":
-        return
-    facts = grid_facts(kernel.eqn)
-    for axis, _ in _axes(kernel):
-        if any(_overhangs(block, facts, axis) for block in (*facts.inputs, *facts.outputs)):
-            build = partial(_without, kernel, axis, -1)
+    blocks = (*kernel.facts.inputs, *kernel.facts.outputs) if kernel.facts is not None else ()
+    for axis, of_grid in enumerate(kernel.axes_counted):
+        if any(_overhangs(block, of_grid) for block in blocks):
+            build = partial(_without, kernel, axis, "last")
             yield Change("the partial block dropped", build, part=f"grid axis {axis}")
 
 
@@ -230,10 +224,8 @@ def overhang(kernel: KernelSite) -> Iterator[Change]:
 )
 def index_map(kernel: KernelSite) -> Iterator[Change]:
     """Components of an index map swapped, one further, or constant."""
-    if kernel.eqn.primitive.name != "pallas_call":
-        return
-    facts = grid_facts(kernel.eqn)
-    for position, block in enumerate((*facts.inputs, *facts.outputs)):
+    blocks = (*kernel.facts.inputs, *kernel.facts.outputs) if kernel.facts is not None else ()
+    for position, block in enumerate(blocks):
         counts = _counts(block)
         outs = list(open_jaxpr(block.index_map)[0].outvars)
         if len(outs) != len(counts):
@@ -249,14 +241,14 @@ def index_map(kernel: KernelSite) -> Iterator[Change]:
 )
 def alias(kernel: KernelSite) -> Iterator[Change]:
     """Memory of an input that an output does not share, or shares by mistake."""
-    if kernel.eqn.primitive.name != "pallas_call":
+    facts = kernel.facts
+    if facts is None:
         return
     pairs = tuple(kernel.eqn.params["input_output_aliases"])
     for pair in pairs:
         rest = tuple(each for each in pairs if each is not pair)
         part = f"input {int(pair[0])} output {int(pair[1])}"
         yield Change("removed", partial(_with_aliases, kernel, rest), part)
-    facts = grid_facts(kernel.eqn)
     scalars = len(facts.scalars)
     taken = {int(each[0]) for each in pairs}, {int(each[1]) for each in pairs}
     for source, block in enumerate(facts.inputs):
@@ -281,18 +273,9 @@ def _read_first(block: BlockFacts, out: BlockFacts, grid: Sequence[int | None]) 
     return not whole and canonical(block.index_map, single) == canonical(out.index_map, single)
 
 
-def _axes(kernel: KernelSite) -> Iterator[tuple[int, int | None]]:
-    """The axes that the body counts, and their sizes."""
-    if kernel.eqn.primitive.name != "pallas_call":
-        return
-    facts = grid_facts(kernel.eqn)
-    own = [size for axis, size in enumerate(facts.grid) if axis not in facts.vmapped]
-    yield from enumerate(own)
-
-
-def _without(kernel: KernelSite, axis: int, which: int) -> Any:
+def _without(kernel: KernelSite, axis: int, step: str) -> Any:
     def runs() -> Any:
-        return pl.program_id(axis) != (0 if which == 0 else pl.num_programs(axis) - 1)
+        return pl.program_id(axis) != (0 if step == "first" else pl.num_programs(axis) - 1)
 
     return _guarded(kernel.eqn, runs, kernel.axes)
 
@@ -349,11 +332,10 @@ def _with_index_map(eqn: Any, position: int, function: Callable[..., Sequence[An
     )
 
 
-def _overhangs(block: BlockFacts, facts: GridFacts, axis: int) -> bool:
+def _overhangs(block: BlockFacts, axis: int) -> bool:
     """Whether the last block along a grid axis is a partial one, where that is easy to say."""
-    grid = [a for a in range(len(facts.grid)) if a not in facts.vmapped]
     inner = open_jaxpr(block.index_map)[0]
-    variable = inner.invars[grid[axis]]
+    variable = inner.invars[axis]
     return any(
         out is variable and kind == "Blocked" and size and length % size
         for out, (kind, size, _), length in zip(

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from pallas_sim.compat.grids import GridFacts, grid_facts
 from pallas_sim.compat.jaxprs import is_literal, sub_jaxprs
 from pallas_sim.compat.places import is_indexer
 from pallas_sim.compat.source import Spot
@@ -80,6 +81,18 @@ class KernelSite:
     axes: Mapping[str, int]
     read: frozenset[int] = frozenset()
     roots: Mapping[int, int] = field(default_factory=dict[int, int])
+
+    @cached_property
+    def facts(self) -> GridFacts | None:
+        """Its grid and blocks; None if it is no ``pallas_call``."""
+        return grid_facts(self.eqn) if self.eqn.primitive.name == "pallas_call" else None
+
+    @property
+    def axes_counted(self) -> list[int]:
+        """The axes of the grid that the body counts: those that ``vmap`` added are not."""
+        if self.facts is None:
+            return []
+        return [axis for axis in range(len(self.facts.grid)) if axis not in self.facts.vmapped]
 
     def root(self, ref: Any) -> int:
         """Which ref it is, the same inside of branches and loops."""
