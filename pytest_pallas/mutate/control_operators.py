@@ -7,13 +7,16 @@ of it. Those about values, memory and messages are in ``data_operators``.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
+from jax.core import eval_jaxpr
 from jax.experimental import pallas as pl
+from jax.extend import linear_util
+from jax.interpreters import partial_eval
 
 from pallas_sim.compat.grids import BlockFacts, in_body
 from pallas_sim.compat.jaxprs import is_literal, open_jaxpr
@@ -209,9 +212,8 @@ def step(kernel: KernelSite) -> Iterator[Change]:
 )
 def overhang(kernel: KernelSite) -> Iterator[Change]:
     """A grid that leaves out the block that hangs over an edge, as ``n // block`` does."""
-    blocks = (*kernel.facts.inputs, *kernel.facts.outputs) if kernel.facts is not None else ()
     for axis, of_grid in enumerate(kernel.axes_counted):
-        if any(_overhangs(block, of_grid) for block in blocks):
+        if any(_overhangs(block, of_grid) for block in kernel.blocks):
             build = partial(_without, kernel, axis, "last")
             yield Change("the partial block dropped", build, part=f"grid axis {axis}")
 
@@ -224,8 +226,7 @@ def overhang(kernel: KernelSite) -> Iterator[Change]:
 )
 def index_map(kernel: KernelSite) -> Iterator[Change]:
     """Components of an index map swapped, one further, or constant."""
-    blocks = (*kernel.facts.inputs, *kernel.facts.outputs) if kernel.facts is not None else ()
-    for position, block in enumerate(blocks):
+    for position, block in enumerate(kernel.blocks):
         counts = _counts(block)
         outs = list(open_jaxpr(block.index_map)[0].outvars)
         if len(outs) != len(counts):
@@ -274,36 +275,18 @@ def _read_first(block: BlockFacts, out: BlockFacts, grid: Sequence[int | None]) 
 
 
 def _without(kernel: KernelSite, axis: int, step: str) -> Any:
-    def runs() -> Any:
-        return pl.program_id(axis) != (0 if step == "first" else pl.num_programs(axis) - 1)
-
-    return _guarded(kernel.eqn, runs, kernel.axes)
-
-
-def _guarded(eqn: Any, condition: Callable[[], Any], axes: Mapping[str, int]) -> Any:
-    """A ``pallas_call`` whose programs do nothing where a condition does not hold.
-
-    Args:
-      eqn: the equation.
-      axes: sizes of the mesh axes around it.
-      condition: traces a scalar bool; it may ask for ``pl.program_id`` and ``pl.num_programs``.
-    """
-    from jax.core import eval_jaxpr
-    from jax.experimental import pallas as pl
-    from jax.extend import linear_util
-    from jax.interpreters import partial_eval
-
-    body = eqn.params["jaxpr"]
+    """The ``pallas_call`` whose programs of the first or last step along an axis do nothing."""
+    eqn, body = kernel.eqn, kernel.eqn.params["jaxpr"]
 
     def run(*refs: Any) -> list[Any]:
-        @pl.when(condition())
+        @pl.when(pl.program_id(axis) != (0 if step == "first" else pl.num_programs(axis) - 1))
         def _() -> None:
             eval_jaxpr(body, (), *refs)
 
         return []
 
     wrapped = linear_util.wrap_init(run, debug_info=body.debug_info)
-    with in_body(eqn, axes):
+    with in_body(eqn, kernel.axes):
         traced = partial_eval.trace_to_jaxpr_dynamic(wrapped, [var.aval for var in body.invars])
     new = traced[0].replace(debug_info=body.debug_info)
     return eqn.replace(params={**eqn.params, "jaxpr": new})
@@ -322,9 +305,8 @@ def _with_index_map(eqn: Any, position: int, function: Callable[..., Sequence[An
     inner = open_jaxpr(block.index_map_jaxpr)[0]
     like = inner.eqns[-1] if inner.eqns else eqn
     eqns, results = equations_of(function, inner.outvars, like)
-    changed = closed_with(
-        block.index_map_jaxpr, with_equations(inner, [*inner.eqns, *eqns], results)
-    )
+    new = with_equations(inner, [*inner.eqns, *eqns], results)
+    changed = closed_with(block.index_map_jaxpr, new)
     blocks = list(mapping.block_mappings)
     blocks[position] = block.replace(index_map_jaxpr=changed)
     return eqn.replace(

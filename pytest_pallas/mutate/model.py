@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from pallas_sim.compat.grids import GridFacts, grid_facts
+from pallas_sim.compat.grids import BlockFacts, GridFacts, grid_facts
 from pallas_sim.compat.jaxprs import is_literal, sub_jaxprs
 from pallas_sim.compat.places import is_indexer
 from pallas_sim.compat.source import Spot
@@ -86,6 +86,11 @@ class KernelSite:
     def facts(self) -> GridFacts | None:
         """Its grid and blocks; None if it is no ``pallas_call``."""
         return grid_facts(self.eqn) if self.eqn.primitive.name == "pallas_call" else None
+
+    @property
+    def blocks(self) -> tuple[BlockFacts, ...]:
+        """The blocks of its inputs and outputs."""
+        return () if self.facts is None else (*self.facts.inputs, *self.facts.outputs)
 
     @property
     def axes_counted(self) -> list[int]:
