@@ -299,7 +299,7 @@ def _spec(guess: Guess) -> Iterator[str]:
     loaded, adapted = guess.loaded, _adapted(guess)
     kernel = "call" if adapted else _imported(loaded.name)
     reference = _imported(loaded.reference) if loaded.reference and not adapted else "reference"
-    gpu = guess.call.trace.platforms == {"gpu"}
+    gpu = guess.call.trace.platforms == frozenset({"gpu"})
     yield "SPEC = KernelSpec("
     yield f'    name="{loaded.short}",'
     yield f'    kernel={{"gpu": {kernel}}},' if gpu else f"    kernel={kernel},"

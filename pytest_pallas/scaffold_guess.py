@@ -403,8 +403,9 @@ def _sizes(leaves: Sequence[Leaf], *, alone: bool) -> list[int]:
 
 def _in_order(choices: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
     """All combinations, the sooner the nearer their parts are to the beginning."""
-    start = (0,) * len(choices)
-    heap, seen = [(0, start)], {start}
+    start: tuple[int, ...] = (0,) * len(choices)
+    heap: list[tuple[int, tuple[int, ...]]] = [(0, start)]
+    seen: set[tuple[int, ...]] = {start}
     while heap:
         _, positions = heapq.heappop(heap)
         yield tuple(parts[at] for parts, at in zip(choices, positions, strict=True))
