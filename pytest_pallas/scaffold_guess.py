@@ -505,7 +505,8 @@ def _tied(call: Candidate, groups: Sequence[Group]) -> list[Group]:
 
 def _needed(call: Candidate, group: Group, rest: Sequence[Group]) -> list[Group]:
     """The groups that must have the size of one, that one included."""
-    sizes = [size for size in (2 * call.size, call.size // 2, 3 * call.size // 2) if size]
+    usual = call.size
+    sizes = [size for size in (2 * usual, usual // 2, 3 * usual // 2) if size not in (0, usual)]
     # Those of the same position first: the batch of q, k and v.
     partners = sorted(
         (other for other in rest if other != group),
@@ -513,9 +514,9 @@ def _needed(call: Candidate, group: Group, rest: Sequence[Group]) -> list[Group]
     )
     for count in range(min(len(partners), _MOST_PARTNERS) + 1):
         for more in itertools.islice(itertools.combinations(partners, count), _MOST_TRIED):
-            if any(_accepts(call, [group, *more], size) for size in sizes if size != call.size):
+            if any(_accepts(call, [group, *more], size) for size in sizes):
                 return [group, *more]
-    if any(_accepts(call, rest, size) for size in sizes if size != call.size):
+    if any(_accepts(call, rest, size) for size in sizes):
         return list(rest)
     return [group]  # it has one size only
 
