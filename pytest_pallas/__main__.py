@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from pallas_sim.errors import OptionError
-from pytest_pallas.distribute import merge as merge_command
-from pytest_pallas.scaffold import command
+from pytest_pallas import scaffold
+from pytest_pallas.distribute import merge
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,8 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="pytest-pallas", description="Tests for JAX Pallas kernels; run them with pytest."
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for each in (command, merge_command):
-        each.add_parser(commands)
+    for command in (scaffold, merge):
+        command.add_parser(commands)
     given = parser.parse_args(arguments)
     try:
         return given.run(given)

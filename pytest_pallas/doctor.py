@@ -1,4 +1,8 @@
-"""What is installed and set on this machine, as data. Imports nothing that it looks at."""
+"""``pytest --pallas-doctor``: what is installed and set here, and which backends run a tiny kernel.
+
+``installation_of`` collects the facts, ``trials`` tries each backend, ``lines`` writes the report,
+which is made to be pasted into a bug report.
+"""
 
 from __future__ import annotations
 
@@ -66,21 +70,7 @@ class Package:
 
 
 @dataclass(frozen=True)
-class Extra:
-    """An extra of pytest-pallas that no backend needs, and whether its package is installed."""
-
-    name: str
-    package: str
-    version: str
-
-    @property
-    def install(self) -> str:
-        """The command that installs it."""
-        return f"pip install 'pytest-pallas[{self.name}]'"
-
-
-@dataclass(frozen=True)
-class Machine:
+class Installation:
     """What is installed and set.
 
     Attributes:
@@ -88,7 +78,7 @@ class Machine:
       system: the operating system, the processor and the number of CPUs.
       packages: those of ``PACKAGES`` that are installed, and that are not.
       plugins: of pytest: name and version.
-      extras: of ``EXTRAS``.
+      extras: the packages of ``EXTRAS``, by the extra.
       environment: the variables that are set, of those that matter.
     """
 
@@ -96,11 +86,11 @@ class Machine:
     system: str
     packages: tuple[Package, ...]
     plugins: tuple[str, ...]
-    extras: tuple[Extra, ...]
+    extras: Mapping[str, Package]
     environment: Mapping[str, str]
 
 
-def machine(plugins: Sequence[tuple[str, str]], environ: Mapping[str, str]) -> Machine:
+def installation_of(plugins: Sequence[tuple[str, str]], environ: Mapping[str, str]) -> Installation:
     """What is installed and set here.
 
     Args:
@@ -108,19 +98,18 @@ def machine(plugins: Sequence[tuple[str, str]], environ: Mapping[str, str]) -> M
       environ: the environment.
     """
     cpus = os.cpu_count()
-    return Machine(
+    return Installation(
         python=_package("python", platform.python_version()),
         system=f"{platform.platform()}, {platform.machine()}, {cpus} CPUs",
         packages=tuple(_package(name, _version(name)) for name in PACKAGES),
         plugins=tuple(sorted({f"{name} {version}" for name, version in plugins})),
-        extras=tuple(Extra(name, each, _version(each)) for name, each in EXTRAS.items()),
+        extras={name: Package(each, _version(each)) for name, each in EXTRAS.items()},
         environment={name: environ[name] for name in sorted(environ) if _VARIABLES.match(name)},
     )
 
 
 def _package(name: str, version: str) -> Package:
-    tested = TESTED.get(name)
-    if tested is None:
+    if (tested := TESTED.get(name)) is None:
         return Package(name, version)
     return Package(name, version, str(tested), bool(version) and tested.newer(version))
 
@@ -212,57 +201,45 @@ def _words(error: Exception) -> str:
 _WIDTH = 18
 
 
-def lines(machine: Machine, devices: Sequence[str], trials: Iterable[Trial]) -> Iterator[str]:
+def lines(
+    installation: Installation, devices: Sequence[str], trials: Iterable[Trial]
+) -> Iterator[str]:
     """The report, line by line: a line of a backend comes when it was tried."""
     yield f"pytest-pallas {__version__}"
-    yield ""
-    yield "versions"
-    yield from _package_line(machine.python)
-    yield _row("system", machine.system)
-    for package in machine.packages:
-        yield from _package_line(package)
-    yield _row("pytest plugins", ", ".join(machine.plugins) or "none")
-    for name, value in machine.environment.items():
+    yield from ("", "versions", _package_line(installation.python))
+    yield _row("system", installation.system)
+    yield from map(_package_line, installation.packages)
+    yield _row("pytest plugins", ", ".join(installation.plugins) or "none")
+    for name, value in installation.environment.items():
         yield _row("environment", f"{name}={value}")
-    yield ""
-    yield "devices"
-    for device in devices:
-        yield f"  {device}"
+    yield from ("", "devices", *(f"  {device}" for device in devices))
     yield ""
     yield "backends, with one kernel on float32[8, 128], and the seconds of its first call"
-    counts = dict.fromkeys((OK, MISSING), 0)
-    failed = list[str]()
+    by_status: dict[str, list[str]] = {OK: [], MISSING: [], FAILED: []}
     for trial in trials:
         yield from _trial(trial)
-        if trial.status in counts:
-            counts[trial.status] += 1
-        else:
-            failed.append(trial.backend)
+        by_status[trial.status].append(trial.backend)
+    yield from ("", "extras")
+    for extra, package in installation.extras.items():
+        missing = f"missing; pip install 'pytest-pallas[{extra}]'"
+        yield _row(extra, f"{package.name} {package.version}" if package.version else missing)
     yield ""
-    yield "extras"
-    for extra in machine.extras:
-        found = f"{extra.package} {extra.version}" if extra.version else f"missing; {extra.install}"
-        yield _row(extra.name, found)
-    yield ""
-    words = f"backends: {counts[OK]} work, {counts[MISSING]} missing"
-    yield f"{words}, {len(failed)} failed: {', '.join(failed)}" if failed else words
+    failed = by_status[FAILED]
+    names = f", {len(failed)} failed: {', '.join(failed)}" if failed else ""
+    yield f"backends: {len(by_status[OK])} work, {len(by_status[MISSING])} missing{names}"
 
 
 def _row(name: str, text: str) -> str:
     return f"  {name:<{_WIDTH}} {text}"
 
 
-def _package_line(package: Package) -> Iterator[str]:
-    """A line; a package without a version is listed only if its absence matters."""
-    if not package.version:
-        yield _row(package.name, "not installed")
-        return
+def _package_line(package: Package) -> str:
     tested = ""
     if package.newer:
         tested = f" (newer than what was tested: {package.tested})"
-    elif package.tested:
+    elif package.version and package.tested:
         tested = f" (tested: {package.tested})"
-    yield _row(package.name, f"{package.version}{tested}")
+    return _row(package.name, f"{package.version or 'not installed'}{tested}")
 
 
 def _trial(trial: Trial) -> Iterator[str]:
@@ -296,8 +273,8 @@ def _lines(config: pytest.Config, environ: dict[str, str]) -> Iterator[str]:
     plugins = [
         (each.project_name, each.version) for _, each in config.pluginmanager.list_plugin_distinfo()
     ]
-    found = machine(plugins, environ)
+    installation = installation_of(plugins, environ)
     try:
-        yield from lines(found, devices(), trials(session.families.values()))
+        yield from lines(installation, devices(), trials(session.families.values()))
     finally:
         sys.stdout.flush()

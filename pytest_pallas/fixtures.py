@@ -307,7 +307,7 @@ def pallas_compile(request: pytest.FixtureRequest) -> PallasCompile:
             backend=backend,
             node=session.item,
             options=settings,
-        ).with_settings(mutant=None)  # mutants run where kernels are executed
+        ).with_settings(rewriting=None)  # mutants run where kernels are executed
         finding = run_check(session.base, context, subject.name, found=builder.add)
         assert finding.outcome is not None
         return finding.outcome.report

@@ -132,7 +132,7 @@ def _call(spec: KernelSpec, arguments: Arguments, mutant: Mutant | None = None) 
         function=spec.kernel_for("tpu"),
         args=arguments.args,
         options={**arguments.options, **arguments.tuning},
-        settings=RunSettings(mutant=mutant, timeout=15.0),
+        settings=RunSettings(rewriting=mutant, timeout=15.0),
     )
 
 

@@ -195,7 +195,8 @@ class RunSettings:
       dma: whether DMAs without a wait and semaphores that are not 0 at the end are errors.
       dump: folder for the outputs of a compiling backend, or None.
       observer: receives events before and after the execution, or None.
-      mutant: the ``mutation.Mutant`` to apply to its kernels, or None.
+      rewriting: makes another program of the traced one, a closed jaxpr, before it runs; None
+        keeps it. Equal and hashable where the programs are the same: caches of runs rely on it.
       arithmetic: how the simulator adds products: ``"chip"`` or ``"float32"``; "" for the default
         of its chip.
     """
@@ -207,7 +208,7 @@ class RunSettings:
     dma: bool = True
     dump: str | None = None
     observer: Observer | None = None
-    mutant: Any = None
+    rewriting: Callable[[Any], Any] | None = None
     arithmetic: str = ""
 
 
@@ -257,9 +258,9 @@ class Configured:
         return self.settings.observer
 
     @property
-    def mutant(self) -> Any:
+    def rewriting(self) -> Callable[[Any], Any] | None:
         """See ``RunSettings``."""
-        return self.settings.mutant
+        return self.settings.rewriting
 
     @property
     def arithmetic(self) -> str:

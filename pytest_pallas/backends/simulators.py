@@ -199,10 +199,10 @@ def _tell(call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
 
 
 def _traced(backend: Simulator, call: Call) -> Any:
-    """The trace of a call, without its mutant; JAX caches it."""
+    """The trace of a call, without its rewriting; JAX caches it."""
     from pytest_pallas.backends.tracing import jitted, on_host
 
-    static, arrays = on_host(call.with_settings(mutant=None))
+    static, arrays = on_host(call.with_settings(rewriting=None))
     with backend.context():
         return jitted(static).trace(arrays)
 
@@ -212,7 +212,7 @@ class _TracedProgram:
     """What a call is simulated as.
 
     Attributes:
-      jaxpr: with its mutant.
+      jaxpr: rewritten, if the call says so.
       structure: the tree of the outputs.
       kernels: its kernels.
     """
@@ -226,10 +226,9 @@ def _program(backend: Simulator, call: Call) -> _TracedProgram:
     import jax
 
     from pytest_pallas.backends.execution import kernels_of
-    from pytest_pallas.mutate import mutated
 
     traced = _traced(backend, call)
-    jaxpr = traced.jaxpr if call.mutant is None else mutated(traced.jaxpr, call.mutant)
+    jaxpr = traced.jaxpr if call.rewriting is None else call.rewriting(traced.jaxpr)
     return _TracedProgram(jaxpr, jax.tree.structure(traced.out_info), kernels_of(call, jaxpr))
 
 
@@ -312,14 +311,10 @@ def _eager_run(
 
     from pallas_sim.simulation import run_eagerly
     from pytest_pallas.backends.tracing import apply, on_host
-    from pytest_pallas.mutate import mutated
 
     _tell(call, None, ())
-    static, arrays = on_host(call.with_settings(mutant=None))
-
-    def change(jaxpr: Any) -> Any:
-        return jaxpr if call.mutant is None else mutated(jaxpr, call.mutant)
-
+    static, arrays = on_host(call.with_settings(rewriting=None))
+    change = call.rewriting or (lambda jaxpr: jaxpr)
     with backend.context():
         values = run_eagerly(lambda *given: apply(static, [*given]), machine, arrays, change)
     return Outcome(
@@ -368,8 +363,8 @@ def _machine(
 
 def _counter(backend: Simulator, call: Call) -> Callable[[Any], int | None] | None:
     """What counts the shared memory of a kernel; None if no compiler is there."""
-    if call.mutant is not None:
-        return lambda _: 0  # whether the kernel fits is not what mutants are about
+    if call.rewriting is not None:
+        return lambda _: 0  # whether the kernel fits is not asked of a mistake that was put in
     compiler = backend.compiler
     if compiler is None or compiler.available() is not None:
         return None
@@ -408,7 +403,7 @@ def _key(call: Call) -> Hashable:
         identity(call.function),
         digest((call.args, dict(call.options))),
         (call.jit, call.devices, call.needs_kernel, call.fill, call.probe, call.schedule),
-        (call.mutant, call.arithmetic),
+        (call.rewriting, call.arithmetic),
     )
 
 

@@ -33,7 +33,7 @@ class StaticPart:
     tree: Any
     leaves: tuple[tuple[int, Any], ...]
     key: Hashable
-    mutant: Any = None
+    rewriting: Callable[[Any], Any] | None = None
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -101,8 +101,8 @@ def _taken_apart(call: Call, convert: Callable[[Any], Any]) -> tuple[StaticPart,
         else:
             rest.append((position, leaf))
     statics = tuple((position, identity(leaf)) for position, leaf in rest)
-    key = (identity(call.function), tree, statics, call.mutant)
-    return StaticPart(call.function, tree, tuple(rest), key, call.mutant), arrays
+    key = (identity(call.function), tree, statics, call.rewriting)
+    return StaticPart(call.function, tree, tuple(rest), key, call.rewriting), arrays
 
 
 def _copied(leaf: Any) -> Any:
@@ -142,9 +142,9 @@ def signature(call: Call) -> str:
 
 
 def apply(static: StaticPart, arrays: list[Any]) -> Any:
-    """Execute the call that ``split`` took apart; with its mutant, if it has one."""
-    if static.mutant is not None:
-        return _with_mutant(static, arrays)
+    """Execute the call that ``split`` took apart; with its rewriting, if it has one."""
+    if static.rewriting is not None:
+        return _rewritten(static, static.rewriting, arrays)
     leaves: list[Any] = []
     rest = dict(static.leaves)
     remaining = iter(arrays)
@@ -155,16 +155,14 @@ def apply(static: StaticPart, arrays: list[Any]) -> Any:
         return static.function(*args, **options)
 
 
-def _with_mutant(static: StaticPart, arrays: list[Any]) -> Any:
-    """Execute the call with a mutant in its kernels. JAX caches the trace of the original."""
-    from pytest_pallas.mutate import mutated
-
-    plain = dataclasses.replace(static, key=(static.key, "without"), mutant=None)
+def _rewritten(static: StaticPart, rewriting: Callable[[Any], Any], arrays: list[Any]) -> Any:
+    """Execute the call with its program rewritten. JAX caches the trace of the original."""
+    plain = dataclasses.replace(static, key=(static.key, "without"), rewriting=None)
     try:
         traced = jitted(plain).trace(arrays)
     except jax.errors.ConcretizationTypeError:
-        return apply(plain, arrays)  # it needs values, and mutants are not in it
-    outs = jaxpr_as_fun(mutated(traced.jaxpr, static.mutant))(*arrays)
+        return apply(plain, arrays)  # it needs values, and there is no program to rewrite
+    outs = jaxpr_as_fun(rewriting(traced.jaxpr))(*arrays)
     return jax.tree.unflatten(jax.tree.structure(traced.out_info), outs)
 
 
@@ -305,13 +303,13 @@ def kernels_of(
 
 
 def traced_kernels(call: Call, backend: Backend) -> Sequence[KernelCall]:
-    """The kernels of a call on a backend, without its mutant; () if it cannot be traced."""
-    return kernels_of(call.with_settings(mutant=None), _context_of(backend)) or ()
+    """The kernels of a call on a backend, without its rewriting; () if it cannot be traced."""
+    return kernels_of(call.with_settings(rewriting=None), _context_of(backend)) or ()
 
 
 def traced_jaxpr(call: Call, backend: Backend) -> Any:
-    """The trace of a call on a backend, without its mutant; None if it cannot be traced."""
-    traced = _traced(call.with_settings(mutant=None), _context_of(backend))
+    """The trace of a call on a backend, without its rewriting; None if it cannot be traced."""
+    traced = _traced(call.with_settings(rewriting=None), _context_of(backend))
     return None if traced is None else traced.jaxpr
 
 

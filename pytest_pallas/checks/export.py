@@ -22,13 +22,12 @@ from pallas_sim.errors import KernelError
 from pytest_pallas.backends.execution import brief
 from pytest_pallas.backends.hardware import CUSTOM_CALLS
 from pytest_pallas.backends.protocol import Backend, Call
+from pytest_pallas.backends.rewriting import closed_with, equations_of, with_kernels
 from pytest_pallas.backends.tracing import QUICK, abstract, apply, on_host, split
 from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, call, run
 from pytest_pallas.checks.metamorphic import identical
 from pytest_pallas.errors import NotApplicableError
-from pytest_pallas.mutate.model import closed_with, equations_of
-from pytest_pallas.mutate.programs import rewritten
 from pytest_pallas.spec import KernelSpec
 
 #: The name of a kernel in a program that is lowered without its kernels.
@@ -95,7 +94,7 @@ class SimulatedTrip:
             return tuple(jax.tree.leaves(apply(static, list(arrays))))
 
         traced = jax.make_jaxpr(leaves)(*shapes)
-        around = rewritten(open_jaxpr(traced)[0], lambda _: None, lambda k: _opaque(k.eqn))
+        around = with_kernels(open_jaxpr(traced)[0], lambda eqn, _: _opaque(eqn))
         lowered = jaxpr_as_fun(closed_with(traced, around))
         exported = _exported(jax.jit(lambda *arrays: lowered(*arrays)), shapes, self.platform)
         _same_types(exported, traced)

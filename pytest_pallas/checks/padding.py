@@ -11,7 +11,7 @@ from pytest_pallas.checks.inputs import masks_of, poisoned
 from pytest_pallas.checks.metamorphic import run_again, unchanged
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.grid.kernel_calls import KernelCall
-from pytest_pallas.grid.unwritten import has_blocks, overhanging_blocks
+from pytest_pallas.grid.unwritten import is_tiled, overhanging_blocks
 from pytest_pallas.judge.tolerance import Comparison
 from pytest_pallas.spec import KernelSpec
 
@@ -29,7 +29,7 @@ def requires_kernels(
     if spec.ignored is not None:
         return None
     fills = getattr(backend, "fills", False)
-    return None if fills and any(has_blocks(k.eqn) for k in kernels) else _why_not(backend)
+    return None if fills and any(is_tiled(k.eqn) for k in kernels) else _why_not(backend)
 
 
 @declare_check(

@@ -12,8 +12,7 @@ import numpy as np
 
 from pallas_sim.errors import Inline
 from pytest_pallas.grid import findings as picture
-from pytest_pallas.grid.bodies import Accesses, accesses_of
-from pytest_pallas.grid.findings import GridFinding, found, points
+from pytest_pallas.grid.findings import GridFinding, finding_of, points
 from pytest_pallas.grid.kernel_calls import KernelCall
 from pytest_pallas.grid.model import GridCall, GridWindow, read_call, region
 from pytest_pallas.grid.overhang import illegal_tiles, overhang, too_much_vmem
@@ -34,7 +33,7 @@ _MOST_CELLS = 2**22
 type _Missing = tuple[tuple[tuple[int, int], ...], int] | None
 
 
-def out_of_range(call: GridCall, window: GridWindow, accesses: Accesses) -> Iterator[GridFinding]:
+def out_of_range(call: GridCall, window: GridWindow) -> Iterator[GridFinding]:
     """Blocks that lie entirely outside of their array."""
     if window.starts is None or not math.prod(window.shape):
         return
@@ -48,8 +47,8 @@ def out_of_range(call: GridCall, window: GridWindow, accesses: Accesses) -> Iter
     if not at.size:
         return
     # On GPUs a block is an address; what lies there is wrong only if it is touched.
-    sure = call.platform == "tpu" or accesses.always(window)
-    yield found(
+    sure = call.platform == "tpu" or call.covers(window)
+    yield finding_of(
         call,
         window,
         "out-of-range",
@@ -89,7 +88,7 @@ def never_written(call: GridCall, window: GridWindow, use: OutputUse) -> Iterato
     words = region([a for a, _ in block], [b - a for a, b in block])
     what = f"no program writes {words}" + (f" and {count - 1} more blocks" if count > 1 else "")
     doubt = "" if seen else " What follows the kernel may not use it."
-    yield found(
+    yield finding_of(
         call,
         window,
         "never-written",
@@ -130,22 +129,17 @@ def _missing_cells(window: GridWindow) -> _Missing:
     if math.prod(len(c) for c in cuts) > _MOST_CELLS:
         return None
     written = np.zeros([len(c) - 1 for c in cuts], bool)
-    lows = [
-        np.searchsorted(c, np.clip(s, 0, n)) for c, s, n in _by_axis(cuts, window.starts, window)
+    edges = [
+        np.searchsorted(c, np.clip([s, e], 0, n))
+        for c, s, e, n in zip(cuts, window.starts, ends, window.shape, strict=True)
     ]
-    highs = [np.searchsorted(c, np.clip(e, 0, n)) for c, e, n in _by_axis(cuts, ends, window)]
-    boxes = {tuple(map(tuple, box)) for box in np.stack([lows, highs], -1).transpose(1, 0, 2)}
-    for box in boxes:
+    for box in {tuple(map(tuple, box)) for box in np.array(edges).transpose(2, 0, 1)}:
         written[tuple(slice(a, b) for a, b in box)] = True
     missing = np.argwhere(~written)
     if not len(missing):
         return None
     first = [(int(c[i]), int(c[i + 1])) for c, i in zip(cuts, missing[0], strict=True)]
     return tuple(first), len(missing)
-
-
-def _by_axis(cuts: Any, places: Any, window: GridWindow) -> Iterator[tuple[Any, Any, int]]:
-    yield from zip(cuts, places, window.shape, strict=True)
 
 
 def _missing_by_reasoning(call: GridCall, window: GridWindow) -> _Missing:
@@ -180,14 +174,14 @@ def _edges(window: GridWindow, index: Sequence[int]) -> tuple[tuple[int, int], .
 _MOST_PAIRS = 2**22
 
 
-def written_twice(call: GridCall, window: GridWindow, accesses: Accesses) -> Iterator[GridFinding]:
+def written_twice(call: GridCall, window: GridWindow) -> Iterator[GridFinding]:
     """Blocks of an output that programs write at the same time, or come back to."""
     if window.starts is None or not math.prod(window.shape) or not window.starts.shape[1]:
         return
     if window.whole:
         return  # the body writes where it wants to
     blocks, which = window.distinct
-    if call.platform == "gpu" and (call.synchronizes or not accesses.always(window)):
+    if call.platform == "gpu" and (call.synchronizes or not call.covers(window)):
         return  # one after the other, or each program a part of its own
     for dim in call.concurrent:
         along = call.points[dim]
@@ -206,7 +200,7 @@ def written_twice(call: GridCall, window: GridWindow, accesses: Accesses) -> Ite
             if call.platform == "tpu"
             else "and the programs of a grid run at the same time on a GPU"
         )
-        yield found(
+        yield finding_of(
             call,
             window,
             "parallel-write",
@@ -235,7 +229,7 @@ def _revisited(call: GridCall, window: GridWindow, which: Any) -> Iterator[GridF
     late = int(begins[again[0]])
     early = np.flatnonzero(which[:late] == which[late])
     left = int(early[-1]) + 1
-    yield found(
+    yield finding_of(
         call,
         window,
         "revisited",
@@ -249,9 +243,7 @@ def _revisited(call: GridCall, window: GridWindow, which: Any) -> Iterator[GridF
     )
 
 
-def read_after_write(
-    call: GridCall, window: GridWindow, accesses: Accesses
-) -> Iterator[GridFinding]:
+def read_after_write(call: GridCall, window: GridWindow) -> Iterator[GridFinding]:
     """Blocks of an input that are fetched after an earlier program wrote the memory they share."""
     outputs = {o.position: o for o in call.windows if o.output}
     partner = dict(call.facts.aliases).get(window.position)
@@ -260,16 +252,16 @@ def read_after_write(
         return
     if window.whole or output.whole or not window.starts.shape[1]:
         return
-    if not accesses.reads(window):
+    if not call.uses(window):
         return
-    always = accesses.always(window) and accesses.always(output)
+    always = call.covers(window) and call.covers(output)
     if call.platform == "gpu" and (call.synchronizes or not always):
         return
     pair = _hazard(call, window, output)
     if pair is None:
         return
     writer, reader = pair
-    yield found(
+    yield finding_of(
         call,
         window,
         "alias",
@@ -331,20 +323,19 @@ def affine_out_of_range(call: GridCall, window: GridWindow) -> Iterator[GridFind
             continue
         low, high = affine.span(grid)
         if low < 0 or high >= count:
-            corner = [
-                (n - 1 if (c > 0) == (high >= count) else 0)
+            corner = tuple(
+                n - 1 if (c > 0) == (high >= count) else 0
                 for c, n in zip(affine.coefficients, grid, strict=True)
-            ]
-            yield GridFinding(
-                kind="out-of-range",
-                severity="error" if call.platform == "tpu" else "warning",
-                kernel=call.call.name,
-                source=call.call.source,
-                operand=window.name,
-                programs=(tuple(corner),),
-                message=f"program {tuple(corner)} has the block {high if high >= count else low} "
+            )
+            yield finding_of(
+                call,
+                window,
+                "out-of-range",
+                "error" if call.platform == "tpu" else "warning",
+                [corner],
+                f"program {corner} has the block {high if high >= count else low} "
                 f"along axis {axis}, where the array {list(window.shape)} has {count}.",
-                remedy="Clamp what the index map returns, or correct the grid.",
+                "Clamp what the index map returns, or correct the grid.",
             )
             return
 
@@ -377,15 +368,14 @@ def affine_written_twice(call: GridCall, window: GridWindow) -> Iterator[GridFin
     else:
         return
     other = tuple(int(i == dim) for i in range(len(grid)))
-    yield GridFinding(
-        kind=kind,
-        severity="error",
-        kernel=call.call.name,
-        source=call.call.source,
-        operand=window.name,
-        programs=(origin, other),
-        message=f"programs {origin} and {other} write the same block, and {text}.",
-        remedy="Let the dim that the index map ignores be 'arbitrary' and come last.",
+    yield finding_of(
+        call,
+        window,
+        kind,
+        "error",
+        (origin, other),
+        f"programs {origin} and {other} write the same block, and {text}.",
+        "Let the dim that the index map ignores be 'arbitrary' and come last.",
     )
 
 
@@ -474,17 +464,16 @@ def _shortened(call: GridCall, findings: Sequence[GridFinding]) -> Sequence[Grid
 
 
 def _findings(call: GridCall, scope: JaxprScope, chip: str) -> Iterator[GridFinding]:
-    accesses = accesses_of(call)
     for window in call.windows:
-        yield from out_of_range(call, window, accesses)
+        yield from out_of_range(call, window)
         if window.output:
             use = use_of(scope, call.call.eqn.outvars[window.position])
-            if not use.none:
+            if use.returned or use.doubtful:
                 yield from never_written(call, window, use)
-                yield from written_twice(call, window, accesses)
+                yield from written_twice(call, window)
                 yield from affine_written_twice(call, window)
         else:
-            yield from read_after_write(call, window, accesses)
+            yield from read_after_write(call, window)
         yield from affine_out_of_range(call, window)
     yield from overhang(call)
     yield from illegal_tiles(call)

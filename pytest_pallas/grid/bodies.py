@@ -1,24 +1,26 @@
-"""What is computed of elements beyond the edge of an array, operation by operation.
+"""What a kernel's body computes of elements beyond the edge of an array: a taint analysis.
 
-A value is tainted along an axis where its last elements come from beyond the edge of a block's
-array, and contaminated once they were reduced into the others. Where that cannot be followed, the
-value is taken to be clean: only what is certain is reported.
+First what one operation makes of taints (``transferred``), then the pass through a body
+(``BodyInterpretation``). A value is tainted along an axis where its last elements come from beyond
+the edge of a block's array, and contaminated once they were reduced into the others. Where that
+cannot be followed, the value is taken to be clean: only what is certain is reported.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from pallas_sim.compat.jaxprs import open_jaxpr, scan_parts
 from pallas_sim.compat.source import source_line
 from pytest_pallas.grid import scalars
 from pytest_pallas.grid.kernel_calls import called_jaxpr
-from pytest_pallas.grid.model import GridCall, GridWindow
-from pytest_pallas.grid.scalars import Points, masked_window, window_of
+from pytest_pallas.grid.scalars import Points
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,9 @@ class TaintedValue:
 
 
 CLEAN = TaintedValue()
+
+#: A value of which nothing is known, but that it may depend on the position.
+_UNKNOWN = TaintedValue(positional=True)
 
 _ELEMENTWISE = frozenset(
     {
@@ -235,29 +240,28 @@ def _product(eqn: Any, operands: Sequence[TaintedValue], by: tuple[str, str]) ->
 
 def _rearranged(eqn: Any, operands: Sequence[TaintedValue]) -> Taints:
     """Operations that move elements; every other one is taken to return clean values."""
-    name, params = eqn.primitive.name, eqn.params
-    first = operands[0].marks
+    first, params = operands[0].marks, eqn.params
     shape = getattr(eqn.invars[0].aval, "shape", ())
     result = getattr(eqn.outvars[0].aval, "shape", ())
-    if name == "broadcast_in_dim":
-        dims = params["broadcast_dimensions"]
-        return moved(first, lambda a: dims[a] if shape[a] == result[dims[a]] else None)
-    if name == "transpose":
-        return moved(first, _position_in(params["permutation"]))
-    if name == "squeeze":
-        kept = [a for a in range(len(shape)) if a not in params["dimensions"]]
-        return moved(first, _position_in(kept))
-    if name in ("reshape", "bitcast_convert_type"):
-        return moved(first, _position_after_reshape(shape, result))
-    if name == "concatenate":
-        return union([value.marks for value in operands])
-    if name == "pad":
-        return union([operands[0].marks])
-    if name == "slice":
-        return moved(first, lambda a: a if result[a] == shape[a] else None)
-    if name == "dynamic_slice":
-        return moved(first, lambda a: a if result[a] == shape[a] else None)
-    return {}
+    match eqn.primitive.name:
+        case "broadcast_in_dim":
+            dims = params["broadcast_dimensions"]
+            return moved(first, lambda a: dims[a] if shape[a] == result[dims[a]] else None)
+        case "transpose":
+            return moved(first, _position_in(params["permutation"]))
+        case "squeeze":
+            kept = [a for a in range(len(shape)) if a not in params["dimensions"]]
+            return moved(first, _position_in(kept))
+        case "reshape" | "bitcast_convert_type":
+            return moved(first, _position_after_reshape(shape, result))
+        case "concatenate":
+            return union([value.marks for value in operands])
+        case "pad":
+            return first
+        case "slice" | "dynamic_slice":
+            return moved(first, _kept_by(shape, result))
+        case _:
+            return {}
 
 
 def _position_after_reshape(
@@ -269,10 +273,6 @@ def _position_after_reshape(
 
 
 # The body of a kernel, followed once for all grid points, on what is known of each value.
-#
-# Known is which of its elements lie beyond the edge of an array (``taint``), and, of scalars that
-# depend on the grid point only, what they are. So branches are entered by those programs that enter
-# them.
 
 
 @dataclass(eq=False)
@@ -290,7 +290,11 @@ class RefContent:
 
 @dataclass(eq=False)
 class BodyInterpretation:
-    """The state of one pass through a body.
+    """One pass through a body: an abstract interpretation (Cousot and Cousot, 1977).
+
+    Known of a value is which of its elements lie beyond the edge of an array (``Taint``), and, of
+    scalars that depend on the grid point only, what they are. So branches are entered by those
+    programs that enter them: ``active`` says by which, bool[points].
 
     Attributes:
       points: int32[dims, points], the programs that are followed.
@@ -306,102 +310,176 @@ class BodyInterpretation:
     stored: list[tuple[Taint, Points]] = field(default_factory=list[tuple[Taint, Points]])
     sure: bool = True
 
+    def follow(self, jaxpr: Any, environment: dict[Any, Any], active: Points) -> list[Any]:
+        """Follow a jaxpr at the ``active`` points, and return what is known of its outputs."""
 
-def follow(
-    jaxpr: Any, environment: dict[Any, Any], course: BodyInterpretation, active: Points
-) -> list[Any]:
-    """Follow a jaxpr at the ``active`` points, and return what is known of its outputs."""
+        def read(var: Any) -> Any:
+            if not hasattr(var, "val"):
+                return environment.get(var, CLEAN)
+            if np.ndim(var.val):
+                return CLEAN
+            return TaintedValue(points=self._everywhere(var.val, var.aval.dtype))
 
-    def read(var: Any) -> Any:
-        if hasattr(var, "val"):
-            scalar = np.ndim(var.val) == 0
-            count = course.points.shape[1]
-            return TaintedValue(points=np.full(count, var.val, var.aval.dtype)) if scalar else CLEAN
-        return environment.get(var, CLEAN)
+        for eqn in jaxpr.eqns:
+            results = self._step(eqn, [read(var) for var in eqn.invars], active, read)
+            environment.update(zip(eqn.outvars, results, strict=True))
+        return [read(var) for var in jaxpr.outvars]
 
-    for eqn in jaxpr.eqns:
-        operands = [read(var) for var in eqn.invars]
-        results = _step(eqn, operands, course, active, read)
-        for var, result in zip(eqn.outvars, results, strict=True):
-            environment[var] = result
-    return [read(var) for var in jaxpr.outvars]
+    def _everywhere(self, value: Any, dtype: Any = np.int32) -> Points:
+        return np.full(self.points.shape[1], value, dtype)
 
-
-def _step(
-    eqn: Any, operands: Sequence[Any], course: BodyInterpretation, active: Points, read: Any
-) -> Sequence[Any]:
-    name = eqn.primitive.name
-    if name in ("get", "masked_load", "swap", "masked_swap", "addupdate"):
-        return _access(eqn, operands, course, active, read)
-    if name == "program_id":
-        return [
-            TaintedValue(
-                points=scalars.coordinate(eqn, course.points, course.vmapped), positional=True
+    def _step(self, eqn: Any, operands: Sequence[Any], active: Points, read: Any) -> Sequence[Any]:
+        called = called_jaxpr(eqn)
+        if called is not None:
+            return self.follow(
+                called[0], dict(zip(called[0].invars, operands, strict=True)), active
             )
+        match eqn.primitive.name:
+            case "get" | "masked_load" | "swap" | "masked_swap" | "addupdate":
+                return self._access(eqn, operands[0], active, read)
+            case "program_id":
+                here = scalars.coordinate(eqn, self.points, self.vmapped)
+                return [TaintedValue(points=here, positional=True)]
+            case "num_programs":
+                counted = [n for dim, n in enumerate(self.sizes) if dim not in self.vmapped]
+                size = counted[eqn.params["axis"]]
+                points = None if size is None else self._everywhere(size)
+                return [TaintedValue(points=points, positional=size is None)]
+            case "iota":
+                return [_UNKNOWN]
+            case "cond":
+                return self._branches(eqn, operands, active)
+            case "scan" | "while":
+                return self._loop(eqn, operands, active)
+            case "run_scoped":
+                jaxpr, _ = open_jaxpr(eqn.params["jaxpr"])
+                environment: dict[Any, Any] = dict(zip(jaxpr.constvars, operands, strict=False))
+                environment.update({var: RefContent() for var in jaxpr.invars})
+                return self.follow(jaxpr, environment, active)
+            case _:
+                return self._operation(eqn, operands)
+
+    def _operation(self, eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
+        refs = [operand for operand in operands if isinstance(operand, RefContent)]
+        for ref in refs:  # a copy, or whatever else: what it holds is not known
+            ref.content = _UNKNOWN
+        if refs:
+            return [_UNKNOWN] * len(eqn.outvars)
+        results = transferred(eqn, operands, lambda: source_line(eqn) or "")
+        if len(results) == 1:
+            numbers = scalars.applied(eqn, [value.points for value in operands])
+            return results if numbers is None else [replace(results[0], points=numbers)]
+        return results
+
+    def _access(self, eqn: Any, ref: Any, active: Points, read: Any) -> Sequence[TaintedValue]:
+        """A load or store. Of a part of a ref, what was not followed is clean afterwards."""
+        access, shape = scalars.access_of(eqn), eqn.invars[0].aval.shape
+        if not isinstance(ref, RefContent):
+            return [_UNKNOWN] * len(eqn.outvars)
+        window = access.window
+        if window and len(window) != len(shape):
+            window = None  # the ref is not laid out as it is indexed
+        axes = None if window is None or access.masked else _kept(window, shape)
+        loaded = self._loaded(ref, window, axes, read)
+        if access.stored is not None:
+            stored = read(access.stored)
+            if self.sure:  # contamination that is stored is an error
+                self.stored += [
+                    (m, at & active) for m, at in stored.marks.items() if m.axis is None
+                ]
+            whole = axes is not None and len(axes) == len(shape) and None not in axes.values()
+            parts = [stored.marks] if whole and self.sure else []
+            parts += [ref.content.marks] if whole and eqn.primitive.name == "addupdate" else []
+            marks = union([at(ref.content.marks, ~active), at(union(parts), active)])
+            positional = ref.content.positional or stored.positional or not whole
+            ref.content = TaintedValue(marks, positional)
+        return [loaded] * len(eqn.outvars)
+
+    def _loaded(
+        self, ref: RefContent, window: Any, axes: dict[int, int | None] | None, read: Any
+    ) -> TaintedValue:
+        if axes is None or window is None:
+            return _UNKNOWN
+        if ref.known is not None:
+            numbers = scalars.indexed(np.asarray(ref.known), window, lambda var: read(var).points)
+            if numbers is not None:
+                numbers = np.broadcast_to(numbers, (self.points.shape[1],))
+                return TaintedValue(points=numbers, positional=True)
+        single = bool(window) and not any(hasattr(index, "start") for index in window)
+        return TaintedValue(moved(ref.content.marks, axes.get), ref.content.positional or single)
+
+    def _branches(self, eqn: Any, operands: Sequence[Any], active: Points) -> Sequence[Any]:
+        which, *rest = operands
+        branches = [open_jaxpr(branch)[0] for branch in eqn.params["branches"]]
+        before, self.sure = self.sure, self.sure and which.points is not None
+        parts = [active] * len(branches)
+        if which.points is not None:
+            chosen = np.clip(which.points, 0, len(branches) - 1).astype(int)
+            parts = [active & (chosen == number) for number in range(len(branches))]
+        results = [
+            self.follow(branch, dict(zip(branch.invars, rest, strict=True)), part)
+            for branch, part in zip(branches, parts, strict=True)
         ]
-    if name == "num_programs":
-        return [_size(eqn, course)]
-    if name == "iota":
-        return [TaintedValue(positional=True)]
-    called = called_jaxpr(eqn)
-    if called is not None:
-        environment = dict(zip(called[0].invars, operands, strict=True))
-        return follow(called[0], environment, course, active)
-    if name == "cond":
-        return _branches(eqn, operands, course, active)
-    if name in ("scan", "while"):
-        return _loop(eqn, operands, course, active)
-    if name == "run_scoped":
-        return _scoped(eqn, operands, course, active)
-    for operand in operands:
-        if isinstance(operand, RefContent):  # a copy, or whatever else: what it holds is not known
-            operand.content = TaintedValue(positional=True)
-    if any(isinstance(operand, RefContent) for operand in operands):
-        return [TaintedValue(positional=True)] * len(eqn.outvars)
-    results = transferred(eqn, operands, lambda: source_line(eqn) or "")
-    if len(results) == 1:
-        numbers = scalars.applied(eqn, [value.points for value in operands])
-        if numbers is not None:
-            return [TaintedValue(results[0].marks, results[0].positional, numbers)]
-    return results
+        self.sure = before
+        merged: list[Any] = []
+        for values in zip(*results, strict=True):
+            if which.points is None:
+                marks = functools.reduce(both, [value.marks for value in values])
+                merged.append(TaintedValue(marks, True))
+                continue
+            marks = union([at(v.marks, part) for v, part in zip(values, parts, strict=True)])
+            numbers = None
+            if all(value.points is not None for value in values):
+                numbers = np.choose(chosen, [value.points for value in values])  # pyright: ignore[reportPossiblyUnboundVariable]
+            positional = which.positional or any(value.positional for value in values)
+            merged.append(TaintedValue(marks, positional, numbers))
+        return merged
 
-
-def _size(eqn: Any, course: BodyInterpretation) -> TaintedValue:
-    counted = [n for dim, n in enumerate(course.sizes) if dim not in course.vmapped]
-    size = counted[eqn.params["axis"]]
-    points = None if size is None else np.full(course.points.shape[1], size, np.int32)
-    return TaintedValue(points=points, positional=size is None)
-
-
-def _access(
-    eqn: Any, operands: Sequence[Any], course: BodyInterpretation, active: Points, read: Any
-) -> Sequence[TaintedValue]:
-    """A load or store. Of a part of a ref, what was not followed is clean afterwards."""
-    cell, name = operands[0], eqn.primitive.name
-    shape = eqn.invars[0].aval.shape
-    masked, stored = False, None
-    if name in ("masked_load", "masked_swap"):
-        window, var, masked = masked_window(eqn, eqn.invars)
-        stored = None if var is None else read(var)
-    elif name == "get":
-        window = window_of(eqn, eqn.invars[1:])
-    else:
-        window, stored = window_of(eqn, eqn.invars[2:]), operands[1]
-    if not isinstance(cell, RefContent):
-        return [TaintedValue(positional=True)] * len(eqn.outvars)
-    if window and len(window) != len(shape):
-        window = None  # the ref is not laid out as it is indexed
-    axes = None if window is None or masked else _kept(window, shape)
-    loaded = _load(cell, window, axes, course, read)
-    if stored is not None:
-        _note(stored.marks, course, active)
-        whole = axes is not None and len(axes) == len(shape) and None not in axes.values()
-        new: Taints = stored.marks if whole and course.sure else {}
-        before = cell.content.marks if name == "addupdate" and whole else {}
-        marks = union([at(cell.content.marks, ~active), at(union([new, before]), active)])
-        positional = cell.content.positional or stored.positional or not whole
-        cell.content = TaintedValue(marks, positional)
-    return [loaded] * len(eqn.outvars)
+    def _loop(self, eqn: Any, operands: Sequence[Any], active: Points) -> Sequence[Any]:
+        """The first two rounds of a loop; what holds after both is what is known behind it."""
+        params, length, tests = eqn.params, eqn.params.get("length"), 0
+        if eqn.primitive.name == "scan":
+            body, _ = open_jaxpr(params["jaxpr"])
+            consts, carried, _ = scan_parts(params, len(operands))
+        else:
+            body, _ = open_jaxpr(params["body_jaxpr"])
+            tests, consts = params["cond_nconsts"], params["body_nconsts"]
+            carried = len(operands) - tests - consts
+        constants = operands[tests : tests + consts]
+        start = operands[tests + consts :][:carried]
+        slices = [_UNKNOWN] * (len(body.invars) - consts - carried)
+        ends: list[Sequence[Any]] = []
+        carry, here, before = start, active, self.sure
+        for turn in range(2):
+            entered: Points | None
+            if length is not None:
+                entered = here & (turn < length)
+            else:
+                condition, _ = open_jaxpr(params["cond_jaxpr"])
+                given = zip(condition.invars, [*operands[:tests], *carry], strict=True)
+                [goes_on] = self.follow(condition, dict(given), here)
+                entered = None if goes_on.points is None else here & goes_on.points.astype(bool)
+            self.sure = self.sure and entered is not None
+            here = here if entered is None else entered
+            if not here.any():
+                break
+            given = zip(body.invars, [*constants, *carry, *slices], strict=True)
+            carry = self.follow(body, dict(given), here)[:carried]
+            ends.append(carry)
+        self.sure = before
+        others = [_UNKNOWN] * (len(eqn.outvars) - carried)
+        if not ends:
+            return [*start, *others]
+        results: list[Any] = []
+        for first, *values in zip(start, *ends, strict=True):
+            if any(isinstance(value, RefContent) for value in (first, *values)):
+                results.append(first)
+                continue
+            # A loop that was certainly entered has left its first value behind.
+            known = values if length else [first, *values]
+            marks = functools.reduce(both, [value.marks for value in known])
+            results.append(TaintedValue(marks, True))
+        return [*results, *others]
 
 
 def _kept(window: Sequence[Any], shape: Sequence[int]) -> dict[int, int | None]:
@@ -412,268 +490,9 @@ def _kept(window: Sequence[Any], shape: Sequence[int]) -> dict[int, int | None]:
     axes: dict[int, int | None] = {}
     for axis, size in enumerate(shape):
         index = window[axis] if window else None
-        if index is not None and not hasattr(index, "start"):
-            continue
-        full = index is None or (
-            isinstance(index.start, int) and index.start == 0 and index.size == size
-        )
-        axes[axis] = len(axes) if full else -1
-    return {axis: (place if place != -1 else None) for axis, place in axes.items()}
-
-
-def _load(
-    cell: RefContent,
-    window: Sequence[Any] | None,
-    axes: dict[int, int | None] | None,
-    course: BodyInterpretation,
-    read: Any,
-) -> TaintedValue:
-    if axes is None or window is None:
-        return TaintedValue(positional=True)
-    if cell.known is not None:
-        numbers = scalars.indexed(np.asarray(cell.known), window, lambda var: read(var).points)
-        if numbers is not None:
-            count = course.points.shape[1]
-            return TaintedValue(points=np.broadcast_to(numbers, (count,)), positional=True)
-    marks = moved(cell.content.marks, axes.get)
-    single = not any(hasattr(index, "start") for index in window) and bool(window)
-    return TaintedValue(marks, cell.content.positional or single)
-
-
-def _note(marks: Taints, course: BodyInterpretation, active: Points) -> None:
-    """Contamination that is stored is an error."""
-    if course.sure:
-        course.stored += [
-            (mark, points & active) for mark, points in marks.items() if mark.axis is None
-        ]
-
-
-def _branches(
-    eqn: Any, operands: Sequence[Any], course: BodyInterpretation, active: Points
-) -> Sequence[Any]:
-    which, *rest = operands
-    branches = eqn.params["branches"]
-    results: list[list[Any]] = []
-    parts: list[Points] = []
-    before = course.sure
-    course.sure = before and which.points is not None
-    for number, branch in enumerate(branches):
-        jaxpr = getattr(branch, "jaxpr", branch)
-        here = active
-        if which.points is not None:
-            here = active & (np.clip(which.points, 0, len(branches) - 1) == number)
-        environment = dict(zip(jaxpr.invars, rest, strict=True))
-        results.append(follow(jaxpr, environment, course, here))
-        parts.append(here)
-    course.sure = before
-    merged: list[Any] = []
-    for values in zip(*results, strict=True):
-        positional = any(value.positional for value in values) or which.positional
-        if which.points is None:
-            marks: Taints = values[0].marks
-            for value in values[1:]:
-                marks = both(marks, value.marks)
-            merged.append(TaintedValue(marks, True))
-            continue
-        marks = union([at(v.marks, here) for v, here in zip(values, parts, strict=True)])
-        numbers = None
-        if all(value.points is not None for value in values):
-            number = np.clip(which.points, 0, len(values) - 1).astype(int)
-            numbers = np.choose(number, [value.points for value in values])
-        merged.append(TaintedValue(marks, positional, numbers))
-    return merged
-
-
-def _loop(
-    eqn: Any, operands: Sequence[Any], course: BodyInterpretation, active: Points
-) -> Sequence[Any]:
-    """The first two rounds of a loop; what holds after both is what is known behind it."""
-    loop = _scan(eqn, operands) if eqn.primitive.name == "scan" else _while(eqn, operands)
-    carry = list(loop.carry)
-    after: list[list[Any]] = []
-    others = [TaintedValue(positional=True)] * (len(eqn.outvars) - len(carry))
-    here, before = active, course.sure
-    for turn in range(2):
-        if loop.length is not None:
-            entered: Points | None = here if turn < loop.length else np.zeros_like(here)
-        else:
-            (goes_on,) = follow(
-                loop.condition,
-                dict(zip(loop.condition.invars, [*loop.tested, *carry], strict=True)),
-                course,
-                here,
-            )
-            entered = None if goes_on.points is None else here & goes_on.points.astype(bool)
-        course.sure = course.sure and entered is not None
-        here = here if entered is None else entered
-        if not here.any():
-            break
-        slices = [TaintedValue(positional=True)] * len(loop.slices)
-        environment = dict(zip(loop.body.invars, [*loop.consts, *carry, *slices], strict=True))
-        carry = follow(loop.body, environment, course, here)[: len(carry)]
-        after.append(carry)
-    course.sure = before
-    if not after:
-        return [*loop.carry, *others]
-    results: list[Any] = []
-    for place, start in enumerate(loop.carry):
-        values = [start, *(each[place] for each in after)]
-        if any(isinstance(value, RefContent) for value in values):
-            results.append(start)
-            continue
-        # A loop that was certainly entered has left its first value behind.
-        ends = values[1:] if loop.length else values
-        marks: Taints = ends[0].marks
-        for value in ends[1:]:
-            marks = both(marks, value.marks)
-        results.append(TaintedValue(marks, True))
-    return [*results, *others]
-
-
-@dataclass(frozen=True)
-class _Loop:
-    """A ``scan`` or ``while``: its body has constants, carry and slices; ``length`` if known."""
-
-    body: Any
-    consts: Sequence[Any]
-    carry: Sequence[Any]
-    slices: Sequence[Any]
-    length: int | None
-    condition: Any = None
-    tested: Sequence[Any] = ()
-
-
-def _scan(eqn: Any, operands: Sequence[Any]) -> _Loop:
-    """What is carried keeps its rank; what is sliced or stacked has one axis more outside."""
-    body = getattr(eqn.params["jaxpr"], "jaxpr", eqn.params["jaxpr"])
-    carried = sum(
-        _rank(outer) == _rank(inner) for outer, inner in zip(eqn.outvars, body.outvars, strict=True)
-    )
-    sliced = sum(
-        _rank(outer) != _rank(inner) for outer, inner in zip(eqn.invars, body.invars, strict=True)
-    )
-    consts = len(operands) - carried - sliced
-    return _Loop(
-        body=body,
-        consts=operands[:consts],
-        carry=operands[consts : consts + carried],
-        slices=operands[consts + carried :],
-        length=eqn.params["length"],
-    )
-
-
-def _rank(var: Any) -> int:
-    return len(getattr(var.aval, "shape", ()))
-
-
-def _while(eqn: Any, operands: Sequence[Any]) -> _Loop:
-    tests, consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-    body, condition = eqn.params["body_jaxpr"], eqn.params["cond_jaxpr"]
-    return _Loop(
-        body=getattr(body, "jaxpr", body),
-        consts=operands[tests : tests + consts],
-        carry=operands[tests + consts :],
-        slices=(),
-        length=None,
-        condition=getattr(condition, "jaxpr", condition),
-        tested=operands[:tests],
-    )
-
-
-def _scoped(
-    eqn: Any, operands: Sequence[Any], course: BodyInterpretation, active: Points
-) -> Sequence[Any]:
-    jaxpr = getattr(eqn.params["jaxpr"], "jaxpr", eqn.params["jaxpr"])
-    environment: dict[Any, Any] = dict(zip(jaxpr.constvars, operands, strict=False))
-    environment.update({var: RefContent() for var in jaxpr.invars})
-    return follow(jaxpr, environment, course, active)
-
-
-# How the body of a kernel uses the refs of its operands.
-
-
-_LOADS = frozenset({"get", "masked_load"})
-_STORES = frozenset({"swap", "masked_swap"})
-
-
-@dataclass(frozen=True)
-class Accesses:
-    """What a body does with its refs.
-
-    Attributes:
-      used: positions of the refs of its jaxpr that some operation has.
-      whole: positions of refs that every program reads or writes as a whole, whatever happens.
-      offset: how many refs come before those of the windows.
-      inputs: how many windows are inputs.
-    """
-
-    used: frozenset[int]
-    whole: frozenset[int]
-    offset: int = field(default=0)
-    inputs: int = field(default=0)
-
-    def reads(self, window: GridWindow) -> bool:
-        """Whether the body uses the ref of a window at all."""
-        return self._position(window) in self.used
-
-    def always(self, window: GridWindow) -> bool:
-        """Whether every program reads or writes the whole block."""
-        return self._position(window) in self.whole
-
-    def _position(self, window: GridWindow) -> int:
-        return self.offset + window.position + (self.inputs if window.output else 0)
-
-
-def accesses_of(call: GridCall) -> Accesses:
-    """What the body of a call does with its refs."""
-    body = call.body
-    positions = {var: i for i, var in enumerate(body.invars)}
-    used = {
-        positions[var]
-        for eqn in body.eqns
-        for var in eqn.invars
-        if not hasattr(var, "val") and var in positions
-    }
-    whole: set[int] = set()
-    _whole(body, positions, whole)
-    return Accesses(
-        used=frozenset(used),
-        whole=frozenset(whole),
-        offset=len(call.facts.scalars),
-        inputs=len(call.facts.inputs),
-    )
-
-
-def _whole(jaxpr: Any, positions: dict[Any, int], whole: set[int]) -> None:
-    """Accesses of whole refs that no branch or loop guards; what is only called is entered."""
-    for eqn in jaxpr.eqns:
-        called = called_jaxpr(eqn)
-        if called is not None:
-            inner = {
-                var: positions[operand]
-                for var, operand in zip(called[0].invars, eqn.invars, strict=True)
-                if not hasattr(operand, "val") and operand in positions
-            }
-            _whole(called[0], inner, whole)
-        elif eqn.primitive.name in _LOADS | _STORES and eqn.invars[0] in positions and _covers(eqn):
-            whole.add(positions[eqn.invars[0]])
-
-
-def _covers(eqn: Any) -> bool:
-    """Whether an access is to the whole ref, and not masked."""
-    shape = eqn.invars[0].aval.shape
-    if "masked" in eqn.primitive.name:
-        window, _, masked = masked_window(eqn, eqn.invars)
-        if masked:
-            return False
-    else:
-        window = window_of(eqn, eqn.invars[2 if eqn.primitive.name == "swap" else 1 :])
-    if window is None:
-        return False
-    return all(
-        isinstance(getattr(index, "start", None), int)
-        and index.start == 0
-        and index.size == size
-        and index.stride == 1
-        for index, size in zip(window, shape, strict=False)
-    )
+        if index is None:
+            axes[axis] = len(axes)
+        elif hasattr(index, "start"):
+            full = isinstance(index.start, int) and index.start == 0 and index.size == size
+            axes[axis] = len(axes) if full else None
+    return axes

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-
-import numpy as np
 
 from pallas_sim.compat.jaxprs import space_of
 from pytest_pallas.grid.kernel_calls import KernelCall
@@ -66,23 +66,23 @@ class GridFinding:
 _SHOWN = 3
 
 
-def found(
+def finding_of(
     call: GridCall,
     window: GridWindow,
     kind: Kind,
     severity: Severity,
-    at: Sequence[int] | Points,
-    *words: str,
+    programs: Iterable[int | tuple[int, ...]],
+    message: str,
+    remedy: str,
 ) -> GridFinding:
-    """A finding about a window; ``words`` are the message and the remedy."""
-    message, remedy = words
+    """A finding about a window; ``programs`` are numbers or grid points."""
     return GridFinding(
         kind=kind,
         severity=severity,
         kernel=call.call.name,
         source=call.call.source,
         operand=window.name,
-        programs=tuple(call.point(int(i)) for i in at),
+        programs=tuple(p if isinstance(p, tuple) else call.point(int(p)) for p in programs),
         message=message,
         remedy=remedy,
     )
@@ -140,11 +140,8 @@ def _call(call: GridCall) -> Iterator[str]:
     for window in call.windows:
         yield from _wrapped(f"{window.name:<10}", _window(call, window))
     for name, aval in call.facts.scratch:
-        space = space_of(aval)
-        dtype = getattr(aval, "dtype", "")
-        yield from _wrapped(
-            f"{name:<10}", f"scratch {dtype}{list(getattr(aval, 'shape', ()))} in {space}"
-        )
+        scratch = f"{getattr(aval, 'dtype', '')}{list(getattr(aval, 'shape', ()))}"
+        yield from _wrapped(f"{name:<10}", f"scratch {scratch} in {space_of(aval)}")
     yield from _table(call)
 
 
@@ -183,10 +180,8 @@ def _coverage(call: GridCall, window: GridWindow) -> str:
     visits = int((which[1:] != which[:-1]).sum()) + 1
     some = "" if call.complete else f" by the first {which.size:,} programs"
     verb = "written" if window.output else "fetched"
-    if window.uniform and window.shape:
-        total = int(np.prod([-(-n // b) for n, b in zip(window.shape, window.sizes, strict=True)]))
-        return f"{blocks.shape[1]:,} of {total:,}, {verb} {visits:,} times{some}"
-    return f"{blocks.shape[1]:,} different, {verb} {visits:,} times{some}"
+    of = f"of {math.prod(window.counts):,}" if window.uniform and window.shape else "different"
+    return f"{blocks.shape[1]:,} {of}, {verb} {visits:,} times{some}"
 
 
 def _table(call: GridCall) -> Iterator[str]:
@@ -226,26 +221,16 @@ def _findings(findings: Sequence[GridFinding]) -> Iterator[str]:
     for finding in findings:
         head, *rest = _near(str(finding)).splitlines()
         yield ""
-        yield from textwrap.wrap(
-            head, _WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
-        )
+        yield from _wrap(head, subsequent_indent="  ", break_long_words=False)
         for line in rest:
-            yield from textwrap.wrap(
-                line.strip(),
-                _WIDTH,
-                initial_indent="  ",
-                subsequent_indent="  ",
-                break_on_hyphens=False,
-            )
+            yield from _wrap(line.strip(), initial_indent="  ", subsequent_indent="  ")
 
 
 def _wrapped(title: str, text: str) -> Iterator[str]:
     indent = " " * (len(title) + 2)
-    yield from textwrap.wrap(
-        text,
-        _WIDTH,
-        initial_indent=f"  {title}",
-        subsequent_indent=indent,
-        break_on_hyphens=False,
-        break_long_words=False,
+    yield from _wrap(
+        text, initial_indent=f"  {title}", subsequent_indent=indent, break_long_words=False
     )
+
+
+_wrap = functools.partial(textwrap.wrap, width=_WIDTH, break_on_hyphens=False)

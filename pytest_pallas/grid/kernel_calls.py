@@ -1,4 +1,9 @@
-"""Equations that only call what is inside of them."""
+"""The Pallas kernels of a traced function, and what their code shows without running them.
+
+``kernel_calls`` finds them. The rest are questions about them that checks and backends ask: do they
+do more than one step, which sizes do their blocks have, could they hang, which backends cannot run
+them.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,6 @@ import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 from pallas_sim.compat.grids import GridFacts, grid_facts, written_for
@@ -23,30 +27,13 @@ from pallas_sim.compat.jaxprs import (
 from pallas_sim.compat.places import names_a_device
 from pallas_sim.compat.source import source_line
 
-
-def called_jaxpr(eqn: Any) -> tuple[Any, Sequence[Any]] | None:
-    """The open jaxpr that an equation calls once with its own operands, and its constants.
-
-    None for every other equation, loops and branches included. The primitives are those of
-    ``jax.jit``, ``jax.checkpoint``, ``jax.custom_jvp`` and ``jax.custom_vjp``.
-    """
-    if eqn.primitive.name not in _CALLS:
-        return None
-    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
-        inner = eqn.params.get(name)
-        if inner is not None:
-            jaxpr = getattr(inner, "jaxpr", inner)
-            return (jaxpr, getattr(inner, "consts", ()))
-    return None
-
-
+#: Primitives that only call the jaxpr inside of them.
 _CALLS = frozenset(
     {
         *("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2"),
         *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
     }
 )
-
 
 #: Primitives whose effect is not complete when they return; a kernel with one of them can race.
 ASYNCHRONOUS = frozenset(
@@ -92,7 +79,7 @@ class KernelCall:
 
 def kernel_calls(jaxpr: Any) -> list[KernelCall]:
     """All kernels in a (closed) jaxpr, in order, also nested in jit, vmap or shard_map."""
-    return list(_walk(getattr(jaxpr, "jaxpr", jaxpr), ()))
+    return list(_walk(open_jaxpr(jaxpr)[0], ()))
 
 
 def live_kernel_calls(jaxpr: Any) -> list[KernelCall]:
@@ -111,22 +98,35 @@ def _walk(jaxpr: Any, path: tuple[str, ...]) -> Iterator[KernelCall]:
 
 def kernel_call(eqn: Any, path: tuple[str, ...]) -> KernelCall:
     """The kernel that an equation runs, inside the primitives of ``path``."""
-    bodies = list(sub_jaxprs(eqn))
     return KernelCall(
         name=kernel_name(eqn),
         source=source_line(eqn) or "",
         interpreted=bool(eqn.params.get("interpret")),
-        primitives=frozenset(name for body in bodies for name in _primitives(body)),
+        primitives=frozenset(inner.primitive.name for inner in equations_inside(eqn)),
         path=path,
         eqn=eqn,
     )
 
 
-def _primitives(jaxpr: Any) -> Iterator[str]:
-    for eqn in jaxpr.eqns:
-        yield eqn.primitive.name
-        for inner in sub_jaxprs(eqn):
-            yield from _primitives(inner)
+def equations_inside(eqn: Any) -> Iterator[Any]:
+    """All equations of the jaxprs inside an equation, and those inside of these."""
+    for jaxpr in sub_jaxprs(eqn):
+        for inner in jaxpr.eqns:
+            yield inner
+            yield from equations_inside(inner)
+
+
+def called_jaxpr(eqn: Any) -> tuple[Any, Sequence[Any]] | None:
+    """The open jaxpr that an equation calls once with its own operands, and its constants.
+
+    None for every other equation, loops and branches included. The primitives are those of
+    ``jax.jit``, ``jax.checkpoint``, ``jax.custom_jvp`` and ``jax.custom_vjp``.
+    """
+    if eqn.primitive.name not in _CALLS:
+        return None
+    names = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+    inner = next((eqn.params[name] for name in names if eqn.params.get(name) is not None), None)
+    return None if inner is None else open_jaxpr(inner)
 
 
 def mutated_operands(call: KernelCall) -> tuple[int, ...]:
@@ -174,7 +174,7 @@ def _one_program(kernel: KernelCall) -> str | None:
     if kernel.eqn.primitive.name != "pallas_call":
         return None
     facts = grid_facts(kernel.eqn)
-    if not facts.grid or prod(size or 2 for size in facts.grid) != 1:
+    if not facts.grid or math.prod(size or 2 for size in facts.grid) != 1:
         return None
     maps = (block.index_map for block in (*facts.inputs, *facts.outputs))
     asks = "program_id" in kernel.primitives or any(map(_depends, maps))
@@ -184,38 +184,24 @@ def _one_program(kernel: KernelCall) -> str | None:
 def _one_step(kernel: KernelCall) -> str | None:
     if kernel.eqn.primitive.name != "pallas_call":
         return None
-    turns = [count for body in sub_jaxprs(kernel.eqn) for count in _turns(body)]
+    turns = [
+        eqn.params.get("length")  # None if nobody knows
+        for eqn in equations_inside(kernel.eqn)
+        if eqn.primitive.name in ("scan", "while")
+        and any(inner.primitive.name in ASYNCHRONOUS for inner in equations_inside(eqn))
+    ]
     if any(count != 1 for count in turns):
         return None
     program = _one_program(kernel)
-    if program is not None:
-        return program
-    if turns and prod(size or 2 for size in grid_facts(kernel.eqn).grid) == 1:
+    if program is None and turns and math.prod(n or 2 for n in grid_facts(kernel.eqn).grid) == 1:
         return f"the loop of {kernel.name} over its copies has one turn"
-    return None
+    return program
 
 
 def _depends(index_map: Any) -> bool:
     """Whether the result of an index map depends on the grid point."""
     jaxpr, _ = open_jaxpr(index_map)
     return bool(jaxpr.eqns) or any(var in jaxpr.invars for var in jaxpr.outvars)
-
-
-def _turns(jaxpr: Any) -> Iterator[int | None]:
-    """How often each loop turns that has something asynchronous in it; None if nobody knows."""
-    for eqn in jaxpr.eqns:
-        inner = list(sub_jaxprs(eqn))
-        if eqn.primitive.name in ("scan", "while") and any(map(_asynchronous, inner)):
-            yield eqn.params.get("length")
-        for each in inner:
-            yield from _turns(each)
-
-
-def _asynchronous(jaxpr: Any) -> bool:
-    return any(
-        eqn.primitive.name in ASYNCHRONOUS or any(map(_asynchronous, sub_jaxprs(eqn)))
-        for eqn in jaxpr.eqns
-    )
 
 
 # How many programs the grid of a kernel has, and which of them run in any order.
@@ -226,40 +212,37 @@ def parallel_programs(eqn: Any) -> int:
 
     The product of the grid's dimensions whose semantics are parallel.
     """
-    params, mapping = eqn.params.get("compiler_params"), eqn.params.get("grid_mapping")
-    semantics = getattr(params, "dimension_semantics", None)
-    if mapping is None or semantics is None:
+    mapping, semantics = eqn.params.get("grid_mapping"), _semantics(eqn)
+    if mapping is None or not semantics:
         return 1
     grid = mapping.grid[len(mapping.grid) - len(semantics) :]
-    sizes = [
-        size
-        for size, kind in zip(grid, semantics, strict=False)
-        if getattr(kind, "value", kind) == "parallel" and isinstance(size, int)
-    ]
-    return math.prod(sizes)
+    pairs = zip(grid, semantics, strict=False)
+    return math.prod(size for size, kind in pairs if kind == "parallel" and isinstance(size, int))
 
 
 def grid_programs(eqn: Any) -> int | None:
     """How many programs the grid of a ``pallas_call`` has; None if an operand says so.
 
-    1 of what is none.
+    It is 1 for other equations.
     """
     mapping = eqn.params.get("grid_mapping")
-    if mapping is None:
-        return 1
-    sizes = list(mapping.grid)
+    sizes = [] if mapping is None else list(mapping.grid)
     return math.prod(sizes) if all(isinstance(size, int) for size in sizes) else None
 
 
 def has_semantics(eqn: Any) -> bool:
     """Whether a ``pallas_call`` says what each of its grid dimensions is."""
-    return getattr(eqn.params.get("compiler_params"), "dimension_semantics", None) is not None
+    return _semantics(eqn) is not None
 
 
 def has_parallel_dimension(eqn: Any) -> bool:
     """Whether a ``pallas_call`` has a grid dimension whose semantics are parallel, of any size."""
-    semantics = getattr(eqn.params.get("compiler_params"), "dimension_semantics", None)
-    return any(getattr(kind, "value", kind) == "parallel" for kind in semantics or ())
+    return "parallel" in (_semantics(eqn) or ())
+
+
+def _semantics(eqn: Any) -> list[Any] | None:
+    kinds = getattr(eqn.params.get("compiler_params"), "dimension_semantics", None)
+    return None if kinds is None else [getattr(kind, "value", kind) for kind in kinds]
 
 
 # The sizes of a kernel's blocks along the dims of its arguments.
@@ -337,28 +320,18 @@ def hazards(jaxpr: Any, *, simulated: bool = False) -> tuple[str, ...]:
       jaxpr: what was traced.
       simulated: whether the simulator runs it, which ends waits and loops.
     """
-    found: list[str] = []
-    if not simulated and any(kernel.asynchronous for kernel in kernel_calls(jaxpr)):
-        found.append("semaphores, DMAs or barriers")
-    equations = list(_equations(getattr(jaxpr, "jaxpr", jaxpr)))
-    if not simulated and any(
-        eqn.primitive.name == "while" and not _counts(eqn) for eqn in equations
-    ):
-        found.append("a while loop without a bound")
-    if any(eqn.primitive.name in CALLBACKS for eqn in equations):
-        found.append("a callback")
-    avals = [var.aval for eqn in equations for var in eqn.outvars]
-    avals += [var.aval for var in getattr(jaxpr, "jaxpr", jaxpr).invars]
-    if any(_bytes(aval) > LARGE_BYTES for aval in avals):
-        found.append("an array of more than 1 GiB")
-    return tuple(found)
-
-
-def _equations(jaxpr: Any) -> Iterator[Any]:
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for inner in sub_jaxprs(eqn):
-            yield from _equations(inner)
+    inner, _ = open_jaxpr(jaxpr)
+    equations = [each for eqn in inner.eqns for each in (eqn, *equations_inside(eqn))]
+    variables = [*inner.invars, *(var for eqn in equations for var in eqn.outvars)]
+    loops = [eqn for eqn in equations if eqn.primitive.name == "while"]
+    hazard = {
+        "semaphores, DMAs or barriers": not simulated
+        and any(kernel.asynchronous for kernel in kernel_calls(jaxpr)),
+        "a while loop without a bound": not simulated and not all(map(_counts, loops)),
+        "a callback": any(eqn.primitive.name in CALLBACKS for eqn in equations),
+        "an array of more than 1 GiB": any(_bytes(var.aval) > LARGE_BYTES for var in variables),
+    }
+    return tuple(name for name, present in hazard.items() if present)
 
 
 def _bytes(aval: Any) -> int:
@@ -428,12 +401,12 @@ def is_mosaic_gpu(kernel: KernelCall) -> bool:
 
 def reaches_devices(kernel: KernelCall) -> bool:
     """Whether a kernel copies to other devices, signals them, or uses their common barrier."""
-    if "get_barrier_semaphore" in kernel.primitives:
-        return True
-    return any(map(names_a_device, _kernel_equations(kernel.eqn)))
+    return "get_barrier_semaphore" in kernel.primitives or any(
+        map(names_a_device, equations_inside(kernel.eqn))
+    )
 
 
-def has_empty_operands(kernel: KernelCall) -> bool:
+def _has_empty_operands(kernel: KernelCall) -> bool:
     """Whether an operand or an output of a kernel has no elements."""
     atoms = (*kernel.eqn.invars, *kernel.eqn.outvars)
     return any(0 in getattr(atom.aval, "shape", ()) for atom in atoms)
@@ -451,7 +424,7 @@ def unsupported(
       interpreting: whether it is an interpreter of JAX. These divide by the sizes of blocks.
     """
     for kernel in kernels:
-        if interpreting and has_empty_operands(kernel):
+        if interpreting and _has_empty_operands(kernel):
             return (
                 f"needs a simulator such as tpu-sim: {name} cannot run {kernel.name} on arrays "
                 "without elements"
@@ -464,11 +437,3 @@ def unsupported(
                 f"{kernel.name} to other devices"
             )
     return None
-
-
-def _kernel_equations(eqn: Any) -> Iterator[Any]:
-    """All equations inside of one."""
-    for body in sub_jaxprs(eqn):
-        for each in body.eqns:
-            yield each
-            yield from _kernel_equations(each)

@@ -1,19 +1,29 @@
-"""Index maps that are affine in the grid point, of which everything is known for any grid."""
+"""A ``pallas_call`` as the analyses see it: its grid, and where each program's blocks lie.
+
+``read_call`` evaluates the index maps at every grid point, of a large grid at the first ones. Index
+maps that are affine in the grid point are known for any grid.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from pallas_sim.compat.grids import BlockFacts, GridFacts, grid_facts
-from pallas_sim.compat.jaxprs import open_jaxpr, sub_jaxprs
+from pallas_sim.compat.jaxprs import open_jaxpr
 from pytest_pallas.grid.kernel_calls import KernelCall, called_jaxpr
-from pytest_pallas.grid.scalars import Points, mapped
+from pytest_pallas.grid.scalars import Points, access_of, mapped
+
+#: Programs up to which a grid is looked at as a whole; of a larger one so many, the first.
+MOST_PROGRAMS = 2**16
+
+#: Memory spaces that hold whole arrays, which the body copies from and to by itself.
+_WHOLE = frozenset({"any", "hbm", "host", "gmem", "semaphore"})
 
 
 @dataclass(frozen=True)
@@ -33,81 +43,17 @@ class Affine:
         """The dims of the grid on which it depends."""
         return tuple(i for i, c in enumerate(self.coefficients) if c)
 
+    def plus(self, other: Affine, factor: int = 1) -> Affine:
+        """The sum with a multiple of another."""
+        terms = zip(self.coefficients, other.coefficients, strict=True)
+        coefficients = tuple(one + factor * two for one, two in terms)
+        return Affine(self.constant + factor * other.constant, coefficients)
+
     def span(self, grid: Sequence[int]) -> tuple[int, int]:
         """The least and the greatest value over a grid with at least one point."""
         ends = [c * (n - 1) for c, n in zip(self.coefficients, grid, strict=True)]
         low = self.constant + sum(e for e in ends if e < 0)
         return low, self.constant + sum(e for e in ends if e > 0)
-
-
-def affine_outputs(index_map: Any, dims: int) -> list[Affine | None]:
-    """The outputs of an index map that are affine in the grid point; None for the others.
-
-    Args:
-      index_map: its jaxpr.
-      dims: how many dims the grid has.
-    """
-    jaxpr = getattr(index_map, "jaxpr", index_map)
-    units = [Affine(0, tuple(int(i == d) for i in range(dims))) for d in range(dims)]
-    return _outputs(jaxpr, [*units, *[None] * (len(jaxpr.invars) - dims)], dims)
-
-
-def _outputs(jaxpr: Any, inputs: Sequence[Affine | None], dims: int) -> list[Affine | None]:
-    known = dict(zip(jaxpr.invars, inputs, strict=True))
-
-    def read(var: Any) -> Affine | None:
-        if not hasattr(var, "val"):
-            return known.get(var)
-        exact = var.aval.shape == () and var.aval.dtype.kind in "iu"
-        return Affine(int(var.val), (0,) * dims) if exact else None
-
-    for eqn in jaxpr.eqns:
-        operands = [read(var) for var in eqn.invars]
-        called = called_jaxpr(eqn)
-        if called is not None:
-            results = _outputs(called[0], operands, dims)
-        else:
-            results = [_applied(eqn.primitive.name, operands)] * len(eqn.outvars)
-        known.update(zip(eqn.outvars, results, strict=True))
-    return [read(var) for var in jaxpr.outvars]
-
-
-def _applied(name: str, operands: Sequence[Affine | None]) -> Affine | None:
-    if not operands or any(operand is None for operand in operands):
-        return None
-    first, *rest = [operand for operand in operands if operand is not None]
-    if name in ("convert_element_type", "multiple_of", "copy", "broadcast_in_dim"):
-        return first
-    if name == "neg":
-        return _scaled(first, -1)
-    if name == "add":
-        return _sum(first, rest[0])
-    if name == "sub":
-        return _sum(first, _scaled(rest[0], -1))
-    if name == "mul" and not first.dims:
-        return _scaled(rest[0], first.constant)
-    if name == "mul" and not rest[0].dims:
-        return _scaled(first, rest[0].constant)
-    return None
-
-
-def _scaled(affine: Affine, factor: int) -> Affine:
-    return Affine(affine.constant * factor, tuple(c * factor for c in affine.coefficients))
-
-
-def _sum(a: Affine, b: Affine) -> Affine:
-    terms = zip(a.coefficients, b.coefficients, strict=True)
-    return Affine(a.constant + b.constant, tuple(x + y for x, y in terms))
-
-
-# A ``pallas_call`` as the analyses see it: its grid, and where each program's blocks lie.
-
-
-#: Programs up to which a grid is looked at as a whole; of a larger one so many, the first.
-MOST_PROGRAMS = 2**16
-
-#: Memory spaces that hold whole arrays, which the body copies from and to by itself.
-_WHOLE = frozenset({"any", "hbm", "host", "gmem", "semaphore"})
 
 
 @dataclass(frozen=True)
@@ -222,27 +168,78 @@ class GridCall:
         """The kernel's jaxpr."""
         return self.call.eqn.params["jaxpr"]
 
-    @cached_property
+    @property
     def synchronizes(self) -> bool:
         """Whether programs may order themselves by atomics, as with a lock or a ticket."""
-        return _has_atomics(self.body)
+        return bool(self.call.primitives & {"atomic_rmw", "atomic_cas"})
+
+    def uses(self, window: GridWindow) -> bool:
+        """Whether the body uses the ref of a window at all."""
+        return self._ref(window) in {var for eqn in self.body.eqns for var in _variables(eqn)}
+
+    def covers(self, window: GridWindow) -> bool:
+        """Whether every program reads or writes the whole block of a window."""
+        return self._ref(window) in self._covered
+
+    @cached_property
+    def _covered(self) -> set[Any]:
+        refs = {var: var for var in self.body.invars}
+        return set(_covered(self.body, refs))
+
+    def _ref(self, window: GridWindow) -> Any:
+        before = len(self.facts.inputs) if window.output else 0
+        return self.body.invars[len(self.facts.scalars) + before + window.position]
 
     def point(self, program: int) -> tuple[int, ...]:
         """The grid point of a program."""
         return tuple(int(i) for i in self.points[:, program])
 
 
-_ATOMICS = frozenset({"atomic_rmw", "atomic_cas"})
+#: What kernels are written for, and where they run.
+_PLATFORMS = {"Mosaic GPU": "gpu", "Triton": "gpu", "TPUs": "tpu"}
 
-
-def _has_atomics(jaxpr: Any) -> bool:
-    return any(
-        eqn.primitive.name in _ATOMICS or any(map(_has_atomics, sub_jaxprs(eqn)))
-        for eqn in open_jaxpr(jaxpr)[0].eqns
-    )
-
+_ACCESSES = frozenset({"get", "masked_load", "swap", "masked_swap"})
 
 _CONCURRENT = frozenset({"parallel", "core_parallel", "subcore_parallel", "vmapped", "concurrent"})
+
+
+def _variables(eqn: Any) -> list[Any]:
+    return [var for var in eqn.invars if not hasattr(var, "val")]
+
+
+def _covered(jaxpr: Any, refs: Mapping[Any, Any]) -> Iterator[Any]:
+    """The refs of a body that it accesses as a whole, whatever happens.
+
+    Accesses in branches and loops do not count; what is only called is entered.
+
+    Args:
+      jaxpr: the body, or what it calls.
+      refs: from variables of the jaxpr to the refs of the body that they are.
+    """
+    for eqn in jaxpr.eqns:
+        called = called_jaxpr(eqn)
+        if called is not None:
+            pairs = zip(called[0].invars, eqn.invars, strict=True)
+            known = [(var, operand) for var, operand in pairs if not hasattr(operand, "val")]
+            yield from _covered(
+                called[0], {var: refs[operand] for var, operand in known if operand in refs}
+            )
+        elif eqn.primitive.name in _ACCESSES and eqn.invars[0] in refs and _is_whole(eqn):
+            yield refs[eqn.invars[0]]
+
+
+def _is_whole(eqn: Any) -> bool:
+    """Whether an access is to the whole ref, and not masked."""
+    access = access_of(eqn)
+    return (
+        access.window is not None
+        and not access.masked
+        and all(
+            isinstance(getattr(index, "start", None), int)
+            and (index.start, index.size, index.stride) == (0, size, 1)
+            for index, size in zip(access.window, eqn.invars[0].aval.shape, strict=False)
+        )
+    )
 
 
 def region(starts: Iterable[int], lengths: Iterable[int]) -> str:
@@ -271,25 +268,20 @@ def read_call(
     facts = grid_facts(call.eqn)
     given = iter(sizes)
     grid = tuple(next(given) if n is None else n for n in facts.grid)
-    platform = _platform(facts, platform)
+    platform = _PLATFORMS.get(facts.written_for, platform)
     known = [1 if n is None else n for n in grid]
     count = math.prod(known)
     points = _first_points(known, min(count, MOST_PROGRAMS))
-    partners = {("input", i): o for i, o in facts.aliases}
-    partners |= {("output", o): i for i, o in facts.aliases}
+    partners = dict(facts.aliases), {output: number for number, output in facts.aliases}
+    sides = (facts.inputs, facts.outputs)
     windows: list[GridWindow] = []
-    for side, blocks, others in (
-        ("input", facts.inputs, facts.outputs),
-        ("output", facts.outputs, facts.inputs),
-    ):
-        for position, block in enumerate(blocks):
-            partner = partners.get((side, position))
-            # A prefetched operand may be aliased too, and is no input here.
-            alias = others[partner].name if partner is not None and partner >= 0 else ""
-            alias = alias or ("a prefetched operand" if partner is not None else "")
-            windows.append(
-                _window(block, position, side == "output", points, scalars, facts, alias)
-            )
+    for output in (False, True):
+        for position, block in enumerate(sides[output]):
+            alias, partner = "", partners[output].get(position)
+            if partner is not None:  # a prefetched operand may be aliased, too, and is no input
+                alias = (partner >= 0 and sides[not output][partner].name) or "a prefetched operand"
+            window = _window(facts, block, points, scalars)
+            windows.append(replace(window, position=position, output=output, alias=alias))
     return GridCall(
         call=call,
         platform=platform,
@@ -313,38 +305,21 @@ def _first_points(grid: Sequence[int], count: int) -> Points:
 
 
 def _window(
-    block: BlockFacts,
-    position: int,
-    output: bool,
-    points: Points,
-    scalars: Sequence[Points | None],
-    facts: GridFacts,
-    alias: str,
+    facts: GridFacts, block: BlockFacts, points: Points, scalars: Sequence[Points | None]
 ) -> GridWindow:
-    sizes = np.array([[size] for _, size, _ in block.dims], np.int64).reshape(-1, 1)
-    starts: Points | None = None
-    lengths, unknown = sizes, ""
-    affine: tuple[Affine | None, ...] = ()
-    indices = mapped(block.index_map, points, scalars, facts.vmapped)
+    """The blocks of an operand, as if it were the first input."""
+    lengths = np.array([[size] for _, size, _ in block.dims], np.int64).reshape(-1, 1)
+    window = GridWindow(block.name, 0, False, block, None, lengths)
+    if window.uniform:
+        window = replace(window, affine=tuple(affine_outputs(block.index_map, len(facts.grid))))
     if any(kind == "Indirect" for kind, _, _ in block.dims):
-        unknown = "its blocks are gathered"
-    elif indices is None:
+        return replace(window, unknown="its blocks are gathered")
+    indices = mapped(block.index_map, points, scalars, facts.vmapped)
+    if indices is None:
         unknown = "its index map depends on values that are not known here"
-    else:
-        starts, lengths = _placed(block, indices, points.shape[1])
-    if all(kind in ("Blocked", "Squeezed") for kind, _, _ in block.dims):
-        affine = tuple(affine_outputs(block.index_map, len(facts.grid)))
-    return GridWindow(
-        name=block.name,
-        position=position,
-        output=output,
-        facts=block,
-        starts=starts,
-        lengths=lengths,
-        alias=alias,
-        unknown=unknown,
-        affine=affine,
-    )
+        return replace(window, unknown=unknown)
+    starts, lengths = _placed(block, indices, points.shape[1])
+    return replace(window, starts=starts, lengths=lengths)
 
 
 def _placed(block: BlockFacts, indices: Sequence[Points], count: int) -> tuple[Points, Points]:
@@ -366,11 +341,6 @@ def _placed(block: BlockFacts, indices: Sequence[Points], count: int) -> tuple[P
     return np.stack(starts), np.stack(lengths)
 
 
-def _platform(facts: GridFacts, platform: str) -> str:
-    """What a kernel is written for."""
-    return {"Mosaic GPU": "gpu", "Triton": "gpu", "TPUs": "tpu"}.get(facts.written_for, platform)
-
-
 def _semantics(facts: GridFacts, dims: int, platform: str) -> tuple[str, ...]:
     """What the kernel says of each dim of its grid; vmap's are not in its count."""
     semantics = getattr(facts.params, "dimension_semantics", None) or ()
@@ -385,3 +355,55 @@ def has_blocks(call: KernelCall) -> bool:
         return False
     facts = grid_facts(call.eqn)
     return any(block.space not in _WHOLE for block in (*facts.inputs, *facts.outputs))
+
+
+# Index maps that are affine in the grid point.
+
+
+def affine_outputs(index_map: Any, dims: int) -> list[Affine | None]:
+    """The outputs of an index map that are affine in the grid point; None for the others.
+
+    Args:
+      index_map: its jaxpr.
+      dims: how many dims the grid has.
+    """
+    jaxpr, _ = open_jaxpr(index_map)
+    units = [Affine(0, tuple(int(i == d) for i in range(dims))) for d in range(dims)]
+    return _outputs(jaxpr, [*units, *[None] * (len(jaxpr.invars) - dims)], dims)
+
+
+def _outputs(jaxpr: Any, inputs: Sequence[Affine | None], dims: int) -> list[Affine | None]:
+    known = dict(zip(jaxpr.invars, inputs, strict=True))
+
+    def read(var: Any) -> Affine | None:
+        if not hasattr(var, "val"):
+            return known.get(var)
+        exact = var.aval.shape == () and var.aval.dtype.kind in "iu"
+        return Affine(int(var.val), (0,) * dims) if exact else None
+
+    for eqn in jaxpr.eqns:
+        operands = [read(var) for var in eqn.invars]
+        called = called_jaxpr(eqn)
+        if called is not None:
+            results = _outputs(called[0], operands, dims)
+        else:
+            results = [_applied(eqn.primitive.name, operands)] * len(eqn.outvars)
+        known.update(zip(eqn.outvars, results, strict=True))
+    return [read(var) for var in jaxpr.outvars]
+
+
+def _applied(name: str, operands: Sequence[Affine | None]) -> Affine | None:
+    if not operands or any(operand is None for operand in operands):
+        return None
+    first, *rest = [operand for operand in operands if operand is not None]
+    if name in ("convert_element_type", "multiple_of", "copy", "broadcast_in_dim"):
+        return first
+    if name == "neg":
+        return first.plus(first, -2)
+    if name in ("add", "sub"):
+        return first.plus(rest[0], 1 if name == "add" else -1)
+    if name == "mul" and not first.dims:
+        return rest[0].plus(rest[0], first.constant - 1)
+    if name == "mul" and not rest[0].dims:
+        return first.plus(first, rest[0].constant - 1)
+    return None

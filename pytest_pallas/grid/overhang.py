@@ -9,8 +9,8 @@ import numpy as np
 
 from pallas_sim.chips import OperandMemory, itemsize, padded, vmem_excess
 from pallas_sim.compat.jaxprs import space_of
-from pytest_pallas.grid.bodies import BodyInterpretation, RefContent, Taint, TaintedValue, follow
-from pytest_pallas.grid.findings import GridFinding, found, points
+from pytest_pallas.grid.bodies import BodyInterpretation, RefContent, Taint, TaintedValue
+from pytest_pallas.grid.findings import GridFinding, finding_of, points
 from pytest_pallas.grid.model import GridCall, GridWindow
 from pytest_pallas.grid.scalars import Points
 
@@ -28,7 +28,7 @@ def illegal_tiles(call: GridCall) -> Iterator[GridFinding]:
         return
     for window in call.windows:
         for message, remedy in _illegal(window):
-            yield found(call, window, "tile", "warning", (), message, remedy)
+            yield finding_of(call, window, "tile", "warning", (), message, remedy)
 
 
 def _illegal(window: GridWindow) -> Iterator[tuple[str, str]]:
@@ -103,7 +103,7 @@ def buffers(call: GridCall) -> list[OperandMemory]:
     A block has two buffers where it changes over the grid, else one, or as many as it names.
     What the compiler takes besides, for temporaries and spills, is not counted.
     """
-    found_: list[OperandMemory] = []
+    taken: list[OperandMemory] = []
     for window in call.windows:
         if window.facts.space not in ("default", "vmem"):
             continue
@@ -114,11 +114,11 @@ def buffers(call: GridCall) -> list[OperandMemory]:
         ]
         changes = window.starts is None or (window.starts != window.starts[:, :1]).any()
         count = window.facts.buffers or (2 if changes else 1)
-        found_.append(OperandMemory(window.name, padded(kept, window.facts.dtype), count))
+        taken.append(OperandMemory(window.name, padded(kept, window.facts.dtype), count))
     for name, aval in call.facts.scratch:
         if space_of(aval) == "vmem" and hasattr(aval, "shape"):
-            found_.append(OperandMemory(name, padded(aval.shape, aval.dtype), 1))
-    return sorted(found_, key=lambda buffer: -buffer.total)
+            taken.append(OperandMemory(name, padded(aval.shape, aval.dtype), 1))
+    return sorted(taken, key=lambda buffer: -buffer.total)
 
 
 def too_much_vmem(call: GridCall, chip_name: str) -> Iterator[GridFinding]:
@@ -130,7 +130,7 @@ def too_much_vmem(call: GridCall, chip_name: str) -> Iterator[GridFinding]:
     if excess is None:
         return
     window = next((w for w in call.windows if w.name == excess.largest), call.windows[0])
-    yield found(call, window, "vmem", "warning", (), excess.message, excess.remedy)
+    yield finding_of(call, window, "vmem", "warning", (), excess.message, excess.remedy)
 
 
 #: Programs that are followed; of a larger grid those with overhanging blocks and some others.
@@ -167,7 +167,7 @@ def overhang(call: GridCall) -> Iterator[GridFinding]:
         elif position - offset < len(call.windows):
             cell.content = _loaded(call.windows[position - offset], position - offset, hanging)
         environment[var] = cell
-    follow(body, environment, course, np.ones(len(chosen), bool))
+    course.follow(body, environment, np.ones(len(chosen), bool))
     by_source: dict[tuple[int, int], dict[tuple[str, str], Points]] = {}
     for mark, where in course.stored:
         places = where & hanging[mark.source]
@@ -189,7 +189,7 @@ def _finding(
     (name, line), places = next(iter(operations.items()))
     programs = [int(i) for i in chosen[np.flatnonzero(places)]]
     others = "".join(f", and {n}{_at(where)}" for n, where in list(operations)[1:3])
-    return found(
+    return finding_of(
         call,
         window,
         "overhang",

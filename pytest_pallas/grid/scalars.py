@@ -1,43 +1,53 @@
-"""Which part of a ref an access of a kernel's body names."""
+"""Scalars of a kernel at many grid points at once: index maps, and what guards a body's parts.
+
+A scalar is an array with one number a grid point. What is computed here is what XLA would compute:
+integers wrap around, and division rounds towards zero. An index map with an operation that is not
+in the table is vectorized by ``jax.vmap`` and evaluated by the simulator.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from pallas_sim.compat.jaxprs import discharged
+from pallas_sim.compat.jaxprs import discharged, open_jaxpr
 from pallas_sim.compat.places import is_indexer
 from pytest_pallas.grid.kernel_calls import called_jaxpr
 
+Points = np.ndarray[Any, Any]
 
-def window_of(ref_eqn: Any, operands: Sequence[Any]) -> list[Any] | None:
-    """The index of each axis of a ref in a ``get``, ``swap`` or ``addupdate``.
 
-    None if it cannot be followed: the ref is reshaped or indexed twice. An entry is a number or
-    one of ``operands`` for a single index, or an object with ``start``, ``size`` and ``stride``.
-    An empty list is the whole ref.
+@dataclass(frozen=True)
+class RefAccess:
+    """A load from a ref, or a store to it.
 
-    Args:
-      ref_eqn: the equation.
-      operands: what it has after the ref, and the value if it has one.
+    Attributes:
+      window: the index of each axis: a number or an operand for a single one, or an object with
+        ``start``, ``size`` and ``stride``. Empty for the whole ref; None if it cannot be followed,
+        because the ref is reshaped or indexed twice.
+      stored: the operand that is stored; None for a load.
+      masked: whether a mask says which elements.
     """
-    transforms: Any = ref_eqn.params["tree"].unflatten(operands)
+
+    window: list[Any] | None
+    stored: Any = None
+    masked: bool = False
+
+
+def access_of(eqn: Any) -> RefAccess:
+    """How an equation accesses its ref; ``addupdate`` and the masked forms included."""
+    name = eqn.primitive.name
+    if name in ("masked_load", "masked_swap"):
+        parts: Any = eqn.params["args_tree"].unflatten(eqn.invars)
+        stored, mask = parts[2:4] if name == "masked_swap" else (None, parts[2])
+        return RefAccess(_indices(parts[1]), stored, mask is not None)
+    stored = None if name == "get" else eqn.invars[1]
+    transforms: Any = eqn.params["tree"].unflatten(eqn.invars[1 if stored is None else 2 :])
     transforms = transforms if isinstance(transforms, (tuple, list)) else (transforms,)
-    return _indices(transforms)
-
-
-def masked_window(ref_eqn: Any, operands: Sequence[Any]) -> tuple[list[Any] | None, Any, bool]:
-    """The indices of a ``masked_load`` or ``masked_swap``, the value, and whether it has a mask.
-
-    As ``window_of``; the value is None for a load.
-    """
-    parts: Any = ref_eqn.params["args_tree"].unflatten(operands)
-    transforms, rest = parts[1], parts[2:]
-    if ref_eqn.primitive.name == "masked_swap":
-        return _indices(transforms), rest[0], rest[1] is not None
-    return _indices(transforms), None, rest[0] is not None
+    return RefAccess(_indices(transforms), stored)
 
 
 def _indices(transforms: Sequence[Any]) -> list[Any] | None:
@@ -46,15 +56,6 @@ def _indices(transforms: Sequence[Any]) -> list[Any] | None:
     if len(transforms) != 1 or not is_indexer(transforms[0]):
         return None
     return list(transforms[0].indices)
-
-
-# Scalars of a kernel at many grid points at once: index maps, and what guards a body's parts.
-#
-# A scalar is an array with one number a grid point. What is computed here is what XLA would
-# compute: integers wrap around, and division rounds towards zero.
-
-
-Points = np.ndarray[Any, Any]
 
 
 def _divided(a: Any, b: Any) -> Any:
@@ -69,7 +70,8 @@ def _remainder(a: Any, b: Any) -> Any:
     return np.fmod(a, np.where(b == 0, 1, b)).astype(a.dtype)
 
 
-_OPERATIONS: Mapping[str, Callable[..., Any]] = {
+#: Operations on numbers by the name of their primitive, with the rounding and wrapping of XLA.
+OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "abs": np.abs,
     "add": np.add,
     "and": np.bitwise_and,
@@ -123,8 +125,8 @@ def applied(eqn: Any, operands: Sequence[Points | None]) -> Points | None:
             return np.power(operands[0], eqn.params["y"]).astype(dtype)
         if name in ("broadcast_in_dim", "reshape", "squeeze") and len(operands) == 1:
             return operands[0]
-        if name in _OPERATIONS:
-            return np.asarray(_OPERATIONS[name](*operands)).astype(dtype)
+        if name in OPERATIONS:
+            return np.asarray(OPERATIONS[name](*operands)).astype(dtype)
     return None
 
 
@@ -174,7 +176,7 @@ def mapped(
     Returns:
       For each output of the map an int32[points].
     """
-    jaxpr, consts = getattr(index_map, "jaxpr", index_map), getattr(index_map, "consts", ())
+    jaxpr, consts = open_jaxpr(index_map)
     inputs: list[Any] = [*points, *scalars]
     try:
         outputs = _evaluated(jaxpr, consts, inputs, len(points), points, vmapped)
@@ -182,15 +184,13 @@ def mapped(
         return None
     count = points.shape[1]
     if any(x is None for x in outputs):  # an operation that is not in the table
-        used = _used(jaxpr)
-        if any(
-            value is None and var in used
-            for var, value in zip(jaxpr.invars[len(points) :], scalars, strict=True)
-        ):
+        used = {var for eqn in jaxpr.eqns for var in eqn.invars if not hasattr(var, "val")}
+        pairs = list(zip(jaxpr.invars[len(points) :], scalars, strict=True))
+        if any(value is None and var in used for var, value in pairs):
             return None
         stand_ins = [
             np.zeros(var.aval.shape, var.aval.dtype) if value is None else value
-            for var, value in zip(jaxpr.invars[len(points) :], scalars, strict=True)
+            for var, value in pairs
         ]
         from pallas_sim.machine import Machine
         from pallas_sim.simulation import evaluate
@@ -205,10 +205,6 @@ def mapped(
 
 class _UnknownError(Exception):
     """A scalar operand is read whose value is not known."""
-
-
-def _used(jaxpr: Any) -> set[Any]:
-    return {var for eqn in jaxpr.eqns for var in eqn.invars if not hasattr(var, "val")}
 
 
 def _evaluated(
@@ -235,7 +231,7 @@ def _evaluated(
         elif name == "get" and eqn.invars[0] in refs:
             if refs[eqn.invars[0]] is None:
                 raise _UnknownError
-            window = window_of(eqn, eqn.invars[1:])
+            window = access_of(eqn).window
             values = np.asarray(refs[eqn.invars[0]])
             known[eqn.outvars[0]] = None if window is None else indexed(values, window, read)
         elif (called := called_jaxpr(eqn)) is not None and not refs.keys() & {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -9,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.compat.jaxprs import KERNEL_PRIMITIVES, sub_jaxprs
-from pytest_pallas.grid.kernel_calls import KernelCall, called_jaxpr, kernel_call
+from pallas_sim.compat.jaxprs import KERNEL_PRIMITIVES, open_jaxpr, sub_jaxprs
+from pytest_pallas.grid.kernel_calls import KernelCall, called_jaxpr, equations_inside, kernel_call
 
 #: What hands on only some of its operand's elements, or may: nothing is known behind it.
 _CHOOSING = frozenset(
@@ -20,6 +21,9 @@ _CHOOSING = frozenset(
         *("split", "while"),
     }
 )
+
+#: What keeps the shape, and not the place of each element.
+_REORDERING = frozenset({"rev", "transpose", "sort", "cumsum", "cumprod", "cummax", "cummin"})
 
 #: Work that is not done for the value of a scalar operand, in elements of an array.
 _MOST_ELEMENTS = 2**24
@@ -81,7 +85,8 @@ class JaxprScope:
         if called_jaxpr(eqn) is not None and len(called) == 1:
             position = eqn.outvars.index(var)
             return called[0].value(called[0].jaxpr.outvars[position])
-        if eqn.effects or _runs_kernel(eqn):
+        inside = {inner.primitive.name for inner in (eqn, *equations_inside(eqn))}
+        if eqn.effects or inside & KERNEL_PRIMITIVES:
             return UnknownValueError()
         if any(math.prod(getattr(v.aval, "shape", ())) > _MOST_ELEMENTS for v in eqn.invars):
             return UnknownValueError()
@@ -92,12 +97,6 @@ class JaxprScope:
         return self._found[var]
 
 
-def _runs_kernel(eqn: Any) -> bool:
-    return eqn.primitive.name in KERNEL_PRIMITIVES or any(
-        _runs_kernel(each) for inner in sub_jaxprs(eqn) for each in inner.eqns
-    )
-
-
 def scopes_of(closed: Any, arrays: Sequence[Any]) -> JaxprScope:
     """The scope of a traced function and, inside it, all others.
 
@@ -105,8 +104,8 @@ def scopes_of(closed: Any, arrays: Sequence[Any]) -> JaxprScope:
       closed: its closed jaxpr.
       arrays: its inputs; a ``jax.ShapeDtypeStruct`` where only the shape is known.
     """
-    jaxpr = getattr(closed, "jaxpr", closed)
-    scope = JaxprScope(jaxpr, _given(jaxpr.constvars, getattr(closed, "consts", ())))
+    jaxpr, consts = open_jaxpr(closed)
+    scope = JaxprScope(jaxpr, _given(jaxpr.constvars, consts))
     scope.given.update(_given(jaxpr.invars, arrays))
     _fill(scope)
     return scope
@@ -114,19 +113,16 @@ def scopes_of(closed: Any, arrays: Sequence[Any]) -> JaxprScope:
 
 def _given(variables: Sequence[Any], arrays: Sequence[Any]) -> dict[Any, Callable[[], Any]]:
     return {
-        var: _converter(array, var.aval)
+        var: functools.partial(_converted, array, var.aval.dtype)
         for var, array in zip(variables, arrays, strict=False)
         if hasattr(array, "__array__")
     }
 
 
-def _converter(array: Any, aval: Any) -> Callable[[], Any]:
-    def convert() -> Any:
-        import jax.numpy as jnp
+def _converted(array: Any, dtype: Any) -> Any:
+    import jax.numpy as jnp
 
-        return jnp.asarray(array, dtype=aval.dtype)
-
-    return convert
+    return jnp.asarray(array, dtype=dtype)
 
 
 def _fill(scope: JaxprScope) -> None:
@@ -135,23 +131,17 @@ def _fill(scope: JaxprScope) -> None:
         if eqn.primitive.name in KERNEL_PRIMITIVES:
             continue
         inside: list[JaxprScope] = []
-        for inner, consts in _inner(eqn):
+        called = called_jaxpr(eqn)
+        for inner, consts in [called] if called is not None else map(open_jaxpr, sub_jaxprs(eqn)):
             child = JaxprScope(inner, _given(inner.constvars, consts), parent=(scope, eqn))
             for var, operand in _entries(eqn, inner):
-                child.given[var] = _entry(scope, operand, eqn.primitive.name, var.aval)
+                child.given[var] = functools.partial(
+                    _entered, scope, operand, eqn.primitive.name, var.aval
+                )
             _fill(child)
             inside.append(child)
         if inside:
             scope.children[id(eqn)] = inside
-
-
-def _inner(eqn: Any) -> Iterator[tuple[Any, Sequence[Any]]]:
-    called = called_jaxpr(eqn)
-    if called is not None:
-        yield called
-    else:
-        for jaxpr in sub_jaxprs(eqn):
-            yield jaxpr, getattr(jaxpr, "consts", ())
 
 
 def _entries(eqn: Any, inner: Any) -> Iterator[tuple[Any, Any]]:
@@ -174,18 +164,13 @@ def _entries(eqn: Any, inner: Any) -> Iterator[tuple[Any, Any]]:
         yield from zip(inner.invars, operands, strict=True)
 
 
-def _entry(scope: JaxprScope, operand: Any, primitive: str, aval: Any) -> Callable[[], Any]:
+def _entered(scope: JaxprScope, operand: Any, primitive: str, aval: Any) -> Any:
     """The value of an operand as it enters: a loop's first slice, the first device's shard."""
-
-    def value() -> Any:
-        found = scope.value(operand)
-        shape = getattr(aval, "shape", ())
-        if primitive == "scan" and np.ndim(found) == len(shape) + 1:
-            return found[0]
-        if primitive == "shard_map" and np.shape(found) != shape:
-            return found[tuple(map(slice, shape))]
-        return found
-
+    value, shape = scope.value(operand), getattr(aval, "shape", ())
+    if primitive == "scan" and np.ndim(value) == len(shape) + 1:
+        return value[0]
+    if primitive == "shard_map" and np.shape(value) != shape:
+        return value[tuple(map(slice, shape))]
     return value
 
 
@@ -200,89 +185,75 @@ def located(
             yield from located(child, (*path, eqn.primitive.name))
 
 
+#: A part of an output, as start and end along each axis.
+type Region = tuple[tuple[int, int], ...]
+
+
 @dataclass(frozen=True)
 class OutputUse:
-    """What becomes of an output.
+    """What becomes of an output. Some kernels have outputs for scratch, which nothing uses.
 
     Attributes:
-      returned: regions of it, as start and end along each axis, that the function returns, or
-        what is computed of them.
+      returned: regions of it that the function returns, or what is computed of them.
       doubtful: whether some of it goes where only a part may be used.
     """
 
-    returned: tuple[tuple[tuple[int, int], ...], ...]
+    returned: tuple[Region, ...]
     doubtful: bool
-
-    @property
-    def none(self) -> bool:
-        """Whether nothing uses it: some kernels have outputs for scratch."""
-        return not self.returned and not self.doubtful
 
 
 def use_of(scope: JaxprScope, var: Any) -> OutputUse:
     """What becomes of a kernel's output."""
     whole = tuple((0, int(n)) for n in var.aval.shape)
-    regions: list[tuple[tuple[int, int], ...]] = []
-    doubts: list[bool] = []
-    _follow(scope, var, whole, True, regions, doubts)
-    return OutputUse(tuple(dict.fromkeys(regions)), any(doubts))
+    uses = list(_uses(scope, var, whole, True, set()))
+    returned = dict.fromkeys(region for region in uses if region is not None)
+    return OutputUse(tuple(returned), None in uses)
 
 
-def _follow(
-    scope: JaxprScope,
-    var: Any,
-    region: tuple[tuple[int, int], ...],
-    intact: bool,
-    regions: list[tuple[tuple[int, int], ...]],
-    doubts: list[bool],
-    seen: set[tuple[int, int]] | None = None,
-) -> None:
-    """Follow a value to where it is returned. ``intact``: its axes are those of the output."""
-    seen = set() if seen is None else seen
+def _uses(
+    scope: JaxprScope, var: Any, region: Region, intact: bool, seen: set[tuple[int, int]]
+) -> Iterator[Region | None]:
+    """The regions of an output that are returned in the end; None where only a part may be used.
+
+    Args:
+      scope: where the value is.
+      var: the value.
+      region: of the output that it is.
+      intact: whether its axes are those of the output.
+      seen: scopes and values that were followed.
+    """
     if (id(scope), id(var)) in seen:
         return
     seen.add((id(scope), id(var)))
     for eqn in scope.jaxpr.eqns:
         if not any(operand is var for operand in eqn.invars):
             continue
-        name = eqn.primitive.name
+        name, params = eqn.primitive.name, eqn.params
         children = scope.children.get(id(eqn), [])
-        if name == "slice" and intact and len(eqn.outvars) == 1:
-            limits = zip(eqn.params["start_indices"], eqn.params["limit_indices"], strict=True)
-            part = tuple(
-                (low + start, low + end)
-                for (low, _), (start, end) in zip(region, limits, strict=True)
-            )
-            strides = eqn.params["strides"]
-            if strides is None or all(s == 1 for s in strides):
-                _follow(scope, eqn.outvars[0], part, True, regions, doubts, seen)
-            else:
-                doubts.append(True)
+        if name == "slice" and intact and set(params["strides"] or (1,)) == {1}:
+            limits = zip(region, params["start_indices"], params["limit_indices"], strict=True)
+            part = tuple((low + start, low + end) for (low, _), start, end in limits)
+            yield from _uses(scope, eqn.outvars[0], part, True, seen)
         elif name in _CHOOSING or name in KERNEL_PRIMITIVES:
-            doubts.append(True)
+            yield None
         elif children:
             for child in children:
-                inner = dict(_entries(eqn, child.jaxpr))
-                for entered, operand in inner.items():
+                for entered, operand in dict(_entries(eqn, child.jaxpr)).items():
                     if operand is var:
                         same = intact and entered.aval.shape == var.aval.shape
-                        _follow(child, entered, region, same, regions, doubts, seen)
+                        yield from _uses(child, entered, region, same, seen)
         else:
             same = intact and all(out.aval.shape == var.aval.shape for out in eqn.outvars)
             for out in eqn.outvars:
-                _follow(scope, out, region, same and _elementwise(name), regions, doubts, seen)
+                yield from _uses(scope, out, region, same and name not in _REORDERING, seen)
     for position, out in enumerate(scope.jaxpr.outvars):
         if out is not var:
             continue
         if scope.parent is None:
-            regions.append(region)
-        else:
-            outer, eqn = scope.parent
-            if position < len(eqn.outvars):
-                target = eqn.outvars[position]
-                same = intact and target.aval.shape == var.aval.shape
-                _follow(outer, target, region, same, regions, doubts, seen)
-
-
-def _elementwise(name: str) -> bool:
-    return name not in ("rev", "transpose", "sort", "cumsum", "cumprod", "cummax", "cummin")
+            yield region
+            continue
+        outer, eqn = scope.parent
+        if position < len(eqn.outvars):
+            target = eqn.outvars[position]
+            same = intact and target.aval.shape == var.aval.shape
+            yield from _uses(outer, target, region, same, seen)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pallas_sim.compat.grids import BlockFacts, grid_facts
-from pallas_sim.compat.jaxprs import read_inputs, sub_jaxprs
-from pytest_pallas.grid.kernel_calls import KernelCall
+from pallas_sim.compat.jaxprs import read_inputs
+from pytest_pallas.grid.kernel_calls import KernelCall, equations_inside
 
 
-def has_blocks(eqn: Any) -> bool:
+def is_tiled(eqn: Any) -> bool:
     """Whether a ``pallas_call`` has a grid, or blocks smaller than their arrays."""
     if eqn.primitive.name != "pallas_call":
         return False
@@ -54,7 +53,8 @@ def unwritten_memory(eqn: Any) -> list[str]:
     places: list[str] = []
     if any(not jax.numpy.issubdtype(aval.dtype, jax.dtypes.extended) for _, aval in facts.scratch):
         places.append("scratch")
-    if _allocates(body):
+    inside = {inner.primitive.name for inner in equations_inside(eqn)}
+    if inside & {"run_scoped", "empty_ref"}:
         places.append("memory that the body allocates")
     first, read = len(facts.scalars) + len(facts.inputs), read_inputs(body)
     places += [f"output {number}" for number in range(len(facts.outputs)) if first + number in read]
@@ -72,15 +72,8 @@ def _overhangs(block: BlockFacts) -> bool:
     )
 
 
-def _allocates(jaxpr: Any) -> bool:
-    return any(
-        eqn.primitive.name in ("run_scoped", "empty_ref") or any(map(_allocates, sub_jaxprs(eqn)))
-        for eqn in jaxpr.eqns
-    )
-
-
-#: Grids of more programs than this are not searched.
-_MOST_PROGRAMS = 65_536
+if TYPE_CHECKING:
+    from pytest_pallas.grid.model import GridCall, GridWindow
 
 #: Grid points, in the order in which they run.
 Programs = list[tuple[int, ...]]
@@ -99,10 +92,10 @@ def describe_writer(
     """
     if call.eqn.primitive.name != "pallas_call" or not call.eqn.params["grid_mapping"].grid:
         return ""  # one program, or refs
-    found = writers_of(call, output, index)
-    if found is None:
+    writers = writers_of(call, output, index)
+    if writers is None:
         return ""
-    sizes, block, programs = found
+    sizes, block, programs = writers
     region = ", ".join(
         f"{b * n}:{min((b + 1) * n, dim)}" for b, n, dim in zip(block, sizes, shape, strict=True)
     )
@@ -128,27 +121,12 @@ def writers_of(
       output: the position of the output among the kernel's outputs.
       index: the element, an index into the whole output.
     """
-    import numpy as np
-
-    from pytest_pallas.grid.scalars import mapped
-
-    facts = grid_facts(call.eqn)
-    block = facts.outputs[output]
-    grid = [size for size in facts.grid if size is not None]
-    if len(grid) != len(facts.grid) or math.prod(grid) > _MOST_PROGRAMS:
+    written = _written(call, output, index)
+    if written is None:
         return None
-    if any(kind not in ("Blocked", "Squeezed") for kind, _, _ in block.dims):
-        return None
-    points = np.indices(grid).reshape(len(grid), -1).astype(np.int32)
-    indices = mapped(block.index_map, points, [None] * len(facts.scalars), facts.vmapped)
-    if indices is None:
-        return None
-    sizes = tuple(size for _, size, _ in block.dims)
-    wanted = tuple(i // size for i, size in zip(index, sizes, strict=True))
-    hit = np.ones(points.shape[1], bool)
-    for found, number in zip(block.of_dims(indices), wanted, strict=True):
-        hit &= np.asarray(found) == number
-    return sizes, wanted, [tuple(int(i) for i in point) for point in points[:, hit].T]
+    grid, window, hits = written
+    block = tuple(i // size for i, size in zip(index, window.sizes, strict=True))
+    return window.sizes, block, [grid.point(program) for program in hits]
 
 
 def inputs_beyond_edges(
@@ -158,32 +136,38 @@ def inputs_beyond_edges(
 
     Empty where ``writers_of`` finds no writer; the arguments are its.
     """
-    import numpy as np
-
-    from pytest_pallas.grid.scalars import mapped
-
     if call.eqn.primitive.name != "pallas_call" or not call.eqn.params["grid_mapping"].grid:
         return []
-    written = writers_of(call, output, index)
-    if written is None or not written[-1]:
+    written = _written(call, output, index)
+    if written is None:
         return []
-    facts, points = grid_facts(call.eqn), np.array(written[-1], np.int32).T
-    found: list[tuple[int, BlockFacts]] = []
-    for number, block in enumerate(facts.inputs):
-        if any(kind not in ("Blocked", "Squeezed") for kind, _, _ in block.dims):
-            continue
-        indices = mapped(block.index_map, points, [None] * len(facts.scalars), facts.vmapped)
-        if indices is None:
-            continue
-        ends = [
-            (np.asarray(at) + 1) * size > dim
-            for at, (_, size, _), dim in zip(
-                block.of_dims(indices), block.dims, block.shape, strict=True
-            )
-        ]
-        if any(bool(end.any()) for end in ends):
-            found.append((number, block))
-    return found
+    grid, _, hits = written
+    return [
+        (window.position, window.facts)
+        for window in grid.windows
+        if not window.output
+        and window.uniform
+        and window.starts is not None
+        and (window.shape < (window.starts + window.lengths).T)[hits].any()
+    ]
+
+
+def _written(
+    call: KernelCall, output: int, index: Sequence[int]
+) -> tuple[GridCall, GridWindow, list[int]] | None:
+    """The grid of a call, the window of an output, and the programs that write an element of it."""
+    import numpy as np
+
+    from pytest_pallas.grid.model import read_call
+
+    facts = grid_facts(call.eqn)
+    grid = read_call(call, [None] * facts.grid.count(None), [None] * len(facts.scalars), "tpu")
+    window = grid.windows[len(facts.inputs) + output]
+    if not grid.complete or not window.uniform or window.starts is None:
+        return None
+    ends = (window.starts + window.lengths).T
+    hit = ((index >= window.starts.T) & (index < ends)).all(axis=1)
+    return grid, window, np.flatnonzero(hit).tolist()
 
 
 def _points(programs: Programs) -> str:

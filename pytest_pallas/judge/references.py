@@ -16,12 +16,12 @@ from pallas_sim.errors import PallasError, SimulationError, SimulationLimitError
 from pytest_pallas.backends.ending import raised_words
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.protocol import Call
+from pytest_pallas.backends.rewriting import closed_with, equations_of, with_equations, with_jaxprs
 from pytest_pallas.backends.tracing import StaticPart, apply, jitted, on_host, split
 from pytest_pallas.compat.fuzzing import is_rejection
 from pytest_pallas.errors import KernelReferenceError
 from pytest_pallas.judge.roundings import is_product, kept_bits
 from pytest_pallas.judge.tolerance import FLOAT32_BITS, ProductPrecision
-from pytest_pallas.mutate.model import equations_of, with_equations, with_jaxprs
 
 #: Limit on the equations of a reference: about a minute.
 STEPS = 50_000_000
@@ -172,12 +172,8 @@ def with_precision(jaxpr: Any, products: ProductPrecision) -> Any:
         inner, _ = open_jaxpr(jaxpr)
         changed = _with_precision(inner, products)
         same = changed is inner  # not kept: a value that is its key is never freed
-        known[products] = None if same else _closed(jaxpr, changed)
+        known[products] = None if same else closed_with(jaxpr, changed)
     return known[products] or jaxpr
-
-
-def _closed(jaxpr: Any, changed: Any) -> Any:
-    return changed if open_jaxpr(jaxpr)[0] is jaxpr else jaxpr.replace(jaxpr=changed)
 
 
 def _with_precision(jaxpr: Any, products: ProductPrecision) -> Any:

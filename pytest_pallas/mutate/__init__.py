@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from pytest_pallas.mutate.model import (
-    Change,
-    EquationSite,
-    KernelSite,
-    Mutant,
-    Operator,
-    Replacement,
-    call_operator,
-    operator,
-)
-from pytest_pallas.mutate.operators import added_operators, declared_operators, known_operators
-from pytest_pallas.mutate.programs import mutants_of, mutated
-
-__all__ = [
-    "Change",
-    "EquationSite",
-    "KernelSite",
-    "Mutant",
-    "Operator",
-    "Replacement",
-    "added_operators",
-    "call_operator",
-    "declared_operators",
-    "known_operators",
-    "mutants_of",
-    "mutated",
-    "operator",
-]
+from pytest_pallas.mutate.model import Change as Change
+from pytest_pallas.mutate.model import EquationSite as EquationSite
+from pytest_pallas.mutate.model import KernelSite as KernelSite
+from pytest_pallas.mutate.model import Operator as Operator
+from pytest_pallas.mutate.model import Replacement as Replacement
+from pytest_pallas.mutate.model import added_operators as added_operators
+from pytest_pallas.mutate.model import call_operator as call_operator
+from pytest_pallas.mutate.model import declared_operators as declared_operators
+from pytest_pallas.mutate.model import known_operators as known_operators
+from pytest_pallas.mutate.model import operator as operator
+from pytest_pallas.mutate.programs import Mutant as Mutant
+from pytest_pallas.mutate.programs import mutants_of as mutants_of
+from pytest_pallas.mutate.programs import mutated as mutated

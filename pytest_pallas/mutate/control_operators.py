@@ -1,30 +1,37 @@
-"""Comparisons, and what is done only where they hold."""
+"""Mutation operators for control: comparisons, guards, grids, index maps, aliases and masks.
+
+Each function below is one kind of mistake, declared with a piece of a right kernel and what becomes
+of it. Those about values, memory and messages are in ``data_operators``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
+from jax.core import eval_jaxpr
 from jax.experimental import pallas as pl
+from jax.extend import linear_util
+from jax.interpreters import partial_eval
 
-from pallas_sim.compat.grids import BlockFacts, GridFacts, grid_facts
-from pallas_sim.compat.jaxprs import is_literal
+from pallas_sim.compat.grids import BlockFacts, in_body
+from pallas_sim.compat.jaxprs import is_literal, open_jaxpr
 from pallas_sim.compat.source import Spot, home_of, is_of_jax
+from pytest_pallas.backends.rewriting import closed_with, equations_of, with_equations
+from pytest_pallas.mutate.canonical import canonical
 from pytest_pallas.mutate.model import (
     Change,
     EquationSite,
     KernelSite,
     Replacement,
     call_operator,
-    equations_of,
-    guarded,
-    indexed,
+    indices_of,
     operator,
-    with_index_map,
 )
-from pytest_pallas.mutate.programs import canonical
 
 _BOUNDARY = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt"}
 _FLIPPED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
@@ -54,7 +61,7 @@ def comparison(at: EquationSite) -> Iterator[Change]:
     if integers and at.name in _BOUNDARY:
         names.insert(0, _BOUNDARY[at.name])
     for name in names:
-        yield Change(f"{at.name} -> {name}", lambda name=name: _compared(at, name))
+        yield Change(f"{at.name} -> {name}", partial(_compared, at, name))
 
 
 @operator(
@@ -68,8 +75,8 @@ def guard(at: EquationSite) -> Iterator[Change]:
     if at.name == "cond" and _is_guard(at.eqn):
         never, always = at.eqn.params["branches"]
         if not _overwritten_at_the_end(at):
-            yield Change("always", lambda: at.replaced(params=_both(at.eqn, always)))
-        yield Change("never", lambda: at.replaced(params=_both(at.eqn, never)))
+            yield Change("always", lambda: _both(at, always))
+        yield Change("never", lambda: _both(at, never))
     elif at.name in _FUNCTIONS and _guards(at):
         if not all(jnp.issubdtype(atom.aval.dtype, jnp.integer) for atom in at.eqn.invars):
             return
@@ -88,26 +95,21 @@ def _overwritten_at_the_end(at: EquationSite) -> bool:
     is so if the guard is ``program_id(a) == n - 1`` of the innermost axis ``a``, and if it only
     writes whole outputs that it does not read, whose blocks do not depend on ``a``.
     """
-    if at.kernel.eqn.primitive.name != "pallas_call":
-        return False
-    facts = grid_facts(at.kernel.eqn)
-    axes = [axis for axis in range(len(facts.grid)) if axis not in facts.vmapped]
-    if not axes or not _is_last(at, len(axes) - 1, facts.grid[axes[-1]]):
+    facts, axes = at.kernel.facts, at.kernel.axes_counted
+    if facts is None or not axes or not _is_last(at, len(axes) - 1, facts.grid[axes[-1]]):
         return False
     body = at.kernel.eqn.params["jaxpr"]
     first = len(facts.scalars) + len(facts.inputs)
     outputs = {
         id(var): block for var, block in zip(body.invars[first:], facts.outputs, strict=False)
     }
-    branch = at.eqn.params["branches"][1]
-    inner = getattr(branch, "jaxpr", branch)
-    for eqn in inner.eqns:
+    for eqn in open_jaxpr(at.eqn.params["branches"][1])[0].eqns:
         if eqn.primitive.name == "get" or not eqn.effects:
             continue
         block = outputs.get(at.kernel.root(eqn.invars[0])) if eqn.primitive.name == "swap" else None
         if block is None or at.kernel.root(eqn.invars[0]) in at.kernel.read:
             return False
-        index_map = getattr(block.index_map, "jaxpr", block.index_map)
+        index_map = open_jaxpr(block.index_map)[0]
         variable = index_map.invars[axes[-1]]
         if any(atom is variable for each in index_map.eqns for atom in each.invars):
             return False
@@ -136,17 +138,21 @@ def _is_last(at: EquationSite, axis: int, size: int | None) -> bool:
 
 def _is_whole(eqn: Any) -> bool:
     """Whether a store is of everything that the ref holds."""
-    found = indexed(eqn)
-    if found is None:
+    indices = indices_of(eqn)
+    if indices is None:
         return len(eqn.invars) == 2  # without an index
     return all(
         hasattr(index, "start") and index.start == 0 and index.size == size
-        for index, size in found[2]
+        for index, size in indices
     )
 
 
+def _both(at: EquationSite, branch: Any) -> Replacement:
+    return at.replaced(params={**at.eqn.params, "branches": (branch, branch)})
+
+
 def _compared(at: EquationSite, name: str) -> Replacement:
-    return at.traced(lambda x, y: _FUNCTIONS[name](x, y), *at.eqn.invars)
+    return at.traced(_FUNCTIONS[name], *at.eqn.invars)
 
 
 def _moved(at: EquationSite, by: int) -> Replacement:
@@ -155,20 +161,13 @@ def _moved(at: EquationSite, by: int) -> Replacement:
     )
 
 
-def _both(eqn: Any, branch: Any) -> dict[str, Any]:
-    return {**eqn.params, "branches": (branch, branch)}
-
-
 def _is_guard(eqn: Any) -> bool:
     """Whether it is a ``pl.when``: two branches, no results, and one of them does nothing."""
     branches = eqn.params["branches"]
     if len(branches) != 2 or eqn.outvars:
         return False
-    return not _equations(branches[0]) and bool(_equations(branches[1]))
-
-
-def _equations(branch: Any) -> Any:
-    return getattr(branch, "jaxpr", branch).eqns
+    never, always = (open_jaxpr(branch)[0] for branch in branches)
+    return not never.eqns and bool(always.eqns)
 
 
 def _guards(at: EquationSite) -> bool:
@@ -197,14 +196,12 @@ def _decides(at: EquationSite, user: Any) -> bool:
 )
 def step(kernel: KernelSite) -> Iterator[Change]:
     """The first or the last program along an axis of the grid does nothing."""
-    for axis, size in _axes(kernel):
-        for which, words in ((0, "first"), (-1, "last")):
-            if size is None or size > 1:
-                yield Change(
-                    f"the {words} dropped",
-                    lambda axis=axis, which=which: _without(kernel, axis, which),
-                    part=f"grid axis {axis}",
-                )
+    for axis, of_grid in enumerate(kernel.axes_counted):
+        size = kernel.facts.grid[of_grid] if kernel.facts is not None else 1
+        if size is None or size > 1:
+            for step in ("first", "last"):
+                build = partial(_without, kernel, axis, step)
+                yield Change(f"the {step} dropped", build, part=f"grid axis {axis}")
 
 
 @call_operator(
@@ -215,16 +212,10 @@ def step(kernel: KernelSite) -> Iterator[Change]:
 )
 def overhang(kernel: KernelSite) -> Iterator[Change]:
     """A grid that leaves out the block that hangs over an edge, as ``n // block`` does."""
-    if kernel.eqn.primitive.name != "pallas_call":
-        return
-    facts = grid_facts(kernel.eqn)
-    for axis, _ in _axes(kernel):
-        if any(_overhangs(block, facts, axis) for block in (*facts.inputs, *facts.outputs)):
-            yield Change(
-                "the partial block dropped",
-                lambda axis=axis: _without(kernel, axis, -1),
-                part=f"grid axis {axis}",
-            )
+    for axis, of_grid in enumerate(kernel.axes_counted):
+        if any(_overhangs(block, of_grid) for block in kernel.blocks):
+            build = partial(_without, kernel, axis, "last")
+            yield Change("the partial block dropped", build, part=f"grid axis {axis}")
 
 
 @call_operator(
@@ -235,12 +226,9 @@ def overhang(kernel: KernelSite) -> Iterator[Change]:
 )
 def index_map(kernel: KernelSite) -> Iterator[Change]:
     """Components of an index map swapped, one further, or constant."""
-    if kernel.eqn.primitive.name != "pallas_call":
-        return
-    facts = grid_facts(kernel.eqn)
-    for position, block in enumerate((*facts.inputs, *facts.outputs)):
+    for position, block in enumerate(kernel.blocks):
         counts = _counts(block)
-        outs = list(getattr(block.index_map, "jaxpr", block.index_map).outvars)
+        outs = list(open_jaxpr(block.index_map)[0].outvars)
         if len(outs) != len(counts):
             continue
         yield from _map_changes(kernel, position, counts, outs, block.name)
@@ -254,17 +242,14 @@ def index_map(kernel: KernelSite) -> Iterator[Change]:
 )
 def alias(kernel: KernelSite) -> Iterator[Change]:
     """Memory of an input that an output does not share, or shares by mistake."""
-    if kernel.eqn.primitive.name != "pallas_call":
+    facts = kernel.facts
+    if facts is None:
         return
     pairs = tuple(kernel.eqn.params["input_output_aliases"])
     for pair in pairs:
         rest = tuple(each for each in pairs if each is not pair)
-        yield Change(
-            "removed",
-            lambda rest=rest: _with_aliases(kernel, rest),
-            part=f"input {int(pair[0])} output {int(pair[1])}",
-        )
-    facts = grid_facts(kernel.eqn)
+        part = f"input {int(pair[0])} output {int(pair[1])}"
+        yield Change("removed", partial(_with_aliases, kernel, rest), part)
     scalars = len(facts.scalars)
     taken = {int(each[0]) for each in pairs}, {int(each[1]) for each in pairs}
     for source, block in enumerate(facts.inputs):
@@ -275,11 +260,8 @@ def alias(kernel: KernelSite) -> Iterator[Change]:
                 continue
             if _read_first(block, out, facts.grid):
                 continue
-            yield Change(
-                "added",
-                lambda s=source + scalars, t=target: _with_aliases(kernel, (*pairs, (s, t))),
-                part=f"input {source + scalars} output {target}",
-            )
+            build = partial(_with_aliases, kernel, (*pairs, (source + scalars, target)))
+            yield Change("added", build, part=f"input {source + scalars} output {target}")
 
 
 def _read_first(block: BlockFacts, out: BlockFacts, grid: Sequence[int | None]) -> bool:
@@ -292,27 +274,50 @@ def _read_first(block: BlockFacts, out: BlockFacts, grid: Sequence[int | None]) 
     return not whole and canonical(block.index_map, single) == canonical(out.index_map, single)
 
 
-def _axes(kernel: KernelSite) -> Iterator[tuple[int, int | None]]:
-    """The axes that the body counts, and their sizes."""
-    if kernel.eqn.primitive.name != "pallas_call":
-        return
-    facts = grid_facts(kernel.eqn)
-    own = [size for axis, size in enumerate(facts.grid) if axis not in facts.vmapped]
-    yield from enumerate(own)
+def _without(kernel: KernelSite, axis: int, step: str) -> Any:
+    """The ``pallas_call`` whose programs of the first or last step along an axis do nothing."""
+    eqn, body = kernel.eqn, kernel.eqn.params["jaxpr"]
+
+    def run(*refs: Any) -> list[Any]:
+        @pl.when(pl.program_id(axis) != (0 if step == "first" else pl.num_programs(axis) - 1))
+        def _() -> None:
+            eval_jaxpr(body, (), *refs)
+
+        return []
+
+    wrapped = linear_util.wrap_init(run, debug_info=body.debug_info)
+    with in_body(eqn, kernel.axes):
+        traced = partial_eval.trace_to_jaxpr_dynamic(wrapped, [var.aval for var in body.invars])
+    new = traced[0].replace(debug_info=body.debug_info)
+    return eqn.replace(params={**eqn.params, "jaxpr": new})
 
 
-def _without(kernel: KernelSite, axis: int, which: int) -> Any:
-    def runs() -> Any:
-        return pl.program_id(axis) != (0 if which == 0 else pl.num_programs(axis) - 1)
+def _with_index_map(eqn: Any, position: int, function: Callable[..., Sequence[Any]]) -> Any:
+    """A ``pallas_call`` with another index map for a block.
 
-    return guarded(kernel.eqn, runs, kernel.axes)
+    Args:
+      eqn: the equation.
+      position: of the block, inputs first.
+      function: of the old map's results and the sizes of the grid; it returns as many results.
+    """
+    mapping = eqn.params["grid_mapping"]
+    block = mapping.block_mappings[position]
+    inner = open_jaxpr(block.index_map_jaxpr)[0]
+    like = inner.eqns[-1] if inner.eqns else eqn
+    eqns, results = equations_of(function, inner.outvars, like)
+    new = with_equations(inner, [*inner.eqns, *eqns], results)
+    changed = closed_with(block.index_map_jaxpr, new)
+    blocks = list(mapping.block_mappings)
+    blocks[position] = block.replace(index_map_jaxpr=changed)
+    return eqn.replace(
+        params={**eqn.params, "grid_mapping": mapping.replace(block_mappings=tuple(blocks))}
+    )
 
 
-def _overhangs(block: BlockFacts, facts: GridFacts, axis: int) -> bool:
+def _overhangs(block: BlockFacts, axis: int) -> bool:
     """Whether the last block along a grid axis is a partial one, where that is easy to say."""
-    grid = [a for a in range(len(facts.grid)) if a not in facts.vmapped]
-    inner = getattr(block.index_map, "jaxpr", block.index_map)
-    variable = inner.invars[grid[axis]]
+    inner = open_jaxpr(block.index_map)[0]
+    variable = inner.invars[axis]
     return any(
         out is variable and kind == "Blocked" and size and length % size
         for out, (kind, size, _), length in zip(
@@ -332,40 +337,42 @@ def _counts(block: BlockFacts) -> list[int]:
 def _map_changes(
     kernel: KernelSite, position: int, counts: list[int], outs: list[Any], name: str
 ) -> Iterator[Change]:
-    part = f"index map of {name}"
     home = _line_of(kernel, position)
+
+    def change(mistake: str, function: Callable[..., Sequence[Any]], axes: str) -> Change:
+        build = partial(_with_index_map, kernel.eqn, position, function)
+        return Change(mistake, build, part=f"index map of {name}, {axes}", place=home)
+
     for axis, count in enumerate(counts):
         if count < 2:
             continue
-
-        def further(*old: Any, axis: int = axis, count: int = count) -> list[Any]:
-            new = list(old)
-            new[axis] = ((old[axis] + 1) % count).astype(old[axis].dtype)
-            return new
-
-        def constant(*old: Any, axis: int = axis) -> list[Any]:
-            new = list(old)
-            new[axis] = jnp.zeros_like(old[axis])
-            return new
-
-        yield _mapped(kernel, position, "one further", f"{part}, axis {axis}", further, home)
+        part = f"axis {axis}"
+        yield change("one further", partial(_further, axis=axis, count=count), part)
         if not is_literal(outs[axis]):
-            yield _mapped(kernel, position, "constant", f"{part}, axis {axis}", constant, home)
-    for axis in range(len(counts) - 1):
-        if counts[axis] == counts[axis + 1] < 2 or 0 in counts[axis : axis + 2]:
+            yield change("constant", partial(_constant, axis=axis), part)
+    for axis, (count, other) in enumerate(itertools.pairwise(counts)):
+        if count == other < 2 or 0 in (count, other):
             continue
         if outs[axis].aval.dtype != outs[axis + 1].aval.dtype:
             continue
+        swapped = partial(_swapped, axis=axis, counts=counts)
+        yield change("swapped", swapped, f"axes {axis}, {axis + 1}")
 
-        def swapped(*old: Any, axis: int = axis) -> list[Any]:
-            new = list(old)
-            # Kept within the array: beyond it, every interpreter would say so at once.
-            new[axis] = jnp.minimum(old[axis + 1], counts[axis] - 1).astype(old[axis].dtype)
-            new[axis + 1] = jnp.minimum(old[axis], counts[axis + 1] - 1).astype(old[axis].dtype)
-            return new
 
-        axes = f"{part}, axes {axis}, {axis + 1}"
-        yield _mapped(kernel, position, "swapped", axes, swapped, home)
+def _further(*indices: Any, axis: int, count: int) -> list[Any]:
+    further = ((indices[axis] + 1) % count).astype(indices[axis].dtype)
+    return [*indices[:axis], further, *indices[axis + 1 :]]
+
+
+def _constant(*indices: Any, axis: int) -> list[Any]:
+    return [*indices[:axis], jnp.zeros_like(indices[axis]), *indices[axis + 1 :]]
+
+
+def _swapped(*indices: Any, axis: int, counts: Sequence[int]) -> list[Any]:
+    one, other = indices[axis : axis + 2]
+    # Kept within the array: beyond it, every interpreter would say so at once.
+    new = jnp.minimum(other, counts[axis] - 1), jnp.minimum(one, counts[axis + 1] - 1)
+    return [*indices[:axis], *(index.astype(one.dtype) for index in new), *indices[axis + 2 :]]
 
 
 def _line_of(kernel: KernelSite, position: int) -> Spot | None:
@@ -375,17 +382,6 @@ def _line_of(kernel: KernelSite, position: int) -> Spot | None:
     if not line or is_of_jax(block.index_map_jaxpr):
         return None
     return Spot(file, line, 0, line, 0, name)
-
-
-def _mapped(
-    kernel: KernelSite, position: int, words: str, part: str, function: Any, home: Spot | None
-) -> Change:
-    return Change(
-        words,
-        lambda: with_index_map(kernel.eqn, position, function),
-        part=part,
-        place=home,
-    )
 
 
 def _with_aliases(kernel: KernelSite, pairs: tuple[Any, ...]) -> Any:
@@ -416,11 +412,10 @@ def mask(at: EquationSite) -> Iterator[Change]:
         found = _mask_of(at.eqn)
         if found is not None:
             where, atom = found
-            yield Change("dropped", lambda: _with_mask(at, where, jnp.ones_like), part="mask")
+            yield Change("dropped", lambda: at.with_operand(where, jnp.ones_like), part="mask")
             if not is_literal(atom):
-                yield Change(
-                    "inverted", lambda: _with_mask(at, where, jnp.logical_not), part="mask"
-                )
+                build = partial(at.with_operand, where, jnp.logical_not)
+                yield Change("inverted", build, part="mask")
 
 
 def _selected(at: EquationSite) -> Iterator[Change]:
@@ -449,11 +444,3 @@ def _mask_of(eqn: Any) -> tuple[int, Any] | None:
     if eqn.primitive.name in ("load", "swap") and not eqn.params.get("has_mask"):
         return None
     return (positions[-1], eqn.invars[positions[-1]]) if len(positions) == 1 else None
-
-
-def _with_mask(at: EquationSite, position: int, function: Any) -> Replacement:
-    operands = list(at.eqn.invars)
-    eqns, outs = equations_of(lambda m: (function(m),), [operands[position]], at.eqn)
-    operands[position] = outs[0]
-    new = at.eqn.replace(invars=operands)
-    return Replacement([*eqns, new], list(new.outvars))

@@ -1,8 +1,14 @@
-"""Arithmetic: the wrong operation, a scale, a rounding, a product of the wrong operands."""
+"""Mutation operators for values: what a kernel computes, loads, stores, copies and signals.
+
+Each function below is one kind of mistake, declared with a piece of a right kernel and what becomes
+of it. Those about comparisons, guards, grids and masks are in ``control_operators``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,17 +17,15 @@ import numpy as np
 from jax import lax
 
 from pallas_sim.compat.jaxprs import is_literal
+from pytest_pallas.backends.rewriting import equations_of, literal, variable
 from pytest_pallas.mutate.model import (
     Change,
     EquationSite,
     Replacement,
-    equations_of,
-    indexed,
-    literal,
+    indices_of,
     operand_groups,
     operator,
     reindexed,
-    variable,
 )
 
 _OTHER = {"add": "sub", "sub": "add", "mul": "add", "max": "min", "min": "max"}
@@ -69,10 +73,8 @@ def scale(at: EquationSite) -> Iterator[Change]:
     for rest, factor in sides:
         if not _is_uniform(at, factor) or _is_uniform(at, rest):
             continue
-        yield Change("dropped", lambda rest=rest: Replacement([], [rest]), part="factor")
-        yield Change(
-            "squared", lambda rest=rest, factor=factor: _twice(at, rest, factor), part="factor"
-        )
+        yield Change("dropped", partial(Replacement, outs=[rest]), part="factor")
+        yield Change("squared", partial(_twice, at, rest, factor), part="factor")
         return
 
 
@@ -89,7 +91,7 @@ def accumulation(at: EquationSite) -> Iterator[Change]:
         if out.aval.dtype == jnp.float32 and at.used():
             yield Change("float32 -> bfloat16", lambda: _rounded_result(at))
     elif at.name in ("swap", "addupdate") and _accumulates(at):
-        yield Change("float32 -> bfloat16", lambda: _rounded_store(at))
+        yield Change("float32 -> bfloat16", lambda: at.with_operand(1, _in_bfloat16))
 
 
 @operator(
@@ -108,7 +110,7 @@ def product(at: EquationSite) -> Iterator[Change]:
     if left.aval.dtype == right.aval.dtype and left is not right:
         numbers = at.eqn.params["dimension_numbers"]
         if _product_shape(right.aval.shape, left.aval.shape, numbers) == shape:
-            yield Change("operands swapped", lambda: _product(at, (right, left), numbers))
+            yield Change("operands swapped", lambda: at.replaced(invars=[right, left]))
     for side, name in ((0, "left"), (1, "right")):
         dims = [list(contracted), list(others)]
         used = {*dims[side], *(batch, other_batch)[side]}
@@ -118,10 +120,8 @@ def product(at: EquationSite) -> Iterator[Change]:
         dims[side] = free
         wrong = ((tuple(dims[0]), tuple(dims[1])), (batch, other_batch))
         if _product_shape(left.aval.shape, right.aval.shape, wrong) == shape:
-            yield Change(
-                f"the {name} operand transposed",
-                lambda wrong=wrong: _product(at, (left, right), wrong),
-            )
+            params = {**at.eqn.params, "dimension_numbers": wrong}
+            yield Change(f"the {name} operand transposed", partial(at.replaced, params=params))
 
 
 @operator(
@@ -165,12 +165,6 @@ def _product_shape(left: Any, right: Any, numbers: Any) -> tuple[int, ...] | Non
     return (*(left[a] for a in batch), *rows, *columns)
 
 
-def _product(at: EquationSite, operands: Any, numbers: Any) -> Replacement:
-    return at.replaced(
-        invars=list(operands), params={**at.eqn.params, "dimension_numbers": numbers}
-    )
-
-
 def _twice(at: EquationSite, rest: Any, factor: Any) -> Replacement:
     function = lax.div if at.name == "div" else lax.mul
     return at.traced(lambda x, s: function(function(x, s), s), rest, factor)
@@ -180,12 +174,6 @@ def _rounded_result(at: EquationSite) -> Replacement:
     new = variable(at.eqn.outvars[0].aval)
     eqns, outs = equations_of(lambda x: (_in_bfloat16(x),), [new], at.eqn)
     return Replacement([at.eqn.replace(outvars=[new]), *eqns], outs)
-
-
-def _rounded_store(at: EquationSite) -> Replacement:
-    eqns, [value] = equations_of(lambda x: (_in_bfloat16(x),), [at.eqn.invars[1]], at.eqn)
-    stored = at.eqn.replace(invars=[at.eqn.invars[0], value, *at.eqn.invars[2:]])
-    return Replacement([*eqns, stored], list(stored.outvars))
 
 
 def _rounded_operands(at: EquationSite, dtype: Any) -> Replacement:
@@ -254,8 +242,8 @@ def _is_number(atom: Any) -> bool:
 )
 def init(at: EquationSite) -> Iterator[Change]:
     """An accumulator that starts as whatever memory holds."""
-    if at.name == "swap" and _is_store(at) and _is_init(at):
-        yield Change("dropped", lambda: Replacement([], [None] * len(at.eqn.outvars)))
+    if at.name == "swap" and not at.used() and _is_init(at):
+        yield Change("dropped", Replacement)
 
 
 @operator(
@@ -266,10 +254,10 @@ def init(at: EquationSite) -> Iterator[Change]:
 )
 def store(at: EquationSite) -> Iterator[Change]:
     """A store left out, or to the neighbouring place."""
-    if at.name not in ("swap", "addupdate") or not _is_store(at):
+    if at.name not in ("swap", "addupdate") or at.used():
         return
     if not _is_init(at):
-        yield Change("dropped", lambda: Replacement([], [None] * len(at.eqn.outvars)))
+        yield Change("dropped", Replacement)
     yield from _neighbours(at)
 
 
@@ -285,11 +273,6 @@ def load(at: EquationSite) -> Iterator[Change]:
         yield from _neighbours(at)
 
 
-def _is_store(at: EquationSite) -> bool:
-    """Whether nothing uses what was there before."""
-    return not at.eqn.outvars or not at.used()
-
-
 def _is_init(at: EquationSite) -> bool:
     """Whether it stores a constant in what the kernel also reads."""
     return at.kernel.root(at.eqn.invars[0]) in at.kernel.read and at.scope.is_constant(
@@ -298,39 +281,27 @@ def _is_init(at: EquationSite) -> bool:
 
 
 def _neighbours(at: EquationSite) -> Iterator[Change]:
-    found = indexed(at.eqn)
-    if found is None:
-        return
-    _, _, pairs = found
-    for axis, (index, size) in enumerate(pairs):
-        if hasattr(index, "start"):
-            room = _room(index, size)
-            if room:
-                yield Change(
-                    "a slice from one further",
-                    lambda axis=axis, index=index, room=room: _moved(
-                        at,
-                        axis,
-                        index.start,
-                        lambda i, room=room: jnp.where(i < room, i + 1, i - 1),
-                    ),
-                    part=f"axis {axis}",
-                )
-        elif _is_scalar(index) and isinstance(size, int) and size > 1:
-            yield Change(
-                "the next slot",
-                lambda axis=axis, index=index, size=size: _moved(
-                    at, axis, index, lambda i: (i + 1) % size
-                ),
-                part=f"axis {axis}",
-            )
+    for axis, (index, size) in enumerate(indices_of(at.eqn) or ()):
+        if not isinstance(size, int):
+            continue
+        part = f"axis {axis}"
+        if not hasattr(index, "start"):
+            if _is_scalar(index) and size > 1:
+                build = partial(_moved, at, axis, index, partial(_next, count=size))
+                yield Change("the next slot", build, part)
+        elif isinstance(index.size, int):
+            room = size - ((index.size - 1) * index.stride + 1)  # how far it can be moved
+            if room > 0:
+                build = partial(_moved, at, axis, index.start, partial(_one_further, room=room))
+                yield Change("a slice from one further", build, part)
 
 
-def _room(index: Any, size: Any) -> int:
-    """How far a slice could be moved."""
-    if not isinstance(size, int) or not isinstance(index.size, int):
-        return 0
-    return max(0, size - ((index.size - 1) * index.stride + 1))
+def _next(index: Any, count: int) -> Any:
+    return (index + 1) % count
+
+
+def _one_further(start: Any, room: int) -> Any:
+    return jnp.where(start < room, start + 1, start - 1)
 
 
 def _is_scalar(index: Any) -> bool:
@@ -357,48 +328,33 @@ def _moved(at: EquationSite, axis: int, index: Any, function: Any) -> Replacemen
 # Asynchronous copies, semaphores, barriers: left out, shared, doubled, to the wrong device.
 
 
-#: What waits, by primitive. ``wgmma_wait`` is not among them: no interpreter can see it missing.
-_WAITS: Mapping[str, str] = {
-    "dma_wait": "dropped",
-    "semaphore_wait": "dropped",
-    "barrier_wait": "dropped",
-    "wait_smem_to_gmem": "dropped",
-    "wait_gmem_to_smem": "dropped",
-}
+#: ``wgmma_wait`` is not among them: no interpreter can see it missing.
+_WAITS = frozenset(
+    {"dma_wait", "semaphore_wait", "barrier_wait", "wait_smem_to_gmem", "wait_gmem_to_smem"}
+)
 _STARTS = frozenset({"dma_start", "copy_gmem_to_smem", "copy_smem_to_gmem", "async_store_smem"})
 _SIGNALS = frozenset({"semaphore_signal", "barrier_arrive"})
 _BARRIERS = frozenset({"barrier", "barrier_arrive_and_wait", "commit_smem", "cluster_barrier"})
 
 
 @operator(
-    "wait",
-    mistake="a copy, semaphore or barrier without a wait",
-    before="copy.wait()",
-    after="",
+    "wait", mistake="a copy, semaphore or barrier without a wait", before="copy.wait()", after=""
 )
 def wait(at: EquationSite) -> Iterator[Change]:
     """A wait is left out."""
     if at.name in _WAITS:
-        yield Change(_WAITS[at.name], lambda: Replacement(), part=at.name)
+        yield Change("dropped", Replacement, part=at.name)
 
 
-@operator(
-    "start",
-    mistake="a copy that is never started",
-    before="copy.start()",
-    after="",
-)
+@operator("start", mistake="a copy that is never started", before="copy.start()", after="")
 def start(at: EquationSite) -> Iterator[Change]:
     """A copy that is waited for and never started."""
     if at.name in _STARTS:
-        yield Change("dropped", lambda: Replacement(), part=at.name)
+        yield Change("dropped", Replacement, part=at.name)
 
 
 @operator(
-    "semaphore",
-    mistake="one semaphore for all copies",
-    before="sems.at[slot]",
-    after="sems.at[0]",
+    "semaphore", mistake="one semaphore for all copies", before="sems.at[slot]", after="sems.at[0]"
 )
 def semaphore(at: EquationSite) -> Iterator[Change]:
     """Two copies that share a semaphore."""
@@ -414,11 +370,8 @@ def semaphore(at: EquationSite) -> Iterator[Change]:
         shape = getattr(ref.aval, "shape", ())
         if len(shape) != 1 or shape[0] < 2 or getattr(index.aval, "shape", None) != ():
             continue
-        yield Change(
-            "the first for all",
-            lambda position=positions[1]: _with_operand(at, position, lambda i: jnp.zeros_like(i)),
-            part=f"{at.name} {name}",
-        )
+        build = partial(at.with_operand, positions[1], jnp.zeros_like)
+        yield Change("the first for all", build, part=f"{at.name} {name}")
 
 
 @operator(
@@ -430,7 +383,7 @@ def semaphore(at: EquationSite) -> Iterator[Change]:
 def signal(at: EquationSite) -> Iterator[Change]:
     """A signal left out, or given twice."""
     if at.name in _SIGNALS:
-        yield Change("dropped", lambda: Replacement(), part=at.name)
+        yield Change("dropped", Replacement, part=at.name)
         yield Change("doubled", lambda: Replacement([at.eqn, at.eqn], []), part=at.name)
 
 
@@ -445,46 +398,24 @@ def device(at: EquationSite) -> Iterator[Change]:
     positions = operand_groups(at.eqn).get("device", [])
     if at.name not in ("dma_start", "semaphore_signal") or not positions:
         return
-    total = 1
-    for size in at.kernel.axes.values():
-        total *= size
+    sizes = list(at.kernel.axes.values())
+    total = math.prod(sizes)
     if total < 2:
         return
-    sizes = list(at.kernel.axes.values())
     for number, position in enumerate(positions):
         # One number counts all devices, or those of the only axis; several are one for each axis.
         size = total if len(positions) == 1 else sizes[number] if number < len(sizes) else 0
         if size < 2 or getattr(at.eqn.invars[position].aval, "shape", None) != ():
             continue
-        yield Change(
-            "the next one",
-            lambda position=position, size=size: _with_operand(
-                at, position, lambda i: (i + 1) % size
-            ),
-            part=f"{at.name} {number}",
-        )
+        build = partial(at.with_operand, position, partial(_next, count=size))
+        yield Change("the next one", build, part=f"{at.name} {number}")
 
 
-@operator(
-    "barrier",
-    mistake="a barrier left out",
-    before="plsc.subcore_barrier()",
-    after="",
-)
+@operator("barrier", mistake="a barrier left out", before="plsc.subcore_barrier()", after="")
 def barrier(at: EquationSite) -> Iterator[Change]:
     """The wait for the others is left out."""
     if at.name in _BARRIERS:
-        yield Change("dropped", lambda: Replacement(), part=at.name)
-
-
-def _with_operand(at: EquationSite, position: int, function: Any) -> Replacement:
-    operands = list(at.eqn.invars)
-    old = operands[position]
-    eqns, [operands[position]] = equations_of(
-        lambda i: (function(i).astype(i.dtype),), [old], at.eqn
-    )
-    new = at.eqn.replace(invars=operands)
-    return Replacement([*eqns, new], list(new.outvars))
+        yield Change("dropped", Replacement, part=at.name)
 
 
 # Random bits that are used twice.
@@ -501,19 +432,8 @@ def randomness(at: EquationSite) -> Iterator[Change]:
     if at.name == "prng_seed":
         for position, seed in enumerate(at.eqn.invars):
             if not is_literal(seed) and seed.aval.shape == ():
-                yield Change(
-                    "without one of its numbers",
-                    lambda position=position: _zeroed(at, position),
-                    part=f"seed {position}",
-                )
+                build = partial(at.with_operand, position, jnp.zeros_like)
+                yield Change("without one of its numbers", build, part=f"seed {position}")
     elif at.name == "random_fold_in" and at.used():
         key, _ = at.eqn.invars
         yield Change("the key without the number", lambda: Replacement([], [key]))
-
-
-def _zeroed(at: EquationSite, position: int) -> Replacement:
-    operands = list(at.eqn.invars)
-    eqns, [operands[position]] = equations_of(
-        lambda x: (jnp.zeros_like(x),), [operands[position]], at.eqn
-    )
-    return Replacement([*eqns, at.eqn.replace(invars=operands)], list(at.eqn.outvars))

@@ -25,7 +25,7 @@ from pytest_pallas.draw.diversity import shared, words_of
 from pytest_pallas.errors import MutantError, NotApplicableError
 from pytest_pallas.isolate.messages import Part
 from pytest_pallas.mutate import Mutant, mutants_of, mutated
-from pytest_pallas.mutate.programs import canonical
+from pytest_pallas.mutate.canonical import canonical
 from pytest_pallas.mutate.runner import (
     ELSEWHERE,
     KilledBy,

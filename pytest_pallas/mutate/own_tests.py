@@ -17,7 +17,7 @@ from pallas_sim.errors import Fact
 from pytest_pallas.compat.fuzzing import hypothesis_settings, set_hypothesis_settings
 from pytest_pallas.errors import MutantError
 from pytest_pallas.mutate import Mutant, mutants_of, mutated
-from pytest_pallas.mutate.programs import canonical
+from pytest_pallas.mutate.canonical import canonical
 from pytest_pallas.mutate.runner import Journal, KilledBy, MutantRun, run_mutants, sampled
 from pytest_pallas.pytest_session import JOURNAL, PytestSession
 from pytest_pallas.run.result import ResultBuilder

@@ -86,7 +86,7 @@ def settings_for(session: Session, options: Options, backend: Backend, **rest: A
         races="races" in watched,
         dma="dma" in watched,
         observer=session.observer,
-        mutant=session.mutant,
+        rewriting=session.mutant,
         arithmetic=session.arithmetic(options, backend),
         **rest,
     )

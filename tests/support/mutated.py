@@ -28,7 +28,7 @@ def ran(function, *args, mutant=None):
     """The outcome of a call, with a mutant."""
     with own_lines():
         return BACKEND.run(
-            Call(function=function, args=args, settings=RunSettings(mutant=mutant, timeout=5.0))
+            Call(function=function, args=args, settings=RunSettings(rewriting=mutant, timeout=5.0))
         )
 
 

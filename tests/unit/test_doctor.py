@@ -15,12 +15,11 @@ from pytest_pallas.doctor import (
     FAILED,
     MISSING,
     OK,
-    Extra,
-    Machine,
+    Installation,
     Package,
     Trial,
+    installation_of,
     lines,
-    machine,
     tried,
 )
 from pytest_pallas.tested import TESTED, VersionRange
@@ -68,12 +67,12 @@ def test_what_becomes_of_a_backend(backend, status, words):
 
 
 def test_the_report_can_be_pasted():
-    found = Machine(
+    found = Installation(
         python=Package("python", "3.13.0", "3.12 to 3.14"),
         system="Linux",
         packages=(Package("jax", "9.9", "0.11.2 to 0.12.0.1", newer=True), Package("libtpu", "")),
         plugins=("pytest-xdist 3.8.0",),
-        extras=(Extra("report", "jinja2", "3.1"), Extra("golden", "safetensors", "")),
+        extras={"report": Package("jinja2", "3.1"), "golden": Package("safetensors", "")},
         environment={"JAX_PLATFORMS": "cpu"},
     )
     done = (
@@ -99,7 +98,7 @@ def test_the_report_can_be_pasted():
 
 def test_only_variables_that_matter_are_told():
     environ = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "-x", "SECRET_TOKEN": "s", "HOME": "/root"}
-    found = machine([("b", "2"), ("a", "1"), ("b", "2")], environ)
+    found = installation_of([("b", "2"), ("a", "1"), ("b", "2")], environ)
     assert found.environment == {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "-x"}
     assert found.plugins == ("a 1", "b 2")
     assert {package.name: package.version for package in found.packages}["jax"]

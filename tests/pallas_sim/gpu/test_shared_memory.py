@@ -213,7 +213,7 @@ def simulator(compiler: Any) -> Simulator:
 
 def run(case: Case, compiler: Counting | None, mutant: Any = None) -> Exception | None:
     gpu = simulator(compiler)
-    call = Call(function=case.function, args=case.args, settings=RunSettings(mutant=mutant))
+    call = Call(function=case.function, args=case.args, settings=RunSettings(rewriting=mutant))
     return gpu.run(call).error
 
 

@@ -14,7 +14,7 @@ from pytest_pallas.checks.context import CheckContext, call
 
 NAMES = [field.name for field in dataclasses.fields(RunSettings)]
 OTHERS = RunSettings(
-    devices=2, jit=False, timeout=1.5, races=False, dma=False, dump="there", mutant="m"
+    devices=2, jit=False, timeout=1.5, races=False, dma=False, dump="there", rewriting=abs
 )
 
 

@@ -516,7 +516,7 @@ class TestWhatIsFound:
         assert traced.error is None
         mutant = next(m for m in mutants_of(kept.jaxpr, ()) if m.operator == "arithmetic")
         call = Call(
-            function=kernels.add_one, args=(X,), settings=RunSettings(jit=jit, mutant=mutant)
+            function=kernels.add_one, args=(X,), settings=RunSettings(jit=jit, rewriting=mutant)
         )
         outcome = backend().run(call)
         assert outcome.error is None

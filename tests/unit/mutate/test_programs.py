@@ -88,7 +88,7 @@ def test_a_mutant_is_made_wherever_the_kernel_is_called(function, steps):
     )
     right = BACKEND.run(call).unwrap()
     np.testing.assert_array_equal(right, X + steps)
-    wrong = BACKEND.run(call.with_settings(mutant=mutant)).unwrap()
+    wrong = BACKEND.run(call.with_settings(rewriting=mutant)).unwrap()
     np.testing.assert_array_equal(wrong, X - steps)
 
 
@@ -177,7 +177,7 @@ def test_a_mutant_that_cannot_be_made_says_so(monkeypatch):
     def fails(*_):
         raise TypeError("no such operand")
 
-    monkeypatch.setattr("pytest_pallas.mutate.programs.rewritten", fails)
+    monkeypatch.setattr("pytest_pallas.mutate.programs._rewritten", fails)
     error = ran(functools.partial(plus), X, mutant=mutant).error
     assert isinstance(error, MutantError)
     assert "could not be made: TypeError: no such operand" in str(error)

@@ -9,9 +9,9 @@ import kernels_to_guess
 import pytest
 
 import pytest_pallas
-from pytest_pallas.scaffold.guess import Guess, guess
-from pytest_pallas.scaffold.loading import Loaded, load
-from pytest_pallas.scaffold.module import gaps, text_of
+from pytest_pallas.scaffold import gaps, text_of
+from pytest_pallas.scaffold_guess import Guess, guess
+from pytest_pallas.scaffold_read import LoadedFunction, load
 
 FLOATS = 'dtype=pst.dtypes("float32", "bfloat16")'
 
@@ -159,7 +159,7 @@ def test_a_kernel_for_a_gpu_is_one_for_a_gpu():
     from reference_kernels.mosaic_gpu.row_softmax_spec import SPEC
 
     module = "reference_kernels.mosaic_gpu.row_softmax"
-    made = guess(Loaded(row_softmax, "row_softmax", module, "reference", SPEC.reference))
+    made = guess(LoadedFunction(row_softmax, "row_softmax", module, "reference", SPEC.reference))
     assert 'kernel={"gpu": row_softmax}' in text_of(made)
 
 

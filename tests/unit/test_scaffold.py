@@ -12,9 +12,9 @@ import pytest
 from forked_python import run_python
 
 from pytest_pallas.__main__ import main
-from pytest_pallas.scaffold.docstrings import Described, described
+from pytest_pallas.scaffold_read import Described, described
 
-SUPPORT = Path(__file__).parents[2] / "support"
+SUPPORT = Path(__file__).parents[1] / "support"
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,463 @@
+"""``pytest-pallas new MODULE:FUNCTION``: write a test module with a guessed spec, and run it once.
+
+``scaffold_read`` imports the function and reads what it says of its parameters, ``scaffold_guess``
+finds by trial traces what it accepts, and ``text_of`` here writes the module. What a person must
+decide has a comment with ``FILL IN``, and is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pallas_sim.errors import OptionError
+
+if TYPE_CHECKING:
+    from pytest_pallas.scaffold_guess import Guess
+
+_DESCRIPTION = """\
+Write a test module for a function that calls a Pallas kernel, and run it once. The shapes and
+dtypes of its arguments are guessed from its signature, annotations, docstring and source, and from
+trial traces. Lines with FILL IN are for you."""
+
+#: What a reader searches for, and a run prints.
+FILL_IN = "FILL IN"
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command ``new`` to the subparsers of an ``argparse.ArgumentParser``."""
+    summary = "write a test module for a kernel, and run it once"
+    parser = commands.add_parser("new", help=summary, description=_DESCRIPTION)
+    parser.add_argument(
+        "target", metavar="MODULE:FUNCTION", help="such as mykernels.softmax:softmax"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE.py",
+        help="the file to write (default: tests/test_FUNCTION_kernel.py)",
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite the file if it exists")
+    parser.add_argument("--no-run", action="store_true", help="write the file and do not run it")
+    parser.set_defaults(run=run)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Write the module and run it.
+
+    Returns:
+      The exit status of pytest; 0 with ``--no-run``.
+
+    Raises:
+      OptionError: there is no such function, or the file exists.
+    """
+    from pytest_pallas.scaffold_read import load
+
+    loaded = load(given.target)
+    path: Path = given.output or Path("tests") / f"test_{loaded.short}_kernel.py"
+    if path.exists() and not given.force:
+        raise OptionError(f"{path} exists; give --force to overwrite it, or -o another file")
+    if path.suffix != ".py":
+        raise OptionError(f"-o {path}: a test module ends in .py, such as {path.stem}.py")
+
+    from pytest_pallas.scaffold_guess import guess
+
+    made = guess(loaded)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text_of(made), encoding="utf-8")
+    print(f"wrote {path} (looked at {loaded.module}:{loaded.name} for {made.seconds:.1f} s)")  # noqa: T201
+    for gap in gaps(made):
+        print(f"  {FILL_IN} {gap}")  # noqa: T201
+    if given.no_run:
+        print(f"run it: python -m pytest {path}")  # noqa: T201
+        return 0
+    print(f"$ python -m pytest {path} --pallas-profile=quick", flush=True)  # noqa: T201
+    command = [sys.executable, "-m", "pytest", str(path), "--pallas-profile=quick", "-q"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.run(command, env=environment, check=False).returncode
+
+
+def gaps(guess: Guess) -> Iterator[str]:
+    """What a person must fill in, or look at, one sentence each."""
+    if not guess.loaded.reference:
+        alike = f"; is it {guess.alike}?" if guess.alike else ""
+        yield f"the reference: the same function in jnp{alike}"
+    if not guess.traced:
+        yield "the inputs: no call that was tried can be traced"
+    elif guess.call.trace.reference_problem:
+        yield f"the reference or the inputs: {guess.call.trace.reference_problem}"
+    if guess.traced and not guess.call.trace.kernels:
+        yield f"the function: {guess.loaded.short} has no Pallas kernel for these arguments"
+    for array in _integers(guess):
+        yield f"the values of {array.name}: guessed from its name"
+
+
+# Arrays of integers that say where something is are drawn after the others.
+
+
+@dataclass(frozen=True)
+class Integers:
+    """An array that is drawn after the others, because its values depend on their sizes.
+
+    Attributes:
+      number: of the array.
+      name: of the array.
+      strategy: the strategy in Python, where ``drawn`` are the other arrays.
+      comment: what was guessed.
+    """
+
+    number: int
+    name: str
+    strategy: str
+    comment: str
+
+
+#: By the end of a name: the strategy for ``count`` integers about an axis of ``most`` elements.
+_KINDS = (
+    (
+        r"len(gth)?s?$|_lens?$|counts?$",
+        "pst.lengths({count}, max_length={most})",
+        "lengths of up to {most}",
+    ),
+    (
+        r"sizes$",
+        "pst.group_sizes({count}, total={most})",
+        "sizes of groups that add up to {most} at most",
+    ),
+    (r"segment|^seg", "pst.segment_ids({count})", "the segment of each token"),
+    (r"perm", "pst.permutations({count})", "a permutation"),
+    (r"", "pst.indices({count}, size={most})", "indices from 0 to {most} - 1"),
+)
+
+
+def _integers(guess: Guess) -> list[Integers]:
+    """The arrays of integers with one axis whose name says what they are."""
+    attempt, leaves = guess.call.attempt, guess.call.leaves
+    late = [
+        number
+        for number, leaf in enumerate(leaves)
+        if leaf.integers and "int" in attempt.dtypes[number] and len(attempt.shapes[number]) == 1
+    ]
+    if len(late) == len(leaves):
+        return []
+    integers: list[Integers] = []
+    for number in late:
+        name = leaves[number].name
+        count, most = _count_and_most(guess, number, late)
+        strategy, comment = next(kind[1:] for kind in _KINDS if re.search(kind[0], name))
+        strategy = strategy.format(count=_drawn(count), most=_drawn(most))
+        integers.append(Integers(number, name, strategy, comment.format(most=most)))
+    return integers
+
+
+def _count_and_most(guess: Guess, number: int, late: Sequence[int]) -> tuple[str, str]:
+    """How many integers there are, and the size of the axis that they are about, as dims."""
+    names = {axis: dim.name for dim in guess.dims for axis in dim.axes}
+    shapes = guess.call.attempt.shapes
+    [own] = [dim for dim in guess.dims if (number, 0) in dim.axes]
+    shared = [(n, axis) for n, axis in own.axes if n not in late]
+    count = own.name if shared or own.name.isdigit() else "4"
+    for n, axis in shared:
+        if axis + 1 < len(shapes[n]):
+            return count, names[n, axis + 1]
+    largest = max((n for n in range(len(shapes)) if n not in late), key=lambda n: len(shapes[n]))
+    return count, names[largest, 0] if shapes[largest] else "1"
+
+
+def _drawn(dim: str) -> str:
+    return dim if dim.isdigit() else f'drawn.recipe["{dim}"]'
+
+
+# The text of the module.
+
+
+def text_of(guess: Guess) -> str:
+    """Write the module."""
+    parts = ["\n".join(lines) for lines in (*_functions(guess), _spec(guess))]
+    body = "\n\n\n".join(parts)
+    lines = [
+        f'"""The spec of ``{guess.loaded.short}``, guessed by ``pytest-pallas new``.',
+        "",
+        *_wrapped("", _summary(guess)),
+        '"""',
+        "",
+        *_imports(guess, body),
+        *[""] * (2 if len(parts) > 1 else 1),
+        body,
+        "",
+        "test_kernels = pytest_pallas.suite(SPEC)",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _summary(guess: Guess) -> str:
+    if not guess.traced:
+        return f"No call that was tried can be traced; see {FILL_IN} below."
+    call = guess.call
+    said = sorted({leaf.said_by for leaf in call.leaves if leaf.said_by and not call.ignored})
+    sources = ", ".join([*said, f"{len(call.lab.known)} traces"])
+    see = f"; see {FILL_IN} below" if any(gaps(guess)) else ""
+    return f"Shapes, dtypes and options are those that it accepted ({sources}){see}."
+
+
+def _imports(guess: Guess, body: str) -> Iterator[str]:
+    yield from ("from __future__ import annotations", "")
+    if re.search(r"\bst\.", body):
+        yield "from hypothesis import strategies as st"
+    types = [operand.build.partition("(")[0] for operand in guess.call.operands]
+    names = [guess.loaded.name.partition(".")[0], guess.loaded.reference]
+    names += [name for name in types if name.isidentifier()]
+    imports = [
+        name if name == _imported(name) else f"{name} as {_imported(name)}"
+        for name in dict.fromkeys(filter(None, names))
+    ]
+    imports.sort(key=lambda text: (not text[0].isupper(), text))
+    yield f"from {guess.loaded.module} import {', '.join(imports)}"
+    yield from ("", "import pytest_pallas", "from pytest_pallas import KernelSpec")
+    if "pst." in body:
+        yield "from pytest_pallas import strategies as pst"
+
+
+def _imported(name: str) -> str:
+    """The name of an imported function here, where ``call`` and ``reference`` are taken."""
+    return f"_{name}" if name in ("reference", "call") else name
+
+
+def _order(guess: Guess) -> list[int]:
+    """The numbers of the arrays, those that depend on others last."""
+    late = [array.number for array in _integers(guess)]
+    return [n for n in range(len(guess.call.leaves)) if n not in late] + late
+
+
+def _adapted(guess: Guess) -> bool:
+    """Whether the function cannot be called with its arrays in order."""
+    order = _order(guess)
+    return order != sorted(order) or not all(operand.plain for operand in guess.call.operands)
+
+
+def _functions(guess: Guess) -> Iterator[list[str]]:
+    """The functions of the module: one for a call by arrays alone, and the reference."""
+    loaded = guess.loaded
+    if _adapted(guess):
+        yield _call(guess, "call", loaded.name)
+    if not loaded.reference:
+        yield _missing_reference(guess)
+    elif _adapted(guess):
+        yield _call(guess, "reference", loaded.reference)
+
+
+def _call(guess: Guess, name: str, function: str) -> list[str]:
+    leaves = [guess.call.leaves[n].name for n in _order(guess)]
+    arguments: list[str] = []
+    for operand in guess.call.operands:
+        value = operand.build.format(*(leaf.name for leaf in operand.leaves))
+        arguments.append(f"{operand.name}={value}" if operand.keyword else value)
+    call = f"{_imported(function)}({', '.join([*arguments, '**options'])})"
+    return [
+        f"def {name}({', '.join([*leaves, '**options'])}):",
+        f'    """``{function.rpartition(".")[2]}`` with arrays in order."""',
+        *_indented(f"return {call}", 4),
+    ]
+
+
+def _missing_reference(guess: Guess) -> list[str]:
+    from pytest_pallas.scaffold_read import REFERENCES
+
+    loaded = guess.loaded
+    parameters = [guess.call.leaves[n].name for n in _order(guess)]
+    parameters += ["*", *guess.options] if guess.options else []
+    tried = ", ".join(pattern.format(loaded.short) for pattern in REFERENCES)
+    comments = [
+        f"{FILL_IN}: plain jax.numpy, without Pallas. It follows the dtypes of its arguments. "
+        f"{loaded.module} has none of {tried}."
+    ]
+    if guess.alike:
+        comments.append(
+            f"{guess.alike} has the same name and returns the same shapes; if it computes the "
+            f"same, write reference={guess.alike} below."
+        )
+    problem = f"{FILL_IN} the reference of {loaded.short}: the same function in jnp"
+    return [
+        f"def reference({', '.join(parameters)}):",
+        '    """The same function in jnp."""',
+        *(line for comment in comments for line in _wrapped("    # ", comment)),
+        f'    raise NotImplementedError("{problem}")',
+    ]
+
+
+def _spec(guess: Guess) -> Iterator[str]:
+    loaded, adapted = guess.loaded, _adapted(guess)
+    kernel = "call" if adapted else _imported(loaded.name)
+    reference = _imported(loaded.reference) if loaded.reference and not adapted else "reference"
+    gpu = guess.call.trace.platforms == frozenset({"gpu"})
+    yield "SPEC = KernelSpec("
+    yield f'    name="{loaded.short}",'
+    yield f'    kernel={{"gpu": {kernel}}},' if gpu else f"    kernel={kernel},"
+    yield f"    reference={reference},"
+    for comment in _comments(guess):
+        yield from _wrapped("    # ", comment)
+    for error, count in () if guess.traced else guess.call.errors[:4]:
+        yield from _wrapped("    #   ", f"{count} times {error}")
+    yield from _inputs(guess)
+    if guess.vmap_error:
+        yield from _wrapped("    # ", f"jax.vmap: {guess.vmap_error}")
+        yield "    vmappable=False,"
+    if guess.differentiable:
+        order = _order(guess)
+        yield f"    differentiable={tuple(sorted(map(order.index, guess.differentiable)))},"
+    yield "    # More to say: differentiable=, exact=, batch_axes=, relations=, raises=, typical=."
+    yield ")"
+
+
+def _comments(guess: Guess) -> Iterator[str]:
+    """How the inputs were found, and what is to do."""
+    call = guess.call
+    for text in call.ignored:
+        yield f"Not followed, because no call can be traced so: {text}."
+    if not guess.traced:
+        yield (
+            f"{FILL_IN} the shapes, dtypes and keyword arguments. {call.tries} calls were tried, "
+            f"such as {call.attempt}. They raised:"
+        )
+        return
+    if call.trace.reference_problem:
+        yield (
+            f"{FILL_IN}: for {call.attempt} the kernel can be traced, and the reference not "
+            f"rightly: {call.trace.reference_problem}."
+        )
+    if call.trace.wrong_blocks:
+        yield f"For {call.attempt} the grid reads or writes wrong blocks; see the check grid."
+    if not call.trace.kernels:
+        yield f"{FILL_IN}: for {call.attempt} there is no Pallas kernel in it."
+    yield from guess.left_out
+    for dim in guess.dims:
+        if dim.refused is not None:
+            size, error = dim.refused
+            yield f"{dim.name}={size} was refused: {error}"
+
+
+def _inputs(guess: Guess) -> Iterator[str]:
+    """The strategy."""
+    integers = _integers(guess)
+    if not guess.call.leaves and not guess.tuning and not guess.options:
+        yield "    inputs=st.just(()),"
+        return
+    late = {array.number for array in integers}
+    arrays = _arrays(guess, [n for n in range(len(guess.call.leaves)) if n not in late])
+    if not integers and not guess.tuning and not guess.options:
+        yield from _indented(f"inputs={arrays},", 4)
+        return
+    yield "    inputs=pst.arguments("
+    yield from _indented(f"{arrays},", 8)
+    if integers:
+        yield "        then=lambda drawn: {"
+        for array in integers:
+            yield from _wrapped("            # ", f"{FILL_IN}: {array.comment}")
+            yield f'            "{array.name}": {array.strategy},'
+        yield "        },"
+    for keyword, values in (("options", guess.options), ("tuning", guess.tuning)):
+        if values:
+            strategies = {name: _strategy(choices) for name, choices in values.items()}
+            yield from _indented(f"{keyword}={_mapping(strategies)},", 8)
+    yield "    ),"
+
+
+def _strategy(values: Sequence[Any]) -> str:
+    if len(values) == 1:
+        return _value(values[0])
+    if {True, False} == {*values} and all(isinstance(value, bool) for value in values):
+        return "st.booleans()"
+    return f"st.sampled_from([{', '.join(map(_value, values))}])"
+
+
+def _value(value: Any) -> str:
+    text = repr(value)
+    return text.replace("'", '"') if isinstance(value, str) and '"' not in text else text
+
+
+def _mapping(values: Mapping[str, Any]) -> str:
+    return "{" + ", ".join(f'"{name}": {value}' for name, value in values.items()) + "}"
+
+
+def _arrays(guess: Guess, numbers: Sequence[int]) -> str:
+    """``pst.arrays(...)`` of some of the arrays."""
+    names = {axis: dim.name for dim in guess.dims for axis in dim.axes}
+    ranks = [len(guess.call.attempt.shapes[n]) for n in numbers]
+    shapes = ", ".join(
+        " ".join(names[n, axis] for axis in range(rank)) or "()"
+        for n, rank in zip(numbers, ranks, strict=True)
+    )
+    shown = [dim for dim in guess.dims if any(n in numbers for n, _ in dim.axes)]
+    labels = {dim.name for dim in shown}
+    constraints = [
+        text for text in guess.constraints if {*re.findall(r"[A-Za-z_]\w*", text)} <= labels
+    ]
+    text = "; ".join(filter(None, (shapes, ", ".join(constraints))))
+    arguments = [f'"{text}"', f"dtype={_dtype(guess, numbers)}"]
+    named = [dim for dim in shown if not dim.name.isdigit()]
+    if multiples := {dim.name: dim.multiple_of for dim in named if dim.multiple_of > 1}:
+        arguments.append(f"multiple_of={_mapping(multiples)}")
+    if sizes := {dim.name: list(dim.sizes) for dim in named if dim.sizes}:
+        arguments.append(f"dims={_mapping(sizes)}")
+    return f"pst.arrays({', '.join(arguments)})"
+
+
+def _dtype(guess: Guess, numbers: Sequence[int]) -> str:
+    """The argument ``dtype`` for some of the arrays."""
+    rows = list(dict.fromkeys(tuple(row[n] for n in numbers) for row in guess.dtypes))
+    if not numbers:
+        return '"float32"'
+    if all(len(set(row)) == 1 for row in rows):
+        dtypes = ", ".join(_value(row[0]) for row in rows)
+        return dtypes if len(rows) == 1 else f"pst.dtypes({dtypes})"
+    pairs = ", ".join(f"({', '.join(map(_value, row))})" for row in rows)
+    return pairs if len(rows) == 1 else f"pst.dtype_pairs({pairs})"
+
+
+def _wrapped(prefix: str, text: str) -> list[str]:
+    """A text in lines of up to 100 characters, each with a prefix."""
+    return textwrap.wrap(
+        " ".join(text.split()),
+        100,
+        initial_indent=prefix,
+        subsequent_indent=prefix,
+        break_long_words=False,
+    )
+
+
+def _indented(text: str, by: int) -> list[str]:
+    """A call on one line if it fits, else one argument a line."""
+    line = f"{' ' * by}{text}"
+    if len(line) <= 100:
+        return [line]
+    head, opening, rest = re.match(r"([^({]*)([({])(.*)$", text, re.DOTALL).groups()  # pyright: ignore
+    closing = {"(": ")", "{": "}"}[opening]
+    inner, _, tail = rest.rpartition(closing)
+    return [
+        f"{' ' * by}{head}{opening}",
+        *(line for part in _split(inner) for line in _indented(f"{part},", by + 4)),
+        f"{' ' * by}{closing}{tail}",
+    ]
+
+
+def _split(text: str) -> list[str]:
+    """The arguments of a call: divided at commas outside of brackets and strings."""
+    parts, depth, quoted = [""], 0, False
+    for letter in text:
+        quoted ^= letter == '"'
+        depth += 0 if quoted else (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0 and not quoted:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts if part.strip()]

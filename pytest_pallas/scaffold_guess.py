@@ -1,0 +1,820 @@
+"""Guess the spec of a function by trial traces, for ``pytest-pallas new``: nothing is run.
+
+``guess`` goes through four steps, each of which traces the function as for a chip, its reference
+beside it, and reads off the traces whether they were accepted:
+
+1. ``_search`` finds arguments that the function accepts: what each parameter is, ranks, dtypes and
+   one size for all axes that nobody named, the likeliest first.
+2. ``_dims_of`` finds which axes have one size. If the function accepts another size for one axis
+   alone, that axis is free. If not, the fewest other axes are looked for that must change with it.
+   Then sizes around usual blocks tell whether any size will do.
+3. ``_keywords`` finds which values of block sizes and options are accepted, for all sizes.
+4. Then what else a spec says: dtypes, whether ``jax.vmap`` works, derivatives, and a function of
+   JAX that may be the reference.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import inspect
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_sim.chips import DEFAULT_TARGETS, TARGETS
+from pallas_sim.compat.grids import platform_of
+from pytest_pallas.backends.analyzing import on_chip
+from pytest_pallas.backends.ending import ending
+from pytest_pallas.backends.execution import brief
+from pytest_pallas.backends.protocol import Call
+from pytest_pallas.backends.tracing import abstract, jitted
+from pytest_pallas.checks.cross import accepted
+from pytest_pallas.grid.analysis import analyze_jaxpr
+from pytest_pallas.grid.kernel_calls import kernel_calls
+from pytest_pallas.scaffold_read import (
+    ArrayParameter,
+    Leaf,
+    LoadedFunction,
+    Parameters,
+    StaticParameter,
+    innermost,
+    multiples,
+    parameters_of,
+)
+
+#: Sizes of all unknown axes of the first attempts, most likely first. Blocks are seldom larger.
+SIZES = (128, 256, 512, 64, 1024, 16, 8, 1)
+
+#: Limits of the search: attempts, and seconds; and the limit of one trace in seconds.
+MOST_TRIES, MOST_SECONDS, _TRACE_SECONDS = 600, 40.0, 10.0
+
+#: After so many more attempts a call is taken although its reference or grid is wrong.
+_PATIENCE = 60
+
+#: Dtypes that arrays of floats may have, besides the one that was accepted.
+_FLOATS = ("float32", "bfloat16")
+
+#: Sizes around blocks, to see whether any size will do.
+_ODD = (1, 7, 100, 129, 257)
+
+#: Multiples to try where not every size will do.
+_TILES = (8, 16, 32, 64, 128, 256, 512)
+
+#: How many other axes may have the size of one, and how many sets of so many are tried.
+_MOST_PARTNERS, _MOST_TRIED = 4, 60
+
+#: Names for the axes of an array that nobody names, by its rank; and more names.
+_USUAL = {1: "n", 2: "mn", 3: "bmn", 4: "bhsd", 5: "abcmn"}
+_MORE = "kpqrtuvwxyzcefgijlo"
+
+type Shape = tuple[int, ...]
+
+#: Position of an axis: number of the array, and of the axis. Axes that have one size are a group.
+type Axis = tuple[int, int]
+type Group = tuple[Axis, ...]
+
+#: Values of keyword arguments, by name.
+type Keywords = dict[str, tuple[Any, ...]]
+
+
+# One trace.
+
+
+@dataclass(frozen=True)
+class AttemptedCall:
+    """A call to try.
+
+    Attributes:
+      shapes: of each leaf.
+      dtypes: of each leaf.
+      statics: keyword arguments of the kernel.
+    """
+
+    shapes: tuple[Shape, ...]
+    dtypes: tuple[str, ...]
+    statics: tuple[tuple[str, Any], ...] = ()
+
+    def with_static(self, name: str, value: Any) -> AttemptedCall:
+        """The same call with another value of a keyword."""
+        others = tuple(static for static in self.statics if static[0] != name)
+        return replace(self, statics=(*others, (name, value)))
+
+    def __str__(self) -> str:
+        arrays = [
+            f"{dtype}[{', '.join(map(str, shape))}]"
+            for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
+        ]
+        statics = [f"{name}={value!r}" for name, value in self.statics]
+        return ", ".join([*arrays, *statics]) or "no arguments"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What came of an attempt.
+
+    Attributes:
+      error: why the function cannot be traced, or "".
+      reference_error: why its reference cannot be, or "".
+      differs: how the shapes differ that the reference returns, or "".
+      outputs: shapes of what the function returned.
+      kernels: number of Pallas kernels in it.
+      wrong_blocks: whether a grid reads beyond an array, or leaves blocks out.
+      illegal_blocks: whether the chip's compiler would refuse the shape of a block.
+      platforms: the platforms of its kernels.
+    """
+
+    error: str = ""
+    reference_error: str = ""
+    differs: str = ""
+    outputs: tuple[Shape, ...] = ()
+    kernels: int = 0
+    wrong_blocks: bool = False
+    illegal_blocks: bool = False
+    platforms: frozenset[str] = frozenset()
+
+    @property
+    def right(self) -> bool:
+        """Whether nothing is wrong."""
+        return not (self.error or self.reference_problem or self.wrong_blocks)
+
+    @property
+    def reference_problem(self) -> str:
+        """Why the reference does not go with the kernel, or ""."""
+        return self.reference_error or self.differs
+
+    @property
+    def refused(self) -> str:
+        """Why the kernel or the reference raised, or ""."""
+        return self.error or self.reference_error
+
+
+@dataclass
+class Lab:
+    """Traces attempts, each once.
+
+    Attributes:
+      function: the function.
+      operands: its array parameters, in order.
+      reference: its reference, or None.
+      platform: what it is traced for.
+      known: the traces so far.
+    """
+
+    function: Callable[..., Any]
+    operands: Sequence[ArrayParameter]
+    reference: Callable[..., Any] | None = None
+    platform: str = "tpu"
+    known: dict[AttemptedCall, Trace] = field(default_factory=dict[AttemptedCall, Trace])
+
+    def of(
+        self, function: Callable[..., Any], operands: Sequence[ArrayParameter] | None = None
+    ) -> Lab:
+        """A lab for another function of the same arrays, without a reference."""
+        return Lab(function, self.operands if operands is None else operands, None, self.platform)
+
+    def trace(self, attempt: AttemptedCall) -> Trace:
+        """What comes of an attempt."""
+        if attempt not in self.known:
+            self.known[attempt] = self._traced(attempt)
+        return self.known[attempt]
+
+    def _traced(self, attempt: AttemptedCall) -> Trace:
+        arrays = [
+            jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+            for shape, dtype in zip(attempt.shapes, attempt.dtypes, strict=True)
+        ]
+        target, statics = TARGETS[DEFAULT_TARGETS[self.platform]], dict(attempt.statics)
+        try:
+            with on_chip(target), ending(_TRACE_SECONDS):
+                traced = self._jitted(self.function, arrays, statics)
+                kernels = kernel_calls(traced.jaxpr)
+        except Exception as error:  # tracing runs the user's code
+            return Trace(error=_described(error))
+        trace = Trace(outputs=_shapes(traced))
+        if self.reference is not None:
+            taken = {name: statics[name] for name in accepted(self.reference, list(statics))}
+            try:
+                with ending(_TRACE_SECONDS):
+                    wanted = _shapes(self._jitted(self.reference, arrays, taken))
+            except Exception as error:  # tracing runs the user's code
+                trace = replace(trace, reference_error=_described(error))
+            else:
+                differs = (
+                    f"it returns the shapes {[*wanted]}, and the kernel {[*trace.outputs]}"
+                    if wanted != trace.outputs
+                    else ""
+                )
+                trace = replace(trace, differs=differs)
+        if not kernels:
+            return trace
+        analysis = analyze_jaxpr(traced.jaxpr, arrays, platform=self.platform, chip=target.name)
+        return replace(
+            trace,
+            kernels=len(kernels),
+            wrong_blocks=bool(analysis.errors),
+            illegal_blocks=any(finding.kind == "tile" for finding in analysis.findings),
+            platforms=frozenset(platform_of(kernel.eqn) or self.platform for kernel in kernels),
+        )
+
+    def _jitted(self, function: Any, arrays: Sequence[Any], statics: Mapping[str, Any]) -> Any:
+        made = functools.partial(_called, function, tuple(self.operands))
+        static, given = abstract(Call(function=made, args=tuple(arrays), options=statics))
+        return jitted(static).trace(given)
+
+
+def _called(
+    function: Callable[..., Any], operands: Sequence[ArrayParameter], *leaves: Any, **statics: Any
+) -> Any:
+    """Call a function with its arrays as leaves in order, from which its pytrees are made."""
+    args, rest = list[Any](), iter(leaves)
+    for operand in operands:
+        value = operand.make(list(itertools.islice(rest, len(operand.leaves))))
+        if operand.keyword:
+            statics[operand.name] = value
+        else:
+            args.append(value)
+    return function(*args, **statics)
+
+
+def _shapes(traced: Any) -> tuple[Shape, ...]:
+    return tuple(tuple(leaf.shape) for leaf in jax.tree.leaves(traced.out_info))
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {brief(str(error), lines=2, width=160)}".strip()
+
+
+# The search for a call.
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Arguments of a function, and what came of them.
+
+    Attributes:
+      lab: with its traces.
+      statics: the required parameters that are no arrays.
+      attempt: a call.
+      trace: what came of it.
+      size: of all axes of unknown size.
+      errors: what the attempts raised, with their number; the most frequent first.
+      tries: the number of attempts.
+      ignored: what was said of arrays and is not so.
+    """
+
+    lab: Lab
+    statics: tuple[StaticParameter, ...]
+    attempt: AttemptedCall
+    trace: Trace
+    size: int
+    errors: tuple[tuple[str, int], ...] = ()
+    tries: int = 0
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def operands(self) -> Sequence[ArrayParameter]:
+        """The parameters that are arrays, in order."""
+        return self.lab.operands
+
+    @property
+    def leaves(self) -> tuple[Leaf, ...]:
+        """All arrays, in order."""
+        return tuple(leaf for operand in self.operands for leaf in operand.leaves)
+
+
+def _search(loaded: LoadedFunction, parameters: Parameters) -> Candidate:
+    """The first arguments that a function accepts, in the order of what is likely.
+
+    Those for which its reference raises, returns other shapes, or the grid has errors are taken
+    only if there are no better ones. If there are none at all, ``trace.error`` of the result says
+    what the likeliest arguments raise.
+    """
+    search = _Search(loaded, time.monotonic() + MOST_SECONDS)
+    said = _said(parameters)
+    first: Candidate | None = None
+    trusted = True
+    for trusted, platform in itertools.product((True, False), ("tpu", "gpu")):
+        if search.second_best is not None or search.over or not (trusted or said):
+            break
+        for choice in _in_order(parameters.choices):
+            for candidate in search.candidates(choice, platform, trusted=trusted):
+                first = first or candidate
+                if candidate.trace.right:
+                    return search.finished(candidate, () if trusted else said)
+    best = search.second_best or first
+    if best is None:  # it takes nothing
+        lab, attempt = Lab(loaded.function, (), loaded.reference_function), AttemptedCall((), ())
+        best = Candidate(lab, (), attempt, lab.trace(attempt), SIZES[0])
+    return search.finished(best, said if search.second_best and not trusted else ())
+
+
+@dataclass
+class _Search:
+    """A search: what was tried so far, and the first call that is accepted and not right."""
+
+    loaded: LoadedFunction
+    end: float
+    tries: int = 0
+    errors: dict[str, int] = field(default_factory=dict[str, int])
+    second_best: Candidate | None = None
+    after: int = 0
+
+    @property
+    def over(self) -> bool:
+        patient = self.second_best is not None and self.tries - self.after > _PATIENCE
+        return patient or self.tries >= MOST_TRIES or time.monotonic() > self.end
+
+    def finished(self, candidate: Candidate, ignored: tuple[str, ...]) -> Candidate:
+        errors = tuple(sorted(self.errors.items(), key=lambda item: -item[1]))
+        return replace(candidate, errors=errors, tries=self.tries, ignored=ignored)
+
+    def candidates(
+        self, choice: Sequence[ArrayParameter | StaticParameter], platform: str, *, trusted: bool
+    ) -> Iterator[Candidate]:
+        """The attempts of one reading of the parameters."""
+        reference = self.loaded.reference_function
+        statics = tuple(each for each in choice if isinstance(each, StaticParameter))
+        operands = tuple(each for each in choice if isinstance(each, ArrayParameter))
+        lab = Lab(self.loaded.function, operands, reference, platform)
+        leaves = [leaf for operand in operands for leaf in operand.leaves]
+        said = [dtype for leaf in leaves for dtype in leaf.dtypes if not leaf.integers]
+        axes = [
+            _sizes(leaves, alone=reference is None),
+            *([*static.values] or [None] for static in statics),
+            *(_kinds(leaf, (*said, *_FLOATS)[0], trusted=trusted) for leaf in leaves),
+        ]
+        for size, *rest in _in_order(axes):
+            if self.over:
+                return
+            values, kinds = rest[: len(statics)], rest[len(statics) :]
+            attempt = AttemptedCall(
+                tuple(tuple(int(d) if d.isdigit() else size for d in dims) for dims, _ in kinds),
+                tuple(dtype for _, dtype in kinds),
+                tuple((s.name, value) for s, value in zip(statics, values, strict=True)),
+            )
+            trace = lab.trace(attempt)
+            self.tries += 1
+            candidate = Candidate(lab, statics, attempt, trace, size)
+            if trace.error:
+                self.errors[trace.error] = self.errors.get(trace.error, 0) + 1
+            elif self.second_best is None:
+                self.second_best, self.after = candidate, self.tries
+            yield candidate
+
+
+def _said(parameters: Parameters) -> tuple[str, ...]:
+    """What annotations, the docstring and the source say of arrays."""
+    return tuple(
+        f"{leaf.said_by} says {leaf.name}: ({', '.join(dim or '?' for dim in leaf.dims or ())})"
+        for choice in parameters.choices
+        for operand in choice
+        if isinstance(operand, ArrayParameter)
+        for leaf in operand.leaves
+        if leaf.said_by
+    )
+
+
+def _kinds(leaf: Leaf, usual: str, *, trusted: bool) -> list[tuple[tuple[str, ...], str]]:
+    """The dims and dtypes that an array may have, best first; ``usual`` is the dtype of others."""
+    ranks = [("",) * rank for rank in ((1, 2, 0, 3) if leaf.integers else (2, 3, 1, 4, 0))]
+    if leaf.dims is not None and trusted:
+        ranks = [leaf.dims]
+    dtypes = leaf.dtypes or (("int32", usual) if leaf.integers else (usual, "int32"))
+    pairs = list(itertools.product(range(len(ranks)), range(len(dtypes))))
+    pairs.sort(key=lambda pair: (pair[0] + 2 * pair[1], pair[0]))
+    return [(ranks[rank], dtypes[dtype]) for rank, dtype in pairs]
+
+
+def _sizes(leaves: Sequence[Leaf], *, alone: bool) -> list[int]:
+    """The sizes to try: without a reference, several blocks must show that two axes have one size.
+
+    Arrays with many axes have smaller ones: their grids would have millions of programs.
+    """
+    many = any(len(leaf.dims or ()) > 3 for leaf in leaves)
+    first = {(True, False): 512, (False, True): 64}.get((alone, many), SIZES[0])
+    return sorted(SIZES, key=lambda size: size != first)
+
+
+def _in_order(choices: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
+    """All combinations, the sooner the nearer their parts are to the beginning."""
+    start: tuple[int, ...] = (0,) * len(choices)
+    heap: list[tuple[int, tuple[int, ...]]] = [(0, start)]
+    seen: set[tuple[int, ...]] = {start}
+    while heap:
+        _, positions = heapq.heappop(heap)
+        yield tuple(parts[at] for parts, at in zip(choices, positions, strict=True))
+        for axis, at in enumerate(positions):
+            new = (*positions[:axis], at + 1, *positions[axis + 1 :])
+            if at + 1 < len(choices[axis]) and new not in seen:
+                seen.add(new)
+                heapq.heappush(heap, (sum(new), new))
+
+
+# Which axes have one size, and which sizes are accepted.
+
+
+@dataclass(frozen=True)
+class Dim:
+    """Axes that have one size.
+
+    Attributes:
+      name: for the shapes.
+      axes: the axes.
+      multiple_of: sizes must be multiples of it; 1 if any size will do.
+      sizes: the only sizes that were accepted; empty if ``multiple_of`` says it.
+      least: the least size that was accepted, where all larger ones may be.
+      refused: a size that the function refused, and its error; None if it refused none.
+    """
+
+    name: str
+    axes: Group
+    multiple_of: int = 1
+    sizes: tuple[int, ...] = ()
+    least: int = 1
+    refused: tuple[int, str] | None = None
+
+
+def _dims_of(call: Candidate) -> tuple[tuple[Dim, ...], tuple[str, ...]]:
+    """The dims of a call that the function accepts, and constraints between them."""
+    groups, literal = _groups(call)
+    tied = _merged(call, _tied(call, groups))
+    relations = dict(_relations(call, tied))
+    dims: list[Dim] = []
+    for group, name in zip(tied, _names(call, tied), strict=True):
+        partners = [other for pair in relations if group in pair for other in pair]
+        dims.append(_sized(call, Dim(name, group), [group, *partners]))
+    label = {dim.axes: dim.name for dim in dims}
+    constraints = [text.format(label[a], label[b]) for (a, b), text in relations.items()]
+    constraints += [f"{dim.name} >= {dim.least}" for dim in dims if dim.least > 1]
+    dims += [Dim(str(size), group) for group, size in literal.items()]
+    return tuple(dims), tuple(constraints)
+
+
+def _refusal(call: Candidate, sizes: Mapping[Axis, int]) -> str:
+    """Why the call with other sizes of some axes is not right, or ""."""
+    trace = _resized(call, sizes)
+    if trace.error or (trace.reference_problem and not call.trace.reference_problem):
+        return trace.error or trace.reference_problem
+    beyond = trace.wrong_blocks and not call.trace.wrong_blocks
+    return "its grid does not fit the arrays" if beyond else ""
+
+
+def _resized(call: Candidate, sizes: Mapping[Axis, int]) -> Trace:
+    shapes = tuple(
+        tuple(sizes.get((number, axis), size) for axis, size in enumerate(shape))
+        for number, shape in enumerate(call.attempt.shapes)
+    )
+    return call.lab.trace(replace(call.attempt, shapes=shapes))
+
+
+def _accepts(call: Candidate, groups: Sequence[Group], size: int) -> bool:
+    """Whether the function accepts another size of some groups."""
+    return not _refusal(call, {axis: size for group in groups for axis in group})
+
+
+def _groups(call: Candidate) -> tuple[list[Group], dict[Group, int]]:
+    """Axes, those of one name together where a name stands for a size; and those of said sizes."""
+    groups: dict[object, list[Axis]] = {}
+    literal: dict[Group, int] = {}
+    for number, (leaf, shape) in enumerate(zip(call.leaves, call.attempt.shapes, strict=True)):
+        dims = leaf.dims if leaf.dims and len(leaf.dims) == len(shape) else ("",) * len(shape)
+        for axis, dim in enumerate(dims):
+            if dim.isdigit():
+                literal[((number, axis),)] = int(dim)
+            else:
+                key = dim if dim and leaf.named else (number, axis)
+                groups.setdefault(key, []).append((number, axis))
+    return [tuple(axes) for axes in groups.values()], literal
+
+
+def _tied(call: Candidate, groups: Sequence[Group]) -> list[Group]:
+    """The groups, those together whose sizes must be one."""
+    rest, tied = list(groups), list[tuple[Axis, ...]]()
+    while rest:
+        needed = _needed(call, rest[0], rest)
+        tied.append(tuple(sorted(axis for group in needed for axis in group)))
+        rest = [group for group in rest if group not in needed]
+    return sorted(tied)
+
+
+def _needed(call: Candidate, group: Group, rest: Sequence[Group]) -> list[Group]:
+    """The groups that must have the size of one, that one included."""
+    usual = call.size
+    sizes = [size for size in (2 * usual, usual // 2, 3 * usual // 2) if size not in (0, usual)]
+    # Those of the same position first: the batch of q, k and v.
+    partners = sorted(
+        (other for other in rest if other != group),
+        key=lambda other: min(abs(a - b) for _, a in group for _, b in other),
+    )
+    for count in range(min(len(partners), _MOST_PARTNERS) + 1):
+        for more in itertools.islice(itertools.combinations(partners, count), _MOST_TRIED):
+            if any(_accepts(call, [group, *more], size) for size in sizes):
+                return [group, *more]
+    if any(_accepts(call, rest, size) for size in sizes):
+        return list(rest)
+    return [group]  # it has one size only
+
+
+def _merged(call: Candidate, tied: Sequence[Group]) -> list[Group]:
+    """The groups, where one that is no larger than another is one with it if there is no reference.
+
+    A kernel whose blocks all lie in an array that is larger than it should be cannot tell.
+    """
+    merged = list(tied)
+    for (big, small), text in _relations(call, tied) if call.lab.reference is None else ():
+        if "%" not in text and big in merged and small in merged:
+            merged = [group for group in merged if group not in (big, small)]
+            merged.append(tuple(sorted((*big, *small))))
+    return sorted(merged)
+
+
+def _relations(call: Candidate, tied: Sequence[Group]) -> Iterator[tuple[tuple[Group, Group], str]]:
+    """Pairs of dims where one must divide the other, or be no larger."""
+    size = call.size
+    double = [group for group in tied if _accepts(call, [group], 2 * size)]
+    half = [group for group in tied if _accepts(call, [group], size // 2)]
+    larger = [group for group in double if group not in half]
+    smaller = [group for group in half if group not in double]
+    for pair in itertools.product(larger, smaller):
+        if _accepts(call, pair, size // 2) and _accepts(call, pair, 2 * size):
+            divides = not _accepts(call, pair[:1], 3 * size // 2)
+            yield pair, "{0} % {1} = 0" if divides else "{1} <= {0}"
+
+
+def _sized(call: Candidate, dim: Dim, groups: Sequence[Group]) -> Dim:
+    """A dim with the sizes that the function does not refuse.
+
+    A grid that does not fit, or outputs of other shapes, are mistakes that tests must find. So
+    where only small sizes are refused, the others need be no multiples, unless the docstring says
+    so: a function that forgets its last rows accepts any number of them from one block on.
+    """
+
+    @functools.cache
+    def refused(size: int) -> str:
+        return _resized(call, {axis: size for group in groups for axis in group}).refused
+
+    wrong = [size for size in _ODD if refused(size)]
+    if call.trace.refused or not wrong:
+        return dim
+    dim = replace(dim, refused=(wrong[0], refused(wrong[0])))
+    fine = [size for size in _ODD if size not in wrong]
+    said = multiples(inspect.getdoc(innermost(call.lab.function)))
+    if fine and wrong[-1] < fine[0] and not said:
+        below, least = wrong[-1], fine[0]
+        while least - below > 1:
+            middle = (least + below) // 2
+            below, least = (middle, least) if refused(middle) else (below, middle)
+        return replace(dim, least=least)
+    for tile in _TILES:
+        if not any(refused(tile * times) for times in (1, 2, 3)):
+            return replace(dim, multiple_of=tile)
+    every = {*_ODD, *_TILES, 2, 4, 384, 768, 1024, call.size}
+    sizes = tuple(sorted(size for size in every if not refused(size)))
+    return replace(dim, sizes=sizes or (call.size,))
+
+
+def _names(call: Candidate, groups: Sequence[Group]) -> list[str]:
+    """A name for each group: what the annotation, docstring or source says, or a letter."""
+    names: list[str] = []
+    for group in groups:
+        said = [_said_name(call, axis) for axis in group]
+        ranks = [(len(call.attempt.shapes[number]), axis) for number, axis in group]
+        usual = [_USUAL[rank][axis] for rank, axis in ranks if rank in _USUAL]
+        # The sum of a product has a name of its own: x (m, k) and y (k, n).
+        contracted = len({axis for _, axis in group}) > 1 and len(group) == 2
+        choices = [*filter(None, said), *(["k"] if contracted else []), *usual, *_MORE]
+        names.append(next((name for name in choices if name not in names), f"d{len(names)}"))
+    return names
+
+
+def _said_name(call: Candidate, axis: Axis) -> str:
+    number, position = axis
+    dims = call.leaves[number].dims or ()
+    if len(dims) != len(call.attempt.shapes[number]):
+        return ""
+    name = dims[position]
+    return "" if not name.isidentifier() or name in ("dtype", "values", "seed") else name
+
+
+# The guess.
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What a test module is written of.
+
+    Attributes:
+      loaded: the function.
+      call: arguments that it accepts, or the likeliest ones if it accepts none.
+      dims: the dims of its arrays.
+      constraints: between its dims, in the language of shapes.
+      dtypes: the dtypes of all arrays, one row for each combination that it accepts.
+      tuning: values of keyword arguments of the kernel only.
+      options: values of keyword arguments of kernel and reference.
+      vmap_error: why ``jax.vmap`` of it cannot be traced, or "".
+      differentiable: positions of the arrays by which it defines a derivative of its own.
+      left_out: options that it accepts for some sizes only, in words.
+      alike: a function of JAX of the same name that returns the same shapes, or "".
+      seconds: how long it took.
+    """
+
+    loaded: LoadedFunction
+    call: Candidate
+    dims: tuple[Dim, ...]
+    constraints: tuple[str, ...]
+    dtypes: tuple[tuple[str, ...], ...]
+    tuning: Keywords
+    options: Keywords
+    vmap_error: str = ""
+    differentiable: tuple[int, ...] = ()
+    alike: str = ""
+    left_out: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def traced(self) -> bool:
+        """Whether the function accepts the arguments."""
+        return not self.call.trace.error
+
+
+def guess(loaded: LoadedFunction) -> Guess:
+    """Guess the arguments of a function.
+
+    Raises:
+      OptionError: it has no signature.
+    """
+    begin = time.monotonic()
+    parameters = parameters_of(loaded.function)
+    call = _search(loaded, parameters)
+    if call.trace.error:
+        # The dims as they are said: those of a function that accepts every call.
+        lab = call.lab.of(lambda *leaves, **_: jax.tree.leaves(leaves))
+        dims, constraints = _dims_of(replace(call, lab=lab, trace=lab.trace(call.attempt)))
+        tuning, options = _keywords(loaded, call, ())
+        made = Guess(loaded, call, dims, constraints, (call.attempt.dtypes,), tuning, options)
+    else:
+        dims, constraints = _dims_of(call)
+        tuning, options = _keywords(loaded, call, parameters.optional)
+        options, left_out = _for_all_sizes(call, dims, options)
+        made = Guess(
+            loaded,
+            call,
+            dims,
+            constraints,
+            _dtypes(call),
+            tuning,
+            options,
+            _vmap_error(call),
+            _differentiable(loaded.function, call),
+            "" if loaded.reference else _alike(loaded.short, call),
+            left_out,
+        )
+    return replace(made, seconds=time.monotonic() - begin)
+
+
+def _dtypes(call: Candidate) -> tuple[tuple[str, ...], ...]:
+    """The dtypes that all arrays may have together."""
+    rows = [call.attempt.dtypes]
+    said = [leaf.dtypes for leaf in call.leaves]
+    for other in dict.fromkeys([*_FLOATS, *itertools.chain.from_iterable(said)]):
+        row = tuple(
+            other if (other in names if names else other in _FLOATS and _is_float(mine)) else mine
+            for mine, names in zip(call.attempt.dtypes, said, strict=True)
+        )
+        if row not in rows and call.lab.trace(replace(call.attempt, dtypes=row)).right:
+            rows.append(row)
+    return tuple(rows)
+
+
+def _is_float(name: str) -> bool:
+    return jnp.issubdtype(jnp.dtype(name), jnp.floating)
+
+
+def _keywords(
+    loaded: LoadedFunction, call: Candidate, optional: Sequence[StaticParameter]
+) -> tuple[Keywords, Keywords]:
+    """The values of tuning and of options that the function accepts.
+
+    Tuning is what the reference does not take; without a reference, what its name says.
+    """
+    tuning: Keywords = {}
+    options: Keywords = {}
+    given = dict(call.attempt.statics)
+    reference = loaded.reference_function
+
+    def is_shared(name: str, otherwise: bool) -> bool:
+        return bool(accepted(reference, [name])) if reference is not None else otherwise
+
+    for static in call.statics:
+        value = given[static.name]
+        if not is_shared(static.name, not static.tuning):
+            tuning[static.name] = (value,)
+            continue
+        others = [v for v in static.values if v != value and _fine(call, static, v)]
+        enumerated = not static.tuning and _is_enumerated(static.values)
+        options[static.name] = (value, *(others if enumerated else ()))
+    for static in optional:
+        values = tuple(value for value in static.values if _fine(call, static, value))
+        if len(values) < 2:
+            continue
+        if is_shared(static.name, False):
+            options[static.name] = values
+        elif (
+            static.tuning
+            and not isinstance(static.default, bool)
+            and static.name not in ("backend", "name")
+        ):
+            tuning[static.name] = values
+    return tuning, options
+
+
+def _fine(call: Candidate, static: StaticParameter, value: Any) -> bool:
+    """Whether the function accepts a value of a keyword, and its blocks remain legal."""
+    trace = call.lab.trace(call.attempt.with_static(static.name, value))
+    illegal = trace.illegal_blocks and not call.trace.illegal_blocks
+    same = trace.reference_problem == call.trace.reference_problem
+    return not trace.error and not illegal and same
+
+
+def _is_enumerated(values: Sequence[Any]) -> bool:
+    """Whether the candidates are all values that there are, and not numbers to try."""
+    return all(isinstance(value, bool) for value in values) or not any(
+        isinstance(value, (int, float, tuple)) for value in values
+    )
+
+
+def _for_all_sizes(
+    call: Candidate, dims: Sequence[Dim], options: Keywords
+) -> tuple[Keywords, tuple[str, ...]]:
+    """The options without the values that the function refuses for some sizes; those in words."""
+    kept: Keywords = {}
+    left_out: list[str] = []
+    required = {static.name for static in call.statics}
+    for name, values in options.items():
+        problems = [_refused_with(call, dims, name, v) if len(values) > 1 else "" for v in values]
+        pairs = list(zip(values, problems, strict=True))
+        left_out += [f"{name}={value!r} is left out: {why}" for value, why in pairs if why]
+        fine = tuple(value for value, why in pairs if not why)
+        if len(fine) > 1 or name in required:
+            kept[name] = fine or values
+    return kept, tuple(left_out)
+
+
+def _refused_with(call: Candidate, dims: Sequence[Dim], name: str, value: Any) -> str:
+    """For which size the function accepts a call, and not with an option; or ""."""
+    other = replace(call, attempt=call.attempt.with_static(name, value))
+    for dim, size in itertools.product(dims, (2 * call.size, call.size // 2)):
+        sizes = dict.fromkeys(dim.axes, size)
+        if size and not _refusal(call, sizes) and (problem := _refusal(other, sizes)):
+            return f"for {dim.name}={size}, {problem}"
+    return ""
+
+
+def _vmap_error(call: Candidate) -> str:
+    """Why ``jax.vmap`` of the function cannot be traced, with all arrays and the first batched."""
+    shapes, operands = call.attempt.shapes, tuple(call.operands)
+    if not shapes:
+        return "it takes no arrays"
+    leaves = [ArrayParameter(leaf.name, (leaf,)) for leaf in call.leaves]
+    for axes in ((0,) * len(shapes), (0, *(None,) * (len(shapes) - 1))):
+
+        def vmapped(*rows: Any, axes: tuple[int | None, ...] = axes, **statics: Any) -> Any:
+            function = functools.partial(_called, call.lab.function, operands, **statics)
+            return jax.vmap(function, in_axes=axes)(*rows)
+
+        batched = tuple(
+            shape if axis is None else (2, *shape) for shape, axis in zip(shapes, axes, strict=True)
+        )
+        trace = call.lab.of(vmapped, leaves).trace(replace(call.attempt, shapes=batched))
+        if trace.error:
+            return trace.error
+    return ""
+
+
+def _differentiable(function: Any, call: Candidate) -> tuple[int, ...]:
+    """The positions of floats, if the function has a derivative of its own."""
+    own: Any = function
+    while own is not None and not isinstance(own, (jax.custom_vjp, jax.custom_jvp)):
+        own = getattr(own, "__wrapped__", None)
+    if own is None:
+        return ()
+    return tuple(n for n, name in enumerate(call.attempt.dtypes) if _is_float(name))
+
+
+def _alike(name: str, call: Candidate) -> str:
+    """A function of JAX of the same name that returns the same shapes."""
+    for affix in ("_pallas", "_kernel", "pallas_"):
+        name = name.replace(affix, "")
+    for prefix, module in (("jax.nn", jax.nn), ("jnp", jnp), ("jax.lax", jax.lax)):
+        function = getattr(module, name, None)
+        if callable(function):
+            trace = call.lab.of(function).trace(replace(call.attempt, statics=()))
+            if not trace.error and trace.outputs == call.trace.outputs:
+                return f"{prefix}.{name}"
+    return ""

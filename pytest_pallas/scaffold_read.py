@@ -1,0 +1,572 @@
+"""What a function says of its parameters, for ``pytest-pallas new``: nothing is traced here.
+
+``load`` imports the function and looks for its reference. ``parameters_of`` reads the signature,
+annotations, docstring and source, and gives for each parameter what it may be, best first: an
+``ArrayParameter`` (also a pytree of arrays), or a ``StaticParameter``: a number, word or dtype.
+Which of these it is, ``scaffold_guess`` finds by tracing.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import enum
+import functools
+import importlib
+import inspect
+import re
+import sys
+import textwrap
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from pallas_sim.errors import OptionError
+from pytest_pallas.draw.dtypes import SUPPORTED
+
+#: How a reference is called, where the function is called ``{}``; the first that exists is it.
+REFERENCES = ("{}_ref", "{}_reference", "reference_{}", "ref_{}", "reference")
+
+#: How many functions of a module a message lists.
+_LISTED = 12
+
+#: What the names of kernels have besides the name of what they compute.
+_AFFIXES = ("_pallas", "_kernel", "_tpu", "_gpu", "pallas_")
+
+#: Names of integers that split work and do not change the answer.
+_TUNING = re.compile(
+    r"block|tile|chunk|stages|warps|unroll|num_(programs|cores)|^(b|t)(m|n|k|q|kv|s|d)$|^b[mnkq]_?\w?$"
+)
+#: Names of what is rather a number than an array.
+_NUMBER = re.compile(
+    r"^(axis|dim|eps|epsilon|scale|alpha|beta|causal|heads|groups|window|shift|stride|size|step"
+    r"|n|k|top_k|topk|causal|interpret|dtype|out_dtype)$|^num_|_(size|axis|dim|scale|eps|heads)$"
+)
+#: Names of arrays of integers.
+_INTEGERS = re.compile(
+    r"len(gth)?s?$|_lens?$|ids?$|ind(ices|ex|x)?$|offsets?$|segments?$|positions?$|^pos|sizes$"
+    r"|(page|block)_tables?$|cu_|pages?$|tokens?$|labels?$|counts?$|starts?$|ends?$|perm"
+)
+
+#: ``(m, n)``, ``[m, n]``, ``(n,)``, ``m x n`` in brackets; names, sizes and products of them.
+_WORD = r"[A-Za-z_][A-Za-z0-9_]*|\d+"
+_DIM = rf"(?:{_WORD})(?:\s*[*+/-]+\s*(?:{_WORD}))*"
+_SHAPE = re.compile(rf"[(\[]\s*({_DIM}(?:\s*(?:,|\bx\b)\s*(?:{_DIM}))*)\s*,?\s*[)\]]")
+
+#: Words in brackets that are no dims, as in ``x (optional): ...`` or ``x (jax.Array)``.
+_NO_DIMS = frozenset({"optional", "array", "jax", "jnp", "np", "int", "float", "bool", "str"})
+
+#: Words for dtypes besides their names.
+_DTYPES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "f16": "float16",
+    "fp32": "float32",
+    "f32": "float32",
+    "i32": "int32",
+    "i8": "int8",
+    "integers": "int32",
+    "int": "int32",
+}
+
+#: ``a multiple of 8 rows``, ``divisible by 128``.
+_MULTIPLE = re.compile(r"\b(?:multiples?\s+of|divisible\s+by)\s+(\d+)", re.IGNORECASE)
+
+
+# The function and its reference.
+
+
+@dataclass(frozen=True)
+class LoadedFunction:
+    """A function and where it is.
+
+    Attributes:
+      function: the function.
+      name: its name in the module, with dots for an attribute of an attribute.
+      module: the name of its module.
+      reference: the name of its reference in the module, or "".
+      reference_function: that function, or None.
+    """
+
+    function: Callable[..., Any]
+    name: str
+    module: str
+    reference: str = ""
+    reference_function: Callable[..., Any] | None = None
+
+    @property
+    def short(self) -> str:
+        """The last word of its name."""
+        return self.name.rpartition(".")[2]
+
+
+def load(target: str) -> LoadedFunction:
+    """Import the function that ``MODULE:FUNCTION`` names; ``MODULE.FUNCTION`` and a path will do.
+
+    The current folder and its ``src`` are searched, too.
+
+    Raises:
+      OptionError: there is no such module or function, it cannot be imported, or it is no function.
+    """
+    name, attribute = _divided(target)
+    for folder in (Path.cwd() / "src", Path.cwd()):
+        if folder.is_dir() and str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
+    module = _imported(name, target)
+    function: Any = module
+    for word in attribute.split("."):
+        if not hasattr(function, word):
+            raise OptionError(_no_such(function, name, word))
+        function = getattr(function, word)
+    if not callable(function) or isinstance(function, type):
+        kind = (
+            "a class"
+            if isinstance(function, type)
+            else f"a value of type {type(function).__name__}"
+        )
+        raise OptionError(
+            f"{name}:{attribute} is {kind}, not a function; name the function that calls the kernel"
+        )
+    bases = [attribute, *(attribute.replace(affix, "") for affix in _AFFIXES if affix in attribute)]
+    names = [pattern.format(base) for base in bases if base for pattern in REFERENCES]
+    for reference in names if "." not in attribute else ():
+        value = getattr(module, reference, None)
+        if callable(value) and value is not function and not isinstance(value, type):
+            return LoadedFunction(function, attribute, name, reference, value)
+    return LoadedFunction(function, attribute, name)
+
+
+def _divided(target: str) -> tuple[str, str]:
+    """Divide a target into module and function."""
+    name, colon, attribute = target.partition(":")
+    if not colon:
+        name, _, attribute = target.rpartition(".")
+    if name.endswith(".py"):  # a path, as pytest takes them
+        name = ".".join(Path(name).with_suffix("").parts).removeprefix("src.")
+    parts = (*name.split("."), *attribute.split("."))
+    if not name or not attribute or not all(part.isidentifier() for part in parts):
+        raise OptionError(
+            f"{target!r} names no function; write MODULE:FUNCTION, such as "
+            "mykernels.softmax:softmax"
+        )
+    return name, attribute
+
+
+def _imported(name: str, target: str) -> types.ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or name
+        if name != missing and not name.startswith(f"{missing}."):
+            raise OptionError(
+                f"{name} cannot be imported: it imports {missing}, which is not installed"
+            ) from error
+        raise OptionError(
+            f"there is no module {missing!r} (of {target!r}); {Path.cwd()} and sys.path were "
+            "searched. Run this where it can be imported, or set PYTHONPATH"
+        ) from None
+    except Exception as error:
+        raise OptionError(f"importing {name} raised {type(error).__name__}: {error}") from error
+
+
+def _no_such(holder: Any, module: str, word: str) -> str:
+    """The message for a name that is not there, with those that are."""
+    functions = {
+        name: value
+        for name, value in vars(holder).items()
+        if callable(value) and not name.startswith("_") and not isinstance(value, type)
+    }
+    if near := difflib.get_close_matches(word, functions, 1):
+        return f"{module} has no function {word!r}; did you mean {near[0]}?"
+    own = [name for name, value in functions.items() if getattr(value, "__module__", "") == module]
+    names = own or [*functions]
+    more = ", ..." if len(names) > _LISTED else ""
+    return f"{module} has no function {word!r}; it has {', '.join(names[:_LISTED]) or 'none'}{more}"
+
+
+def innermost(function: Callable[..., Any]) -> Any:
+    """The function that was decorated, jitted or bound by ``functools.partial``."""
+    inner: Any = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    inner = inspect.unwrap(inner)
+    return inspect.unwrap(inner.func) if isinstance(inner, functools.partial) else inner
+
+
+# What its source says.
+
+
+@dataclass
+class Source:
+    """What the source says of parameters, by name.
+
+    Attributes:
+      axes: names of the axes, as in ``m, k = x.shape``; "" where it names none.
+      keys: keys with which it is indexed, as in ``params["w"]``.
+      items: how many items it is divided into, as in ``q, k, v = qkv``.
+    """
+
+    axes: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    keys: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    items: dict[str, int] = field(default_factory=dict[str, int])
+
+
+def read_source(function: Callable[..., Any]) -> Source:
+    """Read what the source of a function says; nothing if there is none."""
+    source = Source()
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(innermost(function))))
+    except (OSError, TypeError, SyntaxError):
+        return source
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                for target in targets:
+                    _read_assignment(source, target, value)
+            case ast.Subscript(ast.Name(name), ast.Constant(str(key))):
+                keys = source.keys.setdefault(name, [])
+                keys += [key] * (key not in keys)
+            case _:
+                pass
+    return source
+
+
+def _read_assignment(source: Source, target: ast.expr, value: ast.expr) -> None:
+    match target, value:
+        case ast.Tuple(targets), ast.Tuple(values) if len(targets) == len(values):
+            for one, other in zip(targets, values, strict=True):
+                _read_assignment(source, one, other)
+        case ((ast.Tuple(targets) | ast.List(targets)), _) if any(
+            isinstance(target, ast.Starred) for target in targets
+        ):
+            pass
+        case ((ast.Tuple(targets) | ast.List(targets)), ast.Name(name)):
+            source.items.setdefault(name, len(targets))
+        case ((ast.Tuple(targets) | ast.List(targets)), ast.Attribute(ast.Name(name), "shape")):
+            axes = [target.id if isinstance(target, ast.Name) else "" for target in targets]
+            source.axes.setdefault(name, tuple(axis.strip("_") for axis in axes))
+        case _:
+            pass
+
+
+# What its docstring says.
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a docstring says of an array.
+
+    Attributes:
+      dims: its dims, or None. A dim that is no name and no size is "".
+      dtypes: names of dtypes, or none.
+    """
+
+    dims: tuple[str, ...] | None = None
+    dtypes: tuple[str, ...] = ()
+
+
+def described(text: str | None, names: Sequence[str]) -> dict[str, Described]:
+    """What a docstring says of parameters, by name; those of which it says nothing are left out.
+
+    It understands the styles of Google, numpy and Sphinx: a line that begins with the name, and the
+    lines below it until one begins with another name.
+
+    Args:
+      text: the docstring.
+      names: of the parameters.
+    """
+    parameters: dict[str, Described] = {}
+    for name, part in _parts(text or "", names).items():
+        shapes = (_dims(match.group(1)) for match in _SHAPE.finditer(part))
+        dims = next(filter(None, shapes), None)
+        dtypes = (_DTYPES.get(word, word) for word in re.findall(r"\w+", part))
+        dtypes = tuple(dict.fromkeys(dtype for dtype in dtypes if dtype in SUPPORTED))
+        if dims or dtypes:
+            parameters[name] = Described(dims, dtypes)
+    return parameters
+
+
+def multiples(text: str | None) -> frozenset[int]:
+    """The numbers of which a docstring says that sizes are multiples."""
+    return frozenset(int(number) for number in _MULTIPLE.findall(text or ""))
+
+
+def _parts(text: str, names: Sequence[str]) -> dict[str, str]:
+    """The text on each parameter."""
+    if not names:
+        return {}
+    any_name = "|".join(map(re.escape, names))
+    start = re.compile(
+        rf"^\s*(?::param\s+(?:\w+\s+)?)?[`*]*({any_name})[`*]*(?:\s*[:([]|\s+-|\s*\.\.)(.*)$"
+    )
+    several = re.compile(rf"^\s*[`*]*((?:{any_name})(?:\s*,\s*(?:{any_name}))+)[`*]*\s*[:(](.*)$")
+    parts: dict[str, str] = {}
+    current: tuple[str, ...] = ()
+    for line in text.splitlines():
+        rest = line
+        if match := several.match(line):
+            current = tuple(re.split(r"\s*,\s*", match.group(1)))
+        elif match := start.match(line):
+            current = (match.group(1),)
+            rest = line[match.end(1) :]  # "x (m, n)" has its shape in what follows
+        elif not line.strip() or re.match(r"^\s*(Returns?|Raises|Yields|Examples?)\b", line):
+            current = ()
+        for name in current:
+            parts[name] = f"{parts.get(name, '')} {rest}"
+    return parts
+
+
+def _dims(text: str) -> tuple[str, ...] | None:
+    """The dims of a shape; None if it is none."""
+    words = [word.strip() for word in re.split(r",|\bx\b", text)]
+    if any(word.lower() in _NO_DIMS or word in SUPPORTED for word in words):
+        return None
+    return tuple(word if word.isidentifier() or word.isdigit() else "" for word in words)
+
+
+# What each parameter may be.
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """An array that a function takes.
+
+    Attributes:
+      name: an identifier: of the parameter, or with the key of a pytree.
+      dims: the names or sizes of its axes as far as they are known, "" for an unknown one; None if
+        not even their number is known.
+      named: whether a name of ``dims`` stands for one size, rather than being a mere label.
+      dtypes: the dtypes that it may have, best first; empty if unknown.
+      integers: whether its name says that it holds integers, such as lengths.
+      said_by: what said so: an annotation, the docstring or the source; "" for nobody.
+    """
+
+    name: str
+    dims: tuple[str, ...] | None = None
+    named: bool = False
+    dtypes: tuple[str, ...] = ()
+    integers: bool = False
+    said_by: str = ""
+
+
+@dataclass(frozen=True)
+class ArrayParameter:
+    """A parameter that is an array, or a pytree of arrays.
+
+    Attributes:
+      name: of the parameter.
+      leaves: its arrays.
+      keyword: whether it is given by name.
+      build: the pytree in Python with ``{}`` for each array: ``{}``, ``{{"w": {}, "b": {}}}``.
+      make: makes the pytree of its arrays.
+    """
+
+    name: str
+    leaves: tuple[Leaf, ...]
+    keyword: bool = False
+    build: str = "{}"
+    make: Callable[[Sequence[Any]], Any] = lambda leaves: leaves[0]
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is one positional array."""
+        return self.build == "{}" and not self.keyword
+
+
+@dataclass(frozen=True)
+class StaticParameter:
+    """A parameter that is no array.
+
+    Attributes:
+      name: of the parameter.
+      values: candidates, best first; without a default one of them is needed.
+      tuning: whether it splits work, rather than changing the answer.
+      default: its default.
+    """
+
+    name: str
+    values: tuple[Any, ...] = ()
+    tuning: bool = False
+    default: Any = None
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What a function takes.
+
+    Attributes:
+      choices: what each parameter without a default may be, best first.
+      optional: those with a default of which other values are worth a try.
+    """
+
+    choices: tuple[tuple[ArrayParameter | StaticParameter, ...], ...]
+    optional: tuple[StaticParameter, ...]
+
+
+def parameters_of(function: Callable[..., Any]) -> Parameters:
+    """Read the signature, the annotations, the docstring and the source of a function.
+
+    Raises:
+      OptionError: it has no signature.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        raise OptionError(f"the function has no signature that can be read: {error}") from None
+    hints, source = _hints(innermost(function)), read_source(function)
+    docs = described(inspect.getdoc(innermost(function)), list(signature.parameters))
+    choices: list[tuple[ArrayParameter | StaticParameter, ...]] = []
+    optional: list[StaticParameter] = []
+    for name, parameter in signature.parameters.items():
+        hint = hints.get(name)
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if parameter.default is not parameter.empty:
+            optional.append(_optional(name, hint, parameter.default))
+        else:
+            keyword = parameter.kind is parameter.KEYWORD_ONLY
+            said = docs.get(name, Described())
+            choices.append(tuple(_required(name, hint, said, source, keyword=keyword)))
+    return Parameters(tuple(choices), tuple(static for static in optional if static.values))
+
+
+def _hints(annotated: Any) -> dict[str, Any]:
+    try:
+        return get_type_hints(annotated, include_extras=True)
+    except Exception:  # names that exist for type checkers only
+        return {}
+
+
+def _optional(name: str, hint: Any, default: Any) -> StaticParameter:
+    """A parameter with a default, and the values that are worth a try, or none."""
+    tuning = bool(_TUNING.search(name))
+    values = (False, True) if isinstance(default, bool) else _enumerated(hint)
+    if not values and isinstance(default, int) and tuning and default >= 16:
+        values = (default // 2, default)
+    how_it_runs = name in ("interpret", "debug", "name", "backend")
+    return StaticParameter(name, values, tuning or how_it_runs, default)
+
+
+def _required(
+    name: str, hint: Any, said: Described, source: Source, *, keyword: bool
+) -> list[ArrayParameter | StaticParameter]:
+    """What a parameter without a default may be, best first."""
+    tuning = bool(_TUNING.search(name))
+    if enumerated := _enumerated(hint):
+        return [StaticParameter(name, enumerated)]
+    if hint in (int, float, str):
+        return [StaticParameter(name, _numbers(name, hint), tuning)]
+    if get_origin(hint) in (tuple, Sequence) and {*get_args(hint)} <= {int, Ellipsis}:
+        return [StaticParameter(name, ((128, 128), (8, 128), (128,), (64, 64, 64)), tuning)]
+    array = ArrayParameter(name, (_leaf(name, hint, said, source),), keyword)
+    if pytree := _pytree(name, hint, source, keyword=keyword):
+        return [pytree, array]
+    if _is_array(hint) or said.dims is not None or name in source.axes:
+        return [array]
+    number = StaticParameter(name, _numbers(name, None), tuning)
+    return [number, array] if tuning or _NUMBER.search(name) else [array, number]
+
+
+def _numbers(name: str, hint: Any) -> tuple[Any, ...]:
+    """Candidates for a number or a word without a default."""
+    if name.endswith("dtype"):
+        return ("float32", "bfloat16", "int32")
+    if hint is str:
+        return ("default", "")
+    if hint is float or re.search(r"eps|scale|alpha|beta|rate|temperature|cap", name):
+        return (0.5,)
+    if _TUNING.search(name):
+        return (128, 64, 32, 16, 8, 256, 1, 2)
+    if re.search(r"axis|dim", name):
+        return (0, 1, -1)
+    return (1, 2, 4, 8, 16, 128, 0.5)
+
+
+def _enumerated(hint: Any) -> tuple[Any, ...]:
+    """The values of a ``Literal``, an ``Enum`` or ``bool``."""
+    if hint is bool:
+        return (False, True)
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return tuple(hint)
+    return ()
+
+
+def _is_jaxtyping(hint: Any) -> bool:
+    return hasattr(hint, "dim_str") and hasattr(hint, "dtypes")
+
+
+def _is_array(hint: Any) -> bool:
+    """Whether an annotation is an array's: of JAX, numpy or jaxtyping, also in a union."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return any(map(_is_array, get_args(hint)))
+    name = getattr(get_origin(hint) or hint, "__name__", str(hint))
+    return _is_jaxtyping(hint) or name in ("Array", "ndarray", "ArrayLike", "ArrayImpl")
+
+
+def _leaf(
+    name: str, hint: Any = None, said: Described = Described(), source: Source | None = None
+) -> Leaf:
+    """What is known of an array."""
+    integers = bool(_INTEGERS.search(name))
+    if _is_jaxtyping(hint) and not re.search(r"[*#]|\.\.\.", str(hint.dim_str)):
+        dims = tuple(map(_jaxtyping_dim, str(hint.dim_str).split()))
+        dtypes = _preferred([str(dtype) for dtype in hint.dtypes or ()])
+        return Leaf(name, dims, True, dtypes, integers, "its annotation")
+    if said.dims is not None:
+        return Leaf(name, said.dims, True, said.dtypes, integers, "the docstring")
+    if source is not None and name in source.axes:
+        return Leaf(name, source.axes[name], False, said.dtypes, integers, "the source")
+    return Leaf(name, None, False, said.dtypes, integers)
+
+
+def _jaxtyping_dim(word: str) -> str:
+    word = word.partition("=")[2] or word
+    return word if (word.isidentifier() and not word.startswith("_")) or word.isdigit() else ""
+
+
+def _preferred(names: Sequence[str]) -> tuple[str, ...]:
+    """The dtypes of an annotation to try, floats and 32 bits first."""
+    order = ("float32", "bfloat16", "int32", "int8", "uint32", "uint8", "bool")
+    first = [name for name in order if name in names]
+    return tuple(first or [name for name in names if name.isidentifier()])
+
+
+def _pytree(name: str, hint: Any, source: Source, *, keyword: bool) -> ArrayParameter | None:
+    """The pytree that an annotation names, or that the source indexes or divides.
+
+    That is a named tuple, a dataclass, a tuple, or a dict with words as keys.
+    """
+    fields: Mapping[str, Any]
+    make: Callable[[Sequence[Any]], Any] = tuple
+    items = get_args(hint)
+    if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or hasattr(hint, "_fields")):
+        annotated = _hints(hint)
+        names: Sequence[str] = getattr(hint, "_fields", ()) or [
+            each.name for each in dataclasses.fields(hint) if each.init
+        ]
+        fields = {each: annotated.get(each) for each in names}
+        build = f"{hint.__name__}({', '.join(f'{each}={{}}' for each in names)})"
+        make = functools.partial(_from_fields, hint, names)
+    elif name in source.keys:
+        fields = dict.fromkeys(source.keys[name])
+        build = "{{" + ", ".join(f'"{key}": {{}}' for key in fields) + "}}"
+        make = functools.partial(_from_fields, dict[str, Any], source.keys[name])
+    elif name in source.items or (
+        get_origin(hint) is tuple and items and all(map(_is_array, items))
+    ):
+        items = items or (None,) * source.items[name]
+        fields = {str(number): item for number, item in enumerate(items)}
+        build = f"({', '.join(['{}'] * len(items))}{',' * (len(items) == 1)})"
+    else:
+        return None
+    leaves = [_leaf(f"{name}_{re.sub(r'\W', '_', key)}", hint) for key, hint in fields.items()]
+    return ArrayParameter(name, tuple(leaves), keyword, build, make)
+
+
+def _from_fields(kind: Callable[..., Any], names: Sequence[str], arrays: Sequence[Any]) -> Any:
+    return kind(**dict(zip(names, arrays, strict=True)))
