@@ -251,8 +251,8 @@ def prepared(backend: Backend, call: Call) -> Generator[Callable[[], Any]]:
     if isinstance(backend, Simulator):
         yield lambda: backend.run_anew(call).unwrap()
         return
-    there: Any = backend  # compiling backends have no context, and nothing to time
-    with there.context() if isinstance(backend, Hardware) else there.context(races=False):
+    executing: Any = backend  # compiling backends have no context, and nothing to time
+    with executing.context():
         static, arrays = split(call)
         execution.trace(call, static, arrays)
         if isinstance(backend, Hardware) and call.jit and call.needs_kernel:

@@ -125,16 +125,12 @@ class Interpreter:
         )
 
     @contextmanager
-    def context(self, *, races: bool = False) -> Generator[None]:
-        """Force this interpreter on the host's CPU, also for kernels that read the device kind.
-
-        ``races`` makes no difference.
-        """
+    def context(self) -> Generator[None]:
+        """Force this interpreter on the host's CPU, also for kernels that read the device kind."""
         from jax.experimental.pallas import tpu as pltpu
 
         from pallas_sim.tracing import tracing_for
 
-        del races
         with (
             tracing_for(chip_of(self)),
             quiet_callbacks(),

@@ -160,5 +160,4 @@ def _platform(context: CheckContext) -> str:
 
 def _context(backend: Backend, target: Target) -> Callable[[], AbstractContextManager[Any]]:
     """The backend's context for traces, so that JAX reuses the trace for the run; or the chip's."""
-    own: Any = getattr(backend, "context", None)
-    return (lambda: on_chip(target)) if own is None else (lambda: own(races=False))
+    return getattr(backend, "context", None) or (lambda: on_chip(target))

@@ -745,7 +745,7 @@ class _Text:
         several = failure.check == "sharding" or context.devices > 1 or writer.meshes
         simulated = several and context.backend.kind != "hardware"
         if simulated:
-            imports |= {"import os", "from pytest_pallas.backends.platforms import simulate"}
+            imports |= {"import os", "from pytest_pallas.backends.devices import simulate"}
         settings = list(_settings())
         for word, line in (
             ("functools", "import functools"),
