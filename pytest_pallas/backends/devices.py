@@ -1,9 +1,11 @@
 """The devices of a host: which ones JAX sees, which one each worker has, and meshes over them.
 
 ``set_platforms``, ``simulate`` and ``pin`` act on the environment before JAX starts. Every run of
-pytest imports this module, so it imports nothing but the standard library. With pytest-xdist and accelerators the controller decides (``pinning``)
-and tells its workers by the environment (``announce``); a worker reads it before it reads a
-conftest.py (``pin``). ``make_mesh`` makes the meshes of a run, also over several processes.
+pytest imports this module, so it imports nothing but the standard library.
+
+With pytest-xdist and accelerators the controller decides (``pinning``) and tells its workers by the
+environment (``announce``); a worker reads it before it reads a conftest.py (``pin``). ``make_mesh``
+makes the meshes of a run, also over several processes.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from pytest_pallas.backends.protocol import (
     Schedule,
     chip_of,
 )
-from pytest_pallas.backends.shards import LocalShards, describe_index
+from pytest_pallas.backends.spreading import LocalShards, describe_index
 from pytest_pallas.backends.tracing import traced_jaxpr
 from pytest_pallas.compile.costs import RecordedCosts
 from pytest_pallas.draw.arguments import Arguments

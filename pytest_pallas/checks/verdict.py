@@ -15,9 +15,9 @@ import jax
 import numpy as np
 
 from pallas_sim.errors import Explanation, Fact, PallasError, explanation_of
+from pytest_pallas.backends.execution import describe_call
 from pytest_pallas.backends.processes import gang
 from pytest_pallas.backends.protocol import Backend, Call, Outcome, label
-from pytest_pallas.backends.spreading import words_of
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.context import (
     CheckContext,
@@ -94,7 +94,7 @@ def run_check(
     __tracebackhide__ = True
     if gang() is None:
         return _run_alone(check, context, name, found)
-    asked = words_of(call(context, context.kernel, context.arguments.args))
+    asked = describe_call(call(context, context.kernel, context.arguments.args))
     return judge_together(
         functools.partial(_run_alone, check, context, name, found),
         subject=f"{name} {check.name}: {asked}",
