@@ -38,7 +38,8 @@ from pytest_pallas.errors import (
 )
 from pytest_pallas.grid.kernel_calls import unsupported
 from pytest_pallas.judge.judgement import compare_trees
-from pytest_pallas.judge.oracle import Expected, ExpectedCache, Leaves, flatten
+from pytest_pallas.judge.oracle import Expected, ExpectedCache
+from pytest_pallas.judge.references import Leaves, flatten
 from pytest_pallas.judge.roundings import ProductSums, coarsest_sums, lowest_precision
 from pytest_pallas.judge.tolerance import Comparison, ProductPrecision, Tolerance
 from pytest_pallas.record import Note

@@ -7,7 +7,7 @@ from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, run
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.judge.judgement import bitwise
-from pytest_pallas.judge.oracle import flatten
+from pytest_pallas.judge.references import flatten
 from pytest_pallas.spec import KernelSpec
 
 #: Number of runs that are compared with the first. On a chip a run takes microseconds, and a race

@@ -23,7 +23,7 @@ from pytest_pallas.checks.context import (
     run,
 )
 from pytest_pallas.errors import NotApplicableError, SpecError
-from pytest_pallas.judge.oracle import flatten
+from pytest_pallas.judge.references import flatten
 from pytest_pallas.spec import KernelSpec
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pallas_sim.dtypes import epsilon, is_complex, is_exact, is_float, wide
+from pallas_sim.dtypes import epsilon, is_exact, is_float, is_inexact, wide
 from pallas_sim.errors import KernelError
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.protocol import Outcome
@@ -26,7 +26,8 @@ from pytest_pallas.checks.context import CheckContext, CheckResult, exactly, exp
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.judge.judgement import bitwise, compare_trees
-from pytest_pallas.judge.oracle import Expected, LazyMapping, Leaves, flatten
+from pytest_pallas.judge.oracle import Expected
+from pytest_pallas.judge.references import Leaves, flatten
 from pytest_pallas.judge.tolerance import Comparison, Tolerance
 from pytest_pallas.spec import KernelSpec
 
@@ -57,12 +58,12 @@ class DerivedExpectation:
     Attributes:
       values: by path, in float64 where floats are.
       spread: by path, the error that the values have from those outputs; zeros if unknown.
-      sensitivity: by path, as in ``Expected``.
+      sensitivity: for a path, as in ``Expected``.
     """
 
     values: Leaves
     spread: Mapping[str, Array]
-    sensitivity: Mapping[str, float]
+    sensitivity: Callable[[str], float]
 
 
 def answer(context: CheckContext, args: tuple[Any, ...] | Arguments | None = None) -> CallOutput:
@@ -114,7 +115,7 @@ def sum_of(one: DerivedExpectation, other: DerivedExpectation) -> DerivedExpecta
     return DerivedExpectation(
         values,
         {path: size + other.spread[path] for path, size in one.spread.items()},
-        _added(one.sensitivity, other.sensitivity),
+        lambda path: one.sensitivity(path) + other.sensitivity(path),
     )
 
 
@@ -153,7 +154,7 @@ def close(
         baseline,
         tolerance=Tolerance(factor=1.0, floor=0.0) if rounded_only else context.tolerance,
         depth=0 if rounded_only else actual.expected.depth,
-        sensitivity=LazyMapping(lambda: _added(actual.expected.sensitivity, claimed.sensitivity)),
+        sensitivity=lambda path: actual.expected.sensitivity(path) + claimed.sensitivity(path),
         noise=(lambda _: None) if rounded_only else actual.expected.noise,
         precision=actual.expected.precision.get,
         check_dtype=False,  # the values are wide, and the dtype check looks at dtypes
@@ -175,22 +176,20 @@ def equal(
     outputs = dict(actual.leaves)
     if list(outputs) != [path for path, _ in claimed.values]:
         return close(context, actual, claimed)  # its message lists what is missing
-    found: list[Comparison] = []
+    comparisons: list[Comparison] = []
     for path, value in claimed.values:
-        output = outputs[path]
-        if output.shape == value.shape and not is_exact(output.dtype):
-            with np.errstate(all="ignore"):
-                got, wanted = wide(output), value
+        output, wanted = outputs[path], value
+        dtype = output.dtype
+        with np.errstate(all="ignore"):
+            if output.shape == value.shape and not is_exact(dtype):
+                got = wide(output)
                 left_out = (got == 0) & (wanted == 0)
                 if ignore is not None:
-                    left_out |= ignore(got, wanted, output.dtype)
-                got, wanted = (_plain(side, left_out) for side in (got, wanted))
-                found.append(
-                    bitwise(got.astype(output.dtype), wanted.astype(output.dtype), where=path)
-                )
-        else:
-            found.append(bitwise(output, value.astype(output.dtype), where=path))
-    return found
+                    left_out |= ignore(got, wanted, dtype)
+                output = _plain(got, left_out).astype(dtype)
+                wanted = _plain(wanted, left_out)
+            comparisons.append(bitwise(output, wanted.astype(dtype), where=path))
+    return comparisons
 
 
 def generator(context: CheckContext) -> np.random.Generator:
@@ -268,7 +267,7 @@ def _plain(values: Array, zero: Array) -> Array:
 def _rounding(given: CallOutput, path: str, value: Array) -> Array:
     """The largest error of rounding an output to its dtype."""
     output = dict(given.leaves).get(path)
-    if output is None or not (is_float(output.dtype) or is_complex(output.dtype)):
+    if output is None or not is_inexact(output.dtype):
         return np.zeros(value.shape)
     with np.errstate(all="ignore"):
         return np.abs(value) * epsilon(output.dtype) / 2
@@ -279,10 +278,6 @@ def _distance(one: Array, other: Array) -> Array:
     with np.errstate(all="ignore"):
         distance = np.abs(one - other)
     return np.where(np.isfinite(distance), distance, 0.0)
-
-
-def _added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    return {path: one.get(path, 0.0) + other.get(path, 0.0) for path in {**one, **other}}
 
 
 # Run a kernel again with a change that must not matter, and compare with the first run.
@@ -347,7 +342,7 @@ def identical(
 
 def _is_rounded(found: Comparison, dtype: np.dtype[Any]) -> bool:
     """Whether a difference can be rounding."""
-    if found.passed or found.kind != "bitwise" or not (is_float(dtype) or is_complex(dtype)):
+    if found.passed or found.kind != "bitwise" or not is_inexact(dtype):
         return False
     return found.error <= (_SLACK if epsilon(dtype) < 2**-11 else _NARROW_SLACK)
 
@@ -357,7 +352,7 @@ def _rounded(found: Comparison) -> Comparison:
 
 
 def _one_nan(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    if not (is_float(array.dtype) or is_complex(array.dtype)):
+    if not is_inexact(array.dtype):
         return array
     nan = np.isnan(wide(array))
     return np.where(nan, np.array(np.nan).astype(array.dtype), array) if nan.any() else array

@@ -33,7 +33,7 @@ from pytest_pallas.errors import CompileError, CostError, MismatchError, is_own
 from pytest_pallas.grid.kernel_calls import KernelCall
 from pytest_pallas.grid.unwritten import describe_writer, inputs_beyond_edges
 from pytest_pallas.judge.explanation import in_words, role_of
-from pytest_pallas.judge.oracle import flatten
+from pytest_pallas.judge.references import flatten
 from pytest_pallas.judge.tolerance import Comparison, Tolerance
 from pytest_pallas.record import Note
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pallas_sim.dtypes import Array, epsilon, is_complex, is_exact, is_float, wide
+from pallas_sim.dtypes import Array, epsilon, is_complex, is_exact, is_inexact, wide
 from pallas_sim.errors import Explanation
 from pytest_pallas.errors import KernelReferenceError
 from pytest_pallas.judge.explanation import ComparedArrays, explain, state
@@ -393,7 +393,7 @@ def _unfit(sides: ComparedArrays, where: str, check_dtype: bool) -> Comparison |
     elif check_dtype and actual.dtype != baseline.dtype:
         kind = "dtype"
         text = f"the kernel returned dtype {actual.dtype}, the reference {baseline.dtype}"
-    elif not any(test(actual.dtype) for test in (is_exact, is_float, is_complex)):
+    elif not is_exact(actual.dtype) and not is_inexact(actual.dtype):
         kind, text = "dtype", f"arrays of dtype {actual.dtype} cannot be compared"
     else:
         return None
@@ -470,7 +470,7 @@ def bitwise(
     )
     if not wrong:
         return result
-    if not any(test(actual.dtype) for test in (is_exact, is_float, is_complex)):
+    if not is_exact(actual.dtype) and not is_inexact(actual.dtype):
         text = f"{where or 'output'}: {wrong} elements differ in bits"
         return replace(result, explanation=Explanation(text))
     errors = _errors(actual, expected, mask)
@@ -513,7 +513,7 @@ def compare_trees(
     tolerance: Tolerance = _DEFAULT,
     exact: bool = False,
     depth: int = 1,
-    sensitivity: Mapping[str, float] = MappingProxyType({}),
+    sensitivity: Callable[[str], float] = lambda _: 0.0,
     noise: Callable[[str], Noise | None] = lambda _: None,
     precision: Callable[[str], Precision | None] = lambda _: None,
     check_dtype: bool = True,
@@ -554,7 +554,7 @@ def compare_trees(
             tolerance=tolerance,
             exact=exact,
             depth=depth,
-            sensitivity=functools.partial(_at, sensitivity, path),
+            sensitivity=functools.partial(sensitivity, path),
             noise=functools.partial(noise, path),
             precision=precision(path),
             where=path,
@@ -569,7 +569,3 @@ def compare_trees(
 def _names(paths: Iterable[str]) -> str:
     """Paths in one line, in their order."""
     return ", ".join(paths) or "none"
-
-
-def _at(sensitivity: Mapping[str, float], path: str) -> float:
-    return sensitivity.get(path, 0.0)

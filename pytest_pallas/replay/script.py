@@ -34,7 +34,7 @@ from pytest_pallas.checks import SANITIZERS
 from pytest_pallas.checks.context import CheckContext, call
 from pytest_pallas.checks.verdict import Failure
 from pytest_pallas.errors import CostError, MismatchError
-from pytest_pallas.judge.oracle import flatten
+from pytest_pallas.judge.references import flatten
 from pytest_pallas.judge.tolerance import Tolerance
 from pytest_pallas.option_values import Options
 from pytest_pallas.session import Session
