@@ -106,15 +106,6 @@ _CHIPS_A_HOST = 4
 _LARGEST = 8
 
 
-def attributes(target: str) -> dict[str, int]:
-    """What ``jax.Device`` has on a chip, beside what it has on a CPU.
-
-    Args:
-      target: name of the chip, such as ``"v6e"``.
-    """
-    return {"num_cores": TPUS[target].device_cores}
-
-
 def topology(target: str, devices: int) -> str:
     """The name of the smallest topology of a chip with at least ``devices`` devices.
 
