@@ -22,14 +22,13 @@ from pytest_pallas.checks.metamorphic import (
     claim,
     close,
     equal,
-    holding,
     requires_relation,
+    subjects_of,
     sum_of,
 )
-from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.errors import SpecError
 from pytest_pallas.judge.tolerance import Tolerance
-from pytest_pallas.spec import KernelSpec, Linear
+from pytest_pallas.spec import Linear
 
 type Array = np.ndarray[Any, Any]
 
@@ -40,17 +39,12 @@ _EXPONENTS = (8, 2)
 _PRODUCTS = 3
 
 
-def subjects(spec: KernelSpec, arguments: Arguments) -> list[int]:
-    """The relations of a spec that apply to a drawn call."""
-    return holding(spec.relations, Linear, arguments)
-
-
 @declare_check(
     "linearity",
     asks="is it additive and homogeneous in its linear arguments?",
     requires_spec=requires_relation(Linear),
     example_fraction=0.25,
-    subjects=subjects,
+    subjects=subjects_of(Linear),
 )
 def linearity(context: CheckContext) -> CheckResult:
     """Check each ``Linear`` of the spec: the kernel is homogeneous and additive.

@@ -9,7 +9,6 @@ difference of these is still that of rounding.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from pytest_pallas.backends.protocol import Outcome
 from pytest_pallas.checks.context import CheckContext, CheckResult, exactly, expect, judge, run
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.errors import NotApplicableError
-from pytest_pallas.judge.judgement import bitwise, compare_trees
+from pytest_pallas.judge.judgement import bitwise, bitwise_leaves, compare_trees
 from pytest_pallas.judge.oracle import Expected
 from pytest_pallas.judge.references import Leaves, flatten
 from pytest_pallas.judge.tolerance import Comparison, Tolerance
@@ -76,8 +75,8 @@ def answer(context: CheckContext, args: tuple[Any, ...] | Arguments | None = Non
     if isinstance(args, Arguments):
         arguments = args
     elif args is not None:
-        arguments = dataclasses.replace(arguments, args=args)
-    other = dataclasses.replace(context, arguments=arguments)
+        arguments = replace(arguments, args=args)
+    other = replace(context, arguments=arguments)
     return CallOutput(arguments, run(other, context.kernel, arguments.args), expect(other))
 
 
@@ -192,9 +191,9 @@ def equal(
     return comparisons
 
 
-def generator(context: CheckContext) -> np.random.Generator:
+def generator(context: CheckContext, seed_bytes: int = 16) -> np.random.Generator:
     """A random generator whose seed is a hash of the drawn call."""
-    digest = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=seed_bytes)
     for leaf in jax.tree.leaves(context.arguments.args):
         if hasattr(leaf, "dtype"):
             digest.update(np.ascontiguousarray(to_numpy(leaf)).tobytes())
@@ -221,6 +220,11 @@ def requires_relation(kind: type[Any]) -> Callable[[KernelSpec], str | None]:
     return requires_spec
 
 
+def subjects_of(kind: type[Any]) -> Callable[[KernelSpec, Arguments], list[int]]:
+    """The subjects of a check of relations: those of a kind that hold for a drawn call."""
+    return lambda spec, arguments: holding(spec.relations, kind, arguments)
+
+
 def check_each[R](
     context: CheckContext,
     kind: type[R],
@@ -236,12 +240,10 @@ def check_each[R](
     Raises:
       NotApplicableError: the context has no relation of that kind, or none applies to the call.
     """
-    relations = {
-        number: each for number, each in enumerate(context.relations) if isinstance(each, kind)
-    }
-    if not relations:
+    if not any(isinstance(relation, kind) for relation in context.relations):
         raise NotApplicableError(f"it needs a spec with relations=[{kind.__name__}(...)]")
-    held = [relations[number] for number in holding(context.relations, kind, context.arguments)]
+    numbers = holding(context.relations, kind, context.arguments)
+    held: list[Any] = [context.relations[number] for number in numbers]
     if not held:
         raise NotApplicableError(f"no {kind.__name__} of the spec holds for the drawn call")
     drawn = answer(context)
@@ -249,11 +251,11 @@ def check_each[R](
     seconds = drawn.outcome.seconds
     comparisons: list[Comparison] = []
     for relation in held:
-        for finding in one(context, relation, drawn, rng):
-            seconds += finding.seconds
-            if finding.failed is not None:
-                return dataclasses.replace(finding, seconds=seconds)
-            comparisons += finding.comparisons
+        for result in one(context, relation, drawn, rng):
+            seconds += result.seconds
+            if result.failed is not None:
+                return replace(result, seconds=seconds)
+            comparisons += result.comparisons
     if not comparisons:
         raise NotApplicableError(f"no {kind.__name__} of the spec applies to the drawn call")
     return CheckResult(comparisons=comparisons, seconds=seconds)
@@ -334,10 +336,7 @@ def identical(
     """
     if not context.deterministic:
         return judge(context, again, expect(context), exact=exactly(context))
-    return [
-        bitwise(actual, wanted, where=f"{path or 'output'}{words}", change=change)
-        for (path, actual), (_, wanted) in zip(flatten(again), flatten(first), strict=True)
-    ]
+    return bitwise_leaves(flatten(again), flatten(first), words, change=change)
 
 
 def _is_rounded(found: Comparison, dtype: np.dtype[Any]) -> bool:

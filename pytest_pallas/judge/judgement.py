@@ -269,6 +269,9 @@ def _explicit_limit(tolerance: Tolerance, magnitude: Array, unit: Array | float)
 
 _DEFAULT = Tolerance()
 
+#: The outputs of a kernel by their paths.
+type Leaves = Sequence[tuple[str, npt.ArrayLike]]
+
 
 def compare(
     actual: npt.ArrayLike,
@@ -483,6 +486,16 @@ def bitwise(
     return explain(result, sides, change=change)
 
 
+def bitwise_leaves(
+    actual: Leaves, expected: Leaves, words: str, *, change: str = ""
+) -> list[Comparison]:
+    """Compare outputs bit for bit with those of equal paths; ``words`` follow their names."""
+    return [
+        bitwise(array, wanted, where=f"{path or 'output'}{words}", change=change)
+        for (path, array), (_, wanted) in zip(actual, expected, strict=True)
+    ]
+
+
 def _bytes(array: Array) -> Array:
     """The bytes of each element: uint8[elements, itemsize]."""
     flat = np.ascontiguousarray(array).reshape(-1)
@@ -500,9 +513,6 @@ def _errors(actual: Array, expected: Array, mask: Array) -> Array:
     if measured.misclassed is None:
         return measured.errors
     return np.where(measured.misclassed, np.inf, measured.errors)
-
-
-type Leaves = Sequence[tuple[str, npt.ArrayLike]]
 
 
 def compare_trees(
