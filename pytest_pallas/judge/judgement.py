@@ -1,4 +1,9 @@
-"""The rules of ``compare``: errors, their root mean square, and what is allowed."""
+"""``compare``: whether an output is acceptable, given its oracle and its baseline.
+
+Read ``compare`` (one output) and ``compare_trees`` (all outputs of a kernel) first. An
+``ErrorVerdict`` is what ``judge_integers``, ``judge_exact`` or ``judge_floats`` finds, before it
+becomes a ``Comparison`` with an explanation. ``bitwise`` compares bits, where no error is small.
+"""
 
 from __future__ import annotations
 
@@ -87,8 +92,8 @@ def excessive_rms(
     if error <= least:
         return None
     baseline = _root_mean_square(measured.baseline_errors, measured.baseline_errors.size)
-    found = Rms(error, baseline, allowed(baseline))
-    return found if error > found.allowed else None
+    rms = Rms(error, baseline, allowed(baseline))
+    return rms if error > rms.allowed else None
 
 
 def _root_mean_square(errors: Array, count: int) -> float:
@@ -264,9 +269,6 @@ def _explicit_limit(tolerance: Tolerance, magnitude: Array, unit: Array | float)
     return np.maximum(limit, tolerance.ulp or 0.0)
 
 
-# ``compare``: whether an output is acceptable, given its oracle and its baseline.
-
-
 _DEFAULT = Tolerance()
 
 #: The outputs of a kernel by their paths.
@@ -438,9 +440,6 @@ def _conclude(
         mask=verdict.wrong if count else None,
         **values,
     )
-
-
-# ``compare_trees`` and ``bitwise``: the judgement of all outputs of a kernel, and of bits.
 
 
 def bitwise(
