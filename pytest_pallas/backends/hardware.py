@@ -1,11 +1,14 @@
-"""The hardware backends ``tpu`` and ``gpu``, and the check that a kernel really runs there."""
+"""The hardware backends ``tpu`` and ``gpu``: run kernels there, prove that they do, and time them.
+
+``prove`` makes sure that an executable has the kernels that were traced. ``prepared`` and ``times``
+time a call on any backend, on an accelerator with JAX's profiler.
+"""
 
 from __future__ import annotations
 
 import statistics
 import tempfile
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +22,7 @@ from pytest_pallas.backends import execution
 from pytest_pallas.backends.protocol import Backend, Call, Kind, Outcome, expected_warnings
 from pytest_pallas.backends.simulators import Simulator
 from pytest_pallas.backends.tracing import jitted, split
+from pytest_pallas.budget import LastUsed
 from pytest_pallas.errors import NoPallasCallError
 from pytest_pallas.grid.kernel_calls import KernelCall, live_kernel_calls
 
@@ -41,8 +45,8 @@ class Hardware:
     platform: str
     target: Target | None = None
     kind: Kind = "hardware"
-    _executables: OrderedDict[Any, Any] = field(
-        default_factory=OrderedDict[Any, Any], repr=False, compare=False
+    _executables: LastUsed[Any] = field(
+        default_factory=lambda: LastUsed(KEPT), repr=False, compare=False
     )
 
     def available(self) -> str | None:
@@ -78,10 +82,8 @@ class Hardware:
         key = (static, tuple(shapes), tuple(places))
         executable = self._executables.get(key)
         if executable is None:
-            executable = self._executables[key] = compile_proven(static, arrays, self.platform)
-            if len(self._executables) > KEPT:
-                self._executables.popitem(last=False)
-        self._executables.move_to_end(key)
+            executable = compile_proven(static, arrays, self.platform)
+            self._executables.add(key, executable)
         return executable
 
 
@@ -130,8 +132,7 @@ def gpu(target: Target | None = None) -> Hardware:
     return Hardware("gpu", "gpu", target)
 
 
-# Timing of calls: repeated, with arrays on the device; on an accelerator with JAX's profiler.
-
+# Timing of calls: repeated, with arrays on the device.
 
 #: Planes of a profile that are accelerators.
 _PLANES = ("/device:GPU:", "/device:TPU:")

@@ -4,6 +4,8 @@ Processes of one program must make the same calls in the same order: a collectiv
 does not reach blocks the others. So before each such call, and after each judgement, every process
 states what it does and how it went, in the store of JAX's coordination service. All read all
 statements, and all come to the same conclusion.
+
+``gang`` says which processes there are, ``agree`` makes a statement and reads those of all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""Compare two right outputs with each other: one of them is the oracle of the other."""
+"""``cross``: backends, and other implementations of the same function, against each other.
+
+The check distinguishes three states: both agree; one differs from the oracle, and the message names
+it; both differ. Two outputs agree if each is within the tolerance of the oracle, and within that of
+the other (``apart``): then one output is the oracle of the other, with the same error of the
+baseline.
+"""
 
 from __future__ import annotations
 
@@ -88,14 +94,6 @@ def named_errors(expected: Expected, name: str) -> dict[str, Any]:
 def named[T](leaves: Sequence[tuple[str, T]], name: str) -> list[tuple[str, T]]:
     """Leaves by their names in messages."""
     return [(f"{path or 'output'} of {name}", leaf) for path, leaf in leaves]
-
-
-# ``cross``: backends, and other implementations of the same function, against each other.
-#
-# The check distinguishes three states: both agree; one differs from the oracle, and the message
-# names it; both differ. Two outputs agree if each is within the tolerance of the oracle, and
-# within that of the other: then one output is the oracle of the other, with the same error of the
-# baseline.
 
 
 def requires_peers(spec: KernelSpec, others: Sequence[Backend]) -> str | None:

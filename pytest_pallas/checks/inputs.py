@@ -1,4 +1,8 @@
-"""Coverage of the declared inputs by the calls of a check, as plain values."""
+"""The inputs of a check's calls: which of the declared ones were tried, and which are ignored.
+
+``to_json`` says for a record what a check tried and never tried of what its strategy declares.
+``masks_of`` and ``poisoned`` replace the elements that a spec declares as ignored.
+"""
 
 from __future__ import annotations
 

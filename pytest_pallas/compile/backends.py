@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from pytest_pallas.backends.ending import ending
 from pytest_pallas.backends.execution import readable
 from pytest_pallas.backends.protocol import Call, Kind, Outcome, RunSettings, expected_warnings
 from pytest_pallas.backends.tracing import abstract, jitted, signature
+from pytest_pallas.budget import LastUsed
 from pytest_pallas.compile import cuda, libtpu
 from pytest_pallas.compile.refusals import full_text, requested_shared_bytes, short
 from pytest_pallas.compile.service import CompileReport, CompileRequest
@@ -68,8 +68,8 @@ class Compiler:
     lowering: Callable[[], Lowering] = field(repr=False, compare=False)
     target: Target | None = None
     kind: Kind = "compiling"
-    _started: OrderedDict[Any, Callable[[], Outcome]] = field(
-        default_factory=OrderedDict[Any, Any], repr=False, compare=False
+    _started: LastUsed[Callable[[], Outcome]] = field(
+        default_factory=lambda: LastUsed(KEPT), repr=False, compare=False
     )
 
     @property
@@ -89,11 +89,11 @@ class Compiler:
         """Lower a call and start its compilation in a worker; the returned function waits."""
         static, arrays = abstract(call)
         key = (static, tuple(map(str, arrays)), call.jit, call.dump)
-        if key not in self._started:
-            self._started[key] = self._start(call, static, arrays)
-            if len(self._started) > KEPT:
-                self._started.popitem(last=False)
-        return self._started[key]
+        started = self._started.get(key)
+        if started is None:
+            started = self._start(call, static, arrays)
+            self._started.add(key, started)
+        return started
 
     def shared_bytes(self, kernel: Any, timeout: float) -> int | None:
         """Bytes of shared memory that a block of a kernel of the Triton route takes.
@@ -297,7 +297,7 @@ class Lowering:
     """
 
     platform: str
-    _shared: OrderedDict[Any, Lowered] = field(default_factory=OrderedDict[Any, Lowered])
+    _shared: LastUsed[Lowered] = field(default_factory=lambda: LastUsed(KEPT))
     _unread: dict[str, AbsentChip] = field(default_factory=dict[str, AbsentChip])
     _read: dict[str, AbsentChip] = field(default_factory=dict[str, AbsentChip])
     _curious: set[Any] = field(default_factory=set[Any])
@@ -323,8 +323,9 @@ class Lowering:
           Exception: an error of the kernel or of Pallas.
         """
         key = (static, tuple(map(str, arrays)), call.jit, call.needs_kernel)
-        if key in self._shared:
-            return self._shared[key]
+        shared = self._shared.get(key)
+        if shared is not None:
+            return shared
         # A call that read another chip will read this one, and may use caches of the other.
         devices = self._read if key in self._curious else self._unread
         if target.name not in devices:
@@ -338,9 +339,7 @@ class Lowering:
                     self._curious.add(key)
                     self._unread.pop(target.name, None)
         if key not in self._curious:
-            self._shared[key] = into
-            if len(self._shared) > KEPT:
-                self._shared.popitem(last=False)
+            self._shared.add(key, into)
         return into
 
 

@@ -62,13 +62,13 @@ class Tolerance:
 
     def __post_init__(self) -> None:
         for name in ("factor", "floor", "rtol", "atol", "ulp", "fraction"):
-            value = getattr(self, name)
+            value: Any = vars(self)[name]
             if value is None and name not in ("factor", "fraction"):
                 continue
             top = 1.0 if name == "fraction" else math.inf
             # True and False can only be mistakes.
-            number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-            if not (number and 0 <= float(value) <= top):
+            is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+            if not is_number or not bool(0 <= vars(self)[name] <= top):
                 span = "from 0 to 1" if name == "fraction" else "of 0 or more"
                 raise OptionError(f"tolerance: {name} must be a number {span}, but is {value!r}")
 
