@@ -476,12 +476,7 @@ def short(
     place = _place(error_or_text, text, meant)
     if not lines or (isinstance(error_or_text, BaseException) and not str(error_or_text)):
         lines = [_wordless(error_or_text, place)]
-    # A line that has only the place, in full or without its folder, says nothing more.
-    lines = [
-        line
-        for line in lines
-        if not (named := _ONLY_A_PLACE.fullmatch(line)) or not f"/{place}".endswith(f"/{named[1]}")
-    ]
+    lines = [line for line in lines if not _only_names(line, place)]
     return "\n".join([*lines, *_where(place, message, meant)])
 
 
@@ -519,6 +514,12 @@ def _place(
     if place is None and isinstance(error_or_text, BaseException):
         place = in_traceback(error_or_text)
     return place or in_kernels(text, kernels) or spoken(text)
+
+
+def _only_names(line: str, place: str | None) -> bool:
+    """Whether a line of the message has only the place, in full or without its folder."""
+    named = _ONLY_A_PLACE.fullmatch(line)
+    return named is not None and f"/{place}".endswith(f"/{named[1]}")
 
 
 def _where(place: str | None, message: CompilerMessage, kernels: Sequence[KernelCall]) -> list[str]:
