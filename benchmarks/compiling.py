@@ -165,7 +165,7 @@ def child(target: str) -> None:
 
 def supervised(target: str) -> Callable[[Path], float]:
     """The session's service with one worker; gives the seconds from handing over to the report."""
-    from pytest_pallas.compile.service import LoweredProgram, Service
+    from pytest_pallas.compile.service import CompileRequest, Service
 
     service = Service(workers=1, memory_bytes=2**34, cache=None)
 
@@ -173,9 +173,9 @@ def supervised(target: str) -> Callable[[Path], float]:
         module, devices = path.read_bytes(), _devices_of(path)
         # Another dump folder each time: the service compiles nothing twice.
         service._running.clear()
-        program = LoweredProgram(platform="tpu", target=target, module=module, devices=devices)
+        request = CompileRequest(target=target, module=module, devices=devices)
         started = time.perf_counter()
-        report = service.submit(program, timeout=600).result()
+        report = service.submit(request, timeout=600).result()
         assert report.status == "compiled", report.text
         return time.perf_counter() - started
 

@@ -47,7 +47,7 @@ from tpu_comparisons.rows import Row, Side
 from tpu_comparisons.wire import wire_bytes
 
 from pallas_sim.chips import TARGETS
-from pytest_pallas.backends.platforms import simulate
+from pytest_pallas.backends.devices import simulate
 from pytest_pallas.backends.protocol import Call, RunSettings
 from pytest_pallas.compile.backends import Compiler, Lowering
 from pytest_pallas.compile.machine_code import (

@@ -99,7 +99,6 @@ _INNER = (
     "session.pytest_session.PytestSession",
     "simulator.machine.Machine",
     "strategies.declared.Declared",
-    "strategies.signatures.SpecLike",
     "strategies.sizes.constraints.Constraint",
     "strategies.value_variants.VariantSource",
 )

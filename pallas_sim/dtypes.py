@@ -58,6 +58,11 @@ def is_float(dtype: npt.DTypeLike) -> bool:
     return not is_complex(dtype) and not is_exact(dtype) and _has_float_facts(dtype)
 
 
+def is_inexact(dtype: npt.DTypeLike) -> bool:
+    """Whether it is a floating or complex dtype, narrow ones included."""
+    return is_float(dtype) or is_complex(dtype)
+
+
 def epsilon(dtype: npt.DTypeLike) -> float:
     """``2**-nmant`` of a float or complex ``dtype``; 1 for bool and integers.
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Set options, devices and backends, and register the plugins for reports and isolation."""
-    from pytest_pallas.backends.platforms import simulate
+    from pytest_pallas.backends.devices import simulate
 
     state = start(config)
     budget = contextlib.ExitStack()
@@ -169,7 +169,7 @@ def _settle_workers(state: PytestSession) -> None:
     workers = worker_count(state.config)
     if workers < 2 or not any_given(state.config):
         return
-    from pytest_pallas.backends.pinning import accelerators, announce, pinning, withdraw
+    from pytest_pallas.backends.devices import accelerators, announce, pinning, withdraw
 
     backends = state.options.backend
     state.pinning = pinning(accelerators(os.environ), workers, backends, os.environ)

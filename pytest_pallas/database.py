@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal
 from urllib.parse import parse_qs, urlsplit
 
 from pallas_sim.errors import OptionError
-
-if TYPE_CHECKING:
-    pass
 
 Kind = Literal["folder", "redis", "github", "none"]
 
@@ -70,12 +67,8 @@ def _place(word: str) -> DatabasePlace:
         place = _place(word.removeprefix("readonly+"))
         if place.kind == "none":
             raise OptionError("none must stand alone, without readonly+")
-        return DatabasePlace(
-            kind=place.kind,
-            address=place.address,
-            shown=f"readonly+{place.shown.removeprefix('readonly+')}",
-            read_only=True,
-        )
+        shown = f"readonly+{place.shown.removeprefix('readonly+')}"
+        return replace(place, shown=shown, read_only=True)
     if word == "none":
         return DatabasePlace(kind="none", address="", shown="none")
     found = _SCHEME.match(word)

@@ -22,8 +22,8 @@ import pytest
 from jax.experimental import pallas as pl
 
 from pytest_pallas._version import __version__
+from pytest_pallas.backends.devices import DEFAULT_COUNT, set_platforms, simulate
 from pytest_pallas.backends.execution import brief
-from pytest_pallas.backends.platforms import DEFAULT_COUNT, settle_platforms, simulate
 from pytest_pallas.backends.protocol import Backend, Call, label
 from pytest_pallas.backends.registry import Family
 from pytest_pallas.tested import TESTED
@@ -256,7 +256,7 @@ def _trial(trial: Trial) -> Iterator[str]:
 def run(config: pytest.Config) -> int:
     """Print the report. Returns pytest's exit status, 0 whatever is found."""
     environ = dict(os.environ)  # as it was set, without what follows
-    settle_platforms(os.environ)
+    set_platforms(os.environ)
     simulate(DEFAULT_COUNT, os.environ, explicit=False)
     for line in _lines(config, environ):
         print(line, flush=True)  # noqa: T201

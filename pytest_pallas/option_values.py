@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pallas_sim.errors import OptionError
-from pytest_pallas.backends.platforms import DEFAULT_COUNT
+from pytest_pallas.backends.devices import DEFAULT_COUNT
 from pytest_pallas.budget import DEFAULT_MAX_BYTES
 from pytest_pallas.database import DatabasePlace
 from pytest_pallas.options import OLD_REPLAY_FIELD

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pytest_pallas import hookspecs
-from pytest_pallas.backends.platforms import DEFAULT_COUNT, settle_platforms, simulate
+from pytest_pallas.backends.devices import DEFAULT_COUNT, set_platforms, simulate
 from pytest_pallas.fixtures import (
     activate,
     pallas_backend,
@@ -60,7 +60,7 @@ _MARKS = (
 def pytest_load_initial_conftests() -> None:
     """In a worker of pytest-xdist, see one accelerator, before a conftest.py can import JAX."""
     if _ANNOUNCED in os.environ:
-        from pytest_pallas.backends.pinning import pin
+        from pytest_pallas.backends.devices import pin
 
         pin(os.environ)
 
@@ -90,7 +90,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Set devices before anything can start JAX; the rest only if the run uses the plugin."""
     for mark in _MARKS:
         config.addinivalue_line("markers", mark)
-    settle_platforms(os.environ)
+    set_platforms(os.environ)
     if any_given(config) or _is_part_of_a_run(config) or _extended(config):
         activate(config)
     else:

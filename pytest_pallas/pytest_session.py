@@ -20,7 +20,7 @@ from pytest_pallas.results import RunResults
 from pytest_pallas.session import Harness, Session, SpecFacts
 
 if TYPE_CHECKING:
-    from pytest_pallas.backends.pinning import Pinning
+    from pytest_pallas.backends.devices import Pinning
     from pytest_pallas.backends.protocol import Backend
     from pytest_pallas.backends.registry import Family
     from pytest_pallas.checks import Check

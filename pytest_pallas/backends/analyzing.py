@@ -11,11 +11,11 @@ import jax
 from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, Target
 from pallas_sim.compat.compilers import interpret_ignored
 from pallas_sim.errors import KernelError, PallasError
-from pallas_sim.tracing import AbsentChip, present
+from pallas_sim.tracing import present
 from pytest_pallas.backends.execution import brief, readable
 from pytest_pallas.backends.protocol import Call, expected_warnings
 from pytest_pallas.backends.tracing import abstract, jitted
-from pytest_pallas.compile.backends import attributes
+from pytest_pallas.compile.backends import absent_chip
 from pytest_pallas.errors import NoPallasCallError
 from pytest_pallas.grid.analysis import Analysis, analyze_jaxpr
 
@@ -85,21 +85,15 @@ def analyzed(
             f"the kernel raised {type(raised).__name__} while JAX traced it: {brief(str(raised))}"
         )
         raise KernelError(text) from error
-    return analyze_jaxpr(closed, _arrays(call), platform=platform, chip=target.name)
-
-
-def _arrays(call: Call) -> list[Any]:
-    """The arrays of a call in the order of ``tracing.abstract``."""
     leaves = jax.tree.leaves((call.args, dict(call.options)))
-    return [leaf for leaf in leaves if hasattr(leaf, "dtype") and hasattr(leaf, "shape")]
+    # in the order of ``tracing.abstract``
+    arrays = [leaf for leaf in leaves if hasattr(leaf, "dtype") and hasattr(leaf, "shape")]
+    return analyze_jaxpr(closed, arrays, platform=platform, chip=target.name)
 
 
 def on_chip(target: Target) -> AbstractContextManager[Any]:
     """Trace as on a chip, and override interpret=."""
     stack = ExitStack()
-    stack.enter_context(interpret_ignored())
-    stack.enter_context(
-        present(AbsentChip(target.device_kind, target.platform, attributes(target)))
-    )
-    stack.enter_context(expected_warnings())
+    for context in (interpret_ignored(), present(absent_chip(target)), expected_warnings()):
+        stack.enter_context(context)
     return stack

@@ -51,6 +51,13 @@ def longest(timeout: float) -> float:
     return max(LEAST, MULTIPLE * limit_of(timeout))
 
 
+def _timed_out(text: str, line: str) -> SimulationLimitError:
+    error = SimulationLimitError(text)
+    error.timed_out = True
+    error.at(line, "")
+    return error
+
+
 class OverdueError(BaseException):
     """The time limit of a whole step is over.
 
@@ -67,12 +74,8 @@ class OverdueError(BaseException):
 
     def error(self, seconds: float) -> SimulationLimitError:
         """The error of a function that was not traced within some seconds."""
-        error = SimulationLimitError(
-            f"still not traced after {seconds:g} s; the limit is --pallas-timeout"
-        )
-        error.timed_out = True
-        error.at(self.line, "")
-        return error
+        text = f"still not traced after {seconds:g} s; the limit is --pallas-timeout"
+        return _timed_out(text, self.line)
 
 
 @contextmanager
@@ -91,14 +94,7 @@ def ending(
     Raises:
       SimulationLimitError: it took longer than ``seconds``; the traceback has the current line.
     """
-
-    def late(line: str) -> BaseException:
-        error = SimulationLimitError(message.format(seconds))
-        error.timed_out = True
-        error.at(line, "")
-        return error
-
-    with _alarmed(seconds, late):
+    with _alarmed(seconds, lambda line: _timed_out(message.format(seconds), line)):
         yield
 
 

@@ -22,15 +22,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_sim.errors import BoundsError, KernelError, PallasError
-from pytest_pallas.backends.processes import gang
+from pytest_pallas.backends.processes import Gang, agree, gang
 from pytest_pallas.backends.protocol import Call, Outcome
-from pytest_pallas.backends.shards import LocalShards, local_shards
-from pytest_pallas.backends.tracing import StaticPart, apply, identity, jitted, split
+from pytest_pallas.backends.spreading import LocalShards, Spread, local_shards, place, spread_of
+from pytest_pallas.backends.tracing import (
+    StaticPart,
+    apply,
+    identity,
+    jitted,
+    on_host,
+    signature,
+    split,
+)
 from pytest_pallas.compat.fuzzing import is_rejection
 from pytest_pallas.compat.settings import clear_effect_tokens, reset_interpreters
 from pytest_pallas.errors import NoPallasCallError
 from pytest_pallas.grid.kernel_calls import KernelCall, kernel_calls, live_kernel_calls
-from pytest_pallas.record import Note
 
 #: The fraction of the maps at which programs are cleared: the next compilation needs some, and
 #: other threads compile, too.
@@ -39,8 +46,14 @@ SHARE = 0.5
 #: Number of runs between two counts of the maps; a count takes a millisecond for a thousand maps.
 EVERY = 32
 
+#: Of an object, which differs between processes.
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
 _MAPS = Path("/proc/self/maps")
 _LIMIT = Path("/proc/sys/vm/max_map_count")
+
+#: The numbers of the runs of this process.
+_RUNS = itertools.count(1)
 
 
 def relieve() -> bool:
@@ -48,7 +61,7 @@ def relieve() -> bool:
 
     It does nothing without such a limit. Returns whether they were cleared.
     """
-    if next(_runs()) % EVERY or not near_limit(_MAPS, _LIMIT):
+    if next(_RUNS) % EVERY or not near_limit(_MAPS, _LIMIT):
         return False
     jax.clear_caches()
     return True
@@ -69,16 +82,10 @@ def near_limit(maps: Path, limit: Path) -> bool:
         return False  # another system, or an unreadable file
 
 
-@functools.cache
-def _runs() -> itertools.count[int]:
-    return itertools.count(1)
-
-
-#: Runs the static part of a call on its arrays.
-Runner = Callable[[StaticPart, list[Any]], Any]
-
-#: Compiles a call; its result runs on the arrays.
-Preparer = Callable[[StaticPart, list[Any]], Callable[[list[Any]], Any]]
+#: Prepares a call whose static part and arrays are given: the result runs it on arrays. With
+#: ``spread=True`` the arrays are spread over several processes, and the call must be compiled, so
+#: that afterwards it can only fail while it runs.
+Preparer = Callable[..., Callable[[list[Any]], Any]]
 
 
 def trace(call: Call, static: StaticPart, arrays: list[Any]) -> tuple[KernelCall, ...]:
@@ -133,34 +140,25 @@ def _kernels(jaxpr: Any) -> tuple[tuple[KernelCall, ...], bool]:
 
 
 def execute(
-    call: Call,
-    context: Callable[[], AbstractContextManager[Any]],
-    *,
-    runner: Runner | None,
-    prepare: Preparer,
-    kernels: tuple[KernelCall, ...] = (),
-    notes: tuple[Note, ...] = (),
+    call: Call, context: Callable[[], AbstractContextManager[Any]], prepare: Preparer
 ) -> Outcome:
     """Run a call inside ``context`` and convert its outputs to numpy.
 
     Args:
       call: the call.
       context: makes the context to trace and run in.
-      runner: runs it; None to call its function as it is.
-      prepare: compiles it, for several processes.
-      kernels: its kernels, if they are known already.
-      notes: notes for the outcome.
+      prepare: prepares it; not called for a call without jit, whose function is called as it is.
     """
     relieve()
     started = time.perf_counter()
     inputs: tuple[Any, ...] | None = None
     values: Any = None
     error: Exception | None = None
+    kernels: tuple[KernelCall, ...] = ()
     try:
         with context():
-            run = runner or apply
-            static, arrays, kernels, run = _prepared(call, kernels, run, prepare)
-            values = to_numpy(run(static, arrays))
+            arrays, kernels, run = _prepared(call, prepare)
+            values = to_numpy(run(arrays))
             inputs = tuple(None if array.is_deleted() else to_numpy(array) for array in arrays)
     except Exception as raised:  # any error of the kernel is a result
         if is_rejection(raised):
@@ -175,28 +173,85 @@ def execute(
         error=error,
         seconds=time.perf_counter() - started,
         kernels=kernels,
-        notes=notes,
     )
 
 
-def _prepared(
-    call: Call, kernels: tuple[KernelCall, ...], run: Runner, prepare: Preparer
-) -> tuple[StaticPart, list[Any], tuple[KernelCall, ...], Runner]:
-    """A call in two parts, its kernels and its runner; of several processes, when all are ready.
+#: The arrays of a call, its kernels, and what runs it on the arrays.
+_Prepared = tuple[list[Any], tuple[KernelCall, ...], Callable[[list[Any]], Any]]
 
-    Args:
-      call: the call.
-      kernels: its kernels, if they are known already.
-      run: runs it.
-      prepare: compiles it.
+
+def _prepared(call: Call, prepare: Preparer) -> _Prepared:
+    """A call that is ready to run, in this process and, if it is spread, in all others.
+
+    Raises:
+      Exception: tracing, compiling or placing the arguments failed in this process.
+      PeerError: it failed in another process.
+      GangError: the processes have different calls, or one did not come.
+      DeviceError: see ``spread_of``.
     """
     processes = gang()
-    if processes is None:
-        static, arrays = split(call)
-        return static, arrays, kernels or trace(call, static, arrays), run
-    from pytest_pallas.backends.spreading import prepared
+    if processes is not None:
+        if call.jit:
+            return _prepared_together(call, processes, prepare)
+        if call.devices > 1:  # what it is spread over is not known before it runs
+            agree("run", subject=describe_call(call), timeout=call.timeout)
+    static, arrays = split(call)
+    return arrays, trace(call, static, arrays), _runner(call, prepare, static)
 
-    return prepared(call, processes, kernels, run, prepare)
+
+def _runner(call: Call, prepare: Preparer, static: StaticPart) -> Callable[[list[Any]], Any]:
+    if not call.jit:
+        return functools.partial(apply, static)
+    return lambda arrays: prepare(static, arrays)(arrays)
+
+
+def _prepared_together(call: Call, processes: Gang, prepare: Preparer) -> _Prepared:
+    """A jitted call in one of several processes, which go on together if it is spread over them.
+
+    All processes must then have an equal call, values included.
+    """
+    static, arrays = on_host(call)
+    spread: Spread | None = None
+    problem: Exception | None = None
+    kernels: tuple[KernelCall, ...] = ()
+    run: Callable[[list[Any]], Any] = _runner(call, prepare, static)
+    try:
+        spread = spread_of(jitted(static).trace(arrays).jaxpr, processes)
+        kernels = trace(call, static, arrays)
+        if spread is None:
+            return split(call)[1], kernels, run
+        arrays = [place(array, s) for array, s in zip(arrays, spread.shardings, strict=True)]
+        run = prepare(static, arrays, spread=True)
+    except Exception as error:  # it is raised below, when the others know
+        problem = error
+    if spread is None and problem is not None:
+        raise problem  # before anything is known of the others
+    agree(
+        "run",
+        subject=describe_call(call),
+        problem="" if problem is None else f"{type(problem).__name__}: {problem}",
+        kernel_raised=problem is not None,
+        timeout=call.timeout,
+    )
+    if problem is not None:
+        vars(problem)["shared"] = True  # see PallasError
+        raise problem
+    return arrays, kernels, run
+
+
+def describe_call(call: Call) -> str:
+    """The name, the shapes and a digest of the values of a call."""
+    function: Any = getattr(call.function, "func", call.function)
+    name = getattr(function, "__name__", type(function).__name__)
+    leaves = [
+        leaf
+        for leaf in jax.tree.leaves(call.args)
+        if isinstance(leaf, np.ndarray | np.generic | int | float | complex)
+        or (isinstance(leaf, jax.Array) and leaf.is_fully_addressable)
+    ]
+    shown = _ADDRESS.sub("", signature(call))
+    values = hashlib.blake2b(repr(digest(leaves)).encode(), digest_size=6).hexdigest()
+    return f"{name}({shown}), values {values}"
 
 
 def to_numpy(values: Any) -> Any:
@@ -213,7 +268,6 @@ def to_numpy(values: Any) -> Any:
                 leaf = jax.random.key_data(leaf)
             if not leaf.is_fully_addressable:
                 return local_shards(leaf)
-            return np.asarray(leaf)
         return np.asarray(leaf)
 
     return jax.tree.map(convert, values)
@@ -236,7 +290,8 @@ def readable(error: Exception) -> Exception:
     """
     text = str(error)
     if _UNBOUND in text:
-        return _chained(
+        return _caused(
+            KernelError,
             "the backend cannot control the kernel: its pallas_call object was built before the "
             "test ran (at import, for example). Build it inside the function under test.",
             error,
@@ -248,11 +303,7 @@ def readable(error: Exception) -> Exception:
     if matches and not text[matches[-1].end() :].strip():  # such as an assert without a message
         frames = _FRAME.findall(text[: matches[-1].start()])
         core += " in {2} ({0}:{1})".format(*frames[-1]) if frames else ""
-    if _BEYOND.match(core):
-        beyond = BoundsError(brief(core))
-        beyond.__cause__ = error
-        return beyond
-    return _chained(brief(core), error)
+    return _caused(BoundsError if _BEYOND.match(core) else KernelError, brief(core), error)
 
 
 def brief(text: str, *, lines: int = 12, width: int = 300) -> str:
@@ -262,8 +313,8 @@ def brief(text: str, *, lines: int = 12, width: int = 300) -> str:
     return "\n".join(shown + ["..."] if len(kept) > lines else shown)
 
 
-def _chained(message: str, cause: Exception) -> KernelError:
-    error = KernelError(message)
+def _caused(kind: type[PallasError], message: str, cause: Exception) -> PallasError:
+    error = kind(message)
     error.__cause__ = cause
     return error
 
@@ -272,9 +323,6 @@ def recover() -> None:
     """Clear the state of a failed call: interpreter state and the tokens of its callbacks."""
     reset_interpreters()
     clear_effect_tokens()
-
-
-# Cache keys from the contents of arguments.
 
 
 def digest(tree: Any) -> Hashable:

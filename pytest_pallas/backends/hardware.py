@@ -1,16 +1,19 @@
-"""The hardware backends ``tpu`` and ``gpu``, and the check that a kernel really runs there."""
+"""The hardware backends ``tpu`` and ``gpu``: run kernels there, prove that they do, and time them.
+
+``prove`` makes sure that an executable has the kernels that were traced. ``prepared`` and ``times``
+time a call on any backend, on an accelerator with JAX's profiler.
+"""
 
 from __future__ import annotations
 
 import statistics
 import tempfile
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -19,8 +22,9 @@ from pytest_pallas.backends import execution
 from pytest_pallas.backends.protocol import Backend, Call, Kind, Outcome, expected_warnings
 from pytest_pallas.backends.simulators import Simulator
 from pytest_pallas.backends.tracing import jitted, split
+from pytest_pallas.budget import LastUsed
 from pytest_pallas.errors import NoPallasCallError
-from pytest_pallas.grid.kernel_calls import KernelCall
+from pytest_pallas.grid.kernel_calls import KernelCall, live_kernel_calls
 
 #: Custom calls that a Pallas kernel becomes: Mosaic TPU; Mosaic GPU; Triton (two spellings).
 CUSTOM_CALLS = {
@@ -41,14 +45,12 @@ class Hardware:
     platform: str
     target: Target | None = None
     kind: Kind = "hardware"
-    _executables: OrderedDict[Any, Any] = field(
-        default_factory=OrderedDict[Any, Any], repr=False, compare=False
+    _executables: LastUsed[Any] = field(
+        default_factory=lambda: LastUsed(KEPT), repr=False, compare=False
     )
 
     def available(self) -> str | None:
         """None if JAX finds a device of the platform, else the devices that it finds."""
-        import jax
-
         try:
             devices = jax.local_devices(backend=self.platform)
         except RuntimeError:
@@ -64,45 +66,30 @@ class Hardware:
 
     def run(self, call: Call) -> Outcome:
         """Compile a call, check that its kernels are in the executable, and run it."""
-        from pytest_pallas.backends import execution
-
-        return execution.execute(
-            call,
-            self.context,
-            runner=self._run if call.jit else None,
-            prepare=self._executable,
-        )
+        return execution.execute(call, self.context, self._prepare)
 
     @contextmanager
     def context(self) -> Generator[None]:
         """Run on the first device of the platform."""
-        import jax
-
         with jax.default_device(jax.local_devices(backend=self.platform)[0]), expected_warnings():
             yield
 
-    def _run(self, static: Any, arrays: list[Any]) -> Any:
-        return self._executable(static, arrays)(arrays)
-
-    def _executable(self, static: Any, arrays: list[Any]) -> Any:
+    def _prepare(self, static: Any, arrays: list[Any], *, spread: bool = False) -> Any:
+        """The executable of a call, for one process or several: see ``execution.Preparer``."""
+        del spread
         places = (array.sharding if array.committed else None for array in arrays)
         shapes = ((array.shape, str(array.dtype)) for array in arrays)
         key = (static, tuple(shapes), tuple(places))
         executable = self._executables.get(key)
         if executable is None:
-            executable = self._executables[key] = compile_proven(static, arrays, self.platform)
-            if len(self._executables) > KEPT:
-                self._executables.popitem(last=False)
-        self._executables.move_to_end(key)
+            executable = compile_proven(static, arrays, self.platform)
+            self._executables.add(key, executable)
         return executable
 
 
 def compile_proven(static: Any, arrays: list[Any], platform: str) -> Any:
     """Compile a call for the default device and check that its kernels are in the executable."""
-    from pytest_pallas.backends import tracing
-    from pytest_pallas.grid.kernel_calls import live_kernel_calls
-
-    traced = tracing.jitted(static).trace(arrays)
+    traced = jitted(static).trace(arrays)
     kernels = live_kernel_calls(traced.jaxpr)
     executable = traced.lower().compile()
     prove(kernels, executable.as_text() or "", platform)
@@ -145,15 +132,13 @@ def gpu(target: Target | None = None) -> Hardware:
     return Hardware("gpu", "gpu", target)
 
 
-# Timing of calls: repeated, with arrays on the device; on an accelerator with JAX's profiler.
-
+# Timing of calls: repeated, with arrays on the device.
 
 #: Planes of a profile that are accelerators.
 _PLANES = ("/device:GPU:", "/device:TPU:")
 
 
-@dataclass(frozen=True)
-class BusyInterval:
+class BusyInterval(NamedTuple):
     """A busy interval of an accelerator, in nanoseconds since the start of the profile."""
 
     start: float
@@ -171,8 +156,6 @@ def device_seconds(call: Callable[[], Any], *, calls: int = 10) -> float | None:
     Returns:
       None without an accelerator, or if its profile has no events.
     """
-    import jax
-
     with tempfile.TemporaryDirectory(prefix="pytest-pallas-") as folder:
         with jax.profiler.trace(folder):
             for _ in range(calls):
@@ -195,10 +178,8 @@ def spans(profile: Any) -> list[BusyInterval]:
             whole = [line for name, line in named if name == "XLA Modules"]
             streams = [line for name, line in named if name.startswith("Stream")]
             events = [event for line in (streams or whole) for event in line.events]
-            found = [
-                BusyInterval(event.start_ns, event.start_ns + event.duration_ns) for event in events
-            ]
-            return sorted(found, key=lambda span: span.start)
+            intervals = [BusyInterval(e.start_ns, e.start_ns + e.duration_ns) for e in events]
+            return sorted(intervals)
     return []
 
 
@@ -251,8 +232,8 @@ def prepared(backend: Backend, call: Call) -> Generator[Callable[[], Any]]:
     if isinstance(backend, Simulator):
         yield lambda: backend.run_anew(call).unwrap()
         return
-    there: Any = backend  # compiling backends have no context, and nothing to time
-    with there.context() if isinstance(backend, Hardware) else there.context(races=False):
+    executing: Any = backend  # compiling backends have no context, and nothing to time
+    with executing.context():
         static, arrays = split(call)
         execution.trace(call, static, arrays)
         if isinstance(backend, Hardware) and call.jit and call.needs_kernel:

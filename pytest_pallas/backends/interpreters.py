@@ -100,24 +100,22 @@ class Interpreter:
         from pytest_pallas.backends import execution
 
         with watchdog(call.timeout) as stopped:
-            outcome = execution.execute(
-                call,
-                self.context,
-                runner=_run_quickly if call.jit else None,
-                prepare=self._executable,
-            )
+            outcome = execution.execute(call, self.context, self._prepare)
         if outcome.error is not None:
             execution.recover()
             if stopped:  # each waiting device raised the stop as an error of its callback
                 return dataclasses.replace(outcome, error=stopped[0])
         return outcome
 
-    def _executable(self, static: Any, arrays: list[Any]) -> Any:
-        """Compile a call whose mesh has devices of several processes; only ``interpret`` can."""
+    def _prepare(self, static: Any, arrays: list[Any], *, spread: bool = False) -> Any:
+        """See ``execution.Preparer``; only ``interpret`` can run on a spread mesh."""
         from pytest_pallas.backends.tracing import jitted
 
+        run = jitted(static, quick=True)
+        if not spread:
+            return run
         if self.name == "interpret":
-            return jitted(static, quick=True).lower(arrays).compile()
+            return run.lower(arrays).compile()
         raise UnsupportedKernelError(
             f"{self.name} simulates the devices of a mesh in one process, where they wait for each "
             "other, and this mesh has devices of several processes. Use interpret, a simulator "
@@ -125,28 +123,18 @@ class Interpreter:
         )
 
     @contextmanager
-    def context(self, *, races: bool = False) -> Generator[None]:
-        """Force this interpreter on the host's CPU, also for kernels that read the device kind.
-
-        ``races`` makes no difference.
-        """
+    def context(self) -> Generator[None]:
+        """Force this interpreter on the host's CPU, also for kernels that read the device kind."""
         from jax.experimental.pallas import tpu as pltpu
 
         from pallas_sim.tracing import tracing_for
 
-        del races
         with (
             tracing_for(chip_of(self)),
             quiet_callbacks(),
             pltpu.force_tpu_interpret_mode(self.parameters),
         ):
             yield
-
-
-def _run_quickly(static: Any, arrays: list[Any]) -> Any:
-    from pytest_pallas.backends.tracing import jitted
-
-    return jitted(static, quick=True)(arrays)
 
 
 def interpret(target: Target | None = None) -> Interpreter:

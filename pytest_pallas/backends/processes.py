@@ -4,6 +4,8 @@ Processes of one program must make the same calls in the same order: a collectiv
 does not reach blocks the others. So before each such call, and after each judgement, every process
 states what it does and how it went, in the store of JAX's coordination service. All read all
 statements, and all come to the same conclusion.
+
+``gang`` says which processes there are, ``agree`` makes a statement and reads those of all.
 """
 
 from __future__ import annotations
@@ -78,8 +80,8 @@ def gang() -> Gang | None:
 
 def process_words() -> list[str]:
     """The arguments by which one machine repeats what the processes of this program run."""
-    found = gang()
-    return [] if found is None else [f"--pallas-processes={found.count}"]
+    processes = gang()
+    return [] if processes is None else [f"--pallas-processes={processes.count}"]
 
 
 @dataclass
@@ -126,38 +128,28 @@ def end_scope(problem: str = "") -> None:
     if program is None or position.ended:
         return
     position.ended = True
-    statement = _statement(program, "end", "the test", problem)
+    statement = _statement(program, "end", subject="the test", problem=problem)
     distributed.put(program, f"{_folder('ended')}/{program.process}", _text(statement))
 
 
-def agree(
-    step: str,
-    *,
-    subject: str = "",
-    problem: str = "",
-    kernel_raised: bool = False,
-    value: Any = None,
-    timeout: float,
-) -> Sequence[Statement]:
+def agree(step: str, *, problem: str = "", timeout: float, **fields: Any) -> Sequence[Statement]:
     """State something, and return the statements of all processes, in their order.
 
     Outside of a gang it returns the one statement. A process that has a problem of its own gets no
     error here; it raises that problem itself.
 
     Args:
-      step: see ``Statement``, as for the others.
-      subject: likewise.
+      step: see ``Statement``.
       problem: likewise.
-      kernel_raised: likewise.
-      value: likewise.
       timeout: seconds to wait for the others.
+      **fields: ``subject``, ``kernel_raised`` and ``value`` of the ``Statement``.
 
     Raises:
       PeerError: another process has a problem, and this one has none.
       GangError: the processes do different things, or one of them did not come in time.
     """
     program = distributed_program()
-    own = _statement(program, step, subject, problem, kernel_raised, value)
+    own = _statement(program, step, problem=problem, **fields)
     if program is None:
         return (own,)
     __tracebackhide__ = True
@@ -183,10 +175,10 @@ def _wait_for_all(
     while True:
         # In this order: a process that has ended the test made its statements before.
         ended = distributed.read_folder(program, _folder("ended"))
-        found = distributed.read_folder(program, folder)
-        if len(found) == program.processes:
-            return [_of(found[str(number)]) for number in range(program.processes)]
-        gone = [_of(text) for number, text in ended.items() if number not in found]
+        stated = distributed.read_folder(program, folder)
+        if len(stated) == program.processes:
+            return [_of(stated[str(number)]) for number in range(program.processes)]
+        gone = [_of(text) for number, text in ended.items() if number not in stated]
         if gone and own.problem:
             return [own]
         if gone:
@@ -195,7 +187,7 @@ def _wait_for_all(
         if time.monotonic() > until:
             if own.problem:
                 return [own]
-            missing = [n for n in range(program.processes) if str(n) not in found]
+            missing = [n for n in range(program.processes) if str(n) not in stated]
             raise GangError(
                 f"{_processes(missing)} did not come to the step `{own.step}` "
                 f"{own.subject and f'of {own.subject} '}within {timeout:g} s, where process "
@@ -208,17 +200,17 @@ def _wait_for_all(
 
 def _raise_problems(statements: Sequence[Statement], step: str) -> None:
     __tracebackhide__ = True
-    failed = [each for each in statements if each.problem]
+    failed = [statement for statement in statements if statement.problem]
     if not failed:
         return
-    first = failed[0]
+    first, numbers = failed[0], tuple(statement.process for statement in failed)
     error = PeerError(
-        f"{_processes([each.process for each in failed])} failed, so this process stops here, too. "
+        f"{_processes(numbers)} failed, so this process stops here, too. "
         f"Process {first.process} ({first.host}): {first.problem}"
     )
-    error.processes = tuple(each.process for each in failed)
+    error.processes = numbers
     error.kernel_raised = first.kernel_raised
-    error.gone = any(each.step != step for each in failed)
+    error.gone = any(statement.step != step for statement in failed)
     error.step, error.shared = first.step, not error.gone
     raise error
 
@@ -246,23 +238,9 @@ def _folder(name: str) -> str:
     return f"{_ROOT}/{_position().scope}/{name}"
 
 
-def _statement(
-    program: DistributedProgram | None,
-    step: str,
-    subject: str = "",
-    problem: str = "",
-    kernel_raised: bool = False,
-    value: Any = None,
-) -> Statement:
-    return Statement(
-        process=0 if program is None else program.process,
-        host=socket.gethostname(),
-        step=step,
-        subject=subject,
-        problem=problem,
-        kernel_raised=kernel_raised,
-        value=value,
-    )
+def _statement(program: DistributedProgram | None, step: str, **fields: Any) -> Statement:
+    process = 0 if program is None else program.process
+    return Statement(process=process, host=socket.gethostname(), step=step, **fields)
 
 
 def _text(statement: Statement) -> str:

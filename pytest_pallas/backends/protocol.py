@@ -1,4 +1,9 @@
-"""Variations of a run: fills and schedules, which must not affect the output, and probes."""
+"""What backends execute, and what they return: the seam between checks and ways to run a kernel.
+
+A ``Backend`` executes a ``Call`` and returns an ``Outcome``. A call has ``RunSettings``, which all
+calls of a check share, and may vary what must not affect the output: the ``Fill`` of uninitialized
+memory and the ``Schedule`` of concurrent steps. A ``Probe`` asks for more results.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, Self, runtime_checkable
+from typing import Any, Literal, Protocol, Self, cast, runtime_checkable
 
 from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, Target
 from pallas_sim.findings import Finding
@@ -18,41 +23,29 @@ from pytest_pallas.record import Note
 Place = Literal["padding", "output", "scratch"]
 
 
-def highest(dtype: Any) -> Any:
-    """The largest finite number, and True."""
+#: The value of a fill; see ``fill_value``.
+Contents = Literal["high", "low", "zero"]
+
+
+def fill_value(fill: Contents, dtype: Any) -> Any:
+    """The value of a fill in an array of ``dtype``; None keeps the contents.
+
+    ``high`` is the largest finite number, and True. ``low`` is the lowest finite number of floats,
+    0 of integers (which have their lowest anyway), False. ``zero`` is 0 and False, the usual
+    contents of XLA's buffers.
+    """
     import jax.numpy as jnp
 
     if jnp.issubdtype(dtype, jnp.bool):
-        return True
+        return fill == "high" or 0
     if jnp.issubdtype(dtype, jnp.integer):
-        return int(jnp.iinfo(dtype).max)
-    return jnp.finfo(dtype).max if jnp.issubdtype(dtype, jnp.floating) else None
+        return int(jnp.iinfo(dtype).max) if fill == "high" else 0
+    if fill == "zero":
+        return 0 if jnp.issubdtype(dtype, jnp.number) else None
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return None
+    return jnp.finfo(dtype).max if fill == "high" else jnp.finfo(dtype).min
 
-
-def lowest(dtype: Any) -> Any:
-    """The lowest finite number of floats, 0 of integers (which have their lowest anyway), False."""
-    import jax.numpy as jnp
-
-    if jnp.issubdtype(dtype, jnp.bool) or jnp.issubdtype(dtype, jnp.integer):
-        return 0
-    return jnp.finfo(dtype).min if jnp.issubdtype(dtype, jnp.floating) else None
-
-
-def zero(dtype: Any) -> Any:
-    """The usual contents of XLA's buffers: 0 and False."""
-    import jax.numpy as jnp
-
-    number = jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool)
-    return 0 if number else None
-
-
-#: The value of a fill; see ``FILLS``.
-Contents = Literal["high", "low", "zero"]
-
-#: By name, the value for a dtype; None keeps the contents.
-FILLS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
-    {"high": highest, "low": lowest, "zero": zero}
-)
 
 #: By name, the text of messages.
 WORDS: Mapping[str, str] = MappingProxyType(
@@ -84,7 +77,7 @@ class Fill:
     """The contents of uninitialized memory.
 
     Attributes:
-      value: a name of ``FILLS``.
+      value: see ``fill_value``.
       where: the memory; a name of ``PLACES``.
     """
 
@@ -105,8 +98,8 @@ def filler_of(fill: Fill | None) -> Callable[[Any, str], Any] | None:
     """The simulator's fill value for a dtype and a place; None for its default."""
     if fill is None:
         return None
-    value, places = FILLS[fill.value], PLACES[fill.where][0]
-    return lambda dtype, where: value(dtype) if where in places else None
+    value, places = fill.value, PLACES[fill.where][0]
+    return lambda dtype, where: fill_value(value, dtype) if where in places else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,21 +116,16 @@ class Schedule:
 
     def __str__(self) -> str:
         """For messages: the difference from the default schedule."""
-        words: list[str] = []
-        if self.seed:
-            words.append(f"seed {self.seed} of the schedule")
+        parts = [f"seed {self.seed} of the schedule"] if self.seed or self.cores == 1 else []
         if self.cores > 1:
-            words.append(f"parallel programs divided over {self.cores} cores")
-        return ", ".join(words) or "seed 0 of the schedule"
+            parts.append(f"parallel programs divided over {self.cores} cores")
+        return ", ".join(parts)
 
 
 #: ``"outputs"``: the outputs of each kernel. ``"separate"``: no results, but outputs that are
 #: aliased to an input get memory of their own. ``"late"``: no results, but blocks are fetched just
 #: before the body that reads them. ``"loads"``: the values of each load and copy.
 Probe = Literal["", "outputs", "separate", "late", "loads"]
-
-
-# The backend protocol: an object that executes a call and returns an outcome.
 
 
 @contextmanager
@@ -212,6 +200,11 @@ class RunSettings:
     arithmetic: str = ""
 
 
+def _setting[T](read: Callable[[RunSettings], T]) -> T:
+    """A property that reads one of the settings, with the type of the setting."""
+    return cast("T", property(lambda configured: read(configured.settings)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Configured:
     """Base of classes with ``RunSettings``, whose fields are attributes, too.
@@ -222,50 +215,15 @@ class Configured:
 
     settings: RunSettings = field(default_factory=RunSettings)
 
-    @property
-    def devices(self) -> int:
-        """See ``RunSettings``."""
-        return self.settings.devices
-
-    @property
-    def jit(self) -> bool:
-        """See ``RunSettings``."""
-        return self.settings.jit
-
-    @property
-    def timeout(self) -> float:
-        """See ``RunSettings``."""
-        return self.settings.timeout
-
-    @property
-    def races(self) -> bool:
-        """See ``RunSettings``."""
-        return self.settings.races
-
-    @property
-    def dma(self) -> bool:
-        """See ``RunSettings``."""
-        return self.settings.dma
-
-    @property
-    def dump(self) -> str | None:
-        """See ``RunSettings``."""
-        return self.settings.dump
-
-    @property
-    def observer(self) -> Observer | None:
-        """See ``RunSettings``."""
-        return self.settings.observer
-
-    @property
-    def rewriting(self) -> Callable[[Any], Any] | None:
-        """See ``RunSettings``."""
-        return self.settings.rewriting
-
-    @property
-    def arithmetic(self) -> str:
-        """See ``RunSettings``."""
-        return self.settings.arithmetic
+    devices = _setting(lambda settings: settings.devices)
+    jit = _setting(lambda settings: settings.jit)
+    timeout = _setting(lambda settings: settings.timeout)
+    races = _setting(lambda settings: settings.races)
+    dma = _setting(lambda settings: settings.dma)
+    dump = _setting(lambda settings: settings.dump)
+    observer = _setting(lambda settings: settings.observer)
+    rewriting = _setting(lambda settings: settings.rewriting)
+    arithmetic = _setting(lambda settings: settings.arithmetic)
 
     def with_settings(self, **changes: Any) -> Self:
         """A copy with other settings.

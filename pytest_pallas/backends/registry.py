@@ -36,48 +36,31 @@ class Family:
     implied: bool = False
 
 
-def _maker(function: str) -> Callable[[Target | None], Backend]:
-    """A backend's constructor with a lazy import, because most pytest runs need none."""
+def _family(name: str, kind: Kind, module: str, *, implied: bool = False) -> Family:
+    """A family whose backends a function of a module makes, imported when one is made.
+
+    Most pytest runs need none. The function is named like the family, which begins with its
+    platform.
+    """
 
     def make(target: Target | None) -> Backend:
-        return pkgutil.resolve_name(f"pytest_pallas.backends.{function}")(target)
+        function = f"pytest_pallas.backends.{module}:{name.replace('-', '_')}"
+        return pkgutil.resolve_name(function)(target)
 
-    return make
+    platform = name.partition("-")[0]
+    targets = ChipNames(platform) if platform in ("tpu", "gpu") else ()
+    return Family(name=name, make=make, kind=kind, targets=targets, implied=implied)
 
 
 #: The backends that do not need the session, in the order of reports.
 FAMILIES: tuple[Family, ...] = (
-    Family(
-        name="tpu-sim",
-        make=_maker("simulators:tpu_sim"),
-        kind="simulating",
-        targets=ChipNames("tpu"),
-        implied=True,
-    ),
-    Family(
-        name="gpu-sim",
-        make=_maker("simulators:gpu_sim"),
-        kind="simulating",
-        targets=ChipNames("gpu"),
-    ),
-    Family(
-        name="interpret", make=_maker("interpreters:interpret"), kind="interpreting", implied=True
-    ),
-    Family(
-        name="tpu-interpret",
-        make=_maker("interpreters:tpu_interpret"),
-        kind="interpreting",
-        targets=ChipNames("tpu"),
-        implied=True,
-    ),
-    Family(
-        name="gpu-interpret",
-        make=_maker("interpreters:gpu_interpret"),
-        kind="interpreting",
-        targets=ChipNames("gpu"),
-    ),
-    Family(name="tpu", make=_maker("hardware:tpu"), kind="hardware", targets=ChipNames("tpu")),
-    Family(name="gpu", make=_maker("hardware:gpu"), kind="hardware", targets=ChipNames("gpu")),
+    _family("tpu-sim", "simulating", "simulators", implied=True),
+    _family("gpu-sim", "simulating", "simulators"),
+    _family("interpret", "interpreting", "interpreters", implied=True),
+    _family("tpu-interpret", "interpreting", "interpreters", implied=True),
+    _family("gpu-interpret", "interpreting", "interpreters"),
+    _family("tpu", "hardware", "hardware"),
+    _family("gpu", "hardware", "hardware"),
 )
 
 
@@ -104,23 +87,17 @@ def compiling(service: Callable[[], Any]) -> tuple[Family, ...]:
 
         return make
 
-    compilers = {platform: maker(platform) for platform in ("tpu", "gpu")}
+    families = [
+        Family(name=f"{p}-compile", make=maker(p), kind="compiling", targets=ChipNames(p))
+        for p in ("tpu", "gpu")
+    ]
 
     def simulated(target: Target | None) -> Backend:
         from pytest_pallas.backends.simulators import gpu_sim
 
-        compiler: Any = compilers["gpu"](target)
+        compiler: Any = families[1].make(target)
         return dataclasses.replace(gpu_sim(target), compiler=compiler)
 
-    families = [
-        Family(
-            name=f"{platform}-compile",
-            make=make,
-            kind="compiling",
-            targets=ChipNames(platform),
-        )
-        for platform, make in compilers.items()
-    ]
     (own,) = (family for family in FAMILIES if family.name == "gpu-sim")
     return (*families, dataclasses.replace(own, make=simulated))
 
@@ -212,8 +189,8 @@ def parse(word: str, families: Mapping[str, Family], *, words: Sequence[str] = (
     Raises:
       OptionError: an unknown backend or target.
     """
-    found = Label.of(word)
-    name, target = found.name, found.target
+    named = Label.of(word)
+    name, target = named.name, named.target
     family = families.get(name)
     if family is None:
         import difflib

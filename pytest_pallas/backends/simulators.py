@@ -66,11 +66,10 @@ class Simulator:
         """Always None: the simulator needs nothing but numpy."""
         return None
 
-    def context(self, *, races: bool = False) -> Any:
-        """The context to trace in. ``races`` makes no difference."""
+    def context(self) -> Any:
+        """The context to trace in."""
         from pallas_sim.tracing import tracing_for
 
-        del races
         return tracing_for(self.chip)
 
     def lacks(self, call: Call) -> str | None:

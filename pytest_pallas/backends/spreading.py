@@ -1,30 +1,28 @@
-"""Run calls in a program of several processes: arguments by shards, and a start that all agree on.
+"""Programs and arrays that are spread over the processes of one JAX program.
 
-A call is spread over the processes if its program has a mesh with devices of all of them. Other
-calls run on this process's own devices, whatever the others do.
+A call is spread over the processes if its program has a mesh with devices of all of them
+(``spread_of``); each process then makes its own shards of the arguments (``place``), and holds its
+own shards of the outputs (``LocalShards``). Other calls run on this process's own devices, whatever
+the others do.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import numpy as np
+import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pallas_sim.compat.jaxprs import open_jaxpr, sub_jaxprs
+from pallas_sim.dtypes import Array
 from pallas_sim.errors import DeviceError
-from pytest_pallas.backends.execution import Preparer, Runner, digest, trace
-from pytest_pallas.backends.processes import Gang, agree
-from pytest_pallas.backends.protocol import Call
-from pytest_pallas.backends.tracing import StaticPart, jitted, on_host, signature, split
-from pytest_pallas.grid.kernel_calls import KernelCall, called_jaxpr
-
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+from pytest_pallas.backends.processes import Gang
+from pytest_pallas.errors import GangError
+from pytest_pallas.grid.kernel_calls import called_jaxpr
 
 
 @dataclass(frozen=True)
@@ -96,84 +94,6 @@ def _placed_keys(keys: jax.Array, sharding: NamedSharding) -> jax.Array:
     return jax.random.wrap_key_data(placed, impl=jax.random.key_impl(keys))
 
 
-def prepared(
-    call: Call,
-    processes: Gang,
-    kernels: tuple[KernelCall, ...],
-    run: Runner,
-    prepare: Preparer,
-) -> tuple[StaticPart, list[Any], tuple[KernelCall, ...], Runner]:
-    """A call in two parts, its kernels and its runner, when all processes are ready to run it.
-
-    Args:
-      call: the call; if it is spread, all processes must have an equal one, values included.
-      processes: of the program.
-      kernels: the kernels of the call, if they are known already.
-      run: runs it.
-      prepare: compiles it.
-
-    Raises:
-      Exception: tracing, compiling or placing the arguments failed in this process.
-      PeerError: it failed in another process.
-      GangError: the processes have different calls, or one did not come.
-      DeviceError: see ``spread_of``.
-    """
-    if not call.jit:
-        if call.devices > 1:  # what it is spread over is not known before it runs
-            agree("run", subject=words_of(call), timeout=call.timeout)
-        static, arrays = split(call)
-        return static, arrays, kernels or trace(call, static, arrays), run
-    static, arrays = on_host(call)
-    spread: Spread | None = None
-    problem: Exception | None = None
-    try:
-        traced = jitted(static).trace(arrays)
-        spread = spread_of(traced.jaxpr, processes)
-        kernels = kernels or trace(call, static, arrays)
-        if spread is None:
-            static, arrays = split(call)
-            return static, arrays, kernels, run
-        arrays = [place(each, s) for each, s in zip(arrays, spread.shardings, strict=True)]
-        run = _compiled(prepare, static, arrays)
-    except Exception as error:  # it is raised below, when the others know
-        problem = error
-    if spread is None and problem is not None:
-        raise problem  # before anything is known of the others
-    agree(
-        "run",
-        subject=words_of(call),
-        problem="" if problem is None else f"{type(problem).__name__}: {problem}",
-        kernel_raised=problem is not None,
-        timeout=call.timeout,
-    )
-    if problem is not None:
-        vars(problem)["shared"] = True  # see PallasError
-        raise problem
-    return static, arrays, kernels, run
-
-
-def _compiled(prepare: Preparer, static: StaticPart, arrays: list[Any]) -> Runner:
-    """A runner that has compiled the call, so that it can only fail while it runs."""
-    compiled = prepare(static, arrays)
-    return lambda _, given: compiled(given)
-
-
-def words_of(call: Call) -> str:
-    """The name, the shapes and a digest of the values of a call."""
-    function: Any = getattr(call.function, "func", call.function)
-    name = getattr(function, "__name__", type(function).__name__)
-    leaves = [leaf for leaf in jax.tree.leaves(call.args) if _has_values(leaf)]
-    shown = _ADDRESS.sub("", signature(call))  # of an object, which differs between processes
-    found = hashlib.blake2b(repr(digest(leaves)).encode(), digest_size=6).hexdigest()
-    return f"{name}({shown}), values {found}"
-
-
-def _has_values(leaf: Any) -> bool:
-    if isinstance(leaf, jax.Array):
-        return leaf.is_fully_addressable
-    return isinstance(leaf, np.ndarray | np.generic | int | float | complex)
-
-
 def _is_local(mesh: Mesh, processes: Gang) -> bool:
     return all(device.process_index == processes.process for device in mesh.devices.flat)
 
@@ -229,3 +149,147 @@ def _is_concrete(sharding: Any) -> bool:
 
 def _known(variable: Any, inputs: dict[Any, int]) -> bool:
     return not hasattr(variable, "val") and variable in inputs
+
+
+# What one process holds of an array that is spread over several processes.
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The part of an array on one device of this process.
+
+    Attributes:
+      index: a slice for each axis: its place in the whole array.
+      device: the name of the device.
+      data: its elements.
+    """
+
+    index: tuple[slice, ...]
+    device: str
+    data: Array = field(repr=False)
+
+
+@dataclass(frozen=True)
+class LocalShards:
+    """What this process holds of an array that other processes hold parts of, too.
+
+    Where every process holds a whole copy, it converts to numpy; otherwise ``gather()`` makes the
+    whole array, which all processes must call.
+
+    Attributes:
+      shape: of the whole array.
+      dtype: its dtype.
+      shards: on the devices of this process, in their order.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    shards: tuple[Shard, ...]
+    _array: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements of the whole array."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
+        """The whole array, where this process has it, and its copies are equal."""
+        del copy
+        layers = self.layers()
+        if len(layers) > 1:
+            raise GangError(
+                f"the devices of this process hold different copies of {self._words()}; see .shards"
+            )
+        values, present = layers[0]
+        if not present.all():
+            raise GangError(
+                f"this process holds only a part of {self._words()}: compare each of .shards with "
+                "the same part of what is expected (shard.data, shard.index), or call .gather() in "
+                "all processes"
+            )
+        return values if dtype is None else values.astype(dtype)
+
+    def layers(self) -> list[tuple[Array, Array]]:
+        """The shards as arrays of the whole shape, each with a mask of the elements that it has.
+
+        One layer is enough unless two devices hold different copies of the same part. Elements that
+        are not in a layer are 0.
+        """
+        layers: list[tuple[Array, Array]] = []
+        for shard in self.shards:
+            for values, present in layers:
+                there = present[shard.index]
+                if not there.any():
+                    values[shard.index], present[shard.index] = shard.data, True
+                    break
+                if there.all() and _same_bits(values[shard.index], shard.data):
+                    break
+            else:
+                values = np.zeros(self.shape, self.dtype)
+                present = np.zeros(self.shape, np.bool_)
+                values[shard.index], present[shard.index] = shard.data, True
+                layers.append((values, present))
+        if not layers:  # no device of the mesh is here
+            layers = [(np.zeros(self.shape, self.dtype), np.zeros(self.shape, np.bool_))]
+        return layers
+
+    def holders(self, index: Sequence[int], value: Any = None) -> list[Shard]:
+        """The shards with the element at ``index``; those that have ``value`` there, if given."""
+        found = [
+            shard
+            for shard in self.shards
+            if all(_within(i, part) for i, part in zip(index, shard.index, strict=True))
+        ]
+        if value is None:
+            return found
+        same = [shard for shard in found if _same_bits(_at(shard, index), np.asarray(value))]
+        return same or found
+
+    def gather(self) -> Array:
+        """The whole array, from all processes. All of them must call it."""
+        from jax.experimental import multihost_utils
+
+        layers = self.layers()
+        if len(layers) == 1 and layers[0][1].all() and self._array.is_fully_replicated:
+            return layers[0][0]
+        return np.asarray(multihost_utils.process_allgather(self._array, tiled=True))
+
+    def _words(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+def local_shards(array: Any) -> LocalShards:
+    """What this process holds of a ``jax.Array``."""
+    shards = [
+        Shard(_whole_index(each.index, array.shape), str(each.device), np.asarray(each.data))
+        for each in array.addressable_shards
+    ]
+    return LocalShards(tuple(array.shape), np.dtype(array.dtype), tuple(shards), array)
+
+
+def describe_index(index: Sequence[slice]) -> str:
+    """A place in an array: ``[8:16, 0:128]``."""
+    return "[" + ", ".join(f"{part.start}:{part.stop}" for part in index) + "]"
+
+
+def _whole_index(index: Sequence[slice], shape: Sequence[int]) -> tuple[slice, ...]:
+    """An index with its bounds written out."""
+    return tuple(slice(*part.indices(size)[:2]) for part, size in zip(index, shape, strict=True))
+
+
+def _within(position: int, part: slice) -> bool:
+    return part.start <= position < part.stop
+
+
+def _at(shard: Shard, index: Sequence[int]) -> Array:
+    inside = (i - part.start for i, part in zip(index, shard.index, strict=True))
+    return np.asarray(shard.data[tuple(inside)])
+
+
+def _same_bits(one: Array, two: Array) -> bool:
+    return np.ascontiguousarray(one).tobytes() == np.ascontiguousarray(two).tobytes()

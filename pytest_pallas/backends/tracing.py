@@ -284,9 +284,6 @@ def identity(value: Any) -> Hashable:
     return (type(value), value)
 
 
-# The kernels of a call, from a trace alone, and the trace itself.
-
-
 def kernels_of(
     call: Call, context: Callable[[], AbstractContextManager[Any]]
 ) -> Sequence[KernelCall] | None:

@@ -1,4 +1,9 @@
-"""Checks: one module for each, with a function that ``@declare_check`` declares.
+"""Checks and sanitizers: one module for each, with a function that a decorator declares.
+
+``@declare_check`` declares a check: one question about a kernel, such as whether it equals its
+reference. ``@declare_sanitizer`` declares a check for errors that an output need not show, such as
+races; ``--pallas-sanitize`` selects those, too. ``check`` has the declarations, ``context`` what
+both run on, ``metamorphic`` and ``inputs`` what several of them share.
 
 Importing this package does not import jax; the modules do. Therefore their names are listed here,
 and a test compares the list with the declarations.

@@ -28,7 +28,8 @@ def requires_spec(spec: KernelSpec) -> str | None:
     functions = spec.kernel.values() if isinstance(spec.kernel, Mapping) else (spec.kernel,)
     for function in functions:
         parameters = inspect.signature(function).parameters
-        needed = [n for n in tuning if n in parameters and _is_required(parameters[n])]
+        empty = inspect.Parameter.empty
+        needed = [n for n in tuning if n in parameters and parameters[n].default is empty]
         if needed:
             return f"the kernel has no default for {', '.join(needed)}"
     return None
@@ -66,12 +67,5 @@ def blocks(context: CheckContext) -> CheckResult:
     reason = one_program(default.kernels) and one_program(drawn.kernels)
     if reason and all(comparison.passed for comparison in second):
         raise NotApplicableError(f"with both tunings {reason}; draw larger inputs")
-    return CheckResult(
-        comparisons=[*first, *second],
-        outcome=drawn,
-        seconds=default.seconds + drawn.seconds,
-    )
-
-
-def _is_required(parameter: inspect.Parameter) -> bool:
-    return parameter.default is inspect.Parameter.empty
+    seconds = default.seconds + drawn.seconds
+    return CheckResult(comparisons=[*first, *second], outcome=drawn, seconds=seconds)

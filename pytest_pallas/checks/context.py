@@ -24,7 +24,7 @@ from pytest_pallas.backends.protocol import (
     Schedule,
     chip_of,
 )
-from pytest_pallas.backends.shards import LocalShards, describe_index
+from pytest_pallas.backends.spreading import LocalShards, describe_index
 from pytest_pallas.backends.tracing import traced_jaxpr
 from pytest_pallas.compile.costs import RecordedCosts
 from pytest_pallas.draw.arguments import Arguments
@@ -38,7 +38,8 @@ from pytest_pallas.errors import (
 )
 from pytest_pallas.grid.kernel_calls import unsupported
 from pytest_pallas.judge.judgement import compare_trees
-from pytest_pallas.judge.oracle import Expected, ExpectedCache, Leaves, flatten
+from pytest_pallas.judge.oracle import Expected, ExpectedCache
+from pytest_pallas.judge.references import Leaves, flatten
 from pytest_pallas.judge.roundings import ProductSums, coarsest_sums, lowest_precision
 from pytest_pallas.judge.tolerance import Comparison, ProductPrecision, Tolerance
 from pytest_pallas.record import Note

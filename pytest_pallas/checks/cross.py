@@ -1,4 +1,10 @@
-"""Compare two right outputs with each other: one of them is the oracle of the other."""
+"""``cross``: backends, and other implementations of the same function, against each other.
+
+The check distinguishes three states: both agree; one differs from the oracle, and the message names
+it; both differ. Two outputs agree if each is within the tolerance of the oracle, and within that of
+the other (``apart``): then one output is the oracle of the other, with the same error of the
+baseline.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pallas_sim.dtypes import epsilon, is_complex, is_exact, is_float, wide
+from pallas_sim.dtypes import epsilon, is_exact, is_inexact, wide
 from pallas_sim.errors import PallasError
 from pytest_pallas.backends.protocol import Backend, Outcome, label
 from pytest_pallas.checks.check import declare_check
@@ -24,8 +30,9 @@ from pytest_pallas.checks.context import (
 )
 from pytest_pallas.errors import NotApplicableError, UnsupportedKernelError
 from pytest_pallas.judge.judgement import compare_trees
-from pytest_pallas.judge.oracle import Expected, LazyMapping, Leaves, flatten
-from pytest_pallas.judge.tolerance import FLOAT32_BITS, Comparison, Noise, Precision
+from pytest_pallas.judge.oracle import Expected
+from pytest_pallas.judge.references import Leaves, flatten
+from pytest_pallas.judge.tolerance import FLOAT32_BITS, Comparison
 from pytest_pallas.record import Note
 from pytest_pallas.spec import KernelSpec
 
@@ -62,10 +69,7 @@ def apart(
         named(center, name),
         named(around, name),
         tolerance=context.tolerance,
-        depth=expected.depth,
-        sensitivity=LazyMapping(lambda: dict(named(list(expected.sensitivity.items()), name))),
-        noise=named_noise(expected, name),
-        precision=named_precision(expected, name),
+        **named_errors(expected, name),
         check_dtype=False,  # what is wide has another, and both were judged
         explained=context.explained,
     )
@@ -73,31 +77,23 @@ def apart(
 
 def coarser(one: Expected, other: Expected) -> Expected:
     """The expected values of one call whose products have the lower precision."""
-    return min(one, other, key=lambda each: each.products.bits if each.products else FLOAT32_BITS)
+    return min(one, other, key=lambda e: e.products.bits if e.products else FLOAT32_BITS)
 
 
-def named_noise(expected: Expected, name: str) -> Callable[[str], Noise | None]:
-    """The noise of each output, by its name together with ``name``."""
+def named_errors(expected: Expected, name: str) -> dict[str, Any]:
+    """What ``compare_trees`` knows of the errors of outputs that ``named`` has named."""
     paths = dict(named([(path, path) for path, _ in expected.oracle], name))
-    return lambda words: expected.noise(paths[words])
-
-
-def named_precision(expected: Expected, name: str) -> Callable[[str], Precision | None]:
-    """Where the oracle of each output leaves float64, by its name together with ``name``."""
-    return dict(named(list(expected.precision.items()), name)).get
+    return {
+        "depth": expected.depth,
+        "sensitivity": lambda where: expected.sensitivity(paths[where]),
+        "noise": lambda where: expected.noise(paths[where]),
+        "precision": lambda where: expected.precision.get(paths[where]),
+    }
 
 
 def named[T](leaves: Sequence[tuple[str, T]], name: str) -> list[tuple[str, T]]:
     """Leaves by their names in messages."""
     return [(f"{path or 'output'} of {name}", leaf) for path, leaf in leaves]
-
-
-# ``cross``: backends, and other implementations of the same function, against each other.
-#
-# The check distinguishes three states: both agree; one differs from the oracle, and the message
-# names it; both differ. Two outputs agree if each is within the tolerance of the oracle, and
-# within that of the other: then one output is the oracle of the other, with the same error of the
-# baseline.
 
 
 def requires_peers(spec: KernelSpec, others: Sequence[Backend]) -> str | None:
@@ -214,10 +210,7 @@ def _judged(context: CheckContext, name: str, leaves: Leaves) -> list[Comparison
         named(expected.baseline, name),
         tolerance=context.tolerance,
         exact=exactly(context),
-        depth=expected.depth,
-        sensitivity=LazyMapping(lambda: dict(named(list(expected.sensitivity.items()), name))),
-        noise=named_noise(expected, name),
-        precision=named_precision(expected, name),
+        **named_errors(expected, name),
         check_dtype=context.check_dtype,
         explained=context.explained,
     )
@@ -256,7 +249,7 @@ def _differs(name: str, mine: Leaves, theirs: Leaves) -> Iterator[Note]:
     """Notes on the difference of two right outputs, in ulps of their scale, rounded up."""
     others = dict(theirs)
     for path, output in mine:
-        if not (is_float(output.dtype) or is_complex(output.dtype)) or not output.size:
+        if not is_inexact(output.dtype) or not output.size:
             continue
         one, two = wide(output), wide(others[path])
         with np.errstate(all="ignore"):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pallas_sim.errors import DeadlockError
 from pytest_pallas.checks.check import declare_sanitizer
-from pytest_pallas.checks.context import CheckContext, CheckResult, under
-from pytest_pallas.checks.schedule import requires_concurrency, requires_kernels, under_schedules
+from pytest_pallas.checks.context import CheckContext, CheckResult
+from pytest_pallas.checks.schedule import raise_first, requires_concurrency, requires_kernels
 from pytest_pallas.draw.arguments import larger_first
 
 
@@ -27,9 +27,4 @@ def deadlock(context: CheckContext) -> CheckResult:
       NotApplicableError: the kernel never waits.
       DeadlockError: with the device, semaphore, line and program of each wait.
     """
-    seconds = 0.0
-    for schedule, outcome in under_schedules(context):
-        seconds += outcome.seconds
-        if isinstance(outcome.error, DeadlockError):
-            raise under(schedule, outcome.error)
-    return CheckResult(comparisons=(), seconds=seconds)
+    return raise_first(context, DeadlockError)

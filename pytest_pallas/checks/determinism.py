@@ -6,8 +6,9 @@ from pytest_pallas.backends.protocol import Schedule
 from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, run
 from pytest_pallas.errors import NotApplicableError
-from pytest_pallas.judge.judgement import bitwise
-from pytest_pallas.judge.oracle import flatten
+from pytest_pallas.judge.judgement import bitwise_leaves
+from pytest_pallas.judge.references import flatten
+from pytest_pallas.judge.tolerance import Comparison
 from pytest_pallas.spec import KernelSpec
 
 #: Number of runs that are compared with the first. On a chip a run takes microseconds, and a race
@@ -43,16 +44,13 @@ def determinism(context: CheckContext) -> CheckResult:
     if not context.deterministic:
         raise NotApplicableError(_ANY_ORDER)
     first = run(context, context.kernel, context.arguments.args)
-    seconds, comparisons = first.seconds, []
+    seconds, comparisons = first.seconds, list[Comparison]()
     for repeat in range(ON_A_CHIP if context.backend.kind == "hardware" else REPEATS):
         schedule = Schedule(seed=repeat + 1)
         again = run(context, context.kernel, context.arguments.args, schedule=schedule)
         seconds += again.seconds
-        for (path, actual), (_, wanted) in zip(
-            flatten(again.values), flatten(first.values), strict=True
-        ):
-            where = f"{path or 'output'} of run {repeat + 2} compared with run 1"
-            if getattr(context.backend, "reorders", False):
-                where += f", with {schedule}"
-            comparisons.append(bitwise(actual, wanted, where=where))
+        words = f" of run {repeat + 2} compared with run 1"
+        if getattr(context.backend, "reorders", False):
+            words += f", with {schedule}"
+        comparisons += bitwise_leaves(flatten(again.values), flatten(first.values), words)
     return CheckResult(comparisons=comparisons, outcome=first, seconds=seconds, notes=first.notes)

@@ -1,8 +1,14 @@
-"""``device``: NVIDIA's compute-sanitizer monitors the kernel on the GPU."""
+"""``device``: NVIDIA's compute-sanitizer monitors the kernel on the GPU.
+
+The check writes the call to a file, and runs this module on it in another process, under the tool:
+``compute-sanitizer python -m pytest_pallas.checks.device FILE``.
+"""
 
 from __future__ import annotations
 
 import functools
+import importlib
+import importlib.util
 import inspect
 import os
 import pickle
@@ -12,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +28,7 @@ import jax
 import numpy as np
 
 from pallas_sim.errors import BoundsError, KernelError
-from pytest_pallas.backends.protocol import Backend
+from pytest_pallas.backends.protocol import Backend, expected_warnings
 from pytest_pallas.checks.check import declare_sanitizer
 from pytest_pallas.checks.context import CheckContext, CheckResult
 from pytest_pallas.errors import HangError, NotApplicableError, RaceError
@@ -76,17 +83,16 @@ def command(tool: str, program: Sequence[str]) -> list[str]:
 
 def parse(text: str, status: int) -> SanitizerReport:
     """Parse a run's output and exit status."""
-    lines = _LINE.findall(text)
-    found: list[list[str]] = []
+    reports: list[list[str]] = []
     unusable = ""
-    for line in lines:
+    for line in _LINE.findall(text):
         if _HAZARD.match(line):
-            found.append([line.strip()])
-        elif found and line.startswith("     ") and len(found[-1]) < _SHOWN_LINES:
-            found[-1].append(line.strip())
+            reports.append([line.strip()])
+        elif reports and line.startswith("     ") and len(reports[-1]) < _SHOWN_LINES:
+            reports[-1].append(line.strip())
         elif not unusable and (match := _UNUSABLE.match(line)):
             unusable = match[1].strip()
-    hazards = list(dict.fromkeys("; ".join(each) for each in found))
+    hazards = list(dict.fromkeys("; ".join(lines) for lines in reports))
     if len(hazards) > _SHOWN:
         hazards = [*hazards[:_SHOWN], f"and {len(hazards) - _SHOWN} more"]
     failed = ""
@@ -106,18 +112,16 @@ START = 120.0
 
 def requires_spec(spec: KernelSpec) -> str | None:
     """The monitored process has one device."""
-    return (
-        ("the check runs compute-sanitizer on one device, and the kernel runs on a mesh")
-        if spec.meshes
-        else None
-    )
+    if spec.meshes:
+        return "the check runs compute-sanitizer on one device, and the kernel runs on a mesh"
+    return None
 
 
 def requires_backend(backend: Backend) -> str | None:
     """Code must run on a GPU, and NVIDIA's tool must be installed."""
     if backend.kind != "hardware" or backend.platform != "gpu":
         return f"{backend.name} is not a GPU: compute-sanitizer needs code that runs on one"
-    if shutil.which("compute-sanitizer") is None:
+    if shutil.which(COMMAND) is None:
         return "compute-sanitizer is not on the PATH; it comes with NVIDIA's CUDA toolkit"
     return None
 
@@ -162,7 +166,7 @@ def device(context: CheckContext) -> CheckResult:
 
 
 def _call(context: CheckContext) -> tuple[Any, ...]:
-    """The input of ``device_child``: the module of the function, and then the call."""
+    """The input of ``run_call``: the module of the function, and then the call."""
     arguments, function = context.arguments, inspect.unwrap(context.kernel)
     while isinstance(function, functools.partial):
         function = function.func
@@ -180,7 +184,7 @@ def _call(context: CheckContext) -> tuple[Any, ...]:
 
 def _watched(tool: str, call: Path, timeout: float) -> SanitizerReport:
     """The tool's report of the call in a file."""
-    child = [sys.executable, "-m", "pytest_pallas.checks.device_child", str(call)]
+    child = [sys.executable, "-m", "pytest_pallas.checks.device", str(call)]
     # This process may hold most of the GPU's memory already.
     environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     environment["JAX_TRACEBACK_FILTERING"] = "off"  # the last line is then the error
@@ -210,3 +214,37 @@ def _judge(tool: str, report: SanitizerReport) -> None:
         raise NotApplicableError(f"{COMMAND} does not work on this machine: {report.unusable}")
     if report.failed:
         raise KernelError(f"the kernel failed under {COMMAND} --tool {tool}: {report.failed}")
+
+
+# In the process under the tool.
+
+
+def run_call(path: str) -> None:
+    """Load the call that ``_call`` wrote, run it on the first device, and wait for its output."""
+    module, file, called = pickle.loads(Path(path).read_bytes())
+    _import(module, file)
+    function, args, options, jit = pickle.loads(called)
+    call: Any = functools.partial(function, **options)
+    with expected_warnings():
+        jax.block_until_ready((jax.jit(call) if jit else call)(*args))
+
+
+def _import(module: str, file: str) -> None:
+    """Import a module from its file if it cannot be imported by name, such as a test module."""
+    if not file or module == "__main__":
+        return
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError:
+        spec = importlib.util.spec_from_file_location(module, file)
+        if spec is None or spec.loader is None:
+            raise
+        for end in range(1, len(parts := module.split("."))):
+            package = ".".join(parts[:end])
+            sys.modules.setdefault(package, types.ModuleType(package))
+        sys.modules[module] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[module])
+
+
+if __name__ == "__main__":
+    run_call(sys.argv[1])

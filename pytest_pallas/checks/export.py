@@ -53,20 +53,13 @@ class RoundTrip:
     def __call__(self, *args: Any, **options: Any) -> list[Any]:
         """Export the function for these arguments, and call the deserialized program."""
         given = Call(function=self.function, args=args, options=options)
-        static, shapes = abstract(given)
-
-        def leaves(*arrays: Any) -> tuple[Any, ...]:
-            return tuple(jax.tree.leaves(apply(static, list(arrays))))
-
+        leaves, shapes = _flat(given)
         # JAX promises no stable format for the kernel inside; it is deserialized at once.
         names = [name for names in CUSTOM_CALLS.values() for name in names]
         exported = _exported(jax.jit(leaves), shapes, self.platform, names)
         # Interpreted kernels are compiled with the usual options: others could change the bits.
-        again = jax.jit(
-            exported.call,
-            compiler_options=dict(QUICK) if self.platform is None else None,
-        )
-        return list(again(*split(given)[1]))
+        quick = dict(QUICK) if self.platform is None else None
+        return list(jax.jit(exported.call, compiler_options=quick)(*split(given)[1]))
 
 
 @dataclass(frozen=True)
@@ -88,11 +81,7 @@ class SimulatedTrip:
           KernelError: it cannot be exported.
         """
         given = Call(function=self.function, args=args, options=options)
-        static, shapes = abstract(given)
-
-        def leaves(*arrays: Any) -> tuple[Any, ...]:
-            return tuple(jax.tree.leaves(apply(static, list(arrays))))
-
+        leaves, shapes = _flat(given)
         traced = jax.make_jaxpr(leaves)(*shapes)
         around = with_kernels(open_jaxpr(traced)[0], lambda eqn, _: _opaque(eqn))
         lowered = jaxpr_as_fun(closed_with(traced, around))
@@ -101,6 +90,16 @@ class SimulatedTrip:
         # Under jit, so that Python numbers have their dtypes.
         run = jaxpr_as_fun(traced)
         return list(jax.jit(lambda *arrays: run(*arrays))(*on_host(given)[1]))
+
+
+def _flat(call: Call) -> tuple[Callable[..., Any], list[Any]]:
+    """A function from the arrays of a call to the leaves of its output, and the arrays' shapes."""
+    static, shapes = abstract(call)
+
+    def leaves(*arrays: Any) -> tuple[Any, ...]:
+        return tuple(jax.tree.leaves(apply(static, list(arrays))))
+
+    return leaves, shapes
 
 
 def _exported(
@@ -233,16 +232,10 @@ def export(context: CheckContext) -> CheckResult:
         )
     again = run(context, trip, context.arguments.args, jit=False)
     outputs = jax.tree.unflatten(jax.tree.structure(direct.values), again.values)
-    comparisons = identical(
-        context,
-        outputs,
-        direct.values,
-        " of the exported kernel",
-        change="after jax.export",
-    )
-    return CheckResult(
-        comparisons=comparisons, outcome=direct, seconds=direct.seconds + again.seconds
-    )
+    words = " of the exported kernel"
+    comparisons = identical(context, outputs, direct.values, words, change="after jax.export")
+    seconds = direct.seconds + again.seconds
+    return CheckResult(comparisons=comparisons, outcome=direct, seconds=seconds)
 
 
 def _not_simulated(context: CheckContext) -> str | None:

@@ -12,7 +12,7 @@ from pytest_pallas.checks.context import (
     judge,
     run,
 )
-from pytest_pallas.judge.oracle import flatten
+from pytest_pallas.judge.references import flatten
 
 
 def program(context: CheckContext) -> Program:

@@ -23,7 +23,8 @@ from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.errors import GoldenError
 from pytest_pallas.judge.explanation import state
 from pytest_pallas.judge.judgement import bitwise
-from pytest_pallas.judge.oracle import Expected, Leaves
+from pytest_pallas.judge.oracle import Expected
+from pytest_pallas.judge.references import Leaves
 from pytest_pallas.judge.tolerance import Comparison, Noise
 from pytest_pallas.record import Note
 from pytest_pallas.replay.goldens import Call, Golden, Output, Store, origin_of, question_of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_sim.dtypes import is_float
-from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.checks.check import Program, declare_check
 from pytest_pallas.checks.context import (
     CheckContext,
@@ -22,8 +20,9 @@ from pytest_pallas.checks.context import (
     judge,
     run,
 )
+from pytest_pallas.checks.metamorphic import generator
 from pytest_pallas.errors import NotApplicableError, SpecError
-from pytest_pallas.judge.oracle import flatten
+from pytest_pallas.judge.references import flatten
 from pytest_pallas.spec import KernelSpec
 
 
@@ -114,11 +113,7 @@ def _positions(context: CheckContext) -> tuple[int, ...]:
 
 
 def _cotangent(context: CheckContext) -> Callable[[Any], Any]:
-    digest = hashlib.blake2b(digest_size=8)
-    for leaf in jax.tree.leaves(context.arguments.args):
-        if hasattr(leaf, "dtype"):
-            digest.update(np.ascontiguousarray(to_numpy(leaf)).tobytes())
-    generator = np.random.Generator(np.random.Philox(int.from_bytes(digest.digest())))
+    rng = generator(context, seed_bytes=8)
 
     def draw(output: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         if not is_float(output.dtype):
@@ -126,6 +121,6 @@ def _cotangent(context: CheckContext) -> Callable[[Any], Any]:
                 f"the gradient check needs float outputs, but the kernel returns {output.dtype}; "
                 "leave gradient out of the spec's checks"
             )
-        return np.asarray(generator.standard_normal(output.shape)).astype(output.dtype)
+        return np.asarray(rng.standard_normal(output.shape)).astype(output.dtype)
 
     return draw

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from typing import Any
 
-from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, Label, Target
+from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, Label
 from pytest_pallas.backends.analyzing import analyzed, on_chip
 from pytest_pallas.backends.protocol import Backend, chip_of
 from pytest_pallas.checks.check import declare_check
@@ -15,7 +15,7 @@ from pytest_pallas.checks.context import CheckContext, CheckResult, call
 from pytest_pallas.checks.gradient import program
 from pytest_pallas.draw.arguments import larger_first
 from pytest_pallas.errors import GridError, NotApplicableError
-from pytest_pallas.grid.analysis import Analysis, merged
+from pytest_pallas.grid.analysis import merged
 from pytest_pallas.grid.findings import GridFinding
 from pytest_pallas.grid.kernel_calls import KernelCall, one_program
 from pytest_pallas.grid.model import has_blocks
@@ -85,21 +85,21 @@ def grid(context: CheckContext) -> CheckResult:
     if context.differentiable:
         calls.append(call(context, *program(context)))
     chip = _claimed_chip(context)
-    target = _target(context.backend, chip)
-    analysis = merged(
-        [
-            analyzed(
-                each,
-                platform=_platform(context),
-                target=target,
-                context=_context(context.backend, target),
-            )
-            for each in calls
-        ]
-    )
+    target = chip_of(context.backend)
+    if context.backend.target is None and chip is not None:
+        target = TARGETS[chip]
+    backend: Any = context.backend
+    # The backend's own context, so that JAX reuses the trace for the run.
+    own = getattr(backend, "context", None) or functools.partial(on_chip, target)
+    platform = _platform(context)
+    analysis = merged([analyzed(c, platform=platform, target=target, context=own) for c in calls])
     if not any(not window.whole for each in analysis.calls for window in each.windows):
         raise NotApplicableError(NO_BLOCKS)
-    wrong = _wrong(analysis, refused=chip is not None)
+    wrong = [
+        finding
+        for finding in analysis.findings
+        if finding.severity == "error" or (chip is not None and finding.kind in _REFUSED)
+    ]
     if wrong:
         error = GridError(_text(wrong))
         error.analysis = analysis
@@ -111,15 +111,6 @@ def grid(context: CheckContext) -> CheckResult:
     sampled = any(not each.complete for each in analysis.calls)
     notes = (Note("grid: sampled", "run"),) if sampled else ()
     return CheckResult(comparisons=(), seconds=time.perf_counter() - started, notes=notes)
-
-
-def _wrong(analysis: Analysis, *, refused: bool) -> list[GridFinding]:
-    """The findings that fail the check."""
-    return [
-        finding
-        for finding in analysis.findings
-        if finding.severity == "error" or (refused and finding.kind in _REFUSED)
-    ]
 
 
 def _text(findings: Sequence[GridFinding]) -> str:
@@ -144,21 +135,9 @@ def _claimed_chip(context: CheckContext) -> str | None:
     return usual if {"", usual} & set(chips) else chips[0]
 
 
-def _target(backend: Backend, chip: str | None) -> Target:
-    if backend.target is None and chip is not None:
-        return TARGETS[chip]
-    return chip_of(backend)
-
-
 def _platform(context: CheckContext) -> str:
     """The platform of kernels that do not show their own: the first that the spec claims."""
     if context.backend.platform != "any":
         return context.backend.platform
     claimed = (Label.of(name).platform for name in context.claimed)
     return next(filter(None, claimed), "tpu")
-
-
-def _context(backend: Backend, target: Target) -> Callable[[], AbstractContextManager[Any]]:
-    """The backend's context for traces, so that JAX reuses the trace for the run; or the chip's."""
-    own: Any = getattr(backend, "context", None)
-    return (lambda: on_chip(target)) if own is None else (lambda: own(races=False))

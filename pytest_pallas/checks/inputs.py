@@ -1,4 +1,8 @@
-"""Coverage of the declared inputs by the calls of a check, as plain values."""
+"""The inputs of a check's calls: which of the declared ones were tried, and which are ignored.
+
+``to_json`` says for a record what a check tried and never tried of what its strategy declares.
+``masks_of`` and ``poisoned`` replace the elements that a spec declares as ignored.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pallas_sim.dtypes import is_bool, is_complex, is_exact, is_float
+from pallas_sim.dtypes import is_bool, is_exact, is_inexact
 from pytest_pallas import record as aspects_
 from pytest_pallas.draw.arguments import (
     NOTHING,
@@ -190,12 +194,7 @@ def poisoned(args: tuple[Any, ...], masks: Masks) -> Iterator[tuple[str, tuple[A
     one byte or less are data, and get the ends of their range. Others may be indices, which must
     stay valid: they get the smallest and the largest value of the array. Bools get both values.
     """
-    for words, poison in (
-        ("NaN", _nan),
-        ("infinities", _infinity),
-        ("the largest number", _largest),
-        ("the lowest number", _lowest),
-    ):
+    for words, poison in _POISONS.items():
         changed = [
             argument if mask is None else _replaced(argument, mask, poison)
             for argument, mask in zip(args, masks, strict=True)
@@ -215,28 +214,17 @@ def _replaced(argument: Any, mask: Any, poison: Callable[[Any], Any]) -> Any:
     return changed
 
 
-def _inexact(array: Any) -> bool:
-    return is_float(array.dtype) or is_complex(array.dtype)
-
-
-def _nan(array: Any) -> Any:
-    return np.nan if _inexact(array) else None
-
-
-def _infinity(array: Any) -> Any:
-    return [np.inf, -np.inf] if _inexact(array) else None
-
-
-def _largest(array: Any) -> Any:
-    return _end(array, "high", np.max)
-
-
-def _lowest(array: Any) -> Any:
-    return _end(array, "low", np.min)
-
-
 def _end(array: Any, name: str, of: Callable[[Any], Any]) -> Any:
     if is_exact(array.dtype) and not is_bool(array.dtype) and array.dtype.itemsize > DATA_BYTES:
         return of(array)
     dtype = array.real.dtype if array.dtype.kind == "c" else array.dtype
     return getattr(limits(dtype), name)
+
+
+#: The values of ignored elements of an array, in words; None leaves them as they are.
+_POISONS: Mapping[str, Callable[[Any], Any]] = {
+    "NaN": lambda array: np.nan if is_inexact(array.dtype) else None,
+    "infinities": lambda array: [np.inf, -np.inf] if is_inexact(array.dtype) else None,
+    "the largest number": lambda array: _end(array, "high", np.max),
+    "the lowest number": lambda array: _end(array, "low", np.min),
+}

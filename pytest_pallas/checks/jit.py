@@ -5,8 +5,8 @@ from __future__ import annotations
 from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, exactly, expect, judge, run
 from pytest_pallas.errors import NotApplicableError
-from pytest_pallas.judge.judgement import bitwise
-from pytest_pallas.judge.oracle import flatten
+from pytest_pallas.judge.judgement import bitwise_leaves
+from pytest_pallas.judge.references import flatten
 from pytest_pallas.record import Note
 
 
@@ -37,10 +37,7 @@ def jit(context: CheckContext) -> CheckResult:
     seconds = jitted.seconds + eager.seconds
     mine, theirs = flatten(eager.values), flatten(jitted.values)
     if [path for path, _ in mine] == [path for path, _ in theirs]:
-        comparisons = [
-            bitwise(actual, wanted, where=f"{path or 'output'} without jit")
-            for (path, actual), (_, wanted) in zip(mine, theirs, strict=True)
-        ]
+        comparisons = bitwise_leaves(mine, theirs, " without jit")
         if all(comparison.passed for comparison in comparisons):
             return CheckResult(comparisons=comparisons, outcome=eager, seconds=seconds)
     return CheckResult(

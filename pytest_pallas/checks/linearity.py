@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pallas_sim.dtypes import epsilon, float_facts, is_bool, is_complex, is_exact, is_float, wide
+from pallas_sim.dtypes import epsilon, float_facts, is_bool, is_complex, is_exact, is_inexact, wide
 from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, exactly
 from pytest_pallas.checks.metamorphic import (
@@ -22,14 +22,13 @@ from pytest_pallas.checks.metamorphic import (
     claim,
     close,
     equal,
-    holding,
     requires_relation,
+    subjects_of,
     sum_of,
 )
-from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.errors import SpecError
-from pytest_pallas.judge.tolerance import Comparison, Tolerance
-from pytest_pallas.spec import KernelSpec, Linear
+from pytest_pallas.judge.tolerance import Tolerance
+from pytest_pallas.spec import Linear
 
 type Array = np.ndarray[Any, Any]
 
@@ -40,17 +39,12 @@ _EXPONENTS = (8, 2)
 _PRODUCTS = 3
 
 
-def subjects(spec: KernelSpec, arguments: Arguments) -> list[int]:
-    """The relations of a spec that apply to a drawn call."""
-    return holding(spec.relations, Linear, arguments)
-
-
 @declare_check(
     "linearity",
     asks="is it additive and homogeneous in its linear arguments?",
     requires_spec=requires_relation(Linear),
     example_fraction=0.25,
-    subjects=subjects,
+    subjects=subjects_of(Linear),
 )
 def linearity(context: CheckContext) -> CheckResult:
     """Check each ``Linear`` of the spec: the kernel is homogeneous and additive.
@@ -95,7 +89,8 @@ def _scaled(context: CheckContext, relation: Linear, drawn: CallOutput) -> Itera
         claimed = claim(drawn, lambda out, c=factor: jax.tree.map(lambda leaf: c * leaf, out))
         if relation.exact:
             comparisons = equal(context, other, claimed, ignore=_at_the_ends(factor))
-            if abs(factor) != 1 and not _all_passed(comparisons) and _underflows(drawn, other):
+            passed = all(comparison.passed for comparison in comparisons)
+            if abs(factor) != 1 and not passed and _underflows(drawn, other):
                 judged = replace(context, tolerance=Tolerance())
                 comparisons = close(judged, other, claimed, ignore=_at_the_ends(factor))
         else:
@@ -107,10 +102,6 @@ def _scaled(context: CheckContext, relation: Linear, drawn: CallOutput) -> Itera
             subject=f"{relation}: f({words} x) compared with {words} f(x) as the oracle",
         )
         return
-
-
-def _all_passed(comparisons: Iterable[Comparison]) -> bool:
-    return all(comparison.passed for comparison in comparisons)
 
 
 def _underflows(*calls: CallOutput) -> bool:
@@ -292,8 +283,5 @@ def _at_the_ends(factor: float) -> Ignore:
 
 
 def _is_number(leaf: Any) -> bool:
-    if not hasattr(leaf, "dtype"):
-        return False
-    if is_exact(leaf.dtype):
-        return not is_bool(leaf.dtype)
-    return is_float(leaf.dtype) or is_complex(leaf.dtype)
+    dtype = getattr(leaf, "dtype", bool)
+    return is_inexact(dtype) or (is_exact(dtype) and not is_bool(dtype))

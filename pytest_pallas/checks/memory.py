@@ -12,7 +12,7 @@ import numpy as np
 from pallas_sim.compat.grids import grid_facts
 from pallas_sim.errors import Explanation, Fact
 from pallas_sim.findings import Finding
-from pytest_pallas.backends.protocol import FILLS, WORDS, Backend, Contents, Fill, Outcome
+from pytest_pallas.backends.protocol import WORDS, Backend, Contents, Fill, Outcome, fill_value
 from pytest_pallas.checks.check import declare_sanitizer
 from pytest_pallas.checks.context import CheckContext, CheckResult, run
 from pytest_pallas.checks.metamorphic import run_again, unchanged
@@ -56,7 +56,7 @@ def never_written(first: Sequence[Told], second: Sequence[Told]) -> Iterator[str
 
 def _missing(old: Any, new: Any) -> Any:
     """The elements that hold the fill in both runs; None if the dtype has no such fills."""
-    fills = [FILLS[name](old.dtype) for name in PAIR]
+    fills = [fill_value(name, old.dtype) for name in PAIR]
     if old.shape != new.shape or any(fill is None for fill in fills):
         return None
     return (old == np.asarray(fills[0], old.dtype)) & (new == np.asarray(fills[1], old.dtype))

@@ -9,7 +9,6 @@ difference of these is still that of rounding.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,15 +17,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from pallas_sim.dtypes import epsilon, is_complex, is_exact, is_float, wide
+from pallas_sim.dtypes import epsilon, is_exact, is_float, is_inexact, wide
 from pallas_sim.errors import KernelError
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.protocol import Outcome
 from pytest_pallas.checks.context import CheckContext, CheckResult, exactly, expect, judge, run
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.errors import NotApplicableError
-from pytest_pallas.judge.judgement import bitwise, compare_trees
-from pytest_pallas.judge.oracle import Expected, LazyMapping, Leaves, flatten
+from pytest_pallas.judge.judgement import bitwise, bitwise_leaves, compare_trees
+from pytest_pallas.judge.oracle import Expected
+from pytest_pallas.judge.references import Leaves, flatten
 from pytest_pallas.judge.tolerance import Comparison, Tolerance
 from pytest_pallas.spec import KernelSpec
 
@@ -57,12 +57,12 @@ class DerivedExpectation:
     Attributes:
       values: by path, in float64 where floats are.
       spread: by path, the error that the values have from those outputs; zeros if unknown.
-      sensitivity: by path, as in ``Expected``.
+      sensitivity: for a path, as in ``Expected``.
     """
 
     values: Leaves
     spread: Mapping[str, Array]
-    sensitivity: Mapping[str, float]
+    sensitivity: Callable[[str], float]
 
 
 def answer(context: CheckContext, args: tuple[Any, ...] | Arguments | None = None) -> CallOutput:
@@ -75,8 +75,8 @@ def answer(context: CheckContext, args: tuple[Any, ...] | Arguments | None = Non
     if isinstance(args, Arguments):
         arguments = args
     elif args is not None:
-        arguments = dataclasses.replace(arguments, args=args)
-    other = dataclasses.replace(context, arguments=arguments)
+        arguments = replace(arguments, args=args)
+    other = replace(context, arguments=arguments)
     return CallOutput(arguments, run(other, context.kernel, arguments.args), expect(other))
 
 
@@ -114,7 +114,7 @@ def sum_of(one: DerivedExpectation, other: DerivedExpectation) -> DerivedExpecta
     return DerivedExpectation(
         values,
         {path: size + other.spread[path] for path, size in one.spread.items()},
-        _added(one.sensitivity, other.sensitivity),
+        lambda path: one.sensitivity(path) + other.sensitivity(path),
     )
 
 
@@ -153,7 +153,7 @@ def close(
         baseline,
         tolerance=Tolerance(factor=1.0, floor=0.0) if rounded_only else context.tolerance,
         depth=0 if rounded_only else actual.expected.depth,
-        sensitivity=LazyMapping(lambda: _added(actual.expected.sensitivity, claimed.sensitivity)),
+        sensitivity=lambda path: actual.expected.sensitivity(path) + claimed.sensitivity(path),
         noise=(lambda _: None) if rounded_only else actual.expected.noise,
         precision=actual.expected.precision.get,
         check_dtype=False,  # the values are wide, and the dtype check looks at dtypes
@@ -175,27 +175,25 @@ def equal(
     outputs = dict(actual.leaves)
     if list(outputs) != [path for path, _ in claimed.values]:
         return close(context, actual, claimed)  # its message lists what is missing
-    found: list[Comparison] = []
+    comparisons: list[Comparison] = []
     for path, value in claimed.values:
-        output = outputs[path]
-        if output.shape == value.shape and not is_exact(output.dtype):
-            with np.errstate(all="ignore"):
-                got, wanted = wide(output), value
+        output, wanted = outputs[path], value
+        dtype = output.dtype
+        with np.errstate(all="ignore"):
+            if output.shape == value.shape and not is_exact(dtype):
+                got = wide(output)
                 left_out = (got == 0) & (wanted == 0)
                 if ignore is not None:
-                    left_out |= ignore(got, wanted, output.dtype)
-                got, wanted = (_plain(side, left_out) for side in (got, wanted))
-                found.append(
-                    bitwise(got.astype(output.dtype), wanted.astype(output.dtype), where=path)
-                )
-        else:
-            found.append(bitwise(output, value.astype(output.dtype), where=path))
-    return found
+                    left_out |= ignore(got, wanted, dtype)
+                output = _plain(got, left_out).astype(dtype)
+                wanted = _plain(wanted, left_out)
+            comparisons.append(bitwise(output, wanted.astype(dtype), where=path))
+    return comparisons
 
 
-def generator(context: CheckContext) -> np.random.Generator:
+def generator(context: CheckContext, seed_bytes: int = 16) -> np.random.Generator:
     """A random generator whose seed is a hash of the drawn call."""
-    digest = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=seed_bytes)
     for leaf in jax.tree.leaves(context.arguments.args):
         if hasattr(leaf, "dtype"):
             digest.update(np.ascontiguousarray(to_numpy(leaf)).tobytes())
@@ -222,6 +220,11 @@ def requires_relation(kind: type[Any]) -> Callable[[KernelSpec], str | None]:
     return requires_spec
 
 
+def subjects_of(kind: type[Any]) -> Callable[[KernelSpec, Arguments], list[int]]:
+    """The subjects of a check of relations: those of a kind that hold for a drawn call."""
+    return lambda spec, arguments: holding(spec.relations, kind, arguments)
+
+
 def check_each[R](
     context: CheckContext,
     kind: type[R],
@@ -237,12 +240,10 @@ def check_each[R](
     Raises:
       NotApplicableError: the context has no relation of that kind, or none applies to the call.
     """
-    relations = {
-        number: each for number, each in enumerate(context.relations) if isinstance(each, kind)
-    }
-    if not relations:
+    if not any(isinstance(relation, kind) for relation in context.relations):
         raise NotApplicableError(f"it needs a spec with relations=[{kind.__name__}(...)]")
-    held = [relations[number] for number in holding(context.relations, kind, context.arguments)]
+    numbers = holding(context.relations, kind, context.arguments)
+    held: list[Any] = [context.relations[number] for number in numbers]
     if not held:
         raise NotApplicableError(f"no {kind.__name__} of the spec holds for the drawn call")
     drawn = answer(context)
@@ -250,11 +251,11 @@ def check_each[R](
     seconds = drawn.outcome.seconds
     comparisons: list[Comparison] = []
     for relation in held:
-        for finding in one(context, relation, drawn, rng):
-            seconds += finding.seconds
-            if finding.failed is not None:
-                return dataclasses.replace(finding, seconds=seconds)
-            comparisons += finding.comparisons
+        for result in one(context, relation, drawn, rng):
+            seconds += result.seconds
+            if result.failed is not None:
+                return replace(result, seconds=seconds)
+            comparisons += result.comparisons
     if not comparisons:
         raise NotApplicableError(f"no {kind.__name__} of the spec applies to the drawn call")
     return CheckResult(comparisons=comparisons, seconds=seconds)
@@ -268,7 +269,7 @@ def _plain(values: Array, zero: Array) -> Array:
 def _rounding(given: CallOutput, path: str, value: Array) -> Array:
     """The largest error of rounding an output to its dtype."""
     output = dict(given.leaves).get(path)
-    if output is None or not (is_float(output.dtype) or is_complex(output.dtype)):
+    if output is None or not is_inexact(output.dtype):
         return np.zeros(value.shape)
     with np.errstate(all="ignore"):
         return np.abs(value) * epsilon(output.dtype) / 2
@@ -279,10 +280,6 @@ def _distance(one: Array, other: Array) -> Array:
     with np.errstate(all="ignore"):
         distance = np.abs(one - other)
     return np.where(np.isfinite(distance), distance, 0.0)
-
-
-def _added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    return {path: one.get(path, 0.0) + other.get(path, 0.0) for path in {**one, **other}}
 
 
 # Run a kernel again with a change that must not matter, and compare with the first run.
@@ -339,15 +336,12 @@ def identical(
     """
     if not context.deterministic:
         return judge(context, again, expect(context), exact=exactly(context))
-    return [
-        bitwise(actual, wanted, where=f"{path or 'output'}{words}", change=change)
-        for (path, actual), (_, wanted) in zip(flatten(again), flatten(first), strict=True)
-    ]
+    return bitwise_leaves(flatten(again), flatten(first), words, change=change)
 
 
 def _is_rounded(found: Comparison, dtype: np.dtype[Any]) -> bool:
     """Whether a difference can be rounding."""
-    if found.passed or found.kind != "bitwise" or not (is_float(dtype) or is_complex(dtype)):
+    if found.passed or found.kind != "bitwise" or not is_inexact(dtype):
         return False
     return found.error <= (_SLACK if epsilon(dtype) < 2**-11 else _NARROW_SLACK)
 
@@ -357,7 +351,7 @@ def _rounded(found: Comparison) -> Comparison:
 
 
 def _one_nan(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    if not (is_float(array.dtype) or is_complex(array.dtype)):
+    if not is_inexact(array.dtype):
         return array
     nan = np.isnan(wide(array))
     return np.where(nan, np.array(np.nan).astype(array.dtype), array) if nan.any() else array

@@ -207,10 +207,8 @@ def _change(wrong: Any, answer: Any, tolerance: Tolerance) -> str:
 
 def _words(tolerance: Tolerance) -> str:
     """The fields that differ from the default."""
-    default = Tolerance()
-    names = ("factor", "floor", "rtol", "atol", "ulp", "fraction")
-    given = {name: getattr(tolerance, name) for name in names}
-    fields = [f"{n}={v:g}" for n, v in given.items() if v is not None and v != getattr(default, n)]
+    default = vars(Tolerance())
+    fields = [f"{n}={v:g}" for n, v in vars(tolerance).items() if v not in (None, default[n])]
     return f"Tolerance({', '.join(fields)})" if fields else "the default tolerance"
 
 

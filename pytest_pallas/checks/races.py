@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pytest_pallas.checks.check import declare_sanitizer
-from pytest_pallas.checks.context import CheckContext, CheckResult, under
-from pytest_pallas.checks.schedule import requires_concurrency, requires_kernels, under_schedules
+from pytest_pallas.checks.context import CheckContext, CheckResult
+from pytest_pallas.checks.schedule import raise_first, requires_concurrency, requires_kernels
 from pytest_pallas.draw.arguments import larger_first
 from pytest_pallas.errors import RaceError
 
@@ -29,9 +29,4 @@ def races(context: CheckContext) -> CheckResult:
       NotApplicableError: the kernel has no concurrency.
       RaceError: with both accesses, their lines, programs and devices, and the buffer.
     """
-    seconds = 0.0
-    for schedule, outcome in under_schedules(context):
-        seconds += outcome.seconds
-        if isinstance(outcome.error, RaceError):
-            raise under(schedule, outcome.error)
-    return CheckResult(comparisons=(), seconds=seconds)
+    return raise_first(context, RaceError)

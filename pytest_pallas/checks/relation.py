@@ -17,17 +17,12 @@ from pytest_pallas.checks.metamorphic import (
     claim,
     close,
     equal,
-    holding,
     requires_relation,
+    subjects_of,
 )
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.errors import SpecError
-from pytest_pallas.spec import KernelSpec, Relation
-
-
-def subjects(spec: KernelSpec, arguments: Arguments) -> list[int]:
-    """The relations of a spec that hold for a drawn call."""
-    return holding(spec.relations, Relation, arguments)
+from pytest_pallas.spec import Relation
 
 
 @declare_check(
@@ -35,7 +30,7 @@ def subjects(spec: KernelSpec, arguments: Arguments) -> list[int]:
     asks="do the spec's own relations between two outputs hold?",
     requires_spec=requires_relation(Relation),
     example_fraction=0.25,
-    subjects=subjects,
+    subjects=subjects_of(Relation),
 )
 def relation(context: CheckContext) -> CheckResult:
     """Check each ``Relation`` of the spec: ``f(change(x))`` must agree with ``expect(f(x))``.

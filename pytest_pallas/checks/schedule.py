@@ -1,4 +1,8 @@
-"""Runs of a kernel under several schedules, which the sanitizers share."""
+"""``schedule``: the output is bitwise equal in every legal order of DMAs and parallel programs.
+
+The runs under several schedules, on which ``races``, ``dma`` and ``deadlock`` look for errors, are
+made here too (``under_schedules``), once for all four.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pallas_sim.errors import DeadlockError
+from pallas_sim.errors import DeadlockError, PallasError
 from pytest_pallas.backends.execution import digest
 from pytest_pallas.backends.protocol import Backend, Outcome, Schedule, label
 from pytest_pallas.backends.tracing import identity
@@ -95,6 +99,16 @@ def under_schedules(context: CheckContext) -> Iterator[tuple[Schedule, Outcome]]
         raise NotApplicableError(f"{reason}; draw larger inputs")
 
 
+def raise_first(context: CheckContext, kind: type[PallasError]) -> CheckResult:
+    """Run the kernel under every schedule, and raise its first error of a kind."""
+    seconds = 0.0
+    for schedule, outcome in under_schedules(context):
+        seconds += outcome.seconds
+        if isinstance(outcome.error, kind):
+            raise under(schedule, outcome.error)
+    return CheckResult(comparisons=(), seconds=seconds)
+
+
 def requires_concurrency(backend: Backend) -> str | None:
     """A backend must simulate concurrency."""
     if getattr(backend, "detects_races", False):
@@ -146,9 +160,6 @@ def schedules(context: CheckContext, kernels: Sequence[Any]) -> list[Schedule]:
     if programs > 1 and not gpu and (target is None or target.cores > 1):
         found.append(Schedule(cores=2))
     return found
-
-
-# ``schedule``: the output is bitwise equal in every legal order of DMAs and parallel programs.
 
 
 @declare_sanitizer(

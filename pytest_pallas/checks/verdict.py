@@ -15,9 +15,9 @@ import jax
 import numpy as np
 
 from pallas_sim.errors import Explanation, Fact, PallasError, explanation_of
+from pytest_pallas.backends.execution import describe_call
 from pytest_pallas.backends.processes import gang
 from pytest_pallas.backends.protocol import Backend, Call, Outcome, label
-from pytest_pallas.backends.spreading import words_of
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.context import (
     CheckContext,
@@ -33,7 +33,7 @@ from pytest_pallas.errors import CompileError, CostError, MismatchError, is_own
 from pytest_pallas.grid.kernel_calls import KernelCall
 from pytest_pallas.grid.unwritten import describe_writer, inputs_beyond_edges
 from pytest_pallas.judge.explanation import in_words, role_of
-from pytest_pallas.judge.oracle import flatten
+from pytest_pallas.judge.references import flatten
 from pytest_pallas.judge.tolerance import Comparison, Tolerance
 from pytest_pallas.record import Note
 
@@ -94,7 +94,7 @@ def run_check(
     __tracebackhide__ = True
     if gang() is None:
         return _run_alone(check, context, name, found)
-    asked = words_of(call(context, context.kernel, context.arguments.args))
+    asked = describe_call(call(context, context.kernel, context.arguments.args))
     return judge_together(
         functools.partial(_run_alone, check, context, name, found),
         subject=f"{name} {check.name}: {asked}",

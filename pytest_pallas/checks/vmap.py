@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,8 @@ from pytest_pallas.checks.check import Program, declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, call, expect, judge, run
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.grid.kernel_calls import KernelCall, has_semantics, reaches_devices
-from pytest_pallas.judge.oracle import Expected, LazyMapping, Leaves
+from pytest_pallas.judge.oracle import Expected
+from pytest_pallas.judge.references import Leaves
 from pytest_pallas.judge.tolerance import Comparison, Noise
 from pytest_pallas.spec import KernelSpec
 
@@ -155,12 +156,6 @@ def _stacked(first: Expected, second: Expected) -> Expected:
     def stack(one: Leaves, two: Leaves) -> Leaves:
         return [(path, np.stack([a, b])) for (path, a), (_, b) in zip(one, two, strict=True)]
 
-    def sensitivity() -> Mapping[str, float]:
-        return {
-            path: max(value, second.sensitivity.get(path, 0.0))
-            for path, value in first.sensitivity.items()
-        }
-
     def noise(path: str) -> Noise | None:
         one, two = first.noise(path), second.noise(path)
         if one is None or two is None:
@@ -177,7 +172,7 @@ def _stacked(first: Expected, second: Expected) -> Expected:
         stack(first.oracle, second.oracle),
         stack(first.baseline, second.baseline),
         first.depth,
-        LazyMapping(sensitivity),
+        lambda path: max(first.sensitivity(path), second.sensitivity(path)),
         noise,
         first.precision,
         first.fallbacks,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 #: Plugins that belong to the process that reports: they print, write pytest's cache, or decide by
 #: the report of a test that it runs again.
-_REPORTING = (*("terminalreporter", "stepwiseplugin", "_cov", "rerunfailures"),)
+_REPORTING = ("terminalreporter", "stepwiseplugin", "_cov", "rerunfailures")
 
 #: Plugins that choose and order tests by pytest's cache, and write it.
 _CHOOSING = ("lfplugin", "nfplugin")

@@ -1,11 +1,14 @@
-"""The compiling backends ``tpu-compile`` and ``gpu-compile``, for chips that are not present."""
+"""The compiling backends ``tpu-compile`` and ``gpu-compile``, for chips that are not present.
+
+A ``Compiler`` has a call traced and lowered here, on the CPU, by the ``Lowering`` of its platform,
+submits the program to the session's ``Service``, and makes an outcome of the report.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -13,49 +16,38 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
 from jax import export
 
-from pallas_sim import chips as gpus
-from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, Target
+from pallas_sim import chips
+from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, TPUS, Target
 from pallas_sim.compat.compilers import exact_exports, interpret_ignored
 from pallas_sim.errors import PallasError
 from pallas_sim.tracing import AbsentChip, present
 from pytest_pallas.backends.ending import ending
+from pytest_pallas.backends.execution import readable
 from pytest_pallas.backends.protocol import Call, Kind, Outcome, RunSettings, expected_warnings
-from pytest_pallas.backends.tracing import jitted, signature
+from pytest_pallas.backends.tracing import abstract, jitted, signature
+from pytest_pallas.budget import LastUsed
 from pytest_pallas.compile import cuda, libtpu
-from pytest_pallas.compile import libtpu as tpu_chips
+from pytest_pallas.compile.refusals import full_text, requested_shared_bytes, short
+from pytest_pallas.compile.service import CompileReport, CompileRequest
 from pytest_pallas.errors import CompileError, CompilerFailedError, NoPallasCallError
-from pytest_pallas.grid.kernel_calls import kernel_calls, live_kernel_calls
+from pytest_pallas.grid.kernel_calls import KernelCall, kernel_calls, live_kernel_calls
 from pytest_pallas.record import Note
 
 if TYPE_CHECKING:
     from pytest_pallas.compile.machine_code import Cost
-    from pytest_pallas.compile.service import CompileReport, Service
-    from pytest_pallas.grid.kernel_calls import KernelCall
+    from pytest_pallas.compile.service import Service
 
-#: Number of calls whose results are kept for checks whose compilation started in advance.
+#: Number of calls whose results are kept for checks whose compilation started in advance, and of
+#: programs that are kept for other targets.
 KEPT = 512
 
 #: Maximum length of the name of a folder of ``--pallas-dump``.
 _LONGEST_NAME = 80
 
 _COMPILERS: Mapping[str, Any] = {"tpu": libtpu, "gpu": cuda}
-
-
-@dataclass(frozen=True, eq=False)
-class KernelAlone:
-    """A kernel of a traced program as a function of its operands.
-
-    Attributes:
-      kernel: its equation.
-    """
-
-    kernel: Any
-
-    def __call__(self, *operands: Any) -> Any:
-        """Bind the kernel."""
-        return self.kernel.primitive.bind(*operands, **self.kernel.params)
 
 
 @dataclass(frozen=True)
@@ -76,8 +68,8 @@ class Compiler:
     lowering: Callable[[], Lowering] = field(repr=False, compare=False)
     target: Target | None = None
     kind: Kind = "compiling"
-    _started: OrderedDict[Any, Callable[[], Outcome]] = field(
-        default_factory=OrderedDict[Any, Any], repr=False, compare=False
+    _started: LastUsed[Callable[[], Outcome]] = field(
+        default_factory=lambda: LastUsed(KEPT), repr=False, compare=False
     )
 
     @property
@@ -95,15 +87,13 @@ class Compiler:
 
     def start(self, call: Call) -> Callable[[], Outcome]:
         """Lower a call and start its compilation in a worker; the returned function waits."""
-        from pytest_pallas.backends.tracing import abstract
-
         static, arrays = abstract(call)
         key = (static, tuple(map(str, arrays)), call.jit, call.dump)
-        if key not in self._started:
-            self._started[key] = self._start(call, static, arrays)
-            if len(self._started) > KEPT:
-                self._started.popitem(last=False)
-        return self._started[key]
+        started = self._started.get(key)
+        if started is None:
+            started = self._start(call, static, arrays)
+            self._started.add(key, started)
+        return started
 
     def shared_bytes(self, kernel: Any, timeout: float) -> int | None:
         """Bytes of shared memory that a block of a kernel of the Triton route takes.
@@ -118,12 +108,12 @@ class Compiler:
           The bytes, also of a kernel that is refused because these are too many; None if the
           compiler does not say.
         """
-        import jax
 
-        from pytest_pallas.compile.refusals import requested_shared_bytes
+        def kernel_alone(*operands: Any) -> Any:
+            return kernel.primitive.bind(*operands, **kernel.params)
 
         call = Call(
-            function=KernelAlone(kernel),
+            function=kernel_alone,
             args=tuple(
                 jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in kernel.invars
             ),
@@ -137,36 +127,30 @@ class Compiler:
         return report.kernels[0].shared_bytes if len(report.kernels) == 1 else None
 
     def _start(self, call: Call, static: Any, arrays: list[Any]) -> Callable[[], Outcome]:
-        from pytest_pallas.backends.execution import readable
-
         lowered = Lowered()
         try:
             lowered = self.lowering().lower(call, static, arrays, self.chip, into=lowered)
         except PallasError as error:
-            return _ended(Outcome(error=error, kernels=lowered.kernels))
+            outcome = Outcome(error=error, kernels=lowered.kernels)
+            return lambda: outcome
         except Exception as error:  # tracing and lowering run user code
-            if not lowered.traced:
-                return _ended(Outcome(error=readable(error)))
-            report = self._refused(lowered, error)
-            return _ended(self._outcome(report, lowered, cause=error))
-        from pytest_pallas.compile.service import LoweredProgram
-
-        program = LoweredProgram(
-            platform=self.platform,
+            outcome = Outcome(error=readable(error))
+            if lowered.traced:
+                outcome = self._outcome(self._refused(lowered, error), lowered, cause=error)
+            return lambda: outcome
+        request = CompileRequest(
             target=self.chip.name,
             module=lowered.module,
             devices=lowered.devices,
-            dump=None if call.dump is None else _dump(Path(call.dump), self.chip.name, lowered),
+            dump="" if call.dump is None else str(_dump(call.dump, self.chip.name, lowered)),
         )
-        future = self.service().submit(program, timeout=call.timeout)
+        future = self.service().submit(request, timeout=call.timeout)
         return lambda: self._outcome(
             self._described(future, lowered), lowered, needs_kernel=call.needs_kernel
         )
 
     def _described(self, future: Future[CompileReport], lowered: Lowered) -> CompileReport:
         """The compiler's report with the data that only this process has."""
-        from pytest_pallas.compile.refusals import short
-
         report = future.result()
         # The output of a compiler that was stopped is not the reason.
         text = report.text if report.status in _TELLING else report.text.partition("\n")[0]
@@ -182,9 +166,6 @@ class Compiler:
 
     def _refused(self, lowered: Lowered, error: Exception) -> CompileReport:
         """The report for a kernel that could not be lowered for the chip."""
-        from pytest_pallas.compile.refusals import full_text, short
-        from pytest_pallas.compile.service import CompileReport
-
         return CompileReport(
             target=self.chip.name,
             status="refused",
@@ -251,23 +232,17 @@ _FATES = {
 }
 
 
-def _ended(outcome: Outcome) -> Callable[[], Outcome]:
-    return lambda: outcome
-
-
-def _dump(folder: Path, target: str, lowered: Lowered) -> Path:
-    """Write the lowered module, and make the folder in which the worker writes the rest.
+def _dump(root: str, target: str, lowered: Lowered) -> Path:
+    """Write the lowered module; returns the folder in which the worker writes the rest.
 
     A test may compile several programs. Each has a folder, named by chip and arguments.
     """
-    from jax import export
-
     words = f"{target} {lowered.signature}"
     name = re.sub(r"[^\w.,=-]+", "-", words).strip("-")
     if len(name) > _LONGEST_NAME:
         digest = hashlib.blake2b(words.encode(), digest_size=4).hexdigest()
         name = f"{name[:_LONGEST_NAME]}-{digest}"
-    folder = folder / name
+    folder = Path(root, name)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "jaxpr.txt").write_text(str(lowered.jaxpr), encoding="utf-8")
     module = export.deserialize(bytearray(lowered.module)).mlir_module()
@@ -281,14 +256,8 @@ def _dump(folder: Path, target: str, lowered: Lowered) -> Path:
 #: Names of the platforms in ``jax.export``.
 _EXPORTED = {"tpu": "tpu", "gpu": "cuda"}
 
-#: Names of the custom calls of Pallas kernels.
-_CUSTOM_CALLS = {"tpu": libtpu.CUSTOM_CALLS, "gpu": cuda.CUSTOM_CALLS}
-
 #: Part of JAX's error for a callback, because its host is the backend of this process.
 _OTHER_PLATFORM = "is different from the lowering platform"
-
-#: Number of programs that are kept for other targets.
-_KEPT = 512
 
 
 @dataclass
@@ -328,7 +297,7 @@ class Lowering:
     """
 
     platform: str
-    _shared: OrderedDict[Any, Lowered] = field(default_factory=OrderedDict[Any, Lowered])
+    _shared: LastUsed[Lowered] = field(default_factory=lambda: LastUsed(KEPT))
     _unread: dict[str, AbsentChip] = field(default_factory=dict[str, AbsentChip])
     _read: dict[str, AbsentChip] = field(default_factory=dict[str, AbsentChip])
     _curious: set[Any] = field(default_factory=set[Any])
@@ -354,13 +323,14 @@ class Lowering:
           Exception: an error of the kernel or of Pallas.
         """
         key = (static, tuple(map(str, arrays)), call.jit, call.needs_kernel)
-        if key in self._shared:
-            return self._shared[key]
+        shared = self._shared.get(key)
+        if shared is not None:
+            return shared
         # A call that read another chip will read this one, and may use caches of the other.
-        chips = self._read if key in self._curious else self._unread
-        if target.name not in chips:
-            chips[target.name] = AbsentChip(target.device_kind, target.platform, attributes(target))
-        chip = chips[target.name]
+        devices = self._read if key in self._curious else self._unread
+        if target.name not in devices:
+            devices[target.name] = absent_chip(target)
+        chip = devices[target.name]
         with _context(chip):
             try:
                 lower(call, static, arrays, self.platform, into)
@@ -369,27 +339,26 @@ class Lowering:
                     self._curious.add(key)
                     self._unread.pop(target.name, None)
         if key not in self._curious:
-            self._shared[key] = into
-            if len(self._shared) > _KEPT:
-                self._shared.popitem(last=False)
+            self._shared.add(key, into)
         return into
 
 
 def attributes(target: Target) -> Mapping[str, Any]:
     """Attributes of ``jax.Device`` that depend on the chip."""
-    chips = {"tpu": tpu_chips, "gpu": gpus}[target.platform]
+    if target.platform == "tpu":
+        return {"num_cores": TPUS[target.name].device_cores}
     return chips.attributes(target.name)
+
+
+def absent_chip(target: Target) -> AbsentChip:
+    """A device that stands for a chip while code is traced and lowered for it."""
+    return AbsentChip(target.device_kind, target.platform, attributes(target))
 
 
 @contextmanager
 def _context(chip: AbsentChip) -> Generator[None]:
     """Lower for a chip, and override interpret=."""
-    with (
-        exact_exports(),
-        interpret_ignored(),
-        present(chip),
-        expected_warnings(),
-    ):
+    with exact_exports(), interpret_ignored(), present(chip), expected_warnings():
         yield
 
 
@@ -415,7 +384,7 @@ def lower(call: Call, static: Any, arrays: list[Any], platform: str, into: Lower
     into.traced = True
     into.jaxpr = traced.jaxpr
     into.kernels = tuple(kernel_calls(traced.jaxpr))
-    custom_calls = _CUSTOM_CALLS[platform]
+    custom_calls = _COMPILERS[platform].CUSTOM_CALLS
     checks = [export.DisabledSafetyCheck.custom_call(each) for each in custom_calls]
     exporting = export.export(
         jitted(static), platforms=(_EXPORTED[platform],), disabled_checks=checks

@@ -245,9 +245,9 @@ def _lines(text: str) -> list[str]:
     return lines
 
 
-def _sentences(line: str, long: int = 200) -> list[str]:
+def _sentences(line: str) -> list[str]:
     """A long line in sentences."""
-    return [line] if len(line) <= long else re.split(r"(?<=[a-z)\]]\.) +(?=[A-Z])", line)
+    return [line] if len(line) <= 200 else re.split(r"(?<=[a-z)\]]\.) +(?=[A-Z])", line)
 
 
 def _telling(lines: list[str], most: int = 3) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from typing import Any
 from pallas_sim.chips import GPUS, learn
 from pytest_pallas.compile import machine_code as ptxas
 from pytest_pallas.compile.machine_code import Cost
-from pytest_pallas.compile.service import CompileReply, CompileRequest
+from pytest_pallas.compile.service import CompileReply, CompileRequest, divert, overhear_log
 
 #: What a worker calls.
 ENTRY = "pytest_pallas.compile.cuda:compile"
@@ -40,14 +40,8 @@ CUSTOM_CALLS = ("mosaic_gpu_v2", "__gpu$xla.gpu.triton")
 
 #: Endings of files that are worth keeping.
 _TELLING = (
-    ".ll",
-    ".mlir",
-    ".ptx",
-    ".ptxas",
-    ".sass",
-    ".sass_ctrl",
-    "before_optimizations.txt",
-    "thunk_sequence.txt",
+    *(".ll", ".mlir", ".ptx", ".ptxas", ".sass", ".sass_ctrl"),
+    *("before_optimizations.txt", "thunk_sequence.txt"),
 )
 
 #: Begins the line before each of Mosaic GPU's passes.
@@ -138,7 +132,6 @@ def compile(payload: bytes) -> bytes:
     _clear(folder, known.stems())
     devices = _devices(request.target, request.devices)
     from pytest_pallas.compile.libtpu import compile_program
-    from pytest_pallas.compile.service import divert, overhear_log
 
     executable, message = None, ""
     with divert(1) as printed, overhear_log() as logged:
@@ -269,13 +262,10 @@ def _devices(target: str, count: int) -> list[Any]:
 @functools.cache
 def _known(target: str) -> Any:
     """What this process has found out about kernels."""
-    from pallas_sim.chips import GPUS
-
     return GpuKernelCosts(GPUS[target].shared_per_block)
 
 
 # A GPU to compile for, described as XLA wants it.
-
 
 _CONFIG = """\
 gpu_device_info {{
@@ -319,7 +309,6 @@ def target_config(target: str) -> str:
 
 
 # Which kernels a GPU program is made of, and what each costs.
-
 
 _CALL = re.compile(r'custom_call_target="(mosaic_gpu_v2|__gpu\$xla\.gpu\.triton)"')
 _STRING = r'"((?:[^"\\]|\\.)*)"'

@@ -1,6 +1,12 @@
-"""The TPU compiler as a session sees it: whether it is there, which one, and how to run it.
+"""The TPU compiler, libtpu: what a session asks of it, and how a worker runs it.
 
-The environment variables are those of libtpu 0.0.51. ``libtpu_worker`` is what runs.
+A session calls ``missing``, ``version``, ``flags`` and ``environment``, and starts workers that
+call ``compile``. In such a worker importing this module loads libtpu, which writes about that to
+stderr: before the first program, whose output it would be mixed with, and whose time limit it would
+count for. ``compile_program`` is what the GPU compilers run, too.
+
+The calls are those of ``jax.experimental.topologies``, the environment variables those of libtpu
+0.0.51.
 """
 
 from __future__ import annotations
@@ -99,20 +105,10 @@ def environment(
 
 # TPU topologies to compile for, by chip and number of devices.
 
-
 _CHIPS_A_HOST = 4
 
 #: Largest edge of the topologies that are tried.
 _LARGEST = 8
-
-
-def attributes(target: str) -> dict[str, int]:
-    """What ``jax.Device`` has on a chip, beside what it has on a CPU.
-
-    Args:
-      target: name of the chip, such as ``"v6e"``.
-    """
-    return {"num_cores": TPUS[target].device_cores}
 
 
 def topology(target: str, devices: int) -> str:
@@ -152,11 +148,7 @@ def _shapes(dims: int) -> Iterator[tuple[int, ...]]:
     yield from sorted(named, key=lambda shape: (math.prod(shape), shape))
 
 
-# libtpu's Mosaic and LLO, in a worker, for chips that are not there.
-#
-# The calls are those of ``jax.experimental.topologies``. In a worker, importing this module loads
-# libtpu, which writes about that to stderr: before the first program, whose output it would be
-# mixed with, and whose time limit it would count for.
+# In a worker.
 
 
 def compile(payload: bytes) -> bytes:
@@ -164,7 +156,8 @@ def compile(payload: bytes) -> bytes:
     request = CompileRequest.decode(payload)
     learn(request.target, request.chip)
     folder = _dumps()
-    _clear(folder)
+    for path in folder.iterdir():
+        path.unlink()
     devices = _devices(request.target, request.devices)
     try:
         executable = compile_program(request.module, devices)
@@ -207,11 +200,6 @@ def _dumps() -> Path:
     return folder
 
 
-def _clear(folder: Path) -> None:
-    for path in folder.iterdir():
-        path.unlink()
-
-
 def _keep(folder: Path, dump: Path) -> None:
     """Copy what libtpu wrote, under names without the time, in the order of the compilation."""
     for path in sorted(folder.iterdir()):
@@ -233,10 +221,7 @@ def _capacities(target: str) -> Mapping[str, int]:
     device = AbstractDevice(device_kind=kind, num_cores=1, platform="tpu")
     with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
         info = pltpu.get_tpu_info()
-    return {
-        "vmem_capacity": info.vmem_capacity_bytes,
-        "smem_capacity": info.smem_capacity_bytes,
-    }
+    return {"vmem_capacity": info.vmem_capacity_bytes, "smem_capacity": info.smem_capacity_bytes}
 
 
 if SCRATCH in os.environ:  # in a worker
@@ -244,7 +229,7 @@ if SCRATCH in os.environ:  # in a worker
     _devices("v5e", 1)
 
 
-# From a serialized program to an executable for devices that are not there; in the worker.
+# From a serialized program to an executable for devices that are not there.
 
 
 def compile_program(module: bytes, devices: Sequence[Any]) -> Any:

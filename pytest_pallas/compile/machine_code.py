@@ -1,4 +1,9 @@
-"""``Cost``: what the machine code of a kernel costs, by the compiler's own account."""
+"""``Cost``: what the machine code of a kernel costs, by the compiler's own account.
+
+``costs`` reads the output of ptxas for GPUs, and ``launches`` and ``thunks`` the shared memory that
+a launch requests. ``tpu_costs`` reads what libtpu wrote to a folder: bundles and their loops
+(``find_loops``), allocations (``allocated_bytes``) and the use of slots (``read_utilization``).
+"""
 
 from __future__ import annotations
 
@@ -69,14 +74,8 @@ class Cost:
 #: Numbers of kernels that follow each other: what they take at once is the largest, not the sum.
 _LARGEST = frozenset(
     {
-        "vmem_bytes",
-        "vmem_capacity",
-        "smem_bytes",
-        "smem_capacity",
-        "registers",
-        "shared_bytes",
-        "shared_capacity",
-        "stack_bytes",
+        *("vmem_bytes", "vmem_capacity", "smem_bytes", "smem_capacity", "registers"),
+        *("shared_bytes", "shared_capacity", "stack_bytes"),
     }
 )
 
@@ -296,7 +295,11 @@ def main_loop(loops: Sequence[range], computing: Collection[int]) -> range | Non
     """
 
     def own(loop: range) -> tuple[int, int]:
-        inside = [other for other in loops if other != loop and _contains(loop, other)]
+        inside = [
+            other
+            for other in loops
+            if other != loop and loop.start <= other.start and other.stop <= loop.stop
+        ]
         left = set(loop).difference(*inside)
         return len(left.intersection(computing)), len(left)
 
@@ -339,10 +342,6 @@ def _regions_of_branches(code: str) -> dict[str, str]:
         else:
             homes[found["branch"]] = region
     return homes
-
-
-def _contains(outer: range, inner: range) -> bool:
-    return outer.start <= inner.start and inner.stop <= outer.stop
 
 
 # On-chip memory that a TPU kernel allocates, read off libtpu's low-level code (LLO).
@@ -472,18 +471,13 @@ def read_utilization(text: str) -> Utilization | None:
         return None
     columns = [name.strip() for name in lines[1].split(",")]
     try:
-        capacity, *rows = (_row(columns, line) for line in _bundle_numbers(lines))
+        numbers = [lines[2], *(line for line in lines[4:] if line.strip())]
+        capacity, *rows = (
+            dict(zip(columns, map(int, line.split()), strict=True)) for line in numbers
+        )
     except ValueError:
         return None
     return Utilization(capacity, tuple(rows))
-
-
-def _bundle_numbers(lines: list[str]) -> Iterable[str]:
-    return [lines[2], *(line for line in lines[4:] if line.strip())]
-
-
-def _row(columns: list[str], line: str) -> Row:
-    return dict(zip(columns, map(int, line.split()), strict=True))
 
 
 _CODE = "post-delay-converter"

@@ -1,4 +1,9 @@
-"""Which line of the user's files a refusal is about."""
+"""``short``: what a compiler rejected, in a few lines for the reader of a test.
+
+A message has what was rejected, with the operand by its name (``NamedOperands``); how much memory
+of which kind is too much (``overflow``); and the line of the user's kernel (``in_text``,
+``in_traceback``, ``in_kernels``). ``cleaning`` takes out of a message what only its authors need.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +33,7 @@ _SPOKEN = re.compile(r"\bat (?P<file>/[^\s:]+|[A-Z]:[^\s:]+):(?P<line>\d+)")
 _JAX = re.compile(
     r"[\\/](site|dist)-packages[\\/]jax(lib)?[\\/]|[\\/]jax[\\/](_src|experimental)[\\/]"
 )
+_STDLIB = Path(linecache.__file__).parent
 _KERNELS_OF_JAX = re.compile(r"[\\/]jax[\\/]experimental[\\/]pallas[\\/]ops[\\/]")
 
 #: The primitive that a lowering does not know, in the words of all of Pallas' lowerings; or the
@@ -88,24 +94,16 @@ def _innermost(frames: Iterable[tuple[str, int]]) -> str | None:
     """The first frame of the user's; else the first one in a kernel that comes with JAX."""
     fallback: str | None = None
     for file, line in frames:
-        if _is_users(file):
+        if not (file.startswith("<") or _is_inner(file) or Path(file).parent == _STDLIB):
             return str(SourceLine(file, line))
         if fallback is None and _KERNELS_OF_JAX.search(file):
             fallback = str(SourceLine(file, line))
     return fallback
 
 
-def _is_users(file: str) -> bool:
-    return not (file.startswith("<") or _is_inner(file) or _is_stdlib(file))
-
-
 def _is_inner(file: str) -> bool:
     """Whether a file is JAX's or this package's."""
     return bool(_JAX.search(file)) or is_own(file)
-
-
-def _is_stdlib(file: str) -> bool:
-    return Path(file).parent == Path(linecache.__file__).parent
 
 
 def _line_of(eqn: Any, primitive: str, around: str | None) -> str | None:
@@ -118,9 +116,8 @@ def _line_of(eqn: Any, primitive: str, around: str | None) -> str | None:
         line = source_line(inner) or around
         if inner.primitive.name == primitive or inner.primitive.name.startswith(f"{primitive}_"):
             return line
-        found = _line_of(inner, primitive, line)
-        if found is not None:
-            return found
+        if (nested := _line_of(inner, primitive, line)) is not None:
+            return nested
     return None
 
 
@@ -286,7 +283,6 @@ def _short_dtype(dtype: str, signed: str) -> str:
 
 # Refusals for lack of memory: how much, of what, for which operand.
 
-
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 #: Words of the SparseCore's memories have 4 bytes.
@@ -320,11 +316,8 @@ def overflow(text: str, operands: NamedOperands) -> list[str] | None:
 
     The forms are those of libtpu 0.0.40 and later, XLA's GPU compiler and Mosaic GPU.
     """
-    for say in (_one_allocation, _all_allocations, _memory_scoped, _shared, _sparse_core):
-        lines = say(text, operands)
-        if lines is not None:
-            return lines
-    return None
+    forms = (_one_allocation, _all_allocations, _memory_scoped, _shared, _sparse_core)
+    return next((lines for form in forms if (lines := form(text, operands)) is not None), None)
 
 
 def human(nbytes: float) -> str:
@@ -444,7 +437,6 @@ def _parsed(number: str, unit: str) -> float:
 
 
 # The short message, put together.
-
 
 #: What says by itself which operand, shape or operation is meant.
 _SPECIFIC = re.compile(r"[\[(]\d|\dx\d|args\[|(?:in|out)put \d|[Uu]nimplemented primitive")

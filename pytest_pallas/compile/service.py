@@ -1,4 +1,10 @@
-"""``CompileReport``: what a compiler made of a program for one chip, and what its code costs."""
+"""Compile programs in supervised workers, and remember on disk what was compiled.
+
+A session makes one ``Service``. It sends a ``CompileRequest`` to a worker, whose compiler (the
+modules ``libtpu`` and ``cuda``) answers with a ``CompileReply``, of which a ``CompileReport`` is
+made. Reports of earlier runs come from a ``Cache``. ``divert`` and ``overhear_log`` keep what
+compilers print meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +13,7 @@ import dataclasses
 import fcntl
 import functools
 import hashlib
+import importlib
 import json
 import os
 import re
@@ -23,7 +30,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from pallas_sim.chips import added_facts
+from pallas_sim.chips import TARGETS, added_facts
 from pallas_sim.errors import PallasError
 from pallas_sim.findings import Text
 from pytest_pallas.compile.machine_code import Cost, total
@@ -71,20 +78,6 @@ class CompileReport(Cost):
     costs_skipped: bool = False
 
 
-def compiled(reply: CompileReply, **fields: Any) -> CompileReport:
-    """The report of a program that compiled."""
-    costs = total(reply.kernels)
-    costs["code_bytes"] = reply.code_bytes if costs["code_bytes"] is None else costs["code_bytes"]
-    return CompileReport(
-        status="compiled",
-        kernels=reply.kernels,
-        kernel_calls=reply.kernel_calls,
-        costs_skipped=reply.costs_skipped,
-        **costs,
-        **fields,
-    )
-
-
 def to_json(report: CompileReport) -> dict[str, Any]:
     """A report as plain JSON values, without what does not apply."""
     plain = dataclasses.asdict(report)
@@ -105,19 +98,17 @@ def from_json(plain: Mapping[str, Any]) -> CompileReport:
     return decode(CompileReport, plain)
 
 
-# What a session and its compiler workers say to each other, and what compilers print meanwhile.
-
-
 @dataclass(frozen=True, kw_only=True)
 class CompileRequest:
-    """What a worker is to compile.
+    """A program to compile for a chip.
 
     Attributes:
       target: name of the chip, such as ``"v6e"`` or ``"h100"``.
       module: a program exported and serialized with ``jax.export``, lowered for that chip.
       devices: how many devices the program runs on.
       dump: folder to keep the compiler's intermediate and final code in, or "".
-      chip: what the worker must ``learn`` of the chip; nothing of one that is built in.
+      chip: what the worker must ``learn`` of the chip, which the service adds; nothing of one that
+        is built in.
     """
 
     target: str
@@ -128,7 +119,7 @@ class CompileRequest:
 
     def encode(self) -> bytes:
         """As bytes: a line of JSON, then the module."""
-        head = {each: getattr(self, each) for each in ("target", "devices", "dump", "chip")}
+        head = {name: getattr(self, name) for name in ("target", "devices", "dump", "chip")}
         return json.dumps(head).encode() + b"\n" + self.module
 
     @staticmethod
@@ -250,9 +241,6 @@ def _remarks(log: str) -> Generator[str]:
             yield line
 
 
-# Compile programs in supervised workers, and remember on disk what was compiled.
-
-
 #: Version of the files. It is part of their names' hash: another version is another file.
 FORMAT = 1
 
@@ -303,25 +291,6 @@ def digest(parts: Iterable[str | bytes]) -> str:
 _SHARED_MEMORY = "/dev/shm"
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoweredProgram:
-    """A program to compile for a chip.
-
-    Attributes:
-      platform: ``"tpu"`` or ``"gpu"``.
-      target: name of the chip.
-      module: the program, serialized by ``jax.export``.
-      devices: how many devices it runs on.
-      dump: folder to keep the compiler's output in, or None.
-    """
-
-    platform: str
-    target: str
-    module: bytes
-    devices: int = 1
-    dump: Path | None = None
-
-
 class Service:
     """Workers and a cache, for one test session."""
 
@@ -351,21 +320,22 @@ class Service:
         self._running: dict[str, Future[CompileReport]] = {}
         self._close = contextlib.ExitStack()
 
-    def submit(self, program: LoweredProgram, *, timeout: float) -> Future[CompileReport]:
+    def submit(self, request: CompileRequest, *, timeout: float) -> Future[CompileReport]:
         """Compile a program for its chip, or look up how that went before.
 
         The report's ``message`` is empty: it is made of ``text`` by who knows the kernel.
 
         Args:
-          program: what to compile.
+          request: what to compile.
           timeout: seconds after which the worker is killed.
         """
-        compiler = compiler_of(program.platform)
-        key = self._key(program, compiler)
+        compiler = compiler_of(TARGETS[request.target].platform)
+        request = dataclasses.replace(request, chip=added_facts(request.target))
+        key = self._key(request, compiler)
         running = self._running.get(key)
-        if running is not None and program.dump is None:
+        if running is not None and not request.dump:
             return running
-        known = None if self._cache is None or program.dump is not None else self._cache.get(key)
+        known = None if self._cache is None or request.dump else self._cache.get(key)
         future: Future[CompileReport] = Future()
         if known is not None:
             try:
@@ -373,16 +343,9 @@ class Service:
             except DataError:  # not what this version writes
                 known = None
         if known is None:
-            request = CompileRequest(
-                target=program.target,
-                module=program.module,
-                devices=program.devices,
-                dump="" if program.dump is None else str(program.dump),
-                chip=added_facts(program.target),
-            )
-            setup = self._setup(program, compiler)
+            setup = self._setup(request.target, compiler)
             job = self._pool.submit(setup, request.encode(), timeout=timeout)
-            job.add_done_callback(self._finish(future, key, program.target, compiler))
+            job.add_done_callback(self._finish(future, key, request.target, compiler))
         self._running[key] = future
         return future
 
@@ -402,9 +365,9 @@ class Service:
         self._close.callback(shutil.rmtree, folder, ignore_errors=True)
         return folder
 
-    def _setup(self, program: LoweredProgram, compiler: ModuleType) -> WorkerSetup:
+    def _setup(self, target: str, compiler: ModuleType) -> WorkerSetup:
         environment: Mapping[str, str] = compiler.environment(
-            self._scratch, target=program.target, everything=self.everything, costs=self.costs
+            self._scratch, target=target, everything=self.everything, costs=self.costs
         )
         return WorkerSetup(
             name=compiler.__name__.rpartition(".")[2],
@@ -413,11 +376,10 @@ class Service:
             memory_bytes=self.memory_bytes,
         )
 
-    def _key(self, program: LoweredProgram, compiler: ModuleType) -> str:
-        parts = (program.module, program.target, str(program.devices))
-        facts = added_facts(program.target)  # they may change
-        if facts:
-            parts = (*parts, str(facts))
+    def _key(self, request: CompileRequest, compiler: ModuleType) -> str:
+        parts = (request.module, request.target, str(request.devices))
+        if request.chip:  # its facts may change
+            parts = (*parts, str(request.chip))
         if not self.costs:  # a run with costs must not get this report
             parts = (*parts, "without costs")
         return digest((*parts, *_versions(compiler), compiler.flags()))
@@ -451,23 +413,29 @@ def _versions(compiler: ModuleType) -> tuple[str, str]:
 
 def _report(result: JobResult, *, target: str, compiler: str) -> CompileReport:
     """The report that a worker's result means."""
-    if result.status == "done":
+    about: Any = {"target": target, "compiler": compiler, "seconds": result.seconds}
+    status, message = result.status, result.message
+    if status == "done":
         reply = CompileReply.decode(result.value)
         if reply.compiled:
-            return compiled(reply, target=target, compiler=compiler, seconds=result.seconds)
-        status, text = "refused", f"{reply.message}\n{result.output}".strip()
-    elif result.status == "raised":
-        status, text = "crashed", f"{result.message}\n{result.output}".strip()
-    else:
-        status, text = result.status, f"{result.message}\n{result.output}".strip()
-    return CompileReport(
-        target=target, status=status, text=text, compiler=compiler, seconds=result.seconds
-    )
+            costs = total(reply.kernels)
+            if costs["code_bytes"] is None:
+                costs["code_bytes"] = reply.code_bytes
+            return CompileReport(
+                status="compiled",
+                kernels=reply.kernels,
+                kernel_calls=reply.kernel_calls,
+                costs_skipped=reply.costs_skipped,
+                **costs,
+                **about,
+            )
+        status, message = "refused", reply.message
+    elif status == "raised":
+        status = "crashed"
+    return CompileReport(status=status, text=f"{message}\n{result.output}".strip(), **about)
 
 
 def compiler_of(platform: str) -> ModuleType:
     """The module that knows the compiler of a platform."""
-    import importlib
-
     name = {"tpu": "libtpu", "gpu": "cuda"}[platform]
     return importlib.import_module(f"pytest_pallas.compile.{name}")

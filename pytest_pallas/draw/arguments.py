@@ -1,4 +1,9 @@
-"""One drawn call of a kernel: arrays, options, and the recipe."""
+"""``Arguments``: one drawn call of a kernel, what it could have been, and its variants.
+
+``arguments`` draws whole calls. A draw has a ``recipe``, the choices in words for messages;
+``Declared``, all choices that there were, so that those never drawn can be reported; and a
+``VariantSource``, which gives other values of the same shapes.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,6 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
@@ -123,7 +127,8 @@ class Arguments:
         parts = [_recipe_text(self.recipe) or _items_text(self.args)]
         for name, keywords in (("options", self.options), ("tuning", self.tuning)):
             if keywords:
-                parts.append(f"{name}=({_keywords_text(keywords)})")
+                text = ", ".join(f"{k}={_keyword_text(value)}" for k, value in keywords.items())
+                parts.append(f"{name}=({text})")
         return f"Arguments({', '.join(part for part in parts if part)})"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
@@ -232,13 +237,15 @@ def _call(
 ) -> Arguments:
     """The call with drawn arrays and the arguments that depend on them."""
     base = as_arguments(drawn)
-    given: dict[str, dict[str, Any]] = {"then": {}, "options": {}, "tuning": {}}
+    given: dict[str, dict[str, Any]] = {}
     entries: dict[str, Mapping[str, Any]] = {}
     for argument, value in (("then", then), ("options", options), ("tuning", tuning)):
         keywords = _check_keywords(argument, value(drawn)) if callable(value) else value
         entries[argument] = keywords
-        for name, entry in keywords.items():
-            given[argument][name] = draw(entry) if isinstance(entry, SearchStrategy) else entry
+        given[argument] = {
+            name: draw(entry) if isinstance(entry, SearchStrategy) else entry
+            for name, entry in keywords.items()
+        }
     merged = {**base.options, **given["options"]}, {**base.tuning, **given["tuning"]}
     _check_disjoint(*merged)
     recipe = dict(base.recipe)
@@ -304,13 +311,12 @@ def _item_text(item: Any) -> str:
     return type(item).__name__
 
 
-def _keywords_text(keywords: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={_keyword_text(value)}" for name, value in keywords.items())
-
-
 def _keyword_text(value: Any) -> str:
     if isinstance(value, np.ndarray):
-        return _elements_text(value)
+        if value.size <= _SHORT and value.dtype.kind in "biu":
+            return str(value.tolist()).replace(" ", "")
+        number = zlib.crc32(np.ascontiguousarray(value).tobytes())  # which identifies it
+        return f"{_item_text(value)}#{number:08x}"
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return _item_text(value)
     name = getattr(value, "__qualname__", "<")
@@ -322,20 +328,11 @@ def _keyword_text(value: Any) -> str:
     return f"{text[:48]}...#{zlib.crc32(text.encode()):08x}"  # which identifies it
 
 
-def _elements_text(array: npt.NDArray[Any]) -> str:
-    """A short array by its elements, any other with a hash that identifies it."""
-    if array.size <= _SHORT and array.dtype.kind in "biu":
-        return str(array.tolist()).replace(" ", "")
-    number = zlib.crc32(np.ascontiguousarray(array).tobytes())
-    return f"{_item_text(array)}#{number:08x}"
-
-
-# What a strategy may draw, known in advance, so that undrawn choices can be reported.
-#
-# Each draw has a word for each aspect: its dtypes, its classes of values, each dim, each option,
-# each tuning parameter. The word of a dim is a kind of boundary, such as ``"tile+1"``, because
-# kernels fail at kinds of sizes, not at numbers. Only choices between a few values are declared:
-# the choices of other strategies than a plain ``sampled_from`` or ``booleans`` are not known.
+# What a strategy may draw, known in advance, so that undrawn choices can be reported. Each draw has
+# a word for each aspect: its dtypes, its classes of values, each dim, each option, each tuning
+# parameter. The word of a dim is a kind of boundary, such as ``"tile+1"``, because kernels fail at
+# kinds of sizes, not at numbers. Only choices between a few values are declared: the choices of
+# other strategies than a plain ``sampled_from`` or ``booleans`` are not known.
 
 
 #: Limit on the number of declared choices.
@@ -408,11 +405,10 @@ def declare_keywords(
     kinds = dict(declared.keyword_kinds)
     for role, keywords in (("option", options), ("tuning", tuning)):
         for name, entry in keywords.items():
-            found = alternatives(entry)
-            if found:
+            if values := alternatives(entry):
                 aspect = Aspect(role, name)
-                words[aspect] = tuple(dict.fromkeys(map(keyword_word, found)))
-                kinds[aspect] = frozenset(map(keyword_kind, found))
+                words[aspect] = tuple(dict.fromkeys(map(keyword_word, values)))
+                kinds[aspect] = frozenset(map(keyword_kind, values))
     return dataclasses.replace(declared, words=words, keyword_kinds=kinds)
 
 
@@ -496,11 +492,10 @@ def without_addresses(text: str) -> str:
     return _ADDRESS.sub("", text)
 
 
-# Variants of a draw: other values for the same shapes, dtypes and options.
-#
-# A new shape is traced and compiled, which takes a hundred times as long as a second run. So one
-# draw gives several calls: itself and its variants, which differ in value class and seed, and
-# which the strategy could have drawn, too.
+# Variants of a draw: other values for the same shapes, dtypes and options. A new shape is traced
+# and compiled, which takes a hundred times as long as a second run. So one draw gives several
+# calls: itself and its variants, which differ in value class and seed, and which the strategy could
+# have drawn, too.
 
 
 #: Limit on the variants of a draw, itself included.
@@ -527,7 +522,7 @@ class VariantSource:
         self.looked = self.looked or not self.drawn
 
 
-def settle(drawn: Any) -> None:
+def mark_drawn(drawn: Any) -> None:
     """Record that the draw is complete: from now on, reads of the values do not count."""
     kin = getattr(drawn, "kin", None)
     if isinstance(kin, VariantSource):
@@ -549,9 +544,6 @@ def kth(values: str, seed: int, k: int, *, classes: tuple[str, ...], seeds: int)
     """The value class and the seed of the k-th variant: every class, then the next seed."""
     position = classes.index(values) + k
     return classes[position % len(classes)], (seed + k // len(classes)) % seeds
-
-
-# ``bounded``: a strategy for arrays of one size, with an error if they are too large.
 
 
 def bounded[T](
@@ -580,8 +572,6 @@ def _bounded(draw: DrawFn, what: str, number: int, strategy: SearchStrategy[Any]
 
 def bytes_in(value: Any) -> int:
     """The bytes of all arrays in a value, which may be a tuple, a list or a mapping of them."""
-    if isinstance(value, dict):
-        return sum(bytes_in(item) for item in value.values())
-    if isinstance(value, (tuple, list)):
-        return sum(bytes_in(item) for item in value)
+    if isinstance(value, (tuple, list, dict)):
+        return sum(map(bytes_in, value.values() if isinstance(value, dict) else value))
     return int(value.nbytes) if isinstance(value, (np.ndarray, np.generic)) else 0

@@ -1,4 +1,8 @@
-"""``arrays``: the strategy for the inputs of a kernel."""
+"""``arrays``: the strategy for the inputs of a kernel; ``shaped``: a call by its shapes alone.
+
+A draw takes dtypes, sizes (``draw.dims``), a class of values and a seed, and makes the arrays of
+these choices (``build``). ``draw_several`` draws a few examples to inspect a strategy.
+"""
 
 from __future__ import annotations
 
@@ -171,17 +175,12 @@ def arrays(
     if not shared:
         _check_count(spec, entries)
     classes = check_classes(values)
-    strategies = tuple(_dtype_strategy(entry) for entry in entries)
-    return _arrays(
-        _ArraysPlan(
-            spec,
-            sizes,
-            strategies,
-            classes,
-            st.sampled_from(classes),
-            declared,
-        )
+    strategies = tuple(
+        entry if isinstance(entry, SearchStrategy) else st.just(as_dtype(entry))
+        for entry in entries
     )
+    drawn_class = st.sampled_from(classes)
+    return _arrays(_ArraysPlan(spec, sizes, strategies, classes, drawn_class, declared))
 
 
 def build(
@@ -203,10 +202,10 @@ def build(
       seed: from 0 to ``MAX_SEED``.
       kin: the source of its variants.
     """
-    each = zip(concrete(shapes, sizes), _per_array(shapes, dtypes), strict=True)
+    typed = zip(concrete(shapes, sizes), _per_array(shapes, dtypes), strict=True)
     items = [
         generate(values, shape, dtype, seed=seed, index=index)
-        for index, (shape, dtype) in enumerate(each)
+        for index, (shape, dtype) in enumerate(typed)
     ]
     names = tuple(dtype.name for dtype in dtypes)
     recipe = {"dtype": names if names[1:] else "".join(names), "values": values, "seed": seed}
@@ -216,12 +215,6 @@ def build(
 def _per_array(shapes: ShapeSpec, dtypes: Sequence[Any]) -> Sequence[Any]:
     """A dtype for each array, of one for all or one for each."""
     return dtypes if len(dtypes) > 1 else [*dtypes] * len(shapes.arrays)
-
-
-def _abstract(shape: Sequence[int], dtype: Any) -> Any:
-    import jax
-
-    return jax.ShapeDtypeStruct(tuple(shape), dtype)
 
 
 def _check_count(shapes: ShapeSpec, dtypes: Sequence[Any]) -> None:
@@ -242,8 +235,11 @@ def _arrays(draw: DrawFn, plan: _ArraysPlan) -> Drawn:
     sizes = draw(plan.sizes(tuple(dtype.itemsize for dtype in dtypes)))
     values, seed = draw(plan.values), draw(_SEEDS)
     if current_probe() is not None:
+        import jax
+
         shapes = zip(concrete(plan.shapes, sizes), _per_array(plan.shapes, dtypes), strict=True)
-        return Drawn([_abstract(*each) for each in shapes], {**sizes, "dtype": "", "values": ""})
+        abstract = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
+        return Drawn(abstract, {**sizes, "dtype": "", "values": ""})
 
     def sibling(k: int) -> Drawn:
         other, number = kth(values, seed, k, classes=plan.classes, seeds=MAX_SEED + 1)
@@ -252,13 +248,6 @@ def _arrays(draw: DrawFn, plan: _ArraysPlan) -> Drawn:
     made = build(plan.shapes, sizes, dtypes, values=values, seed=seed, kin=VariantSource(sibling))
     made.declared = plan.declared(current_tiles())
     return made
-
-
-def _dtype_strategy(entry: Any) -> SearchStrategy[Any]:
-    return entry if isinstance(entry, SearchStrategy) else st.just(as_dtype(entry))
-
-
-# ``shaped``: one call of a kernel by the shapes of its arrays alone.
 
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -305,14 +294,8 @@ def shaped(
             f"shaped({shapes!r}): {len(dtypes)} dtypes for {len(spec.arrays)} arrays; give one "
             "for each, or one for all"
         )
-    args = tuple(
-        jax.ShapeDtypeStruct(shape, as_dtype(each))
-        for shape, each in zip(concrete(spec, dims), dtypes, strict=True)
-    )
+    args = tuple(map(jax.ShapeDtypeStruct, concrete(spec, dims), map(as_dtype, dtypes)))
     return Arguments(args, dict(options), dict(tuning), recipe={**dims, "values": "none"})
-
-
-# ``draw_once`` and ``draw_several``: a few examples of a strategy, to inspect it.
 
 
 def draw_once(strategy: Any) -> Arguments:

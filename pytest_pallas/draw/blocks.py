@@ -1,4 +1,4 @@
-"""``block_sizes`` and ``grids``: the blocks of a kernel's arrays, and its grid."""
+"""How a kernel is divided: blocks of its arrays, programs of its grid, devices of its mesh."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis.strategies import SearchStrategy
 
 from pallas_sim.chips import TARGETS
 from pytest_pallas.draw.dtypes import as_dtype, is_float
-from pytest_pallas.draw.sizes import check_int
+from pytest_pallas.draw.sizes import check_int, simplicity
 from pytest_pallas.errors import SpecError
 
 #: Rows and columns of a tile of 32-bit elements, and the elements of such a tile.
@@ -49,7 +49,7 @@ def tpu_candidates(
     found: list[tuple[list[int], list[int]]] = []
     for dim, size in enumerate(shape):
         if dim not in tiles:
-            found.append((_within({1, 2, size - 1, size}, size), []))
+            found.append((sorted({1, min(2, size), max(size - 1, 1), size}), []))
             continue
         tile, rule = tiles[dim]
         legal = {size, *(number * tile for number in _counts(-(-size // tile)))}
@@ -93,10 +93,6 @@ def _counts(tiles: int) -> Iterable[int]:
     """Some numbers of tiles that a block may span of so many: powers of two and the extremes."""
     powers = [1 << power for power in range(tiles.bit_length())]
     return {count for count in (*powers, tiles // 2, tiles - 1, tiles) if count > 0}
-
-
-def _within(sizes: Iterable[int], most: int) -> list[int]:
-    return sorted({size for size in sizes if 0 < size <= most})
 
 
 #: Bytes of the largest block: two buffers each of four operands fit in the 16 MiB of VMEM that
@@ -202,8 +198,8 @@ def grids(
             f"grids: no grid of {rank} axes of at least {min_size} has at most "
             f"max_programs={max_programs} programs; raise it"
         )
-    # an empty grid is less useful than a single program
-    return st.sampled_from(sorted(found, key=lambda g: (math.prod(g) or 1.5, max(g, default=0), g)))
+    ordered = sorted(found, key=lambda g: (simplicity(math.prod(g)), max(g, default=0), g))
+    return st.sampled_from(ordered)
 
 
 def _platform(target: str) -> str:
@@ -231,9 +227,6 @@ def _combinations(
 
 def _blocks(shape: tuple[int, ...], block: tuple[int, ...]) -> int:
     return math.prod(-(-size // of_block) for size, of_block in zip(shape, block, strict=True))
-
-
-# ``device_meshes``: over how many devices a kernel runs, and in which arrangement.
 
 
 def device_meshes(
@@ -275,9 +268,11 @@ def device_meshes(
         if name not in names:
             raise SpecError(f"divides: there is no axis {name!r}; valid: {', '.join(names)}")
         check_int(f"divides[{name!r}]", dim, 1)
+    most = max(counts, default=0)
+    divisors = [size for size in range(1, most + 1) if any(count % size == 0 for count in counts)]
     found = [
         sizes
-        for sizes in itertools.product(_divisors(counts), repeat=len(names))
+        for sizes in itertools.product(divisors, repeat=len(names))
         if math.prod(sizes) in counts
         and all(dims.get(name, size) % size == 0 for name, size in zip(names, sizes, strict=True))
     ]
@@ -288,8 +283,3 @@ def device_meshes(
         )
     found.sort(key=lambda sizes: (math.prod(sizes), sizes))
     return st.sampled_from(found).map(lambda sizes: dict(zip(names, sizes, strict=True)))
-
-
-def _divisors(counts: Collection[int]) -> list[int]:
-    most = max(counts, default=0)
-    return [size for size in range(1, most + 1) if any(count % size == 0 for count in counts)]

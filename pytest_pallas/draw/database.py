@@ -1,4 +1,9 @@
-"""Open databases of failing examples, and wrap them."""
+"""Open databases of failing examples, and wrap them.
+
+``open_places`` opens what ``--pallas-database`` names. Three wrappers change what hypothesis sees
+of a database: ``Recorded`` keeps changes for another process, ``Guarded`` survives a lost server,
+and ``Owned`` tells the tests apart that share a key.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +15,35 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from zipfile import BadZipFile
 
-from hypothesis.database import ExampleDatabase
+import hypothesis
+from hypothesis.database import (
+    DirectoryBasedExampleDatabase,
+    ExampleDatabase,
+    GitHubArtifactDatabase,
+    MultiplexedDatabase,
+    ReadOnlyDatabase,
+)
 from hypothesis.errors import HypothesisWarning
 
 from pallas_sim.errors import OptionError, one_line
 from pytest_pallas.compat.fuzzing import hypothesis_profile, is_of_shrinking
-
-if TYPE_CHECKING:
-    from hypothesis.database import ExampleDatabase
-from typing import TYPE_CHECKING
-
 from pytest_pallas.database import FORMS, DatabasePlace
 
-if TYPE_CHECKING:
-    pass
+#: Time limit in seconds for the answer of a server; a timeout in the URL's query has precedence.
+TIMEOUT = 2.0
+
+#: Prefix of Hypothesis' keys in Redis, which may hold other data.
+KEY_PREFIX = b"pytest-pallas:"
+
+#: Begins a value that has an owner.
+_PREFIX = b"pallas:"
+
+#: Called with the lost place and the reason: ``report(shown, sentence)``.
+Report = Callable[[str, str], object]
 
 
 class Recorded(ExampleDatabase):
@@ -224,8 +240,6 @@ def open_places(
     server that cannot be reached is reported once and not used again; Hypothesis' default database
     replaces it if no folder would keep examples.
     """
-    from hypothesis.database import MultiplexedDatabase
-
     kept = any(place.kind == "folder" and not place.read_only for place in places)
     opened = [_open(place, root, report, kept=kept) for place in places if place.kind != "none"]
     if len(opened) < 2:
@@ -235,9 +249,6 @@ def open_places(
 
 def default_database() -> ExampleDatabase | None:
     """The database of hypothesis' profile: a folder, or None as in the profile ``ci``."""
-    import hypothesis
-    from hypothesis.errors import HypothesisWarning
-
     with warnings.catch_warnings():
         # if it cannot be written, it is in memory
         warnings.simplefilter("ignore", HypothesisWarning)
@@ -259,8 +270,6 @@ def _validate_folder(folder: Path, place: DatabasePlace) -> None:
 
 
 def _open(place: DatabasePlace, root: Path, report: Report, *, kept: bool) -> ExampleDatabase:
-    from hypothesis.database import DirectoryBasedExampleDatabase, ReadOnlyDatabase
-
     database: ExampleDatabase
     errors: tuple[type[Exception], ...] = (OSError,)
     if place.kind == "folder":
@@ -303,7 +312,6 @@ def _client(place: DatabasePlace) -> Any:
 
 def _github(place: DatabasePlace) -> ExampleDatabase:
     """The newest artifact ``hypothesis-example-db`` of a repository's workflows."""
-    from hypothesis.database import GitHubArtifactDatabase
 
     class GitHub(GitHubArtifactDatabase):
         """With a timeout of ``TIMEOUT`` seconds; Hypothesis has none."""
@@ -339,18 +347,3 @@ def _instead(local: ExampleDatabase | None, kept: bool) -> str:
     path = getattr(local, "path", None)
     where = "in memory" if path is None else f"in {os.path.relpath(path)}"
     return f"failing examples are kept {where} instead"
-
-
-_PREFIX = b"pallas:"
-
-
-#: Time limit in seconds for the answer of a server; a timeout in the URL's query has precedence.
-TIMEOUT = 2.0
-
-
-#: Prefix of Hypothesis' keys in Redis, which may hold other data.
-KEY_PREFIX = b"pytest-pallas:"
-
-
-#: Called with the lost place and the reason: ``report(shown, sentence)``.
-Report = Callable[[str, str], object]

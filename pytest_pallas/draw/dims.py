@@ -1,4 +1,10 @@
-"""``dims``: a strategy for the sizes of named dims, within a budget and under constraints."""
+"""``dims``: a strategy for the sizes of named dims, within a budget and under constraints.
+
+``plan_dims`` chooses the pool of sizes of each dim, and makes a table whose rows combine them, so
+that few draws have every size; ``draw_dims`` draws a row, and now and then caps a dim. Sizes that
+constraints define are computed. Dims of which nothing is said are drawn around tiles that were
+learned from the kernel (``probing``).
+"""
 
 from __future__ import annotations
 
@@ -33,6 +39,7 @@ from pytest_pallas.draw.sizes import (
     make_pools,
     parse,
     parse_constraint,
+    simplicity,
 )
 from pytest_pallas.errors import DrawTooLargeError, SpecError
 
@@ -60,12 +67,12 @@ class Budget:
     by_option: bool = False
 
     def __str__(self) -> str:
-        words = f"max_elements={self.max_elements}"
+        text = f"max_elements={self.max_elements}"
         if self.max_bytes is None:
-            return words
+            return text
         if self.by_option:
-            return f"{words}, --pallas-max-bytes={option_text(self.max_bytes)}"
-        return f"{words}, max_bytes={self.max_bytes}"
+            return f"{text}, --pallas-max-bytes={option_text(self.max_bytes)}"
+        return f"{text}, max_bytes={self.max_bytes}"
 
     def within(self, number: int | None) -> Budget:
         """This budget with the limit of the option, if that is smaller."""
@@ -388,7 +395,7 @@ def make_table(pools: Sequence[SizePool]) -> tuple[tuple[int, ...], ...]:
 
 
 def _shuffled(count: int, length: int, chance: random.Random) -> list[int]:
-    """``length`` positions below ``count``, each as often as the others as far as it goes."""
+    """``length`` positions below ``count``, as evenly as possible."""
     column = [position % count for position in range(length)]
     chance.shuffle(column)
     return column
@@ -490,11 +497,10 @@ def probing() -> Generator[Probe]:
 
     They are of ``jax.ShapeDtypeStruct``, since real ones would need gigabytes.
     """
-    token = _PROBE.set(Probe())
+    probe = Probe()
+    token = _PROBE.set(probe)
     try:
-        found = _PROBE.get()
-        assert found is not None
-        yield found
+        yield probe
     finally:
         _PROBE.reset(token)
 
@@ -554,17 +560,25 @@ def satisfying(
       low: the smallest size.
       high: the largest size, or None.
     """
-    own = [each for each in constraints if each.names == (name,)]
+    own = [constraint for constraint in constraints if constraint.names == (name,)]
     if not own:
         return pool
-    constants = {value for each in own for value in _constants(each) if 0 < value <= _FARTHEST}
-    step = math.lcm(*(value for each in own for value in _divisors(each)))
+    nodes = [node for constraint in own for node in ast.walk(constraint.comparison)]
+    constants = {value for node in nodes if 0 < (value := _constant(node)) <= _FARTHEST}
+    divides = (ast.Mod, ast.FloorDiv)
+    step = math.lcm(
+        *(
+            max(_constant(node.right), 1)
+            for node in nodes
+            if isinstance(node, ast.BinOp) and isinstance(node.op, divides)
+        )
+    )
     if step > _FARTHEST:
         return pool
 
     def fits(size: int) -> bool:
         within = low <= size and (high is None or size <= high)
-        return within and all(holds(each, {name: size}) for each in own)
+        return within and all(holds(constraint, {name: size}) for constraint in own)
 
     def from_(start: int, way: int = 1) -> Iterator[int]:
         return filter(fits, range(start, start + way * (_LEAST * step + 2), way))
@@ -579,7 +593,7 @@ def satisfying(
         for size in (*islice(from_(constant), 2), *islice(from_(constant - 1, -1), 1))
     }
     kept = {size for size in pool.sizes if fits(size)}
-    sizes = sorted({*least, *near, *kept}, key=lambda size: size or 1.5)  # an empty dim second
+    sizes = sorted({*least, *near, *kept}, key=simplicity)
     if not sizes:
         return pool
     usual = pool.sizes[pool.plain]
@@ -593,16 +607,6 @@ def satisfying(
     )
 
 
-def _constants(constraint: Constraint) -> Iterator[int]:
-    for node in ast.walk(constraint.comparison):
-        if isinstance(node, ast.Constant) and isinstance(node.value, int):
-            yield node.value
-
-
-def _divisors(constraint: Constraint) -> Iterator[int]:
-    """The constants that a constraint divides by."""
-    for node in ast.walk(constraint.comparison):
-        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mod, ast.FloorDiv)):
-            divisor = node.right
-            if isinstance(divisor, ast.Constant) and isinstance(divisor.value, int):
-                yield max(divisor.value, 1)
+def _constant(node: ast.AST) -> int:
+    """The integer that a node is, or 0."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, int) else 0

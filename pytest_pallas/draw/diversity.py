@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -16,15 +15,17 @@ import jax
 import numpy as np
 from hypothesis import HealthCheck, Phase
 
+from pytest_pallas.budget import LastUsed
 from pytest_pallas.compat.fuzzing import without_module_constants
 from pytest_pallas.draw.arguments import (
     NOTHING,
     Arguments,
+    Declared,
     Drawn,
     aspects,
     extents,
     keyword_word,
-    settle,
+    mark_drawn,
 )
 from pytest_pallas.record import Aspect
 
@@ -35,7 +36,7 @@ def pool_size(examples: int) -> int:
 
 
 #: Drawing stops after this many draws in a row without a new feature.
-_SETTLED = 24
+_IDLE = 24
 
 
 #: Weight of a new value, by the role of its aspect (see ``strategies.declared``): there are few
@@ -108,9 +109,7 @@ class ExampleSource:
     """Selects examples of one strategy, which checks and backends share: it draws only once."""
 
     strategy: Any
-    pools: OrderedDict[tuple[int, int], DrawPool] = field(
-        default_factory=OrderedDict[tuple[int, int], DrawPool]
-    )
+    pools: LastUsed[DrawPool] = field(default_factory=lambda: LastUsed(2))
 
     def pool(self, seed: int, examples: int) -> DrawPool:
         """The draws from which to select ``examples``: at most ``pool_size(examples)``.
@@ -118,14 +117,12 @@ class ExampleSource:
         ``_FURTHER`` times as many if none of these has several tiles along every dim.
         """
         key = (seed, pool_size(examples))
-        pool = self.pools.pop(key, None)
+        pool = self.pools.get(key)
         if pool is None:
             pool = _pool(self.strategy, *key)
             if pool.tiled and not any(pool.extents.values()):
                 pool = _pool(self.strategy, seed, _FURTHER * key[1])
-        self.pools[key] = pool
-        if len(self.pools) > 2:
-            self.pools.popitem(last=False)
+            self.pools.add(key, pool)
         return pool
 
     def choose(
@@ -186,7 +183,7 @@ def _pool(strategy: Any, seed: int, size: int) -> DrawPool:
         if words in features:
             return
         features[words] = dict(_features(drawn))
-        if _tiled(drawn):
+        if _declared(drawn).tiles:
             tiled, beyond[words] = True, extents(drawn)
         kept += sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(_args(drawn)))
         if kept <= MOST_BYTES:
@@ -221,29 +218,24 @@ def _draw(strategy: Any, seed: int, size: int, add: Callable[[str, Any], object]
     def collect(**example: Any) -> None:
         nonlocal idle, beyond
         drawn = example["drawn"]
-        settle(drawn)
+        mark_drawn(drawn)
         add(words_of(drawn), drawn)
         features = {feature for feature, _ in _features(drawn)}
         idle = 0 if features - seen or not features else idle + 1
         seen.update(features)
-        beyond = beyond or not _tiled(drawn) or bool(extents(drawn))
-        if idle >= _SETTLED and beyond and seen.issuperset(_declared(drawn)):
+        beyond = beyond or not _declared(drawn).tiles or bool(extents(drawn))
+        declared = _declared(drawn).words.items()
+        words = {(str(aspect), word) for aspect, several in declared for word in several}
+        if idle >= _IDLE and beyond and words <= seen:
             raise _StopDrawing
 
     with without_module_constants(), contextlib.suppress(_StopDrawing):
         collect()
 
 
-def _tiled(drawn: Any) -> bool:
-    """Whether the sizes of a dim are drawn around tiles."""
-    return bool((getattr(drawn, "declared", None) or NOTHING).tiles)
-
-
-def _declared(drawn: Any) -> Iterator[tuple[str, str]]:
-    """All words that a strategy may draw, as far as they are known."""
-    declared = getattr(drawn, "declared", None) or NOTHING
-    for aspect, words in declared.words.items():
-        yield from ((str(aspect), word) for word in words)
+def _declared(drawn: Any) -> Declared:
+    """What the strategy of a draw may draw, as far as it is known."""
+    return getattr(drawn, "declared", None) or NOTHING
 
 
 def _args(drawn: Any) -> Any:
@@ -370,13 +362,12 @@ def words_of(call: Any) -> str:
         return repr(call)
     number = 0
     for leaf in jax.tree.leaves(_args(call)):
-        if isinstance(leaf, (np.ndarray, jax.Array)) and not _is_key(leaf):
+        if isinstance(leaf, np.ndarray) or (
+            isinstance(leaf, jax.Array)
+            and not jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        ):
             number = zlib.crc32(np.ascontiguousarray(leaf).tobytes(), number)
     return f"{call!r} {number:08x}"
-
-
-def _is_key(leaf: Any) -> bool:
-    return jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _features(drawn: object) -> Iterator[tuple[tuple[str, str], float]]:
@@ -385,7 +376,7 @@ def _features(drawn: object) -> Iterator[tuple[tuple[str, str], float]]:
         return
     for aspect, word in aspects(drawn):
         yield (str(aspect), word), _WORTH[aspect.role]
-    kinds = (drawn.declared or NOTHING).kinds
+    kinds = _declared(drawn).kinds
     for name, value in drawn.recipe.items():
         if name not in ("seed", "dtype", "values"):
             yield (name, str(value)), _SIZE if name in kinds else _OTHER

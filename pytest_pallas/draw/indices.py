@@ -1,4 +1,9 @@
-"""Numbers at the edges of tiles, for lengths and positions."""
+"""Integers that mean something: lengths and offsets of ragged batches, segments, indices, pages.
+
+Every strategy draws an array of integers. Their numbers lie on the edges of tiles (``edges``), and
+every so often an array is of an extreme kind: all sequences full, all empty, one has everything,
+indices in descending order.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from pytest_pallas.draw.arguments import bounded
 from pytest_pallas.draw.dtypes import as_dtype, is_int
-from pytest_pallas.draw.sizes import check_int
+from pytest_pallas.draw.sizes import check_int, check_tiles, simplicity
 from pytest_pallas.draw.values import limits
 from pytest_pallas.errors import SpecError
 
@@ -37,25 +42,12 @@ def edges(
     Numbers for several positions of an array need strategies with different ``place``, because
     Hypothesis often copies draws between equal strategies.
     """
-    found = {1, least, (least + most) // 2, most - 1, most, *also}
+    numbers = {1, least, (least + most) // 2, most - 1, most, *also}
     for tile in tiles:
         starts = {tile, 2 * tile, most // tile * tile}
-        found |= {start + step for start in starts for step in (-1, 0, 1)}
-    # as for dims, a failure at 1 is more useful than one at 0
-    within = sorted((n for n in found if least <= n <= most), key=lambda n: n or 1.5)
+        numbers |= {start + step for start in starts for step in (-1, 0, 1)}
+    within = sorted((n for n in numbers if least <= n <= most), key=simplicity)
     return st.sampled_from([(number, place) for number in within]).map(lambda pair: pair[0])
-
-
-def check_tiles(argument: str, value: int | Sequence[int] | None) -> tuple[int, ...]:
-    """A tile, several or none, as a tuple.
-
-    Raises:
-      SpecError: they are not positive integers.
-    """
-    if value is None:
-        return ()
-    several = value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
-    return tuple(check_int(argument, tile, 1) for tile in several)
 
 
 def check_most(argument: str, value: object, least: int, most: int) -> int:
@@ -66,10 +58,7 @@ def check_most(argument: str, value: object, least: int, most: int) -> int:
     return number
 
 
-# Ragged batches: ``lengths``, ``cu_seqlens``, ``group_sizes`` and ``segment_ids``.
-#
-# All of them draw int32 arrays. Positions lie on the edges of tiles; every so often all sequences
-# are full, all are empty, or one has everything.
+# Ragged batches.
 
 
 Int32s = npt.NDArray[np.int32]
@@ -103,7 +92,7 @@ def lengths(
     check_int("count", count, 1)
     check_int("max_length", max_length, 1)
     check_most("min_length", min_length, 0, max_length)
-    tiles = check_tiles("around", around)
+    tiles = () if around is None else check_tiles("around", around)
     each = tuple(edges(min_length, max_length, tiles, place=place) for place in range(count))
     return bounded("lengths", (count,), _lengths(min_length, max_length, each))
 
@@ -137,7 +126,7 @@ def group_sizes(
     """
     check_int("groups", groups, 1)
     check_int("total", total, 0)
-    tiles = check_tiles("around", around)
+    tiles = () if around is None else check_tiles("around", around)
     cuts = tuple(edges(0, total, tiles, place=place) for place in range(groups - full))
     return bounded("group_sizes", (groups,), _groups(groups, total, full, cuts))
 
@@ -165,7 +154,7 @@ def cu_seqlens(
     """
     check_int("count", count, 1)
     sizes = group_sizes(count, total=total, full=full, around=around)
-    return sizes.map(_offsets)
+    return sizes.map(lambda drawn: np.concatenate([[0], np.cumsum(drawn)]).astype(np.int32))
 
 
 def segment_ids(
@@ -204,7 +193,7 @@ def segment_ids(
     check_int("max_segments", max_segments, 1)
     if padding is not None and not -(2**31) <= check_int("padding", padding, -(2**31)) < 2**31:
         raise SpecError(f"padding must fit in int32, not {padding}")
-    tiles = check_tiles("around", around)
+    tiles = () if around is None else check_tiles("around", around)
     positions = tuple(edges(0, length, tiles, place=place) for place in range(max_segments))
     row = _segments(length, padding, contiguous, positions)
     if batch is None:
@@ -275,11 +264,7 @@ def _segments(
     return made.astype(np.int32)
 
 
-def _offsets(sizes: Any) -> Int32s:
-    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
-
-
-# ``permutations``, ``indices`` and ``page_tables``: indices for gathers and scatters.
+# Indices for gathers and scatters.
 
 
 Ints = npt.NDArray[Any]
@@ -349,7 +334,7 @@ def indices(
         )
     if unique and size < count:
         raise SpecError(f"size={size} has fewer than {count} different indices; raise it")
-    tiles = check_tiles("around", around)
+    tiles = () if around is None else check_tiles("around", around)
     places = tuple(edges(0, size - 1, tiles, place=at, also=_WRAPS) for at in range(count))
     drawn = _indices(size, of_dtype, unique, places)
     return bounded("indices", (count,), drawn, itemsize=of_dtype.itemsize)

@@ -44,16 +44,8 @@ class _MaskRequest:
         return self.query.size, self.key.size
 
 
-def _full(request: _MaskRequest) -> Any:
-    return np.ones(request.shape, bool)
-
-
 def _causal(request: _MaskRequest) -> Any:
     return request.key <= request.query + request.shift
-
-
-def _local(request: _MaskRequest) -> Any:
-    return _causal(request) & (request.key > request.query + request.shift - request.window)
 
 
 def _blocks(request: _MaskRequest) -> Any:
@@ -71,23 +63,17 @@ def _rows(request: _MaskRequest) -> Any:
     return shown
 
 
-def _random(request: _MaskRequest) -> Any:
-    return request.rng.random(request.shape) < 0.5
-
-
-def _none(request: _MaskRequest) -> Any:
-    return np.zeros(request.shape, bool)
-
-
 #: The kinds of mask from the simplest on; shrinking goes towards the first.
 KINDS: dict[str, Callable[[_MaskRequest], Any]] = {
-    "full": _full,
+    "full": lambda request: np.ones(request.shape, bool),
     "causal": _causal,
-    "local": _local,
+    "local": lambda request: (
+        _causal(request) & (request.key > request.query + request.shift - request.window)
+    ),
     "block-sparse": _blocks,
     "empty-rows": _rows,
-    "random": _random,
-    "none": _none,
+    "random": lambda request: request.rng.random(request.shape) < 0.5,
+    "none": lambda request: np.zeros(request.shape, bool),
 }
 
 

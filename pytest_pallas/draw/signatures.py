@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 from hypothesis import strategies as st
@@ -24,26 +24,7 @@ from pytest_pallas.draw.sizes import Sizes, Tiles
 from pytest_pallas.errors import ShapeLanguageError, SpecError
 
 
-class SpecLike(Protocol):
-    """The used part of a ``KernelSpec``, which this layer cannot import."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        ...
-
-    @property
-    def inputs(self) -> Any:
-        """A strategy, or a function from a mesh to one."""
-        ...
-
-    @property
-    def meshes(self) -> Sequence[Mapping[str, int]]:
-        """The axes of each mesh that it runs on."""
-        ...
-
-
-def kernel_args(spec: SpecLike, *, mesh: Any = None) -> SearchStrategy[Arguments]:
+def kernel_args(spec: Any, *, mesh: Any = None) -> SearchStrategy[Arguments]:
     """A strategy for the calls of a spec, for use in a user-written test.
 
     Example::
@@ -68,7 +49,7 @@ def kernel_args(spec: SpecLike, *, mesh: Any = None) -> SearchStrategy[Arguments
     if not spec.meshes:
         if mesh is not None:
             raise SpecError(f"kernel_args: the spec {spec.name!r} has no meshes; drop mesh=")
-        return _calls(spec, spec.inputs)
+        return _calls(spec.name, spec.inputs)
     wanted = " or ".join(str(dict(each)) for each in spec.meshes)
     if mesh is None:
         raise SpecError(
@@ -81,13 +62,13 @@ def kernel_args(spec: SpecLike, *, mesh: Any = None) -> SearchStrategy[Arguments
             f"kernel_args: the spec {spec.name!r} takes a jax.sharding.Mesh with axes as in "
             f"{wanted}, not {mesh!r:.80}"
         )
-    return _calls(spec, spec.inputs(mesh))
+    return _calls(spec.name, spec.inputs(mesh))
 
 
-def _calls(spec: SpecLike, inputs: Any) -> SearchStrategy[Arguments]:
+def _calls(name: str, inputs: Any) -> SearchStrategy[Arguments]:
     if not isinstance(inputs, SearchStrategy):
         raise SpecError(
-            f"kernel_args: inputs of spec {spec.name!r} must be a strategy, not {inputs!r:.80}"
+            f"kernel_args: inputs of spec {name!r} must be a strategy, not {inputs!r:.80}"
         )
     return inputs.map(as_arguments)
 
@@ -188,9 +169,8 @@ def from_signature(
     """
     given = {**options, **tuning}
     found = _read(function, given)
-    constraints = [text for array in found.arrays for text in array.constraints]
-    text = ", ".join(array.dims for array in found.arrays)
-    text = "; ".join([text, ", ".join(constraints)]) if constraints else text
+    constraints = ", ".join(text for array in found.arrays for text in array.constraints)
+    text = ", ".join(array.dims for array in found.arrays) + (constraints and f"; {constraints}")
     where = _name_of(function)
     if dtype is not None:
         _check_dtypes(where, dtype, found.arrays)
@@ -294,12 +274,9 @@ def _array(problem: str, name: str, hint: Any) -> _Array:
                 f"{problem}: cannot draw the dim {token!r}: it broadcasts or stands for several "
                 "dims; use names and sizes"
             )
-        if size.startswith("_"):
-            dims.append(own)
-        elif size.isdigit() or size.isidentifier():
-            dims.append(size)
-        else:
-            dims.append(own)
+        named = size.isdigit() or size.isidentifier()
+        dims.append(size if named and not size.startswith("_") else own)
+        if not named:
             constraints.append(f"{own} = {size}")
     allowed = _allowed(hint.dtypes)
     if not allowed:

@@ -6,8 +6,9 @@ Grammar, where a name is an ASCII identifier and an integer is positive::
     array  = {dim} | "()"          (without dims it is a scalar)
     dim    = name | integer
 
-A ``;`` ends the arrays. After it come constraints (see ``constraints``), which may have names of
-their own: in ``"b h q d, b g k d; h = g*r, q <= k"`` there is a size ``r`` that no array has.
+A ``;`` ends the arrays. After it come constraints, which may have names of their own: in
+``"b h q d, b g k d; h = g*r, q <= k"`` there is a size ``r`` that no array has. Read ``parse`` and
+``Constraint`` first; ``make_pools`` says which sizes a dim may have.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, SupportsIndex, cast
 
 from hypothesis.strategies import SearchStrategy
 
@@ -84,9 +85,8 @@ def parse(text: str) -> ShapeSpec:
             dims, scalar_at = [], None
         elif token == "()":
             if dims or scalar_at is not None:
-                raise _error(
-                    text, position, ("'()' is a scalar and must stand alone; put a comma here")
-                )
+                problem = "'()' is a scalar and must stand alone; put a comma here"
+                raise _error(text, position, problem)
             scalar_at = position
         elif scalar_at is not None:
             raise _error(text, position, "a dim after '()', which is a scalar; put a comma here")
@@ -198,11 +198,9 @@ def parse_constraint(text: str) -> Constraint:
             f"{text.strip()!r} is not a constraint; a constraint compares dims, such as "
             "'h = g*r', 'q < k' or 'k % 8 = 0'"
         )
-    for side in _sides(parsed):
-        for node in ast.walk(side):
+    for part in (*_sides(parsed), *parsed.ops):
+        for node in ast.walk(part):
             _check(node)
-    for comparison in parsed.ops:
-        _check(comparison)
     names = [name for side in _sides(parsed) for name in _names(side)]
     left, right = parsed.left, parsed.comparators[0]
     alone = len(parsed.ops) == 1 and isinstance(parsed.ops[0], ast.Eq)
@@ -261,15 +259,13 @@ def definitions(
 
 def _leads(constraint: Constraint, goal: str, defining: Mapping[str, Constraint]) -> bool:
     """Whether what a constraint computes with is itself computed with ``goal``."""
-    used = [name for name in constraint.names if name in defining]
-    return any(
-        goal in defining[name].names or _leads(defining[name], goal, _without(defining, name))
-        for name in used
-    )
-
-
-def _without(defining: Mapping[str, Constraint], name: str) -> Mapping[str, Constraint]:
-    return {other: constraint for other, constraint in defining.items() if other != name}
+    for name in constraint.names:
+        others = {other: one for other, one in defining.items() if other != name}
+        if name in defining and (
+            goal in defining[name].names or _leads(defining[name], goal, others)
+        ):
+            return True
+    return False
 
 
 def _check(node: ast.AST) -> None:
@@ -384,21 +380,25 @@ def make_pools(
                     "one"
                 )
             specified[name] = argument
-    by_argument = {"around": _around, "multiple_of": _multiples}
+    for_all = [
+        argument
+        for argument, value in (("multiple_of", multiple_of), ("around", around))
+        if value is not None and not isinstance(value, Mapping)
+    ]
     pools: dict[str, SizePool | SearchStrategy[int]] = {}
     for name in names:
-        argument = specified.get(name) or _for_all(around, multiple_of)
-        if argument == "dims":
-            assert dims is not None
-            pools[name] = _explicit(f"dims[{name!r}]", dims[name])
-            continue
+        argument = specified.get(name) or next(iter(for_all), None)
         if argument is None:
             pools[name] = replace(_unsaid(learned.get(name, ()), min_dim, max_dim), unsaid=True)
             continue
         value: Any = mappings[argument]
         label = f"{argument}[{name!r}]" if isinstance(value, Mapping) else argument
-        tiles = _tiles(label, value[name] if isinstance(value, Mapping) else value)
-        pools[name] = by_argument[argument](label, tiles, min_dim, max_dim)
+        value = value[name] if isinstance(value, Mapping) else value
+        if argument == "dims":
+            pools[name] = _explicit(label, value)
+        else:
+            make = _around if argument == "around" else _multiples
+            pools[name] = make(label, check_tiles(label, value), min_dim, max_dim)
     return pools
 
 
@@ -419,42 +419,31 @@ def boundary(size: int, pool: SizePool) -> str:
         for tile in sorted(set(pool.tiles)):
             distance = size - count * tile
             if abs(distance) <= 1:
-                return _edge(count, tile, len(set(pool.tiles)) > 1) + ("", "+1", "-1")[distance]
+                if len(set(pool.tiles)) > 1:
+                    edge = str(tile) if count == 1 else f"{count}*{tile}"
+                else:
+                    edge = "tile" if count == 1 else f"{count} tiles"
+                return edge + ("", "+1", "-1")[distance]
     return "prime" if _prime_above(size - 1) == size else "other"
-
-
-def _edge(count: int, tile: int, several: bool) -> str:
-    """The end of ``count`` tiles, in words; the tile's size if there are several tiles."""
-    if several:
-        return str(tile) if count == 1 else f"{count}*{tile}"
-    return "tile" if count == 1 else f"{count} tiles"
 
 
 def check_int(argument: str, value: object, least: int) -> int:
     """``value`` as an int of at least ``least``, else a SpecError that names ``argument``."""
-    number = _as_int(value)
+    # numpy's integers are some, too, but no bool is
+    number: int | None = None
+    if isinstance(value, SupportsIndex) and not isinstance(value, bool):
+        number = operator.index(value)
     if number is None or number < least:
         raise SpecError(f"{argument} must be an integer of at least {least}, not {value!r}")
     return number
 
 
-def _as_int(value: object) -> int | None:
-    """``value`` if it is an integer (numpy's too, but no bool), else None."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        return None
-    return int(value.__index__())  # type: ignore[attr-defined]
+def check_tiles(label: str, value: object) -> tuple[int, ...]:
+    """One tile or several, as a tuple.
 
-
-def _for_all(around: Tiles | None, multiple_of: Tiles | None) -> str | None:
-    """The argument for the dims that are not named."""
-    for argument, value in (("multiple_of", multiple_of), ("around", around)):
-        if value is not None and not isinstance(value, Mapping):
-            return argument
-    return None
-
-
-def _tiles(label: str, value: object) -> tuple[int, ...]:
-    """One tile or several, checked."""
+    Raises:
+      SpecError: there is none, or they are not positive integers; the message has ``label``.
+    """
     tiles = tuple(check_int(label, tile, 1) for tile in _several(value))
     if not tiles:
         raise SpecError(f"{label} is empty; give at least one tile, e.g. {label}=128")
@@ -501,7 +490,7 @@ def _multiples(label: str, tiles: tuple[int, ...], low: int, high: int | None) -
         )
     if low == 0:
         kept.append(0)
-    return SizePool(tuple(sorted(set(kept), key=_simplicity)), tiles=tiles)
+    return SizePool(tuple(sorted(set(kept), key=simplicity)), tiles=tiles)
 
 
 def _explicit(label: str, value: Any) -> SizePool | SearchStrategy[int]:
@@ -511,18 +500,21 @@ def _explicit(label: str, value: Any) -> SizePool | SearchStrategy[int]:
     sizes = {check_int(label, size, 0) for size in _several(value)}
     if not sizes:
         raise SpecError(f"{label} is empty; give at least one size")
-    return SizePool(tuple(sorted(sizes, key=_simplicity)), listed=True)
+    return SizePool(tuple(sorted(sizes, key=simplicity)), listed=True)
 
 
 def _pool(sizes: Iterable[int], low: int, high: int | None, *, plain: int) -> SizePool:
     """The ``sizes`` within the bounds, and the lower bound itself."""
     within = {size for size in sizes if low <= size and size and (high is None or size <= high)}
-    ordered = sorted(within | {low, max(low, 1)}, key=_simplicity)
+    ordered = sorted(within | {low, max(low, 1)}, key=simplicity)
     return SizePool(tuple(ordered), ordered.index(plain) if plain in ordered else 0)
 
 
-def _simplicity(size: int) -> float:
-    """Ascending, but 0 after 1: a failure at size 1 is more useful than one of an empty array."""
+def simplicity(size: int) -> float:
+    """Key for sorting sizes: ascending, but 0 after 1.
+
+    A failure at size 1 is more useful than one of an empty array.
+    """
     return size or 1.5
 
 

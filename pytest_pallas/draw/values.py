@@ -1,4 +1,9 @@
-"""``elements``: single values of any dtype, also of the narrow ones, which Hypothesis lacks."""
+"""The elements of drawn arrays: value classes, and ``elements`` for single values of any dtype.
+
+A value class makes whole arrays from a seed, and is declared by ``@value_class``; ``generate``
+makes an array of one. ``elements`` draws element by element, also of the narrow dtypes, which
+Hypothesis lacks.
+"""
 
 from __future__ import annotations
 
@@ -142,10 +147,9 @@ def _boundaries(dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         )
     info = ml_dtypes.finfo(dtype)
     # Large values and fractions are adjacent, because shrinking goes step by step.
-    found = [1.0, 2.0, info.max, 0.5, 1 + float(info.eps), 1 - float(info.epsneg)]
-    found = [*map(float, found), float(info.smallest_normal), float(info.smallest_subnormal)]
-    found += [np.inf, np.nan]
-    signed = [0.0, -0.0, *found, *(-value for value in found)]
+    edges = [1.0, 2.0, info.max, 0.5, 1 + float(info.eps), 1 - float(info.epsneg)]
+    edges += [info.smallest_normal, info.smallest_subnormal, np.inf, np.nan]
+    signed = [0.0, -0.0, *map(float, edges), *(-float(value) for value in edges)]
     made = np.array(signed, np.float64).astype(dtype)
     # Values that the dtype lacks were rounded: keep one of each.
     _, first = np.unique(made.view(f"V{dtype.itemsize}"), return_index=True)
@@ -339,11 +343,8 @@ def _rows(request: ValueRequest) -> Array:
     number = np.arange(count) + request.rng.integers(period)
     constants = 1 + number % period if period > 1 else number % 3 == 0
     column = np.asarray(constants, np.float32) * limits(request.dtype).unit
-    if len(request.shape) > 1:
-        column = column.reshape(*request.shape[:-1], 1)
-    else:
-        column = column.reshape(request.shape)
-    return np.broadcast_to(column, request.shape)
+    shape = (*request.shape[:-1], 1) if len(request.shape) > 1 else request.shape
+    return np.broadcast_to(column.reshape(shape), request.shape)
 
 
 @value_class("onehot")
@@ -439,9 +440,9 @@ def _tiny(request: ValueRequest) -> Array:
     least = np.array([0.0, -0.0, 1.0, -1.0], np.float64)
     if is_float(request.dtype):
         info = ml_dtypes.finfo(request.dtype)
-        found = [float(info.smallest_subnormal), float(info.smallest_normal)]
-        found.append(found[1] - found[0])  # the largest subnormal
-        least = np.array([*least, *found, *(-value for value in found)], np.float64)
+        small = [float(info.smallest_subnormal), float(info.smallest_normal)]
+        small.append(small[1] - small[0])  # the largest subnormal
+        least = np.array([*least, *small, *(-value for value in small)], np.float64)
     chosen = request.rng.integers(0, len(least), request.shape, np.uint8)
     return least.astype(request.wide)[chosen]
 

@@ -1,15 +1,20 @@
-"""The message of a failed comparison."""
+"""The message of a failed comparison, and masks and ids in words.
+
+``explain`` gives a comparison its explanation: what is wrong where, the error and what is allowed,
+what the wrong elements have in common (``judge.wrong_elements``), and causes that all values of the
+output show (``causes_of``). ``in_words`` describes arguments that are masks or ids, for reports.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
 
-from pallas_sim.dtypes import Array, epsilon, is_complex, is_exact, is_float, wide
+from pallas_sim.dtypes import Array, epsilon, is_complex, is_exact, is_inexact, wide
 from pallas_sim.errors import Explanation, Fact, explanation_of
 from pytest_pallas.judge.tolerance import CLASS_NAMES, Comparison, Precision, Scalar, classes
 from pytest_pallas.judge.wrong_elements import location_patterns, value_patterns
@@ -141,7 +146,7 @@ def _for_arithmetic(array: Array) -> Array:
 def _class_lines(
     failed: Comparison, sides: ComparedArrays, actual: Array, expected: Array
 ) -> list[str]:
-    """How often which class is there instead of which, and whether the baseline does the same."""
+    """Count mismatches of NaN, infinity and finite values, and those that the baseline shares."""
     if failed.kind not in ("class", "exact") or is_exact(sides.actual.dtype):
         return []
     with np.errstate(all="ignore"):
@@ -266,14 +271,15 @@ def _first_indices(mask: Array) -> str:
     return text + (" ..." if flat.size > _SHOWN_INDICES else "")
 
 
-# What made an output wrong, where all its values show it: sentences for the message.
-#
-# A cause needs evidence that other mistakes do not leave. Values that were never written, or are
-# all the same, are numbers of every format, and may be the end of a range.
-
+# What made an output wrong, where all its values show it. A cause needs evidence that other
+# mistakes do not leave. Values that were never written, or are all the same, are numbers of every
+# format, and may be the end of a range.
 
 #: Formats that an output may have been rounded to, the coarsest first.
-_FORMATS = ("float8_e5m2", "float8_e4m3fn", "bfloat16", "float16", "float32")
+_FORMATS: Mapping[str, np.dtype[Any]] = {
+    name: np.dtype(getattr(ml_dtypes, name, name))
+    for name in ("float8_e5m2", "float8_e4m3fn", "bfloat16", "float16", "float32")
+}
 
 #: How many values of the oracle must not be numbers of the narrow format. Of random numbers, one in
 #: 2**16 is a bfloat16 number, and one in eight of bfloat16 is a float8 number.
@@ -310,14 +316,15 @@ def causes_of(mask: Array, actual: Array, expected: Array) -> tuple[str, ...]:
 def _rounded(actual: Array, expected: Array) -> Iterator[str]:
     """Every value is a number of a narrower format near the expected one, which is not."""
     dtype = actual.dtype
-    if not (is_float(dtype) or is_complex(dtype)):
+    if not is_inexact(dtype):
         return
+    width = dtype.itemsize // 2 if is_complex(dtype) else dtype.itemsize
     with np.errstate(all="ignore"):
         values, right = _parts(actual), _parts(expected.astype(dtype))
     finite = np.isfinite(values) & np.isfinite(right)
     values, right = values[finite], right[finite]
     for name in _FORMATS:
-        if _narrower(name, dtype) and _is_of(values, name).all():
+        if _FORMATS[name].itemsize < width and _is_of(values, name).all():
             other = ~_is_of(right, name)
             others, least = int(np.count_nonzero(other)), _FEW.get(name, _MANY)
             if others >= least and _is_rounding(values[other], right[other], name, least):
@@ -334,7 +341,7 @@ def _is_rounding(values: Array, right: Array, name: str, least: int) -> bool:
     They are near these, there are several of them, and they have the last bit of the format. Of
     numbers that were rounded, half have it; of zeros and powers of two, none.
     """
-    eps = epsilon(getattr(ml_dtypes, name, name))
+    eps = epsilon(_FORMATS[name])
     size = np.abs(right)
     scale = np.maximum(size, np.sqrt(np.mean(np.square(size))))
     near = np.abs(values - right) <= min(_NEAR * eps, _NEAREST) * scale
@@ -352,15 +359,10 @@ def _parts(array: Array) -> Array:
     return values.view(np.float64) if values.dtype.kind == "c" else values
 
 
-def _narrower(name: str, dtype: np.dtype[Any]) -> bool:
-    part = dtype.itemsize // 2 if is_complex(dtype) else dtype.itemsize
-    return np.dtype(getattr(ml_dtypes, name, name)).itemsize < part
-
-
 def _is_of(values: Array, name: str) -> Array:
     """Which values are numbers of a format."""
     with np.errstate(all="ignore"):
-        return values.astype(getattr(ml_dtypes, name, name)).astype(np.float64) == values
+        return values.astype(_FORMATS[name]).astype(np.float64) == values
 
 
 def _saturated(mask: Array, actual: Array, expected: Array) -> Iterator[str]:
@@ -409,8 +411,7 @@ def _ends(values: Array, low: int, high: int) -> str:
     return " or ".join(words)
 
 
-# What masks and ids hold, in words: bool arrays, and small integers that name something.
-
+# What masks and ids hold, in words.
 
 #: Arrays of up to this many ids are written as they are.
 WHOLE = 16
@@ -440,11 +441,9 @@ def in_words(array: Array) -> str:
     Such as ``"causal 5x5"``, ``"bool[7, 9], 31 of 63 True, first False at (0, 1)"`` or ``"int32[5]
     [0 0 1 1 2]"``.
     """
-    return _mask_in_words(array) if array.dtype == np.bool_ else _ids_in_words(array)
-
-
-def _mask_in_words(mask: Array) -> str:
-    typed = f"bool[{', '.join(map(str, mask.shape))}]"
+    if array.dtype != np.bool_:
+        return _ids_in_words(array)
+    mask, typed = array, _typed(array)
     count = int(np.count_nonzero(mask))
     if count in (0, mask.size):
         return f"{typed}, all {bool(count)}"
@@ -454,6 +453,10 @@ def _mask_in_words(mask: Array) -> str:
     place = np.unravel_index(int(np.argmin(mask)), mask.shape)
     first = ", ".join(str(int(index)) for index in place)
     return f"{typed}, {count} of {mask.size} True, first False at ({first})"
+
+
+def _typed(array: Array) -> str:
+    return f"{array.dtype}[{', '.join(map(str, array.shape))}]"
 
 
 def _pattern(mask: Array) -> str:
@@ -477,9 +480,9 @@ def _pattern(mask: Array) -> str:
     if lengths is None:
         return ""
     if len(set(lengths)) == 1:
-        return f"bool[{', '.join(map(str, mask.shape))}], the first {lengths[0]} of each row True"
+        return f"{_typed(mask)}, the first {lengths[0]} of each row True"
     some = " ".join(map(str, lengths[:WHOLE])) + (" ..." if len(lengths) > WHOLE else "")
-    return f"bool[{', '.join(map(str, mask.shape))}], each row True up to lengths {some}"
+    return f"{_typed(mask)}, each row True up to lengths {some}"
 
 
 def _lengths(rows: Array) -> list[int] | None:
@@ -490,7 +493,7 @@ def _lengths(rows: Array) -> list[int] | None:
 
 
 def _ids_in_words(ids: Array) -> str:
-    typed = f"{ids.dtype}[{', '.join(map(str, ids.shape))}]"
+    typed = _typed(ids)
     if ids.size <= WHOLE:
         return f"{typed} {_written(ids)}"
     flat = ids.ravel()

@@ -1,4 +1,9 @@
-"""The rules of ``compare``: errors, their root mean square, and what is allowed."""
+"""``compare``: whether an output is acceptable, given its oracle and its baseline.
+
+Read ``compare`` (one output) and ``compare_trees`` (all outputs of a kernel) first. An
+``ErrorVerdict`` is what ``judge_integers``, ``judge_exact`` or ``judge_floats`` finds, before it
+becomes a ``Comparison`` with an explanation. ``bitwise`` compares bits, where no error is small.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pallas_sim.dtypes import Array, epsilon, is_complex, is_exact, is_float, wide
+from pallas_sim.dtypes import Array, epsilon, is_complex, is_exact, is_inexact, wide
 from pallas_sim.errors import Explanation
 from pytest_pallas.errors import KernelReferenceError
 from pytest_pallas.judge.explanation import ComparedArrays, explain, state
@@ -87,8 +92,8 @@ def excessive_rms(
     if error <= least:
         return None
     baseline = _root_mean_square(measured.baseline_errors, measured.baseline_errors.size)
-    found = Rms(error, baseline, allowed(baseline))
-    return found if error > found.allowed else None
+    rms = Rms(error, baseline, allowed(baseline))
+    return rms if error > rms.allowed else None
 
 
 def _root_mean_square(errors: Array, count: int) -> float:
@@ -264,10 +269,10 @@ def _explicit_limit(tolerance: Tolerance, magnitude: Array, unit: Array | float)
     return np.maximum(limit, tolerance.ulp or 0.0)
 
 
-# ``compare``: whether an output is acceptable, given its oracle and its baseline.
-
-
 _DEFAULT = Tolerance()
+
+#: The outputs of a kernel by their paths.
+type Leaves = Sequence[tuple[str, npt.ArrayLike]]
 
 
 def compare(
@@ -393,7 +398,7 @@ def _unfit(sides: ComparedArrays, where: str, check_dtype: bool) -> Comparison |
     elif check_dtype and actual.dtype != baseline.dtype:
         kind = "dtype"
         text = f"the kernel returned dtype {actual.dtype}, the reference {baseline.dtype}"
-    elif not any(test(actual.dtype) for test in (is_exact, is_float, is_complex)):
+    elif not is_exact(actual.dtype) and not is_inexact(actual.dtype):
         kind, text = "dtype", f"arrays of dtype {actual.dtype} cannot be compared"
     else:
         return None
@@ -437,9 +442,6 @@ def _conclude(
     )
 
 
-# ``compare_trees`` and ``bitwise``: the judgement of all outputs of a kernel, and of bits.
-
-
 def bitwise(
     actual: npt.ArrayLike, expected: npt.ArrayLike, *, where: str = "", change: str = ""
 ) -> Comparison:
@@ -470,7 +472,7 @@ def bitwise(
     )
     if not wrong:
         return result
-    if not any(test(actual.dtype) for test in (is_exact, is_float, is_complex)):
+    if not is_exact(actual.dtype) and not is_inexact(actual.dtype):
         text = f"{where or 'output'}: {wrong} elements differ in bits"
         return replace(result, explanation=Explanation(text))
     errors = _errors(actual, expected, mask)
@@ -481,6 +483,16 @@ def bitwise(
     error = float(errors[index])
     result = replace(result, error=error, multiple=error, worst_index=index, **sides.at(index))
     return explain(result, sides, change=change)
+
+
+def bitwise_leaves(
+    actual: Leaves, expected: Leaves, words: str, *, change: str = ""
+) -> list[Comparison]:
+    """Compare outputs bit for bit with those of equal paths; ``words`` follow their names."""
+    return [
+        bitwise(array, wanted, where=f"{path or 'output'}{words}", change=change)
+        for (path, array), (_, wanted) in zip(actual, expected, strict=True)
+    ]
 
 
 def _bytes(array: Array) -> Array:
@@ -502,9 +514,6 @@ def _errors(actual: Array, expected: Array, mask: Array) -> Array:
     return np.where(measured.misclassed, np.inf, measured.errors)
 
 
-type Leaves = Sequence[tuple[str, npt.ArrayLike]]
-
-
 def compare_trees(
     actual: Leaves,
     oracle: Leaves,
@@ -513,7 +522,7 @@ def compare_trees(
     tolerance: Tolerance = _DEFAULT,
     exact: bool = False,
     depth: int = 1,
-    sensitivity: Mapping[str, float] = MappingProxyType({}),
+    sensitivity: Callable[[str], float] = lambda _: 0.0,
     noise: Callable[[str], Noise | None] = lambda _: None,
     precision: Callable[[str], Precision | None] = lambda _: None,
     check_dtype: bool = True,
@@ -554,7 +563,7 @@ def compare_trees(
             tolerance=tolerance,
             exact=exact,
             depth=depth,
-            sensitivity=functools.partial(_at, sensitivity, path),
+            sensitivity=functools.partial(sensitivity, path),
             noise=functools.partial(noise, path),
             precision=precision(path),
             where=path,
@@ -569,7 +578,3 @@ def compare_trees(
 def _names(paths: Iterable[str]) -> str:
     """Paths in one line, in their order."""
     return ", ".join(paths) or "none"
-
-
-def _at(sensitivity: Mapping[str, float], path: str) -> float:
-    return sensitivity.get(path, 0.0)

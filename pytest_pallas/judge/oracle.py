@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_sim.dtypes import epsilon, is_complex, is_float, wide
+from pallas_sim.dtypes import epsilon, is_float, is_inexact, wide
 from pallas_sim.errors import SimulationError
 from pytest_pallas.backends.ending import LEAST, MULTIPLE, ending
 from pytest_pallas.backends.execution import digest, to_numpy
@@ -26,15 +26,12 @@ from pytest_pallas.judge.references import (
     Leaves,
     evaluate_again,
     evaluate_reference,
-    flatten,
     least_magnitude,
     name_of,
 )
 from pytest_pallas.judge.roundings import SPREAD, ProductSums, Rounding, rounded
 from pytest_pallas.judge.tolerance import ROUNDING, Noise, Precision, ProductPrecision
 from pytest_pallas.record import Note
-
-__all__ = ["Expected", "ExpectedCache", "LazyMapping", "Leaves", "expected", "flatten"]
 
 
 @dataclass(frozen=True)
@@ -46,8 +43,8 @@ class Expected:
       baseline: the reference in the kernel's own dtypes, and in the precision of its products.
       depth: the largest dim of any input. A sum in the kernel has at most a few times as many
         terms, which bounds the effect of another order of summation.
-      sensitivity: by path, the change of the oracle with its inputs; see ``_sensitivity``.
-        Evaluated at its first use, like ``noise``: most outputs pass without it.
+      sensitivity: for a path, the change of the oracle with its inputs, 0 if it is not known; see
+        ``_sensitivity``. Evaluated at its first use, like ``noise``: most outputs pass without it.
       noise: for a path, the effect of rounding on that output, or None if it is not known. See
         ``noise_of``.
       precision: by path, where the reference computes an output's oracle in less than float64. Such
@@ -64,7 +61,7 @@ class Expected:
     oracle: Leaves
     baseline: Leaves
     depth: int
-    sensitivity: Mapping[str, float]
+    sensitivity: Callable[[str], float]
     noise: Callable[[str], Noise | None] = lambda _: None
     precision: Mapping[str, Precision] = MappingProxyType({})
     fallbacks: Sequence[str] = ()
@@ -97,23 +94,6 @@ class Expected:
                 "that the kernel asks for",
             )
         return tuple(Note(text, "reference") for text in texts)
-
-
-class LazyMapping(Mapping[str, float]):
-    """A mapping that is evaluated at its first use."""
-
-    def __init__(self, make: Callable[[], Mapping[str, float]]) -> None:
-        """The mapping from ``make``, which is called once."""
-        self._made = functools.cache(make)
-
-    def __getitem__(self, path: str) -> float:
-        return self._made()[path]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._made())
-
-    def __len__(self) -> int:
-        return len(self._made())
 
 
 #: Relative size of the perturbation that measures sensitivity. Large, so that a step (a floor, a
@@ -196,7 +176,9 @@ def expected(
         widened = jax.tree.map(_widened, args)
         double = evaluate_reference(reference, widened, options, "as the float64 oracle")
     oracle, baseline = double.leaves, own.leaves
-    if not nan_ok and all(_finite(array) for array in arrays):
+    if not nan_ok and all(
+        np.isfinite(wide(array)).all() for array in arrays if is_inexact(array.dtype)
+    ):
         for path, array in oracle:
             count = int(np.isnan(array).sum()) if is_float(array.dtype) else 0
             if count:
@@ -214,6 +196,7 @@ def expected(
         dtypes = {each.dtype for each in precision.values()}
         return noise_of(double, baseline, dtypes, products)
 
+    @functools.cache
     def sensitivity() -> Mapping[str, float]:
         with _in_float64():
             return _sensitivity(reference, widened, options, double)
@@ -222,7 +205,7 @@ def expected(
         oracle,
         baseline,
         max(depth, 1),
-        LazyMapping(sensitivity),
+        lambda path: sensitivity().get(path, 0.0),
         lambda path: noise().get(path),
         precision,
         tuple(dict.fromkeys((*own.fallbacks, *double.fallbacks))),
@@ -233,13 +216,11 @@ def expected(
 
 
 def _precision(oracle: Evaluation, baseline: Evaluation) -> Mapping[str, Precision]:
-    """By path, the outputs that are computed in less than float64; see ``analysis.precision``."""
+    """By path, the outputs that are computed in less than float64; see ``judge.precision``."""
     if oracle.jaxpr is None or baseline.jaxpr is None:
         return {}
-    found = precisions(oracle.jaxpr, baseline.jaxpr)
-    return {
-        path: each for (path, _), each in zip(oracle.leaves, found, strict=True) if each is not None
-    }
+    outputs = zip(oracle.leaves, precisions(oracle.jaxpr, baseline.jaxpr), strict=True)
+    return {path: precision for (path, _), precision in outputs if precision is not None}
 
 
 @contextlib.contextmanager
@@ -310,17 +291,10 @@ def _is_key(array: Any) -> bool:
 
 
 def _is_inexact(array: Any) -> bool:
-    return not _is_key(array) and (is_float(array.dtype) or is_complex(array.dtype))
-
-
-def _finite(array: np.ndarray[Any, Any]) -> bool:
-    if is_float(array.dtype) or is_complex(array.dtype):
-        return bool(np.isfinite(wide(array)).all())
-    return True
+    return not _is_key(array) and is_inexact(array.dtype)
 
 
 # The effect of rounding on the outputs of a reference, measured with random roundings.
-
 
 #: Number of evaluations with random roundings.
 DRAWS = 16
@@ -332,7 +306,7 @@ def noise_of(
     dtypes: Collection[str] = (),
     products: ProductPrecision | None = None,
 ) -> Mapping[str, Noise]:
-    """The effect of rounding on each output of a reference; see ``analysis.roundings``.
+    """The effect of rounding on each output of a reference; see ``judge.roundings``.
 
     It leaves out float64 outputs, whose rounding the oracle has itself. Empty for a reference that
     JAX cannot trace.
@@ -349,7 +323,7 @@ def noise_of(
     finest = {
         path: epsilon(array.dtype)
         for path, array in baseline
-        if (is_float(array.dtype) or is_complex(array.dtype)) and epsilon(array.dtype) >= single
+        if is_inexact(array.dtype) and epsilon(array.dtype) >= single
     }
     if not finest:
         return {}
@@ -411,5 +385,5 @@ def errors_of_sums(oracle: Evaluation, sums: ProductSums) -> Mapping[str, np.nda
         return {
             path: np.stack([wide(leaf) for leaf in leaves]) - wide(array)
             for (path, array), leaves in found
-            if is_float(array.dtype) or is_complex(array.dtype)
+            if is_inexact(array.dtype)
         }

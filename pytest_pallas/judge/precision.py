@@ -8,8 +8,9 @@ the function.
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from pallas_sim.compat.jaxprs import is_literal, open_jaxpr, scan_parts, sub_jaxprs
 from pallas_sim.compat.source import place_of_call, source_line
-from pallas_sim.dtypes import epsilon, is_complex, is_float
+from pallas_sim.dtypes import epsilon, is_inexact
 from pallas_sim.findings import SourceLine
 from pytest_pallas.errors import is_own
 from pytest_pallas.grid.kernel_calls import called_jaxpr
@@ -59,6 +60,7 @@ class _State:
 
 
 _States = Sequence[_State]
+_Meant = Callable[[Any], bool]
 _Found = tuple[Precision | None, ...]
 _Cache = weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, _Found]]
 _KNOWN: _Cache = weakref.WeakKeyDictionary()
@@ -80,25 +82,23 @@ def precisions(oracle: Any, baseline: Any) -> Sequence[Precision | None]:
     if found is None:
         jaxpr, _ = open_jaxpr(oracle)
         inputs = [_State(_digits(var.aval) is not None, given=True) for var in jaxpr.invars]
-        states = _Flow(_Meant(baseline)).outputs(jaxpr, inputs)
+        states = _outputs(jaxpr, inputs, _meant_by(baseline))
         found = known[baseline] = tuple(state.computed for state in states)
     return found
 
 
-class _Meant:
-    """The roundings that are part of the function."""
+def _meant_by(baseline: Any) -> Callable[[Any], bool]:
+    """Whether an equation rounds in the kernel's dtypes, too: then it is part of the function.
 
-    def __init__(self, baseline: Any) -> None:
-        """From what was traced in the kernel's dtypes, looked at where there is a question."""
-        self._baseline = baseline
-        self._known: set[tuple[str, str, str]] | None = None
+    ``baseline`` is what was traced in these dtypes; it is searched when there is a question.
+    """
 
-    def __contains__(self, eqn: Any) -> bool:
-        """Whether an equation rounds in the kernel's dtypes, too."""
-        if self._known is None:
-            jaxpr, _ = open_jaxpr(self._baseline)
-            self._known = {_place(each) for each in _equations(jaxpr) if _narrows(each)}
-        return bool(self._known) and _place(eqn) in self._known
+    @functools.cache
+    def places() -> set[tuple[str, str, str]]:
+        jaxpr, _ = open_jaxpr(baseline)
+        return {_place(eqn) for eqn in _equations(jaxpr) if _narrows(eqn)}
+
+    return lambda eqn: bool(places()) and _place(eqn) in places()
 
 
 def _place(eqn: Any) -> tuple[str, str, str]:
@@ -125,84 +125,78 @@ def _narrows(eqn: Any) -> bool:
 def _digits(aval: Any) -> float | None:
     """The epsilon of a float or complex array; None for anything else."""
     dtype = getattr(aval, "dtype", None)
-    if not isinstance(dtype, np.dtype) or not (is_float(dtype) or is_complex(dtype)):
-        return None
-    return epsilon(dtype)
+    return epsilon(dtype) if isinstance(dtype, np.dtype) and is_inexact(dtype) else None
 
 
 _DOUBLE = epsilon(np.float64)
 
 
-class _Flow:
-    """The flow of data through a jaxpr."""
+def _outputs(jaxpr: Any, inputs: _States, meant: _Meant) -> list[_State]:
+    """What is known of the outputs of an open jaxpr."""
+    states: dict[Any, _State] = {var: _State(given=True) for var in jaxpr.constvars}
+    states.update(zip(jaxpr.invars, inputs, strict=True))
 
-    def __init__(self, meant: _Meant) -> None:
-        """With the roundings that count for nothing."""
-        self._meant = meant
+    def read(atom: Any) -> _State:
+        return _State(given=True) if is_literal(atom) else states[atom]
 
-    def outputs(self, jaxpr: Any, inputs: _States) -> list[_State]:
-        """What is known of the outputs of an open jaxpr."""
-        states: dict[Any, _State] = {var: _State(given=True) for var in jaxpr.constvars}
-        states.update(zip(jaxpr.invars, inputs, strict=True))
+    for eqn in jaxpr.eqns:
+        results = _results(eqn, [read(atom) for atom in eqn.invars], meant)
+        states.update(zip(eqn.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
 
-        def read(atom: Any) -> _State:
-            return _State(given=True) if is_literal(atom) else states[atom]
 
-        for eqn in jaxpr.eqns:
-            results = self._results(eqn, [read(atom) for atom in eqn.invars])
-            states.update(zip(eqn.outvars, results, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
+def _results(eqn: Any, operands: _States, meant: _Meant) -> _States:
+    name, params = eqn.primitive.name, eqn.params
+    called = called_jaxpr(eqn)
+    if called is not None:
+        return _outputs(called[0], operands, meant)
+    if name == "cond":
+        branches = [open_jaxpr(branch)[0] for branch in params["branches"]]
+        return _joined([_outputs(branch, operands[1:], meant) for branch in branches])
+    if name == "scan":
+        consts, carried, _ = scan_parts(params, len(operands))
+        return _loop(params["jaxpr"], operands, consts, carried, meant)
+    if name == "while":
+        first, second = params["cond_nconsts"], params["body_nconsts"]
+        carried = len(operands) - first - second
+        return _loop(params["body_jaxpr"], operands[first:], second, carried, meant)
+    return [_result(eqn, operands, _digits(var.aval), meant) for var in eqn.outvars]
 
-    def _results(self, eqn: Any, operands: _States) -> _States:
-        name, params = eqn.primitive.name, eqn.params
-        called = called_jaxpr(eqn)
-        if called is not None:
-            return self.outputs(called[0], operands)
-        if name == "cond":
-            branches = [open_jaxpr(branch)[0] for branch in params["branches"]]
-            return _joined([self.outputs(branch, operands[1:]) for branch in branches])
-        if name == "scan":
-            consts, carried, _ = scan_parts(params, len(operands))
-            return self._loop(params["jaxpr"], operands, consts, carried)
-        if name == "while":
-            first, second = params["cond_nconsts"], params["body_nconsts"]
-            carried = len(operands) - first - second
-            return self._loop(params["body_jaxpr"], operands[first:], second, carried)
-        return [self._result(eqn, operands, _digits(var.aval)) for var in eqn.outvars]
 
-    def _loop(self, body: Any, operands: _States, consts: int, carried: int) -> _States:
-        """What is known after any number of steps."""
-        jaxpr, _ = open_jaxpr(body)
-        carry = list(operands[consts : consts + carried])
-        while True:
-            given = [*operands[:consts], *carry, *operands[consts + carried :]]
-            results = self.outputs(jaxpr, given)
-            after = _joined([carry, results[:carried]])
-            if after == carry:
-                return [*carry, *results[carried:]]
-            carry = after
+def _loop(body: Any, operands: _States, consts: int, carried: int, meant: _Meant) -> _States:
+    """What is known after any number of steps."""
+    jaxpr, _ = open_jaxpr(body)
+    carry = list(operands[consts : consts + carried])
+    while True:
+        given = [*operands[:consts], *carry, *operands[consts + carried :]]
+        results = _outputs(jaxpr, given, meant)
+        after = _joined([carry, results[:carried]])
+        if after == carry:
+            return [*carry, *results[carried:]]
+        carry = after
 
-    def _result(self, eqn: Any, operands: _States, digits: float | None) -> _State:
-        """What is known of a result, of which ``digits`` is the epsilon if it is a float."""
-        name = eqn.primitive.name
-        exact = name in _LOSSLESS or digits is None
-        known = operands[0] if operands else _State(given=True)
-        for operand in operands[1:]:
-            known = known.joined(operand)
-        if digits is None:
-            return _State(known.widened, known.given, computed=known.computed)
-        rounded = [each for each in operands if each.narrowed]
-        if not exact:
-            narrow = digits > _DOUBLE
-            found = next((each.narrowed for each in rounded if each.lost or narrow), None)
-            known = _State(known.widened, computed=known.computed or _of_user(found, eqn))
-        if digits > _DOUBLE and _narrows(eqn):
-            if eqn in self._meant:
-                return _State(known.widened, computed=known.computed)
-            if known.widened and known.narrowed is None:
-                place = Precision(str(eqn.outvars[0].aval.dtype), _line(eqn))
-                return replace(known, narrowed=place, lost=not known.given)
-        return known
+
+def _result(eqn: Any, operands: _States, digits: float | None, meant: _Meant) -> _State:
+    """What is known of a result, of which ``digits`` is the epsilon if it is a float."""
+    name = eqn.primitive.name
+    exact = name in _LOSSLESS or digits is None
+    known = operands[0] if operands else _State(given=True)
+    for operand in operands[1:]:
+        known = known.joined(operand)
+    if digits is None:
+        return _State(known.widened, known.given, computed=known.computed)
+    rounded = [each for each in operands if each.narrowed]
+    if not exact:
+        narrow = digits > _DOUBLE
+        found = next((each.narrowed for each in rounded if each.lost or narrow), None)
+        known = _State(known.widened, computed=known.computed or _of_user(found, eqn))
+    if digits > _DOUBLE and _narrows(eqn):
+        if meant(eqn):
+            return _State(known.widened, computed=known.computed)
+        if known.widened and known.narrowed is None:
+            place = Precision(str(eqn.outvars[0].aval.dtype), _line(eqn))
+            return replace(known, narrowed=place, lost=not known.given)
+    return known
 
 
 def _joined(several: Sequence[_States]) -> list[_State]:

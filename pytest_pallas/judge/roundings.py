@@ -1,4 +1,9 @@
-"""The precision that a program asks for products of float32, and how its products are added."""
+"""Roundings of a program: what its products keep of float32, and random roundings of all it does.
+
+``lowest_precision``, ``kept_bits`` and ``coarsest_sums`` read off a trace how a GPU multiplies
+float32 and how its tensor cores add. ``rounded`` evaluates a traced function with a rounding error
+after every operation: Monte Carlo arithmetic (Parker, UCLA CSD-970002, 1997).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,7 @@ from pallas_sim import rules as rules  # which registers them
 from pallas_sim.chips import Accumulation, Accumulations
 from pallas_sim.compat.grids import written_for
 from pallas_sim.compat.jaxprs import KERNEL_PRIMITIVES, sub_jaxprs, without_dead_code
-from pallas_sim.dtypes import epsilon, is_complex, is_float
+from pallas_sim.dtypes import epsilon, is_complex, is_float, is_inexact
 from pallas_sim.evaluation import CALLS, Program, Step, called, prepare
 from pallas_sim.machine import Machine, Thread
 from pallas_sim.memory import from_jax, to_output
@@ -555,4 +560,4 @@ def _is_inexact(array: Any) -> bool:
 
 @functools.cache
 def _is_inexact_dtype(dtype: Any) -> bool:
-    return isinstance(dtype, np.dtype) and (is_float(dtype) or is_complex(dtype))
+    return isinstance(dtype, np.dtype) and is_inexact(dtype)

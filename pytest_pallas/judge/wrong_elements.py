@@ -1,4 +1,9 @@
-"""Where the wrong elements of an output are: sentences about a boolean mask."""
+"""What the wrong elements of an output have in common, as sentences for the message.
+
+``location_patterns`` looks at where they are: whole blocks, a box, rows, one side of a diagonal.
+``value_patterns`` looks at how their values relate to the right ones: all the same, moved to other
+places, times a constant, wrapped around.
+"""
 
 from __future__ import annotations
 
@@ -33,16 +38,12 @@ def location_patterns(
         return ("every element is wrong",)
     if count == 1:
         return ("a single element is wrong",)
-    axes = [np.flatnonzero(mask.any(axis=_others(mask.ndim, axis))) for axis in range(mask.ndim)]
-    found = [_blocks(mask, block_shape, count), _box(mask, axes, count)]
-    found.append(_diagonal(mask))
-    if not any(found[1:]):
-        found += [_confined(mask, axis, indices, count) for axis, indices in enumerate(axes)]
-    return tuple(text for text in found if text)
-
-
-def _others(ndim: int, axis: int) -> tuple[int, ...]:
-    return tuple(other for other in range(ndim) if other != axis)
+    every = set(range(mask.ndim))
+    axes = [np.flatnonzero(mask.any(axis=tuple(every - {axis}))) for axis in range(mask.ndim)]
+    patterns = [_blocks(mask, block_shape, count), _box(mask, axes, count), _diagonal(mask)]
+    if not any(patterns[1:]):
+        patterns += [_confined(mask, axis, indices, count) for axis, indices in enumerate(axes)]
+    return tuple(text for text in patterns if text)
 
 
 def _surprising(count: int, fraction: float, choices: float) -> bool:
@@ -57,10 +58,6 @@ def _surprising(count: int, fraction: float, choices: float) -> bool:
 def _subsets(number: int, size: int) -> float:
     """The logarithm of the number of subsets of ``size`` out of ``number``."""
     return math.lgamma(number + 1) - math.lgamma(size + 1) - math.lgamma(number - size + 1)
-
-
-def _contiguous(indices: Array) -> bool:
-    return int(indices[-1] - indices[0]) + 1 == indices.size
 
 
 def _blocks(mask: Array, block_shape: Sequence[int | None] | None, count: int) -> str:
@@ -105,9 +102,10 @@ def _confined(mask: Array, axis: int, indices: Array, count: int) -> str:
     dim = mask.shape[axis]
     if indices.size == dim:
         return ""
-    name, fraction = _axis_name(axis, mask.ndim), indices.size / dim
+    names = {mask.ndim - 2: " (rows)", mask.ndim - 1: " (columns)"} if mask.ndim >= 2 else {}
+    name, fraction = f"axis {axis}{names.get(axis, '')}", indices.size / dim
     full = count == mask.size // dim * indices.size
-    if _contiguous(indices):
+    if int(indices[-1] - indices[0]) + 1 == indices.size:
         likely = full or _surprising(count, fraction, math.log(dim))
         return f"only {_range(indices, dim, name)}" if likely else ""
     steps = np.diff(indices)
@@ -118,11 +116,6 @@ def _confined(mask: Array, axis: int, indices: Array, count: int) -> str:
         return text if likely else ""
     likely = indices.size <= 8 and _surprising(count, fraction, _subsets(dim, indices.size))
     return f"only indices {', '.join(map(str, indices.tolist()))} of {name}" if likely else ""
-
-
-def _axis_name(axis: int, ndim: int) -> str:
-    names = {ndim - 2: " (rows)", ndim - 1: " (columns)"} if ndim >= 2 else {}
-    return f"axis {axis}{names.get(axis, '')}"
 
 
 def _range(indices: Array, dim: int, name: str) -> str:
@@ -171,8 +164,7 @@ def _diagonal(mask: Array) -> str:
     return f"only {text}, in the last two axes"
 
 
-# What the wrong elements of an output are: sentences about their values.
-
+# How the wrong values relate to the right ones.
 
 # How many wrong elements are looked at before all of them.
 _SAMPLE = 64

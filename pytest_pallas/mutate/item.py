@@ -416,7 +416,7 @@ def _drawn(part: SpecItem, bound: BoundCheck) -> list[Any]:
 def _traced(context: CheckContext, made: Any) -> Any:
     """The closed jaxpr of a call on its backend."""
     backend: Any = context.backend
-    with backend.context(races=False):
+    with backend.context():
         static, arrays = split(made)
         return jitted(static).trace(arrays).jaxpr
 

@@ -34,7 +34,7 @@ from pytest_pallas.checks import SANITIZERS
 from pytest_pallas.checks.context import CheckContext, call
 from pytest_pallas.checks.verdict import Failure
 from pytest_pallas.errors import CostError, MismatchError
-from pytest_pallas.judge.oracle import flatten
+from pytest_pallas.judge.references import flatten
 from pytest_pallas.judge.tolerance import Tolerance
 from pytest_pallas.option_values import Options
 from pytest_pallas.session import Session
@@ -745,7 +745,7 @@ class _Text:
         several = failure.check == "sharding" or context.devices > 1 or writer.meshes
         simulated = several and context.backend.kind != "hardware"
         if simulated:
-            imports |= {"import os", "from pytest_pallas.backends.platforms import simulate"}
+            imports |= {"import os", "from pytest_pallas.backends.devices import simulate"}
         settings = list(_settings())
         for word, line in (
             ("functools", "import functools"),

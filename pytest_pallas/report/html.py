@@ -21,7 +21,7 @@ from pallas_sim.simulation import Simulation
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.decoding import decode
 from pytest_pallas.grid.analysis import Analysis
-from pytest_pallas.judge.oracle import flatten
+from pytest_pallas.judge.references import flatten
 from pytest_pallas.mutate.report import MutantSummary, mutants, others
 from pytest_pallas.record import OUTCOMES, Record
 from pytest_pallas.report import tables

@@ -30,9 +30,9 @@ from pallas_sim.errors import OptionError, PallasError
 from pytest_pallas.checks.context import CheckResult
 from pytest_pallas.checks.inputs import inputs_of
 from pytest_pallas.compat.fuzzing import set_database_key, without_module_constants
-from pytest_pallas.draw.arguments import MOST_VARIANTS, as_arguments, settle, variants
+from pytest_pallas.draw.arguments import MOST_VARIANTS, as_arguments, mark_drawn, variants
 from pytest_pallas.draw.diversity import ExampleSource, SelectedExamples, Subjects, words_of
-from pytest_pallas.judge.oracle import flatten
+from pytest_pallas.judge.references import flatten
 from pytest_pallas.judge.tolerance import Comparison
 from pytest_pallas.run.together import agreed, run_shared, unshared
 
@@ -441,7 +441,7 @@ class ExampleRunner:
           Exception: the error of the first failure.
         """
         __tracebackhide__ = True
-        settle(drawn)
+        mark_drawn(drawn)
         for call in islice(chain([drawn], variants(drawn)), most):
             self.one(call)
 

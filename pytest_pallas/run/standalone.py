@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from pallas_sim.chips import accumulations
 from pallas_sim.errors import OptionError, PallasError
-from pytest_pallas.backends.platforms import settle_platforms, simulate
+from pytest_pallas.backends.devices import set_platforms, simulate
 from pytest_pallas.backends.protocol import Backend, chip_of, label
 from pytest_pallas.backends.registry import select
 from pytest_pallas.checks import Check
@@ -116,7 +116,7 @@ def check(
     """
     __tracebackhide__ = True
     refuse_others(kernel)
-    settle_platforms(os.environ)
+    set_platforms(os.environ)
     count = simulate(devices or Options.devices, os.environ, explicit=devices is not None)
     given = [checks] if isinstance(checks, (str, Check)) else list(checks)
     own = tuple(each for each in given if isinstance(each, Check))

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import pytest_pallas
 from pytest_pallas.backends.devices import make_mesh
-from pytest_pallas.backends.shards import LocalShards
+from pytest_pallas.backends.spreading import LocalShards
 
 
 def _double(x_ref, out_ref):

@@ -19,7 +19,7 @@ BACKEND = tpu_sim()
 
 def traced(function, *args):
     """The closed jaxpr of a call."""
-    with BACKEND.context(races=False), own_lines():
+    with BACKEND.context(), own_lines():
         static, arrays = split(Call(function=function, args=args))
         return jitted(static).trace(arrays).jaxpr
 

@@ -36,7 +36,7 @@ PACKAGES = [Path(package.__file__).parent for package in (pallas_sim, pytest_pal
 PICKLES = {
     "isolate/messages.py": "the reply of a process that this one started, over a pipe",
     "distribute/gang/messages.py": "the reply of a process that this one started, over a pipe",
-    "checks/device_child.py": "the call that the process that started this one wrote",
+    "checks/device.py": "the call that the process that started this one wrote",
 }
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from xmlrpc.server import SimpleXMLRPCRequestHandler, SimpleXMLRPCServer
 
 from pallas_sim.chips import Label
-from pytest_pallas.backends.pinning import VARIABLES, Accelerators
+from pytest_pallas.backends.devices import VARIABLES, Accelerators
 from pytest_pallas.compat.distributed import Place
 from pytest_pallas.decoding import shown
 from pytest_pallas.errors import GangError

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pallas_sim.errors import OptionError
-from pytest_pallas.backends.pinning import accelerators
+from pytest_pallas.backends.devices import accelerators
 from pytest_pallas.backends.registry import Selection, parse
 from pytest_pallas.compat.distributed import Place
 from pytest_pallas.decoding import DataError

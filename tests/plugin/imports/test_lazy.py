@@ -66,7 +66,7 @@ FEW = {
     "pytest_pallas.plugin",
     "pytest_pallas.hookspecs",
     "pytest_pallas.backends",
-    "pytest_pallas.backends.platforms",
+    "pytest_pallas.backends.devices",
     "pytest_pallas.fixtures",
     "pytest_pallas.options",
 }

@@ -7,8 +7,7 @@ import jax
 import pytest
 
 from pallas_sim.errors import DeviceError
-from pytest_pallas.backends.devices import make_mesh
-from pytest_pallas.backends.platforms import simulate
+from pytest_pallas.backends.devices import make_mesh, simulate
 
 
 def test_the_users_own_count_wins_over_the_default():
@@ -38,7 +37,7 @@ def test_too_late():
 def test_jax_starts_with_the_count(imported_first):
     lines = [
         "import os",
-        "from pytest_pallas.backends.platforms import simulate",
+        "from pytest_pallas.backends.devices import simulate",
         "simulate(5, os.environ, explicit=True)",
         "import jax",
         "assert len(jax.devices()) == 5, jax.devices()",

@@ -13,7 +13,7 @@ from jax.experimental import pallas as pl
 from pallas_sim.chips import attributes
 from pallas_sim.tracing import AbsentChip, present
 from pytest_pallas import NoPallasCallError
-from pytest_pallas.backends import tracing
+from pytest_pallas.backends import hardware, tracing
 from pytest_pallas.backends.hardware import compile_proven, prove
 from pytest_pallas.backends.protocol import Call, expected_warnings
 from pytest_pallas.backends.simulators import gpu_sim
@@ -105,7 +105,7 @@ def compiling(monkeypatch):
         def trace(self, arrays):
             return LoweredForGpu(jitted(self.static).trace(arrays))
 
-    monkeypatch.setattr(tracing, "jitted", Jitted)
+    monkeypatch.setattr(hardware, "jitted", Jitted)
 
     def compile_call(function, *args):
         static, arrays = tracing.split(Call(function=function, args=args))

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from pytest_pallas.backends.platforms import settle_platforms
+from pytest_pallas.backends.devices import set_platforms
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="device files are Linux's")
 
@@ -13,7 +13,7 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="device files ar
 def test_without_device_files_only_the_cpu_is_left(tmp_path):
     (tmp_path / "null").touch()
     environ = {}
-    settle_platforms(environ, devices=tmp_path)
+    set_platforms(environ, devices=tmp_path)
     assert environ == {"JAX_PLATFORMS": "cpu"}
 
 
@@ -23,11 +23,11 @@ def test_a_device_file_leaves_the_choice_to_jax(tmp_path, name):
     path.parent.mkdir(exist_ok=True)
     path.touch()
     environ = {}
-    settle_platforms(environ, devices=tmp_path)
+    set_platforms(environ, devices=tmp_path)
     assert environ == {}
 
 
 def test_what_the_user_set_stays(tmp_path):
     environ = {"JAX_PLATFORMS": "cuda,cpu"}
-    settle_platforms(environ, devices=tmp_path)
+    set_platforms(environ, devices=tmp_path)
     assert environ == {"JAX_PLATFORMS": "cuda,cpu"}

@@ -39,7 +39,7 @@ def test_each_backend_is_really_the_one_it_says():
 
     for word, calls_back in (("interpret", False), ("tpu-interpret", True)):
         chosen = backend(word)
-        with chosen.context(races=False):
+        with chosen.context():
             static, arrays = split(Call(function=kernels.add_one, args=(X,)))
             text = jitted(static).trace(arrays).lower().as_text()
         assert ("callback" in text) is calls_back, word

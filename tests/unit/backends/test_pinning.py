@@ -6,7 +6,7 @@ import pytest
 
 from pallas_sim.errors import DeviceError
 from pytest_pallas import plugin
-from pytest_pallas.backends.pinning import (
+from pytest_pallas.backends.devices import (
     ANNOUNCED,
     Accelerators,
     accelerators,

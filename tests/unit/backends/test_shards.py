@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pytest_pallas import GangError
-from pytest_pallas.backends.shards import LocalShards, Shard, describe_index
+from pytest_pallas.backends.spreading import LocalShards, Shard, describe_index
 
 WHOLE = np.arange(16.0).reshape(4, 4)
 

@@ -9,9 +9,10 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from pallas_sim.errors import DeviceError
+from pytest_pallas.backends.execution import describe_call
 from pytest_pallas.backends.processes import Gang
 from pytest_pallas.backends.protocol import Call
-from pytest_pallas.backends.spreading import place, spread_of, words_of
+from pytest_pallas.backends.spreading import place, spread_of
 
 P = PartitionSpec
 X, Y = np.ones((8, 128), np.float32), np.ones((4, 128), np.float32)
@@ -99,7 +100,7 @@ def test_a_call_in_words_has_shapes_and_values_and_no_addresses():
 
     def of(array):
         then = functools.partial(lambda x: x)
-        return words_of(Call(function=function, args=(array,), options={"then": then}))
+        return describe_call(Call(function=function, args=(array,), options={"then": then}))
 
     assert of(X) == of(X.copy())
     assert of(X).startswith("function(float32[8,128] then=")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas.backends.protocol import FILLS, WORDS, Call, Fill, RunSettings
+from pytest_pallas.backends.protocol import WORDS, Call, Contents, Fill, RunSettings
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.grid.kernel_calls import kernel_calls
 from pytest_pallas.grid.unwritten import overhanging_blocks, unwritten_memory
@@ -116,7 +118,7 @@ def test_semaphores_start_at_zero():
 
 
 def test_every_fill_has_words():
-    assert set(WORDS) == {"", *FILLS}
+    assert set(WORDS) == {"", *get_args(Contents)}
 
 
 def equation(function, *args):

@@ -9,7 +9,7 @@ from fake_compilers import counts
 
 from pallas_sim.errors import PallasError
 from pytest_pallas.compile import service as services
-from pytest_pallas.compile.service import LoweredProgram, Service
+from pytest_pallas.compile.service import CompileRequest, Service
 
 SECONDS = 60
 
@@ -28,7 +28,7 @@ class Fake:
         return counts.environment(scratch, **rest)
 
     def start(self, module=b"good", target="v6e", timeout=SECONDS, **fields):
-        program = LoweredProgram(platform="tpu", target=target, module=module, **fields)
+        program = CompileRequest(target=target, module=module, **fields)
         return self.service.submit(program, timeout=timeout)
 
     def compile(self, *args, **fields):
@@ -146,11 +146,11 @@ def test_a_dump_is_compiled_whatever_is_known(make, tmp_path):
     make().compile()
     fake = make(everything=True)
     assert fake.compile().cached
-    report = fake.compile(dump=tmp_path)
+    report = fake.compile(dump=str(tmp_path))
     assert (report.status, report.cached) == ("compiled", False)
     assert (tmp_path / "code").read_text() == "True"
     (tmp_path / "code").unlink()
-    fake.compile(dump=tmp_path)
+    fake.compile(dump=str(tmp_path))
     assert (tmp_path / "code").exists()
 
 

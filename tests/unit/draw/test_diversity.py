@@ -102,7 +102,7 @@ def test_large_draws_are_not_kept(monkeypatch):
     monkeypatch.setattr(diversity, "MOST_BYTES", 0)
     source = diversity.ExampleSource(pst.arrays("m k", around=8, dtype="float32"))
     choice = source.choose(0, 4)
-    assert not source.pools[0, diversity.pool_size(4)].values
+    assert not source.pools.get((0, diversity.pool_size(4))).values
     assert all(diversity.words_of(drawn) == words for words, drawn in choice.chosen.items())
 
 

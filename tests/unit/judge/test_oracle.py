@@ -105,8 +105,8 @@ def test_cache_evaluates_once_and_tells_values_apart():
     assert once == 2 * 2  # oracle and baseline; tried under jit first
     again = cache.get(reference, (x.copy(),), {"by": 2})
     assert len(calls) == once
-    assert again.sensitivity[""] > 0
-    assert again.sensitivity.get("elsewhere") is None
+    assert again.sensitivity("") > 0
+    assert again.sensitivity("elsewhere") == 0
     assert len(calls) == once + 2 * PERTURBATIONS  # when somebody looks at it, once
     cache.get(reference, (x + 1,), {"by": 2})
     cache.get(reference, (x,), {"by": 3})
@@ -119,13 +119,13 @@ def test_sensitivity_is_the_size_of_the_terms():
     x = np.array([[1000.0, -1000.0]], np.float32)
     found = expected(lambda a: a.sum(axis=1), (x,), {})
     assert found.oracle[0][1][0] == 0
-    assert 1000 < found.sensitivity[""] < 3000
+    assert 1000 < found.sensitivity("") < 3000
 
 
 def test_sensitivity_of_a_step_is_small():
     """A floor changes by 1 however small the change of its input: that is no slope."""
     x = np.arange(1, 9, dtype=np.float32)
-    assert expected(jnp.floor, (x,), {}).sensitivity[""] <= 64
+    assert expected(jnp.floor, (x,), {}).sensitivity("") <= 64
 
 
 def norm(x):
@@ -326,7 +326,7 @@ def test_nothing_is_compiled(monkeypatch):
         x = np.random.default_rng(0).standard_normal((7, 19)).astype(np.float32)
         found = expected(lambda x: jax.nn.softmax(x) @ x.T + jnp.tanh(x).sum(), (x,), {})
         assert found.noise("") is not None
-        assert found.sensitivity[""]
+        assert found.sensitivity("")
         assert before
         assert len(programs) == before
         assert not found.notes
@@ -357,7 +357,7 @@ def test_a_reference_that_looks_at_values_is_evaluated_operation_by_operation():
     found = expected(reference, (np.ones(3, np.float32),), {})
     np.testing.assert_allclose(found.oracle[0][1], np.e, rtol=1e-15)
     assert found.noise("") is None
-    assert found.sensitivity[""] > 0
+    assert found.sensitivity("") > 0
     assert not found.notes
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from pytest_pallas import GangError
-from pytest_pallas.backends.pinning import Accelerators
+from pytest_pallas.backends.devices import Accelerators
 from pytest_pallas.compat.distributed import Place
 from pytest_pallas.distribute.gang.hosts import PROCESS, of_cluster, on_this_host
 
