@@ -30,7 +30,6 @@ from pallas_sim.compat.places import requested_shared_bytes
 from pallas_sim.cores import equations, meet, most_at_a_time
 from pallas_sim.errors import SimulationError
 from pallas_sim.findings import Finding, Wait
-from pallas_sim.gpu.barriers import Barrier
 from pallas_sim.gpu.tensor_memory import (
     TensorMemory,
     made_by,
@@ -39,7 +38,7 @@ from pallas_sim.gpu.tensor_memory import (
     tilings_of,
     union_scale,
 )
-from pallas_sim.gpu.threads import GpuLaunch, GpuThread, ThreadBlock, key_of
+from pallas_sim.gpu.threads import Barrier, GpuLaunch, GpuThread, ThreadBlock
 from pallas_sim.memory import AllocationKey, Ref
 from pallas_sim.registry import Equation
 from pallas_sim.scheduler import deadlock
@@ -202,7 +201,7 @@ def _place(block: ThreadBlock, item: ScopedRef, top: int, *, first: bool) -> tup
             memory = memory_of(launch.thread.machine, shape, dtype, item.name, "scratch")
             found = Ref(memory, item.name, space_of(aval))
         if found.key is None:
-            found.key = key_of(item.site)
+            found.key = AllocationKey((), (), item.site)
         block.memory[item.site] = found
     elif first and isinstance(found, TensorMemory):
         found.forget(block.cluster.launch.thread.machine)
@@ -261,7 +260,7 @@ def _shared(block: ThreadBlock, item: ScopedRef, start: int, size: int) -> Ref:
         fill = block.cluster.launch.thread.machine.uninitialized((), memory.dtype, "scratch")
         memory[...] = fill
         memory = tiled(memory, item.tiling) if count else memory
-    return Ref(memory, item.name, "smem", key=key_of(item.site))
+    return Ref(memory, item.name, "smem", key=AllocationKey((), (), item.site))
 
 
 def _barriers(block: ThreadBlock, item: ScopedRef) -> np.ndarray[Any, Any]:

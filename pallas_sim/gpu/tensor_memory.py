@@ -71,10 +71,6 @@ class TensorMemoryPart:
     region: Region
     overwritten: tuple[Array, ...] = ()
 
-    def write(self, values: Array) -> None:
-        """Change the elements."""
-        self.data[...] = values
-
 
 class TensorMemory(Ref):
     """A reference to tensor memory.

@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.compat.places import is_at_peer, names_a_device
+from pallas_sim.compat.places import is_at_peer, names_a_device, peer_in, transforms_in
 from pallas_sim.cores import CoreAddress, peer_of
 from pallas_sim.dtypes import Array
 from pallas_sim.errors import SimulationError
-from pallas_sim.gpu.operands import signal_parts
 from pallas_sim.gpu.threads import GpuThread, memory_at
 from pallas_sim.memory import Elements, Outside, Ref, Region
 from pallas_sim.transforms import (
@@ -30,6 +29,8 @@ from pallas_sim.transforms import (
     Im2Col,
     Indexed,
     Operand,
+    Peer,
+    RefPart,
     Transform,
     Transposed,
     Untiled,
@@ -416,13 +417,30 @@ def at_device(thread: GpuThread, device: int, ref: Ref, line: str) -> Ref:
     return memory_at(thread, CoreAddress(device, {}), ref, line)
 
 
+class _Mesh:  # how ``semaphore_signal_parallel`` names devices
+    name = "MESH"
+
+
+def signals_of(params: Any, count: int) -> list[tuple[RefPart, int, Peer | None]]:
+    """Semaphore, position of the amount, and device of each signal of a parallel one."""
+    given = params["args_tree"].unflatten(list(map(Operand, range(count))))
+    return [
+        (
+            RefPart(ref.position, transforms_in(transforms)),
+            amount.position,
+            peer_in(device, None, _Mesh),
+        )
+        for ref, transforms, amount, device in zip(*given, strict=True)
+    ]
+
+
 def reaches_devices(eqn: Any) -> bool:
     """Whether an equation of JAX accesses the memory or the semaphores of other devices."""
     name, count = eqn.primitive.name, len(eqn.invars)
     if name in ("multimem_store", "multimem_load_reduce", "semaphore_signal_multicast"):
         return True
     if name == "semaphore_signal_parallel":
-        return any(peer is not None for _, _, peer in signal_parts(eqn.params, count))
+        return any(peer is not None for _, _, peer in signals_of(eqn.params, count))
     if names_a_device(eqn):
         return True
     trees = [each for each in eqn.params.values() if hasattr(each, "num_leaves")]

@@ -15,20 +15,10 @@ from pallas_sim.gpu.inline import arithmetic as arithmetic  # these register ope
 from pallas_sim.gpu.inline import ptx as ptx
 from pallas_sim.gpu.inline import references as references
 from pallas_sim.gpu.inline.code import Fragments, InlineCode, InlineRef, tiled_shape
-from pallas_sim.gpu.inline.memory import AddressSpace, InlineBuffer, InlineFrame, bits_of, check
+from pallas_sim.gpu.inline.memory import AddressSpace, InlineBuffer, InlineFrame, bits_of
 from pallas_sim.gpu.inline.references import MemrefView, dense_strides
 from pallas_sim.gpu.threads import GpuThread
 from pallas_sim.recording import Fenced
-
-
-def prepared(code: InlineCode) -> InlineCode:
-    """The code, of which every operation is known.
-
-    Raises:
-      MissingRuleError: one is not.
-    """
-    check(code.body)
-    return code
 
 
 def execute(
