@@ -15,8 +15,7 @@ from pallas_sim.compat.places import transforms_in
 from pallas_sim.dtypes import Array, convert, rounded_to_bits
 from pallas_sim.errors import MissingRuleError, SimulationError
 from pallas_sim.gpu import portable_accesses as accesses
-from pallas_sim.gpu.portable_grids import ProgramBlock, SharedArray
-from pallas_sim.gpu.portable_order import GridProgram
+from pallas_sim.gpu.portable_order import GridProgram, SharedArray
 from pallas_sim.machine import Thread
 from pallas_sim.memory import Ref
 from pallas_sim.registry import Equation, Evaluate, rule
@@ -107,7 +106,7 @@ def _shared(thread: Thread, ref: Ref) -> Ref:
 
     if not ref.data.flags.c_contiguous:
         raise SimulationError("an atomic access to a part of memory that is not contiguous")
-    block = ProgramBlock(SharedArray(ref.data), GridProgram(0, thread.program), (...,))
+    block = accesses.ProgramBlock(SharedArray(ref.data), GridProgram(0, thread.program), (...,))
     return Ref(ref.data, ref.name, ref.space, block=block)
 
 
