@@ -12,8 +12,8 @@ with seed 0, and one that overwrites sources too early sends the new ones. To ad
 ``steps`` are functions without arguments, called in order. The last one arrives at ``barriers``, by
 ``complete``; a wait on one of them makes the operation go on. Operations that a thread waits for
 otherwise (``wait_smem_to_gmem``, ``wgmma_wait``) are in its ``OperationGroups``; ``finish`` lets
-one happen and records that the thread knows. Operations with equal ``Asynchronous.chain`` happen one
-after the other, in the order in which they were started, as those of one tensor core do.
+one happen and records that the thread knows. Operations with equal ``Asynchronous.chain`` happen
+one after the other, in the order in which they were started, as those of one tensor core do.
 
 The monitor of order reads the sides: an access to them that comes neither before the start nor
 after what proves the operation done is a race. ``Side.proxied`` is for engines that see what
@@ -218,8 +218,8 @@ def end_block(block: ThreadBlock, thread: GpuThread) -> None:
 # It runs the products and copies of a block in order. A warp learns that its own are done by a
 # barrier, at which ``tcgen05.commit`` lets them arrive together; warps wait for loads from tensor
 # memory and stores to it that they started. The recording has the tensor core as a thread of its
-# own for each warp that starts something: this thread knows what the tensor core has done, and a commit
-# passes that on. So a product needs no wait for an earlier one of the same tensor core.
+# own for each warp that starts something: this thread knows what the tensor core has done, and a
+# commit passes that on. So a product needs no wait for an earlier one of the same tensor core.
 
 
 def start_on_tensor_core(

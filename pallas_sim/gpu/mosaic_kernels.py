@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from pallas_sim.accesses import memory_of, record_access
-from pallas_sim.chips import GPUS, attributes
+from pallas_sim.chips import GPUS, Excess, attributes, tensor_memory_excess
 from pallas_sim.compat.grids import CopyKey, inferred_tiles, infers_tiles
 from pallas_sim.compat.jaxprs import is_reference, open_jaxpr, written_inputs
 from pallas_sim.compat.source import home_of
@@ -37,7 +37,7 @@ from pallas_sim.cores import (
 from pallas_sim.dtypes import Array
 from pallas_sim.errors import SimulationError
 from pallas_sim.evaluation import Program, prepare, run
-from pallas_sim.findings import Finding, Wait
+from pallas_sim.findings import Wait
 from pallas_sim.generators import value_of, words_of
 from pallas_sim.gpu.engines import end_block
 from pallas_sim.gpu.launch_order import Footprints, begin_early, end_kernel
@@ -47,12 +47,11 @@ from pallas_sim.gpu.scopes import (
     registers_at_launch,
     semaphores_in,
     smem_bytes,
-    smem_findings,
+    smem_excess_of_block,
 )
 from pallas_sim.gpu.tensor_memory import (
     allocated_columns,
     makes_paired_memory,
-    tensor_memory_excess,
 )
 from pallas_sim.gpu.threads import Cluster, GpuLaunch, GpuThread, ThreadBlock, leave
 from pallas_sim.gpu.windows import reaches_devices
@@ -224,7 +223,7 @@ def bind(eqn: Equation) -> Evaluate:
     kernel = kernel_of(eqn)
     inner, _ = open_jaxpr(eqn.params["jaxprs"][0])
     in_memory = [is_reference(var.aval) for var in inner.invars]
-    excesses: dict[str, tuple[Finding, ...]] = {}
+    excesses: dict[str, Excess | None] = {}
     tiles: dict[Any, Tiles] = {}
 
     def tiles_for(thread: Thread) -> Tiles:
@@ -243,10 +242,10 @@ def bind(eqn: Equation) -> Evaluate:
         target = thread.machine.target
         if target not in excesses:
             body, mesh = eqn.params["jaxprs"][0], eqn.params["meshes"][0]
-            at = (kernel.params, target, kernel.name, kernel.line)
-            excesses[target] = tuple(smem_findings(body, mesh, *at))
-        for finding in excesses[target]:
-            thread.machine.report(finding)
+            excesses[target] = smem_excess_of_block(body, mesh, kernel.params, target)
+        for excess in (excesses[target], tensor_memory_excess(kernel.tmem, target)):
+            if excess is not None:
+                thread.machine.report(excess.finding(kernel.name, kernel.line))
         outputs = _execute(kernel, thread, operands, in_memory, lambda: tiles_for(thread))
         if thread.machine.outputs is not None:
             thread.machine.outputs(kernel.equation, outputs)
@@ -292,9 +291,6 @@ def _execute(
         for number, ref in enumerate(given):
             if isinstance(ref, Ref) and thread.recorded:
                 thread.publish(ref, "operand", number, shared=True)
-        finding = tensor_memory_excess(kernel.tmem, machine.target, kernel.name, kernel.line)
-        if finding is not None:
-            machine.report(finding)
         launch = GpuLaunch(thread, kernel.mesh, registers=kernel.registers, tiles=tiles)
         launch.lanes_apart = getattr(kernel.params, "unsafe_no_auto_barriers", False)
         if kernel.early:

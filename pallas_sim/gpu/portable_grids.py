@@ -34,7 +34,7 @@ from pallas_sim.gpu.portable_order import (
     WaitingPrograms,
     may_wait,
 )
-from pallas_sim.gpu.tensor_cores import require_whole_products
+from pallas_sim.gpu.triton import require_whole_products
 from pallas_sim.machine import GridPosition, Machine, Thread
 from pallas_sim.memory import Ref
 from pallas_sim.order.accesses import root

@@ -17,12 +17,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from pallas_sim.chips import GPUS
 from pallas_sim.compat.jaxprs import argument_names, open_jaxpr, space_of, union_parts
 from pallas_sim.cores import most_at_a_time
 from pallas_sim.dtypes import Array
 from pallas_sim.errors import SimulationError
-from pallas_sim.findings import Finding
 from pallas_sim.machine import Machine
 from pallas_sim.memory import Ref, Region
 from pallas_sim.transforms import Aliased, Transform
@@ -33,9 +31,6 @@ LANES = 128
 
 #: Bytes of a column in a lane.
 _CELL = 4
-
-#: The fewest columns that ``tcgen05.alloc`` gives; it gives powers of two (9.7.16.7.1).
-_LEAST = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,41 +219,6 @@ def allocated_columns(jaxpr: Any) -> list[tuple[str, int]]:
         return [(name or "?", tensor_memory_columns(aval)) for name, aval in made]
 
     return most_at_a_time(jaxpr, taken)
-
-
-def tensor_memory_excess(
-    taken: Sequence[tuple[str, int]], target: str, kernel: str, line: str
-) -> Finding | None:
-    """What a kernel needs beyond the tensor memory of an SM, or None.
-
-    Args:
-      taken: name and columns of each reference that it has at a time.
-      target: name of the chip.
-      kernel: its name.
-      line: ``file:line`` of its call.
-    """
-    if not taken:
-        return None
-    most = GPUS[target].tensor_columns if target in GPUS else 0
-    total = sum(columns for _, columns in taken)
-    needed = max(_LEAST, 1 << (total - 1).bit_length())
-    if needed <= most:
-        return None
-    parts = ", ".join(f"{name} {columns}" for name, columns in taken)
-    if not most:
-        message = (
-            f"{target} has no tensor memory, and the kernel allocates {total} columns ({parts})"
-        )
-        remedy = "run it on a Blackwell target, such as b200"
-    else:
-        message = (
-            f"tensor memory: the kernel takes {total} columns ({parts}), which are allocated as "
-            f"{needed}, and an SM of {target} has {most}"
-        )
-        remedy = "make the accumulators narrower, have fewer of them, or let them share memory"
-    return Finding(
-        kind="capacity", message=f"{message}; {remedy}", kernel=kernel, line=line, ref=taken[0][0]
-    )
 
 
 # How arrays lie in tensor memory, and in shared memory that is tiled.

@@ -117,7 +117,7 @@ def buffers(call: GridCall) -> list[OperandMemory]:
         found_.append(OperandMemory(window.name, padded(kept, window.facts.dtype), count))
     for name, aval in call.facts.scratch:
         if space_of(aval) == "vmem" and hasattr(aval, "shape"):
-            found_.append(OperandMemory(name, padded(aval.shape, aval.dtype), 1))
+            found_.append(OperandMemory(name, padded(aval.shape, aval.dtype)))
     return sorted(found_, key=lambda buffer: -buffer.total)
 
 
