@@ -317,6 +317,19 @@ def operation(*names: str) -> Callable[[Evaluate], Evaluate]:
     return register
 
 
+def pure(*names: str) -> Callable[[Evaluate], Evaluate]:
+    """Register operations whose results depend on their operands and attributes alone.
+
+    The function takes the operation and its operands; that of ``operation`` takes the frame first.
+    """
+
+    def register(evaluate: Evaluate) -> Evaluate:
+        operation(*names)(lambda _, op, *operands: evaluate(op, *operands))
+        return evaluate
+
+    return register
+
+
 def find(name: str) -> Evaluate:
     """How an operation is evaluated.
 
