@@ -10,6 +10,7 @@ ordered. Elsewhere an array is an array.
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -110,33 +111,34 @@ class TensorMemory(Ref):
         this = self.alternatives[_key(first)]
         data = read(this.data, transforms[1:], operands)
         self._require(data)
-        others = tuple(
-            each.data
-            for each in self.alternatives.values()
-            if each.first < this.end and this.first < each.end and not (each.shares and this.shares)
+        # numpy changes what lies in the same columns itself; the rest must be told.
+        overwritten = tuple(
+            other.data
+            for other in self.alternatives.values()
+            if other is not this
+            and (other.first < this.end and this.first < other.end)
+            and not (other.shares and this.shares)
         )
         region = data if this.shares else self._columns(this, data)
-        return TensorMemoryPart(
-            data, region, tuple(each for each in others if each is not this.data)
-        )
+        return TensorMemoryPart(data, region, overwritten)
 
     def _columns(self, this: _Alternative, data: Array) -> Array:
         """The columns of a part of a reference whose elements lie beside them."""
         width = this.end - this.first
-        each, left = divmod(this.data.shape[1], width)
+        per_column, left = divmod(this.data.shape[1], width)
         if not data.size or left or not this.rows:
             return self.data[:LANES, this.first : this.end]
         low, high = byte_bounds(data)
         start, _ = byte_bounds(this.data)
         row = this.data.strides[0]
         (first, at), (last, end) = divmod(low - start, row), divmod(high - start - 1, row)
-        bytes_each = each * this.data.itemsize
-        columns = slice(this.first + at // bytes_each, this.first + end // bytes_each + 1)
+        in_column = per_column * this.data.itemsize
+        columns = slice(this.first + at // in_column, this.first + end // in_column + 1)
         return self.data[first : last + 1, columns]
 
     def forget(self, machine: Machine) -> None:
         """End the life of what it holds: another scope begins."""
-        for data in (self.data, *(each.data for each in self.alternatives.values())):
+        for data in (self.data, *(other.data for other in self.alternatives.values())):
             data[...] = machine.uninitialized((), data.dtype, "scratch")
 
     def _require(self, data: Array) -> None:
@@ -159,8 +161,8 @@ def tensor_memory(machine: Machine, aval: Any, name: str) -> TensorMemory:
     if not parts:
         data = machine.uninitialized(tuple(aval.shape), aval.dtype, "scratch")
         return TensorMemory(data, name, tensor_memory_layout(aval), columns)
-    beside = sum(_cells(each) for each in parts if not _shares(each))
-    rows = max(LANES, *(each.shape[0] for each in parts))
+    beside = sum(_cells(part) for part in parts if not _shares(part))
+    rows = max(LANES, *(part.shape[0] for part in parts))
     words = machine.uninitialized((rows, columns + beside), np.int32, "scratch")
     ref = TensorMemory(words, name, "rows", columns)
     next_free = columns
@@ -221,7 +223,7 @@ def allocated_columns(jaxpr: Any) -> list[tuple[str, int]]:
     return most_at_a_time(jaxpr, taken)
 
 
-# How arrays lie in tensor memory, and in shared memory that is tiled.
+# How arrays lie in tensor memory.
 
 
 #: How an array lies in tensor memory. ``"rows"``: a row in each of the 128 lanes. ``"half"``: 64
@@ -263,42 +265,10 @@ def tensor_memory_columns(aval: Any) -> int:
         return int(aval.shape[1])
     import jax
 
-    rows, columns = _two_dimensional(aval.shape)
-    return int(aval.layout.cols_in_shape((rows, columns), jax.dtypes.itemsize_bits(aval.dtype)))
-
-
-def _two_dimensional(shape: Sequence[int]) -> tuple[int, int]:
-    """The shape in tensor memory, where leading axes follow each other along the columns."""
-    *leading, rows, columns = shape
-    for size in leading:
-        columns *= size
-    return rows, columns
-
-
-def union_scale(aval: Any) -> int:
-    """How many bytes a byte of a union takes, where each element takes one at least."""
-    import jax
-
-    bits = [jax.dtypes.itemsize_bits(each.dtype) for each in jax.tree.leaves(aval.refs)]
-    return max((-(-8 // each) for each in bits), default=1)
-
-
-def tilings_of(params: Any, count: int) -> tuple[tuple[int, ...], ...]:
-    """For each reference that a ``run_scoped`` makes: the tiles of its last axes, or ()."""
-    given = params.get("ref_transforms") or ((),) * count
-    found: list[tuple[int, ...]] = []
-    for transforms in given:
-        tiles = [each.tiling for each in transforms or () if hasattr(each, "tiling")]
-        found.append(tuple(tiles[0]) if tiles else ())
-    return tuple(found)
-
-
-def scope_axes(params: Any) -> tuple[Any, ...]:
-    """The axes whose threads share what a ``run_scoped`` makes."""
-    axes = params.get("collective_axes") or ()
-    named = tuple(axes) if isinstance(axes, tuple | list) else (axes,)
-    # ``dynamic_scheduling_loop`` names None where a block has one warpgroup.
-    return tuple(axis for axis in named if axis is not None)
+    # Leading axes follow each other along the columns.
+    *leading, rows, columns = aval.shape
+    shape = rows, math.prod(leading) * columns
+    return int(aval.layout.cols_in_shape(shape, jax.dtypes.itemsize_bits(aval.dtype)))
 
 
 def made_by(eqn: Any) -> list[tuple[str, Any]]:

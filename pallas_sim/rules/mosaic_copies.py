@@ -24,6 +24,7 @@ from pallas_sim.gpu.engines import complete, reading_then_writing, start, wait_g
 from pallas_sim.gpu.inline.code import InlineCode, InlineError, inline_code, inline_places
 from pallas_sim.gpu.inline.memory import UnreachableError, check
 from pallas_sim.gpu.inline.run import execute
+from pallas_sim.gpu.scopes import axes_of
 from pallas_sim.gpu.threads import Barrier, EngineOperation, GpuThread
 from pallas_sim.gpu.windows import (
     EngineWindow,
@@ -39,7 +40,6 @@ from pallas_sim.recording import Asynchronous, Fenced, Side
 from pallas_sim.registry import Equation, Evaluate
 from pallas_sim.rules.mosaic_threads import (
     OperandLeaves,
-    axes_of,
     barriers_in,
     gpu_rule,
     holds,

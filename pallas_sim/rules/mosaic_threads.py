@@ -24,7 +24,7 @@ from pallas_sim.errors import SimulationError
 from pallas_sim.gpu.barriers import arrive, arrive_in_cluster, barrier_at, test, wait
 from pallas_sim.gpu.engines import complete, start
 from pallas_sim.gpu.mosaic_kernels import NOTE, take_over
-from pallas_sim.gpu.scopes import set_registers
+from pallas_sim.gpu.scopes import axes_of, set_registers
 from pallas_sim.gpu.threads import (
     Barrier,
     Cluster,
@@ -118,13 +118,6 @@ class OperandLeaves:
 def arguments_in(eqn: Equation) -> Any:
     """What the parameter ``args_tree`` makes of all operands."""
     return eqn.params["args_tree"].unflatten(list(map(Operand, range(len(eqn.ins)))))
-
-
-def axes_of(given: Any) -> tuple[Any, ...]:
-    """Names of axes, of which JAX has a tuple, one, or None."""
-    named = tuple(given) if isinstance(given, tuple | list) else (given,)
-    # ``dynamic_scheduling_loop`` names None where a block has one warpgroup.
-    return tuple(axis for axis in named if axis is not None)
 
 
 def holds(predicate: int | None, operands: Sequence[Any]) -> bool:
