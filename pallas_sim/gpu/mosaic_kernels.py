@@ -61,37 +61,8 @@ from pallas_sim.recording import Acquired, Recording, Synchronized
 from pallas_sim.registry import Equation, Evaluate
 from pallas_sim.tracing import AbsentChip, present
 
-
-def _body_names(jaxpr: Any) -> tuple[str, tuple[str, ...]]:
-    """The name of the user's body, and those of its positional parameters; ("", ()) if not known.
-
-    JAX wraps the body in a function of ``*refs``, which runs it in a scope; the scope says where
-    its function is defined.
-    """
-    for eqn in equations(jaxpr):
-        if eqn.primitive.name == "run_scoped":
-            jaxpr = eqn.params["jaxpr"]
-            break
-    name, file, line = home_of(open_jaxpr(jaxpr)[0])
-    return name, _parameters(file).get(line, ()) if line else ()
-
-
-@functools.cache
-def _parameters(file: str) -> Mapping[int, tuple[str, ...]]:
-    """The positional parameters of each function of a file, by its first line and that of def."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except (OSError, SyntaxError, ValueError):
-        return {}
-    found: dict[int, tuple[str, ...]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.Lambda):
-            names = tuple(each.arg for each in (*node.args.posonlyargs, *node.args.args))
-            decorators = getattr(node, "decorator_list", [])
-            for line in (min([node.lineno, *(each.lineno for each in decorators)]), node.lineno):
-                found.setdefault(line, names)
-    return found
-
+#: Of each copy of a kernel, the tiles that JAX chooses for its shared memory.
+type Tiles = Mapping[CopyKey, tuple[int, ...]]
 
 #: What orders blocks of different clusters, or devices.
 _ORDERING = frozenset(
@@ -187,37 +158,6 @@ def kernel_of(eqn: Equation) -> GpuKernel:
     )
 
 
-def tiles_of_copies(
-    kernel: GpuKernel, eqn: Equation, thread: Thread
-) -> Mapping[CopyKey, tuple[int, ...]]:
-    """The tiles that JAX chooses for the shared memory of each copy of a kernel.
-
-    JAX lowers the kernel for that, as it does for the chip. A note says if it cannot.
-
-    Args:
-      kernel: whose copies.
-      eqn: its ``mpmd_map``.
-      thread: the device that runs it.
-    """
-    if not infers_tiles(kernel.params):
-        return {}
-    target = thread.machine.target
-    chip = AbsentChip(GPUS[target].device_kind, "gpu", attributes(target))
-    try:
-        with warnings.catch_warnings(), present(chip):
-            warnings.simplefilter("ignore")
-            return inferred_tiles(eqn.params, eqn.ins, thread.sizes)
-    except Exception as error:  # whatever its lowering raises
-        thread.machine.note(
-            f"{kernel.name} is not lowered ({type(error).__name__}), so it is not known how JAX "
-            "tiles its shared memory, and whether it drops the index of a copy that starts outside"
-        )
-        return {}
-
-
-type Tiles = Mapping[CopyKey, tuple[int, ...]]
-
-
 def bind(eqn: Equation) -> Evaluate:
     """How a ``mpmd_map`` over a grid of blocks is evaluated."""
     kernel = kernel_of(eqn)
@@ -230,7 +170,7 @@ def bind(eqn: Equation) -> Evaluate:
         """Lower the kernel once for each chip and mesh, and only where somebody asks."""
         key = thread.machine.target, tuple(thread.sizes.items())
         if key not in tiles:
-            tiles[key] = tiles_of_copies(kernel, eqn, thread)
+            tiles[key] = _tiles_of_copies(kernel, eqn, thread)
         return tiles[key]
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
@@ -321,7 +261,7 @@ def _points(launch: GpuLaunch) -> list[tuple[int, ...]]:
 
 
 def _footprints(kernel: GpuKernel, launch: GpuLaunch, given: Sequence[Any]) -> Footprints:
-    """Notes what the clusters do to global memory."""
+    """What will note the accesses of the clusters to global memory."""
     concurrent = kernel.ordered or kernel.dynamic
     footprints = Footprints(launch.thread.machine.seed, concurrent=concurrent)
     for number, ref in enumerate(given):
@@ -337,6 +277,8 @@ def _footprints(kernel: GpuKernel, launch: GpuLaunch, given: Sequence[Any]) -> F
 def _one_by_one(
     kernel: GpuKernel, launch: GpuLaunch, given: Sequence[Any], footprints: Footprints
 ) -> None:
+    # A recording of one cluster after the other is small: it is searched for what is not in order
+    # and then forgotten.
     machine, recording = launch.thread.machine, Recording()
     for number, point in enumerate(_points(launch)):
         footprints.cluster = number
@@ -355,9 +297,8 @@ def _all_at_once(
     clusters = [_cluster(kernel, launch, point, footprints, None) for point in _points(launch)]
     if kernel.dynamic:
         _hold_back(launch, clusters)
-    threads = _threads(clusters)
-    numbers = (launch.thread.number, *(each.number for each in threads))
     device, start = launch.thread, launch.start
+    numbers = (device.number, *(thread.number for thread in _threads(clusters)))
     events = device.recording.events
     events.append(Synchronized(numbers))
     if start is not None:
@@ -576,3 +517,64 @@ def take_over(launch: GpuLaunch) -> Cluster | None:
 def _release(launch: GpuLaunch, cluster: Cluster) -> None:
     for task in launch.held.pop(id(cluster), ()):
         launch.thread.machine.scheduler.wake(task)
+
+
+# What is asked of JAX and of the source: the tiles of copies, and the names of parameters.
+
+
+def _tiles_of_copies(kernel: GpuKernel, eqn: Equation, thread: Thread) -> Tiles:
+    """The tiles that JAX chooses for the shared memory of each copy of a kernel.
+
+    JAX lowers the kernel for that, as it does for the chip. A note says if it cannot.
+
+    Args:
+      kernel: whose copies.
+      eqn: its ``mpmd_map``.
+      thread: the device that runs it.
+    """
+    if not infers_tiles(kernel.params):
+        return {}
+    target = thread.machine.target
+    chip = AbsentChip(GPUS[target].device_kind, "gpu", attributes(target))
+    try:
+        with warnings.catch_warnings(), present(chip):
+            warnings.simplefilter("ignore")
+            return inferred_tiles(eqn.params, eqn.ins, thread.sizes)
+    except Exception as error:  # whatever its lowering raises
+        thread.machine.note(
+            f"{kernel.name} is not lowered ({type(error).__name__}), so it is not known how JAX "
+            "tiles its shared memory, and whether it drops the index of a copy that starts outside"
+        )
+        return {}
+
+
+def _body_names(jaxpr: Any) -> tuple[str, tuple[str, ...]]:
+    """The name of the user's body, and those of its positional parameters; ("", ()) if not known.
+
+    JAX wraps the body in a function of ``*refs``, which runs it in a scope; the scope says where
+    its function is defined.
+    """
+    for eqn in equations(jaxpr):
+        if eqn.primitive.name == "run_scoped":
+            jaxpr = eqn.params["jaxpr"]
+            break
+    name, file, line = home_of(open_jaxpr(jaxpr)[0])
+    return name, _parameters(file).get(line, ()) if line else ()
+
+
+@functools.cache
+def _parameters(file: str) -> Mapping[int, tuple[str, ...]]:
+    """The positional parameters of each function of a file, by its first line and that of def."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (OSError, SyntaxError, ValueError):
+        return {}
+    parameters: dict[int, tuple[str, ...]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.Lambda):
+            names = tuple(arg.arg for arg in (*node.args.posonlyargs, *node.args.args))
+            decorators = getattr(node, "decorator_list", [])
+            first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
+            for line in (first, node.lineno):
+                parameters.setdefault(line, names)
+    return parameters

@@ -13,6 +13,10 @@ shapes").
   in ``numeric_conversion.h``).
 - An instruction contracts 256 bits of a row. Sums of float16 are rounded after each instruction.
 - Sums of integers wrap around: Pallas never sets ``.satfinite``.
+
+``tensor_product`` computes products of Mosaic GPU's instructions, ``dot_product`` those of Triton,
+and ``scaled_product`` those with a scale for each block of elements. Between them are the operands
+that are stored in less: 2:4 sparse ones with their metadata, and the layouts of scales.
 """
 
 from __future__ import annotations
@@ -77,9 +81,11 @@ def tensor_product(
     if out == FLOAT16:
         return _in_steps(lhs, rhs, depth, instruction_depth(lhs) * (1 + sparse))
     product = multiplier(lhs, rhs, out, depth)
-    usual: Product = lambda a, b, c: _added(product(a, b), c)  # noqa: E731
-    if FLOAT32 in (lhs, rhs):
-        usual = lambda a, b, c: _added(product(to_tf32(a), to_tf32(b)), c)  # noqa: E731
+
+    def usual(a: Array, b: Array, c: Array | None) -> Array:
+        return _added(product(to_tf32(a), to_tf32(b)) if rounds else product(a, b), c)
+
+    rounds = FLOAT32 in (lhs, rhs)
     if accumulation is None or out != FLOAT32:
         return usual
     return chip_product(lhs, rhs, accumulation, usual, to_tf32)
@@ -129,8 +135,8 @@ def dot_operands(dtype: Dtype, precision: Any) -> tuple[Dtype | None, bool]:
     if precision is None:
         return dtype, False
     if isinstance(precision, tuple):
-        names = [str(getattr(each, "name", each)) for each in precision]
-        return dtype, dtype == FLOAT32 and not {"HIGH", "DEFAULT"} & set(names)
+        names = {str(getattr(one, "name", one)) for one in precision}
+        return dtype, dtype == FLOAT32 and not names & {"HIGH", "DEFAULT"}
     name = str(getattr(precision, "name", ""))
     if name in ("DEFAULT", "TF32_TF32_F32", "F32_F32_F32"):
         return (dtype if name == "DEFAULT" else FLOAT32), name == "F32_F32_F32"
@@ -194,11 +200,6 @@ def _in_steps(lhs: Dtype, rhs: Dtype, depth: int, step: int) -> Product:
 
 
 # Operands of tensor cores that are stored in less: structured sparsity, and scales for blocks.
-
-
-def group_size(dtype: Any) -> int:
-    """Elements of a row that two numbers of metadata describe: 4, or 8 of those of 4 bits."""
-    return 8 if bit_width(np.dtype(dtype)) == 4 else 4
 
 
 def expand(values: Array, places: Array) -> Array:
@@ -294,27 +295,23 @@ def scaled_product(
     """
     lhs, rhs, scale = np.dtype(lhs), np.dtype(rhs), np.dtype(scale)
     width = max(bit_width(lhs), bit_width(rhs))
-    blocks = [each * (1 + sparse) for each in _BLOCKS.get((width, scale), ())]
+    blocks = [size * (1 + sparse) for size in _BLOCKS.get((width, scale), ())]
     if not scales or depth % scales or depth // scales not in blocks:
-        words = " or ".join(map(str, blocks)) or "no number of"
+        sizes = " or ".join(map(str, blocks)) or "no number of"
         raise SimulationError(
-            f"tensor cores scale blocks of {words} elements of {lhs} and {rhs} by {scale}, but "
+            f"tensor cores scale blocks of {sizes} elements of {lhs} and {rhs} by {scale}, but "
             f"{depth} elements have {scales} scales"
         )
     block = depth // scales
-    return lambda a, b, c, a_scale, b_scale: _product(a, b, c, a_scale, b_scale, block)
 
+    def evaluate(a: Array, b: Array, c: Array | None, a_scale: Array, b_scale: Array) -> Array:
+        # Float64 holds every product of an element and a scale, and neither overflows nor loses a
+        # bit where one scale is very large and the other one very small.
+        left = a.astype(np.float64) * np.repeat(scale_values(a_scale), block, axis=1)
+        right = b.astype(np.float64) * np.repeat(scale_values(b_scale), block, axis=1).T
+        return _added((left @ right).astype(FLOAT32), c)
 
-def _product(
-    a: Array, b: Array, c: Array | None, a_scale: Array, b_scale: Array, block: int
-) -> Array:
-    """``a [m, k]``, ``b [k, n]``, ``c [m, n]`` or None, ``a_scale [m, s]``, ``b_scale [n, s]``."""
-    # Float64 holds every product of an element and a scale, and neither overflows nor loses a bit
-    # where one scale is very large and the other one very small.
-    left = a.astype(np.float64) * np.repeat(scale_values(a_scale), block, axis=1)
-    right = b.astype(np.float64) * np.repeat(scale_values(b_scale), block, axis=1).T
-    product = (left @ right).astype(FLOAT32)
-    return product if c is None else product + c
+    return evaluate
 
 
 def scale_values(scales: Array) -> Array:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,8 @@ class EngineWindow:
       array: the array, where the window is more than a part of it.
       axes: the indices along each axis of the array, a number for those that the window has not.
       listed: whether some of these indices are listed by the kernel (a gather or a scatter).
+      name: of the reference.
+      home: the device whose memory it is.
     """
 
     region: Region
@@ -57,6 +59,8 @@ class EngineWindow:
     array: Array | None = None
     axes: tuple[Array | int, ...] = ()
     listed: bool = False
+    name: str = ""
+    home: int = 0
 
     @property
     def starts(self) -> tuple[int, ...]:
@@ -106,13 +110,19 @@ class EngineWindow:
             key = (slice(None),) * axis + (slice(start, stop),)
             assert not isinstance(self.region, Elements)
             region = self.region[key]
-            return EngineWindow(region, region.shape)
+            return replace(self, region=region, shape=region.shape)
         axes = list(self.axes)
         number = [at for at, each in enumerate(axes) if not isinstance(each, int)][axis]
         indices = axes[number]
         assert not isinstance(indices, int)
         axes[number] = indices[start:stop]
-        return _gathered(self.array, axes, listed=self.listed)
+        return self.at(axes)
+
+    def at(self, axes: Sequence[Array | int]) -> EngineWindow:
+        """The window of the same array with other indices along its axes."""
+        assert self.array is not None
+        window = _gathered(self.array, axes, listed=self.listed)
+        return replace(window, name=self.name, home=self.home)
 
 
 def _values(region: Region) -> Array:
@@ -220,8 +230,8 @@ def without_unit_axes(
             dropped.append(UnitAxis(axis, start, tile))
     if not dropped:
         return window, ()
-    found = _gathered(array, axes)
-    return found, tuple(dropped) if _values(found.region).size else ()
+    moved = window.at(axes)
+    return moved, tuple(dropped) if _values(moved.region).size else ()
 
 
 def _composed(

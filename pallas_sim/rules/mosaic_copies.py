@@ -8,7 +8,7 @@ in groups for loads by ``cp.async`` and for stores.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -144,23 +144,19 @@ def _load(eqn: Equation) -> Evaluate:
                     arrive(thread, *barriers_in(thread, [block], load.barrier, operands), line)
             return
         promised = load.fill == "promise"
-        ((source, name, home),) = _windows(
-            thread, load.source, operands, line, "load from", promised=promised
-        )
+        (source,) = _windows(thread, load.source, operands, line, "load from", promised=promised)
         ref, target = part_of(thread, load.target, operands, "load to", line)
-        names = name, ref.name
         if load.barrier is None:
-            _load_in_order(thread, source, target, names, line)
+            _load_in_order(thread, source, target, ref.name, line)
             return
         if load.partition is None:
-            source = _as_tma_sees(thread, source, load.tiling, name, line, home=home)
+            source = _as_tma_sees(thread, source, load.tiling, line)
         if load.axes:
-            _load_together(thread, load, source, target, operands, names, home)
+            _load_together(thread, load, source, target, ref.name, operands)
             return
         barrier = named_barrier(thread, load.barrier, operands, line)
         arrive(thread, barrier, line, expects=target.nbytes)
-        fill = load.filling(target)
-        _start_load(thread, source, [target], [barrier], names, fill, home, line)
+        _start_load(thread, load, source, [target], ref.name, [barrier])
 
     return evaluate
 
@@ -187,19 +183,15 @@ def _windows(
     how: str,
     *,
     promised: bool = False,
-) -> list[tuple[EngineWindow, str, int]]:
-    """The windows of global memory that a reference names, on all devices that it names.
-
-    Returns:
-      Of each the window, the name of the reference, and the device that has it.
-    """
-    windows: list[tuple[EngineWindow, str, int]] = []
+) -> list[EngineWindow]:
+    """The windows of global memory that a reference names, on all devices that it names."""
+    windows: list[EngineWindow] = []
     for ref, home in memories_of(thread, operands[place.position], place.places, operands, line):
         try:
-            part = window_of(ref, place.window, operands, promised=promised)
+            window = window_of(ref, place.window, operands, promised=promised)
         except Outside as outside:
             raise beyond_edge(thread, ref, how, outside, line) from None
-        windows.append((part, ref.name, home))
+        windows.append(replace(window, name=ref.name, home=home))
     return windows
 
 
@@ -207,10 +199,8 @@ def _as_tma_sees(
     thread: GpuThread,
     window: EngineWindow,
     tiling: Tiling,
-    name: str,
     line: str,
     *,
-    home: int,
     writes: bool = False,
 ) -> EngineWindow:
     """The window that TMA accesses; report an axis whose index JAX drops.
@@ -219,9 +209,7 @@ def _as_tma_sees(
       thread: that starts the copy.
       window: of global memory, as the kernel names it.
       tiling: of shared memory.
-      name: of the reference.
       line: of the equation.
-      home: the device whose memory it is.
       writes: whether the copy writes to the window.
     """
     if not thread.machine.drops_indices:
@@ -230,23 +218,24 @@ def _as_tma_sees(
     if not tiles and without_unit_axes(window, window.shape)[1]:
         # Some tiles would drop an index, and the kernel leaves it to JAX which there are.
         tiles = thread.kernel_launch.tiles().get(tiling.key, ())
-    found, dropped = without_unit_axes(window, tiles)
+    accessed, dropped = without_unit_axes(window, tiles)
     if dropped:
         assert window.array is not None
         access = Access(
             kind="write" if writes else "read",
-            ref=name,
+            ref=window.name,
             owner=thread.owner,
-            home=home,
-            index=found.bounds,
+            home=window.home,
+            index=accessed.bounds,
             line=line,
             program=thread.program,
             by="the TMA copy",
         )
-        facts: dict[str, Any] = {"ref": name, "shape": window.array.shape, "accesses": (access,)}
-        message = _dropped(dropped[0], name, window.array.shape, writes=writes)
+        shape = window.array.shape
+        facts: dict[str, Any] = {"ref": window.name, "shape": shape, "accesses": (access,)}
+        message = _dropped(dropped[0], window.name, shape, writes=writes)
         thread.report("bounds", message, line, index=window.starts, **facts)
-    return found
+    return accessed
 
 
 def _dropped(unit: UnitAxis, name: str, shape: tuple[int, ...], *, writes: bool) -> str:
@@ -268,18 +257,16 @@ def _dropped(unit: UnitAxis, name: str, shape: tuple[int, ...], *, writes: bool)
 
 def _start_load(
     thread: GpuThread,
+    load: _Load,
     source: EngineWindow,
     targets: Sequence[Array],
+    name: str,
     barriers: Sequence[Barrier],
-    names: tuple[str, str],
-    fill: Any,
-    home: int,
-    line: str,
 ) -> None:
     """Begin a TMA load to one or several blocks, at each of whose barriers it arrives."""
-    sides = [Side(source.region, False, names[0], home=home)]
-    here = thread.owner.device
-    sides += [Side(each, True, names[1], proxied=True, home=here) for each in targets]
+    sides = [Side(source.region, False, source.name, home=source.home)]
+    here, fill = thread.owner.device, load.filling(targets[0])
+    sides += [Side(target, True, name, proxied=True, home=here) for target in targets]
     operation = EngineOperation(Asynchronous("the TMA copy", sides), thread.block)
 
     def write(values: Array) -> None:
@@ -288,14 +275,14 @@ def _start_load(
             complete(operation, barrier, nbytes=target.nbytes)
 
     steps = reading_then_writing(lambda: source.load(fill), write)
-    start(thread, operation, steps=steps, line=line, barriers=list(barriers))
+    start(thread, operation, steps=steps, line=load.line, barriers=list(barriers))
 
 
 def _load_in_order(
-    thread: GpuThread, source: EngineWindow, target: Array, names: tuple[str, str], line: str
+    thread: GpuThread, source: EngineWindow, target: Array, name: str, line: str
 ) -> None:
     """Begin a ``cp.async``, which its own thread waits for."""
-    sides = [Side(source.region, False, names[0]), Side(target, True, names[1])]
+    sides = [Side(source.region, False, source.name), Side(target, True, name)]
     operation = EngineOperation(Asynchronous("the cp.async copy", sides), thread.block)
 
     def write(values: Array) -> None:
@@ -311,13 +298,12 @@ def _load_together(
     load: _Load,
     source: EngineWindow,
     target: Array,
+    name: str,
     operands: Sequence[Any],
-    names: tuple[str, str],
-    home: int,
 ) -> None:
     """A load that blocks of a cluster do together."""
     assert load.barrier is not None
-    line, fill = load.line, load.filling(target)
+    line = load.line
     blocks = thread.block.cluster.along(thread.block, load.axes)
     mine, count = blocks.index(thread.block), len(blocks)
     if load.leader:
@@ -327,8 +313,8 @@ def _load_together(
         if load.partition is not None:
             size = target.shape[load.partition]
             source = source.part(load.partition, mine * size, (mine + 1) * size)
-            source = _as_tma_sees(thread, source, load.tiling, names[0], line, home=home)
-        _start_load(thread, source, [target], [barrier], names, fill, home, line)
+            source = _as_tma_sees(thread, source, load.tiling, line)
+        _start_load(thread, load, source, [target], name, [barrier])
         return
     barriers = barriers_in(thread, blocks, load.barrier, operands)
     arrive(thread, barriers[mine], line, expects=target.nbytes)
@@ -343,7 +329,7 @@ def _load_together(
     refs = [thread.of_block(operands[load.target.position], block) for block in blocks]
     targets = [read(ref.data, load.target.transforms, operands)[key] for ref in refs]
     piece = source.part(axis, mine * size, (mine + 1) * size)
-    _start_load(thread, piece, targets, barriers, names, fill, home, line)
+    _start_load(thread, load, piece, targets, name, barriers)
 
 
 @gpu_rule("copy_smem_to_gmem")
@@ -361,12 +347,8 @@ def _store(eqn: Equation) -> Evaluate:
         if holds(predicate, operands):
             ref, source = part_of(thread, from_, operands, "copy from", line)
             targets = [
-                (
-                    _as_tma_sees(thread, window, tiling, name, line, home=home, writes=True),
-                    name,
-                    home,
-                )
-                for window, name, home in _windows(thread, to, operands, line, "copy to")
+                _as_tma_sees(thread, window, tiling, line, writes=True)
+                for window in _windows(thread, to, operands, line, "copy to")
             ]
             _start_store(thread, ref, source, targets, reduce, line)
         if commits:
@@ -379,18 +361,18 @@ def _start_store(
     thread: GpuThread,
     ref: Ref,
     source: Array,
-    targets: Sequence[tuple[EngineWindow, str, int]],
+    targets: Sequence[EngineWindow],
     reduce: Callable[[Array, Array], Array] | None,
     line: str,
 ) -> None:
     def write(values: Array) -> None:
-        for target, _, _ in targets:
+        for target in targets:
             target.store(values.reshape(target.shape), reduce)
 
     sides = [Side(source, False, ref.name, proxied=True, home=thread.owner.device)]
     sides += [
-        Side(target.region, True, name, adds=reduce is not None, home=home)
-        for target, name, home in targets
+        Side(target.region, True, target.name, adds=reduce is not None, home=target.home)
+        for target in targets
     ]
     operation = EngineOperation(Asynchronous("the TMA copy", sides), thread.block, lasting=True)
     thread.stores.open.append(operation)

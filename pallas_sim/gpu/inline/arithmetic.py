@@ -48,6 +48,11 @@ def _divided(a: Array, b: Array) -> tuple[Array, Array]:
     return quotient, a - quotient * safe
 
 
+def _divided_up(a: Array, b: Array) -> Array:
+    quotient, rest = _divided(a, b)
+    return quotient + (rest != 0).astype(a.dtype)
+
+
 def _shifted(shift: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
     """Shifts by as many bits as there are or more are undefined, and give 0 here."""
 
@@ -78,7 +83,7 @@ _NUMBERS: dict[str, Callable[..., Any]] = {
     "arith.remsi llvm.srem": _signs(lambda a, b: _divided(a, b)[1]),
     "arith.floordivsi": _signs(lambda a, b: a // np.where(b == 0, 1, b)),
     "arith.ceildivsi": _signs(lambda a, b: -(-a // np.where(b == 0, 1, b))),
-    "arith.ceildivui": lambda a, b: sum(_at_least(a, b)),
+    "arith.ceildivui": _divided_up,
     "arith.andi llvm.and": lambda a, b: a & b if a.dtype != "uint4" else _whole(a) & _whole(b),
     "arith.ori llvm.or": lambda a, b: a | b if a.dtype != "uint4" else _whole(a) | _whole(b),
     "arith.xori llvm.xor": lambda a, b: a ^ b if a.dtype != "uint4" else _whole(a) ^ _whole(b),
@@ -147,11 +152,6 @@ def _register(names: str, compute: Callable[..., Any]) -> None:
 
 for _names, _function in _NUMBERS.items():
     _register(_names, _function)
-
-
-def _at_least(a: Array, b: Array) -> tuple[Array, Array]:
-    quotient, rest = _divided(a, b)
-    return quotient, (rest != 0).astype(a.dtype)
 
 
 def bits_in(value: Array) -> Array:
@@ -362,7 +362,8 @@ def _replaced(value: Array, a: Array, at: Array) -> Array:
 
 @pure("vector.extract_strided_slice")
 def _slice(op: InlineOperation, a: Array) -> Array:
-    return a[(slice(None), *_slices(op, "sizes"))]
+    corner = zip(op.attributes["offsets"], op.attributes["sizes"], strict=True)
+    return a[(slice(None), *(slice(at, at + size) for at, size in corner))]
 
 
 @pure("vector.insert_strided_slice")
@@ -375,13 +376,6 @@ def _insert_slice(op: InlineOperation, value: Array, a: Array) -> Array:
     key = tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))
     result[(slice(None), *key)] = value.reshape(value.shape[0], *sizes)
     return result
-
-
-def _slices(op: InlineOperation, sizes: str) -> list[slice]:
-    return [
-        slice(at, at + size)
-        for at, size in zip(op.attributes["offsets"], op.attributes[sizes], strict=True)
-    ]
 
 
 @pure("vector.shape_cast")
