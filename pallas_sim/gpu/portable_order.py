@@ -306,9 +306,10 @@ class SharedArray:
     @property
     def indices(self) -> Array:
         """The number of each element."""
-        if self._indices is None:
-            self._indices = np.arange(self.array.size).reshape(self.array.shape)
-        return self._indices
+        indices = self._indices
+        if indices is None:
+            indices = self._indices = np.arange(self.array.size).reshape(self.array.shape)
+        return indices
 
 
 # Programs that wait for each other by what they see in memory.

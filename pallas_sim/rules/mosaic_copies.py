@@ -141,7 +141,8 @@ def _load(eqn: Equation) -> Evaluate:
                 block = thread.block
                 blocks = block.cluster.along(block, load.axes) if load.leader else [block]
                 if blocks[0] is block:
-                    arrive(thread, *barriers_in(thread, [block], load.barrier, operands), line)
+                    (barrier,) = barriers_in(thread, [block], load.barrier, operands)
+                    arrive(thread, barrier, line)
             return
         promised = load.fill == "promise"
         (source,) = _windows(thread, load.source, operands, line, "load from", promised=promised)
