@@ -382,7 +382,7 @@ def _changed(block: ProgramBlock) -> None:
 
 def _same_size(window: Sequence[Transform]) -> Sequence[Transform]:
     """A window of an array of another dtype: up to where the elements of this one are divided."""
-    at = next((n for n, each in enumerate(window) if isinstance(each, Bitcast)), None)
+    at = next((n for n, transform in enumerate(window) if isinstance(transform, Bitcast)), None)
     return window if at is None else window[:at]
 
 

@@ -163,15 +163,15 @@ def tensor_memory(machine: Machine, aval: Any, name: str) -> TensorMemory:
         return TensorMemory(data, name, tensor_memory_layout(aval), columns)
     beside = sum(_cells(part) for part in parts if not _shares(part))
     rows = max(LANES, *(part.shape[0] for part in parts))
-    words = machine.uninitialized((rows, columns + beside), np.int32, "scratch")
-    ref = TensorMemory(words, name, "rows", columns)
+    cells = machine.uninitialized((rows, columns + beside), np.int32, "scratch")
+    ref = TensorMemory(cells, name, "rows", columns)
     next_free = columns
     for part in parts:
         end = part.offset + tensor_memory_columns(part)
         if _shares(part):
-            data = _view(words[:LANES, part.offset : end], part)
+            data = _view(cells[:LANES, part.offset : end], part)
         else:
-            data = _view(words[: part.shape[0], next_free : next_free + _cells(part)], part)
+            data = _view(cells[: part.shape[0], next_free : next_free + _cells(part)], part)
             next_free += _cells(part)
         data[...] = machine.uninitialized(data.shape, data.dtype, "scratch")
         ref.alternatives[_key(part)] = _Alternative(
@@ -200,9 +200,9 @@ def _cells(part: Aliased) -> int:
     return -(-part.shape[1] * np.dtype(part.dtype).itemsize // _CELL)
 
 
-def _view(words: Array, part: Aliased) -> Array:
+def _view(cells: Array, part: Aliased) -> Array:
     """The elements of a part in its columns. Those that are not packed have 32 bits each."""
-    elements = words.view(np.dtype(part.dtype))
+    elements = cells.view(np.dtype(part.dtype))
     step = max(elements.shape[1] // part.shape[1], 1) if _shares(part) else 1
     return elements[:, ::step][:, : part.shape[1]]
 

@@ -161,10 +161,10 @@ def _atomic_cas(eqn: Equation) -> Evaluate:
         ref = _shared(thread, ref)
         given = (ref, expected, value)
         # Whatever it gives, who goes on knows what others did before.
-        found = accesses.update(
+        old_value = accesses.update(
             thread, ref, (), given, (), None, change, value, eqn.line, used=True
         )
-        return np.asarray(found)
+        return np.asarray(old_value)
 
     return evaluate
 

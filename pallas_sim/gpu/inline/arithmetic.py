@@ -271,8 +271,8 @@ def chosen(where: Array, a: Any, b: Any) -> Any:
     if not isinstance(a, np.ndarray):
         return a if bool(where.reshape(-1)[0]) else b
     extra = max(a.ndim, b.ndim) - where.ndim
-    found = np.where(where.reshape(where.shape + (1,) * extra), a, b)
-    return found.astype(a.dtype, copy=False)
+    merged = np.where(where.reshape(where.shape + (1,) * extra), a, b)
+    return merged.astype(a.dtype, copy=False)
 
 
 @pure("arith.bitcast", "llvm.bitcast", "vector.bitcast")

@@ -337,7 +337,7 @@ def _results(
 ) -> tuple[Fragments, ...]:
     if len(leaves) != len(types):
         raise InlineError(f"returns {len(leaves)} values, and declares {len(types)}")
-    found: list[Fragments] = []
+    results: list[Fragments] = []
     for kind, value in zip(types, leaves, strict=True):
         if not isinstance(value, mgpu.FragmentedArray):
             raise InlineError(f"returns a {type(value).__name__}, not a FragmentedArray")
@@ -352,14 +352,14 @@ def _results(
                 raise InlineError(f"returns the {what} {other}, and declares {one}")
         if one_warp and kind.shape:
             raise InlineError(f"returns an array of {list(kind.shape)} in one warp")
-        found.append(_fragments(value.registers, value.layout, tuple(value.shape), numbers))
-    return tuple(found)
+        results.append(_fragments(value.registers, value.layout, tuple(value.shape), numbers))
+    return tuple(results)
 
 
 def _region(block: Any, numbers: _Numbers, ir: Any) -> InlineRegion:
     arguments = tuple(map(numbers.__getitem__, block.arguments))
     return InlineRegion(
-        arguments, tuple(_operation(each.operation, numbers, ir) for each in block.operations)
+        arguments, tuple(_operation(op.operation, numbers, ir) for op in block.operations)
     )
 
 

@@ -103,12 +103,12 @@ def _shuffle(
 def _elect(frame: InlineFrame, _op: InlineOperation, *_mask: Array) -> Array:
     """One active thread of each warp: here the first."""
     active = np.ones(frame.threads, np.bool_) if frame.active is None else frame.active
-    found = np.zeros_like(active)
+    elected = np.zeros_like(active)
     for warp in range(0, frame.threads, 32):
-        there = np.flatnonzero(active[warp : warp + 32])
-        if there.size:
-            found[warp + there[0]] = True
-    return found
+        candidates = np.flatnonzero(active[warp : warp + 32])
+        if candidates.size:
+            elected[warp + candidates[0]] = True
+    return elected
 
 
 @operation("nvvm.vote.sync")
@@ -116,13 +116,13 @@ def _vote(frame: InlineFrame, op: InlineOperation, _mask: Array, value: Array) -
     kind = kind_of(op)
     values = lanes(frame, value)
     if kind == "ballot":
-        words = (values.astype(np.uint64) << np.arange(32, dtype=np.uint64)).sum(1)
-        return as_type(np.repeat(words, 32), op)
+        ballots = (values.astype(np.uint64) << np.arange(32, dtype=np.uint64)).sum(1)
+        return as_type(np.repeat(ballots, 32), op)
     if kind == "uni":
-        found = (values == values[:, :1]).all(1)
+        answers = (values == values[:, :1]).all(1)
     else:
-        found = values.all(1) if kind == "all" else values.any(1)
-    return np.repeat(found, 32)
+        answers = values.all(1) if kind == "all" else values.any(1)
+    return np.repeat(answers, 32)
 
 
 @operation("nvvm.redux.sync")
@@ -206,7 +206,7 @@ def _rows(addresses: Array, number: int) -> Array:
 @operation("nvvm.ldmatrix")
 def _load(frame: InlineFrame, op: InlineOperation, pointer: Array) -> Any:
     """PTX ISA, "ldmatrix": thread ``t`` gets elements ``2 t % 8`` and the next of row ``t / 4``."""
-    transposed, found = _is_transposed(op), []
+    transposed, matrices = _is_transposed(op), []
     addresses = frame.all(pointer)
     for number in range(int(op.attributes["num"])):
         rows = _rows(addresses, number)
@@ -214,10 +214,10 @@ def _load(frame: InlineFrame, op: InlineOperation, pointer: Array) -> Any:
         matrix = from_bytes(raw, np.uint16, (8,)).reshape(-1, 8, 8)
         if transposed:
             matrix = matrix.transpose(0, 2, 1)
-        found.append(from_bytes(to_bytes(matrix.reshape(frame.threads, 2)), np.uint32, ()))
-    if len(found) == 1:
-        return found[0]
-    return {(number,): value for number, value in enumerate(found)}
+        matrices.append(from_bytes(to_bytes(matrix.reshape(frame.threads, 2)), np.uint32, ()))
+    if len(matrices) == 1:
+        return matrices[0]
+    return {(number,): value for number, value in enumerate(matrices)}
 
 
 @operation("nvvm.stmatrix")
@@ -294,30 +294,30 @@ def _execute(frame: InlineFrame, line: str, registers: dict[str, Array]) -> None
         predicate = registers[guard.lstrip("!")].astype(np.bool_)
         predicate = ~predicate if guard.startswith("!") else predicate
     name, _, rest = line.partition(" ")
-    words = name.split(".")
-    kinds = [each for each in words[1:] if each in PTX_TYPES]
-    modes = [each for each in words[1:] if each not in PTX_TYPES and each not in _ADJECTIVES]
-    if words[0] in ("fence", "membar"):
-        frame.fence("proxy" in words and "async" in words)
+    parts = name.split(".")
+    kinds = [part for part in parts[1:] if part in PTX_TYPES]
+    modes = [part for part in parts[1:] if part not in PTX_TYPES and part not in _ADJECTIVES]
+    if parts[0] in ("fence", "membar"):
+        frame.fence("proxy" in parts and "async" in parts)
         return
-    if words[0] in ("nanosleep", "griddepcontrol", "prefetch", "setmaxnreg"):
+    if parts[0] in ("nanosleep", "griddepcontrol", "prefetch", "setmaxnreg"):
         return
     given = _operands(rest)
-    if words[0] == "bar" and "sync" in words[1:]:
+    if parts[0] == "bar" and "sync" in parts[1:]:
         count = 128 if len(given) < 2 else int(_read(given[1], registers, "u32").reshape(-1)[0])
         meet(frame, count, name)
         return
-    compute = INSTRUCTIONS.get(words[0])
+    compute = INSTRUCTIONS.get(parts[0])
     if compute is None or not kinds:
         raise MissingRuleError(
             f"the simulator does not know the instruction {line!r}, which inline_mgpu inlines"
         )
     targets, *sources = given
     values = [
-        each if each.startswith("{") else _read(each, registers, _source(words[0], kinds))
-        for each in sources
+        part if part.startswith("{") else _read(part, registers, _source(parts[0], kinds))
+        for part in sources
     ]
-    if words[0] == "mov" and any(each.startswith("{") for each in given):
+    if parts[0] == "mov" and any(part.startswith("{") for part in given):
         _move_parts(targets, sources, kinds[0], registers)
         return
     result = compute(kinds, modes, *values)
@@ -419,8 +419,8 @@ def _as(register: Array, kind: str) -> Array:
     size = -(-count * bits_of(dtype) // 8)
     if register.dtype == np.bool_ or register.dtype.itemsize < size:
         register = register.astype(np.dtype(f"u{size}"))
-    found = from_bytes(to_bytes(register)[:, :size], dtype, (count,))
-    return found if count > 1 else found[:, 0]
+    numbers = from_bytes(to_bytes(register)[:, :size], dtype, (count,))
+    return numbers if count > 1 else numbers[:, 0]
 
 
 def _from(value: Array, kind: str) -> Array:
@@ -444,10 +444,10 @@ def _plain(function: Callable[..., Array]) -> Callable[..., Array]:
 
 def _extreme(keep_nan: Any, drop_nan: Any) -> Callable[..., Array]:
     def compute(kinds: list[str], modes: list[str], *values: Array) -> Array:
-        parts = [_as(each, kinds[0]) for each in values]
+        parts = [_as(value, kinds[0]) for value in values]
         if parts[0].dtype.kind in "iu":
             return _from(keep_nan(*parts), kinds[0])
-        wide = [_wide(each) for each in parts]
+        wide = [_wide(value) for value in parts]
         return _from((keep_nan if "NaN" in modes else drop_nan)(*wide), kinds[0])
 
     return compute
@@ -534,14 +534,14 @@ def _logic(
 ) -> Array:
     """``lop3``: the bits of the table say the result for each of the eight inputs."""
     wanted = int(table.reshape(-1)[0])
-    found: Array = np.zeros(np.broadcast_shapes(a.shape, b.shape, c.shape), a.dtype)
+    result: Array = np.zeros(np.broadcast_shapes(a.shape, b.shape, c.shape), a.dtype)
     for number in range(8):
         if wanted >> number & 1:
             x, y, z = (
-                each if number >> shift & 1 else ~each for each, shift in ((a, 2), (b, 1), (c, 0))
+                bits if number >> shift & 1 else ~bits for bits, shift in ((a, 2), (b, 1), (c, 0))
             )
-            found = np.bitwise_or(found, x & y & z)
-    return found
+            result = np.bitwise_or(result, x & y & z)
+    return result
 
 
 def _permute(_kinds: list[str], modes: list[str], a: Array, b: Array, selector: Array) -> Array:

@@ -144,11 +144,15 @@ def _element_pointer(op: InlineOperation, pointer: Array, *dynamic: Array) -> Ar
 def _cast(op: InlineOperation, value: Any) -> Any:
     kind, given = op.types[0], op.operand_types[0]
     if isinstance(value, MemrefView) and kind.kind != "memory":
-        found: dict[tuple[int, ...], Any] = {(0,): value.base, (1,): value.base, (2,): value.offset}
+        fields: dict[tuple[int, ...], Any] = {
+            (0,): value.base,
+            (1,): value.base,
+            (2,): value.offset,
+        }
         for axis, (size, stride) in enumerate(zip(value.shape, value.strides, strict=True)):
-            found[3, axis] = np.array([size], np.uint64)
-            found[4, axis] = np.asarray(stride).reshape(-1).astype(np.uint64)
-        return found
+            fields[3, axis] = np.array([size], np.uint64)
+            fields[4, axis] = np.asarray(stride).reshape(-1).astype(np.uint64)
+        return fields
     if isinstance(value, dict) and kind.kind == "memory":
         strides = tuple(value[4, axis].astype(np.int64) for axis in range(len(kind.shape)))
         offset = value[2,].astype(np.int64)
@@ -375,10 +379,10 @@ def _switch(frame: InlineFrame, op: InlineOperation, number: Array) -> Any:
         here = left & (number == cases[place]) if place < len(cases) else left
         left = left & ~here
         if here.any():
-            found = _inside(frame, here, region)
+            results = _inside(frame, here, region)
             values = (
-                found
+                results
                 if not values
-                else [chosen(here, a, b) for a, b in zip(found, values, strict=True)]
+                else [chosen(here, a, b) for a, b in zip(results, values, strict=True)]
             )
     return _results(op, values)
