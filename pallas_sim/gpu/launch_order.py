@@ -126,6 +126,7 @@ class Footprints:
         if number == len(self._clusters):
             self._clusters = np.concatenate([self._clusters, np.zeros_like(self._clusters)])
         self._clusters[number] = self.cluster
+        # A write is compared with everything; a read and an atomic with what is not of their kind.
         others = [shadow.written]
         others += shadow.read if writes or adds else ()
         others += shadow.changed if not adds else ()

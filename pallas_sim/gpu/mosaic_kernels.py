@@ -211,6 +211,7 @@ def _execute(
             refs.append(value)
             values.append((value.data, value.data, name, written))
         elif wrapped:
+            # Values of JAX do not change: a kernel that writes its operand gets a copy.
             memory = words_of(value)
             refs.append(Ref(np.array(memory) if written else memory, name, "gmem"))
             values.append((memory, refs[-1].data, name, written))
@@ -233,7 +234,9 @@ def _execute(
                 thread.publish(ref, "operand", number, shared=True)
         launch = GpuLaunch(thread, kernel.mesh, registers=kernel.registers, tiles=tiles)
         launch.lanes_apart = getattr(kernel.params, "unsafe_no_auto_barriers", False)
-        if kernel.early:
+        if (
+            kernel.early
+        ):  # what kernels ahead did to its operands takes part in the order of this one
             launch.start = begin_early(thread, values)
         sizes = [size for _, size in (*kernel.mesh.grid, *kernel.mesh.cluster)]
         publish_semaphores(launch, kernel.semaphores, list(np.ndindex(*sizes)))
@@ -244,6 +247,7 @@ def _execute(
         else:
             _one_by_one(kernel, launch, given, footprints)
         end_kernel(thread, footprints.kernel_ahead(kernel.name), launch.start)
+        # Whoever uses the result reads it: stores that nothing orders before that are reported.
         for ref in outputs:
             if ref.data.dtype != object:
                 record_access(thread, ref.data, "pass on", ref.name, kernel.line)
@@ -300,6 +304,7 @@ def _all_at_once(
     device, start = launch.thread, launch.start
     numbers = (device.number, *(thread.number for thread in _threads(clusters)))
     events = device.recording.events
+    # The launch and its end order the device's accesses with those of all threads.
     events.append(Synchronized(numbers))
     if start is not None:
         start.record(device.recording)

@@ -349,6 +349,7 @@ def update(
     inside = numbers[chosen]
     values = np.broadcast_to(value, shape)[chosen]
     before = np.array(flat[inside])
+    # Without an element that comes twice, all of them may be changed at once.
     if len(np.unique(inside)) == len(inside):
         flat[inside] = change(before, values)
     else:  # an element several times: each sees what the one before it did

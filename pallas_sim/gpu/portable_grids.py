@@ -179,6 +179,7 @@ def _run(this: _GridRun, thread: Thread, program: GridProgram, point: tuple[int,
 
 def _codes(window: BlockWindow) -> list[int]:
     """What an element beyond the edge is, for each axis."""
+    # See the docstring of portable_accesses.py for what JAX masks.
     codes: list[int] = []
     for (kind, size, _), dim in zip(window.facts.dims, window.facts.shape, strict=True):
         if kind == "Squeezed":
@@ -198,6 +199,7 @@ def _programs(grid: tuple[int, ...], vmapped: Sequence[int], seed: int) -> Progr
         for number, point in enumerate(itertools.product(*map(range, grid))):
             yield GridProgram(number, tuple([point[axis] for axis in seen])), point
         return
+    # The plain order is that of seed 0: another seed shall show what depends on it.
     generator = np.random.Generator(np.random.Philox(seed))
     numbers = generator.permutation(count)
     while (numbers == np.arange(count)).all():

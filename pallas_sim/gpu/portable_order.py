@@ -116,6 +116,8 @@ class GridOrder:
         known = self._numbers.get(key)
         if known is not None:
             return known
+        # An event stands for all accesses of a line until the program synchronizes: so there are as
+        # many of them as lines and programs, not as accesses.
         number = self._numbers[key] = len(self.events)
         self.events.append(_Event(me.point, kind, name, line, me.time))
         if number == len(self._program):
@@ -132,6 +134,7 @@ class GridOrder:
         if not events.size:
             return None
         first = int(events.flat[0])
+        # Mostly the same line accessed all elements of a block last: one comparison will do.
         if events.size == 1 or (events == first).all():
             other = int(self._program[first])
             if first == 0 or other == me.number:
@@ -252,6 +255,7 @@ class Shadow:
         later = order.events[number]
         assert earlier is not None
         assert later is not None
+        # Once for each pair of lines, not for each element and each pair of programs.
         key = (later.line, later.kind, earlier.line, earlier.kind, later.name, earlier.name)
         if not order.is_new(key):
             return
@@ -384,10 +388,11 @@ class WaitingPrograms:
           work: runs programs one after the other.
           warps: of a program, or None for the default.
         """
+        # More programs than the chip has room for begin when others end. If they all wait for one
+        # that has not begun, the chip hangs, and so does the grid here: a deadlock.
         begun = list(programs)
         per_core = min(_RESIDENT, _THREADS // (32 * (warps or _WARPS)))
         places = min(len(begun), per_core * GPUS[self.machine.target].cores)
-        # A program that ends makes place for the next one.
         shared = iter(begun)
         cores = [thread.child(thread.owner) for _ in range(places)]
         scheduler = self.machine.scheduler
@@ -417,6 +422,7 @@ class WaitingPrograms:
         before, program.last = program.last, seen
         scheduler = self.machine.scheduler
         task = scheduler.current
+        # Who sees something new goes on: it may be in no loop at all.
         if before != seen or task is None:
             scheduler.pause()
             return

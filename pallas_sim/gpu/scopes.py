@@ -119,6 +119,7 @@ def run_scope(
     turn = block.entered[key] = block.entered.get(key, 0) + 1
     first = turn > block.entered.get(scope.site, 0)
     block.entered[scope.site] = max(turn, block.entered.get(scope.site, 0))
+    # Shared memory is a stack: what a scope takes is free again when it ends.
     before, around, held = thread.top, thread.around, thread.accumulators
     thread.around = scope.line or around
     if first and turn == 1:
@@ -436,6 +437,7 @@ def set_registers(thread: GpuThread, count: int, line: str, *, more: bool) -> No
             program=thread.program,
         )
 
+    # ``setmaxnreg.inc`` blocks until the pool has enough; those that decrease wake who waits.
     while left() < count:
         task = scheduler.current
         if task is not None:

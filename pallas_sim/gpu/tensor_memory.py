@@ -128,6 +128,7 @@ class TensorMemory(Ref):
         per_column, left = divmod(this.data.shape[1], width)
         if not data.size or left or not this.rows:
             return self.data[:LANES, this.first : this.end]
+        # From the bytes of the part, beside the columns, to the columns that it stands for.
         low, high = byte_bounds(data)
         start, _ = byte_bounds(this.data)
         row = this.data.strides[0]

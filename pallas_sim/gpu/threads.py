@@ -426,6 +426,7 @@ def memory_at(thread: Thread, where: CoreAddress, ref: Ref, line: str) -> Ref:
         if waiting and task is not None:
             scheduler.wake(task)
 
+    # ``entered`` is called at once if the other device is there; then nobody has to be woken.
     waiting = False
     if not reach(thread, where, ref, line, entered, how="accesses"):
         return Ref(ref.data.copy(), ref.name, ref.space)
@@ -454,6 +455,7 @@ def block_of(thread: GpuThread, place: AtBlock, operands: Sequence[Any]) -> Thre
 
 def leave(thread: GpuThread) -> None:
     """End a warpgroup; with the last one, the shared memory of its block ends."""
+    # Who ends last knows what all others did: only after that is the memory gone.
     block = thread.block
     block.running -= 1
     thread.recording.events.append(Released(thread.number, block.end))

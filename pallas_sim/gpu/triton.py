@@ -139,10 +139,10 @@ def _is_refused(aval: Any) -> bool:
     return not size or bool(size & (size - 1)) or size > _MOST
 
 
-def _is_named(line: str, message: str) -> bool:
+def _is_named(line: str, diagnostic: str) -> bool:
     """Whether MLIR names ``file:line`` among the places of an operation."""
     place = read(line)
-    return place is not None and f'"{place.file}":{place.line}:' in message
+    return place is not None and f'"{place.file}":{place.line}:' in diagnostic
 
 
 def _arrays(eqn: Any, among: Sequence[Any] = ()) -> list[Any]:

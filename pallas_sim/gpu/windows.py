@@ -296,8 +296,10 @@ def _gathered(array: Array, axes: Sequence[Array | int], *, listed: bool = False
             *(ok for ok, each in zip(there, axes, strict=True) if not isinstance(each, int))
         )
         if not all(ok.all() for ok, each in zip(there, axes, strict=True) if isinstance(each, int)):
+            # A number along an axis that the window has not is outside, so all of the window is.
             inside = tuple(np.zeros((0,) * len(shape), np.int64) for _ in shape)
             used = [np.zeros(0, np.int64) for _ in used]
+    # A view costs nothing, and writes to it change the array; only lists of rows need ``Elements``.
     if all(_is_range(each) for each in used):
         steps = tuple(
             slice(int(each[0]), int(each[-1]) + 1, _step(each)) if each.size else slice(0, 0)
@@ -341,6 +343,7 @@ def _im2col(array: Array, transforms: Sequence[Transform], operands: Sequence[An
             "an im2col reference must be indexed by a slice of rows, a number along each axis of "
             "the window and a slice of channels"
         )
+    # A row is an image and a place of the window in it, counted along the last spatial axis first.
     places: list[Array] = []
     flat = rows
     for size in reversed(sizes):

@@ -375,6 +375,7 @@ def _start_store(
         Side(target.region, True, target.name, adds=reduce is not None, home=target.home)
         for target in targets
     ]
+    # A store may last longer than its block, once it has read shared memory.
     operation = EngineOperation(Asynchronous("the TMA copy", sides), thread.block, lasting=True)
     thread.stores.open.append(operation)
     start(thread, operation, steps=reading_then_writing(source.copy, write), line=line)
@@ -436,6 +437,7 @@ def _inline_mgpu(eqn: Equation) -> Evaluate:
             for position, place in enumerate(places)
         ]
         kinds = tuple(map(_kind, arguments))
+        # The function is called once for each chip, and for each shape and dtype of its arguments.
         key = (thread.machine.target, len(thread.lanes), kinds)
         if key not in known:
             known[key] = _code(params, kinds, thread)

@@ -315,6 +315,7 @@ def _now(frame: InlineFrame) -> Array:
 
 @operation("scf.if")
 def _if(frame: InlineFrame, op: InlineOperation, where: Array) -> Any:
+    # A branch that no thread takes is not run: it may access memory that is not there.
     now, where = _now(frame), frame.all(where)
     then, other = now & where, now & ~where
     branch, *rest = op.regions
