@@ -24,7 +24,7 @@ from pallas_sim.compat.compilers import lowering_to_triton
 from pallas_sim.compat.jaxprs import is_literal, open_jaxpr, sub_jaxprs
 from pallas_sim.compat.source import source_line
 from pallas_sim.cores import equations
-from pallas_sim.dtypes import bit_width, is_integer
+from pallas_sim.dtypes import FLOAT32, bit_width, is_integer
 from pallas_sim.eager import bind
 from pallas_sim.errors import KernelError, SimulationError, one_line
 from pallas_sim.evaluation import CALLS
@@ -463,8 +463,7 @@ class _Walk:
                 self.names[inner] = self.names[outer]
 
     def _loop(self, eqn: Any, region: _Region) -> None:
-        given = eqn.invars
-        steps = self.stages
+        given, steps = eqn.invars, self.stages
         if eqn.primitive.name == "while":
             given = given[eqn.params["cond_nconsts"] :]
             steps = steps if _counts(eqn) else 1
@@ -481,10 +480,11 @@ class _Walk:
         parts = [
             (value.name, _size(atom.aval)) for atom, value in zip(eqn.invars, ins, strict=True)
         ]
-        rounded, rows = _is_rounded(eqn), _rows(eqn)
-        itemsize = np.dtype(eqn.invars[0].aval.dtype).itemsize
-        tensor_core = rounded or itemsize <= 2
-        engine = tensor_core and self._has_engine(rows, itemsize)
+        rows, dtype = _rows(eqn), np.dtype(eqn.invars[0].aval.dtype)
+        takes_tf32 = dot_operands(dtype, eqn.params.get("precision")) == (FLOAT32, False)
+        rounded = dtype == FLOAT32 and takes_tf32
+        tensor_core = rounded or dtype.itemsize <= 2
+        engine = tensor_core and self._has_engine(rows, dtype.itemsize)
         if region.steps == 1:
             # Operands that are rounded are there one after the other.
             region.apart.append([max(parts, key=lambda part: part[1])] if rounded else parts)
@@ -522,23 +522,13 @@ def _rows(eqn: Any) -> int:
     return math.prod(shape) // max(1, shape[contracted[0]])
 
 
-def _is_rounded(eqn: Any) -> bool:
-    """Whether a product of float32 is one of tf32, by its precision."""
-    if np.dtype(eqn.invars[0].aval.dtype) != np.float32:
-        return False
-    precision = eqn.params.get("precision")
-    given = precision if isinstance(precision, tuple) else (precision,)
-    names = {str(each).upper().rpartition(".")[2] for each in given}
-    return not names.isdisjoint({"NONE", "DEFAULT", "HIGH", "TF32_TF32_F32"})
-
-
 def _counts(eqn: Any) -> bool:
     """Whether a ``while`` is a loop that counts up to a bound, as of ``fori_loop``.
 
     JAX's lowering makes such a loop an ``scf.for``, and Triton overlaps the steps of no other.
     """
     cond = open_jaxpr(eqn.params["cond_jaxpr"])[0]
-    names = [each.primitive.name for each in cond.eqns]
+    names = [inner.primitive.name for inner in cond.eqns]
     return eqn.params["cond_nconsts"] == 0 and names == ["lt"]
 
 
