@@ -390,10 +390,9 @@ def _from_elements(op: InlineOperation, *elements: Array) -> Array:
 
 
 @pure("vector.to_elements")
-def _to_elements(op: InlineOperation, a: Array) -> Any:
+def _to_elements(_op: InlineOperation, a: Array) -> Any:
     flat = a.reshape(a.shape[0], -1)
-    parts = [flat[:, at] for at in range(flat.shape[1])]
-    return parts[0] if len(op.results) == 1 else parts
+    return [flat[:, at] for at in range(flat.shape[1])]
 
 
 @pure("vector.shuffle")

@@ -276,11 +276,9 @@ class InlineFrame:
             if op.name in _ENDS:
                 return operands
             results = find(op.name)(self, op, *operands)
-            if len(op.results) == 1:
-                self.values[op.results[0]] = results
-            else:
-                for number, value in zip(op.results, results or (), strict=True):
-                    self.values[number] = value
+            if not isinstance(results, list | tuple):
+                results = [results][: len(op.results)]
+            self.values.update(zip(op.results, results, strict=True))
         return []
 
     def step(self) -> None:
@@ -309,7 +307,11 @@ _OPERATIONS: dict[str, Evaluate] = {}
 
 
 def operation(*names: str) -> Callable[[Evaluate], Evaluate]:
-    """Register how operations of these names are evaluated."""
+    """Register how operations of these names are evaluated.
+
+    The function takes the frame, the operation and its operands. It gives its result, a list or a
+    tuple of its results, or None.
+    """
 
     def register(evaluate: Evaluate) -> Evaluate:
         for name in names:

@@ -513,20 +513,17 @@ def _bitwise(function: Callable[..., Array]) -> Callable[..., Array]:
     return compute
 
 
-def _shift_left(kinds: list[str], _modes: list[str], a: Array, b: Array) -> Array:
-    value, bits = _as(a, kinds[0]), 8 * PTX_TYPES[kinds[0]].itemsize
-    return np.where(b < bits, value << np.minimum(b, bits - 1).astype(value.dtype), 0).astype(
-        value.dtype
-    )
+def _shifting(shift: Callable[[Array, Array], Array]) -> Callable[..., Array]:
+    """Shifts by too many bits are by all; those of numbers with a sign fill with it."""
 
+    def compute(kinds: list[str], _modes: list[str], a: Array, b: Array) -> Array:
+        value, bits = _as(a, kinds[0]), 8 * PTX_TYPES[kinds[0]].itemsize
+        moved = shift(value, np.minimum(b, bits - 1).astype(value.dtype))
+        if shift is np.left_shift or value.dtype.kind == "u":
+            moved = np.where(b < bits, moved, 0)
+        return moved.astype(value.dtype).view(np.dtype(f"u{value.dtype.itemsize}"))
 
-def _shift_right(kinds: list[str], _modes: list[str], a: Array, b: Array) -> Array:
-    """It fills with the sign of numbers that have one; shifts by too many bits are by all."""
-    value, bits = _as(a, kinds[0]), 8 * PTX_TYPES[kinds[0]].itemsize
-    moved = value >> np.minimum(b, bits - 1).astype(value.dtype)
-    if value.dtype.kind == "u":
-        moved = np.where(b < bits, moved, 0)
-    return moved.astype(value.dtype).view(np.dtype(f"u{value.dtype.itemsize}"))
+    return compute
 
 
 def _logic(
@@ -613,8 +610,8 @@ INSTRUCTIONS: dict[str, Callable[..., Array]] = {
     "or": _bitwise(np.bitwise_or),
     "xor": _bitwise(np.bitwise_xor),
     "not": _bitwise(np.invert),
-    "shl": _shift_left,
-    "shr": _shift_right,
+    "shl": _shifting(np.left_shift),
+    "shr": _shifting(np.right_shift),
     "lop3": _logic,
     "prmt": _permute,
     "brev": _bitwise(reversed_bits),

@@ -81,37 +81,26 @@ def _store(frame: InlineFrame, addresses: Array, value: Array) -> None:
     frame.space.store(np.ascontiguousarray(frame.all(addresses)), raw, frame.active)
 
 
-@operation("memref.load")
-def _load_element(
+@operation("memref.load", "vector.load")
+def _load_elements(
     frame: InlineFrame, op: InlineOperation, view: MemrefView, *index: Array
 ) -> Array:
-    _whole_bytes(view, op)
+    _require_bytes(view, op)
     return _load(frame, view.addresses(index), op.types[0])
 
 
-@operation("memref.store")
-def _store_element(
+@operation("memref.store", "vector.store")
+def _store_elements(
     frame: InlineFrame, op: InlineOperation, value: Array, view: MemrefView, *index: Array
 ) -> None:
-    _whole_bytes(view, op)
+    _require_bytes(view, op)
     _store(frame, view.addresses(index), value)
 
 
-def _whole_bytes(view: MemrefView, op: InlineOperation) -> None:
-    if bits_of(view.dtype) < 8:
+def _require_bytes(view: MemrefView, op: InlineOperation) -> None:
+    """Reject one element that is a part of a byte; vectors have whole bytes."""
+    if bits_of(view.dtype) < 8 and op.name.startswith("memref"):
         raise MissingRuleError(f"{op.name} of one {view.dtype} inside a byte is not simulated")
-
-
-@operation("vector.load")
-def _load_vector(frame: InlineFrame, op: InlineOperation, view: MemrefView, *index: Array) -> Array:
-    return _load(frame, view.addresses(index), op.types[0])
-
-
-@operation("vector.store")
-def _store_vector(
-    frame: InlineFrame, op: InlineOperation, value: Array, view: MemrefView, *index: Array
-) -> None:
-    _store(frame, view.addresses(index), value)
 
 
 @operation("llvm.load")
@@ -258,7 +247,7 @@ def _atomic(
     frame: InlineFrame, op: InlineOperation, value: Array, view: MemrefView, *index: Array
 ) -> Array:
     """One thread after the other."""
-    _whole_bytes(view, op)
+    _require_bytes(view, op)
     kind = _ATOMICS.get(op.attributes["kind"])
     if kind is None:
         number = op.attributes["kind"]
@@ -294,10 +283,6 @@ _ATOMICS = {
 # Branches and loops, in which threads may go different ways: the dialect ``scf``.
 
 
-def _results(op: InlineOperation, values: list[Any]) -> Any:
-    return values[0] if len(op.results) == 1 else values
-
-
 def _inside(
     frame: InlineFrame, active: Array, region: InlineRegion, arguments: Any = ()
 ) -> list[Any]:
@@ -307,6 +292,11 @@ def _inside(
         return frame.evaluate(region, arguments)
     finally:
         frame.active = before
+
+
+def _merged(where: Array, ours: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    """Of two lists of values, those of ``ours`` for some threads."""
+    return [chosen(where, a, b) for a, b in zip(ours, others, strict=True)]
 
 
 def _now(frame: InlineFrame) -> Array:
@@ -320,13 +310,13 @@ def _if(frame: InlineFrame, op: InlineOperation, where: Array) -> Any:
     then, other = now & where, now & ~where
     branch, *rest = op.regions
     if not other.any():
-        return _results(op, frame.evaluate(branch))
+        return frame.evaluate(branch)
     otherwise = rest[0] if rest else InlineRegion((), ())
     if not then.any():
-        return _results(op, frame.evaluate(otherwise))
+        return frame.evaluate(otherwise)
     first = _inside(frame, then, branch)
     second = _inside(frame, other, otherwise)
-    return _results(op, [chosen(where, a, b) for a, b in zip(first, second, strict=True)])
+    return _merged(where, first, second)
 
 
 @operation("scf.for")
@@ -339,12 +329,12 @@ def _for(
     while True:
         going = now & frame.all(signed(at) < signed(high))
         if not going.any():
-            return _results(op, values)
+            return values
         if (going == now).all():
             values = frame.evaluate(region, (at, *values))
         else:
             new = _inside(frame, going, region, (at, *values))
-            values = [chosen(going, a, b) for a, b in zip(new, values, strict=True)]
+            values = _merged(going, new, values)
         at = at + step
 
 
@@ -356,16 +346,12 @@ def _while(frame: InlineFrame, op: InlineOperation, *carry: Any) -> Any:
     going = now
     while True:
         where, *passed = _inside(frame, going, condition, values)
-        given = (
-            passed
-            if not given
-            else [chosen(going, a, b) for a, b in zip(passed, given, strict=True)]
-        )
+        given = _merged(going, passed, given) if given else passed
         going = going & frame.all(where)
         if not going.any():
-            return _results(op, given)
+            return given
         new = _inside(frame, going, body, given)
-        values = [chosen(going, a, b) for a, b in zip(new, values, strict=True)]
+        values = _merged(going, new, values)
         frame.step()
 
 
@@ -381,9 +367,5 @@ def _switch(frame: InlineFrame, op: InlineOperation, number: Array) -> Any:
         left = left & ~here
         if here.any():
             results = _inside(frame, here, region)
-            values = (
-                results
-                if not values
-                else [chosen(here, a, b) for a, b in zip(results, values, strict=True)]
-            )
-    return _results(op, values)
+            values = _merged(here, results, values) if values else results
+    return values
