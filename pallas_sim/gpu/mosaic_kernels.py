@@ -53,7 +53,7 @@ from pallas_sim.gpu.tensor_memory import (
     allocated_columns,
     makes_paired_memory,
 )
-from pallas_sim.gpu.threads import Cluster, GpuLaunch, GpuThread, ThreadBlock, leave
+from pallas_sim.gpu.threads import BlockCluster, GpuLaunch, GpuThread, ThreadBlock, leave
 from pallas_sim.gpu.windows import reaches_devices
 from pallas_sim.machine import GridPosition, Thread
 from pallas_sim.memory import Ref
@@ -315,12 +315,12 @@ def _all_at_once(
         events.append(Acquired(device.number, start.token))
 
 
-def _threads(clusters: Sequence[Cluster]) -> list[GpuThread]:
+def _threads(clusters: Sequence[BlockCluster]) -> list[GpuThread]:
     blocks = [block for cluster in clusters for block in cluster.blocks]
     return [thread for block in blocks for thread in block.warpgroups]
 
 
-def _run(kernel: GpuKernel, clusters: Sequence[Cluster], given: Sequence[Any]) -> None:
+def _run(kernel: GpuKernel, clusters: Sequence[BlockCluster], given: Sequence[Any]) -> None:
     """Run clusters at the same time."""
     threads = _threads(clusters)
 
@@ -350,9 +350,9 @@ def _cluster(
     point: tuple[int, ...],
     footprints: Footprints,
     recording: Recording | None,
-) -> Cluster:
+) -> BlockCluster:
     """A cluster with its blocks and their warpgroups, none of which has begun."""
-    mesh, cluster = launch.mesh, Cluster(launch, point, together=kernel.paired)
+    mesh, cluster = launch.mesh, BlockCluster(launch, point, together=kernel.paired)
     for place in np.ndindex(*(size for _, size in mesh.cluster)):
         block = ThreadBlock(cluster, place, np.full(kernel.smem, 0xFF, np.uint8))
         cluster.blocks.append(block)
@@ -467,7 +467,7 @@ NOTE = (
 )
 
 
-def _hold_back(launch: GpuLaunch, clusters: Sequence[Cluster]) -> None:
+def _hold_back(launch: GpuLaunch, clusters: Sequence[BlockCluster]) -> None:
     """Let some clusters begin at once, and the others later or never."""
     machine, count = launch.thread.machine, len(clusters)
     first = int(machine.random.integers(1, count + 1)) if machine.seed else -(-count // 2)
@@ -506,7 +506,7 @@ def _begin_next(launch: GpuLaunch) -> bool:
     return True
 
 
-def take_over(launch: GpuLaunch) -> Cluster | None:
+def take_over(launch: GpuLaunch) -> BlockCluster | None:
     """A cluster that has not begun, and never will; None if there is none."""
     machine, pending = launch.thread.machine, launch.pending
     if not pending:
@@ -519,7 +519,7 @@ def take_over(launch: GpuLaunch) -> Cluster | None:
     return cluster
 
 
-def _release(launch: GpuLaunch, cluster: Cluster) -> None:
+def _release(launch: GpuLaunch, cluster: BlockCluster) -> None:
     for task in launch.held.pop(id(cluster), ()):
         launch.thread.machine.scheduler.wake(task)
 

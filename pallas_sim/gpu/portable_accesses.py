@@ -23,9 +23,9 @@ import numpy as np
 from pallas_sim.accesses import beyond_edge, bounds_error
 from pallas_sim.dtypes import Array
 from pallas_sim.gpu.portable_order import (
+    ElementSelection,
     GridProgram,
     Kind,
-    Selection,
     SharedArray,
     WaitingPrograms,
 )
@@ -370,7 +370,7 @@ def update(
     return old
 
 
-def _note(thread: Thread, ref: Ref, kind: Kind, where: Selection, line: str) -> None:
+def _note(thread: Thread, ref: Ref, kind: Kind, where: ElementSelection, line: str) -> None:
     block: ProgramBlock = ref.block
     if block.memory.shadow is not None:
         block.memory.shadow.note(thread, block.program, kind, where, (ref.name, line))

@@ -51,7 +51,7 @@ _CLOCK_BYTES = 1 << 26
 _TPU = "a TPU would allow it, where the grid is a loop: let one program loop, or use atomics"
 
 
-class Selection(Protocol):
+class ElementSelection(Protocol):
     """Which elements of an array an access touches, and of any other array of that shape."""
 
     def get(self, array: Array) -> Array:
@@ -194,7 +194,12 @@ class Shadow:
     _last: dict[tuple[Kind, int], Array] = field(default_factory=dict)
 
     def note(
-        self, thread: Thread, me: GridProgram, kind: Kind, where: Selection, at: tuple[str, str]
+        self,
+        thread: Thread,
+        me: GridProgram,
+        kind: Kind,
+        where: ElementSelection,
+        at: tuple[str, str],
     ) -> None:
         """Note an access, and report it if it is a race.
 
@@ -226,7 +231,7 @@ class Shadow:
 
         return self._last.get((kind, 0)), access
 
-    def _keep(self, me: GridProgram, kind: Kind, where: Selection, number: int) -> None:
+    def _keep(self, me: GridProgram, kind: Kind, where: ElementSelection, number: int) -> None:
         first = self._of(kind, 0)
         if kind == "write":
             where.put(first, number)
@@ -248,7 +253,7 @@ class Shadow:
         return self._last[kind, which]
 
     def _report(
-        self, thread: Thread, number: int, where: Selection, events: Array, wrong: Array
+        self, thread: Thread, number: int, where: ElementSelection, events: Array, wrong: Array
     ) -> None:
         order = self.order
         earlier = order.events[int(events[wrong].flat[0])]

@@ -61,7 +61,7 @@ class GpuLaunch:
     thread: Thread
     mesh: BlockMesh
     operations: list[EngineOperation] = field(default_factory=list)
-    pending: deque[Cluster] = field(default_factory=deque)
+    pending: deque[BlockCluster] = field(default_factory=deque)
     held: dict[int, list[Task]] = field(default_factory=dict)
     semaphores: dict[Any, Ref] = field(default_factory=dict)
     start: EarlyStart | None = None
@@ -71,7 +71,7 @@ class GpuLaunch:
 
 
 @dataclass(eq=False)
-class Cluster:
+class BlockCluster:
     """Blocks that run at the same time, and reach each other's shared memory.
 
     Attributes:
@@ -141,7 +141,7 @@ class ThreadBlock:
       asking: the tasks that wait for registers of others.
     """
 
-    cluster: Cluster
+    cluster: BlockCluster
     place: tuple[int, ...]
     arena: Array
     memory: dict[Any, Ref] = field(default_factory=dict)

@@ -291,7 +291,7 @@ def shared_memory(jaxpr: Any, names: Sequence[str], params: Any, target: str) ->
         names=dict(zip(inner.invars, names, strict=False)),
     )
     region = _Region(steps=1)
-    walk.run(inner, [_Value()] * len(inner.invars), region)
+    walk.run(inner, [_ValueOrigin()] * len(inner.invars), region)
     parts = walk.taken(region)
     estimate = _total(parts)
     return SharedMemory(estimate, estimate + walk.unsure + walk.largest, tuple(parts))
@@ -343,7 +343,7 @@ class _Load:
 
 
 @dataclass(frozen=True)
-class _Value:
+class _ValueOrigin:
     """Where a value comes from.
 
     Attributes:
@@ -404,12 +404,12 @@ class _Walk:
     largest: int = 0
     unsure: int = 0
 
-    def run(self, jaxpr: Any, given: Sequence[_Value], region: _Region) -> list[_Value]:
+    def run(self, jaxpr: Any, given: Sequence[_ValueOrigin], region: _Region) -> list[_ValueOrigin]:
         """Where the results of a jaxpr come from, given where its inputs do."""
         values = dict(zip(jaxpr.invars, given, strict=True))
 
-        def of(atom: Any) -> _Value:
-            return _Value() if is_literal(atom) else values.get(atom, _Value())
+        def of(atom: Any) -> _ValueOrigin:
+            return _ValueOrigin() if is_literal(atom) else values.get(atom, _ValueOrigin())
 
         for eqn in jaxpr.eqns:
             if eqn.primitive.name.startswith(_MOVING):
@@ -430,17 +430,19 @@ class _Walk:
         parts += [*region.kept.values(), *sorted(region.made, key=lambda part: -part[1])[:1]]
         return max([parts, *region.apart], key=_total)
 
-    def _results(self, eqn: Any, ins: Sequence[_Value], region: _Region) -> Sequence[_Value]:
+    def _results(
+        self, eqn: Any, ins: Sequence[_ValueOrigin], region: _Region
+    ) -> Sequence[_ValueOrigin]:
         name, count = eqn.primitive.name, len(eqn.outvars)
         if name in _LOADS:
             indices = frozenset[_Load]().union(*(value.loads for value in ins))
             depth = 1 + max((load.depth for load in indices), default=0)
             operand = self.names.get(eqn.invars[0], "a block")
             load = _Load(operand, _size(eqn.outvars[0].aval), depth)
-            return [_Value(frozenset({load}), load, inside=True)]
+            return [_ValueOrigin(frozenset({load}), load, inside=True)]
         if name in ("scan", "while"):
             self._loop(eqn, region)
-            return [_Value(inside=True, computed=True)] * count
+            return [_ValueOrigin(inside=True, computed=True)] * count
         bodies = [open_jaxpr(body)[0] for body in sub_jaxprs(eqn)]
         if name == "cond":
             for body in bodies:
@@ -473,10 +475,10 @@ class _Walk:
             body = open_jaxpr(eqn.params["jaxpr"])[0]
         self._pass_names(given, body)
         inner = _Region(steps)
-        self.run(body, [_Value()] * len(body.invars), inner)
+        self.run(body, [_ValueOrigin()] * len(body.invars), inner)
         region.apart.append(self.taken(inner))
 
-    def _product(self, eqn: Any, ins: Sequence[_Value], region: _Region) -> None:
+    def _product(self, eqn: Any, ins: Sequence[_ValueOrigin], region: _Region) -> None:
         parts = [
             (value.name, _size(atom.aval)) for atom, value in zip(eqn.invars, ins, strict=True)
         ]
@@ -532,8 +534,8 @@ def _counts(eqn: Any) -> bool:
     return eqn.params["cond_nconsts"] == 0 and names == ["lt"]
 
 
-def _joined(values: Sequence[_Value], *, computed: bool) -> _Value:
-    return _Value(
+def _joined(values: Sequence[_ValueOrigin], *, computed: bool) -> _ValueOrigin:
+    return _ValueOrigin(
         frozenset[_Load]().union(*(value.loads for value in values)),
         inside=any(value.inside for value in values),
         computed=computed or any(value.computed for value in values),

@@ -75,7 +75,7 @@ class Tiling:
 
 
 @dataclass(frozen=True, slots=True)
-class _Load:
+class _GlobalLoad:
     """A ``copy_gmem_to_smem``.
 
     Attributes:
@@ -107,14 +107,14 @@ class _Load:
         return default_fill(target.dtype) if self.fill == "undefined" else 0
 
 
-def _load_of(eqn: Equation) -> _Load:
+def _load_of(eqn: Equation) -> _GlobalLoad:
     params, leaves = eqn.params, OperandLeaves(eqn, 2)
     barrier = leaves.one(there=params.get("has_barrier", True))
     source = leaves.part(0, "src_transforms_treedef")
     target = leaves.part(1, "dst_transforms_treedef")
     barrier_part = leaves.part(barrier, "barrier_transforms_treedef")
     tracked = params.get("leader_tracked")
-    return _Load(
+    return _GlobalLoad(
         source=source,
         target=target,
         barrier=None if barrier is None else barrier_part,
@@ -162,7 +162,7 @@ def _load(eqn: Equation) -> Evaluate:
     return evaluate
 
 
-def _check_engine(thread: GpuThread, load: _Load) -> None:
+def _check_engine(thread: GpuThread, load: _GlobalLoad) -> None:
     has_tma = GPUS[thread.machine.target].capability >= 9
     if has_tma and load.barrier is None:
         raise SimulationError(
@@ -258,7 +258,7 @@ def _dropped(unit: UnitAxis, name: str, shape: tuple[int, ...], *, writes: bool)
 
 def _start_load(
     thread: GpuThread,
-    load: _Load,
+    load: _GlobalLoad,
     source: EngineWindow,
     targets: Sequence[Array],
     name: str,
@@ -296,7 +296,7 @@ def _load_in_order(
 
 def _load_together(
     thread: GpuThread,
-    load: _Load,
+    load: _GlobalLoad,
     source: EngineWindow,
     target: Array,
     name: str,

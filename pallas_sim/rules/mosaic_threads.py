@@ -27,7 +27,7 @@ from pallas_sim.gpu.mosaic_kernels import NOTE, take_over
 from pallas_sim.gpu.scopes import axes_of, set_registers
 from pallas_sim.gpu.threads import (
     Barrier,
-    Cluster,
+    BlockCluster,
     EngineOperation,
     GpuThread,
     ThreadBlock,
@@ -509,7 +509,7 @@ def _require_size(answer: Array) -> None:
         )
 
 
-def answer_of(cluster: Cluster | None) -> Array:
+def answer_of(cluster: BlockCluster | None) -> Array:
     """The bytes of an answer: which cluster was taken over, or that none is left."""
     words = np.zeros(_ANSWER // 4, np.int32)
     words[0] = _NONE_LEFT
