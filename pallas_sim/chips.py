@@ -1,4 +1,9 @@
-"""The chips that a backend can stand for."""
+"""The chips that a backend can stand for: what they have, and whether a kernel fits into it.
+
+TPUs and GPUs have a class each, and ``TARGETS`` the names of both. Between them is how the tensor
+cores of a GPU add products, by generation; at the end, how much memory arrays take, and what a
+kernel takes too much of (``Excess``).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args, overload
 
 from pallas_sim.errors import DeviceError, OptionError
+from pallas_sim.findings import Finding
 
 # What TPUs have: cores, memory of a kernel, and the topologies to compile for.
 
@@ -135,8 +141,8 @@ def accumulation_of(
     accumulations: Accumulations, instruction: str, lhs: str, rhs: str
 ) -> Accumulation | None:
     """How an instruction adds products of operands of these dtypes; None if that is not known."""
-    found = accumulations.get((instruction, lhs))
-    return found if accumulations.get((instruction, rhs)) == found else None
+    known = accumulations.get((instruction, lhs))
+    return known if accumulations.get((instruction, rhs)) == known else None
 
 
 def _of(instruction: str, names: str, accumulation: Accumulation) -> Accumulations:
@@ -461,7 +467,7 @@ class ChipNames(Sequence[str]):
         return len(targets_of(self.platform))
 
 
-# How much memory a TPU's kernel has, and how much of it an array takes.
+# How much memory a kernel takes, and whether a chip has it. Such a kernel does not run there.
 
 
 _LANES = 128
@@ -474,7 +480,7 @@ class OperandMemory:
 
     name: str
     nbytes: int
-    count: int
+    count: int = 1
 
     @property
     def total(self) -> int:
@@ -495,6 +501,11 @@ class Excess:
     message: str
     remedy: str
     largest: str
+
+    def finding(self, kernel: str, line: str) -> Finding:
+        """The finding about a kernel, by its name and the ``file:line`` of its call."""
+        message = f"{self.message} {self.remedy}"
+        return Finding(kind="capacity", message=message, kernel=kernel, line=line, ref=self.largest)
 
 
 def padded(shape: Sequence[int], dtype: Any) -> int:
@@ -528,6 +539,12 @@ def itemsize(dtype: Any) -> float:
     return float(getattr(dtype, "itemsize", 4))
 
 
+def gpu_bytes(aval: Any) -> int:
+    """Bytes of an array in shared memory: on a GPU, a bool takes 1."""
+    size = 1 if str(aval.dtype) == "bool" else itemsize(aval.dtype)
+    return math.ceil(math.prod(aval.shape) * size)
+
+
 def vmem_excess(
     taken: Sequence[OperandMemory], chip_name: str, limit_bytes: int | None
 ) -> Excess | None:
@@ -549,29 +566,90 @@ def vmem_excess(
     )
     more = ""
     if total < chip.vmem:
-        more = f", or raise vmem_limit_bytes ({chip_name} has {_mib(chip.vmem)})"
-    return _excess(taken, f"VMEM, and {whose} {_mib(limit)}", f"Choose smaller blocks{more}.")
+        more = f", or raise vmem_limit_bytes ({chip_name} has {_size(chip.vmem)})"
+    there = f"VMEM, and {whose} {_size(limit)}"
+    return _excess(taken, _blocks_take(total, there), f"Choose smaller blocks{more}.")
 
 
 def smem_excess(taken: Sequence[OperandMemory], chip_name: str) -> Excess | None:
     """More SMEM than a core has, or None; see ``vmem_excess``."""
-    chip = TPUS.get(chip_name)
-    if chip is None or sum(buffer.total for buffer in taken) <= chip.smem:
+    chip, total = TPUS.get(chip_name), sum(buffer.total for buffer in taken)
+    if chip is None or total <= chip.smem:
         return None
-    words = f"SMEM, and a core of {chip_name} has {_mib(chip.smem)}"
-    return _excess(taken, words, "Keep large arrays in HBM or VMEM, and copy what is needed.")
+    message = _blocks_take(total, f"SMEM, and a core of {chip_name} has {_size(chip.smem)}")
+    return _excess(taken, message, "Keep large arrays in HBM or VMEM, and copy what is needed.")
 
 
-def _excess(taken: Sequence[OperandMemory], words: str, remedy: str) -> Excess:
-    ordered = sorted(taken, key=lambda buffer: -buffer.total)
-    largest = ", ".join(
-        f"{b.name} {b.count} x {_mib(b.nbytes)}" if b.count > 1 else f"{b.name} {_mib(b.nbytes)}"
-        for b in ordered[:3]
+def shared_memory_excess(
+    taken: Sequence[OperandMemory], chip_name: str, needed: int, *, estimated: bool = False
+) -> Excess | None:
+    """More shared memory than a block of a GPU can have, or None.
+
+    Args:
+      taken: what takes it.
+      chip_name: as in ``GPUS``; of another one nothing is known.
+      needed: bytes, as a compiler counts them.
+      estimated: whether they are estimated instead.
+    """
+    chip = GPUS.get(chip_name)
+    if chip is None or needed <= chip.shared_per_block:
+        return None
+    how = " by an estimate, as no compiler for GPUs has counted it" if estimated else ""
+    message = (
+        f"a block takes {needed:,} bytes of shared memory{how}, and a block of {chip_name} can "
+        f"have {chip.shared_per_block:,}"
     )
-    total = _mib(sum(buffer.total for buffer in taken))
-    message = f"blocks and scratch take {total} of {words}: {largest}."
-    return Excess(message, remedy, ordered[0].name)
+    return _excess(taken, message, "Choose smaller blocks, or fewer stages.", in_kib=True)
 
 
-def _mib(nbytes: float) -> str:
-    return f"{nbytes / _MIB:.1f} MiB" if nbytes >= _MIB / 10 else f"{nbytes / 1024:.1f} KiB"
+def tensor_memory_excess(taken: Sequence[tuple[str, int]], chip_name: str) -> Excess | None:
+    """More columns of tensor memory than an SM of a GPU has, or None.
+
+    Args:
+      taken: name and columns of each reference that a kernel has at a time.
+      chip_name: as in ``GPUS``.
+    """
+    if not taken:
+        return None
+    most = GPUS[chip_name].tensor_columns if chip_name in GPUS else 0
+    total = sum(columns for _, columns in taken)
+    # ``tcgen05.alloc`` gives powers of two, and 32 at least (PTX ISA 9.0, 9.7.16.7.1).
+    needed = max(32, 1 << (total - 1).bit_length())
+    if needed <= most:
+        return None
+    parts = ", ".join(f"{name} {columns}" for name, columns in taken)
+    if not most:
+        message = (
+            f"{chip_name} has no tensor memory, and the kernel allocates {total} columns ({parts});"
+        )
+        return Excess(message, "run it on a Blackwell target, such as b200", taken[0][0])
+    message = (
+        f"tensor memory: the kernel takes {total} columns ({parts}), which are allocated as "
+        f"{needed}, and an SM of {chip_name} has {most};"
+    )
+    remedy = "make the accumulators narrower, have fewer of them, or let them share memory"
+    return Excess(message, remedy, taken[0][0])
+
+
+def _blocks_take(total: int, of_what: str) -> str:
+    return f"blocks and scratch take {_size(total)} of {of_what}"
+
+
+def _excess(
+    taken: Sequence[OperandMemory], message: str, remedy: str, *, in_kib: bool = False
+) -> Excess:
+    """An excess whose message ends with the three operands that take the most."""
+
+    def shown(buffer: OperandMemory) -> str:
+        times = f"{buffer.count} x " if buffer.count > 1 else ""
+        return f"{buffer.name} {times}{_size(buffer.nbytes, in_kib=in_kib)}"
+
+    ordered = sorted(taken, key=lambda buffer: -buffer.total)
+    largest = ", ".join(map(shown, ordered[:3]))
+    return Excess(f"{message}: {largest}.", remedy, ordered[0].name if ordered else "")
+
+
+def _size(nbytes: float, *, in_kib: bool = False) -> str:
+    if nbytes >= _MIB / 10 and not in_kib:
+        return f"{nbytes / _MIB:.1f} MiB"
+    return f"{nbytes / 1024:.1f} KiB"

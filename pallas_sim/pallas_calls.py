@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pallas_sim.accesses import memory_of
-from pallas_sim.chips import Excess, OperandMemory, padded, smem_excess, vmem_excess
+from pallas_sim.chips import OperandMemory, padded, smem_excess, vmem_excess
 from pallas_sim.compat.grids import BlockFacts, GridFacts, grid_facts
 from pallas_sim.compat.jaxprs import (
     argument_names,
@@ -330,17 +330,7 @@ def capacity_findings(kernel: PreparedKernel, target: str) -> Iterator[Finding]:
     )
     for excess in excesses:
         if excess is not None:
-            yield _finding(kernel, excess)
-
-
-def _finding(kernel: PreparedKernel, excess: Excess) -> Finding:
-    return Finding(
-        kind="capacity",
-        message=f"{excess.message} {excess.remedy}",
-        kernel=kernel.name,
-        line=kernel.line,
-        ref=excess.largest,
-    )
+            yield excess.finding(kernel.name, kernel.line)
 
 
 def _taken(kernel: PreparedKernel, spaces: tuple[str, ...]) -> Iterator[OperandMemory]:
@@ -353,7 +343,7 @@ def _taken(kernel: PreparedKernel, spaces: tuple[str, ...]) -> Iterator[OperandM
             yield OperandMemory(block.name, padded(window.shape, block.dtype), count)
     for name, aval in facts.scratch:
         if space_of(aval) in spaces and hasattr(aval, "shape"):
-            yield OperandMemory(name, padded(aval.shape, aval.dtype), 1)
+            yield OperandMemory(name, padded(aval.shape, aval.dtype))
 
 
 def _scalars(kernel: PreparedKernel) -> Iterator[OperandMemory]:
@@ -362,7 +352,7 @@ def _scalars(kernel: PreparedKernel) -> Iterator[OperandMemory]:
     for position, name in zip(kernel.facts.scalars, kernel.names, strict=False):
         aval: Any = operands[position].aval
         if not is_key_dtype(aval.dtype):
-            yield OperandMemory(name, padded(aval.shape, aval.dtype), 1)
+            yield OperandMemory(name, padded(aval.shape, aval.dtype))
 
 
 def _changes(window: BlockWindow, facts: GridFacts) -> bool:

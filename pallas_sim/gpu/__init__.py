@@ -1,25 +1,26 @@
 """The machine model of a GPU.
 
-Kernels of ``pl`` alone and of the Triton route:
+Kernels of ``pl`` alone and of the Triton route (``pl.pallas_call``):
 
-    programs    the grid: programs in any order and at once
-    blocks      the blocks of operands, which are parts of memory that all programs share
-    accesses    what a program's loads, stores and atomics do to that memory
-    order       which accesses of two programs nothing orders
-    waiting     programs that wait for each other by looking at memory
+    triton              why a kernel does not run on a chip: lowering, products, shared memory
+    portable_grids      runs the programs of a grid, in any order or at the same time
+    portable_accesses   blocks, and what loads, stores and atomics do to the memory that all share
+    portable_order      races between programs, and programs that wait for each other
 
-Mosaic GPU kernels:
+Mosaic GPU kernels (``plgpu.kernel``):
 
-    mosaic      launches: grids, clusters, blocks and warpgroups of a Mosaic GPU kernel
-    threads     who runs: ``GpuLaunch``, ``Cluster``, ``ThreadBlock``, ``GpuThread``
-    operations  what engines do beside the threads: TMA copies, ``wgmma``, ``tcgen05``, ...
-    barriers    barriers with phases, arrival counts and expected bytes
-    scopes      shared memory, barriers and registers of a ``run_scoped``
-    footprints  what blocks that nothing orders do to global memory
-    registers   what certainly does not fit into registers
-    streams     kernels that begin before the one ahead of them has ended
+    mosaic_kernels      runs a kernel: clusters, blocks, warpgroups and warps
+    threads             who runs, as data: launches, clusters, blocks, warpgroups, barriers
+    engines             what engines do beside the threads: TMA, ``wgmma``, ``tcgen05``
+    barriers            arrivals at barriers and waits, which let engines go on
+    scopes              shared memory, barriers, registers and semaphores of a ``run_scoped``
+    tensor_memory       tensor memory of Blackwell
+    windows             windows of global memory, and the memory of other devices
+    launch_order        what clusters and kernels do to global memory that nothing orders
+    inline              code of MLIR and PTX that a kernel inlines
 
-Rules of Mosaic GPU's primitives are in ``rules/mosaic_gpu``. Sources: PTX ISA 8.7 ("Memory
-Consistency Model", "mbarrier", "cp.async.bulk", "wgmma"), and JAX's lowering, which says what a
-primitive of Pallas becomes.
+Both use ``tensor_cores``, which computes what products give on a chip. Rules of Mosaic GPU's
+primitives are in ``rules/mosaic_*.py``, those of the Triton route in ``rules/triton.py``. Sources:
+PTX ISA 8.7 ("Memory Consistency Model", "mbarrier", "cp.async.bulk", "wgmma") and 9.0 ("tcgen05"),
+and JAX's lowering, which says what a primitive of Pallas becomes.
 """

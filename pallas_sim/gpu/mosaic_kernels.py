@@ -1,4 +1,11 @@
-"""A ``plgpu.kernel``, prepared: its grid, its body, and what it needs of a chip."""
+"""Run a ``plgpu.kernel``: its clusters, their blocks and warpgroups, and warps of these.
+
+``bind`` prepares a kernel once (``GpuKernel``) and gives the function that runs it. A run makes the
+memory of operands and outputs, begins a cluster for each grid point, and runs the warpgroups of a
+cluster as greenlets beside each other. Clusters run one after the other, which is cheaper, unless
+something in the kernel orders them or lets them take over each other's work: then they run all at
+once, and the monitor of order compares them instead of ``Footprints``.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +13,15 @@ import ast
 import functools
 import linecache
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from pallas_sim.accesses import memory_of, record_access
-from pallas_sim.chips import GPUS, attributes
+from pallas_sim.chips import GPUS, Excess, attributes, tensor_memory_excess
 from pallas_sim.compat.grids import CopyKey, inferred_tiles, infers_tiles
 from pallas_sim.compat.jaxprs import is_reference, open_jaxpr, written_inputs
 from pallas_sim.compat.source import home_of
@@ -29,68 +37,32 @@ from pallas_sim.cores import (
 from pallas_sim.dtypes import Array
 from pallas_sim.errors import SimulationError
 from pallas_sim.evaluation import Program, prepare, run
-from pallas_sim.findings import Finding
+from pallas_sim.findings import Wait
 from pallas_sim.generators import value_of, words_of
-from pallas_sim.gpu.barriers import settle
-from pallas_sim.gpu.launch_order import (
-    Footprints,
-    begin_early,
-    begin_next,
-    beginning_when_idle,
-    end,
-    hold_back,
-    may_begin,
-)
+from pallas_sim.gpu.engines import end_block
+from pallas_sim.gpu.launch_order import Footprints, begin_early, end_kernel
 from pallas_sim.gpu.scopes import (
     ScopedRef,
     publish_semaphores,
     registers_at_launch,
     semaphores_in,
     smem_bytes,
-    smem_findings,
+    smem_excess_of_block,
 )
 from pallas_sim.gpu.tensor_memory import (
     allocated_columns,
     makes_paired_memory,
-    tensor_memory_excess,
 )
-from pallas_sim.gpu.threads import Cluster, GpuLaunch, GpuThread, ThreadBlock, leave
+from pallas_sim.gpu.threads import BlockCluster, GpuLaunch, GpuThread, ThreadBlock, leave
 from pallas_sim.gpu.windows import reaches_devices
-from pallas_sim.machine import GridPosition, Machine, Thread
+from pallas_sim.machine import GridPosition, Thread
 from pallas_sim.memory import Ref
 from pallas_sim.recording import Acquired, Recording, Synchronized
 from pallas_sim.registry import Equation, Evaluate
 from pallas_sim.tracing import AbsentChip, present
 
-
-def body_of(jaxpr: Any) -> tuple[str, tuple[str, ...]]:
-    """The name of the body of a ``plgpu.kernel``, and those of its positional parameters.
-
-    JAX wraps the body in a function of ``*refs``, which runs it in a scope; the scope says where
-    its function is defined. ("", ()) if that is not known.
-    """
-    name, file, line = home_of(jaxpr)
-    if not line:
-        return name, ()
-    return name, _parameters(file).get(line, ())
-
-
-@functools.cache
-def _parameters(file: str) -> Mapping[int, tuple[str, ...]]:
-    """The positional parameters of each function of a file, by its first line and that of def."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except (OSError, SyntaxError, ValueError):
-        return {}
-    found: dict[int, tuple[str, ...]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.Lambda):
-            names = tuple(each.arg for each in (*node.args.posonlyargs, *node.args.args))
-            decorators = getattr(node, "decorator_list", [])
-            for line in (min([node.lineno, *(each.lineno for each in decorators)]), node.lineno):
-                found.setdefault(line, names)
-    return found
-
+#: Of each copy of a kernel, the tiles that JAX chooses for its shared memory.
+type Tiles = Mapping[CopyKey, tuple[int, ...]]
 
 #: What orders blocks of different clusters, or devices.
 _ORDERING = frozenset(
@@ -148,12 +120,6 @@ class GpuKernel:
     line: str
 
 
-def kernel_inputs(eqn: Equation) -> Sequence[Any]:
-    """Abstract values of the parameters of the body."""
-    inner, _ = open_jaxpr(eqn.params["jaxprs"][0])
-    return [var.aval for var in inner.invars]
-
-
 def kernel_of(eqn: Equation) -> GpuKernel:
     """The kernel of a ``mpmd_map``, prepared."""
     mesh = block_mesh(eqn.params["meshes"])
@@ -161,11 +127,11 @@ def kernel_of(eqn: Equation) -> GpuKernel:
     (jaxpr,) = eqn.params["jaxprs"]
     inner, _ = open_jaxpr(jaxpr)
     inside = list(equations(jaxpr))
-    names = {each.primitive.name for each in inside}
+    names = {inner_eqn.primitive.name for inner_eqn in inside}
     remote = any(map(reaches_devices, inside))
     count = len(eqn.ins)
     aliases = {at: number for number, at in dict(eqn.params["input_output_aliases"]).items()}
-    name, parameters = _body(jaxpr)
+    name, parameters = _body_names(jaxpr)
     own = [f"operand {number}" for number in range(count)]
     own += [f"output {number}" for number in range(len(inner.invars) - count)]
     return GpuKernel(
@@ -192,60 +158,19 @@ def kernel_of(eqn: Equation) -> GpuKernel:
     )
 
 
-def _body(jaxpr: Any) -> tuple[str, tuple[str, ...]]:
-    """Name and parameters of the user's body, which JAX wraps."""
-    for each in equations(jaxpr):
-        if each.primitive.name == "run_scoped":
-            return body_of(open_jaxpr(each.params["jaxpr"])[0])
-    return body_of(open_jaxpr(jaxpr)[0])
-
-
-def tiles_of_copies(
-    kernel: GpuKernel, eqn: Equation, thread: Thread
-) -> Mapping[CopyKey, tuple[int, ...]]:
-    """The tiles that JAX chooses for the shared memory of each copy of a kernel.
-
-    JAX lowers the kernel for that, as it does for the chip. A note says if it cannot.
-
-    Args:
-      kernel: whose copies.
-      eqn: its ``mpmd_map``.
-      thread: the device that runs it.
-    """
-    if not infers_tiles(kernel.params):
-        return {}
-    target = thread.machine.target
-    chip = AbsentChip(GPUS[target].device_kind, "gpu", attributes(target))
-    try:
-        with warnings.catch_warnings(), present(chip):
-            warnings.simplefilter("ignore")
-            return inferred_tiles(eqn.params, eqn.ins, thread.sizes)
-    except Exception as error:  # whatever its lowering raises
-        thread.machine.note(
-            f"{kernel.name} is not lowered ({type(error).__name__}), so it is not known how JAX "
-            "tiles its shared memory, and whether it drops the index of a copy that starts outside"
-        )
-        return {}
-
-
-# Runs of a ``plgpu.kernel``: its clusters, their blocks and warpgroups, and warps of these.
-
-
-type Tiles = Mapping[CopyKey, tuple[int, ...]]
-
-
 def bind(eqn: Equation) -> Evaluate:
     """How a ``mpmd_map`` over a grid of blocks is evaluated."""
     kernel = kernel_of(eqn)
-    in_memory = [is_reference(aval) for aval in kernel_inputs(eqn)]
-    excesses: dict[str, tuple[Finding, ...]] = {}
+    inner, _ = open_jaxpr(eqn.params["jaxprs"][0])
+    in_memory = [is_reference(var.aval) for var in inner.invars]
+    excesses: dict[str, Excess | None] = {}
     tiles: dict[Any, Tiles] = {}
 
     def tiles_for(thread: Thread) -> Tiles:
         """Lower the kernel once for each chip and mesh, and only where somebody asks."""
         key = thread.machine.target, tuple(thread.sizes.items())
         if key not in tiles:
-            tiles[key] = tiles_of_copies(kernel, eqn, thread)
+            tiles[key] = _tiles_of_copies(kernel, eqn, thread)
         return tiles[key]
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
@@ -257,10 +182,10 @@ def bind(eqn: Equation) -> Evaluate:
         target = thread.machine.target
         if target not in excesses:
             body, mesh = eqn.params["jaxprs"][0], eqn.params["meshes"][0]
-            at = (kernel.params, target, kernel.name, kernel.line)
-            excesses[target] = tuple(smem_findings(body, mesh, *at))
-        for finding in excesses[target]:
-            thread.machine.report(finding)
+            excesses[target] = smem_excess_of_block(body, mesh, kernel.params, target)
+        for excess in (excesses[target], tensor_memory_excess(kernel.tmem, target)):
+            if excess is not None:
+                thread.machine.report(excess.finding(kernel.name, kernel.line))
         outputs = _execute(kernel, thread, operands, in_memory, lambda: tiles_for(thread))
         if thread.machine.outputs is not None:
             thread.machine.outputs(kernel.equation, outputs)
@@ -286,6 +211,7 @@ def _execute(
             refs.append(value)
             values.append((value.data, value.data, name, written))
         elif wrapped:
+            # Values of JAX do not change: a kernel that writes its operand gets a copy.
             memory = words_of(value)
             refs.append(Ref(np.array(memory) if written else memory, name, "gmem"))
             values.append((memory, refs[-1].data, name, written))
@@ -306,10 +232,11 @@ def _execute(
         for number, ref in enumerate(given):
             if isinstance(ref, Ref) and thread.recorded:
                 thread.publish(ref, "operand", number, shared=True)
-        _check_tensor_memory(kernel, machine)
         launch = GpuLaunch(thread, kernel.mesh, registers=kernel.registers, tiles=tiles)
         launch.lanes_apart = getattr(kernel.params, "unsafe_no_auto_barriers", False)
-        if kernel.early:
+        if (
+            kernel.early
+        ):  # what kernels ahead did to its operands takes part in the order of this one
             launch.start = begin_early(thread, values)
         sizes = [size for _, size in (*kernel.mesh.grid, *kernel.mesh.cluster)]
         publish_semaphores(launch, kernel.semaphores, list(np.ndindex(*sizes)))
@@ -319,18 +246,12 @@ def _execute(
             _all_at_once(kernel, launch, given, footprints)
         else:
             _one_by_one(kernel, launch, given, footprints)
-        end(thread, footprints.ahead(kernel.name), launch.start)
+        end_kernel(thread, footprints.kernel_ahead(kernel.name), launch.start)
+        # Whoever uses the result reads it: stores that nothing orders before that are reported.
         for ref in outputs:
             if ref.data.dtype != object:
                 record_access(thread, ref.data, "pass on", ref.name, kernel.line)
     return [value_of(ref.data, aval) for ref, aval in zip(outputs, kernel.outputs, strict=True)]
-
-
-def _check_tensor_memory(kernel: GpuKernel, machine: Machine) -> None:
-    """Report what the chip has not enough of."""
-    finding = tensor_memory_excess(kernel.tmem, machine.target, kernel.name, kernel.line)
-    if finding is not None:
-        machine.report(finding)
 
 
 def _points(launch: GpuLaunch) -> list[tuple[int, ...]]:
@@ -344,7 +265,7 @@ def _points(launch: GpuLaunch) -> list[tuple[int, ...]]:
 
 
 def _footprints(kernel: GpuKernel, launch: GpuLaunch, given: Sequence[Any]) -> Footprints:
-    """Notes what the clusters do to global memory."""
+    """What will note the accesses of the clusters to global memory."""
     concurrent = kernel.ordered or kernel.dynamic
     footprints = Footprints(launch.thread.machine.seed, concurrent=concurrent)
     for number, ref in enumerate(given):
@@ -360,6 +281,8 @@ def _footprints(kernel: GpuKernel, launch: GpuLaunch, given: Sequence[Any]) -> F
 def _one_by_one(
     kernel: GpuKernel, launch: GpuLaunch, given: Sequence[Any], footprints: Footprints
 ) -> None:
+    # A recording of one cluster after the other is small: it is searched for what is not in order
+    # and then forgotten.
     machine, recording = launch.thread.machine, Recording()
     for number, point in enumerate(_points(launch)):
         footprints.cluster = number
@@ -377,33 +300,32 @@ def _all_at_once(
 ) -> None:
     clusters = [_cluster(kernel, launch, point, footprints, None) for point in _points(launch)]
     if kernel.dynamic:
-        hold_back(launch, clusters)
-    threads = _threads(clusters)
-    numbers = (launch.thread.number, *(each.number for each in threads))
+        _hold_back(launch, clusters)
     device, start = launch.thread, launch.start
+    numbers = (device.number, *(thread.number for thread in _threads(clusters)))
     events = device.recording.events
+    # The launch and its end order the device's accesses with those of all threads.
     events.append(Synchronized(numbers))
     if start is not None:
         start.record(device.recording)
-    with beginning_when_idle(launch):
+    with _beginning_when_idle(launch):
         _run(kernel, clusters, given)
     events.append(Synchronized(numbers))
     if start is not None:
         events.append(Acquired(device.number, start.token))
 
 
-def _threads(clusters: Sequence[Cluster]) -> list[GpuThread]:
+def _threads(clusters: Sequence[BlockCluster]) -> list[GpuThread]:
     blocks = [block for cluster in clusters for block in cluster.blocks]
     return [thread for block in blocks for thread in block.warpgroups]
 
 
-def _run(kernel: GpuKernel, clusters: Sequence[Cluster], given: Sequence[Any]) -> None:
+def _run(kernel: GpuKernel, clusters: Sequence[BlockCluster], given: Sequence[Any]) -> None:
     """Run clusters at the same time."""
     threads = _threads(clusters)
 
-    def work(thread: Thread) -> None:
-        assert isinstance(thread, GpuThread)
-        if not may_begin(thread):
+    def work(thread: Any) -> None:
+        if not _may_begin(thread):
             return
         timeline = thread.machine.timeline
         span = None if timeline is None else timeline.begin(thread, "body", kernel.name)
@@ -412,15 +334,14 @@ def _run(kernel: GpuKernel, clusters: Sequence[Cluster], given: Sequence[Any]) -
             timeline.end(thread, span)
         leave(thread)
         if not thread.block.running:
-            settle(thread.block, thread)
+            end_block(thread.block, thread)
         if not any(block.running for block in thread.block.cluster.blocks):
-            begin_next(thread.kernel_launch)
+            _begin_next(thread.kernel_launch)
 
     if len(threads) == 1:
         work(threads[0])
         return
-    task: Any = work
-    threads[0].machine.scheduler.run(threads, task)
+    threads[0].machine.scheduler.run(threads, work)
 
 
 def _cluster(
@@ -429,48 +350,55 @@ def _cluster(
     point: tuple[int, ...],
     footprints: Footprints,
     recording: Recording | None,
-) -> Cluster:
+) -> BlockCluster:
     """A cluster with its blocks and their warpgroups, none of which has begun."""
-    mesh, cluster = launch.mesh, Cluster(launch, point, together=kernel.paired)
+    mesh, cluster = launch.mesh, BlockCluster(launch, point, together=kernel.paired)
     for place in np.ndindex(*(size for _, size in mesh.cluster)):
         block = ThreadBlock(cluster, place, np.full(kernel.smem, 0xFF, np.uint8))
         cluster.blocks.append(block)
         for number in range(mesh.warpgroups):
-            thread = _thread(launch, block, number)
-            thread.access_monitor, thread.own_recording, thread.recorded = (
-                footprints,
-                recording,
-                True,
-            )
-            block.warpgroups.append(thread)
+            block.warpgroups.append(_warpgroup(launch, block, number, footprints, recording))
         block.running = mesh.warpgroups
     return cluster
 
 
-def _thread(launch: GpuLaunch, block: ThreadBlock, number: int) -> GpuThread:
+def _warpgroup(
+    launch: GpuLaunch,
+    block: ThreadBlock,
+    number: int,
+    footprints: Footprints,
+    recording: Recording | None,
+) -> GpuThread:
     device, mesh = launch.thread, launch.mesh
     axes = [*mesh.grid, *mesh.cluster, *([mesh.threads] if mesh.threads else [])]
     point = (*block.point, *([number] if mesh.threads else []))
     where = f"block ({', '.join(map(str, block.point))})" if block.point else "block 0"
     who = f"{where}, warpgroup {number}" if mesh.warpgroups > 1 else where
-    names = [name for name, _ in axes]
-    thread = GpuThread(
-        device.machine,
+    names, sizes = [name for name, _ in axes], tuple(size for _, size in axes)
+    return _child(
+        device,
         block=block,
         warpgroup=number,
         owner=replace(device.owner, thread=who),
-        grids=[
-            *device.grids,
-            GridPosition(point, tuple(size for _, size in axes), len(block.point)),
-        ],
-        kernels=list(device.kernels),
+        grids=[*device.grids, GridPosition(point, sizes, len(block.point))],
         axes={**device.axes, **dict(zip(names, point, strict=True))},
-        sizes=device.sizes,
         others={**device.others, **dict(axes)},
-        launch=device.launch,
-        collective=device.collective,
+        access_monitor=footprints,
+        own_recording=recording,
     )
-    return thread
+
+
+def _child(thread: Thread, **facts: Any) -> GpuThread:
+    """A thread of a block, which goes on from a device or a warpgroup."""
+    return GpuThread(
+        thread.machine,
+        kernels=list(thread.kernels),
+        sizes=thread.sizes,
+        launch=thread.launch,
+        collective=thread.collective,
+        recorded=True,
+        **facts,
+    )
 
 
 def bind_warps(eqn: Equation) -> Evaluate:
@@ -486,48 +414,172 @@ def bind_warps(eqn: Equation) -> Evaluate:
     def evaluate(thread: Thread, *operands: Any) -> Any:
         if not isinstance(thread, GpuThread) or len(thread.lanes) == 1:
             raise SimulationError("a WarpMesh can only divide a warpgroup")
-        warps = [_warp(thread, name, number, count) for number in range(count)]
+        warps = [
+            _child(
+                thread,
+                block=thread.block,
+                warpgroup=thread.warpgroup,
+                lanes=(number,),
+                top=thread.top,
+                around=thread.around,
+                owner=replace(thread.owner, thread=f"{thread.owner.thread}, warp {number}"),
+                grids=list(thread.grids),
+                axes={**thread.axes, name: number},
+                others={**thread.others, name: count},
+                access_monitor=thread.access_monitor,
+                own_recording=thread.own_recording,
+            )
+            for number in range(count)
+        ]
         numbers = (thread.number, *(warp.number for warp in warps))
         thread.recording.events.append(Synchronized(numbers))
         thread.machine.scheduler.run(warps, lambda warp: run(program, warp, operands))
         thread.recording.events.append(Synchronized(numbers))
-        for warp in warps:
-            _join(thread, warp)
+        for warp in warps:  # what a warp has under way is the warpgroup's from here on
+            for kept, given in (
+                (thread.stores, warp.stores),
+                (thread.loads, warp.loads),
+                (thread.products, warp.products),
+            ):
+                kept.open += given.open
+                kept.closed += given.closed
         return ()
 
     return evaluate
 
 
-def _warp(thread: GpuThread, axis: Any, number: int, count: int) -> GpuThread:
-    return GpuThread(
-        thread.machine,
-        block=thread.block,
-        warpgroup=thread.warpgroup,
-        lanes=(number,),
-        top=thread.top,
-        around=thread.around,
-        owner=replace(thread.owner, thread=f"{thread.owner.thread}, warp {number}"),
-        grids=list(thread.grids),
-        kernels=list(thread.kernels),
-        axes={**thread.axes, axis: number},
-        sizes=thread.sizes,
-        others={**thread.others, axis: count},
-        launch=thread.launch,
-        collective=thread.collective,
-        recorded=True,
-        access_monitor=thread.access_monitor,
-        own_recording=thread.own_recording,
-    )
+# Cluster launch control: clusters of a grid that have not begun are taken over by others.
+#
+# A request cancels the launch of one cluster, whichever, and answers with its place in the grid, or
+# says that none is left (PTX ISA 9.0, 9.7.13.18 "clusterlaunchcontrol.try_cancel"). The answer goes
+# to all blocks of the cluster that sent the request, as JAX's lowering has it
+# (``.multicast::cluster::all``).
+#
+# How many clusters a GPU begins at once, and which one a request gets, is not published. Here the
+# first half begins and the next one is taken, or with a seed any number and any one. Another one
+# begins when one ends, or when no thread can go on.
 
 
-def _join(thread: GpuThread, warp: GpuThread) -> None:
-    """What a warp has under way is the warpgroup's from here on."""
-    for kept, given in (
-        (thread.stores, warp.stores),
-        (thread.loads, warp.loads),
-        (thread.products, warp.products),
-    ):
-        kept.open += given.open
-        kept.closed += given.closed
-    for kind, operations in warp.chained.items():
-        thread.chained.setdefault(kind, []).extend(operations)
+#: What a run says of itself that uses it.
+NOTE = (
+    "which clusters a GPU begins at first, and which one try_cluster_cancel takes over, is not "
+    "published"
+)
+
+
+def _hold_back(launch: GpuLaunch, clusters: Sequence[BlockCluster]) -> None:
+    """Let some clusters begin at once, and the others later or never."""
+    machine, count = launch.thread.machine, len(clusters)
+    first = int(machine.random.integers(1, count + 1)) if machine.seed else -(-count // 2)
+    launch.pending.extend(clusters[first:])
+
+
+@contextmanager
+def _beginning_when_idle(launch: GpuLaunch) -> Generator[None]:
+    """When no thread can go on, another cluster begins."""
+    idle = launch.thread.machine.scheduler.idle
+    begin = functools.partial(_begin_next, launch)
+    idle.append(begin)
+    try:
+        yield
+    finally:
+        idle.remove(begin)
+
+
+def _may_begin(thread: GpuThread) -> bool:
+    """Wait until the cluster of a thread begins; False if another one has taken it over."""
+    cluster = thread.block.cluster
+    launch, scheduler = cluster.launch, thread.machine.scheduler
+    while cluster in launch.pending:
+        task = scheduler.current
+        assert task is not None
+        launch.held.setdefault(id(cluster), []).append(task)
+        scheduler.block(lambda: Wait(owner=thread.owner, on="the begin of its cluster"))
+    return not cluster.cancelled
+
+
+def _begin_next(launch: GpuLaunch) -> bool:
+    """Let the next cluster begin; False if there is none."""
+    if not launch.pending:
+        return False
+    _release(launch, launch.pending.popleft())
+    return True
+
+
+def take_over(launch: GpuLaunch) -> BlockCluster | None:
+    """A cluster that has not begun, and never will; None if there is none."""
+    machine, pending = launch.thread.machine, launch.pending
+    if not pending:
+        return None
+    at = int(machine.random.integers(len(pending))) if machine.seed else 0
+    cluster = pending[at]
+    del pending[at]
+    cluster.cancelled = True
+    _release(launch, cluster)
+    return cluster
+
+
+def _release(launch: GpuLaunch, cluster: BlockCluster) -> None:
+    for task in launch.held.pop(id(cluster), ()):
+        launch.thread.machine.scheduler.wake(task)
+
+
+# What is asked of JAX and of the source: the tiles of copies, and the names of parameters.
+
+
+def _tiles_of_copies(kernel: GpuKernel, eqn: Equation, thread: Thread) -> Tiles:
+    """The tiles that JAX chooses for the shared memory of each copy of a kernel.
+
+    JAX lowers the kernel for that, as it does for the chip. A note says if it cannot.
+
+    Args:
+      kernel: whose copies.
+      eqn: its ``mpmd_map``.
+      thread: the device that runs it.
+    """
+    if not infers_tiles(kernel.params):
+        return {}
+    target = thread.machine.target
+    chip = AbsentChip(GPUS[target].device_kind, "gpu", attributes(target))
+    try:
+        with warnings.catch_warnings(), present(chip):
+            warnings.simplefilter("ignore")
+            return inferred_tiles(eqn.params, eqn.ins, thread.sizes)
+    except Exception as error:  # whatever its lowering raises
+        thread.machine.note(
+            f"{kernel.name} is not lowered ({type(error).__name__}), so it is not known how JAX "
+            "tiles its shared memory, and whether it drops the index of a copy that starts outside"
+        )
+        return {}
+
+
+def _body_names(jaxpr: Any) -> tuple[str, tuple[str, ...]]:
+    """The name of the user's body, and those of its positional parameters; ("", ()) if not known.
+
+    JAX wraps the body in a function of ``*refs``, which runs it in a scope; the scope says where
+    its function is defined.
+    """
+    for eqn in equations(jaxpr):
+        if eqn.primitive.name == "run_scoped":
+            jaxpr = eqn.params["jaxpr"]
+            break
+    name, file, line = home_of(open_jaxpr(jaxpr)[0])
+    return name, _parameters(file).get(line, ()) if line else ()
+
+
+@functools.cache
+def _parameters(file: str) -> Mapping[int, tuple[str, ...]]:
+    """The positional parameters of each function of a file, by its first line and that of def."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (OSError, SyntaxError, ValueError):
+        return {}
+    parameters: dict[int, tuple[str, ...]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.Lambda):
+            names = tuple(arg.arg for arg in (*node.args.posonlyargs, *node.args.args))
+            decorators = getattr(node, "decorator_list", [])
+            first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
+            for line in (first, node.lineno):
+                parameters.setdefault(line, names)
+    return parameters

@@ -1,4 +1,16 @@
-"""Loads, stores and atomics of a GPU's programs, which access the memory that all of them share."""
+"""Blocks of a GPU's programs, and their loads, stores and atomics: all programs share the memory.
+
+Nothing is copied. A block is a window of its array, and an access goes to the memory itself. What
+of a block is beyond the edge of the array is as JAX's lowering to Triton has it
+(``jax/_src/pallas/triton/lowering.py``): JAX 0.12 masks each access along the axes whose length
+is no multiple of the block's, and along those that are indexed by element (``pl.Element``): loads
+there give anything, stores there do nothing. Along other axes, and all axes in JAX 0.11, it
+checks nothing: there an access beyond the edge is one to other memory.
+
+A block inside of its array is accessed by its slices (``load``, ``store``). For one that hangs over
+an edge, and for masks and atomics, each element has its number in the array, or a code that says
+why it has none (``load_masked``, ``store_masked``, ``update``).
+"""
 
 from __future__ import annotations
 
@@ -10,12 +22,126 @@ import numpy as np
 
 from pallas_sim.accesses import beyond_edge, bounds_error
 from pallas_sim.dtypes import Array
-from pallas_sim.gpu.portable_grids import HANGING, MASKED, ProgramBlock, SharedArray
-from pallas_sim.gpu.portable_order import Kind, Selection
-from pallas_sim.machine import Thread
+from pallas_sim.gpu.portable_order import (
+    ElementSelection,
+    GridProgram,
+    Kind,
+    SharedArray,
+    WaitingPrograms,
+)
+from pallas_sim.machine import Machine, Thread
 from pallas_sim.memory import Outside, Ref
+from pallas_sim.pallas_calls import BlockStart, BlockWindow
 from pallas_sim.transforms import Bitcast, Transform
 from pallas_sim.windows import masked, read, write
+
+#: The index of an element that is not in the array: the lowering masks it; it is beyond the edge of
+#: an array that blocks hang over, unmasked; it is beyond the edge of one that they do not.
+MASKED, HANGING, BEYOND = -1, -2, -3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProgramBlock:
+    """What a reference of a program is to the memory of an operand.
+
+    Attributes:
+      memory: the memory.
+      program: whose reference it is.
+      key: the block in the array; None for one that hangs over an edge.
+      numbers: of such a one, the number of each element in the array, or what it is instead.
+      waiting: the programs of the grid that wait, or None if they never do.
+    """
+
+    memory: SharedArray
+    program: GridProgram
+    key: tuple[Any, ...] | None
+    numbers: Array | None = None
+    waiting: WaitingPrograms | None = None
+
+    def indices(self) -> Array:
+        """The number of each element of the block."""
+        if self.numbers is not None:
+            return self.numbers
+        assert self.key is not None
+        return self.memory.indices[self.key]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GridOperand:
+    """An operand of all programs.
+
+    Attributes:
+      window: its blocks.
+      memory: the array that they are in.
+      name: of the body's parameter.
+      space: memory space of the body's reference.
+      input: whether it is an input that shares no memory with an output.
+      codes: what an element beyond the edge is, for each axis.
+    """
+
+    window: BlockWindow
+    memory: SharedArray
+    name: str
+    space: str
+    input: bool
+    codes: Sequence[int]
+
+
+def block_of(
+    machine: Machine,
+    operand: GridOperand,
+    program: GridProgram,
+    start: BlockStart,
+    *,
+    waiting: WaitingPrograms | None = None,
+) -> Ref:
+    """The reference of a program to a block.
+
+    Args:
+      machine: the run.
+      operand: whose block it is.
+      program: the program.
+      start: the first element along each axis; it may be beyond an edge.
+      waiting: see ``ProgramBlock``.
+    """
+    memory, sizes = operand.memory, operand.window.sizes
+    squeezed = operand.window.squeezed
+    array = memory.array
+    inside = all(
+        first >= 0 and first + size <= dim
+        for first, size, dim in zip(start, sizes, array.shape, strict=True)
+    )
+    if inside:
+        key = tuple(
+            first if axis in squeezed else slice(first, first + size)
+            for axis, (first, size) in enumerate(zip(start, sizes, strict=True))
+        )
+        key = (*key, ...)  # so that a single element is an array, too
+        ref = Ref(array[key], operand.name, operand.space, input=operand.input)
+        ref.block = ProgramBlock(memory, program, key, waiting=waiting)
+        return ref
+    numbers: Array = np.zeros((1,) * len(sizes), np.int64)
+    beyond: Array = np.zeros((1,) * len(sizes), np.int64)
+    stride = array.size
+    for axis, (first, size, dim) in enumerate(zip(start, sizes, array.shape, strict=True)):
+        stride = stride // dim if dim else 0
+        along = [1] * len(sizes)
+        along[axis] = size
+        at = first + np.arange(size, dtype=np.int64)
+        out = (at < 0) | (at >= dim)
+        numbers = numbers + (at * stride).reshape(along)
+        beyond = np.minimum(beyond, np.where(out, operand.codes[axis], 0).reshape(along))
+    numbers = np.where(beyond < 0, beyond, numbers)
+    numbers = numbers.reshape([size for axis, size in enumerate(sizes) if axis not in squeezed])
+    data = machine.uninitialized(numbers.shape, array.dtype, "padding")
+    data[numbers >= 0] = array.reshape(-1)[numbers[numbers >= 0]]
+    ref = Ref(data, operand.name, operand.space, input=operand.input)
+    ref.block = ProgramBlock(memory, program, None, numbers, waiting)
+    return ref
+
+
+# Accesses.
+
 
 #: What accesses are called in messages. Only a load may hang over an edge unmasked.
 LOAD, STORE = "load from", "store to"
@@ -66,23 +192,9 @@ def load(
         part = np.array(read(memory.array[block.key], window, operands))
     except Outside as outside:
         raise beyond_edge(thread, ref, LOAD, outside, line) from None
-    if memory.shadow is not None:
+    if memory.shadow is not None:  # asked here, too: most loads are of memory that nobody writes
         _note(thread, ref, "read", _SelectedWindow(block.key, _same_size(window), operands), line)
     return part
-
-
-def _gathered(thread: Thread, ref: Ref, numbers: Array, other: Any, kind: Kind, line: str) -> Array:
-    """The elements of these numbers; in place of those that are left out ``other``, or anything."""
-    memory: SharedArray = ref.block.memory
-    values = thread.machine.uninitialized(numbers.shape, memory.array.dtype, "padding")
-    if other is not None:
-        values[...] = other
-    chosen = numbers >= 0
-    inside = numbers[chosen]
-    values[chosen] = memory.array.reshape(-1)[inside]
-    if memory.shadow is not None:
-        _note(thread, ref, kind, _SelectedElements(inside), line)
-    return values
 
 
 def store(
@@ -107,20 +219,8 @@ def store(
         write(memory.array[block.key], window, operands, lambda _: value)
     except Outside as outside:
         raise beyond_edge(thread, ref, STORE, outside, line) from None
-    if memory.shadow is not None:
-        _note(thread, ref, "write", _SelectedWindow(block.key, _same_size(window), operands), line)
+    _note(thread, ref, "write", _SelectedWindow(block.key, _same_size(window), operands), line)
     _changed(block)
-
-
-def _scatter(thread: Thread, ref: Ref, numbers: Array, values: Array, line: str) -> None:
-    memory: SharedArray = ref.block.memory
-    memory.array.reshape(-1)[numbers] = values
-    if memory.shadow is not None:
-        _note(thread, ref, "write", _SelectedElements(numbers), line)
-    if ref.block.numbers is not None and thread.machine.inspector is not None:
-        inside = ref.block.numbers >= 0  # who looks at the reference sees its data
-        ref.data[inside] = memory.array.reshape(-1)[ref.block.numbers[inside]]
-    _changed(ref.block)
 
 
 def load_masked(
@@ -152,7 +252,14 @@ def load_masked(
       BoundsError: as ``load``, of an element that is not left out.
     """
     numbers = _numbers(thread, ref, window, operands, shape, mask, LOAD, line)
-    values = _gathered(thread, ref, numbers, other, "volatile" if volatile else "read", line)
+    memory: SharedArray = ref.block.memory
+    values = thread.machine.uninitialized(numbers.shape, memory.array.dtype, "padding")
+    if other is not None:
+        values[...] = other
+    chosen = numbers >= 0
+    inside = numbers[chosen]
+    values[chosen] = memory.array.reshape(-1)[inside]
+    _note(thread, ref, "volatile" if volatile else "read", _SelectedElements(inside), line)
     if volatile and ref.block.waiting is not None:
         ref.block.waiting.looked(thread, ref, (line, numbers.tobytes(), values.tobytes()))
     return values
@@ -170,8 +277,14 @@ def store_masked(
 ) -> None:
     """Change the elements of a window that a mask does not leave out; see ``load_masked``."""
     numbers = _numbers(thread, ref, window, operands, shape, mask, STORE, line)
-    chosen = numbers >= 0
-    _scatter(thread, ref, numbers[chosen], np.broadcast_to(value, numbers.shape)[chosen], line)
+    chosen, block = numbers >= 0, ref.block
+    flat = block.memory.array.reshape(-1)
+    flat[numbers[chosen]] = np.broadcast_to(value, numbers.shape)[chosen]
+    _note(thread, ref, "write", _SelectedElements(numbers[chosen]), line)
+    if block.numbers is not None and thread.machine.inspector is not None:
+        inside = block.numbers >= 0  # who looks at the reference sees its data
+        ref.data[inside] = flat[block.numbers[inside]]
+    _changed(block)
 
 
 def _numbers(
@@ -236,6 +349,7 @@ def update(
     inside = numbers[chosen]
     values = np.broadcast_to(value, shape)[chosen]
     before = np.array(flat[inside])
+    # Without an element that comes twice, all of them may be changed at once.
     if len(np.unique(inside)) == len(inside):
         flat[inside] = change(before, values)
     else:  # an element several times: each sees what the one before it did
@@ -243,11 +357,10 @@ def update(
             before[at] = flat[number]
             flat[number] = change(before[at : at + 1], values[at : at + 1])[0]
     differs = before.tobytes() != flat[inside].tobytes()
-    shadow, me = block.memory.shadow, block.program
-    if shadow is not None:
+    if block.memory.shadow is not None:
         _note(thread, ref, "atomic", _SelectedElements(inside), line)
-        places = [(id(block.memory), inside.tobytes())]
-        shadow.order.synchronize(me, places, learns=used)
+        element = id(block.memory), inside.tobytes()
+        block.memory.shadow.order.synchronize(block.program, element, learns=used)
     if differs:
         _changed(block)
     elif block.waiting is not None:
@@ -257,10 +370,10 @@ def update(
     return old
 
 
-def _note(thread: Thread, ref: Ref, kind: Kind, where: Selection, line: str) -> None:
+def _note(thread: Thread, ref: Ref, kind: Kind, where: ElementSelection, line: str) -> None:
     block: ProgramBlock = ref.block
-    assert block.memory.shadow is not None
-    block.memory.shadow.note(thread, block.program, kind, where, (ref.name, line))
+    if block.memory.shadow is not None:
+        block.memory.shadow.note(thread, block.program, kind, where, (ref.name, line))
 
 
 def _changed(block: ProgramBlock) -> None:
@@ -270,7 +383,7 @@ def _changed(block: ProgramBlock) -> None:
 
 def _same_size(window: Sequence[Transform]) -> Sequence[Transform]:
     """A window of an array of another dtype: up to where the elements of this one are divided."""
-    at = next((n for n, each in enumerate(window) if isinstance(each, Bitcast)), None)
+    at = next((n for n, transform in enumerate(window) if isinstance(transform, Bitcast)), None)
     return window if at is None else window[:at]
 
 

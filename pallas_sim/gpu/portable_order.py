@@ -1,4 +1,4 @@
-"""The monitor of order among the programs of a grid on a GPU: races, element by element.
+"""The order among the programs of a grid on a GPU: races, and programs that wait for each other.
 
 The programs of a grid run at the same time and in any order. So two of them must not access an
 element of which one writes, unless atomics order them: an atomic whose result is used learns what
@@ -7,20 +7,29 @@ the programs knew that accessed the same element atomically before (Triton's ato
 FastTrack (Flanagan and Freund, PLDI 2009): numbers of events in arrays, so that an access costs a
 few operations of numpy, whatever happened before. An element that is read, or accessed atomically,
 by several programs keeps two of these.
+
+Programs may also wait for each other, by looking at memory in a loop (``may_wait``). Then they run
+at the same time, as many as the chip has room for. A program that looks, sees what it saw before
+and changed nothing in between waits until somebody changes that memory (``WaitingPrograms``): so a
+loop that waits costs no time, and a deadlock is found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from pallas_sim.chips import GPUS
+from pallas_sim.compat.jaxprs import open_jaxpr, sub_jaxprs
 from pallas_sim.dtypes import Array
-from pallas_sim.findings import Access, Finding, Owner
-from pallas_sim.machine import Thread
+from pallas_sim.findings import Access, Finding, Owner, Wait
+from pallas_sim.machine import Machine, Thread
+from pallas_sim.memory import Ref
+from pallas_sim.scheduler import Task
 
 #: ``"volatile"``: a load that is no race with an atomic.
 Kind = Literal["read", "write", "atomic", "volatile"]
@@ -42,7 +51,7 @@ _CLOCK_BYTES = 1 << 26
 _TPU = "a TPU would allow it, where the grid is a loop: let one program loop, or use atomics"
 
 
-class Selection(Protocol):
+class ElementSelection(Protocol):
     """Which elements of an array an access touches, and of any other array of that shape."""
 
     def get(self, array: Array) -> Array:
@@ -104,9 +113,11 @@ class GridOrder:
     def event(self, me: GridProgram, kind: Kind, name: str, line: str) -> int:
         """The number of an event, the same for accesses that are ordered alike."""
         key = (me.number, kind, name, line, me.time)
-        found = self._numbers.get(key)
-        if found is not None:
-            return found
+        known = self._numbers.get(key)
+        if known is not None:
+            return known
+        # An event stands for all accesses of a line until the program synchronizes: so there are as
+        # many of them as lines and programs, not as accesses.
         number = self._numbers[key] = len(self.events)
         self.events.append(_Event(me.point, kind, name, line, me.time))
         if number == len(self._program):
@@ -123,6 +134,7 @@ class GridOrder:
         if not events.size:
             return None
         first = int(events.flat[0])
+        # Mostly the same line accessed all elements of a block last: one comparison will do.
         if events.size == 1 or (events == first).all():
             other = int(self._program[first])
             if first == 0 or other == me.number:
@@ -140,25 +152,25 @@ class GridOrder:
         """Which of some events are of the program of another one."""
         return self._program[events] == self._program[event]
 
-    def synchronize(self, me: GridProgram, places: Sequence[Any], *, learns: bool) -> None:
+    def synchronize(self, me: GridProgram, place: Any, *, learns: bool) -> None:
         """Leave what ``me`` knows at elements that it accesses atomically.
 
         Args:
           me: the program.
-          places: names of the elements.
+          place: which elements.
           learns: whether it uses what it gets there, and so learns what others left.
         """
         most = max(64, _CLOCK_BYTES // (4 * max(self.programs, 1)))
-        for place in places:
-            if place not in self._left and len(self._left) >= most:
-                place = hash(place) % most
-            left = self._left.get(place)
-            if learns and left is not None:
-                me.known = left.copy() if me.known is None else np.maximum(me.known, left)
-            known = np.zeros(self.programs, np.int32) if me.known is None else me.known
-            left = known.copy() if left is None else np.maximum(left, known)
-            left[me.number] = me.time
-            self._left[place] = left
+        if place not in self._left and len(self._left) >= most:
+            # Elements share clocks then, which may order too much: a race is missed at worst.
+            place = hash(place) % most
+        left = self._left.get(place)
+        if learns and left is not None:
+            me.known = left.copy() if me.known is None else np.maximum(me.known, left)
+        known = np.zeros(self.programs, np.int32) if me.known is None else me.known
+        left = known.copy() if left is None else np.maximum(left, known)
+        left[me.number] = me.time
+        self._left[place] = left
         me.time += 1
 
     def is_new(self, key: Any) -> bool:
@@ -182,7 +194,12 @@ class Shadow:
     _last: dict[tuple[Kind, int], Array] = field(default_factory=dict)
 
     def note(
-        self, thread: Thread, me: GridProgram, kind: Kind, where: Selection, at: tuple[str, str]
+        self,
+        thread: Thread,
+        me: GridProgram,
+        kind: Kind,
+        where: ElementSelection,
+        at: tuple[str, str],
     ) -> None:
         """Note an access, and report it if it is a race.
 
@@ -214,11 +231,13 @@ class Shadow:
 
         return self._last.get((kind, 0)), access
 
-    def _keep(self, me: GridProgram, kind: Kind, where: Selection, number: int) -> None:
-        if kind == "write":
-            where.put(self._of(kind, 0), number)
-            return
+    def _keep(self, me: GridProgram, kind: Kind, where: ElementSelection, number: int) -> None:
         first = self._of(kind, 0)
+        if kind == "write":
+            where.put(first, number)
+            return
+        # Where the first event is another program's, and nothing orders it before this one, it
+        # stays: an access of a third program is to be compared with both.
         events = where.get(first)
         kept = self.order.unordered(me, events)
         if kept is None:
@@ -229,57 +248,43 @@ class Shadow:
         where.put(second, np.where(kept, number, where.get(second)))
 
     def _of(self, kind: Kind, which: int) -> Array:
-        found = self._last.get((kind, which))
-        if found is None:
-            found = self._last[kind, which] = np.zeros(self.shape, np.int32)
-        return found
+        if (kind, which) not in self._last:
+            self._last[kind, which] = np.zeros(self.shape, np.int32)
+        return self._last[kind, which]
 
     def _report(
-        self, thread: Thread, number: int, where: Selection, events: Array, wrong: Array
+        self, thread: Thread, number: int, where: ElementSelection, events: Array, wrong: Array
     ) -> None:
         order = self.order
         earlier = order.events[int(events[wrong].flat[0])]
         later = order.events[number]
         assert earlier is not None
         assert later is not None
+        # Once for each pair of lines, not for each element and each pair of programs.
         key = (later.line, later.kind, earlier.line, earlier.kind, later.name, earlier.name)
         if not order.is_new(key):
             return
         same = wrong & order.same_program(events, int(events[wrong].flat[0]))
-        indices = where.get(np.arange(int(np.prod(self.shape))).reshape(self.shape))
-        index = _box(indices[same], self.shape)
-        thread.machine.report(_race(thread, later, earlier, index))
-
-
-def _box(indices: Array, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """The elements that some begin and end at, along each axis."""
-    axes = np.unravel_index(indices, shape) if shape else ()
-    return tuple((int(axis.min()), int(axis.max()) + 1) for axis in axes)
-
-
-def _race(
-    thread: Thread,
-    later: _Event,
-    earlier: _Event,
-    index: tuple[tuple[int, int], ...],
-) -> Finding:
-    points = [", ".join(map(str, each.program)) for each in (earlier, later)]
-    message = (
-        f"race on {later.name}: programs ({points[0]}) and ({points[1]}) run at the same time "
-        f"on a GPU, and nothing orders two accesses ({_TPU})"
-    )
-    return Finding(
-        kind="race",
-        message=message,
-        kernel=thread.kernel,
-        program=later.program,
-        line=later.line,
-        ref=later.name,
-        accesses=tuple(
-            _access(each, replace(thread.owner, thread=""), index) for each in (later, earlier)
-        ),
-        seed=thread.machine.seed,
-    )
+        numbers = where.get(np.arange(int(np.prod(self.shape))).reshape(self.shape))[same]
+        axes = np.unravel_index(numbers, self.shape) if self.shape else ()
+        box = tuple((int(axis.min()), int(axis.max()) + 1) for axis in axes)
+        first, second = (", ".join(map(str, event.program)) for event in (earlier, later))
+        message = (
+            f"race on {later.name}: programs ({first}) and ({second}) run at the same time "
+            f"on a GPU, and nothing orders two accesses ({_TPU})"
+        )
+        owner = replace(thread.owner, thread="")
+        finding = Finding(
+            kind="race",
+            message=message,
+            kernel=thread.kernel,
+            program=later.program,
+            line=later.line,
+            ref=later.name,
+            accesses=tuple(_access(event, owner, box) for event in (later, earlier)),
+            seed=thread.machine.seed,
+        )
+        thread.machine.report(finding)
 
 
 def _access(event: _Event, owner: Owner, index: tuple[tuple[int, int], ...]) -> Access:
@@ -292,3 +297,154 @@ def _access(event: _Event, owner: Owner, index: tuple[tuple[int, int], ...]) -> 
         program=event.program,
         clock=event.time,
     )
+
+
+@dataclass(eq=False)
+class SharedArray:
+    """An array that the programs of a grid share.
+
+    Attributes:
+      array: its elements, row by row.
+      shadow: the last accesses to each of them; None if no program writes it.
+    """
+
+    array: Array
+    shadow: Shadow | None = None
+    _indices: Array | None = None
+
+    @property
+    def indices(self) -> Array:
+        """The number of each element."""
+        indices = self._indices
+        if indices is None:
+            indices = self._indices = np.arange(self.array.size).reshape(self.array.shape)
+        return indices
+
+
+# Programs that wait for each other by what they see in memory.
+
+
+#: How often all programs look again before it is a deadlock.
+_ROUNDS = 100
+
+
+#: Threads and blocks of threads that a multiprocessor can have ("Technical Specifications per
+#: Compute Capability" in the CUDA C++ Programming Guide).
+_THREADS = 2048
+_RESIDENT = 32
+
+
+#: Warps of a program, where the kernel does not say (``pallas_call_registration.py``).
+_WARPS = 4
+
+
+#: Programs with their grid points, in the order in which they begin.
+Programs = Iterator[tuple[GridProgram, tuple[int, ...]]]
+
+
+def may_wait(kernel: Any) -> bool:
+    """Whether programs of a kernel may wait for each other: they look at memory in a loop.
+
+    Args:
+      kernel: the equation of a ``pallas_call``.
+    """
+    return _looks([kernel.params["jaxpr"]], inside=False)
+
+
+def _looks(jaxprs: Iterable[Any], *, inside: bool) -> bool:
+    for jaxpr in jaxprs:
+        for eqn in open_jaxpr(jaxpr)[0].eqns:
+            name = eqn.primitive.name
+            if inside and name in ("atomic_rmw", "atomic_cas"):
+                return True
+            if inside and name == "masked_load" and eqn.params.get("is_volatile"):
+                return True
+            if _looks(sub_jaxprs(eqn), inside=inside or name == "while"):
+                return True
+    return False
+
+
+@dataclass(eq=False)
+class WaitingPrograms:
+    """The programs of one grid that wait.
+
+    Attributes:
+      machine: the run.
+      tasks: those that wait, and for which memory.
+      rounds: how often all of them have looked again since something changed.
+    """
+
+    machine: Machine
+    tasks: dict[Task, SharedArray] = field(default_factory=dict)
+    rounds: int = 0
+
+    def run(
+        self,
+        thread: Thread,
+        programs: Programs,
+        work: Callable[[Thread, Programs], None],
+        warps: int | None,
+    ) -> None:
+        """Run programs at the same time, as many as the chip can have.
+
+        Args:
+          thread: the device.
+          programs: in the order in which they begin.
+          work: runs programs one after the other.
+          warps: of a program, or None for the default.
+        """
+        # More programs than the chip has room for begin when others end. If they all wait for one
+        # that has not begun, the chip hangs, and so does the grid here: a deadlock.
+        begun = list(programs)
+        per_core = min(_RESIDENT, _THREADS // (32 * (warps or _WARPS)))
+        places = min(len(begun), per_core * GPUS[self.machine.target].cores)
+        shared = iter(begun)
+        cores = [thread.child(thread.owner) for _ in range(places)]
+        scheduler = self.machine.scheduler
+        scheduler.idle.append(self.look_again)
+        try:
+            scheduler.run(cores, lambda core: work(core, shared))
+        finally:
+            scheduler.idle.remove(self.look_again)
+
+    def changed(self, memory: SharedArray) -> None:
+        """A program changed some memory: those that wait for it look again."""
+        self.rounds = 0
+        for task in [task for task, awaited in self.tasks.items() if awaited is memory]:
+            del self.tasks[task]
+            self.machine.scheduler.wake(task)
+        self.machine.scheduler.pause()
+
+    def looked(self, thread: Thread, ref: Ref, seen: tuple[str, bytes, bytes]) -> None:
+        """A program looked at memory that others change, and changed nothing.
+
+        Args:
+          thread: that runs it.
+          ref: of the memory.
+          seen: ``file:line``, where it looked, and what was there.
+        """
+        program: GridProgram = ref.block.program
+        before, program.last = program.last, seen
+        scheduler = self.machine.scheduler
+        task = scheduler.current
+        # Who sees something new goes on: it may be in no loop at all.
+        if before != seen or task is None:
+            scheduler.pause()
+            return
+        self.tasks[task] = ref.block.memory
+
+        def blocked() -> Wait:
+            return Wait(owner=thread.owner, on=ref.name, line=seen[0], program=program.point)
+
+        scheduler.block(blocked)
+
+    def look_again(self) -> bool:
+        """Let all programs that wait go on, unless they did so too often; whether they do."""
+        if not self.tasks or self.rounds >= _ROUNDS:
+            return False
+        self.rounds += 1
+        tasks = list(self.tasks)
+        self.tasks.clear()
+        for task in tasks:
+            self.machine.scheduler.wake(task)
+        return True

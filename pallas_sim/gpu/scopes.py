@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pallas_sim.accesses import memory_of
-from pallas_sim.chips import GPUS, itemsize
+from pallas_sim.chips import Excess, OperandMemory, gpu_bytes, shared_memory_excess
 from pallas_sim.compat.jaxprs import (
     argument_names,
     barrier_facts,
@@ -30,16 +30,8 @@ from pallas_sim.compat.places import requested_shared_bytes
 from pallas_sim.cores import equations, meet, most_at_a_time
 from pallas_sim.errors import SimulationError
 from pallas_sim.findings import Finding, Wait
-from pallas_sim.gpu.barriers import Barrier
-from pallas_sim.gpu.tensor_memory import (
-    TensorMemory,
-    made_by,
-    scope_axes,
-    tensor_memory,
-    tilings_of,
-    union_scale,
-)
-from pallas_sim.gpu.threads import GpuLaunch, GpuThread, ThreadBlock, key_of
+from pallas_sim.gpu.tensor_memory import TensorMemory, made_by, tensor_memory
+from pallas_sim.gpu.threads import Barrier, GpuLaunch, GpuThread, ThreadBlock
 from pallas_sim.memory import AllocationKey, Ref
 from pallas_sim.registry import Equation
 from pallas_sim.scheduler import deadlock
@@ -72,7 +64,8 @@ class GpuScope:
 
     Attributes:
       items: what it makes.
-      axes: whose threads share what it makes.
+      axes: whose threads share what it makes; if there are any, all warpgroups of a block enter it
+        together.
       line: ``file:line``.
       site: which scope of the program it is.
     """
@@ -82,23 +75,26 @@ class GpuScope:
     line: str
     site: int
 
-    @property
-    def shared(self) -> bool:
-        """Whether all warpgroups of a block enter it together."""
-        return bool(self.axes)
-
 
 def scope_of(eqn: Equation) -> GpuScope:
     """What a ``run_scoped`` says."""
-    inner, _ = open_jaxpr(eqn.params["jaxpr"])
-    names = argument_names(inner)
-    tilings = tilings_of(eqn.params, len(inner.invars))
-    site = id(eqn.origin or eqn)
-    items = tuple(
-        ScopedRef(var.aval, name or f"scoped memory {number}", tiling, (site, number))
-        for number, (var, name, tiling) in enumerate(zip(inner.invars, names, tilings, strict=True))
-    )
-    return GpuScope(items, scope_axes(eqn.params), eqn.line, site)
+    params, site = eqn.params, id(eqn.origin or eqn)
+    inner, _ = open_jaxpr(params["jaxpr"])
+    transforms = params.get("ref_transforms") or ((),) * len(inner.invars)
+    items: list[ScopedRef] = []
+    for number, (var, name) in enumerate(zip(inner.invars, argument_names(inner), strict=True)):
+        tilings = [each.tiling for each in transforms[number] or () if hasattr(each, "tiling")]
+        tiling = tuple(tilings[0]) if tilings else ()
+        name = name or f"scoped memory {number}"
+        items.append(ScopedRef(var.aval, name, tiling, (site, number)))
+    return GpuScope(tuple(items), axes_of(params.get("collective_axes")), eqn.line, site)
+
+
+def axes_of(given: Any) -> tuple[Any, ...]:
+    """Names of axes, of which JAX has a tuple, one, or None."""
+    named = tuple(given) if isinstance(given, tuple | list) else (given,)
+    # ``dynamic_scheduling_loop`` names None where a block has one warpgroup.
+    return tuple(axis for axis in named if axis is not None)
 
 
 def run_scope(
@@ -113,15 +109,17 @@ def run_scope(
     """
     block = thread.block
     _check_axes(thread, scope)
-    if scope.shared and len(block.warpgroups) > 1:
+    if scope.axes and len(block.warpgroups) > 1:
         members = range(len(block.warpgroups))
         place = ("scope", scope.site, id(block))
         what = f"run_scoped at {scope.line}" if scope.line else "run_scoped"
         meet(thread, place, thread.warpgroup, members, None, what, kind="warpgroup")
+    # The first warpgroup that enters a scope for the n-th time makes its memory.
     key = (scope.site, thread.number)
     turn = block.entered[key] = block.entered.get(key, 0) + 1
     first = turn > block.entered.get(scope.site, 0)
     block.entered[scope.site] = max(turn, block.entered.get(scope.site, 0))
+    # Shared memory is a stack: what a scope takes is free again when it ends.
     before, around, held = thread.top, thread.around, thread.accumulators
     thread.around = scope.line or around
     if first and turn == 1:
@@ -184,29 +182,29 @@ def _place(block: ThreadBlock, item: ScopedRef, top: int, *, first: bool) -> tup
     aval = item.aval
     facts = barrier_facts(aval.dtype)
     if facts is None and semaphore_kind(aval.dtype) is None and space_of(aval) == "smem":
-        size = smem_size(aval)
+        size = _smem_size(aval)
         if first or item.site not in block.memory:
             block.memory[item.site] = _shared(block, item, top, size)
-        return block.memory[item.site], top + aligned(size)
-    found = block.memory.get(item.site)
-    if found is None:
+        return block.memory[item.site], top + _aligned(size)
+    ref = block.memory.get(item.site)
+    if ref is None:
         launch = block.cluster.launch
         if facts is not None:
-            found = Ref(_barriers(block, item), item.name, "barrier")
+            ref = Ref(_barriers(block, item), item.name, "barrier")
         elif space_of(aval) == "tmem":
-            found = tensor_memory(launch.thread.machine, aval, item.name)
+            ref = tensor_memory(launch.thread.machine, aval, item.name)
         else:
-            found = launch.semaphores.get((*item.site, block.point))
-        if found is None:
+            ref = launch.semaphores.get((*item.site, block.point))
+        if ref is None:
             shape, dtype = tuple(aval.shape), aval.dtype
             memory = memory_of(launch.thread.machine, shape, dtype, item.name, "scratch")
-            found = Ref(memory, item.name, space_of(aval))
-        if found.key is None:
-            found.key = key_of(item.site)
-        block.memory[item.site] = found
-    elif first and isinstance(found, TensorMemory):
-        found.forget(block.cluster.launch.thread.machine)
-    return found, top
+            ref = Ref(memory, item.name, space_of(aval))
+        if ref.key is None:
+            ref.key = AllocationKey((), (), item.site)
+        block.memory[item.site] = ref
+    elif first and isinstance(ref, TensorMemory):
+        ref.forget(block.cluster.launch.thread.machine)
+    return ref, top
 
 
 def semaphores_in(jaxpr: Any) -> Iterator[ScopedRef]:
@@ -250,7 +248,7 @@ def _shared(block: ThreadBlock, item: ScopedRef, start: int, size: int) -> Ref:
     place = block.arena[start : start + size]
     if is_union(aval):
         place[...] = 0xFF  # is NaN in every dtype
-        memory = place.view(np.dtype(f"int{8 * union_scale(aval)}"))
+        memory = place.view(np.dtype(f"int{8 * _union_scale(aval)}"))
     else:
         shape, count = tuple(aval.shape), len(item.tiling)
         if count:
@@ -261,7 +259,7 @@ def _shared(block: ThreadBlock, item: ScopedRef, start: int, size: int) -> Ref:
         fill = block.cluster.launch.thread.machine.uninitialized((), memory.dtype, "scratch")
         memory[...] = fill
         memory = tiled(memory, item.tiling) if count else memory
-    return Ref(memory, item.name, "smem", key=key_of(item.site))
+    return Ref(memory, item.name, "smem", key=AllocationKey((), (), item.site))
 
 
 def _barriers(block: ThreadBlock, item: ScopedRef) -> np.ndarray[Any, Any]:
@@ -275,38 +273,54 @@ def _barriers(block: ThreadBlock, item: ScopedRef) -> np.ndarray[Any, Any]:
         arrivals *= sum(sizes) - len(sizes) + 1
     elif facts.axes is not None:
         arrivals *= len(block.cluster.along(block, facts.axes[0]))
-    found = np.empty(tuple(item.aval.shape), object)
-    for point in np.ndindex(*found.shape):
+    barriers = np.empty(tuple(item.aval.shape), object)
+    for point in np.ndindex(*barriers.shape):
         index = f"[{', '.join(map(str, point))}]" if point else ""
         number = len(block.barriers)
         barrier = Barrier(f"{item.name}{index}", block, facts, arrivals, number, item.site, point)
         block.barriers.append(barrier)
-        found[point] = barrier
-    return found
+        barriers[point] = barrier
+    return barriers
 
 
-def smem_size(aval: Any) -> int:
+def _smem_size(aval: Any) -> int:
     """Bytes of the memory of a reference, as it is kept here: a byte for narrower elements."""
-    scale = union_scale(aval) if is_union(aval) else 1
+    scale = _union_scale(aval) if is_union(aval) else 1
     return math.prod(aval.shape) * np.dtype(aval.dtype).itemsize * scale
 
 
-def aligned(size: int) -> int:
+def _aligned(size: int) -> int:
     """Bytes that an allocation of shared memory takes."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def smem_bytes(jaxpr: Any) -> int:
     """Bytes of shared memory that the scopes of a kernel take at most, as they are kept here."""
+    return sum(size for _, size in _shared_at_a_time(jaxpr, _smem_size))
+
+
+def _shared_at_a_time(jaxpr: Any, size_of: Callable[[Any], int]) -> list[tuple[str, int]]:
+    """Names and bytes of the shared memory of a block, where it takes the most."""
 
     def taken(eqn: Any) -> list[tuple[str, int]]:
-        avals = [(name, aval) for name, aval in made_by(eqn) if is_shared_array(aval)]
-        return [(name, aligned(smem_size(aval))) for name, aval in avals]
+        return [
+            (name or "scoped memory", _aligned(size_of(aval)))
+            for name, aval in made_by(eqn)
+            if _is_shared_array(aval)
+        ]
 
-    return sum(size for _, size in most_at_a_time(jaxpr, taken))
+    return most_at_a_time(jaxpr, taken)
 
 
-def is_shared_array(aval: Any) -> bool:
+def _union_scale(aval: Any) -> int:
+    """How many bytes a byte of a union takes, where each element takes one at least."""
+    import jax
+
+    bits = [jax.dtypes.itemsize_bits(leaf.dtype) for leaf in jax.tree.leaves(aval.refs)]
+    return max((-(-8 // size) for size in bits), default=1)
+
+
+def _is_shared_array(aval: Any) -> bool:
     """Whether a reference is to an array in shared memory: to no barriers, and no semaphores."""
     if space_of(aval) != "smem" or barrier_facts(aval.dtype) is not None:
         return False
@@ -423,6 +437,7 @@ def set_registers(thread: GpuThread, count: int, line: str, *, more: bool) -> No
             program=thread.program,
         )
 
+    # ``setmaxnreg.inc`` blocks until the pool has enough; those that decrease wake who waits.
     while left() < count:
         task = scheduler.current
         if task is not None:
@@ -435,71 +450,17 @@ def set_registers(thread: GpuThread, count: int, line: str, *, more: bool) -> No
 # Shared memory that a kernel needs and a chip does not have: a launch of it fails.
 
 
-_ESTIMATED = " by an estimate, as no compiler for GPUs has counted it"
-
-
-def smem_findings(
-    jaxpr: Any, mesh: Any, params: Any, target: str, name: str, line: str
-) -> Iterator[Finding]:
-    """What a block of a Mosaic GPU kernel needs beyond the shared memory of a chip.
+def smem_excess_of_block(jaxpr: Any, mesh: Any, params: Any, target: str) -> Excess | None:
+    """What a block of a Mosaic GPU kernel needs beyond the shared memory of a chip, or None.
 
     Args:
       jaxpr: body of the kernel.
       mesh: of its blocks, JAX's.
       params: compiler parameters, or None.
       target: name of the chip.
-      name: of the kernel.
-      line: of its call.
     """
     needed = requested_shared_bytes(jaxpr, mesh, params)
-    if needed is None or target not in GPUS or needed <= GPUS[target].shared_per_block:
-        return
-    yield shared_memory_excess(
-        needed, target, most_at_a_time(jaxpr, _shared_bytes_taken), name, line
-    )
-
-
-def shared_memory_excess(
-    needed: int,
-    target: str,
-    parts: Sequence[tuple[str, int]],
-    name: str,
-    line: str,
-    *,
-    estimated: bool = False,
-) -> Finding:
-    """The finding that a block needs more shared memory than a chip has.
-
-    Args:
-      needed: bytes.
-      target: name of the chip.
-      parts: names and bytes of what takes them.
-      name: of the kernel.
-      line: of its call.
-      estimated: whether the number is an estimate.
-    """
-    largest = sorted(parts, key=lambda part: -part[1])[:3]
-    shown = ", ".join(f"{what} {size / 1024:.1f} KiB" for what, size in largest)
-    counted = _ESTIMATED if estimated else ""
-    return Finding(
-        kind="capacity",
-        message=(
-            f"a block takes {needed:,} bytes of shared memory{counted}, and a block of {target} "
-            f"can have {GPUS[target].shared_per_block:,}: {shown}. Choose smaller blocks, or fewer "
-            "stages."
-        ),
-        kernel=name,
-        line=line,
-        ref=largest[0][0] if largest else "",
-    )
-
-
-def _shared_bytes_taken(eqn: Any) -> list[tuple[str, int]]:
-    """What an equation takes of the shared memory of a block: names and bytes."""
-    made = [(name, aval) for name, aval in made_by(eqn) if is_shared_array(aval)]
-    return [(name or "scoped memory", aligned(_size(aval))) for name, aval in made]
-
-
-def _size(aval: Any) -> int:
-    size = 1.0 if str(aval.dtype) == "bool" else itemsize(aval.dtype)
-    return math.ceil(math.prod(aval.shape) * size)
+    if needed is None:
+        return None
+    parts = [OperandMemory(*part) for part in _shared_at_a_time(jaxpr, gpu_bytes)]
+    return shared_memory_excess(parts, target, needed)

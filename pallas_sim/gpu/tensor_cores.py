@@ -13,12 +13,15 @@ shapes").
   in ``numeric_conversion.h``).
 - An instruction contracts 256 bits of a row. Sums of float16 are rounded after each instruction.
 - Sums of integers wrap around: Pallas never sets ``.satfinite``.
+
+``tensor_product`` computes products of Mosaic GPU's instructions, ``dot_product`` those of Triton,
+and ``scaled_product`` those with a scale for each block of elements. Between them are the operands
+that are stored in less: 2:4 sparse ones with their metadata, and the layouts of scales.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -26,8 +29,6 @@ import ml_dtypes
 import numpy as np
 
 from pallas_sim.chips import Accumulation, Accumulations
-from pallas_sim.compat.jaxprs import sub_jaxprs
-from pallas_sim.compat.source import source_line
 from pallas_sim.dtypes import (
     BFLOAT16,
     FLOAT16,
@@ -40,8 +41,7 @@ from pallas_sim.dtypes import (
     is_float,
     is_integer,
 )
-from pallas_sim.errors import KernelError, SimulationError
-from pallas_sim.pallas_calls import PreparedKernel
+from pallas_sim.errors import SimulationError
 from pallas_sim.products import Multiply, Product, chip_product, fused_product, multiplier
 
 #: Bits of a row of an operand that one instruction contracts (PTX ISA 9.0, 9.7.16.2.1).
@@ -81,9 +81,11 @@ def tensor_product(
     if out == FLOAT16:
         return _in_steps(lhs, rhs, depth, instruction_depth(lhs) * (1 + sparse))
     product = multiplier(lhs, rhs, out, depth)
-    usual: Product = lambda a, b, c: _added(product(a, b), c)  # noqa: E731
-    if FLOAT32 in (lhs, rhs):
-        usual = lambda a, b, c: _added(product(to_tf32(a), to_tf32(b)), c)  # noqa: E731
+
+    def usual(a: Array, b: Array, c: Array | None) -> Array:
+        return _added(product(to_tf32(a), to_tf32(b)) if rounds else product(a, b), c)
+
+    rounds = FLOAT32 in (lhs, rhs)
     if accumulation is None or out != FLOAT32:
         return usual
     return chip_product(lhs, rhs, accumulation, usual, to_tf32)
@@ -133,8 +135,8 @@ def dot_operands(dtype: Dtype, precision: Any) -> tuple[Dtype | None, bool]:
     if precision is None:
         return dtype, False
     if isinstance(precision, tuple):
-        names = [str(getattr(each, "name", each)) for each in precision]
-        return dtype, dtype == FLOAT32 and not {"HIGH", "DEFAULT"} & set(names)
+        names = {str(getattr(one, "name", one)) for one in precision}
+        return dtype, dtype == FLOAT32 and not names & {"HIGH", "DEFAULT"}
     name = str(getattr(precision, "name", ""))
     if name in ("DEFAULT", "TF32_TF32_F32", "F32_F32_F32"):
         return (dtype if name == "DEFAULT" else FLOAT32), name == "F32_F32_F32"
@@ -198,11 +200,6 @@ def _in_steps(lhs: Dtype, rhs: Dtype, depth: int, step: int) -> Product:
 
 
 # Operands of tensor cores that are stored in less: structured sparsity, and scales for blocks.
-
-
-def group_size(dtype: Any) -> int:
-    """Elements of a row that two numbers of metadata describe: 4, or 8 of those of 4 bits."""
-    return 8 if bit_width(np.dtype(dtype)) == 4 else 4
 
 
 def expand(values: Array, places: Array) -> Array:
@@ -298,27 +295,23 @@ def scaled_product(
     """
     lhs, rhs, scale = np.dtype(lhs), np.dtype(rhs), np.dtype(scale)
     width = max(bit_width(lhs), bit_width(rhs))
-    blocks = [each * (1 + sparse) for each in _BLOCKS.get((width, scale), ())]
+    blocks = [size * (1 + sparse) for size in _BLOCKS.get((width, scale), ())]
     if not scales or depth % scales or depth // scales not in blocks:
-        words = " or ".join(map(str, blocks)) or "no number of"
+        sizes = " or ".join(map(str, blocks)) or "no number of"
         raise SimulationError(
-            f"tensor cores scale blocks of {words} elements of {lhs} and {rhs} by {scale}, but "
+            f"tensor cores scale blocks of {sizes} elements of {lhs} and {rhs} by {scale}, but "
             f"{depth} elements have {scales} scales"
         )
     block = depth // scales
-    return lambda a, b, c, a_scale, b_scale: _product(a, b, c, a_scale, b_scale, block)
 
+    def evaluate(a: Array, b: Array, c: Array | None, a_scale: Array, b_scale: Array) -> Array:
+        # Float64 holds every product of an element and a scale, and neither overflows nor loses a
+        # bit where one scale is very large and the other one very small.
+        left = a.astype(np.float64) * np.repeat(scale_values(a_scale), block, axis=1)
+        right = b.astype(np.float64) * np.repeat(scale_values(b_scale), block, axis=1).T
+        return _added((left @ right).astype(FLOAT32), c)
 
-def _product(
-    a: Array, b: Array, c: Array | None, a_scale: Array, b_scale: Array, block: int
-) -> Array:
-    """``a [m, k]``, ``b [k, n]``, ``c [m, n]`` or None, ``a_scale [m, s]``, ``b_scale [n, s]``."""
-    # Float64 holds every product of an element and a scale, and neither overflows nor loses a bit
-    # where one scale is very large and the other one very small.
-    left = a.astype(np.float64) * np.repeat(scale_values(a_scale), block, axis=1)
-    right = b.astype(np.float64) * np.repeat(scale_values(b_scale), block, axis=1).T
-    product = (left @ right).astype(FLOAT32)
-    return product if c is None else product + c
+    return evaluate
 
 
 def scale_values(scales: Array) -> Array:
@@ -358,72 +351,3 @@ def paired_scales_of_copy(copied: Array) -> Array:
     _, columns, _, _ = copied.shape
     parts = copied.reshape(columns, 2, 32, 4, 4)
     return parts.transpose(1, 3, 2, 0, 4).reshape(256, columns * 4)
-
-
-# Products of the Triton route that have fewer terms than an instruction of the tensor core.
-#
-# ``mma.m16n8k16`` adds up 16 products of bfloat16, float16 and (after a conversion) float8, ``k8``
-# 8 of tf32, and ``k32`` 32 of int8. Triton's own language refuses fewer, Pallas does not. Of half
-# as many, Triton gives the instruction each register twice, so that the result is twice the
-# product. That is so in the PTX that XLA makes for an A100, an H100 and a B200, whatever the rows
-# and columns (JAX 0.12.0.1; 0.11.2 for an H100). Of fewer, the compiler of JAX 0.12.0.1 ends with
-# "Invalid bases passed to LinearLayout", and that of 0.11.2 repeats registers, too. Products of
-# float32 in the highest precision use no tensor core.
-
-
-#: The error of a kernel, or None, by its jaxpr.
-_KNOWN = weakref.WeakKeyDictionary[Any, str | None]()
-
-
-def require_whole_products(kernel: PreparedKernel) -> None:
-    """Reject a kernel with a product that Triton gets wrong, or cannot compile.
-
-    Raises:
-      KernelError: a product has fewer terms than an instruction of the tensor core.
-    """
-    body = kernel.equation.params["jaxpr"]
-    if body not in _KNOWN:
-        _KNOWN[body] = next(filter(None, map(_problem, _products(body))), None)
-    problem = _KNOWN[body]
-    if problem is not None:
-        raise KernelError(problem)
-
-
-def _products(jaxpr: Any) -> Iterator[Any]:
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "dot_general":
-            yield eqn
-        for inner in sub_jaxprs(eqn):
-            yield from _products(inner)
-
-
-def _problem(eqn: Any) -> str | None:
-    """What is wrong with a product, or None."""
-    lhs, rhs = (atom.aval for atom in eqn.invars)
-    (axes, _), _ = eqn.params["dimension_numbers"]
-    if len(axes) != 1 or lhs.dtype != rhs.dtype:
-        return None
-    terms, least = lhs.shape[axes[0]], _terms(lhs.dtype, eqn.params["precision"])
-    if terms >= least:
-        return None
-    what = f"the product of {lhs.dtype}{list(lhs.shape)} and {rhs.dtype}{list(rhs.shape)}"
-    line = source_line(eqn)
-    fate = "Triton cannot compile it, or adds them up several times"
-    if 2 * terms == least:
-        fate = "Triton gives it each of them twice, and the result is twice the product"
-    return (
-        f"{what}{f' at {line}' if line else ''} has {terms} terms, and an instruction of the "
-        f"tensor core adds up {least}: {fate}. Use blocks of {least}, or pad with zeros."
-    )
-
-
-def _terms(dtype: Any, precision: Any) -> int:
-    """How many terms an instruction of the tensor core adds up; 0 if it uses none."""
-    operands, exact = dot_operands(dtype, precision)
-    if exact:
-        return 0
-    if operands is None:  # several products of TF32 or bfloat16 for one of float32
-        return 8 if "TF32" in precision.name else 16
-    if is_integer(operands):
-        return 32 if bit_width(operands) == 8 else 0
-    return {32: 8, 16: 16, 8: 16}.get(bit_width(operands), 0)

@@ -10,6 +10,7 @@ ordered. Elsewhere an array is an array.
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,12 +18,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from pallas_sim.chips import GPUS
 from pallas_sim.compat.jaxprs import argument_names, open_jaxpr, space_of, union_parts
 from pallas_sim.cores import most_at_a_time
 from pallas_sim.dtypes import Array
 from pallas_sim.errors import SimulationError
-from pallas_sim.findings import Finding
 from pallas_sim.machine import Machine
 from pallas_sim.memory import Ref, Region
 from pallas_sim.transforms import Aliased, Transform
@@ -33,9 +32,6 @@ LANES = 128
 
 #: Bytes of a column in a lane.
 _CELL = 4
-
-#: The fewest columns that ``tcgen05.alloc`` gives; it gives powers of two (9.7.16.7.1).
-_LEAST = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +66,6 @@ class TensorMemoryPart:
     data: Array
     region: Region
     overwritten: tuple[Array, ...] = ()
-
-    def write(self, values: Array) -> None:
-        """Change the elements."""
-        self.data[...] = values
 
 
 class TensorMemory(Ref):
@@ -119,33 +111,35 @@ class TensorMemory(Ref):
         this = self.alternatives[_key(first)]
         data = read(this.data, transforms[1:], operands)
         self._require(data)
-        others = tuple(
-            each.data
-            for each in self.alternatives.values()
-            if each.first < this.end and this.first < each.end and not (each.shares and this.shares)
+        # numpy changes what lies in the same columns itself; the rest must be told.
+        overwritten = tuple(
+            other.data
+            for other in self.alternatives.values()
+            if other is not this
+            and (other.first < this.end and this.first < other.end)
+            and not (other.shares and this.shares)
         )
         region = data if this.shares else self._columns(this, data)
-        return TensorMemoryPart(
-            data, region, tuple(each for each in others if each is not this.data)
-        )
+        return TensorMemoryPart(data, region, overwritten)
 
     def _columns(self, this: _Alternative, data: Array) -> Array:
         """The columns of a part of a reference whose elements lie beside them."""
         width = this.end - this.first
-        each, left = divmod(this.data.shape[1], width)
+        per_column, left = divmod(this.data.shape[1], width)
         if not data.size or left or not this.rows:
             return self.data[:LANES, this.first : this.end]
+        # From the bytes of the part, beside the columns, to the columns that it stands for.
         low, high = byte_bounds(data)
         start, _ = byte_bounds(this.data)
         row = this.data.strides[0]
         (first, at), (last, end) = divmod(low - start, row), divmod(high - start - 1, row)
-        bytes_each = each * this.data.itemsize
-        columns = slice(this.first + at // bytes_each, this.first + end // bytes_each + 1)
+        in_column = per_column * this.data.itemsize
+        columns = slice(this.first + at // in_column, this.first + end // in_column + 1)
         return self.data[first : last + 1, columns]
 
     def forget(self, machine: Machine) -> None:
         """End the life of what it holds: another scope begins."""
-        for data in (self.data, *(each.data for each in self.alternatives.values())):
+        for data in (self.data, *(other.data for other in self.alternatives.values())):
             data[...] = machine.uninitialized((), data.dtype, "scratch")
 
     def _require(self, data: Array) -> None:
@@ -168,17 +162,17 @@ def tensor_memory(machine: Machine, aval: Any, name: str) -> TensorMemory:
     if not parts:
         data = machine.uninitialized(tuple(aval.shape), aval.dtype, "scratch")
         return TensorMemory(data, name, tensor_memory_layout(aval), columns)
-    beside = sum(_cells(each) for each in parts if not _shares(each))
-    rows = max(LANES, *(each.shape[0] for each in parts))
-    words = machine.uninitialized((rows, columns + beside), np.int32, "scratch")
-    ref = TensorMemory(words, name, "rows", columns)
+    beside = sum(_cells(part) for part in parts if not _shares(part))
+    rows = max(LANES, *(part.shape[0] for part in parts))
+    cells = machine.uninitialized((rows, columns + beside), np.int32, "scratch")
+    ref = TensorMemory(cells, name, "rows", columns)
     next_free = columns
     for part in parts:
         end = part.offset + tensor_memory_columns(part)
         if _shares(part):
-            data = _view(words[:LANES, part.offset : end], part)
+            data = _view(cells[:LANES, part.offset : end], part)
         else:
-            data = _view(words[: part.shape[0], next_free : next_free + _cells(part)], part)
+            data = _view(cells[: part.shape[0], next_free : next_free + _cells(part)], part)
             next_free += _cells(part)
         data[...] = machine.uninitialized(data.shape, data.dtype, "scratch")
         ref.alternatives[_key(part)] = _Alternative(
@@ -207,9 +201,9 @@ def _cells(part: Aliased) -> int:
     return -(-part.shape[1] * np.dtype(part.dtype).itemsize // _CELL)
 
 
-def _view(words: Array, part: Aliased) -> Array:
+def _view(cells: Array, part: Aliased) -> Array:
     """The elements of a part in its columns. Those that are not packed have 32 bits each."""
-    elements = words.view(np.dtype(part.dtype))
+    elements = cells.view(np.dtype(part.dtype))
     step = max(elements.shape[1] // part.shape[1], 1) if _shares(part) else 1
     return elements[:, ::step][:, : part.shape[1]]
 
@@ -230,42 +224,7 @@ def allocated_columns(jaxpr: Any) -> list[tuple[str, int]]:
     return most_at_a_time(jaxpr, taken)
 
 
-def tensor_memory_excess(
-    taken: Sequence[tuple[str, int]], target: str, kernel: str, line: str
-) -> Finding | None:
-    """What a kernel needs beyond the tensor memory of an SM, or None.
-
-    Args:
-      taken: name and columns of each reference that it has at a time.
-      target: name of the chip.
-      kernel: its name.
-      line: ``file:line`` of its call.
-    """
-    if not taken:
-        return None
-    most = GPUS[target].tensor_columns if target in GPUS else 0
-    total = sum(columns for _, columns in taken)
-    needed = max(_LEAST, 1 << (total - 1).bit_length())
-    if needed <= most:
-        return None
-    parts = ", ".join(f"{name} {columns}" for name, columns in taken)
-    if not most:
-        message = (
-            f"{target} has no tensor memory, and the kernel allocates {total} columns ({parts})"
-        )
-        remedy = "run it on a Blackwell target, such as b200"
-    else:
-        message = (
-            f"tensor memory: the kernel takes {total} columns ({parts}), which are allocated as "
-            f"{needed}, and an SM of {target} has {most}"
-        )
-        remedy = "make the accumulators narrower, have fewer of them, or let them share memory"
-    return Finding(
-        kind="capacity", message=f"{message}; {remedy}", kernel=kernel, line=line, ref=taken[0][0]
-    )
-
-
-# How arrays lie in tensor memory, and in shared memory that is tiled.
+# How arrays lie in tensor memory.
 
 
 #: How an array lies in tensor memory. ``"rows"``: a row in each of the 128 lanes. ``"half"``: 64
@@ -307,42 +266,10 @@ def tensor_memory_columns(aval: Any) -> int:
         return int(aval.shape[1])
     import jax
 
-    rows, columns = _two_dimensional(aval.shape)
-    return int(aval.layout.cols_in_shape((rows, columns), jax.dtypes.itemsize_bits(aval.dtype)))
-
-
-def _two_dimensional(shape: Sequence[int]) -> tuple[int, int]:
-    """The shape in tensor memory, where leading axes follow each other along the columns."""
-    *leading, rows, columns = shape
-    for size in leading:
-        columns *= size
-    return rows, columns
-
-
-def union_scale(aval: Any) -> int:
-    """How many bytes a byte of a union takes, where each element takes one at least."""
-    import jax
-
-    bits = [jax.dtypes.itemsize_bits(each.dtype) for each in jax.tree.leaves(aval.refs)]
-    return max((-(-8 // each) for each in bits), default=1)
-
-
-def tilings_of(params: Any, count: int) -> tuple[tuple[int, ...], ...]:
-    """For each reference that a ``run_scoped`` makes: the tiles of its last axes, or ()."""
-    given = params.get("ref_transforms") or ((),) * count
-    found: list[tuple[int, ...]] = []
-    for transforms in given:
-        tiles = [each.tiling for each in transforms or () if hasattr(each, "tiling")]
-        found.append(tuple(tiles[0]) if tiles else ())
-    return tuple(found)
-
-
-def scope_axes(params: Any) -> tuple[Any, ...]:
-    """The axes whose threads share what a ``run_scoped`` makes."""
-    axes = params.get("collective_axes") or ()
-    named = tuple(axes) if isinstance(axes, tuple | list) else (axes,)
-    # ``dynamic_scheduling_loop`` names None where a block has one warpgroup.
-    return tuple(axis for axis in named if axis is not None)
+    # Leading axes follow each other along the columns.
+    *leading, rows, columns = aval.shape
+    shape = rows, math.prod(leading) * columns
+    return int(aval.layout.cols_in_shape(shape, jax.dtypes.itemsize_bits(aval.dtype)))
 
 
 def made_by(eqn: Any) -> list[tuple[str, Any]]:

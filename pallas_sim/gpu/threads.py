@@ -1,30 +1,42 @@
-"""Who runs on a GPU: a launch of a kernel, its clusters and blocks, and their warpgroups."""
+"""Who runs a Mosaic GPU kernel, as data: launches, clusters, blocks, warpgroups.
+
+A launch has clusters, a cluster has blocks, a block has warpgroups, barriers and operations of its
+engines. What they do is in other modules: ``engines.py`` and ``barriers.py`` start operations and
+wait for them, ``scopes.py`` gives memory to blocks, ``launch_order.py`` compares what clusters and
+kernels do to global memory, and ``mosaic_kernels.py`` runs a kernel. At the end are the ways from a
+thread to the memory of other blocks and devices.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import numpy as np
 
 from pallas_sim.accesses import record_access
 from pallas_sim.compat.grids import CopyKey
+from pallas_sim.compat.jaxprs import BarrierFacts
 from pallas_sim.cores import BlockMesh, CoreAddress, peer_of, reach
 from pallas_sim.dtypes import Array
 from pallas_sim.errors import SimulationError
 from pallas_sim.findings import Wait
-from pallas_sim.machine import Thread
-from pallas_sim.memory import AllocationKey, Ref
-from pallas_sim.recording import END_OF_BLOCK, Acquired, Released, Token
+from pallas_sim.machine import Machine, Thread
+from pallas_sim.memory import Ref
+from pallas_sim.recording import (
+    END_OF_BLOCK,
+    Acquired,
+    Asynchronous,
+    Recording,
+    Released,
+    Token,
+    Touched,
+)
+from pallas_sim.scheduler import Task
 from pallas_sim.transforms import AtBlock, AtPeer, Elsewhere, Operand
-
-if TYPE_CHECKING:
-    from pallas_sim.gpu.barriers import Barrier, EngineOperation
-    from pallas_sim.gpu.launch_order import EarlyStart
-    from pallas_sim.scheduler import Task
 
 
 @dataclass(eq=False)
@@ -49,7 +61,7 @@ class GpuLaunch:
     thread: Thread
     mesh: BlockMesh
     operations: list[EngineOperation] = field(default_factory=list)
-    pending: deque[Cluster] = field(default_factory=deque)
+    pending: deque[BlockCluster] = field(default_factory=deque)
     held: dict[int, list[Task]] = field(default_factory=dict)
     semaphores: dict[Any, Ref] = field(default_factory=dict)
     start: EarlyStart | None = None
@@ -59,7 +71,7 @@ class GpuLaunch:
 
 
 @dataclass(eq=False)
-class Cluster:
+class BlockCluster:
     """Blocks that run at the same time, and reach each other's shared memory.
 
     Attributes:
@@ -98,13 +110,10 @@ class Cluster:
 
     def along(self, block: ThreadBlock, axes: Sequence[Any]) -> list[ThreadBlock]:
         """The blocks that differ from one at most along some axes of the cluster, in order."""
-        names = [name for name, _ in self.launch.mesh.cluster]
-        known = [name for name in axes if name in names]
-        sizes = [size for name, size in self.launch.mesh.cluster if name in known]
-        known = [name for name in names if name in known]
+        sizes = {name: size for name, size in self.launch.mesh.cluster if name in axes}
         return [
-            self.block_at(block, dict(zip(known, point, strict=True)))
-            for point in np.ndindex(*sizes)
+            self.block_at(block, dict(zip(sizes, point, strict=True)))
+            for point in np.ndindex(*sizes.values())
         ]
 
 
@@ -124,14 +133,15 @@ class ThreadBlock:
       doors: one byte for each of its barriers, which other blocks touch when they arrive there.
       barriers: its barriers.
       open: operations that it started and no thread knows to be done, by identity.
-      engines: the state of units that it uses, and what it knows of them, by kind.
+      tensor_core: the one that it uses, of Blackwell.
+      none_left: whether ``try_cluster_cancel`` has told it that no cluster is left.
       signalled: whether it has let the next kernel begin.
       registers: that each thread of a warpgroup has at most, by its number, once it has called
         ``set_max_registers``.
       asking: the tasks that wait for registers of others.
     """
 
-    cluster: Cluster
+    cluster: BlockCluster
     place: tuple[int, ...]
     arena: Array
     memory: dict[Any, Ref] = field(default_factory=dict)
@@ -142,7 +152,8 @@ class ThreadBlock:
     doors: Array = field(default_factory=lambda: np.zeros(1024, np.uint8))
     barriers: list[Barrier] = field(default_factory=list)
     open: dict[int, EngineOperation] = field(default_factory=dict)
-    engines: dict[Any, Any] = field(default_factory=dict)
+    tensor_core: TensorCore = field(default_factory=lambda: TensorCore())
+    none_left: bool = False
     signalled: bool = False
     registers: dict[int, int] = field(default_factory=dict)
     asking: list[Task] = field(default_factory=list)
@@ -171,6 +182,171 @@ class OperationGroups:
         self.open = []
 
 
+@dataclass(eq=False)
+class BarrierPhase:
+    """One phase of a barrier.
+
+    Attributes:
+      token: passes on what those have done who arrived.
+      operations: that were completed with it.
+    """
+
+    token: Token
+    operations: list[EngineOperation] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Barrier:
+    """A barrier of a block.
+
+    Attributes:
+      name: of the reference it belongs to, with its index.
+      block: whose shared memory it is in.
+      facts: what it is.
+      arrivals: that complete a phase.
+      number: among the barriers of the block.
+      site: which allocation of the program it belongs to.
+      index: in that allocation.
+      pending: arrivals that the phase still needs.
+      expected: bytes that were announced and are not there; negative if they came before.
+      phases: the phase that is going on, after those that are complete.
+      coming: operations that will arrive at it.
+      waits: how often a warp waited for it, by warpgroup and warp.
+      waiting: the tasks that wait for it.
+    """
+
+    name: str
+    block: ThreadBlock
+    facts: BarrierFacts
+    arrivals: int
+    number: int
+    site: tuple[Any, ...] = ()
+    index: tuple[int, ...] = ()
+    pending: int = 0
+    expected: int = 0
+    phases: list[BarrierPhase] = field(default_factory=list)
+    coming: list[EngineOperation] = field(default_factory=list)
+    waits: dict[tuple[int, int], int] = field(default_factory=dict)
+    waiting: list[Task] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Begin the first phase."""
+        self._begin_phase(self._token())
+
+    @property
+    def completed(self) -> int:
+        """How many phases are complete."""
+        return len(self.phases) - 1
+
+    def wake(self, machine: Machine) -> None:
+        """Let those that wait look again."""
+        for task in self.waiting:
+            machine.scheduler.wake(task)
+        self.waiting.clear()
+
+    def end_phase_if_complete(self, machine: Machine) -> None:
+        """Begin the next phase once all have arrived and all announced bytes are there."""
+        if self.pending or self.expected:
+            return
+        # Who arrives in a phase knows what was done in those before: the tokens are chained.
+        after = self.phases[-1].token.after = self._token()
+        self._begin_phase(after)
+        self.wake(machine)
+
+    def _token(self) -> Token:
+        return Token(self.name, tensor_core=self.facts.tensor_core)
+
+    def _begin_phase(self, token: Token) -> None:
+        self.pending = self.arrivals
+        self.phases.append(BarrierPhase(token))
+
+
+#: A step of an operation; the first ones read its sources, the last one arrives at its barriers.
+Step = Callable[[], None]
+
+
+@dataclass(eq=False)
+class EngineOperation:
+    """An operation that was started.
+
+    Attributes:
+      record: what the monitor of order sees of it.
+      block: that started it, or whose memory it writes.
+      steps: what is left of it.
+      reads: how many steps are left when its sources have been read.
+      barriers: that wait for it.
+      lasting: whether its writes may come after the end of its block.
+      waited: whether a thread knows that it is done.
+      released: whether a thread knows that its sources were read.
+      before: other operations that are done when this one is.
+    """
+
+    record: Asynchronous
+    block: ThreadBlock
+    steps: deque[Step] = field(default_factory=deque)
+    reads: int = 0
+    barriers: Sequence[Barrier] = ()
+    lasting: bool = False
+    waited: bool = False
+    released: bool = False
+    before: Sequence[EngineOperation] = ()
+
+
+@dataclass(eq=False)
+class WarpOperations:
+    """What one warp has started on the tensor core of Blackwell.
+
+    Attributes:
+      number: of the tensor core as a thread of the recording, which knows what is done.
+      unknown: products and copies of which no thread knows that they are done.
+    """
+
+    number: int
+    unknown: list[EngineOperation] = field(default_factory=list)
+
+
+#: Number of a warpgroup, and which of its warps.
+Warps = tuple[int, tuple[int, ...]]
+
+
+@dataclass(eq=False)
+class TensorCore:
+    """The tensor core of a block.
+
+    Attributes:
+      started: by each warp, by warpgroup and warp.
+      loads: from tensor memory that were not waited for, with the warps that started them.
+      stores: to tensor memory that were not committed, likewise.
+    """
+
+    started: dict[tuple[int, int], WarpOperations] = field(default_factory=dict)
+    loads: list[tuple[Warps, Asynchronous]] = field(default_factory=list)
+    stores: list[tuple[Warps, EngineOperation]] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class EarlyStart:
+    """The begin of a kernel that need not wait for those ahead of it.
+
+    Attributes:
+      thread: the number of the thread that stands for these.
+      token: that ``griddepcontrol_wait`` acquires.
+      accesses: what they did to operands.
+      joined: whether a block of the kernel waits before it lets the next kernel begin, so that this
+        one cannot begin before those ahead have ended.
+    """
+
+    thread: int
+    token: Token = field(default_factory=lambda: Token("griddepcontrol"))
+    accesses: list[Touched] = field(default_factory=list)
+    joined: bool = False
+
+    def record(self, recording: Recording) -> None:
+        """Begin a recording of threads that may run beside the kernels ahead."""
+        recording.events += [replace(access, thread=self.thread) for access in self.accesses]
+        recording.events.append(Released(self.thread, self.token))
+
+
 @dataclass(eq=False, kw_only=True)
 class GpuThread(Thread):
     """A warpgroup, or one of its warps.
@@ -185,7 +361,6 @@ class GpuThread(Thread):
       stores: its copies to global memory.
       loads: its ``cp.async`` copies.
       products: its ``wgmma`` operations.
-      chained: its other operations that something waits for later, by kind (``"tcgen05"``).
     """
 
     block: ThreadBlock
@@ -197,7 +372,6 @@ class GpuThread(Thread):
     stores: OperationGroups = field(default_factory=OperationGroups)
     loads: OperationGroups = field(default_factory=OperationGroups)
     products: OperationGroups = field(default_factory=OperationGroups)
-    chained: dict[str, list[EngineOperation]] = field(default_factory=dict)
 
     is_warpgroup: ClassVar[bool] = True
 
@@ -228,13 +402,13 @@ class GpuThread(Thread):
         """
         if block is self.block:
             return ref
-        found = None if ref.key is None else block.memory.get(ref.key.site)
-        if found is None:
+        memory = None if ref.key is None else block.memory.get(ref.key.site)
+        if memory is None:
             raise SimulationError(
                 f"block {block.point} of the cluster has not allocated {ref.name or 'memory'}, "
                 f"which block {self.block.point} accesses"
             )
-        return found
+        return memory
 
 
 def memory_at(thread: Thread, where: CoreAddress, ref: Ref, line: str) -> Ref:
@@ -243,22 +417,23 @@ def memory_at(thread: Thread, where: CoreAddress, ref: Ref, line: str) -> Ref:
     The thread waits for a device that has not entered the kernel. If the device has left it, this
     is reported, and the thread gets a copy of its own memory.
     """
-    found: list[Ref] = []
+    memories: list[Ref] = []
     scheduler = thread.machine.scheduler
     task = scheduler.current
 
     def entered(memory: Ref) -> None:
-        found.append(memory)
+        memories.append(memory)
         if waiting and task is not None:
             scheduler.wake(task)
 
+    # ``entered`` is called at once if the other device is there; then nobody has to be woken.
     waiting = False
     if not reach(thread, where, ref, line, entered, how="accesses"):
         return Ref(ref.data.copy(), ref.name, ref.space)
-    waiting = not found
+    waiting = not memories
     if waiting:
         scheduler.block(lambda: Wait(owner=thread.owner, on="the entry of its peer", line=line))
-    return found[0]
+    return memories[0]
 
 
 def block_of(thread: GpuThread, place: AtBlock, operands: Sequence[Any]) -> ThreadBlock:
@@ -278,13 +453,9 @@ def block_of(thread: GpuThread, place: AtBlock, operands: Sequence[Any]) -> Thre
     return cluster.block_at(thread.block, indices)
 
 
-def key_of(site: tuple[Any, ...]) -> AllocationKey:
-    """Names shared memory alike in all blocks."""
-    return AllocationKey((), (), site)
-
-
 def leave(thread: GpuThread) -> None:
     """End a warpgroup; with the last one, the shared memory of its block ends."""
+    # Who ends last knows what all others did: only after that is the memory gone.
     block = thread.block
     block.running -= 1
     thread.recording.events.append(Released(thread.number, block.end))
@@ -296,11 +467,13 @@ def leave(thread: GpuThread) -> None:
         return
     if cluster.together:
         thread.recording.events.append(Released(thread.number, cluster.end))
-        if any(each.running for each in cluster.blocks):
+        if any(other.running for other in cluster.blocks):
             return
         thread.recording.events.append(Acquired(thread.number, cluster.end))
         ended = cluster.blocks
-    for each in ended:
-        for memory, name in ((each.arena, "shared memory"), (each.doors, "a barrier")):
+    # The memory of a block that has ended is not there: an access of another block that nothing
+    # orders before this end is reported.
+    for ending in ended:
+        for memory, name in ((ending.arena, "shared memory"), (ending.doors, "a barrier")):
             if memory.size:
                 record_access(thread, memory, "free", name, END_OF_BLOCK)

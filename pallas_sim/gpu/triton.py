@@ -1,14 +1,17 @@
-"""What JAX's lowering to Triton refuses of a kernel, whatever its operands hold.
+"""Why a kernel of the Triton route does not run on a GPU, whatever its operands hold.
 
-It is asked of that lowering (``jax/_src/pallas/triton/lowering.py``), which ``jaxlib`` has on every
-machine and which takes some milliseconds. So a kernel is refused here if the installed JAX refuses
-it for a GPU, and no other.
+``require_lowering`` asks JAX's lowering to Triton (``jax/_src/pallas/triton/lowering.py``), which
+``jaxlib`` has on every machine and which takes some milliseconds. So a kernel is refused here if
+the installed JAX refuses it for a GPU, and no other. ``require_whole_products`` rejects products
+that Triton gets wrong, and ``shared_memory_findings`` reports a block that needs more shared memory
+than the chip has.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -16,15 +19,17 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.chips import GPUS, TARGETS, itemsize
+from pallas_sim.chips import GPUS, TARGETS, OperandMemory, gpu_bytes, shared_memory_excess
 from pallas_sim.compat.compilers import lowering_to_triton
 from pallas_sim.compat.jaxprs import is_literal, open_jaxpr, sub_jaxprs
 from pallas_sim.compat.source import source_line
+from pallas_sim.cores import equations
+from pallas_sim.dtypes import FLOAT32, bit_width, is_integer
 from pallas_sim.eager import bind
-from pallas_sim.errors import SimulationError, one_line
+from pallas_sim.errors import KernelError, SimulationError, one_line
 from pallas_sim.evaluation import CALLS
 from pallas_sim.findings import Finding, read
-from pallas_sim.gpu.scopes import shared_memory_excess
+from pallas_sim.gpu.tensor_cores import dot_operands
 from pallas_sim.pallas_calls import PreparedKernel
 from pallas_sim.tracing import tracing_for
 
@@ -134,10 +139,10 @@ def _is_refused(aval: Any) -> bool:
     return not size or bool(size & (size - 1)) or size > _MOST
 
 
-def _is_named(line: str, words: str) -> bool:
+def _is_named(line: str, diagnostic: str) -> bool:
     """Whether MLIR names ``file:line`` among the places of an operation."""
     place = read(line)
-    return place is not None and f'"{place.file}":{place.line}:' in words
+    return place is not None and f'"{place.file}":{place.line}:' in diagnostic
 
 
 def _arrays(eqn: Any, among: Sequence[Any] = ()) -> list[Any]:
@@ -157,6 +162,68 @@ def _all_arrays(equation: Any, around: str) -> Iterator[tuple[str, Any]]:
             line = source_line(eqn) or around
             yield from ((line, aval) for aval in _arrays(eqn))
             yield from _all_arrays(eqn, line)
+
+
+# Products that have fewer terms than an instruction of the tensor core.
+#
+# ``mma.m16n8k16`` adds up 16 products of bfloat16, float16 and (after a conversion) float8, ``k8``
+# 8 of tf32, and ``k32`` 32 of int8. Triton's own language refuses fewer, Pallas does not. Of half
+# as many, Triton gives the instruction each register twice, so that the result is twice the
+# product. That is so in the PTX that XLA makes for an A100, an H100 and a B200, whatever the rows
+# and columns (JAX 0.12.0.1; 0.11.2 for an H100). Of fewer, the compiler of JAX 0.12.0.1 ends with
+# "Invalid bases passed to LinearLayout", and that of 0.11.2 repeats registers, too. Products of
+# float32 in the highest precision use no tensor core.
+
+
+#: The error of a kernel, or None, by its jaxpr.
+_PROBLEMS = weakref.WeakKeyDictionary[Any, str | None]()
+
+
+def require_whole_products(kernel: PreparedKernel) -> None:
+    """Reject a kernel with a product that Triton gets wrong, or cannot compile.
+
+    Raises:
+      KernelError: a product has fewer terms than an instruction of the tensor core.
+    """
+    body = kernel.equation.params["jaxpr"]
+    if body not in _PROBLEMS:
+        products = (eqn for eqn in equations(body) if eqn.primitive.name == "dot_general")
+        _PROBLEMS[body] = next(filter(None, map(_problem, products)), None)
+    problem = _PROBLEMS[body]
+    if problem is not None:
+        raise KernelError(problem)
+
+
+def _problem(eqn: Any) -> str | None:
+    """What is wrong with a product, or None."""
+    lhs, rhs = (atom.aval for atom in eqn.invars)
+    (axes, _), _ = eqn.params["dimension_numbers"]
+    if len(axes) != 1 or lhs.dtype != rhs.dtype:
+        return None
+    terms, least = lhs.shape[axes[0]], _terms(lhs.dtype, eqn.params["precision"])
+    if terms >= least:
+        return None
+    what = f"the product of {lhs.dtype}{list(lhs.shape)} and {rhs.dtype}{list(rhs.shape)}"
+    line = source_line(eqn)
+    fate = "Triton cannot compile it, or adds them up several times"
+    if 2 * terms == least:
+        fate = "Triton gives it each of them twice, and the result is twice the product"
+    return (
+        f"{what}{f' at {line}' if line else ''} has {terms} terms, and an instruction of the "
+        f"tensor core adds up {least}: {fate}. Use blocks of {least}, or pad with zeros."
+    )
+
+
+def _terms(dtype: Any, precision: Any) -> int:
+    """How many terms an instruction of the tensor core adds up; 0 if it uses none."""
+    operands, exact = dot_operands(dtype, precision)
+    if exact:
+        return 0
+    if operands is None:  # several products of TF32 or bfloat16 for one of float32
+        return 8 if "TF32" in precision.name else 16
+    if is_integer(operands):
+        return 32 if bit_width(operands) == 8 else 0
+    return {32: 8, 16: 16, 8: 16}.get(bit_width(operands), 0)
 
 
 # Shared memory of a block of the Triton route: an estimate, for where no compiler counts it.
@@ -224,7 +291,7 @@ def shared_memory(jaxpr: Any, names: Sequence[str], params: Any, target: str) ->
         names=dict(zip(inner.invars, names, strict=False)),
     )
     region = _Region(steps=1)
-    walk.run(inner, [_Value()] * len(inner.invars), region)
+    walk.run(inner, [_ValueOrigin()] * len(inner.invars), region)
     parts = walk.taken(region)
     estimate = _total(parts)
     return SharedMemory(estimate, estimate + walk.unsure + walk.largest, tuple(parts))
@@ -241,16 +308,16 @@ def shared_memory_findings(
       count: gives a compiler's count of a kernel, by its equation, or None. It takes time, so it is
         asked only if the kernel may need too much.
     """
-    limit = GPUS[target].shared_per_block
-    found = shared_memory(
+    memory = shared_memory(
         kernel.equation.params["jaxpr"], kernel.names, kernel.facts.params, target
     )
-    counted = count(kernel.equation) if count is not None and found.most > limit else None
-    needed = found.estimate if counted is None else counted
-    if needed > limit:
-        yield shared_memory_excess(
-            needed, target, found.parts, kernel.name, kernel.line, estimated=counted is None
-        )
+    too_much = memory.most > GPUS[target].shared_per_block
+    counted = count(kernel.equation) if count is not None and too_much else None
+    needed = memory.estimate if counted is None else counted
+    parts = [OperandMemory(*part) for part in memory.parts]
+    excess = shared_memory_excess(parts, target, needed, estimated=counted is None)
+    if excess is not None:
+        yield excess.finding(kernel.name, kernel.line)
 
 
 _Parts = list[tuple[str, int]]
@@ -276,7 +343,7 @@ class _Load:
 
 
 @dataclass(frozen=True)
-class _Value:
+class _ValueOrigin:
     """Where a value comes from.
 
     Attributes:
@@ -337,12 +404,12 @@ class _Walk:
     largest: int = 0
     unsure: int = 0
 
-    def run(self, jaxpr: Any, given: Sequence[_Value], region: _Region) -> list[_Value]:
+    def run(self, jaxpr: Any, given: Sequence[_ValueOrigin], region: _Region) -> list[_ValueOrigin]:
         """Where the results of a jaxpr come from, given where its inputs do."""
         values = dict(zip(jaxpr.invars, given, strict=True))
 
-        def of(atom: Any) -> _Value:
-            return _Value() if is_literal(atom) else values.get(atom, _Value())
+        def of(atom: Any) -> _ValueOrigin:
+            return _ValueOrigin() if is_literal(atom) else values.get(atom, _ValueOrigin())
 
         for eqn in jaxpr.eqns:
             if eqn.primitive.name.startswith(_MOVING):
@@ -363,17 +430,19 @@ class _Walk:
         parts += [*region.kept.values(), *sorted(region.made, key=lambda part: -part[1])[:1]]
         return max([parts, *region.apart], key=_total)
 
-    def _results(self, eqn: Any, ins: Sequence[_Value], region: _Region) -> Sequence[_Value]:
+    def _results(
+        self, eqn: Any, ins: Sequence[_ValueOrigin], region: _Region
+    ) -> Sequence[_ValueOrigin]:
         name, count = eqn.primitive.name, len(eqn.outvars)
         if name in _LOADS:
             indices = frozenset[_Load]().union(*(value.loads for value in ins))
             depth = 1 + max((load.depth for load in indices), default=0)
             operand = self.names.get(eqn.invars[0], "a block")
             load = _Load(operand, _size(eqn.outvars[0].aval), depth)
-            return [_Value(frozenset({load}), load, inside=True)]
+            return [_ValueOrigin(frozenset({load}), load, inside=True)]
         if name in ("scan", "while"):
             self._loop(eqn, region)
-            return [_Value(inside=True, computed=True)] * count
+            return [_ValueOrigin(inside=True, computed=True)] * count
         bodies = [open_jaxpr(body)[0] for body in sub_jaxprs(eqn)]
         if name == "cond":
             for body in bodies:
@@ -396,8 +465,7 @@ class _Walk:
                 self.names[inner] = self.names[outer]
 
     def _loop(self, eqn: Any, region: _Region) -> None:
-        given = eqn.invars
-        steps = self.stages
+        given, steps = eqn.invars, self.stages
         if eqn.primitive.name == "while":
             given = given[eqn.params["cond_nconsts"] :]
             steps = steps if _counts(eqn) else 1
@@ -407,17 +475,18 @@ class _Walk:
             body = open_jaxpr(eqn.params["jaxpr"])[0]
         self._pass_names(given, body)
         inner = _Region(steps)
-        self.run(body, [_Value()] * len(body.invars), inner)
+        self.run(body, [_ValueOrigin()] * len(body.invars), inner)
         region.apart.append(self.taken(inner))
 
-    def _product(self, eqn: Any, ins: Sequence[_Value], region: _Region) -> None:
+    def _product(self, eqn: Any, ins: Sequence[_ValueOrigin], region: _Region) -> None:
         parts = [
             (value.name, _size(atom.aval)) for atom, value in zip(eqn.invars, ins, strict=True)
         ]
-        rounded, rows = _is_rounded(eqn), _rows(eqn)
-        itemsize = np.dtype(eqn.invars[0].aval.dtype).itemsize
-        tensor_core = rounded or itemsize <= 2
-        engine = tensor_core and self._has_engine(rows, itemsize)
+        rows, dtype = _rows(eqn), np.dtype(eqn.invars[0].aval.dtype)
+        takes_tf32 = dot_operands(dtype, eqn.params.get("precision")) == (FLOAT32, False)
+        rounded = dtype == FLOAT32 and takes_tf32
+        tensor_core = rounded or dtype.itemsize <= 2
+        engine = tensor_core and self._has_engine(rows, dtype.itemsize)
         if region.steps == 1:
             # Operands that are rounded are there one after the other.
             region.apart.append([max(parts, key=lambda part: part[1])] if rounded else parts)
@@ -455,28 +524,18 @@ def _rows(eqn: Any) -> int:
     return math.prod(shape) // max(1, shape[contracted[0]])
 
 
-def _is_rounded(eqn: Any) -> bool:
-    """Whether a product of float32 is one of tf32, by its precision."""
-    if np.dtype(eqn.invars[0].aval.dtype) != np.float32:
-        return False
-    precision = eqn.params.get("precision")
-    given = precision if isinstance(precision, tuple) else (precision,)
-    names = {str(each).upper().rpartition(".")[2] for each in given}
-    return not names.isdisjoint({"NONE", "DEFAULT", "HIGH", "TF32_TF32_F32"})
-
-
 def _counts(eqn: Any) -> bool:
     """Whether a ``while`` is a loop that counts up to a bound, as of ``fori_loop``.
 
     JAX's lowering makes such a loop an ``scf.for``, and Triton overlaps the steps of no other.
     """
     cond = open_jaxpr(eqn.params["cond_jaxpr"])[0]
-    names = [each.primitive.name for each in cond.eqns]
+    names = [inner.primitive.name for inner in cond.eqns]
     return eqn.params["cond_nconsts"] == 0 and names == ["lt"]
 
 
-def _joined(values: Sequence[_Value], *, computed: bool) -> _Value:
-    return _Value(
+def _joined(values: Sequence[_ValueOrigin], *, computed: bool) -> _ValueOrigin:
+    return _ValueOrigin(
         frozenset[_Load]().union(*(value.loads for value in values)),
         inside=any(value.inside for value in values),
         computed=computed or any(value.computed for value in values),
@@ -485,8 +544,4 @@ def _joined(values: Sequence[_Value], *, computed: bool) -> _Value:
 
 def _size(aval: Any) -> int:
     """Bytes of a value; 0 of what is no array, such as a reference."""
-    dtype = getattr(aval, "dtype", None)
-    if dtype is None or hasattr(aval, "inner_aval"):
-        return 0
-    size = 1 if str(dtype) == "bool" else itemsize(dtype)
-    return math.ceil(math.prod(aval.shape) * size)
+    return gpu_bytes(aval) if hasattr(aval, "dtype") and not _is_reference(aval) else 0

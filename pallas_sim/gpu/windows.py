@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from pallas_sim.compat.places import is_at_peer, names_a_device
+from pallas_sim.compat.places import is_at_peer, names_a_device, peer_in, transforms_in
 from pallas_sim.cores import CoreAddress, peer_of
 from pallas_sim.dtypes import Array
 from pallas_sim.errors import SimulationError
-from pallas_sim.gpu.operands import signal_parts
 from pallas_sim.gpu.threads import GpuThread, memory_at
 from pallas_sim.memory import Elements, Outside, Ref, Region
 from pallas_sim.transforms import (
@@ -30,6 +29,8 @@ from pallas_sim.transforms import (
     Im2Col,
     Indexed,
     Operand,
+    Peer,
+    RefPart,
     Transform,
     Transposed,
     Untiled,
@@ -48,6 +49,8 @@ class EngineWindow:
       array: the array, where the window is more than a part of it.
       axes: the indices along each axis of the array, a number for those that the window has not.
       listed: whether some of these indices are listed by the kernel (a gather or a scatter).
+      name: of the reference.
+      home: the device whose memory it is.
     """
 
     region: Region
@@ -56,6 +59,8 @@ class EngineWindow:
     array: Array | None = None
     axes: tuple[Array | int, ...] = ()
     listed: bool = False
+    name: str = ""
+    home: int = 0
 
     @property
     def starts(self) -> tuple[int, ...]:
@@ -105,13 +110,19 @@ class EngineWindow:
             key = (slice(None),) * axis + (slice(start, stop),)
             assert not isinstance(self.region, Elements)
             region = self.region[key]
-            return EngineWindow(region, region.shape)
+            return replace(self, region=region, shape=region.shape)
         axes = list(self.axes)
         number = [at for at, each in enumerate(axes) if not isinstance(each, int)][axis]
         indices = axes[number]
         assert not isinstance(indices, int)
         axes[number] = indices[start:stop]
-        return _gathered(self.array, axes, listed=self.listed)
+        return self.at(axes)
+
+    def at(self, axes: Sequence[Array | int]) -> EngineWindow:
+        """The window of the same array with other indices along its axes."""
+        assert self.array is not None
+        window = _gathered(self.array, axes, listed=self.listed)
+        return replace(window, name=self.name, home=self.home)
 
 
 def _values(region: Region) -> Array:
@@ -219,8 +230,8 @@ def without_unit_axes(
             dropped.append(UnitAxis(axis, start, tile))
     if not dropped:
         return window, ()
-    found = _gathered(array, axes)
-    return found, tuple(dropped) if _values(found.region).size else ()
+    moved = window.at(axes)
+    return moved, tuple(dropped) if _values(moved.region).size else ()
 
 
 def _composed(
@@ -285,8 +296,10 @@ def _gathered(array: Array, axes: Sequence[Array | int], *, listed: bool = False
             *(ok for ok, each in zip(there, axes, strict=True) if not isinstance(each, int))
         )
         if not all(ok.all() for ok, each in zip(there, axes, strict=True) if isinstance(each, int)):
+            # A number along an axis that the window has not is outside, so all of the window is.
             inside = tuple(np.zeros((0,) * len(shape), np.int64) for _ in shape)
             used = [np.zeros(0, np.int64) for _ in used]
+    # A view costs nothing, and writes to it change the array; only lists of rows need ``Elements``.
     if all(_is_range(each) for each in used):
         steps = tuple(
             slice(int(each[0]), int(each[-1]) + 1, _step(each)) if each.size else slice(0, 0)
@@ -330,6 +343,7 @@ def _im2col(array: Array, transforms: Sequence[Transform], operands: Sequence[An
             "an im2col reference must be indexed by a slice of rows, a number along each axis of "
             "the window and a slice of channels"
         )
+    # A row is an image and a place of the window in it, counted along the last spatial axis first.
     places: list[Array] = []
     flat = rows
     for size in reversed(sizes):
@@ -416,13 +430,30 @@ def at_device(thread: GpuThread, device: int, ref: Ref, line: str) -> Ref:
     return memory_at(thread, CoreAddress(device, {}), ref, line)
 
 
+class _Mesh:  # how ``semaphore_signal_parallel`` names devices
+    name = "MESH"
+
+
+def signals_of(params: Any, count: int) -> list[tuple[RefPart, int, Peer | None]]:
+    """Semaphore, position of the amount, and device of each signal of a parallel one."""
+    given = params["args_tree"].unflatten(list(map(Operand, range(count))))
+    return [
+        (
+            RefPart(ref.position, transforms_in(transforms)),
+            amount.position,
+            peer_in(device, None, _Mesh),
+        )
+        for ref, transforms, amount, device in zip(*given, strict=True)
+    ]
+
+
 def reaches_devices(eqn: Any) -> bool:
     """Whether an equation of JAX accesses the memory or the semaphores of other devices."""
     name, count = eqn.primitive.name, len(eqn.invars)
     if name in ("multimem_store", "multimem_load_reduce", "semaphore_signal_multicast"):
         return True
     if name == "semaphore_signal_parallel":
-        return any(peer is not None for _, _, peer in signal_parts(eqn.params, count))
+        return any(peer is not None for _, _, peer in signals_of(eqn.params, count))
     if names_a_device(eqn):
         return True
     trees = [each for each in eqn.params.values() if hasattr(each, "num_leaves")]

@@ -166,7 +166,7 @@ def _run_state(eqn: Equation) -> Evaluate:
 
 def _wait_for_products(thread: Any) -> None:
     """Wait for all ``wgmma`` of a ``GpuThread``, as JAX's lowering does."""
-    from pallas_sim.gpu.barriers import wait_groups
+    from pallas_sim.gpu.engines import wait_groups
 
     wait_groups(thread, thread.products, 0)
 

@@ -1,9 +1,14 @@
-"""Rules: copies between global and shared memory, by TMA and by ``cp.async``."""
+"""Rules: copies between global and shared memory, by TMA and by ``cp.async``, and inlined code.
+
+A load reads its whole window before it writes, and so does a store: both are operations of
+``gpu/engines.py``. Loads by TMA arrive at barriers, with the bytes that they bring. Threads wait
+in groups for loads by ``cp.async`` and for stores.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,24 +17,15 @@ from pallas_sim.accesses import beyond_edge, bounds_error
 from pallas_sim.chips import GPUS
 from pallas_sim.compat.grids import CopyKey, key_of
 from pallas_sim.dtypes import Array
-from pallas_sim.errors import BoundsError, MissingRuleError, SimulationError
+from pallas_sim.errors import MissingRuleError, SimulationError
 from pallas_sim.findings import Access
-from pallas_sim.gpu.barriers import (
-    Barrier,
-    EngineOperation,
-    arrive,
-    barrier_at,
-    reading_then_writing,
-    reducer,
-    start,
-    wait_groups,
-)
-from pallas_sim.gpu.barriers import complete as tell
+from pallas_sim.gpu.barriers import arrive
+from pallas_sim.gpu.engines import complete, reading_then_writing, start, wait_groups
 from pallas_sim.gpu.inline.code import InlineCode, InlineError, inline_code, inline_places
-from pallas_sim.gpu.inline.memory import UnreachableError
-from pallas_sim.gpu.inline.run import execute, prepared
-from pallas_sim.gpu.operands import LoadParts, load_parts, prefetch_parts, store_parts
-from pallas_sim.gpu.threads import GpuThread, ThreadBlock
+from pallas_sim.gpu.inline.memory import UnreachableError, check
+from pallas_sim.gpu.inline.run import execute
+from pallas_sim.gpu.scopes import axes_of
+from pallas_sim.gpu.threads import Barrier, EngineOperation, GpuThread
 from pallas_sim.gpu.windows import (
     EngineWindow,
     UnitAxis,
@@ -42,7 +38,15 @@ from pallas_sim.machine import default_fill
 from pallas_sim.memory import Outside, Ref
 from pallas_sim.recording import Asynchronous, Fenced, Side
 from pallas_sim.registry import Equation, Evaluate
-from pallas_sim.rules.mosaic_threads import gpu_rule, holds, part_of
+from pallas_sim.rules.mosaic_threads import (
+    OperandLeaves,
+    barriers_in,
+    gpu_rule,
+    holds,
+    named_barrier,
+    part_of,
+    reducer,
+)
 from pallas_sim.transforms import RefPart
 from pallas_sim.windows import read
 
@@ -55,101 +59,6 @@ def arrives_without_copying() -> bool:
     import jax
 
     return jax.__version_info__ < (0, 12)
-
-
-@gpu_rule("copy_gmem_to_smem")
-def _load(eqn: Equation) -> Evaluate:
-    parts, line = load_parts(eqn.params), eqn.line
-    tiling = Tiling(tiles_of(parts.target.window), key_of(eqn.params))
-    always_arrives = parts.predicate is not None and arrives_without_copying()
-
-    def evaluate(thread: GpuThread, *operands: Any) -> Any:
-        _check_engine(thread, parts)
-        if not holds(parts.predicate, operands):
-            if always_arrives and parts.barrier is not None:
-                _arrive_only(thread, parts, operands, line)
-            return ()
-        source, name, home = _window(
-            thread, parts.source, operands, line, "load from", promised=parts.fill == "promise"
-        )
-        ref, target = part_of(thread, parts.target, operands, "load to", line)
-        if parts.barrier is None:
-            _load_in_order(thread, source, target, (name, ref.name), line)
-            return ()
-        if parts.partition is None:
-            source = _as_tma_sees(thread, source, tiling, name, line, home=home)
-        if not parts.axes:
-            _, found = part_of(thread, parts.barrier, operands, "use of", line)
-            barrier = barrier_at(found)
-            arrive(thread, barrier, line, expects=target.nbytes)
-            fill = _fill(parts, target)
-            _start_load(thread, source, [target], [barrier], (name, ref.name), fill, home, line)
-        else:
-            _load_together(thread, parts, source, tiling, operands, (name, ref.name), home, line)
-        return ()
-
-    return evaluate
-
-
-def _arrive_only(thread: GpuThread, parts: LoadParts, operands: Sequence[Any], line: str) -> None:
-    """Arrive where a copy would, at its leader's barrier if there is one."""
-    assert parts.barrier is not None
-    block = thread.block
-    blocks = block.cluster.along(block, parts.axes) if parts.leader else [block]
-    if blocks[0] is block:
-        arrive(thread, _barrier_in(thread, parts.barrier, block, operands), line)
-
-
-def _check_engine(thread: GpuThread, parts: LoadParts) -> None:
-    has_tma = GPUS[thread.machine.target].capability >= 9
-    if has_tma and parts.barrier is None:
-        raise SimulationError(
-            "copy_gmem_to_smem without a barrier is a cp.async, for chips before Hopper: pass a "
-            "barrier"
-        )
-    if not has_tma and (parts.barrier is not None or parts.axes):
-        raise SimulationError(
-            f"{thread.machine.target} has no TMA, which copies with a barrier: leave out the "
-            "barrier, and call plgpu.wait_gmem_to_smem"
-        )
-
-
-def _fill(parts: LoadParts, target: Array) -> Any:
-    return default_fill(target.dtype) if parts.fill == "undefined" else 0
-
-
-def _window(
-    thread: GpuThread,
-    place: RefPart,
-    operands: Sequence[Any],
-    line: str,
-    how: str,
-    *,
-    promised: bool = False,
-) -> tuple[EngineWindow, str, int]:
-    """A window of global memory, the name of the reference, and the device that has it."""
-    (found,) = _windows(thread, place, operands, line, how, promised=promised)
-    return found
-
-
-def _windows(
-    thread: GpuThread,
-    place: RefPart,
-    operands: Sequence[Any],
-    line: str,
-    how: str,
-    *,
-    promised: bool = False,
-) -> list[tuple[EngineWindow, str, int]]:
-    """As ``_window``, on all devices that the reference names."""
-    found: list[tuple[EngineWindow, str, int]] = []
-    for ref, home in memories_of(thread, operands[place.position], place.places, operands, line):
-        try:
-            part = window_of(ref, place.window, operands, promised=promised)
-        except Outside as outside:
-            raise beyond_edge(thread, ref, how, outside, line) from None
-        found.append((part, ref.name, home))
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +74,134 @@ class Tiling:
     key: CopyKey
 
 
+@dataclass(frozen=True, slots=True)
+class _GlobalLoad:
+    """A ``copy_gmem_to_smem``.
+
+    Attributes:
+      source: in global memory.
+      target: in shared memory.
+      barrier: that its bytes arrive at; None of ``cp.async``.
+      predicate: position of whether it happens, or None if it always does.
+      axes: of the cluster whose blocks take part together, or ().
+      partition: the axis of the source that these blocks divide, or None.
+      leader: whether only the first of these blocks knows that it is done.
+      fill: what elements beyond the array are: ``"zeros"``, ``"undefined"`` or ``"promise"``.
+      tiling: of shared memory.
+      line: ``file:line``.
+    """
+
+    source: RefPart
+    target: RefPart
+    barrier: RefPart | None
+    predicate: int | None
+    axes: tuple[Any, ...]
+    partition: int | None
+    leader: bool
+    fill: str
+    tiling: Tiling
+    line: str
+
+    def filling(self, target: Array) -> Any:
+        """What is written for elements beyond the array."""
+        return default_fill(target.dtype) if self.fill == "undefined" else 0
+
+
+def _load_of(eqn: Equation) -> _GlobalLoad:
+    params, leaves = eqn.params, OperandLeaves(eqn, 2)
+    barrier = leaves.one(there=params.get("has_barrier", True))
+    source = leaves.part(0, "src_transforms_treedef")
+    target = leaves.part(1, "dst_transforms_treedef")
+    barrier_part = leaves.part(barrier, "barrier_transforms_treedef")
+    tracked = params.get("leader_tracked")
+    return _GlobalLoad(
+        source=source,
+        target=target,
+        barrier=None if barrier is None else barrier_part,
+        predicate=leaves.predicate(),
+        axes=axes_of(params.get("collective_axes") or ()),
+        partition=getattr(tracked, "axis", None),
+        leader=tracked is not None,
+        fill=str(getattr(params.get("oob_mode"), "name", "ZEROS")).lower().partition("_")[0],
+        tiling=Tiling(tiles_of(target.window), key_of(params)),
+        line=eqn.line,
+    )
+
+
+@gpu_rule("copy_gmem_to_smem")
+def _load(eqn: Equation) -> Evaluate:
+    load, line = _load_of(eqn), eqn.line
+    always_arrives = load.predicate is not None and arrives_without_copying()
+
+    def evaluate(thread: GpuThread, *operands: Any) -> Any:
+        _check_engine(thread, load)
+        if not holds(load.predicate, operands):
+            if always_arrives and load.barrier is not None:
+                # At the barrier of the leader, if there is one: others arrive nowhere.
+                block = thread.block
+                blocks = block.cluster.along(block, load.axes) if load.leader else [block]
+                if blocks[0] is block:
+                    (barrier,) = barriers_in(thread, [block], load.barrier, operands)
+                    arrive(thread, barrier, line)
+            return
+        promised = load.fill == "promise"
+        (source,) = _windows(thread, load.source, operands, line, "load from", promised=promised)
+        ref, target = part_of(thread, load.target, operands, "load to", line)
+        if load.barrier is None:
+            _load_in_order(thread, source, target, ref.name, line)
+            return
+        if load.partition is None:
+            source = _as_tma_sees(thread, source, load.tiling, line)
+        if load.axes:
+            _load_together(thread, load, source, target, ref.name, operands)
+            return
+        barrier = named_barrier(thread, load.barrier, operands, line)
+        arrive(thread, barrier, line, expects=target.nbytes)
+        _start_load(thread, load, source, [target], ref.name, [barrier])
+
+    return evaluate
+
+
+def _check_engine(thread: GpuThread, load: _GlobalLoad) -> None:
+    has_tma = GPUS[thread.machine.target].capability >= 9
+    if has_tma and load.barrier is None:
+        raise SimulationError(
+            "copy_gmem_to_smem without a barrier is a cp.async, for chips before Hopper: pass a "
+            "barrier"
+        )
+    if not has_tma and (load.barrier is not None or load.axes):
+        raise SimulationError(
+            f"{thread.machine.target} has no TMA, which copies with a barrier: leave out the "
+            "barrier, and call plgpu.wait_gmem_to_smem"
+        )
+
+
+def _windows(
+    thread: GpuThread,
+    place: RefPart,
+    operands: Sequence[Any],
+    line: str,
+    how: str,
+    *,
+    promised: bool = False,
+) -> list[EngineWindow]:
+    """The windows of global memory that a reference names, on all devices that it names."""
+    windows: list[EngineWindow] = []
+    for ref, home in memories_of(thread, operands[place.position], place.places, operands, line):
+        try:
+            window = window_of(ref, place.window, operands, promised=promised)
+        except Outside as outside:
+            raise beyond_edge(thread, ref, how, outside, line) from None
+        windows.append(replace(window, name=ref.name, home=home))
+    return windows
+
+
 def _as_tma_sees(
     thread: GpuThread,
     window: EngineWindow,
     tiling: Tiling,
-    name: str,
     line: str,
     *,
-    home: int,
     writes: bool = False,
 ) -> EngineWindow:
     """The window that TMA accesses; report an axis whose index JAX drops.
@@ -181,9 +210,7 @@ def _as_tma_sees(
       thread: that starts the copy.
       window: of global memory, as the kernel names it.
       tiling: of shared memory.
-      name: of the reference.
       line: of the equation.
-      home: the device whose memory it is.
       writes: whether the copy writes to the window.
     """
     if not thread.machine.drops_indices:
@@ -192,23 +219,24 @@ def _as_tma_sees(
     if not tiles and without_unit_axes(window, window.shape)[1]:
         # Some tiles would drop an index, and the kernel leaves it to JAX which there are.
         tiles = thread.kernel_launch.tiles().get(tiling.key, ())
-    found, dropped = without_unit_axes(window, tiles)
+    accessed, dropped = without_unit_axes(window, tiles)
     if dropped:
         assert window.array is not None
         access = Access(
             kind="write" if writes else "read",
-            ref=name,
+            ref=window.name,
             owner=thread.owner,
-            home=home,
-            index=found.bounds,
+            home=window.home,
+            index=accessed.bounds,
             line=line,
             program=thread.program,
             by="the TMA copy",
         )
-        facts: dict[str, Any] = {"ref": name, "shape": window.array.shape, "accesses": (access,)}
-        message = _dropped(dropped[0], name, window.array.shape, writes=writes)
+        shape = window.array.shape
+        facts: dict[str, Any] = {"ref": window.name, "shape": shape, "accesses": (access,)}
+        message = _dropped(dropped[0], window.name, shape, writes=writes)
         thread.report("bounds", message, line, index=window.starts, **facts)
-    return found
+    return accessed
 
 
 def _dropped(unit: UnitAxis, name: str, shape: tuple[int, ...], *, writes: bool) -> str:
@@ -230,34 +258,32 @@ def _dropped(unit: UnitAxis, name: str, shape: tuple[int, ...], *, writes: bool)
 
 def _start_load(
     thread: GpuThread,
+    load: _GlobalLoad,
     source: EngineWindow,
     targets: Sequence[Array],
+    name: str,
     barriers: Sequence[Barrier],
-    names: tuple[str, str],
-    fill: Any,
-    home: int,
-    line: str,
 ) -> None:
     """Begin a TMA load to one or several blocks, at each of whose barriers it arrives."""
-    sides = [Side(source.region, False, names[0], home=home)]
-    here = thread.owner.device
-    sides += [Side(each, True, names[1], proxied=True, home=here) for each in targets]
+    sides = [Side(source.region, False, source.name, home=source.home)]
+    here, fill = thread.owner.device, load.filling(targets[0])
+    sides += [Side(target, True, name, proxied=True, home=here) for target in targets]
     operation = EngineOperation(Asynchronous("the TMA copy", sides), thread.block)
 
     def write(values: Array) -> None:
         for target, barrier in zip(targets, barriers, strict=True):
             target[...] = values.reshape(target.shape)
-            tell(operation, barrier, target.nbytes, thread.machine)
+            complete(operation, barrier, nbytes=target.nbytes)
 
     steps = reading_then_writing(lambda: source.load(fill), write)
-    start(thread, operation, steps=steps, line=line, barriers=list(barriers))
+    start(thread, operation, steps=steps, line=load.line, barriers=list(barriers))
 
 
 def _load_in_order(
-    thread: GpuThread, source: EngineWindow, target: Array, names: tuple[str, str], line: str
+    thread: GpuThread, source: EngineWindow, target: Array, name: str, line: str
 ) -> None:
     """Begin a ``cp.async``, which its own thread waits for."""
-    sides = [Side(source.region, False, names[0]), Side(target, True, names[1])]
+    sides = [Side(source.region, False, source.name), Side(target, True, name)]
     operation = EngineOperation(Asynchronous("the cp.async copy", sides), thread.block)
 
     def write(values: Array) -> None:
@@ -270,32 +296,28 @@ def _load_in_order(
 
 def _load_together(
     thread: GpuThread,
-    parts: LoadParts,
+    load: _GlobalLoad,
     source: EngineWindow,
-    tiling: Tiling,
+    target: Array,
+    name: str,
     operands: Sequence[Any],
-    names: tuple[str, str],
-    home: int,
-    line: str,
 ) -> None:
     """A load that blocks of a cluster do together."""
-    assert parts.barrier is not None
-    block, cluster = thread.block, thread.block.cluster
-    blocks = cluster.along(block, parts.axes)
-    mine, count = blocks.index(block), len(blocks)
-    _, target = part_of(thread, parts.target, operands, "load to", line)
-    fill = _fill(parts, target)
-    if parts.leader:
-        barrier = _barrier_in(thread, parts.barrier, blocks[0], operands)
+    assert load.barrier is not None
+    line = load.line
+    blocks = thread.block.cluster.along(thread.block, load.axes)
+    mine, count = blocks.index(thread.block), len(blocks)
+    if load.leader:
+        (barrier,) = barriers_in(thread, blocks[:1], load.barrier, operands)
         if mine == 0:
             arrive(thread, barrier, line, expects=target.nbytes * count)
-        if parts.partition is not None:
-            size = target.shape[parts.partition]
-            source = source.part(parts.partition, mine * size, (mine + 1) * size)
-            source = _as_tma_sees(thread, source, tiling, names[0], line, home=home)
-        _start_load(thread, source, [target], [barrier], names, fill, home, line)
+        if load.partition is not None:
+            size = target.shape[load.partition]
+            source = source.part(load.partition, mine * size, (mine + 1) * size)
+            source = _as_tma_sees(thread, source, load.tiling, line)
+        _start_load(thread, load, source, [target], name, [barrier])
         return
-    barriers = [_barrier_in(thread, parts.barrier, each, operands) for each in blocks]
+    barriers = barriers_in(thread, blocks, load.barrier, operands)
     arrive(thread, barriers[mine], line, expects=target.nbytes)
     # Each block loads a slice for all of them.
     axis = next((axis for axis, size in enumerate(target.shape) if size % count == 0), None)
@@ -305,49 +327,33 @@ def _load_together(
         )
     size = target.shape[axis] // count
     key = (slice(None),) * axis + (slice(mine * size, (mine + 1) * size),)
-    targets = [_target_in(thread, parts.target, each, operands)[key] for each in blocks]
+    refs = [thread.of_block(operands[load.target.position], block) for block in blocks]
+    targets = [read(ref.data, load.target.transforms, operands)[key] for ref in refs]
     piece = source.part(axis, mine * size, (mine + 1) * size)
-    _start_load(thread, piece, targets, barriers, names, fill, home, line)
-
-
-def _target_in(
-    thread: GpuThread, place: RefPart, block: ThreadBlock, operands: Sequence[Any]
-) -> Array:
-    """The part of another block's memory that corresponds to the thread's own."""
-    ref = thread.of_block(operands[place.position], block)
-    return read(ref.data, place.transforms, operands)
-
-
-def _barrier_in(
-    thread: GpuThread, place: RefPart, block: ThreadBlock, operands: Sequence[Any]
-) -> Barrier:
-    return barrier_at(_target_in(thread, place, block, operands))
+    _start_load(thread, load, piece, targets, name, barriers)
 
 
 @gpu_rule("copy_smem_to_gmem")
 def _store(eqn: Equation) -> Evaluate:
-    parts, line = store_parts(eqn.params), eqn.line
-    tiling = Tiling(tiles_of(parts.source.window), key_of(eqn.params))
-    dtype = np.dtype(eqn.ins[0].dtype)
-    reduce: Callable[[Array, Array], Array] | None = None
-    if parts.reduction is not None:
-        reduce = reducer(parts.reduction, dtype)
+    leaves, line = OperandLeaves(eqn, 2), eqn.line
+    from_ = leaves.part(0, "src_transforms_treedef")
+    to = leaves.part(1, "dst_transforms_treedef")
+    predicate, commits = leaves.predicate(), eqn.params.get("commit_group", True)
+    tiling = Tiling(tiles_of(from_.window), key_of(eqn.params))
+    given, reduce = eqn.params.get("reduction_op"), None
+    if given is not None:
+        reduce = reducer(str(getattr(given, "value", given)).lower(), eqn.ins[0].dtype)
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
-        if holds(parts.predicate, operands):
-            ref, source = part_of(thread, parts.source, operands, "copy from", line)
+        if holds(predicate, operands):
+            ref, source = part_of(thread, from_, operands, "copy from", line)
             targets = [
-                (
-                    _as_tma_sees(thread, window, tiling, name, line, home=home, writes=True),
-                    name,
-                    home,
-                )
-                for window, name, home in _windows(thread, parts.target, operands, line, "copy to")
+                _as_tma_sees(thread, window, tiling, line, writes=True)
+                for window in _windows(thread, to, operands, line, "copy to")
             ]
             _start_store(thread, ref, source, targets, reduce, line)
-        if parts.commits:
+        if commits:
             thread.stores.commit()
-        return ()
 
     return evaluate
 
@@ -356,79 +362,61 @@ def _start_store(
     thread: GpuThread,
     ref: Ref,
     source: Array,
-    targets: Sequence[tuple[EngineWindow, str, int]],
+    targets: Sequence[EngineWindow],
     reduce: Callable[[Array, Array], Array] | None,
     line: str,
 ) -> None:
     def write(values: Array) -> None:
-        for target, _, _ in targets:
+        for target in targets:
             target.store(values.reshape(target.shape), reduce)
 
     sides = [Side(source, False, ref.name, proxied=True, home=thread.owner.device)]
     sides += [
-        Side(target.region, True, name, adds=reduce is not None, home=home)
-        for target, name, home in targets
+        Side(target.region, True, target.name, adds=reduce is not None, home=target.home)
+        for target in targets
     ]
+    # A store may last longer than its block, once it has read shared memory.
     operation = EngineOperation(Asynchronous("the TMA copy", sides), thread.block, lasting=True)
     thread.stores.open.append(operation)
     start(thread, operation, steps=reading_then_writing(source.copy, write), line=line)
 
 
 @gpu_rule("commit_group")
-def _commit_group(eqn: Equation) -> Evaluate:
-    def evaluate(thread: GpuThread) -> Any:
-        thread.stores.commit()
-        return ()
-
-    return evaluate
+def _commit_group(_: Equation) -> Evaluate:
+    return lambda thread: thread.stores.commit()
 
 
 @gpu_rule("wait_smem_to_gmem")
 def _wait_stores(eqn: Equation) -> Evaluate:
     left, sources_only = eqn.params["n"], bool(eqn.params["wait_read_only"])
-
-    def evaluate(thread: GpuThread) -> Any:
-        wait_groups(thread, thread.stores, left, sources_only=sources_only)
-        return ()
-
-    return evaluate
+    return lambda thread: wait_groups(thread, thread.stores, left, sources_only=sources_only)
 
 
 @gpu_rule("wait_gmem_to_smem")
 def _wait_loads(eqn: Equation) -> Evaluate:
     left = eqn.params["n"]
-
-    def evaluate(thread: GpuThread) -> Any:
-        wait_groups(thread, thread.loads, left)
-        return ()
-
-    return evaluate
+    return lambda thread: wait_groups(thread, thread.loads, left)
 
 
 @gpu_rule("commit_smem")
-def _commit_smem(eqn: Equation) -> Evaluate:
-    def evaluate(thread: GpuThread) -> Any:
-        thread.recording.events.append(Fenced(thread.number))
-        return ()
-
-    return evaluate
+def _commit_smem(_: Equation) -> Evaluate:
+    return lambda thread: thread.recording.events.append(Fenced(thread.number))
 
 
 @gpu_rule("async_prefetch")
 def _prefetch(eqn: Equation) -> Evaluate:
-    """It changes no memory, and no order."""
-    place, predicate = prefetch_parts(eqn.params)
-    line = eqn.line
+    """It changes no memory, and no order: only what is beyond an edge is reported."""
+    leaves, line = OperandLeaves(eqn, 1), eqn.line
+    place, predicate = leaves.part(0, "ref_transforms_treedef"), leaves.predicate()
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         if holds(predicate, operands):
             _windows(thread, place, operands, line, "prefetch of")
-        return ()
 
     return evaluate
 
 
-# Rules: code that a kernel inlines.
+# Code that a kernel inlines.
 
 
 @gpu_rule("inline_mgpu", "inline_mgpu_p")  # the latter is that of JAX 0.11
@@ -440,7 +428,7 @@ def _inline_mgpu(eqn: Equation) -> Evaluate:
     """
     params, line = eqn.params, eqn.line
     places = inline_places(params)
-    results = [(tuple(each.shape), each.dtype) for each in params["flat_ret_ty"]]
+    results = [(tuple(kind.shape), kind.dtype) for kind in params["flat_ret_ty"]]
     known: dict[Any, InlineCode] = {}
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
@@ -449,13 +437,15 @@ def _inline_mgpu(eqn: Equation) -> Evaluate:
             for position, place in enumerate(places)
         ]
         kinds = tuple(map(_kind, arguments))
+        # The function is called once for each chip, and for each shape and dtype of its arguments.
         key = (thread.machine.target, len(thread.lanes), kinds)
         if key not in known:
             known[key] = _code(params, kinds, thread)
         try:
             return execute(known[key], thread, arguments, results, line)
         except UnreachableError as error:
-            raise _outside(thread, error, line) from None
+            message = f"the code of inline_mgpu is beyond an edge: {error}"
+            raise bounds_error(thread, message, line, seed=thread.machine.seed) from None
 
     return evaluate
 
@@ -483,9 +473,5 @@ def _code(params: Any, kinds: Any, thread: GpuThread) -> InlineCode:
         code = inline_code(params, kinds, (capability, 0), one_warp=len(thread.lanes) == 1)
     except InlineError as error:
         raise MissingRuleError(f"the function of inline_mgpu {error}") from None
-    return prepared(code)
-
-
-def _outside(thread: GpuThread, error: UnreachableError, line: str) -> BoundsError:
-    message = f"the code of inline_mgpu is beyond an edge: {error}"
-    return bounds_error(thread, message, line, seed=thread.machine.seed)
+    check(code.body)
+    return code

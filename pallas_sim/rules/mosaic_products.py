@@ -1,39 +1,36 @@
-"""Rules: products of matrices on the tensor cores of Ampere (``mma``) and Hopper (``wgmma``).
+"""Rules: products of matrices on tensor cores: ``mma``, ``wgmma``, and those of Blackwell.
 
-``wgmma`` runs beside its warpgroup: it reads its operands in shared memory, and adds to its
-registers, at any time until it is waited for (PTX ISA, "Asynchronous Warpgroup Level Matrix
-Instructions"). Those of one warpgroup happen in order.
+``mma`` of Ampere is an operation of its threads. ``wgmma`` of Hopper runs beside its warpgroup: it
+reads its operands in shared memory, and adds to its registers, at any time until it is waited for
+(PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"). Those of one warpgroup happen in
+order. ``tcgen05`` of Blackwell has its sums in tensor memory, and commits say when products are
+done; what orders these operations is in ``gpu/engines.py``. What products compute is in
+``gpu/tensor_cores.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from pallas_sim.accesses import beyond_edge, record_access
-from pallas_sim.chips import GPUS, Accumulations, accumulation_of
+from pallas_sim.chips import GPUS, accumulation_of
 from pallas_sim.compat.places import transforms_of
 from pallas_sim.dtypes import Array
 from pallas_sim.errors import SimulationError
-from pallas_sim.gpu import operands as blackwell
-from pallas_sim.gpu.barriers import (
-    Barrier,
-    EngineOperation,
-    Step,
-    barrier_at,
+from pallas_sim.gpu.engines import (
+    commit,
+    load_from_tensor_memory,
     reading_then_writing,
     start,
+    start_on_tensor_core,
+    store_to_tensor_memory,
+    wait_for_loads,
+    wait_for_stores,
     wait_groups,
-)
-from pallas_sim.gpu.operands import (
-    ProductOperands,
-    commit_operands,
-    copy_operands,
-    product_operands,
-    product_parts,
 )
 from pallas_sim.gpu.tensor_cores import (
     disordered,
@@ -46,15 +43,20 @@ from pallas_sim.gpu.tensor_cores import (
     tensor_product,
 )
 from pallas_sim.gpu.tensor_memory import TensorMemory, TensorMemoryPart
-from pallas_sim.gpu.threads import GpuThread, ThreadBlock
+from pallas_sim.gpu.threads import EngineOperation, GpuThread, Step, ThreadBlock
 from pallas_sim.machine import Thread
 from pallas_sim.memory import Outside, Ref
-from pallas_sim.products import Product
 from pallas_sim.recording import Asynchronous, Side
 from pallas_sim.registry import Equation, Evaluate, rule
-from pallas_sim.rules.mosaic_threads import gpu_rule, holds, in_shared_memory, part_of
+from pallas_sim.rules.mosaic_threads import (
+    OperandLeaves,
+    barriers_in,
+    gpu_rule,
+    holds,
+    in_shared_memory,
+    part_of,
+)
 from pallas_sim.transforms import RefPart
-from pallas_sim.windows import read
 
 
 @rule("mma", threaded=True)
@@ -72,78 +74,52 @@ def _mma(eqn: Equation) -> Evaluate:
 
 @gpu_rule("wgmma_ref")
 def _wgmma(eqn: Equation) -> Evaluate:
-    places, line = product_parts(eqn.params), eqn.line
-    dtype = np.dtype(eqn.ins[0].dtype)
+    leaves, line = OperandLeaves(eqn, 3), eqn.line
+    parts = [leaves.part(n, f"{name}_transforms_tree") for n, name in enumerate(("acc", "a", "b"))]
+    out = np.dtype(eqn.ins[0].dtype)
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         if GPUS[thread.machine.target].capability != 9:
             raise SimulationError(
                 f"wgmma is an instruction of Hopper, and {thread.machine.target} does not have it"
             )
-        acc, a, b = (_operand(thread, place, operands, line) for place in places)
-        into: Ref = operands[places[0].position]
-        machine = thread.machine
-        dtypes = np.dtype(a[1].dtype), np.dtype(b[1].dtype), dtype
+        into, acc = part_of(thread, parts[0], operands, "wgmma of", line)
+        sides: list[Side] = []
+        factors: list[Array] = []
+        for part in parts[1:]:
+            factor = operands[part.position]
+            if isinstance(factor, Ref):
+                ref, factor = part_of(thread, part, operands, "wgmma of", line)
+                sides.append(Side(factor, False, ref.name, proxied=True))
+            factors.append(np.asarray(factor))
+        a, b = factors
+        sides.append(Side(acc, True, into.name))
         # What a chip does with operands in registers was not measured.
-        known = machine.accumulations if a[2] and b[2] else {}
-        adding = accumulation_of(known, "wgmma", dtypes[0].name, dtypes[1].name)
-        multiply = tensor_product(*dtypes, a[1].shape[1], accumulation=adding)
-        sides = [
-            Side(part, False, name, proxied=True) for name, part, in_memory in (a, b) if in_memory
-        ]
-        sides.append(Side(acc[1], True, into.name))
+        known = thread.machine.accumulations if len(sides) == 3 else {}
+        adding = accumulation_of(known, "wgmma", a.dtype.name, b.dtype.name)
+        multiply = tensor_product(a.dtype, b.dtype, out, a.shape[1], accumulation=adding)
+
+        def add(values: tuple[Array, Array]) -> None:
+            acc[...] = multiply(*values, acc)
+
         record = Asynchronous("the wgmma", sides, chain=("wgmma", thread.number))
-        _start_product(thread, record, a[1], b[1], acc[1], multiply, line)
-        return ()
+        operation = EngineOperation(record, thread.block)
+        thread.products.open.append(operation)
+        thread.products.commit()
+        steps = reading_then_writing(lambda: (a.copy(), b.copy()), add)
+        start(thread, operation, steps=steps, line=line)
 
     return evaluate
-
-
-def _operand(
-    thread: GpuThread, place: RefPart, operands: Sequence[Any], line: str
-) -> tuple[str, Array, bool]:
-    """Name and elements of an operand, and whether it is in memory."""
-    if isinstance(operands[place.position], Ref):
-        ref, part = part_of(thread, place, operands, "wgmma of", line)
-        return ref.name, part, True
-    return "", np.asarray(operands[place.position]), False
-
-
-def _start_product(
-    thread: GpuThread,
-    record: Asynchronous,
-    a: Array,
-    b: Array,
-    acc: Array,
-    multiply: Product,
-    line: str,
-) -> None:
-    def add(values: tuple[Array, Array]) -> None:
-        acc[...] = multiply(*values, acc)
-
-    operation = EngineOperation(record, thread.block)
-    thread.products.open.append(operation)
-    thread.products.commit()
-    steps = reading_then_writing(lambda: (a.copy(), b.copy()), add)
-    start(thread, operation, steps=steps, line=line)
 
 
 @gpu_rule("wgmma_wait")
 def _wgmma_wait(eqn: Equation) -> Evaluate:
     left = eqn.params["n"]
-
-    def evaluate(thread: GpuThread) -> Any:
-        wait_groups(thread, thread.products, left)
-        return ()
-
-    return evaluate
+    return lambda thread: wait_groups(thread, thread.products, left)
 
 
-#: JAX 0.11 has another name for it.
-_DEREF = ("wgmma_accumulator_deref", "wgmma_accumulator_deref_p")
-
-
-@gpu_rule(*_DEREF)
+# Names that end in ``_p`` are those of JAX 0.11.
+@gpu_rule("wgmma_accumulator_deref", "wgmma_accumulator_deref_p")
 def _accumulator(eqn: Equation) -> Evaluate:
     left, line = eqn.params.get("wait_n", 0), eqn.line
 
@@ -163,25 +139,41 @@ def _set_accumulator(eqn: Equation) -> Evaluate:
     def evaluate(thread: GpuThread, ref: Ref, value: Any) -> Any:
         record_access(thread, ref.data, "write", ref.name, line)
         ref.data[...] = value
-        return (
-            () if eqn.origin is None or eqn.origin.primitive.multiple_results else ref.data.copy()
-        )
+        has_result = eqn.origin is not None and not eqn.origin.primitive.multiple_results
+        return ref.data.copy() if has_result else None
 
     return evaluate
 
 
-# Rules: products by the tensor core of Blackwell, and the commits that say when they are done.
+# Products by the tensor core of Blackwell, and the commits that say when they are done.
 
 
 @dataclass(frozen=True, slots=True)
-class _Operands:
+class _ProductParts:
+    """The operands of a ``tcgen05_mma`` that it reads or writes.
+
+    Attributes:
+      sums: the accumulator.
+      factors: the first and the second operand.
+      scales: of both, or ().
+      metadata: of a sparse first operand, or None.
+    """
+
+    sums: RefPart
+    factors: tuple[RefPart, RefPart]
+    scales: tuple[RefPart, ...]
+    metadata: RefPart | None
+
+
+@dataclass(frozen=True, slots=True)
+class _BlockProduct:
     """What a product of one block works on.
 
     Attributes:
       sums: where it goes.
       lhs: rows of this block.
       rhs: columns of this block: those of both blocks of a pair are multiplied by the rows of each.
-      scales: of the rows, and of the columns of both blocks; or None.
+      scales: of the rows, and of the columns of both blocks; or ().
       metadata: of the rows, or None.
       sides: the memory that it accesses.
       paired: whether the scales of the columns lie in two halves.
@@ -190,10 +182,10 @@ class _Operands:
     sums: TensorMemoryPart
     lhs: Array
     rhs: Array
-    scales: tuple[Array, Array] | None
+    scales: tuple[Array, ...]
     metadata: Array | None
     sides: list[Side]
-    paired: bool = False
+    paired: bool
 
 
 @gpu_rule("tcgen05_mma")
@@ -203,21 +195,33 @@ def _tcgen05_mma(eqn: Equation) -> Evaluate:
     Of a pair of blocks, each has the rows of its own sums, and half of the columns of the second
     operand. The first one starts the product of both.
     """
-    parts = product_operands(eqn.params, len(eqn.ins))
+    params, leaves, line = eqn.params, OperandLeaves(eqn, 4), eqn.line
+    there = {"barrier": params["arrive"], "a_scale": params["scaled"], "b_scale": params["scaled"]}
+    there["a_sparse_metadata"] = params.get("sparse", False)
+    positions: dict[str, Any] = {"acc": 0, "a": 1, "b": 2}
+    positions |= {name: leaves.one(there=is_there) for name, is_there in there.items()}
+    given = {
+        name: leaves.part(position, f"{name}_transforms_tree")
+        for name, position in positions.items()
+        if position is not None
+    }
+    leaves.end()
+    scales = tuple(given[name] for name in ("a_scale", "b_scale") if name in given)
+    metadata = given.get("a_sparse_metadata")
+    parts = _ProductParts(given["acc"], (given["a"], given["b"]), scales, metadata)
+    barrier, pair_axis = given.get("barrier"), params["collective_axis"]
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
-        blocks = pair_of(thread, parts.pair_axis)
+        blocks = pair_of(thread, pair_axis)
         if not blocks:
-            return ()
-        given = [_operands(thread, block, parts, operands, eqn.line) for block in blocks]
-        accumulate = bool(np.asarray(operands[parts.accumulate]))
-        sides = [side for each in given for side in each.sides]
-        steps = _steps(thread, given, eqn.line, accumulate=accumulate)
-        blackwell.begin(thread, "the tcgen05 product", sides, steps, eqn.line)
-        if parts.barrier is not None:
-            barriers = _barriers(thread, blocks, parts.barrier, operands)
-            blackwell.commit(thread, barriers, eqn.line)
-        return ()
+            return
+        products = [_product_of(thread, block, parts, operands, line) for block in blocks]
+        sides = [side for product in products for side in product.sides]
+        accumulate = bool(np.asarray(operands[3]))
+        steps = _steps(thread, products, line, accumulate=accumulate)
+        start_on_tensor_core(thread, "the tcgen05 product", sides, steps, line)
+        if barrier is not None:
+            commit(thread, barriers_in(thread, blocks, barrier, operands), line)
 
     return evaluate
 
@@ -225,55 +229,43 @@ def _tcgen05_mma(eqn: Equation) -> Evaluate:
 @gpu_rule("tcgen05_commit_arrive")
 def _tcgen05_commit_arrive(eqn: Equation) -> Evaluate:
     """Arrive at a barrier, of a pair at that of both blocks, once all before is done."""
-    parts = commit_operands(eqn.params, len(eqn.ins))
+    leaves, pair_axis = OperandLeaves(eqn, 1), eqn.params["collective_axis"]
+    barrier, predicate = leaves.part(0, "barrier_transforms_tree"), leaves.predicate()
+    leaves.end()
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
-        blocks = pair_of(thread, parts.pair_axis)
-        if blocks and holds(parts.predicate, operands):
-            barriers = _barriers(thread, blocks, parts.barrier, operands)
-            blackwell.commit(thread, barriers, eqn.line)
-        return ()
+        blocks = pair_of(thread, pair_axis)
+        if blocks and holds(predicate, operands):
+            commit(thread, barriers_in(thread, blocks, barrier, operands), eqn.line)
 
     return evaluate
 
 
-def _barriers(
-    thread: GpuThread, blocks: list[ThreadBlock], part: RefPart, operands: Any
-) -> list[Barrier]:
-    refs = (thread.of_block(operands[part.position], block) for block in blocks)
-    return [barrier_at(read(ref.data, part.transforms, operands)) for ref in refs]
-
-
-def _operands(
-    thread: GpuThread, block: ThreadBlock, parts: ProductOperands, operands: Any, line: str
-) -> _Operands:
-    def tensor(part: RefPart) -> tuple[TensorMemory, TensorMemoryPart]:
-        return in_tensor_memory(thread, block, part, operands, "tcgen05 operand from", line)
-
-    ref, sums = tensor(parts.sums)
+def _product_of(
+    thread: GpuThread, block: ThreadBlock, parts: _ProductParts, operands: Any, line: str
+) -> _BlockProduct:
+    how = "tcgen05 operand from"
+    ref, sums = in_tensor_memory(thread, block, parts.sums, operands, how, line)
     sides = [Side(sums.region, True, ref.name, tensor_core=True, role="sums")]
-    found: list[Array] = []
-    for part in (parts.lhs, parts.rhs):
-        if isinstance(operands[part.position], TensorMemory):
-            ref, accessed = tensor(part)
-            found.append(accessed.data)
+
+    def read_by_product(part: RefPart) -> Array:
+        if isinstance(operands[part.position], TensorMemory) or part not in parts.factors:
+            ref, accessed = in_tensor_memory(thread, block, part, operands, how, line)
             sides.append(Side(accessed.region, False, ref.name, tensor_core=True, role="operand"))
-        else:
-            data, region, name = in_shared_memory(thread, block, part, operands, line)
-            found.append(data)
-            sides.append(Side(region, False, name, proxied=True))
-    more: list[Array] = []
-    for part in (*(parts.scales or ()), *((parts.metadata,) if parts.metadata else ())):
-        ref, accessed = tensor(part)
-        more.append(accessed.data)
-        sides.append(Side(accessed.region, False, ref.name, tensor_core=True, role="operand"))
-    scales, paired = None, False
-    if parts.scales is not None:
-        second = operands[parts.scales[1].position]
-        paired = second.layout_of(parts.scales[1].transforms) == "scales of a pair"
-        scales = (more[0], more[1])
-    metadata = more[-1] if parts.metadata is not None else None
-    return _Operands(sums, found[0], found[1], scales, metadata, sides, paired=paired)
+            return accessed.data
+        data, region, name = in_shared_memory(thread, block, part, operands, line)
+        sides.append(Side(region, False, name, proxied=True))
+        return data
+
+    lhs, rhs = map(read_by_product, parts.factors)
+    scales = tuple(map(read_by_product, parts.scales))
+    metadata = None if parts.metadata is None else read_by_product(parts.metadata)
+    paired = False
+    if parts.scales:
+        of_columns = parts.scales[1]
+        second: TensorMemory = operands[of_columns.position]
+        paired = second.layout_of(of_columns.transforms) == "scales of a pair"
+    return _BlockProduct(sums, lhs, rhs, scales, metadata, sides, paired)
 
 
 def _of_columns(scales: Array, columns: int, *, paired: bool) -> Array:
@@ -284,53 +276,54 @@ def _of_columns(scales: Array, columns: int, *, paired: bool) -> Array:
     return np.concatenate([scales[:half], scales[128 : 128 + half]])
 
 
-def _steps(thread: GpuThread, given: list[_Operands], line: str, *, accumulate: bool) -> list[Step]:
+def _steps(
+    thread: GpuThread, products: list[_BlockProduct], line: str, *, accumulate: bool
+) -> list[Step]:
     """First the operands are read, then the sums are read and written."""
 
-    def read_all() -> list[tuple[Any, ...]]:
-        values: list[tuple[Any, ...]] = []
-        rhs = np.concatenate([each.rhs for each in given], axis=1)
-        for each in given:
-            lhs = np.array(each.lhs)
-            if each.metadata is not None:
-                lhs = _expanded(thread, lhs, np.array(each.metadata), line)
-            scales = None
-            if each.scales is not None:
-                rows, columns = each.scales
-                of_columns = _of_columns(columns, rhs.shape[1], paired=each.paired)
-                scales = (np.array(rows[: len(lhs)]), of_columns)
+    def read_all() -> list[tuple[Array, Array, list[Array]]]:
+        values: list[tuple[Array, Array, list[Array]]] = []
+        rhs = np.concatenate([product.rhs for product in products], axis=1)
+        for product in products:
+            lhs = np.array(product.lhs)
+            if product.metadata is not None:
+                lhs = _expanded(thread, lhs, np.array(product.metadata), line)
+            scales: list[Array] = []
+            if product.scales:
+                rows, columns = product.scales
+                of_columns = _of_columns(columns, rhs.shape[1], paired=product.paired)
+                scales = [np.array(rows[: len(lhs)]), of_columns]
             values.append((lhs, rhs, scales))
         return values
 
-    def write_all(values: list[tuple[Any, ...]]) -> None:
-        for each, (lhs, rhs, scales) in zip(given, values, strict=True):
-            before = each.sums.data if accumulate else None
-            accumulations = thread.machine.accumulations
-            write(thread, each.sums, _multiplied(each, lhs, rhs, scales, before, accumulations))
+    def write_all(values: list[tuple[Array, Array, list[Array]]]) -> None:
+        for product, (lhs, rhs, scales) in zip(products, values, strict=True):
+            before = product.sums.data if accumulate else None
+            write(thread, product.sums, _multiplied(thread, product, lhs, rhs, scales, before))
 
     return reading_then_writing(read_all, write_all)
 
 
 def _multiplied(
-    given: _Operands,
+    thread: GpuThread,
+    given: _BlockProduct,
     lhs: Array,
     rhs: Array,
-    scales: tuple[Array, Array] | None,
+    scales: list[Array],
     before: Array | None,
-    accumulations: Accumulations,
 ) -> Array:
     """The product of values that were read, added to what was there before."""
-    depth, out, sparse = lhs.shape[1], given.sums.data.dtype, given.metadata is not None
-    if scales is None:
-        names = lhs.dtype.name, rhs.dtype.name
-        adding = None if sparse else accumulation_of(accumulations, "tcgen05_mma", *names)
-        product = tensor_product(
-            lhs.dtype, rhs.dtype, out, depth, sparse=sparse, accumulation=adding
+    dtypes, depth, sparse = (lhs.dtype, rhs.dtype), lhs.shape[1], given.metadata is not None
+    if scales:
+        block_scales = scales[0]
+        product = scaled_product(
+            *dtypes, block_scales.dtype, depth, block_scales.shape[1], sparse=sparse
         )
-        return product(lhs, rhs, before)
-    count = scales[0].shape[1]
-    product = scaled_product(lhs.dtype, rhs.dtype, scales[0].dtype, depth, count, sparse=sparse)
-    return product(lhs, rhs, before, *scales)
+        return product(lhs, rhs, before, *scales)
+    names, known = (lhs.dtype.name, rhs.dtype.name), thread.machine.accumulations
+    adding = None if sparse else accumulation_of(known, "tcgen05_mma", *names)
+    out = given.sums.data.dtype
+    return tensor_product(*dtypes, out, depth, sparse=sparse, accumulation=adding)(lhs, rhs, before)
 
 
 def _expanded(thread: GpuThread, lhs: Array, metadata: Array, line: str) -> Array:
@@ -348,7 +341,7 @@ def _expanded(thread: GpuThread, lhs: Array, metadata: Array, line: str) -> Arra
     return expand(lhs, places)
 
 
-# Rules: loads from tensor memory, stores to it, and copies from shared memory.
+# Loads from tensor memory, stores to it, and copies from shared memory.
 
 
 @gpu_rule("async_load")
@@ -359,7 +352,8 @@ def _async_load(eqn: Equation) -> Evaluate:
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         ref, part = in_tensor_memory(thread, thread.block, window, operands, "load from", eqn.line)
         values = np.array(part.data)
-        blackwell.load(thread, Side(part.region, False, ref.name, tensor_core=True), eqn.line)
+        side = Side(part.region, False, ref.name, tensor_core=True)
+        load_from_tensor_memory(thread, side, eqn.line)
         return (values,) if reduce is None else (values, reduce(values))
 
     return evaluate
@@ -377,11 +371,7 @@ _REDUCTIONS: dict[str | None, Callable[[Array], Array] | None] = {
 
 @gpu_rule("wait_load_tmem")
 def _wait_load_tmem(_: Equation) -> Evaluate:
-    def evaluate(thread: GpuThread) -> Any:
-        blackwell.wait_for_loads(thread)
-        return ()
-
-    return evaluate
+    return wait_for_loads
 
 
 @gpu_rule("async_store_tmem")
@@ -392,19 +382,14 @@ def _async_store_tmem(eqn: Equation) -> Evaluate:
         ref, part = in_tensor_memory(thread, thread.block, window, operands, "store to", eqn.line)
         values = np.asarray(operands[1])
         side = Side(part.region, True, ref.name, tensor_core=True)
-        blackwell.store(thread, side, lambda: write(thread, part, values), eqn.line)
-        return ()
+        store_to_tensor_memory(thread, side, lambda: write(thread, part, values), eqn.line)
 
     return evaluate
 
 
 @gpu_rule("commit_tmem")
 def _commit_tmem(_: Equation) -> Evaluate:
-    def evaluate(thread: GpuThread) -> Any:
-        blackwell.wait_for_stores(thread)
-        return ()
-
-    return evaluate
+    return wait_for_stores
 
 
 @gpu_rule("async_copy_smem_to_tmem")
@@ -423,8 +408,8 @@ def _copy_scales(eqn: Equation) -> Evaluate:
 
 @gpu_rule("async_copy_sparse_metadata_to_tmem")
 def _copy_metadata(eqn: Equation) -> Evaluate:
-    words = "the copy of sparse metadata to tensor memory"
-    return _copying(eqn, words, lambda ref, window: metadata_of_copy)
+    what = "the copy of sparse metadata to tensor memory"
+    return _copying(eqn, what, lambda ref, window: metadata_of_copy)
 
 
 def _copying(
@@ -437,33 +422,28 @@ def _copying(
       what: it is, in words.
       arranging: gives the function that arranges what was read as tensor memory has it.
     """
-    parts = copy_operands(eqn.params, len(eqn.ins))
+    leaves, line, pair_axis = OperandLeaves(eqn, 2), eqn.line, eqn.params.get("collective_axis")
+    from_, to = leaves.part(0, "smem_tree"), leaves.part(1, "tmem_tree")
+    leaves.end()
+
+    def start_copy(thread: GpuThread, block: ThreadBlock, operands: Any) -> None:
+        source, region, name = in_shared_memory(thread, block, from_, operands, line)
+        ref, target = in_tensor_memory(thread, block, to, operands, "copy to", line)
+        arrange = arranging(ref, to)
+        sides = [
+            Side(region, False, name, proxied=True),
+            Side(target.region, True, ref.name, tensor_core=True, role="copied"),
+        ]
+        steps = reading_then_writing(
+            lambda: arrange(np.array(source)), lambda values: write(thread, target, values)
+        )
+        start_on_tensor_core(thread, what, sides, steps, line)
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
-        for block in pair_of(thread, parts.pair_axis):
-            source, region, name = in_shared_memory(thread, block, parts.source, operands, eqn.line)
-            ref, target = in_tensor_memory(
-                thread, block, parts.target, operands, "copy to", eqn.line
-            )
-            arrange = arranging(ref, parts.target)
-            sides = [
-                Side(region, False, name, proxied=True),
-                Side(target.region, True, ref.name, tensor_core=True, role="copied"),
-            ]
-            blackwell.begin(
-                thread, what, sides, _copy_steps(thread, source, arrange, target), eqn.line
-            )
-        return ()
+        for block in pair_of(thread, pair_axis):
+            start_copy(thread, block, operands)
 
     return evaluate
-
-
-def _copy_steps(
-    thread: GpuThread, source: Array, arrange: Callable[[Array], Array], target: TensorMemoryPart
-) -> list[Step]:
-    return reading_then_writing(
-        lambda: arrange(np.array(source)), lambda values: write(thread, target, values)
-    )
 
 
 def pair_of(thread: GpuThread, axis: Any) -> list[ThreadBlock]:
@@ -518,6 +498,6 @@ def in_tensor_memory(
 
 def write(thread: GpuThread, part: TensorMemoryPart, values: Array) -> None:
     """Change tensor memory, and destroy what shares it."""
-    part.write(values)
+    part.data[...] = values
     for other in part.overwritten:
         other[...] = thread.machine.uninitialized((), other.dtype, "scratch")

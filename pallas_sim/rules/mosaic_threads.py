@@ -1,4 +1,10 @@
-"""Equations of Mosaic GPU: which thread evaluates them, and what memory they name."""
+"""Equations of Mosaic GPU: how their operands are read, and rules for what threads do themselves.
+
+The first part is for the rules of ``mosaic_copies.py`` and ``mosaic_products.py``, too: a rule that
+gets the ``GpuThread``, the operands of an equation by the trees in its parameters, and the memory
+that they name. Then come barriers and semaphores, atomic operations and stores to other blocks and
+devices, and the control of clusters. Equations are as JAX 0.11.2 and 0.12.0.1 write them.
+"""
 
 from __future__ import annotations
 
@@ -10,37 +16,24 @@ import numpy as np
 
 from pallas_sim.accesses import memory_of, read_window, record_access, record_window
 from pallas_sim.compat.jaxprs import semaphore_kind
+from pallas_sim.compat.places import transforms_in
 from pallas_sim.copies import Semaphore, signal
 from pallas_sim.cores import CoreAddress, peer_of, reach
 from pallas_sim.dtypes import Array, convert
 from pallas_sim.errors import SimulationError
-from pallas_sim.gpu.barriers import (
+from pallas_sim.gpu.barriers import arrive, arrive_in_cluster, barrier_at, test, wait
+from pallas_sim.gpu.engines import complete, start
+from pallas_sim.gpu.mosaic_kernels import NOTE, take_over
+from pallas_sim.gpu.scopes import axes_of, set_registers
+from pallas_sim.gpu.threads import (
     Barrier,
+    BlockCluster,
     EngineOperation,
-    arrive,
-    barrier_at,
-    complete,
-    reducer,
-    start,
-    test,
-    wait,
+    GpuThread,
+    ThreadBlock,
+    block_of,
 )
-from pallas_sim.gpu.barriers import complete as tell
-from pallas_sim.gpu.launch_order import ANSWER, NOTE, answer_of, point_in, take_over
-from pallas_sim.gpu.operands import (
-    atomic_parts,
-    barrier_parts,
-    cancellation_operands,
-    multicast_parts,
-    multimem_parts,
-    query_operands,
-    reduction_name,
-    remote_store_parts,
-    signal_parts,
-)
-from pallas_sim.gpu.scopes import set_registers
-from pallas_sim.gpu.threads import GpuThread, ThreadBlock, block_of
-from pallas_sim.gpu.windows import at_device, devices_along
+from pallas_sim.gpu.windows import at_device, devices_along, signals_of
 from pallas_sim.machine import Thread
 from pallas_sim.memory import Ref, Region
 from pallas_sim.recording import Acquired, Asynchronous, Side
@@ -52,7 +45,10 @@ from pallas_sim.windows import read, region_of, write
 def gpu_rule(
     *names: str,
 ) -> Callable[[Callable[[Equation], Evaluate]], Callable[[Equation], Evaluate]]:
-    """Register a rule for primitives of Mosaic GPU: its function takes the ``GpuThread`` first.
+    """Register a rule for primitives of Mosaic GPU.
+
+    The function that it gives takes the ``GpuThread`` first. It returns nothing if the primitive
+    has no result.
 
     Args:
       names: of the primitives.
@@ -67,7 +63,8 @@ def gpu_rule(
             def evaluate_on_gpu(thread: Thread, *operands: Any) -> Any:
                 if not isinstance(thread, GpuThread):
                     raise SimulationError("only kernels of Mosaic GPU (plgpu.kernel) can do this")
-                return evaluate(thread, *operands)
+                result = evaluate(thread, *operands)
+                return () if result is None else result
 
             return evaluate_on_gpu
 
@@ -76,13 +73,55 @@ def gpu_rule(
     return register
 
 
-def holds(predicate: int | None, operands: Sequence[Any]) -> bool:
-    """Whether an equation does anything: whether the operand that is its predicate is true.
+# Operands.
 
-    Args:
-      predicate: position of the operand, or None where there is no predicate.
-      operands: of the equation.
-    """
+
+class OperandLeaves:
+    """Takes the operands of an equation one after the other, as its parameters say."""
+
+    def __init__(self, eqn: Equation, first: int) -> None:
+        """Begin at an operand: those before are references and arrays at known positions."""
+        self.params, self.count, self.next = eqn.params, len(eqn.ins), first
+
+    def one(self, *, there: bool = True) -> Any:
+        """The position of the next operand; None if it is not there."""
+        self.next += there
+        return self.next - 1 if there else None
+
+    def part(self, position: int, tree: str) -> RefPart:
+        """A reference with transforms, whose leaves come next.
+
+        Args:
+          position: of the reference.
+          tree: the parameter with the tree of the transforms, which may be None.
+        """
+        given = self.params.get(tree)
+        if given is None:
+            return RefPart(position, ())
+        leaves = [Operand(self.one()) for _ in range(given.num_leaves)]
+        return RefPart(position, transforms_in(given.unflatten(leaves)))
+
+    def predicate(self) -> int | None:
+        """The position of whether the equation does anything; None if it always does."""
+        return self.one(there=self.params.get("has_user_predicate", False))
+
+    def end(self) -> None:
+        """Make sure that these were all operands.
+
+        Raises:
+          ValueError: they were not.
+        """
+        if self.next != self.count:
+            raise ValueError(f"an equation has {self.count} operands instead of {self.next}")
+
+
+def arguments_in(eqn: Equation) -> Any:
+    """What the parameter ``args_tree`` makes of all operands."""
+    return eqn.params["args_tree"].unflatten(list(map(Operand, range(len(eqn.ins)))))
+
+
+def holds(predicate: int | None, operands: Sequence[Any]) -> bool:
+    """Whether an equation does anything: whether the operand that is its predicate is true."""
     return predicate is None or bool(operands[predicate])
 
 
@@ -131,106 +170,112 @@ def in_shared_memory(
     return data, region_of(data, ref.data, part.transforms, operands), ref.name
 
 
-# Rules: barriers in shared memory, and semaphores of blocks and devices.
-
-
 def named_barrier(thread: GpuThread, place: RefPart, operands: Sequence[Any], line: str) -> Barrier:
     """The barrier that an equation names.
 
     Raises:
       BoundsError: there is none of that index.
     """
-    _, part = part_of(thread, place, operands, "use of", line)
-    return barrier_at(part)
+    return barrier_at(part_of(thread, place, operands, "use of", line)[1])
 
 
-def arrive_in_cluster(thread: GpuThread, barrier: Barrier, line: str) -> None:
-    """Arrive at a barrier; at one of a cluster, in all blocks that take part."""
-    axes = barrier.facts.axes
-    if axes is None:
-        arrive(thread, barrier, line)
-        return
-    cluster, here = thread.block.cluster, barrier.block
-    blocks = [block for names in axes for block in cluster.along(here, names)]
-    if barrier.facts.leader:
-        blocks = blocks[:1]
-    for block in dict.fromkeys(blocks or [here]):
-        arrive(thread, block.memory[barrier.site].data[barrier.index], line)
+def barriers_in(
+    thread: GpuThread, blocks: Sequence[ThreadBlock], part: RefPart, operands: Sequence[Any]
+) -> list[Barrier]:
+    """The barriers of blocks of the cluster that correspond to the thread's own."""
+    refs = (thread.of_block(operands[part.position], block) for block in blocks)
+    return [barrier_at(read(ref.data, part.transforms, operands)) for ref in refs]
 
 
-@gpu_rule("barrier_arrive")
-def _barrier_arrive(eqn: Equation) -> Evaluate:
-    place, predicate = barrier_parts(eqn.params)
-    line = eqn.line
+def reducer(name: str, dtype: Any) -> Callable[[Array, Array], Array]:
+    """The function of the old elements and the new ones, rounded once to their dtype.
 
-    def evaluate(thread: GpuThread, *operands: Any) -> Any:
-        if holds(predicate, operands):
-            arrive_in_cluster(thread, named_barrier(thread, place, operands, line), line)
-        return ()
+    Args:
+      name: of an atomic operation or a reducing copy: ``"add"``, ``"min"``, ``"max"``, ``"and"``,
+        ``"or"`` or ``"xor"``; what it may be prefixed with (``"smin"``, ``"umax"``) says how bits
+        are read, which the dtype says here.
+      dtype: of the elements.
 
-    return evaluate
-
-
-@gpu_rule("barrier_wait")
-def _barrier_wait(eqn: Equation) -> Evaluate:
-    place, _ = barrier_parts(eqn.params)
-    line = eqn.line
-
-    def evaluate(thread: GpuThread, *operands: Any) -> Any:
-        wait(thread, named_barrier(thread, place, operands, line), line)
-        return ()
-
-    return evaluate
+    Raises:
+      SimulationError: there is no such operation.
+    """
+    dtype = np.dtype(dtype)
+    function = _FUNCTIONS.get(name) or _FUNCTIONS.get(name[1:])
+    if function is None:
+        raise SimulationError(f"the simulator does not know the atomic operation {name!r}")
+    if dtype.kind in "iu" and dtype.itemsize >= 4:
+        return function
+    wide = np.dtype(np.int32) if dtype.kind in "iu" else np.dtype(np.float32)
+    wide = dtype if dtype.itemsize >= 4 else wide
+    return lambda old, new: convert(function(convert(old, wide), convert(new, wide)), dtype)
 
 
-@gpu_rule("barrier_arrive_and_wait")
-def _barrier_arrive_and_wait(eqn: Equation) -> Evaluate:
-    place, _ = barrier_parts(eqn.params)
-    line = eqn.line
-
-    def evaluate(thread: GpuThread, *operands: Any) -> Any:
-        barrier = named_barrier(thread, place, operands, line)
-        arrive_in_cluster(thread, barrier, line)
-        wait(thread, barrier, line)
-        return ()
-
-    return evaluate
+_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "add": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
 
 
-@gpu_rule("barrier_test")
-def _barrier_test(eqn: Equation) -> Evaluate:
-    place, _ = barrier_parts(eqn.params)
-    line = eqn.line
+# Barriers in shared memory, and semaphores of blocks and devices.
 
-    def evaluate(thread: GpuThread, *operands: Any) -> Any:
-        return np.bool_(test(thread, named_barrier(thread, place, operands, line), line))
 
-    return evaluate
+def _on_barrier(act: Callable[[GpuThread, Barrier, str], Any]) -> Callable[[Equation], Evaluate]:
+    """A rule for what threads do with one barrier."""
+
+    def bind(eqn: Equation) -> Evaluate:
+        leaves, line = OperandLeaves(eqn, 1), eqn.line
+        tree = "transforms_treedef"
+        if tree not in eqn.params:
+            tree = "barrier_transforms_tree"
+        place, predicate = leaves.part(0, tree), leaves.predicate()
+
+        def evaluate(thread: GpuThread, *operands: Any) -> Any:
+            if holds(predicate, operands):
+                return act(thread, named_barrier(thread, place, operands, line), line)
+            return None
+
+        return evaluate
+
+    return bind
+
+
+def _arrive_and_wait(thread: GpuThread, barrier: Barrier, line: str) -> None:
+    arrive_in_cluster(thread, barrier, line)
+    wait(thread, barrier, line)
+
+
+gpu_rule("barrier_arrive")(_on_barrier(arrive_in_cluster))
+gpu_rule("barrier_wait")(_on_barrier(wait))
+gpu_rule("barrier_arrive_and_wait")(_on_barrier(_arrive_and_wait))
+gpu_rule("barrier_test")(_on_barrier(lambda *at: np.bool_(test(*at))))
 
 
 @gpu_rule("semaphore_signal_parallel")
 def _signal_parallel(eqn: Equation) -> Evaluate:
-    parts, line = signal_parts(eqn.params, len(eqn.ins)), eqn.line
+    signals, line = signals_of(eqn.params, len(eqn.ins)), eqn.line
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
-        for place, amount, peer in parts:
+        for place, amount, peer in signals:
             where = peer_of(thread, peer, operands)
             _signal(thread, where, place, operands, int(operands[amount]), line)
-        return ()
 
     return evaluate
 
 
 @gpu_rule("semaphore_signal_multicast")
 def _signal_multicast(eqn: Equation) -> Evaluate:
-    place, amount, axes = multicast_parts(eqn.params, len(eqn.ins))
-    line = eqn.line
+    ref, transforms, amount = arguments_in(eqn)
+    place, line = RefPart(ref.position, transforms_in(transforms)), eqn.line
+    axes = axes_of(eqn.params.get("collective_axes"))
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         for device in devices_along(thread, axes):
             where = None if device == thread.owner.device else CoreAddress(device, {})
-            _signal(thread, where, place, operands, int(operands[amount]), line)
-        return ()
+            _signal(thread, where, place, operands, int(operands[amount.position]), line)
 
     return evaluate
 
@@ -244,8 +289,8 @@ def _signal(
     line: str,
 ) -> None:
     def act(ref: Ref) -> None:
-        found: Any = read(ref.data, place.transforms, operands)
-        semaphore = found if isinstance(found, Semaphore) else found.reshape(())[()]
+        part: Any = read(ref.data, place.transforms, operands)
+        semaphore = part if isinstance(part, Semaphore) else part.reshape(())[()]
         signal(thread, semaphore, amount, line)
 
     ref: Ref = operands[place.position]
@@ -271,38 +316,38 @@ def _to_semaphores(eqn: Equation) -> Evaluate:
 
     def evaluate(thread: Thread, counts: Any) -> Any:
         shape = np.shape(counts)
-        found: Any = memory_of(thread.machine, shape, dtype, "a semaphore", "scratch")
+        semaphores: Any = memory_of(thread.machine, shape, dtype, "a semaphore", "scratch")
         for point in np.ndindex(*shape):
-            found[point].count = found[point].promised = int(counts[point])
-            found[point].lasting = True
-        return found
+            semaphore = semaphores[point]
+            semaphore.count = semaphore.promised = int(counts[point])
+            semaphore.lasting = True
+        return semaphores
 
     return evaluate
 
 
-# Rules: atomic operations, and stores to the memory of other blocks and of all devices at once.
+# Atomic operations, and stores to the memory of other blocks and of all devices at once.
 
 
 @gpu_rule("mgpu_atomic_store")
 def _atomic(eqn: Equation) -> Evaluate:
-    place, value_at, name = atomic_parts(eqn.params, len(eqn.ins))
-    line, reduce = eqn.line, reducer(name, eqn.ins[value_at].dtype)
+    given, transforms, value = arguments_in(eqn)
+    place, line = RefPart(given.position, transforms_in(transforms or ())), eqn.line
+    reduce = reducer(str(eqn.params["atomic_type"].value), eqn.ins[value.position].dtype)
     window = place.window
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         ref, part = part_of(thread, place, operands, "atomic access to", line)
         record_window(thread, ref, part, window, operands, "add", line)
-        write(ref.data, window, operands, lambda old: reduce(old, operands[value_at]))
-        return ()
+        write(ref.data, window, operands, lambda old: reduce(old, operands[value.position]))
 
     return evaluate
 
 
 @gpu_rule("multimem_store")
 def _multimem_store(eqn: Equation) -> Evaluate:
-    place, axes = multimem_parts(eqn.params, stores=True)
-    line = eqn.line
-    window = place.window
+    place, line = OperandLeaves(eqn, 2).part(1, "transforms_tree"), eqn.line  # 0 is the value
+    axes, window = axes_of(eqn.params.get("collective_axes")), place.window
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         for device in devices_along(thread, axes):
@@ -310,7 +355,6 @@ def _multimem_store(eqn: Equation) -> Evaluate:
             part = read_window(thread, ref, window, operands, "store to", line)
             record_window(thread, ref, part, window, operands, "write", line, home=device)
             write(ref.data, window, operands, lambda _: operands[0])
-        return ()
 
     return evaluate
 
@@ -325,10 +369,11 @@ def _multimem_load(eqn: Equation) -> Evaluate:
 
     The switch accumulates 16-bit floats in float32 (PTX ISA, "multimem.ld_reduce", ``.acc::f32``).
     """
-    place, axes = multimem_parts(eqn.params, stores=False)
-    line, dtype = eqn.line, np.dtype(eqn.out.dtype)
+    place, line = OperandLeaves(eqn, 1).part(0, "tree"), eqn.line
+    axes, dtype = axes_of(eqn.params.get("collective_axes")), np.dtype(eqn.out.dtype)
     wide = np.dtype(np.float32) if dtype.itemsize < 4 and dtype.kind not in "iu" else dtype
-    reduce = reducer(reduction_name(eqn.params), wide)
+    given = eqn.params["reduction_op"]
+    reduce = reducer(str(getattr(given, "value", given)).lower(), wide)
     window = place.window
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
@@ -349,124 +394,146 @@ def _multimem_load(eqn: Equation) -> Evaluate:
 @gpu_rule("async_store_smem")
 def _async_store(eqn: Equation) -> Evaluate:
     """``st.async`` and ``red.async``: the thread arrives at the other block's barrier at once."""
-    parts, line = remote_store_parts(eqn.params), eqn.line
-    dtype = np.dtype(eqn.ins[0].dtype)
-    reduce = None if parts.reduction is None else reducer(parts.reduction, dtype)
-    named = AtBlock(((parts.axes, Operand(parts.index)),))
+    leaves, line = OperandLeaves(eqn, 4), eqn.line  # value, target, barrier, index of the block
+    target_part = leaves.part(1, "ref_transforms_treedef")
+    barrier_part = leaves.part(2, "barrier_transforms_treedef")
+    named = AtBlock(((axes_of(eqn.params["cluster_dim"]), Operand(3)),))
+    name = eqn.params.get("atomic")
+    reduce = None if name is None else reducer(name, np.dtype(eqn.ins[0].dtype))
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         block = block_of(thread, named, operands)
-        ref = thread.of_block(operands[parts.target.position], block)
-        target = located(thread, ref, parts.target, operands, "store to", line)
-        barriers = thread.of_block(operands[parts.barrier.position], block)
-        found = located(thread, barriers, parts.barrier, operands, "use of", line)
-        barrier, value = barrier_at(found), np.array(operands[0])
+        ref = thread.of_block(operands[1], block)
+        target = located(thread, ref, target_part, operands, "store to", line)
+        barriers = thread.of_block(operands[2], block)
+        barrier = barrier_at(located(thread, barriers, barrier_part, operands, "use of", line))
+        value = np.array(operands[0])
         side = Side(target, True, ref.name, adds=reduce is not None, home=thread.owner.device)
         # The block that has the memory waits for it.
         operation = EngineOperation(Asynchronous("the asynchronous store", [side]), block)
 
         def write_it() -> None:
             target[...] = value if reduce is None else reduce(target, value)
-            tell(operation, barrier, target.nbytes, thread.machine)
+            complete(operation, barrier, nbytes=target.nbytes)
 
         arrive(thread, barrier, line, expects=target.nbytes)
         start(thread, operation, steps=[write_it], line=line, barriers=[barrier], reads=1)
-        return ()
 
     return evaluate
 
 
-# Rules: control of clusters, the order of kernels, and hints, which change no value.
+# Control of clusters, the order of kernels, and hints, which change no value.
 
 
-#: What a block has seen whose request failed.
-_FAILED = "a cluster cancel request failed"
+#: Bytes of an answer to ``try_cluster_cancel``.
+_ANSWER = 16
+
+#: What the first word of an answer is; the hardware's are not published.
+_TAKEN, _NONE_LEFT = 0x7A, 0x70
 
 
 @gpu_rule("try_cluster_cancel")
 def _try_cluster_cancel(eqn: Equation) -> Evaluate:
     """Each thread arrives at the barrier of its block, and the first one sends the request."""
-    parts = cancellation_operands(eqn.params, len(eqn.ins))
+    leaves = OperandLeaves(eqn, 2)
+    answer_part = leaves.part(0, "result_transforms_tree")
+    barrier_part = leaves.part(1, "barrier_transforms_tree")
+    leaves.end()
+    axes, line = tuple(eqn.params["collective_axes"]), eqn.line
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
-        block, machine = thread.block, thread.machine
-        machine.note(NOTE)
-        names = [name for name, _ in block.cluster.launch.mesh.cluster]
-        place = dict(zip(names, block.place, strict=True))
-        first_block = all(place.get(axis, 0) == 0 for axis in parts.axes)
-        first_thread = all(thread.axes[axis] == 0 for axis in parts.axes if axis not in place)
-        ref = operands[parts.barrier.position]
-        own = barrier_at(read(ref.data, parts.barrier.transforms, operands))
-        arrive(thread, own, eqn.line, expects=ANSWER if first_thread else 0)
+        block = thread.block
+        thread.machine.note(NOTE)
+        cluster = dict(block.cluster.launch.mesh.cluster)
+        place = dict(zip(cluster, block.place, strict=True))
+        first_block = all(place.get(axis, 0) == 0 for axis in axes)
+        first_thread = all(thread.axes[axis] == 0 for axis in axes if axis not in place)
+        (own,) = barriers_in(thread, [block], barrier_part, operands)
+        arrive(thread, own, line, expects=_ANSWER if first_thread else 0)
         if not (first_block and first_thread):
-            return ()
-        if _FAILED in block.engines:
-            _report_again(thread, eqn.line or thread.around)
+            return
+        if block.none_left:
+            message = (
+                "try_cluster_cancel after an answer that no cluster is left: PTX does not define "
+                "what happens; end the loop when query_cluster_cancel says so"
+            )
+            at = line or thread.around
+            thread.report("undefined", message, at, seed=thread.machine.seed)
         blocks = block.cluster.blocks
-        answers = [
-            in_shared_memory(thread, each, parts.answer, operands, eqn.line) for each in blocks
-        ]
+        answers = [in_shared_memory(thread, other, answer_part, operands, line) for other in blocks]
         _require_size(answers[0][0])
-        refs = [thread.of_block(ref, each) for each in blocks]
-        barriers = [
-            barrier_at(read(each.data, parts.barrier.transforms, operands)) for each in refs
-        ]
+        barriers = barriers_in(thread, blocks, barrier_part, operands)
         sides = [Side(region, True, name, proxied=True) for _, region, name in answers]
-        record = Asynchronous("the cluster cancel request", sides)
-        operation = EngineOperation(record, block)
+        operation = EngineOperation(Asynchronous("the cluster cancel request", sides), block)
 
         def answer() -> None:
-            found = answer_of(take_over(block.cluster.launch))
+            given = answer_of(take_over(block.cluster.launch))
             for (data, _, _), barrier in zip(answers, barriers, strict=True):
-                data[...] = found.view(data.dtype).reshape(data.shape)
-                complete(operation, barrier, ANSWER, machine)
+                data[...] = given.view(data.dtype).reshape(data.shape)
+                complete(operation, barrier, nbytes=_ANSWER)
 
-        start(thread, operation, steps=[answer], barriers=barriers, line=eqn.line)
-        return ()
+        start(thread, operation, steps=[answer], barriers=barriers, line=line)
 
     return evaluate
-
-
-def _require_size(answer: np.ndarray[Any, Any]) -> None:
-    if answer.nbytes != ANSWER:
-        raise SimulationError(
-            f"the answer to try_cluster_cancel has {ANSWER} bytes, and its memory {answer.nbytes}; "
-            "make it by plgpu.TryClusterCancelResult"
-        )
-
-
-def _report_again(thread: GpuThread, line: str) -> None:
-    message = (
-        "try_cluster_cancel after an answer that no cluster is left: PTX does not define "
-        "what happens; end the loop when query_cluster_cancel says so"
-    )
-    thread.report("undefined", message, line, seed=thread.machine.seed)
 
 
 @gpu_rule("query_cluster_cancel")
 def _query_cluster_cancel(eqn: Equation) -> Evaluate:
     """The place in the grid of the cluster that was taken over, and whether there was one."""
-    part, names = query_operands(eqn.params, len(eqn.ins))
+    leaves = OperandLeaves(eqn, 1)
+    part, names = leaves.part(0, "transforms_tree"), tuple(eqn.params["grid_names"])
+    leaves.end()
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         data, region, name = in_shared_memory(thread, thread.block, part, operands, eqn.line)
         _require_size(data)
         record_access(thread, region, "read", name, eqn.line or thread.around)
-        grid = thread.block.cluster.launch.mesh.grid
-        point = point_in(data, [size for _, size in grid])
+        grid = dict(thread.kernel_launch.mesh.grid)
+        point = point_in(data, list(grid.values()))
         if point is None:
-            thread.block.engines[_FAILED] = True
+            thread.block.none_left = True
             # PTX leaves the indices undefined.
             nothing = thread.machine.uninitialized((), np.int32, "scratch")
             return (*(nothing for _ in names), np.False_)
-        places = dict(zip((axis for axis, _ in grid), point, strict=True))
+        places = dict(zip(grid, point, strict=True))
         return (*(np.int32(places[axis]) for axis in names), np.True_)
 
     return evaluate
 
 
+def _require_size(answer: Array) -> None:
+    if answer.nbytes != _ANSWER:
+        raise SimulationError(
+            f"the answer to try_cluster_cancel has {_ANSWER} bytes, and its memory "
+            f"{answer.nbytes}; make it by plgpu.TryClusterCancelResult"
+        )
+
+
+def answer_of(cluster: BlockCluster | None) -> Array:
+    """The bytes of an answer: which cluster was taken over, or that none is left."""
+    words = np.zeros(_ANSWER // 4, np.int32)
+    words[0] = _NONE_LEFT
+    if cluster is not None:
+        sizes = [size for _, size in cluster.launch.mesh.grid]
+        words[:2] = _TAKEN, np.ravel_multi_index(cluster.point, sizes) if sizes else 0
+    return words.view(np.uint8)
+
+
+def point_in(answer: Array, sizes: Sequence[int]) -> tuple[int, ...] | None:
+    """The place in the grid of the cluster that was taken over.
+
+    Args:
+      answer: 16 bytes; uninitialized memory counts as a request that failed.
+      sizes: of the grid's axes.
+    """
+    words = np.ascontiguousarray(answer).view(np.uint8).reshape(-1).view(np.int32)
+    if int(words[0]) != _TAKEN:
+        return None
+    return tuple(map(int, np.unravel_index(int(words[1]), sizes))) if sizes else ()
+
+
 @gpu_rule("griddepcontrol_wait")
-def _wait(eqn: Equation) -> Evaluate:
+def _wait_for_kernels(eqn: Equation) -> Evaluate:
     """The kernels ahead have completed, as the thread knows that waits, and no other one yet."""
     line = eqn.line
 
@@ -476,41 +543,31 @@ def _wait(eqn: Equation) -> Evaluate:
             event = Acquired(thread.number, start.token, line, thread.program, thread.kernel)
             thread.recording.events.append(event)
             start.joined |= not thread.block.signalled
-        return ()
 
     return evaluate
 
 
 @gpu_rule("griddepcontrol_launch_dependents")
-def _launch_dependents(eqn: Equation) -> Evaluate:
+def _launch_dependents(_: Equation) -> Evaluate:
     """It lets the next kernel begin, and makes nothing visible to it."""
 
     def evaluate(thread: GpuThread) -> Any:
         thread.block.signalled = True
-        return ()
 
     return evaluate
-
-
-@rule("layout_cast")
-def _layout_cast(eqn: Equation) -> Evaluate:
-    return lambda value: value
 
 
 @gpu_rule("set_max_registers", "set_max_registers_p")
 def _set_max_registers(eqn: Equation) -> Evaluate:
     count, more, line = eqn.params["n"], eqn.params["action"] == "increase", eqn.line
+    return lambda thread: set_registers(thread, count, line, more=more)
 
-    def evaluate(thread: GpuThread) -> Any:
-        set_registers(thread, count, line, more=more)
-        return ()
 
-    return evaluate
+@rule("layout_cast")
+def _layout_cast(_: Equation) -> Evaluate:
+    return lambda value: value
 
 
 @rule("print_layout")
-def _ignored(eqn: Equation) -> Evaluate:
-    def evaluate(*_: Any) -> Any:
-        return ()
-
-    return evaluate
+def _print_layout(_: Equation) -> Evaluate:
+    return lambda *_: ()

@@ -15,13 +15,12 @@ from pallas_sim.compat.places import transforms_in
 from pallas_sim.dtypes import Array, convert, rounded_to_bits
 from pallas_sim.errors import MissingRuleError, SimulationError
 from pallas_sim.gpu import portable_accesses as accesses
-from pallas_sim.gpu.portable_grids import ProgramBlock, SharedArray
-from pallas_sim.gpu.portable_order import GridProgram
+from pallas_sim.gpu.portable_order import GridProgram, SharedArray
 from pallas_sim.machine import Thread
 from pallas_sim.memory import Ref
 from pallas_sim.registry import Equation, Evaluate, rule
 from pallas_sim.rules.references import sums_of
-from pallas_sim.transforms import Operand, Transform
+from pallas_sim.transforms import Operand
 
 #: What ``tanh.approx`` keeps of float32: its relative error is at most 2^-11 (PTX ISA,
 #: "Floating Point Instructions: tanh"). Of float16 and bfloat16 it is nearly all bits.
@@ -33,19 +32,38 @@ _TANH = frozenset(f"tanh.approx.{kind}" for kind in ("f32", "f16", "f16x2", "bf1
 
 @rule("atomic_rmw", threaded=True)
 def _atomic_rmw(eqn: Equation) -> Evaluate:
+    import jax
+
     operands = [Operand(number) for number in range(len(eqn.ins))]
-    ref, transforms, value, mask = eqn.params["args_tree"].unflatten(operands)
-    window = transforms_in(transforms)
-    at = (ref.position, value.position, None if mask is None else mask.position)
+    ref_at, transforms, value_at, mask_at = eqn.params["args_tree"].unflatten(operands)
+    window, shape = transforms_in(transforms), tuple(eqn.out.shape)
     kind, dtype = str(eqn.params["atomic_type"].value), np.dtype(eqn.out.dtype)
-    added = eqn.ins[value.position]
-    if kind == "add" and dtype.kind in "iu" and added.shape and adds_integers_as_floats():
-        return _refusing(
-            f"JAX {_version()} adds {dtype}{list(added.shape)} atomically as floats of the same "
-            "bits, which gives 0 or 2147483647 for small integers: update JAX to 0.12, or use "
-            "jax.ref.addupdate, which adds integers"
+    change, added = _change(kind, dtype), eqn.ins[value_at.position]
+    refused = kind == "add" and dtype.kind in "iu" and added.shape and adds_integers_as_floats()
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        if refused:
+            raise SimulationError(
+                f"JAX {jax.__version__} adds {dtype}{list(added.shape)} atomically as floats of "
+                "the same bits, which gives 0 or 2147483647 for small integers: update JAX to "
+                "0.12, or use jax.ref.addupdate, which adds integers"
+            )
+        ref = _shared(thread, operands[ref_at.position])
+        report_input_write(thread, ref, eqn.line)
+        return accesses.update(
+            thread,
+            ref,
+            window,
+            operands,
+            shape,
+            None if mask_at is None else operands[mask_at.position],
+            change,
+            operands[value_at.position],
+            eqn.line,
+            used=eqn.used,
         )
-    return _updating(eqn, at, window, tuple(eqn.out.shape), _change(kind, dtype))
+
+    return evaluate
 
 
 def adds_integers_as_floats() -> bool:
@@ -59,47 +77,6 @@ def adds_integers_as_floats() -> bool:
     return jax.__version_info__ < (0, 12)
 
 
-def _version() -> str:
-    import jax
-
-    return jax.__version__
-
-
-def _refusing(message: str) -> Evaluate:
-    def evaluate(thread: Thread, *operands: Any) -> Any:
-        raise SimulationError(message)
-
-    return evaluate
-
-
-def _updating(
-    eqn: Equation,
-    at: tuple[int, int, int | None],
-    window: Sequence[Transform],
-    shape: tuple[int, ...],
-    change: Callable[[Array, Any], Array],
-) -> Evaluate:
-    ref_at, value_at, mask_at = at
-
-    def evaluate(thread: Thread, *operands: Any) -> Any:
-        ref = _shared(thread, operands[ref_at])
-        report_input_write(thread, ref, eqn.line)
-        return accesses.update(
-            thread,
-            ref,
-            window,
-            operands,
-            shape,
-            None if mask_at is None else operands[mask_at],
-            change,
-            operands[value_at],
-            eqn.line,
-            used=eqn.used,
-        )
-
-    return evaluate
-
-
 def _shared(thread: Thread, ref: Ref) -> Ref:
     """A reference to memory of all programs; of own memory, as one to such memory."""
     if ref.block is not None:
@@ -107,7 +84,7 @@ def _shared(thread: Thread, ref: Ref) -> Ref:
 
     if not ref.data.flags.c_contiguous:
         raise SimulationError("an atomic access to a part of memory that is not contiguous")
-    block = ProgramBlock(SharedArray(ref.data), GridProgram(0, thread.program), (...,))
+    block = accesses.ProgramBlock(SharedArray(ref.data), GridProgram(0, thread.program), (...,))
     return Ref(ref.data, ref.name, ref.space, block=block)
 
 
@@ -162,16 +139,16 @@ def _atomic_cas(eqn: Equation) -> Evaluate:
         ref = _shared(thread, ref)
         given = (ref, expected, value)
         # Whatever it gives, who goes on knows what others did before.
-        found = accesses.update(
+        old_value = accesses.update(
             thread, ref, (), given, (), None, change, value, eqn.line, used=True
         )
-        return np.asarray(found)
+        return np.asarray(old_value)
 
     return evaluate
 
 
 @rule("max_contiguous")
-def _max_contiguous(eqn: Equation) -> Evaluate:
+def _max_contiguous(_: Equation) -> Evaluate:
     return lambda value: value
 
 

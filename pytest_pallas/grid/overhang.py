@@ -117,7 +117,7 @@ def buffers(call: GridCall) -> list[OperandMemory]:
         taken.append(OperandMemory(window.name, padded(kept, window.facts.dtype), count))
     for name, aval in call.facts.scratch:
         if space_of(aval) == "vmem" and hasattr(aval, "shape"):
-            taken.append(OperandMemory(name, padded(aval.shape, aval.dtype), 1))
+            taken.append(OperandMemory(name, padded(aval.shape, aval.dtype)))
     return sorted(taken, key=lambda buffer: -buffer.total)
 
 

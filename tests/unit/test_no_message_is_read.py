@@ -72,7 +72,7 @@ OUTSIDE: dict[tuple[str, str], str] = {
     ("run/collection.py", "holds"): "the name of a module",
     ("pallas_sim/gpu/inline/code.py", "_type"): "a type of MLIR",
     ("pallas_sim/gpu/inline/ptx.py", "_assembly"): "a type of MLIR",
-    ("pallas_sim/gpu/operands.py", "load_parts"): "the name of a mode of JAX",
+    ("pallas_sim/rules/mosaic_copies.py", "_load_of"): "the name of a mode of JAX",
     ("pallas_sim/rules/kernels.py", "_scratch"): "the repr of a memory space of JAX, with its mesh",
     ("pallas_sim/rules/triton.py", "_inline_assembly"): "PTX that the kernel has",
     ("spec.py", "__post_init__"): "the name of a package",

@@ -1,17 +1,23 @@
 """Code that a kernel inlines (``plgpu.inline_mgpu``), on all threads of a warpgroup at once.
 
-JAX's function makes operations of MLIR, which ``mlir.py`` reads into plain data (``code.py``);
-``run.py`` and ``frame.py`` evaluate them. A value is one numpy array for all threads: [threads,
-*shape], or [1, *shape] where all have the same. Integers are unsigned; operations say whether they
-mean a sign. To add an operation:
+Read them in this order:
 
-    @operation("arith.addi")
-    def _add(frame: Frame, op: InlineOperation, a: Array, b: Array) -> Array:
+    code         reads the operations of MLIR that JAX's function makes into plain data
+    memory       what they run on: memory at addresses, threads with their values, the registry
+    arithmetic   operations on numbers and vectors
+    references   operations on memory, and branches and loops
+    ptx          what threads of a warp do together, and inline assembly
+    run          from the operands of an equation to its results
+
+A value is one numpy array for all threads: [threads, *shape], or [1, *shape] where all have the
+same. Integers are unsigned; operations say whether they mean a sign. To add an operation that
+depends on its operands alone, or one that needs the threads and their memory:
+
+    @pure("arith.addi")
+    def _add(op: InlineOperation, a: Array, b: Array) -> Array:
         return a + b
 
-In ``operations/``, ``arithmetic.py`` has numbers, ``vectors.py`` registers, ``references.py`` what
-is in memory, ``lanes.py`` what threads do together, ``control.py`` branches and loops, and
-``ptx.py`` inline assembly.
+    @operation("gpu.lane_id")
+    def _lane(frame: InlineFrame, op: InlineOperation) -> Array:
+        return as_type(np.arange(frame.threads) % 32, op)
 """
-
-from __future__ import annotations

@@ -1,7 +1,13 @@
-"""Numbers: the dialects ``arith`` and ``math``, and what ``llvm`` has of the same kind."""
+"""Numbers and vectors: the dialects ``arith``, ``math`` and ``vector``, and ``llvm``'s like them.
+
+Most operations are a table of numpy functions. Integers have no sign: an operation that means one
+takes its operands as ``signed``. Floats narrower than float32 are computed in float32 (``wide``),
+and each operation rounds its result once.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,24 +17,13 @@ import numpy as np
 from pallas_sim.dtypes import Array
 from pallas_sim.gpu.inline.code import InlineOperation
 from pallas_sim.gpu.inline.memory import (
-    InlineFrame,
     as_type,
     bits_of,
     from_bytes,
-    operation,
+    pure,
     signed,
     to_bytes,
 )
-
-
-def _register(names: str, compute: Callable[..., Any]) -> None:
-    """An operation of operands alone, whose result is in the dtype that it names."""
-
-    def evaluate(frame: InlineFrame, op: InlineOperation, *operands: Array) -> Array:
-        del frame
-        return as_type(np.asarray(compute(*operands)), op)
-
-    operation(*names.split())(evaluate)
 
 
 def wide(value: Array) -> Array:
@@ -53,6 +48,11 @@ def _divided(a: Array, b: Array) -> tuple[Array, Array]:
     return quotient, a - quotient * safe
 
 
+def _divided_up(a: Array, b: Array) -> Array:
+    quotient, rest = _divided(a, b)
+    return quotient + (rest != 0).astype(a.dtype)
+
+
 def _shifted(shift: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
     """Shifts by as many bits as there are or more are undefined, and give 0 here."""
 
@@ -72,7 +72,8 @@ def _signs(function: Callable[..., Array]) -> Callable[..., Array]:
     return lambda *values: function(*map(signed, values))
 
 
-for _names, _function in {
+#: Names of operations, and what they compute.
+_NUMBERS: dict[str, Callable[..., Any]] = {
     "arith.addi llvm.add": lambda a, b: _whole(a) + _whole(b),
     "arith.subi llvm.sub": lambda a, b: _whole(a) - _whole(b),
     "arith.muli llvm.mul": lambda a, b: _whole(a) * _whole(b),
@@ -82,7 +83,7 @@ for _names, _function in {
     "arith.remsi llvm.srem": _signs(lambda a, b: _divided(a, b)[1]),
     "arith.floordivsi": _signs(lambda a, b: a // np.where(b == 0, 1, b)),
     "arith.ceildivsi": _signs(lambda a, b: -(-a // np.where(b == 0, 1, b))),
-    "arith.ceildivui": lambda a, b: sum(_at_least(a, b)),
+    "arith.ceildivui": _divided_up,
     "arith.andi llvm.and": lambda a, b: a & b if a.dtype != "uint4" else _whole(a) & _whole(b),
     "arith.ori llvm.or": lambda a, b: a | b if a.dtype != "uint4" else _whole(a) | _whole(b),
     "arith.xori llvm.xor": lambda a, b: a ^ b if a.dtype != "uint4" else _whole(a) ^ _whole(b),
@@ -138,13 +139,19 @@ for _names, _function in {
     "math.ctpop llvm.intr.ctpop": lambda a: bit_count(a),
     "math.ctlz llvm.intr.ctlz": lambda a: leading_zeros(a),
     "math.cttz llvm.intr.cttz": lambda a: leading_zeros(reversed_bits(a)),
-}.items():
+}
+
+
+def _register(names: str, compute: Callable[..., Any]) -> None:
+    """Register operations whose result is in the dtype that they name."""
+
+    @pure(*names.split())
+    def evaluate(op: InlineOperation, *operands: Array) -> Array:
+        return as_type(np.asarray(compute(*operands)), op)
+
+
+for _names, _function in _NUMBERS.items():
     _register(_names, _function)
-
-
-def _at_least(a: Array, b: Array) -> tuple[Array, Array]:
-    quotient, rest = _divided(a, b)
-    return quotient, (rest != 0).astype(a.dtype)
 
 
 def bits_in(value: Array) -> Array:
@@ -170,15 +177,13 @@ def leading_zeros(value: Array) -> Array:
     return np.where(bits.any(-1), bits.argmax(-1), bits.shape[-1]).astype(value.dtype)
 
 
-@operation("arith.constant", "llvm.mlir.constant")
-def _constant(frame: InlineFrame, op: InlineOperation) -> Array:
-    del frame
+@pure("arith.constant", "llvm.mlir.constant")
+def _constant(op: InlineOperation) -> Array:
     return _filled(op, op.attributes["value"])
 
 
-@operation("llvm.mlir.undef", "llvm.mlir.zero", "llvm.mlir.poison", "ub.poison")
-def _undefined(frame: InlineFrame, op: InlineOperation) -> Any:
-    del frame
+@pure("llvm.mlir.undef", "llvm.mlir.zero", "llvm.mlir.poison", "ub.poison")
+def _undefined(op: InlineOperation) -> Any:
     return {} if op.types[0].dtype is None else _filled(op, 0)
 
 
@@ -191,25 +196,24 @@ def _filled(op: InlineOperation, value: Any) -> Array:
     return np.broadcast_to(np.asarray(value).astype(kind.dtype), (1, *kind.shape))
 
 
-@operation("arith.fptosi", "llvm.fptosi", "arith.fptoui", "llvm.fptoui")
-def _to_integer(frame: InlineFrame, op: InlineOperation, a: Array) -> Array:
-    """It saturates, and NaN gives 0 (PTX ISA, "cvt")."""
-    del frame
-    dtype = op.types[0].dtype
-    bits = bits_of(dtype)
-    value = np.trunc(
-        np.nan_to_num(a.astype(np.float64), nan=0.0, posinf=2.0**70, neginf=-(2.0**70))
-    )
-    if op.name.endswith("si"):
-        low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
-        return as_type(_clipped(value, low, high, np.int64), op)
-    return as_type(_clipped(value, 0, (1 << bits) - 1, np.uint64), op)
+@pure("arith.fptosi", "llvm.fptosi", "arith.fptoui", "llvm.fptoui")
+def _to_integer(op: InlineOperation, a: Array) -> Array:
+    whole = np.trunc(a.astype(np.float64))
+    with_sign = op.name.endswith("si")
+    return as_type(saturated(whole, bits_of(op.types[0].dtype), with_sign=with_sign), op)
 
 
-def _clipped(value: Array, low: int, high: int, dtype: Any) -> Array:
-    inside = (value > low) & (value < high)
-    edge = np.where(value <= low, np.array(low, dtype), np.array(high, dtype))
-    return np.where(inside, np.where(inside, value, 0).astype(dtype), edge)
+def saturated(whole: Array, bits: int, *, with_sign: bool) -> Array:
+    """Integers for whole float64 numbers: the nearest ones there are, and 0 for NaN.
+
+    PTX ISA, "cvt".
+    """
+    low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if with_sign else (0, (1 << bits) - 1)
+    dtype = np.int64 if with_sign else np.uint64
+    whole = np.nan_to_num(whole, nan=0.0, posinf=2.0**70, neginf=-(2.0**70))
+    inside = (whole > low) & (whole < high)
+    edge = np.where(whole <= low, np.array(low, dtype), np.array(high, dtype))
+    return np.where(inside, np.where(inside, whole, 0).astype(dtype), edge)
 
 
 _COMPARE_INTEGERS: tuple[Callable[[Array, Array], Array], ...] = (
@@ -237,16 +241,14 @@ _COMPARE_FLOATS: tuple[Callable[[Array, Array], Array], ...] = (
 )
 
 
-@operation("arith.cmpi", "llvm.icmp")
-def _compare(frame: InlineFrame, op: InlineOperation, a: Array, b: Array) -> Array:
-    del frame
+@pure("arith.cmpi", "llvm.icmp")
+def _compare(op: InlineOperation, a: Array, b: Array) -> Array:
     return _COMPARE_INTEGERS[op.attributes["predicate"]](a, b)
 
 
-@operation("arith.cmpf", "llvm.fcmp")
-def _compare_floats(frame: InlineFrame, op: InlineOperation, a: Array, b: Array) -> Array:
+@pure("arith.cmpf", "llvm.fcmp")
+def _compare_floats(op: InlineOperation, a: Array, b: Array) -> Array:
     """The first half of the predicates is false for NaN, and the second half is true."""
-    del frame
     a, b = wide(a), wide(b)
     number = op.attributes["predicate"]
     if number < 8:
@@ -259,9 +261,8 @@ def _compare_floats(frame: InlineFrame, op: InlineOperation, a: Array, b: Array)
     return unordered | _COMPARE_FLOATS[number - 7](a, b)
 
 
-@operation("arith.select", "llvm.select")
-def _select(frame: InlineFrame, op: InlineOperation, where: Array, a: Any, b: Any) -> Any:
-    del frame, op
+@pure("arith.select", "llvm.select")
+def _select(_op: InlineOperation, where: Array, a: Any, b: Any) -> Any:
     return chosen(where, a, b)
 
 
@@ -270,20 +271,19 @@ def chosen(where: Array, a: Any, b: Any) -> Any:
     if not isinstance(a, np.ndarray):
         return a if bool(where.reshape(-1)[0]) else b
     extra = max(a.ndim, b.ndim) - where.ndim
-    found = np.where(where.reshape(where.shape + (1,) * extra), a, b)
-    return found.astype(a.dtype, copy=False)
+    merged = np.where(where.reshape(where.shape + (1,) * extra), a, b)
+    return merged.astype(a.dtype, copy=False)
 
 
-@operation("arith.bitcast", "llvm.bitcast", "vector.bitcast")
-def _bitcast(frame: InlineFrame, op: InlineOperation, a: Array) -> Array:
-    del frame
+@pure("arith.bitcast", "llvm.bitcast", "vector.bitcast")
+def _bitcast(op: InlineOperation, a: Array) -> Array:
     kind = op.types[0]
     if kind.dtype == a.dtype and kind.shape == a.shape[1:]:
         return a
     return from_bytes(to_bytes(a), kind.dtype, kind.shape)
 
 
-# Registers of several elements: the dialect ``vector``, and structures of ``llvm``.
+# Several elements: the dialect ``vector``, and structures of ``llvm``.
 
 
 #: What MLIR writes where an index is an operand.
@@ -296,9 +296,8 @@ def spread(*values: Array) -> list[Array]:
     return [np.broadcast_to(each, (rows, *each.shape[1:])) for each in values]
 
 
-@operation("vector.broadcast", "vector.splat")
-def _broadcast(frame: InlineFrame, op: InlineOperation, a: Array) -> Array:
-    del frame
+@pure("vector.broadcast", "vector.splat")
+def _broadcast(op: InlineOperation, a: Array) -> Array:
     shape = op.types[0].shape
     inner = a.shape[1:]
     a = a.reshape(a.shape[0], *(1,) * (len(shape) - len(inner)), *inner)
@@ -320,154 +319,130 @@ def _rows(index: list[Any], count: int) -> tuple[Any, ...]:
     return (np.arange(count), *index)
 
 
-@operation("vector.extract")
-def _extract(frame: InlineFrame, op: InlineOperation, a: Array, *dynamic: Array) -> Array:
-    del frame
+@pure("vector.extract")
+def _extract(op: InlineOperation, a: Array, *dynamic: Array) -> Array:
     a, *dynamic_ = spread(a, *dynamic)
     return a[_rows(_index(op, dynamic_), a.shape[0])]
 
 
-@operation("vector.insert")
-def _insert(
-    frame: InlineFrame, op: InlineOperation, value: Array, a: Array, *dynamic: Array
-) -> Array:
-    del frame
+@pure("vector.insert")
+def _insert(op: InlineOperation, value: Array, a: Array, *dynamic: Array) -> Array:
     value, a, *dynamic_ = spread(value, a, *dynamic)
-    found = a.copy()
-    found[_rows(_index(op, dynamic_), a.shape[0])] = value
-    return found
+    result = a.copy()
+    result[_rows(_index(op, dynamic_), a.shape[0])] = value
+    return result
 
 
-@operation("vector.extractelement", "llvm.extractelement")
-def _element(frame: InlineFrame, op: InlineOperation, a: Array, *at: Array) -> Array:
-    del frame, op
+@pure("vector.extractelement", "llvm.extractelement")
+def _element(_op: InlineOperation, a: Array, *at: Array) -> Array:
     if not at:
         return a
     a, at_ = spread(a, at[0])
     return a[np.arange(a.shape[0]), at_.astype(np.int64)]
 
 
-@operation("vector.insertelement")
-def _with_element(
-    frame: InlineFrame, op: InlineOperation, value: Array, a: Array, *at: Array
-) -> Array:
-    del frame, op
+@pure("vector.insertelement")
+def _with_element(_op: InlineOperation, value: Array, a: Array, *at: Array) -> Array:
     if not at:
         return value.reshape(value.shape[0], *a.shape[1:])
     return _replaced(value, a, at[0])
 
 
-@operation("llvm.insertelement")
-def _replaced_element(
-    frame: InlineFrame, op: InlineOperation, a: Array, value: Array, at: Array
-) -> Array:
-    del frame, op
+@pure("llvm.insertelement")
+def _replaced_element(_op: InlineOperation, a: Array, value: Array, at: Array) -> Array:
     return _replaced(value, a, at)
 
 
 def _replaced(value: Array, a: Array, at: Array) -> Array:
     value, a, at = spread(value, a, at)
-    found = a.copy()
-    found[np.arange(a.shape[0]), at.astype(np.int64)] = value
-    return found
+    result = a.copy()
+    result[np.arange(a.shape[0]), at.astype(np.int64)] = value
+    return result
 
 
-@operation("vector.extract_strided_slice")
-def _slice(frame: InlineFrame, op: InlineOperation, a: Array) -> Array:
-    del frame
-    return a[(slice(None), *_slices(op, "sizes"))]
+@pure("vector.extract_strided_slice")
+def _slice(op: InlineOperation, a: Array) -> Array:
+    corner = zip(op.attributes["offsets"], op.attributes["sizes"], strict=True)
+    return a[(slice(None), *(slice(at, at + size) for at, size in corner))]
 
 
-@operation("vector.insert_strided_slice")
-def _insert_slice(frame: InlineFrame, op: InlineOperation, value: Array, a: Array) -> Array:
-    del frame
+@pure("vector.insert_strided_slice")
+def _insert_slice(op: InlineOperation, value: Array, a: Array) -> Array:
     value, a = spread(value, a)
-    found = a.copy()
+    result = a.copy()
     offsets = op.attributes["offsets"]
     missing = len(offsets) - (value.ndim - 1)
     sizes = (1,) * missing + value.shape[1:]
     key = tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))
-    found[(slice(None), *key)] = value.reshape(value.shape[0], *sizes)
-    return found
+    result[(slice(None), *key)] = value.reshape(value.shape[0], *sizes)
+    return result
 
 
-def _slices(op: InlineOperation, sizes: str) -> list[slice]:
-    return [
-        slice(at, at + size)
-        for at, size in zip(op.attributes["offsets"], op.attributes[sizes], strict=True)
-    ]
-
-
-@operation("vector.shape_cast")
-def _reshape(frame: InlineFrame, op: InlineOperation, a: Array) -> Array:
-    del frame
+@pure("vector.shape_cast")
+def _reshape(op: InlineOperation, a: Array) -> Array:
     return a.reshape(a.shape[0], *op.types[0].shape)
 
 
-@operation("vector.from_elements")
-def _from_elements(frame: InlineFrame, op: InlineOperation, *elements: Array) -> Array:
-    del frame
+@pure("vector.from_elements")
+def _from_elements(op: InlineOperation, *elements: Array) -> Array:
     parts = spread(*elements)
     return np.stack(parts, axis=1).reshape(parts[0].shape[0], *op.types[0].shape)
 
 
-@operation("vector.to_elements")
-def _to_elements(frame: InlineFrame, op: InlineOperation, a: Array) -> Any:
-    del frame
+@pure("vector.to_elements")
+def _to_elements(_op: InlineOperation, a: Array) -> Any:
     flat = a.reshape(a.shape[0], -1)
-    parts = [flat[:, at] for at in range(flat.shape[1])]
-    return parts[0] if len(op.results) == 1 else parts
+    return [flat[:, at] for at in range(flat.shape[1])]
 
 
-@operation("vector.shuffle")
-def _shuffle(frame: InlineFrame, op: InlineOperation, a: Array, b: Array) -> Array:
-    del frame
+@pure("vector.shuffle")
+def _shuffle(op: InlineOperation, a: Array, b: Array) -> Array:
     return np.concatenate(spread(a, b), axis=1)[:, list(op.attributes["mask"])]
 
 
-@operation("vector.reduction")
-def _reduce(frame: InlineFrame, op: InlineOperation, a: Array, *more: Array) -> Array:
+def kind_of(op: InlineOperation) -> str:
+    """What an operation does by its attribute ``kind``, as ``#vector.kind<add>``."""
+    return op.attributes["kind"].rpartition("<")[2].rstrip(">")
+
+
+@pure("vector.reduction")
+def _reduce(op: InlineOperation, a: Array, *more: Array) -> Array:
     """From the first element to the last one; each step rounds."""
-    del frame
-    kind = op.attributes["kind"].rpartition("<")[2].rstrip(">")
-    parts = [a[:, at] for at in range(a.shape[1])]
-    parts = [*more, *parts]
-    found = parts[0]
-    for each in parts[1:]:
-        found = as_type(_combined(kind, found, each), op)
-    return found
+    parts = (*more, *(a[:, at] for at in range(a.shape[1])))
+    return functools.reduce(lambda x, y: as_type(combined(kind_of(op), x, y), op), parts)
 
 
-def _combined(kind: str, a: Array, b: Array) -> Array:
+def combined(kind: str, a: Array, b: Array) -> Array:
+    """What a reduction of a kind makes of two values: ``"add"``, ``"maxsi"``, ``"minnumf"``, ..."""
     if kind in ("maxsi", "minsi"):
         a, b = signed(a), signed(b)
     elif a.dtype.kind not in "uib":
         a, b = wide(a), wide(b)
-    combine: Any = {
-        "add": np.add,
-        "mul": np.multiply,
-        "and": np.bitwise_and,
-        "or": np.bitwise_or,
-        "xor": np.bitwise_xor,
-        "maximumf": np.maximum,
-        "minimumf": np.minimum,
-        "maxnumf": np.fmax,
-        "minnumf": np.fmin,
-        "maxsi": np.maximum,
-        "minsi": np.minimum,
-        "maxui": np.maximum,
-        "minui": np.minimum,
-    }[kind]
-    return combine(a, b)
+    return _COMBINING[kind](a, b)
 
 
-@operation("llvm.extractvalue")
-def _field(frame: InlineFrame, op: InlineOperation, a: Any) -> Any:
-    del frame
+_COMBINING: dict[str, Callable[[Array, Array], Array]] = {
+    "add": np.add,
+    "mul": np.multiply,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "maximumf": np.maximum,
+    "minimumf": np.minimum,
+    "maxnumf": np.fmax,
+    "minnumf": np.fmin,
+    "maxsi": np.maximum,
+    "minsi": np.minimum,
+    "maxui": np.maximum,
+    "minui": np.minimum,
+}
+
+
+@pure("llvm.extractvalue")
+def _field(op: InlineOperation, a: Any) -> Any:
     return a[tuple(op.attributes["position"])]
 
 
-@operation("llvm.insertvalue")
-def _with_field(frame: InlineFrame, op: InlineOperation, a: Any, value: Any) -> Any:
-    del frame
+@pure("llvm.insertvalue")
+def _with_field(op: InlineOperation, a: Any, value: Any) -> Any:
     return {**a, tuple(op.attributes["position"]): value}

@@ -1,11 +1,17 @@
-"""The code of ``plgpu.inline_mgpu`` as plain data."""
+"""The code of ``plgpu.inline_mgpu`` as plain data, and how it is read from MLIR.
+
+JAX's function makes operations of MLIR: it is called in an empty module, which needs no GPU, and
+the module is read into an ``InlineCode``. What follows needs no MLIR.
+"""
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -115,9 +121,7 @@ class InlineCode:
     results: tuple[Fragments, ...]
 
 
-# The function of ``plgpu.inline_mgpu`` as operations of MLIR.
-#
-# It is run in an empty module, which needs no GPU, and the module is read into plain data.
+# From MLIR to data.
 
 
 #: Integers have no sign in MLIR: operations do.
@@ -154,15 +158,8 @@ class _LaunchContext:
         raise InlineError(f"uses {name} of its first argument")
 
 
-@dataclass
-class _Numbers:
-    """Numbers of MLIR's values."""
-
-    numbers: dict[Any, int] = field(default_factory=dict[Any, int])
-
-    def of(self, value: Any) -> int:
-        """The number of a value."""
-        return self.numbers.setdefault(value, len(self.numbers))
+#: The number of each of MLIR's values, given when it is asked for.
+type _Numbers = defaultdict[Any, int]
 
 
 def inline_places(params: Mapping[str, Any]) -> list[RefPart | None]:
@@ -170,11 +167,11 @@ def inline_places(params: Mapping[str, Any]) -> list[RefPart | None]:
     count, tree = params["pytree_args"].num_leaves, params["pytree_ref_transforms"]
     util = importlib.import_module("jax.tree_util")
     leaves = [Operand(count + number) for number in range(tree.num_leaves)]
-    found = util.tree_unflatten(tree, leaves)
+    transformed = util.tree_unflatten(tree, leaves)
     return [
         RefPart(position, transforms_in(transforms)) if hasattr(kind, "transforms") else None
         for position, (kind, transforms) in enumerate(
-            zip(params["flat_arg_types"], found, strict=True)
+            zip(params["flat_arg_types"], transformed, strict=True)
         )
     ]
 
@@ -204,7 +201,7 @@ def inline_code(
     tree = importlib.import_module("jax.tree_util")
     context = mlir.make_ir_context()
     mgpu.dialect.register_dialect(context)
-    numbers = _Numbers()
+    numbers: _Numbers = defaultdict(itertools.count().__next__)
     with context, ir.Location.unknown():
         module = ir.Module.create()
         word = ir.IntegerType.get_signless(32)
@@ -212,47 +209,45 @@ def inline_code(
             key = f"mosaic_gpu.arch_{name}"
             module.operation.attributes[key] = ir.IntegerAttr.get(word, value)
         kinds = params["flat_arg_types"]
-        types: list[Any] = []
-        for kind, (shape, dtype, shared) in zip(kinds, arguments, strict=True):
-            types += _types_of(mgpu, ir, kind, shape, dtype, shared)
+        types = [
+            kind_type
+            for kind, argument in zip(kinds, arguments, strict=True)
+            for kind_type in _types_of(mgpu, ir, kind, *argument)
+        ]
         with ir.InsertionPoint(module.body):
             made = func.FuncOp("inlined", ir.FunctionType.get(types, []))
             block = made.add_entry_block()
         values = iter(block.arguments)
         given: list[Any] = []
-        found: list[Fragments | InlineRef] = []
+        laid_out: list[Fragments | InlineRef] = []
         for kind, (shape, dtype, _) in zip(kinds, arguments, strict=True):
             if hasattr(kind, "transforms"):
-                value = next(values)
-                given.append(value)
-                found.append(InlineRef(numbers.of(value), *_layout_of(kind)))
+                given.append(next(values))
+                laid_out.append(InlineRef(numbers[given[-1]], *_layout_of(kind)))
                 continue
-            layout = kind.to_mgpu()
+            layout, signed = kind.to_mgpu(), mgpu.utils.is_signed(dtype)
             registers = np.empty(layout.registers_shape(shape), dtype=object)
             for at in np.ndindex(*registers.shape):
                 registers[at] = next(values)
-            signed = mgpu.utils.is_signed(dtype)
             given.append(
                 mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=signed)
             )
-            found.append(_fragments(registers, layout, shape, numbers))
+            laid_out.append(_fragments(registers, layout, shape, numbers))
         with ir.InsertionPoint(block):
-            answer = _call(params, tree.tree_unflatten(params["pytree_args"], given))
+            try:
+                answer = params["mgpu_fn"](
+                    _LaunchContext(), *tree.tree_unflatten(params["pytree_args"], given)
+                )
+            except InlineError:
+                raise
+            except Exception as error:  # whatever JAX raises
+                raise InlineError(f"raises {type(error).__name__}: {error}") from error
             leaves = tree.tree_leaves(
                 answer, is_leaf=lambda each: isinstance(each, mgpu.FragmentedArray)
             )
             func.return_([])
         results = _results(params["flat_ret_ty"], leaves, mgpu, numbers, one_warp=one_warp)
-        return InlineCode(_region(block, numbers, ir), tuple(found), results)
-
-
-def _call(params: Mapping[str, Any], arguments: Any) -> Any:
-    try:
-        return params["mgpu_fn"](_LaunchContext(), *arguments)
-    except InlineError:
-        raise
-    except Exception as error:
-        raise InlineError(f"raises {type(error).__name__}: {error}") from error
+        return InlineCode(_region(block, numbers, ir), tuple(laid_out), results)
 
 
 def _types_of(
@@ -295,7 +290,7 @@ def _layout_of(kind: Any) -> tuple[tuple[int, ...], int]:
 def _fragments(
     registers: Array, layout: Any, shape: tuple[int, ...], numbers: _Numbers
 ) -> Fragments:
-    values = tuple(numbers.of(value) for value in registers.flat)
+    values = tuple(numbers[value] for value in registers.flat)
     if hasattr(layout, "tiling"):
         return Fragments(values, _tiled_elements(layout, shape))
     if hasattr(layout, "vec_size"):
@@ -323,7 +318,7 @@ def _tiled_elements(layout: Any, shape: tuple[int, ...]) -> Array:
         if isinstance(each, int):
             dims.append(flat.ndim + each)
             spread.append(flat.shape[each])
-        else:  # copies of the same elements
+        else:  # several threads have the same elements
             spread.append(None)
     vector = flat.ndim + layout.vector_dim
     others = [axis for axis in range(flat.ndim) if axis not in dims and axis != vector]
@@ -342,7 +337,7 @@ def _results(
 ) -> tuple[Fragments, ...]:
     if len(leaves) != len(types):
         raise InlineError(f"returns {len(leaves)} values, and declares {len(types)}")
-    found: list[Fragments] = []
+    results: list[Fragments] = []
     for kind, value in zip(types, leaves, strict=True):
         if not isinstance(value, mgpu.FragmentedArray):
             raise InlineError(f"returns a {type(value).__name__}, not a FragmentedArray")
@@ -357,14 +352,14 @@ def _results(
                 raise InlineError(f"returns the {what} {other}, and declares {one}")
         if one_warp and kind.shape:
             raise InlineError(f"returns an array of {list(kind.shape)} in one warp")
-        found.append(_fragments(value.registers, value.layout, tuple(value.shape), numbers))
-    return tuple(found)
+        results.append(_fragments(value.registers, value.layout, tuple(value.shape), numbers))
+    return tuple(results)
 
 
 def _region(block: Any, numbers: _Numbers, ir: Any) -> InlineRegion:
-    arguments = tuple(map(numbers.of, block.arguments))
+    arguments = tuple(map(numbers.__getitem__, block.arguments))
     return InlineRegion(
-        arguments, tuple(_operation(each.operation, numbers, ir) for each in block.operations)
+        arguments, tuple(_operation(op.operation, numbers, ir) for op in block.operations)
     )
 
 
@@ -375,9 +370,9 @@ def _operation(operation: Any, numbers: _Numbers, ir: Any) -> InlineOperation:
         attributes[name] = _plain(operation.attributes[name], ir)
     return InlineOperation(
         name=operation.name,
-        operands=tuple(map(numbers.of, operation.operands)),
+        operands=tuple(map(numbers.__getitem__, operation.operands)),
         operand_types=tuple(_type(each.type, ir) for each in operation.operands),
-        results=tuple(map(numbers.of, operation.results)),
+        results=tuple(map(numbers.__getitem__, operation.results)),
         types=tuple(_type(each.type, ir) for each in operation.results),
         attributes=attributes,
         regions=tuple(

@@ -1,4 +1,7 @@
-"""Memory as inlined code sees it: bytes at addresses, with the tiles and the swizzle of a buffer.
+"""What inlined code runs on: memory at addresses, and threads with their values.
+
+Memory is bytes, with the tiles and the swizzle of the buffer of each reference; it is copied in
+before the code runs and written back afterwards (``run.py``).
 
 Addresses of shared memory are below 2**32, as they are in 32-bit registers. Each buffer begins at a
 multiple of 1024 bytes, which is what swizzles assume.
@@ -81,15 +84,15 @@ class InlineBuffer:
     array: Array
     data: Array
     places: Array | None
-    read: Array = field(default_factory=lambda: np.zeros(0, np.bool_))
-    written: Array = field(default_factory=lambda: np.zeros(0, np.bool_))
-    noted_reads: Array = field(default_factory=lambda: np.zeros(0, np.bool_))
-    noted_writes: Array = field(default_factory=lambda: np.zeros(0, np.bool_))
+    read: Array = field(init=False)
+    written: Array = field(init=False)
+    noted_reads: Array = field(init=False)
+    noted_writes: Array = field(init=False)
 
     def __post_init__(self) -> None:
         """Nothing is touched yet."""
-        self.read, self.written = np.zeros((2, self.data.size), np.bool_)
-        self.noted_reads, self.noted_writes = np.zeros((2, self.data.size), np.bool_)
+        marks = np.zeros((4, self.data.size), np.bool_)
+        self.read, self.written, self.noted_reads, self.noted_writes = marks
 
     def touched(self, marks: Array) -> list[tuple[slice, ...]]:
         """The smallest box around the elements whose bytes are marked; none if there are none."""
@@ -162,9 +165,8 @@ class AddressSpace:
             places = _places(array, tiling, swizzle)
             size = array.dtype.itemsize
             raw = raw.reshape(-1, size)[places, _within(places)]
-        found = InlineBuffer(name, base, array, raw.copy(), places)
-        self.buffers.append(found)
-        return found
+        self.buffers.append(InlineBuffer(name, base, array, raw.copy(), places))
+        return self.buffers[-1]
 
     def load(self, addresses: Array, size: int, active: Array | None) -> Array:
         """Bytes [threads, size] that begin at addresses [threads].
@@ -172,11 +174,11 @@ class AddressSpace:
         Raises:
           UnreachableError: no reference has them.
         """
-        found = np.zeros((addresses.size, size), np.uint8)
+        raw = np.zeros((addresses.size, size), np.uint8)
         for buffer, rows, at in self._parts(addresses, size, active, "load"):
-            found[rows] = buffer.data[at]
+            raw[rows] = buffer.data[at]
             buffer.read[at] = True
-        return found
+        return raw
 
     def store(self, addresses: Array, raw: Array, active: Array | None) -> None:
         """Write bytes [threads, size] at addresses [threads].
@@ -274,11 +276,9 @@ class InlineFrame:
             if op.name in _ENDS:
                 return operands
             results = find(op.name)(self, op, *operands)
-            if len(op.results) == 1:
-                self.values[op.results[0]] = results
-            else:
-                for number, value in zip(op.results, results or (), strict=True):
-                    self.values[number] = value
+            if not isinstance(results, list | tuple):
+                results = [results][: len(op.results)]
+            self.values.update(zip(op.results, results, strict=True))
         return []
 
     def step(self) -> None:
@@ -307,11 +307,28 @@ _OPERATIONS: dict[str, Evaluate] = {}
 
 
 def operation(*names: str) -> Callable[[Evaluate], Evaluate]:
-    """Register how operations of these names are evaluated."""
+    """Register how operations of these names are evaluated.
+
+    The function takes the frame, the operation and its operands. It gives its result, a list or a
+    tuple of its results, or None.
+    """
 
     def register(evaluate: Evaluate) -> Evaluate:
         for name in names:
             _OPERATIONS[name] = evaluate
+        return evaluate
+
+    return register
+
+
+def pure(*names: str) -> Callable[[Evaluate], Evaluate]:
+    """Register operations whose results depend on their operands and attributes alone.
+
+    The function takes the operation and its operands; that of ``operation`` takes the frame first.
+    """
+
+    def register(evaluate: Evaluate) -> Evaluate:
+        operation(*names)(lambda _, op, *operands: evaluate(op, *operands))
         return evaluate
 
     return register
@@ -323,10 +340,9 @@ def find(name: str) -> Evaluate:
     Raises:
       MissingRuleError: there is no function for it.
     """
-    found = _OPERATIONS.get(name)
-    if found is None:
+    if name not in _OPERATIONS:
         raise MissingRuleError(f"the simulator does not know {name}, which inline_mgpu inlines")
-    return found
+    return _OPERATIONS[name]
 
 
 def check(region: InlineRegion) -> None:

@@ -1,11 +1,16 @@
-"""Inline assembly: its instructions one after the other, and the registers that they name.
+"""PTX: what the threads of a warp do together, and inline assembly.
 
-Registers hold bits: unsigned integers of 16, 32 or 64 of them, or a predicate. An instruction is
-found by its name without rounding and the like, and by the type at its end.
+The dialects ``nvvm`` and ``gpu`` name instructions one by one: places of threads, shuffles, votes,
+barriers, fences, matrices between shared memory and registers. ``llvm.inline_asm`` has them as
+text, which is run line by line. There registers hold bits: unsigned integers of 16, 32 or 64 of
+them, or a predicate. An instruction is found by its name without rounding and the like, and by the
+types at its end; its function in ``INSTRUCTIONS`` gets these types, the modes that it names, and
+the registers that it reads (PTX ISA 9.0, "Instruction Set").
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +20,14 @@ import numpy as np
 
 from pallas_sim.dtypes import Array
 from pallas_sim.errors import MissingRuleError
-from pallas_sim.gpu.inline.arithmetic import bit_count, leading_zeros, reversed_bits, wide
+from pallas_sim.gpu.inline.arithmetic import (
+    bit_count,
+    combined,
+    kind_of,
+    leading_zeros,
+    reversed_bits,
+    saturated,
+)
 from pallas_sim.gpu.inline.code import InlineOperation
 from pallas_sim.gpu.inline.memory import (
     InlineFrame,
@@ -23,9 +35,205 @@ from pallas_sim.gpu.inline.memory import (
     bits_of,
     from_bytes,
     operation,
-    signed,
+    pure,
     to_bytes,
 )
+
+# What the threads of a warp do together.
+
+
+@operation(
+    "gpu.thread_id",
+    "gpu.block_id",
+    "gpu.block_dim",
+    "gpu.grid_dim",
+    "gpu.cluster_block_id",
+    "gpu.cluster_dim_blocks",
+)
+def _place(frame: InlineFrame, op: InlineOperation) -> Array:
+    axis = "xyz".index(op.attributes["dimension"].rstrip(">")[-1])
+    kind = op.name.partition(".")[2]
+    value = frame.geometry[kind][axis]
+    if kind == "thread_id" and axis == 0:
+        return (np.arange(frame.threads) + frame.first).astype(np.uint64)
+    return np.array([value], np.uint64)
+
+
+@operation("gpu.lane_id", "nvvm.read.ptx.sreg.laneid")
+def _lane(frame: InlineFrame, op: InlineOperation) -> Array:
+    return as_type((np.arange(frame.threads) % 32).astype(np.uint64), op)
+
+
+@operation("nvvm.read.ptx.sreg.tid.x")
+def _thread(frame: InlineFrame, op: InlineOperation) -> Array:
+    return as_type((np.arange(frame.threads) + frame.first).astype(np.uint64), op)
+
+
+def lanes(frame: InlineFrame, value: Array) -> Array:
+    """A value as [warps, 32, ...]."""
+    value = frame.all(value)
+    return value.reshape(-1, 32, *value.shape[1:])
+
+
+@operation("nvvm.shfl.sync")
+def _shuffle(
+    frame: InlineFrame, op: InlineOperation, _mask: Array, value: Array, at: Array, clamp: Array
+) -> Array:
+    """PTX ISA, "shfl.sync"."""
+    kind = kind_of(op)
+    values = lanes(frame, value)
+    here = np.broadcast_to(np.arange(32), values.shape[:2])
+    other = lanes(frame, at).astype(np.int64) & 31
+    bound = lanes(frame, clamp).astype(np.int64)
+    segment = bound >> 8 & 31
+    low = here & segment
+    high = low | (bound & 31 & ~segment)
+    source = {
+        "up": here - other,
+        "down": here + other,
+        "bfly": here ^ other,
+        "idx": low | (other & ~segment),
+    }[kind]
+    # A thread whose source is outside of its segment keeps its own value.
+    source = np.where(source >= high if kind == "up" else source <= high, source, here)
+    return np.take_along_axis(values, source, axis=1).reshape(frame.threads)
+
+
+@operation("nvvm.elect.sync")
+def _elect(frame: InlineFrame, _op: InlineOperation, *_mask: Array) -> Array:
+    """One active thread of each warp: here the first."""
+    active = np.ones(frame.threads, np.bool_) if frame.active is None else frame.active
+    elected = np.zeros_like(active)
+    for warp in range(0, frame.threads, 32):
+        candidates = np.flatnonzero(active[warp : warp + 32])
+        if candidates.size:
+            elected[warp + candidates[0]] = True
+    return elected
+
+
+@operation("nvvm.vote.sync")
+def _vote(frame: InlineFrame, op: InlineOperation, _mask: Array, value: Array) -> Array:
+    kind = kind_of(op)
+    values = lanes(frame, value)
+    if kind == "ballot":
+        ballots = (values.astype(np.uint64) << np.arange(32, dtype=np.uint64)).sum(1)
+        return as_type(np.repeat(ballots, 32), op)
+    if kind == "uni":
+        answers = (values == values[:, :1]).all(1)
+    else:
+        answers = values.all(1) if kind == "all" else values.any(1)
+    return np.repeat(answers, 32)
+
+
+@operation("nvvm.redux.sync")
+def _reduce(frame: InlineFrame, op: InlineOperation, value: Array, _mask: Array) -> Array:
+    kind = kind_of(op)
+    values = lanes(frame, value)
+    parts = (values[:, lane] for lane in range(32))
+    total = functools.reduce(functools.partial(combined, _REDUCTIONS.get(kind, kind)), parts)
+    return as_type(np.repeat(total, 32), op)
+
+
+#: Reductions by the names that the dialect ``vector`` has for them.
+_REDUCTIONS = {
+    "umax": "maxui",
+    "umin": "minui",
+    "max": "maxsi",
+    "min": "minsi",
+    "fmax": "maximumf",
+    "fmin": "minimumf",
+}
+
+
+@pure("nvvm.bar.warp.sync", "gpu.printf", "nvvm.nanosleep", "llvm.intr.assume")
+def _nothing(_op: InlineOperation, *_: Any) -> None:
+    """All threads of a warpgroup go on together, and nothing is printed."""
+
+
+@operation("gpu.barrier", "nvvm.barrier0", "nvvm.barrier")
+def _barrier(frame: InlineFrame, op: InlineOperation, *given: Array) -> None:
+    """A barrier of the threads that run the code, or of more, which is not simulated."""
+    count = int(given[-1].reshape(-1)[0]) if len(given) > 1 else frame.geometry["block_dim"][0]
+    meet(frame, count, op.name)
+
+
+def meet(frame: InlineFrame, count: int, name: str) -> None:
+    """A barrier of some threads.
+
+    Raises:
+      MissingRuleError: these are others than those that run the code.
+    """
+    if count != frame.threads:
+        raise MissingRuleError(
+            f"{name} of {count} threads, in code that {frame.threads} threads run, is not "
+            "simulated: use plgpu.Barrier"
+        )
+
+
+@operation("nvvm.fence.proxy")
+def _proxy_fence(frame: InlineFrame, op: InlineOperation) -> None:
+    """PTX ISA, "fence.proxy.async"."""
+    frame.fence("async" in op.attributes["kind"])
+
+
+@operation("nvvm.fence.sc.cluster", "nvvm.memory.barrier", "nvvm.fence.mbarrier.init")
+def _fence(frame: InlineFrame, _op: InlineOperation) -> None:
+    frame.fence(False)
+
+
+# Matrices between shared memory and the registers of a warp: ``ldmatrix`` and ``stmatrix``.
+
+
+def _is_transposed(op: InlineOperation) -> bool:
+    """Whether a thread has two elements of a column, not of a row.
+
+    Raises:
+      MissingRuleError: the matrices are others than 8 by 8 elements of 16 bits.
+    """
+    shape = "".join(op.attributes["shape"].split())
+    if "b16" not in op.attributes["eltType"] or "m=8,n=8" not in shape:
+        raise MissingRuleError(
+            f"{op.name} of {op.attributes['shape']} {op.attributes['eltType']} is not simulated"
+        )
+    return "col" in op.attributes["layout"]
+
+
+def _rows(addresses: Array, number: int) -> Array:
+    """Addresses [warps, 8] of the rows of a matrix: eight threads have them."""
+    return np.ascontiguousarray(addresses.reshape(-1, 32)[:, 8 * number : 8 * number + 8])
+
+
+@operation("nvvm.ldmatrix")
+def _load(frame: InlineFrame, op: InlineOperation, pointer: Array) -> Any:
+    """PTX ISA, "ldmatrix": thread ``t`` gets elements ``2 t % 8`` and the next of row ``t / 4``."""
+    transposed, matrices = _is_transposed(op), []
+    addresses = frame.all(pointer)
+    for number in range(int(op.attributes["num"])):
+        rows = _rows(addresses, number)
+        raw = frame.space.load(rows.reshape(-1), 16, None)
+        matrix = from_bytes(raw, np.uint16, (8,)).reshape(-1, 8, 8)
+        if transposed:
+            matrix = matrix.transpose(0, 2, 1)
+        matrices.append(from_bytes(to_bytes(matrix.reshape(frame.threads, 2)), np.uint32, ()))
+    if len(matrices) == 1:
+        return matrices[0]
+    return {(number,): value for number, value in enumerate(matrices)}
+
+
+@operation("nvvm.stmatrix")
+def _store(frame: InlineFrame, op: InlineOperation, pointer: Array, *values: Array) -> None:
+    transposed, addresses = _is_transposed(op), frame.all(pointer)
+    for number, value in enumerate(values):
+        raw = to_bytes(frame.all(value))
+        matrix = from_bytes(raw, np.uint16, (2,)).reshape(-1, 8, 8)
+        if transposed:
+            matrix = matrix.transpose(0, 2, 1)
+        rows = _rows(addresses, number).reshape(-1)
+        frame.space.store(rows, to_bytes(np.ascontiguousarray(matrix).reshape(-1, 8)), None)
+
+
+# Inline assembly: its instructions one after the other.
+
 
 #: What an instruction says beside its name and its types, and what makes no difference here: each
 #: result is rounded to the nearest, and ``satfinite`` is what conversions to narrow floats do.
@@ -86,30 +294,30 @@ def _execute(frame: InlineFrame, line: str, registers: dict[str, Array]) -> None
         predicate = registers[guard.lstrip("!")].astype(np.bool_)
         predicate = ~predicate if guard.startswith("!") else predicate
     name, _, rest = line.partition(" ")
-    words = name.split(".")
-    kinds = [each for each in words[1:] if each in PTX_TYPES]
-    modes = [each for each in words[1:] if each not in PTX_TYPES and each not in _ADJECTIVES]
-    if words[0] in ("fence", "membar"):
-        frame.fence("proxy" in words and "async" in words)
+    parts = name.split(".")
+    kinds = [part for part in parts[1:] if part in PTX_TYPES]
+    modes = [part for part in parts[1:] if part not in PTX_TYPES and part not in _ADJECTIVES]
+    if parts[0] in ("fence", "membar"):
+        frame.fence("proxy" in parts and "async" in parts)
         return
-    if words[0] in ("nanosleep", "griddepcontrol", "prefetch", "setmaxnreg"):
+    if parts[0] in ("nanosleep", "griddepcontrol", "prefetch", "setmaxnreg"):
         return
     given = _operands(rest)
-    if words[0] == "bar" and "sync" in words[1:]:
+    if parts[0] == "bar" and "sync" in parts[1:]:
         count = 128 if len(given) < 2 else int(_read(given[1], registers, "u32").reshape(-1)[0])
         meet(frame, count, name)
         return
-    compute = INSTRUCTIONS.get(words[0])
+    compute = INSTRUCTIONS.get(parts[0])
     if compute is None or not kinds:
         raise MissingRuleError(
             f"the simulator does not know the instruction {line!r}, which inline_mgpu inlines"
         )
     targets, *sources = given
     values = [
-        each if each.startswith("{") else _read(each, registers, _source(words[0], kinds))
-        for each in sources
+        part if part.startswith("{") else _read(part, registers, _source(parts[0], kinds))
+        for part in sources
     ]
-    if words[0] == "mov" and any(each.startswith("{") for each in given):
+    if parts[0] == "mov" and any(part.startswith("{") for part in given):
         _move_parts(targets, sources, kinds[0], registers)
         return
     result = compute(kinds, modes, *values)
@@ -170,10 +378,7 @@ def _move_parts(target: str, sources: list[str], kind: str, registers: dict[str,
         registers[name] = from_bytes(part, np.dtype(f"u{width}"), ())
 
 
-# What the instructions of inline assembly compute (PTX ISA 9.0, "Instruction Set").
-#
-# A function gets the types and the modes that the instruction names, and the registers that it
-# reads.
+# What instructions compute.
 
 
 #: Dtypes by the type of an instruction; those of two numbers in a register are the dtype of one.
@@ -214,8 +419,8 @@ def _as(register: Array, kind: str) -> Array:
     size = -(-count * bits_of(dtype) // 8)
     if register.dtype == np.bool_ or register.dtype.itemsize < size:
         register = register.astype(np.dtype(f"u{size}"))
-    found = from_bytes(to_bytes(register)[:, :size], dtype, (count,))
-    return found if count > 1 else found[:, 0]
+    numbers = from_bytes(to_bytes(register)[:, :size], dtype, (count,))
+    return numbers if count > 1 else numbers[:, 0]
 
 
 def _from(value: Array, kind: str) -> Array:
@@ -239,10 +444,10 @@ def _plain(function: Callable[..., Array]) -> Callable[..., Array]:
 
 def _extreme(keep_nan: Any, drop_nan: Any) -> Callable[..., Array]:
     def compute(kinds: list[str], modes: list[str], *values: Array) -> Array:
-        parts = [_as(each, kinds[0]) for each in values]
+        parts = [_as(value, kinds[0]) for value in values]
         if parts[0].dtype.kind in "iu":
             return _from(keep_nan(*parts), kinds[0])
-        wide = [_wide(each) for each in parts]
+        wide = [_wide(value) for value in parts]
         return _from((keep_nan if "NaN" in modes else drop_nan)(*wide), kinds[0])
 
     return compute
@@ -276,11 +481,10 @@ def _convert(kinds: list[str], modes: list[str], *values: Array) -> Array:
     (value,) = parts
     target = PTX_TYPES[to]
     if target.kind in "iu" and value.dtype.kind not in "iu":
-        rounded = {"rzi": np.trunc, "rni": np.rint, "rmi": np.floor, "rpi": np.ceil}
-        round_ = next((rounded[each] for each in modes if each in rounded), np.trunc)
-        whole = round_(np.nan_to_num(value.astype(np.float64), posinf=2.0**70, neginf=-(2.0**70)))
-        limits = np.iinfo(target)
-        return _from(np.clip(whole, float(limits.min), float(limits.max)), to)
+        roundings = {"rzi": np.trunc, "rni": np.rint, "rmi": np.floor, "rpi": np.ceil}
+        round_ = next((roundings[mode] for mode in modes if mode in roundings), np.trunc)
+        whole = round_(value.astype(np.float64))
+        return _from(saturated(whole, 8 * target.itemsize, with_sign=target.kind == "i"), to)
     return _from(_narrowed(value, to, modes), to)
 
 
@@ -303,48 +507,42 @@ def _narrowed(value: Array, to: str, modes: list[str]) -> Array:
 
 
 def _bitwise(function: Callable[..., Array]) -> Callable[..., Array]:
-    def compute(kinds: list[str], modes: list[str], *values: Array) -> Array:
-        del modes
+    def compute(kinds: list[str], _modes: list[str], *values: Array) -> Array:
         return function(*(_as(each, kinds[0]) for each in values))
 
     return compute
 
 
-def _shift_left(kinds: list[str], modes: list[str], a: Array, b: Array) -> Array:
-    del modes
-    value, bits = _as(a, kinds[0]), 8 * PTX_TYPES[kinds[0]].itemsize
-    return np.where(b < bits, value << np.minimum(b, bits - 1).astype(value.dtype), 0).astype(
-        value.dtype
-    )
+def _shifting(shift: Callable[[Array, Array], Array]) -> Callable[..., Array]:
+    """Shifts by too many bits are by all; those of numbers with a sign fill with it."""
+
+    def compute(kinds: list[str], _modes: list[str], a: Array, b: Array) -> Array:
+        value, bits = _as(a, kinds[0]), 8 * PTX_TYPES[kinds[0]].itemsize
+        moved = shift(value, np.minimum(b, bits - 1).astype(value.dtype))
+        if shift is np.left_shift or value.dtype.kind == "u":
+            moved = np.where(b < bits, moved, 0)
+        return moved.astype(value.dtype).view(np.dtype(f"u{value.dtype.itemsize}"))
+
+    return compute
 
 
-def _shift_right(kinds: list[str], modes: list[str], a: Array, b: Array) -> Array:
-    """It fills with the sign of numbers that have one; shifts by too many bits are by all."""
-    del modes
-    value, bits = _as(a, kinds[0]), 8 * PTX_TYPES[kinds[0]].itemsize
-    moved = value >> np.minimum(b, bits - 1).astype(value.dtype)
-    if value.dtype.kind == "u":
-        moved = np.where(b < bits, moved, 0)
-    return moved.astype(value.dtype).view(np.dtype(f"u{value.dtype.itemsize}"))
-
-
-def _logic(kinds: list[str], modes: list[str], a: Array, b: Array, c: Array, table: Array) -> Array:
+def _logic(
+    _kinds: list[str], _modes: list[str], a: Array, b: Array, c: Array, table: Array
+) -> Array:
     """``lop3``: the bits of the table say the result for each of the eight inputs."""
-    del kinds, modes
     wanted = int(table.reshape(-1)[0])
-    found: Array = np.zeros(np.broadcast_shapes(a.shape, b.shape, c.shape), a.dtype)
+    result: Array = np.zeros(np.broadcast_shapes(a.shape, b.shape, c.shape), a.dtype)
     for number in range(8):
         if wanted >> number & 1:
             x, y, z = (
-                each if number >> shift & 1 else ~each for each, shift in ((a, 2), (b, 1), (c, 0))
+                bits if number >> shift & 1 else ~bits for bits, shift in ((a, 2), (b, 1), (c, 0))
             )
-            found = np.bitwise_or(found, x & y & z)
-    return found
+            result = np.bitwise_or(result, x & y & z)
+    return result
 
 
-def _permute(kinds: list[str], modes: list[str], a: Array, b: Array, selector: Array) -> Array:
+def _permute(_kinds: list[str], modes: list[str], a: Array, b: Array, selector: Array) -> Array:
     """``prmt``: each nibble of the selector chooses a byte, or its sign."""
-    del kinds
     if modes:
         raise MissingRuleError(f"prmt with {'.'.join(modes)} is not simulated")
     rows = max(each.shape[0] for each in (a, b, selector))
@@ -374,8 +572,7 @@ def _set_predicate(kinds: list[str], modes: list[str], a: Array, b: Array) -> Ar
     return compare(_wide(_as(a, kinds[-1])), _wide(_as(b, kinds[-1])))
 
 
-def _select(kinds: list[str], modes: list[str], a: Array, b: Array, where: Array) -> Array:
-    del modes
+def _select(kinds: list[str], _modes: list[str], a: Array, b: Array, where: Array) -> Array:
     return np.where(where.astype(np.bool_), _as(a, kinds[-1]), _as(b, kinds[-1]))
 
 
@@ -413,8 +610,8 @@ INSTRUCTIONS: dict[str, Callable[..., Array]] = {
     "or": _bitwise(np.bitwise_or),
     "xor": _bitwise(np.bitwise_xor),
     "not": _bitwise(np.invert),
-    "shl": _shift_left,
-    "shr": _shift_right,
+    "shl": _shifting(np.left_shift),
+    "shr": _shifting(np.right_shift),
     "lop3": _logic,
     "prmt": _permute,
     "brev": _bitwise(reversed_bits),
@@ -424,213 +621,3 @@ INSTRUCTIONS: dict[str, Callable[..., Array]] = {
     "setp": _set_predicate,
     "selp": _select,
 }
-
-
-# Matrices between shared memory and the registers of a warp: ``ldmatrix`` and ``stmatrix``.
-
-
-def _is_transposed(op: InlineOperation) -> bool:
-    """Whether a thread has two elements of a column, not of a row.
-
-    Raises:
-      MissingRuleError: the matrices are others than 8 by 8 elements of 16 bits.
-    """
-    shape = "".join(op.attributes["shape"].split())
-    if "b16" not in op.attributes["eltType"] or "m=8,n=8" not in shape:
-        raise MissingRuleError(
-            f"{op.name} of {op.attributes['shape']} {op.attributes['eltType']} is not simulated"
-        )
-    return "col" in op.attributes["layout"]
-
-
-def _rows(addresses: Array, number: int) -> Array:
-    """Addresses [warps, 8] of the rows of a matrix: eight threads have them."""
-    return np.ascontiguousarray(addresses.reshape(-1, 32)[:, 8 * number : 8 * number + 8])
-
-
-@operation("nvvm.ldmatrix")
-def _load(frame: InlineFrame, op: InlineOperation, pointer: Array) -> Any:
-    """PTX ISA, "ldmatrix": thread ``t`` gets elements ``2 t % 8`` and the next of row ``t / 4``."""
-    transposed, found = _is_transposed(op), []
-    addresses = frame.all(pointer)
-    for number in range(int(op.attributes["num"])):
-        rows = _rows(addresses, number)
-        raw = frame.space.load(rows.reshape(-1), 16, None)
-        matrix = from_bytes(raw, np.uint16, (8,)).reshape(-1, 8, 8)
-        if transposed:
-            matrix = matrix.transpose(0, 2, 1)
-        found.append(from_bytes(to_bytes(matrix.reshape(frame.threads, 2)), np.uint32, ()))
-    if len(found) == 1:
-        return found[0]
-    return {(number,): value for number, value in enumerate(found)}
-
-
-@operation("nvvm.stmatrix")
-def _store(frame: InlineFrame, op: InlineOperation, pointer: Array, *values: Array) -> tuple[()]:
-    transposed, addresses = _is_transposed(op), frame.all(pointer)
-    for number, value in enumerate(values):
-        raw = to_bytes(frame.all(value))
-        matrix = from_bytes(raw, np.uint16, (2,)).reshape(-1, 8, 8)
-        if transposed:
-            matrix = matrix.transpose(0, 2, 1)
-        rows = _rows(addresses, number).reshape(-1)
-        frame.space.store(rows, to_bytes(np.ascontiguousarray(matrix).reshape(-1, 8)), None)
-    return ()
-
-
-@operation(
-    "gpu.thread_id",
-    "gpu.block_id",
-    "gpu.block_dim",
-    "gpu.grid_dim",
-    "gpu.cluster_block_id",
-    "gpu.cluster_dim_blocks",
-)
-def _place(frame: InlineFrame, op: InlineOperation) -> Array:
-    axis = "xyz".index(op.attributes["dimension"].rstrip(">")[-1])
-    kind = op.name.partition(".")[2]
-    value = frame.geometry[kind][axis]
-    if kind == "thread_id" and axis == 0:
-        return (np.arange(frame.threads) + frame.first).astype(np.uint64)
-    return np.array([value], np.uint64)
-
-
-@operation("gpu.lane_id", "nvvm.read.ptx.sreg.laneid")
-def _lane(frame: InlineFrame, op: InlineOperation) -> Array:
-    return as_type((np.arange(frame.threads) % 32).astype(np.uint64), op)
-
-
-@operation("nvvm.read.ptx.sreg.tid.x")
-def _thread(frame: InlineFrame, op: InlineOperation) -> Array:
-    return as_type((np.arange(frame.threads) + frame.first).astype(np.uint64), op)
-
-
-def lanes(frame: InlineFrame, value: Array) -> Array:
-    """A value as [warps, 32, ...]."""
-    value = frame.all(value)
-    return value.reshape(-1, 32, *value.shape[1:])
-
-
-@operation("nvvm.shfl.sync")
-def _shuffle(
-    frame: InlineFrame, op: InlineOperation, mask: Array, value: Array, at: Array, clamp: Array
-) -> Array:
-    """PTX ISA, "shfl.sync"."""
-    del mask
-    kind = op.attributes["kind"].rpartition("<")[2].rstrip(">")
-    values = lanes(frame, value)
-    here = np.broadcast_to(np.arange(32), values.shape[:2])
-    other = lanes(frame, at).astype(np.int64) & 31
-    bound = lanes(frame, clamp).astype(np.int64)
-    segment = bound >> 8 & 31
-    low = here & segment
-    high = low | (bound & 31 & ~segment)
-    if kind == "up":
-        source = here - other
-        inside = source >= high
-    elif kind == "down":
-        source = here + other
-        inside = source <= high
-    elif kind == "bfly":
-        source = here ^ other
-        inside = source <= high
-    else:
-        source = low | (other & ~segment)
-        inside = source <= high
-    source = np.where(inside, source, here)
-    return np.take_along_axis(values, source, axis=1).reshape(frame.threads)
-
-
-@operation("nvvm.elect.sync")
-def _elect(frame: InlineFrame, op: InlineOperation, *mask: Array) -> Array:
-    """One active thread of each warp: here the first."""
-    del op, mask
-    active = np.ones(frame.threads, np.bool_) if frame.active is None else frame.active
-    found = np.zeros_like(active)
-    for warp in range(0, frame.threads, 32):
-        there = np.flatnonzero(active[warp : warp + 32])
-        if there.size:
-            found[warp + there[0]] = True
-    return found
-
-
-@operation("nvvm.vote.sync")
-def _vote(frame: InlineFrame, op: InlineOperation, mask: Array, value: Array) -> Array:
-    del mask
-    kind = op.attributes["kind"].rpartition("<")[2].rstrip(">")
-    values = lanes(frame, value)
-    if kind == "ballot":
-        words = (values.astype(np.uint64) << np.arange(32, dtype=np.uint64)).sum(1)
-        return as_type(np.repeat(words, 32), op)
-    if kind == "uni":
-        found = (values == values[:, :1]).all(1)
-    else:
-        found = values.all(1) if kind == "all" else values.any(1)
-    return np.repeat(found, 32)
-
-
-@operation("nvvm.redux.sync")
-def _reduce(frame: InlineFrame, op: InlineOperation, value: Array, mask: Array) -> Array:
-    del mask
-    kind = op.attributes["kind"].rpartition("<")[2].rstrip(">")
-    values = lanes(frame, value)
-    if kind in ("min", "max"):
-        values = signed(values)
-    elif kind.startswith("f"):
-        values = wide(values)
-    combine: Any = {
-        "add": np.add,
-        "and": np.bitwise_and,
-        "or": np.bitwise_or,
-        "xor": np.bitwise_xor,
-        "umax": np.maximum,
-        "umin": np.minimum,
-        "max": np.maximum,
-        "min": np.minimum,
-        "fmax": np.maximum,
-        "fmin": np.minimum,
-    }[kind]
-    found = combine.reduce(values, axis=1, dtype=values.dtype)
-    return as_type(np.repeat(found, 32), op)
-
-
-@operation("nvvm.bar.warp.sync", "gpu.printf", "nvvm.nanosleep", "llvm.intr.assume")
-def _nothing(frame: InlineFrame, op: InlineOperation, *_: Any) -> tuple[()]:
-    """All threads of a warpgroup go on together, and nothing is printed."""
-    del frame, op
-    return ()
-
-
-@operation("gpu.barrier", "nvvm.barrier0", "nvvm.barrier")
-def _barrier(frame: InlineFrame, op: InlineOperation, *given: Array) -> tuple[()]:
-    """A barrier of the threads that run the code, or of more, which is not simulated."""
-    count = int(given[-1].reshape(-1)[0]) if len(given) > 1 else frame.geometry["block_dim"][0]
-    meet(frame, count, op.name)
-    return ()
-
-
-def meet(frame: InlineFrame, count: int, name: str) -> None:
-    """A barrier of some threads.
-
-    Raises:
-      MissingRuleError: these are others than those that run the code.
-    """
-    if count != frame.threads:
-        raise MissingRuleError(
-            f"{name} of {count} threads, in code that {frame.threads} threads run, is not "
-            "simulated: use plgpu.Barrier"
-        )
-
-
-@operation("nvvm.fence.proxy")
-def _proxy_fence(frame: InlineFrame, op: InlineOperation) -> tuple[()]:
-    """PTX ISA, "fence.proxy.async"."""
-    frame.fence("async" in op.attributes["kind"])
-    return ()
-
-
-@operation("nvvm.fence.sc.cluster", "nvvm.memory.barrier", "nvvm.fence.mbarrier.init")
-def _fence(frame: InlineFrame, op: InlineOperation) -> tuple[()]:
-    del op
-    frame.fence(False)
-    return ()

@@ -1,4 +1,9 @@
-"""Memory by references and by pointers: the dialect ``memref``, and loads and stores."""
+"""Memory by references and by pointers (``memref``, loads and stores), and control flow (``scf``).
+
+A reference is a ``MemrefView`` of addresses: views of it cost nothing, and a load or a store gives
+the address of each thread to ``AddressSpace``. Threads may take different branches: a region runs
+for those that are active, and values are merged thread by thread.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,7 @@ import numpy as np
 
 from pallas_sim.dtypes import Array
 from pallas_sim.errors import MissingRuleError
-from pallas_sim.gpu.inline.arithmetic import chosen, wide
+from pallas_sim.gpu.inline.arithmetic import chosen, combined
 from pallas_sim.gpu.inline.code import InlineOperation, InlineRegion, InlineType
 from pallas_sim.gpu.inline.memory import (
     InlineFrame,
@@ -19,6 +24,7 @@ from pallas_sim.gpu.inline.memory import (
     bits_of,
     from_bytes,
     operation,
+    pure,
     signed,
     to_bytes,
 )
@@ -75,39 +81,26 @@ def _store(frame: InlineFrame, addresses: Array, value: Array) -> None:
     frame.space.store(np.ascontiguousarray(frame.all(addresses)), raw, frame.active)
 
 
-@operation("memref.load")
-def _load_element(
+@operation("memref.load", "vector.load")
+def _load_elements(
     frame: InlineFrame, op: InlineOperation, view: MemrefView, *index: Array
 ) -> Array:
-    _whole_bytes(view, op)
+    _require_bytes(view, op)
     return _load(frame, view.addresses(index), op.types[0])
 
 
-@operation("memref.store")
-def _store_element(
+@operation("memref.store", "vector.store")
+def _store_elements(
     frame: InlineFrame, op: InlineOperation, value: Array, view: MemrefView, *index: Array
-) -> tuple[()]:
-    _whole_bytes(view, op)
+) -> None:
+    _require_bytes(view, op)
     _store(frame, view.addresses(index), value)
-    return ()
 
 
-def _whole_bytes(view: MemrefView, op: InlineOperation) -> None:
-    if bits_of(view.dtype) < 8:
+def _require_bytes(view: MemrefView, op: InlineOperation) -> None:
+    """Reject one element that is a part of a byte; vectors have whole bytes."""
+    if bits_of(view.dtype) < 8 and op.name.startswith("memref"):
         raise MissingRuleError(f"{op.name} of one {view.dtype} inside a byte is not simulated")
-
-
-@operation("vector.load")
-def _load_vector(frame: InlineFrame, op: InlineOperation, view: MemrefView, *index: Array) -> Array:
-    return _load(frame, view.addresses(index), op.types[0])
-
-
-@operation("vector.store")
-def _store_vector(
-    frame: InlineFrame, op: InlineOperation, value: Array, view: MemrefView, *index: Array
-) -> tuple[()]:
-    _store(frame, view.addresses(index), value)
-    return ()
 
 
 @operation("llvm.load")
@@ -116,25 +109,17 @@ def _load_pointer(frame: InlineFrame, op: InlineOperation, pointer: Array) -> Ar
 
 
 @operation("llvm.store")
-def _store_pointer(
-    frame: InlineFrame, op: InlineOperation, value: Array, pointer: Array
-) -> tuple[()]:
-    del op
+def _store_pointer(frame: InlineFrame, _op: InlineOperation, value: Array, pointer: Array) -> None:
     _store(frame, pointer, value)
-    return ()
 
 
-@operation("llvm.ptrtoint", "llvm.inttoptr", "llvm.addrspacecast")
-def _as_address(frame: InlineFrame, op: InlineOperation, value: Array) -> Array:
-    del frame
+@pure("llvm.ptrtoint", "llvm.inttoptr", "llvm.addrspacecast")
+def _as_address(op: InlineOperation, value: Array) -> Array:
     return value.astype(np.uint64) if op.types[0].dtype is None else as_type(value, op)
 
 
-@operation("llvm.getelementptr")
-def _element_pointer(
-    frame: InlineFrame, op: InlineOperation, pointer: Array, *dynamic: Array
-) -> Array:
-    del frame
+@pure("llvm.getelementptr")
+def _element_pointer(op: InlineOperation, pointer: Array, *dynamic: Array) -> Array:
     kind: InlineType = op.attributes["elem_type"]
     given = op.attributes["rawConstantIndices"]
     if len(given) != 1 or kind.dtype is None:
@@ -144,16 +129,19 @@ def _element_pointer(
     return (pointer.astype(np.int64) + distance * _size(kind)).astype(np.uint64)
 
 
-@operation("builtin.unrealized_conversion_cast")
-def _cast(frame: InlineFrame, op: InlineOperation, value: Any) -> Any:
-    del frame
+@pure("builtin.unrealized_conversion_cast")
+def _cast(op: InlineOperation, value: Any) -> Any:
     kind, given = op.types[0], op.operand_types[0]
     if isinstance(value, MemrefView) and kind.kind != "memory":
-        found: dict[tuple[int, ...], Any] = {(0,): value.base, (1,): value.base, (2,): value.offset}
+        fields: dict[tuple[int, ...], Any] = {
+            (0,): value.base,
+            (1,): value.base,
+            (2,): value.offset,
+        }
         for axis, (size, stride) in enumerate(zip(value.shape, value.strides, strict=True)):
-            found[3, axis] = np.array([size], np.uint64)
-            found[4, axis] = np.asarray(stride).reshape(-1).astype(np.uint64)
-        return found
+            fields[3, axis] = np.array([size], np.uint64)
+            fields[4, axis] = np.asarray(stride).reshape(-1).astype(np.uint64)
+        return fields
     if isinstance(value, dict) and kind.kind == "memory":
         strides = tuple(value[4, axis].astype(np.int64) for axis in range(len(kind.shape)))
         offset = value[2,].astype(np.int64)
@@ -163,11 +151,8 @@ def _cast(frame: InlineFrame, op: InlineOperation, value: Any) -> Any:
     raise MissingRuleError(f"a cast of {given.text} to {kind.text} is not simulated")
 
 
-@operation("memref.subview")
-def _subview(
-    frame: InlineFrame, op: InlineOperation, view: MemrefView, *dynamic: Array
-) -> MemrefView:
-    del frame
+@pure("memref.subview")
+def _subview(op: InlineOperation, view: MemrefView, *dynamic: Array) -> MemrefView:
     given = iter(dynamic)
 
     def taken(name: str) -> list[Any]:
@@ -200,10 +185,9 @@ def _kept_axes(sizes: Sequence[Any], shape: Sequence[int]) -> Iterator[int]:
             left -= 1
 
 
-@operation("memref.cast", "memref.memory_space_cast", "memref.reinterpret_cast")
-def _same(frame: InlineFrame, op: InlineOperation, view: MemrefView, *dynamic: Array) -> MemrefView:
+@pure("memref.cast", "memref.memory_space_cast", "memref.reinterpret_cast")
+def _same(op: InlineOperation, view: MemrefView, *dynamic: Array) -> MemrefView:
     """The same memory; ``reinterpret_cast`` names all of its shape anew."""
-    del frame
     if not op.name.endswith("reinterpret_cast"):
         return view
     if dynamic:
@@ -213,9 +197,8 @@ def _same(frame: InlineFrame, op: InlineOperation, view: MemrefView, *dynamic: A
     return replace(view, offset=offset, shape=kind.shape, strides=kind.strides)
 
 
-@operation("memref.transpose")
-def _transpose(frame: InlineFrame, op: InlineOperation, view: MemrefView) -> MemrefView:
-    del frame
+@pure("memref.transpose")
+def _transpose(op: InlineOperation, view: MemrefView) -> MemrefView:
     kind = op.types[0]
     text = op.attributes["permutation"]
     inside = text.split("(")
@@ -224,9 +207,8 @@ def _transpose(frame: InlineFrame, op: InlineOperation, view: MemrefView) -> Mem
     return replace(view, shape=kind.shape, strides=tuple(view.strides[axis] for axis in order))
 
 
-@operation("memref.collapse_shape")
-def _collapse(frame: InlineFrame, op: InlineOperation, view: MemrefView) -> MemrefView:
-    del frame
+@pure("memref.collapse_shape")
+def _collapse(op: InlineOperation, view: MemrefView) -> MemrefView:
     kind = op.types[0]
     groups = op.attributes["reassociation"]
     return replace(
@@ -234,9 +216,8 @@ def _collapse(frame: InlineFrame, op: InlineOperation, view: MemrefView) -> Memr
     )
 
 
-@operation("memref.expand_shape")
-def _expand(frame: InlineFrame, op: InlineOperation, view: MemrefView, *sizes: Array) -> MemrefView:
-    del frame, sizes
+@pure("memref.expand_shape")
+def _expand(op: InlineOperation, view: MemrefView, *_sizes: Array) -> MemrefView:
     kind = op.types[0]
     groups = op.attributes["reassociation"]
     if not groups:
@@ -248,15 +229,13 @@ def _expand(frame: InlineFrame, op: InlineOperation, view: MemrefView, *sizes: A
     return replace(view, shape=kind.shape, strides=tuple(strides))
 
 
-@operation("memref.dim")
-def _dim(frame: InlineFrame, op: InlineOperation, view: MemrefView, axis: Array) -> Array:
-    del frame, op
+@pure("memref.dim")
+def _dim(_op: InlineOperation, view: MemrefView, axis: Array) -> Array:
     return np.array([view.shape[int(axis.reshape(-1)[0])]], np.uint64)
 
 
-@operation("memref.extract_strided_metadata")
-def _metadata(frame: InlineFrame, op: InlineOperation, view: MemrefView) -> tuple[Any, ...]:
-    del frame, op
+@pure("memref.extract_strided_metadata")
+def _metadata(_op: InlineOperation, view: MemrefView) -> tuple[Any, ...]:
     base = replace(view, offset=np.zeros(1, np.int64), shape=(), strides=())
     sizes = (np.array([size], np.uint64) for size in view.shape)
     strides = (np.asarray(each).reshape(-1).astype(np.uint64) for each in view.strides)
@@ -268,7 +247,11 @@ def _atomic(
     frame: InlineFrame, op: InlineOperation, value: Array, view: MemrefView, *index: Array
 ) -> Array:
     """One thread after the other."""
-    _whole_bytes(view, op)
+    _require_bytes(view, op)
+    kind = _ATOMICS.get(op.attributes["kind"])
+    if kind is None:
+        number = op.attributes["kind"]
+        raise MissingRuleError(f"memref.atomic_rmw of kind {number} is not simulated")
     addresses, values = frame.all(view.addresses(index)), frame.all(value)
     old = np.zeros(frame.threads, value.dtype)
     threads = range(frame.threads) if frame.active is None else np.flatnonzero(frame.active)
@@ -276,34 +259,28 @@ def _atomic(
         here = addresses[at : at + 1]
         raw = frame.space.load(here, value.dtype.itemsize, None)
         old[at] = from_bytes(raw, value.dtype, ())[0]
-        new = _updated(op.attributes["kind"], old[at : at + 1], values[at : at + 1])
-        frame.space.store(here, to_bytes(as_type(new, op)), None)
+        new = values[at : at + 1]
+        if kind:
+            new = as_type(combined(kind, old[at : at + 1], new), op)
+        frame.space.store(here, to_bytes(new), None)
     return old
 
 
-def _updated(kind: int, old: Array, value: Array) -> Array:
-    """By the number of MLIR's ``AtomicRMWKind``."""
-    found: Any = {
-        0: lambda: wide(old) + wide(value),
-        1: lambda: old + value,
-        2: lambda: value,
-        3: lambda: np.maximum(wide(old), wide(value)),
-        4: lambda: np.maximum(signed(old), signed(value)),
-        5: lambda: np.maximum(old, value),
-        6: lambda: np.minimum(wide(old), wide(value)),
-        7: lambda: np.minimum(signed(old), signed(value)),
-        8: lambda: np.minimum(old, value),
-    }.get(kind)
-    if found is None:
-        raise MissingRuleError(f"memref.atomic_rmw of kind {kind} is not simulated")
-    return found()
+#: Reductions by the number of MLIR's ``AtomicRMWKind``; "" overwrites.
+_ATOMICS = {
+    0: "add",
+    1: "add",
+    2: "",
+    3: "maximumf",
+    4: "maxsi",
+    5: "maxui",
+    6: "minimumf",
+    7: "minsi",
+    8: "minui",
+}
 
 
 # Branches and loops, in which threads may go different ways: the dialect ``scf``.
-
-
-def _results(op: InlineOperation, values: list[Any]) -> Any:
-    return values[0] if len(op.results) == 1 else values
 
 
 def _inside(
@@ -317,23 +294,29 @@ def _inside(
         frame.active = before
 
 
+def _merged(where: Array, ours: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    """Of two lists of values, those of ``ours`` for some threads."""
+    return [chosen(where, a, b) for a, b in zip(ours, others, strict=True)]
+
+
 def _now(frame: InlineFrame) -> Array:
     return np.ones(frame.threads, np.bool_) if frame.active is None else frame.active
 
 
 @operation("scf.if")
 def _if(frame: InlineFrame, op: InlineOperation, where: Array) -> Any:
+    # A branch that no thread takes is not run: it may access memory that is not there.
     now, where = _now(frame), frame.all(where)
     then, other = now & where, now & ~where
     branch, *rest = op.regions
     if not other.any():
-        return _results(op, frame.evaluate(branch))
+        return frame.evaluate(branch)
     otherwise = rest[0] if rest else InlineRegion((), ())
     if not then.any():
-        return _results(op, frame.evaluate(otherwise))
+        return frame.evaluate(otherwise)
     first = _inside(frame, then, branch)
     second = _inside(frame, other, otherwise)
-    return _results(op, [chosen(where, a, b) for a, b in zip(first, second, strict=True)])
+    return _merged(where, first, second)
 
 
 @operation("scf.for")
@@ -346,12 +329,12 @@ def _for(
     while True:
         going = now & frame.all(signed(at) < signed(high))
         if not going.any():
-            return _results(op, values)
+            return values
         if (going == now).all():
             values = frame.evaluate(region, (at, *values))
         else:
             new = _inside(frame, going, region, (at, *values))
-            values = [chosen(going, a, b) for a, b in zip(new, values, strict=True)]
+            values = _merged(going, new, values)
         at = at + step
 
 
@@ -363,16 +346,12 @@ def _while(frame: InlineFrame, op: InlineOperation, *carry: Any) -> Any:
     going = now
     while True:
         where, *passed = _inside(frame, going, condition, values)
-        given = (
-            passed
-            if not given
-            else [chosen(going, a, b) for a, b in zip(passed, given, strict=True)]
-        )
+        given = _merged(going, passed, given) if given else passed
         going = going & frame.all(where)
         if not going.any():
-            return _results(op, given)
+            return given
         new = _inside(frame, going, body, given)
-        values = [chosen(going, a, b) for a, b in zip(new, values, strict=True)]
+        values = _merged(going, new, values)
         frame.step()
 
 
@@ -387,10 +366,6 @@ def _switch(frame: InlineFrame, op: InlineOperation, number: Array) -> Any:
         here = left & (number == cases[place]) if place < len(cases) else left
         left = left & ~here
         if here.any():
-            found = _inside(frame, here, region)
-            values = (
-                found
-                if not values
-                else [chosen(here, a, b) for a, b in zip(found, values, strict=True)]
-            )
-    return _results(op, values)
+            results = _inside(frame, here, region)
+            values = _merged(here, results, values) if values else results
+    return values

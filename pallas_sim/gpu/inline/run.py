@@ -1,4 +1,9 @@
-"""Inlined code on all threads of a warpgroup: what it is given, its run, and what it gives."""
+"""Run inlined code on all threads of a warpgroup: what it is given, its run, and what it gives.
+
+Arrays go to the registers of threads as JAX's layouts say, references become memory at addresses.
+What was read and written is recorded for the monitor of order at each fence and at the end, as
+the smallest box of elements around it.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +20,10 @@ from pallas_sim.gpu.inline import arithmetic as arithmetic  # these register ope
 from pallas_sim.gpu.inline import ptx as ptx
 from pallas_sim.gpu.inline import references as references
 from pallas_sim.gpu.inline.code import Fragments, InlineCode, InlineRef, tiled_shape
-from pallas_sim.gpu.inline.memory import AddressSpace, InlineBuffer, InlineFrame, bits_of, check
+from pallas_sim.gpu.inline.memory import AddressSpace, InlineBuffer, InlineFrame, bits_of, signed
 from pallas_sim.gpu.inline.references import MemrefView, dense_strides
 from pallas_sim.gpu.threads import GpuThread
 from pallas_sim.recording import Fenced
-
-
-def prepared(code: InlineCode) -> InlineCode:
-    """The code, of which every operation is known.
-
-    Raises:
-      MissingRuleError: one is not.
-    """
-    check(code.body)
-    return code
 
 
 def execute(
@@ -125,11 +120,9 @@ def _scatter(frame: InlineFrame, given: Fragments, array: Array, rows: slice) ->
 
 def _as_bits(array: Array) -> Array:
     """Integers as they are in registers, without a sign."""
-    names = {"int4": "uint4", "int2": "uint2"}
-    if array.dtype.name in names:
-        return (array.astype(np.int8) & (15 if array.dtype.name == "int4" else 3)).astype(
-            names[array.dtype.name]
-        )
+    bits = bits_of(array.dtype)
+    if array.dtype.name in ("int4", "int2"):
+        return (array.astype(np.int8) & (1 << bits) - 1).astype(f"uint{bits}")
     return array.view(np.dtype(f"u{array.dtype.itemsize}")) if array.dtype.kind == "i" else array
 
 
@@ -149,9 +142,7 @@ def _as_dtype(value: Array, dtype: np.dtype[Any]) -> Array:
     if value.dtype == dtype:
         return value
     if dtype.name in ("int4", "int2"):
-        raw = value.astype(np.int8)
-        half = 8 if dtype.name == "int4" else 2
-        return np.where(raw >= half, raw - 2 * half, raw).astype(dtype)
+        return signed(value).astype(dtype)
     return np.ascontiguousarray(value).view(dtype)
 
 

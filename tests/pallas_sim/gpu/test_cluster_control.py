@@ -14,8 +14,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_sim import simulate
 from pallas_sim.errors import DeadlockError, MissingRuleError
-from pallas_sim.gpu.launch_order import NOTE, answer_of, point_in
+from pallas_sim.gpu.mosaic_kernels import NOTE
 from pallas_sim.machine import Machine
+from pallas_sim.rules.mosaic_threads import answer_of, point_in
 
 SEEDS = (0, 1, 2, 3, 4)
 

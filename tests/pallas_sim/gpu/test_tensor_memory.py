@@ -11,14 +11,13 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_sim.chips import TARGETS
+from pallas_sim.chips import TARGETS, tensor_memory_excess
 from pallas_sim.compat.jaxprs import union_parts
 from pallas_sim.gpu.tensor_memory import (
     TensorMemory,
     allocated_columns,
     tensor_memory,
     tensor_memory_columns,
-    tensor_memory_excess,
 )
 from pallas_sim.machine import Machine
 from pallas_sim.order.accesses import overlap
@@ -78,8 +77,8 @@ def test_a_union_shares_columns() -> None:
             TMEM((128, 64), jnp.bfloat16, packed=True),
         )
     )
-    sums.write(np.ones((128, 64), np.float32))
-    packed.write(np.full((128, 64), 3, jnp.bfloat16))
+    sums.data[...] = np.ones((128, 64), np.float32)
+    packed.data[...] = np.full((128, 64), 3, jnp.bfloat16)
     assert (packed.data == 3).all()
     assert (sums.data[:, 32:] == 1).all()
     assert not (sums.data[:, :32] == 1).any()
@@ -112,8 +111,8 @@ def test_other_layouts_in_a_union(ref: Any, columns: int) -> None:
     memory, (sums, other) = parts_of(union)
     assert other.data.shape == tuple(ref.shape)
     value = np.ones(other.data.shape, np.float32).astype(other.data.dtype)
-    sums.write(np.ones((128, 64), np.float32))
-    other.write(value)
+    sums.data[...] = np.ones((128, 64), np.float32)
+    other.data[...] = value
     assert (other.data == value).all()
     assert overlap(sums.region[:, columns - 1 : columns], other.region)
     assert not overlap(sums.region[:, columns:], other.region)
@@ -148,8 +147,8 @@ def test_groups_of_a_union_follow_each_other() -> None:
     )
     assert not overlap(first.region, second.region)
     assert overlap(both.region[:, 32:], second.region)
-    both.write(np.ones((128, 64), np.float32))
-    second.write(np.full((128, 32), 2, np.float32))
+    both.data[...] = np.ones((128, 64), np.float32)
+    second.data[...] = np.full((128, 32), 2, np.float32)
     assert (both.data[:, :32] == 1).all()
     assert (both.data[:, 32:] == 2).all()
 
@@ -187,14 +186,15 @@ def test_a_kernel_without_tensor_memory() -> None:
 @pytest.mark.parametrize("columns", [512, 32, 1])
 def test_what_fits(columns: int) -> None:
     """Up to 512 columns."""
-    assert tensor_memory_excess([("acc", columns)], "b200", "kernel", "") is None
-    assert tensor_memory_excess([], "h100", "kernel", "") is None
+    assert tensor_memory_excess([("acc", columns)], "b200") is None
+    assert tensor_memory_excess([], "h100") is None
 
 
 def test_too_many_columns() -> None:
     """The finding names what takes them."""
-    finding = tensor_memory_excess([("acc", 384), ("scales", 136)], "b200", "mm", "k.py:3")
-    assert finding is not None
+    excess = tensor_memory_excess([("acc", 384), ("scales", 136)], "b200")
+    assert excess is not None
+    finding = excess.finding("mm", "k.py:3")
     assert (finding.kind, finding.kernel, finding.line) == ("capacity", "mm", "k.py:3")
     assert "520 columns (acc 384, scales 136)" in finding.message
     assert "an SM of b200 has 512" in finding.message
@@ -202,6 +202,6 @@ def test_too_many_columns() -> None:
 
 def test_a_chip_without_tensor_memory() -> None:
     """Hopper has none."""
-    finding = tensor_memory_excess([("acc", 32)], "h100", "mm", "")
-    assert finding is not None
-    assert "h100 has no tensor memory" in finding.message
+    excess = tensor_memory_excess([("acc", 32)], "h100")
+    assert excess is not None
+    assert "h100 has no tensor memory" in excess.message

@@ -234,7 +234,6 @@ def test_a_sparse_matrix_gets_its_zeros() -> None:
     assert formats.expand(values, places).tolist() == [dense]
     pairs = [1, 2, 0, 0, 3, 4, 0, 0, 0, 0, 5, 6, 0, 0, 7, 8]
     assert formats.expand(values, places[:, [2, 1]]).tolist() == [pairs]
-    assert (formats.group_size(_E2M1), formats.group_size("bfloat16")) == (8, 4)
 
 
 def test_metadata_that_means_nothing() -> None:

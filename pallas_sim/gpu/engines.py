@@ -1,0 +1,335 @@
+"""What engines do beside the threads of a block: TMA copies, ``cp.async``, ``wgmma``, ``tcgen05``.
+
+An operation is a few steps (it reads its sources, writes its targets, arrives at a barrier), which
+happen at any time between its start and the wait that proves it done: with seed 0 as late as a wait
+lets them, with another seed at any time before. A kernel that reads too early gets the old values
+with seed 0, and one that overwrites sources too early sends the new ones. To add an operation:
+
+    sides = [Side(source, False, "x_ref"), Side(target, True, "buffer")]
+    operation = EngineOperation(Asynchronous("the TMA copy", sides), thread.block)
+    start(thread, operation, steps=[read, write_and_arrive], barriers=[barrier], line=line)
+
+``steps`` are functions without arguments, called in order. The last one arrives at ``barriers``, by
+``complete``; a wait on one of them makes the operation go on. Operations that a thread waits for
+otherwise (``wait_smem_to_gmem``, ``wgmma_wait``) are in its ``OperationGroups``; ``finish`` lets
+one happen and records that the thread knows. Operations with equal ``Asynchronous.chain`` happen
+one after the other, in the order in which they were started, as those of one tensor core do.
+
+The monitor of order reads the sides: an access to them that comes neither before the start nor
+after what proves the operation done is a race. ``Side.proxied`` is for engines that see what
+threads wrote only after ``commit_smem`` (PTX ISA, "Memory Consistency Model: Proxies").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from pallas_sim.findings import Finding
+from pallas_sim.gpu.threads import (
+    Barrier,
+    EngineOperation,
+    GpuLaunch,
+    GpuThread,
+    OperationGroups,
+    Step,
+    ThreadBlock,
+    WarpOperations,
+    Warps,
+)
+from pallas_sim.order.accesses import overlap
+from pallas_sim.recording import Asynchronous, Completed, Finished, Forked, Released, Side
+
+#: With a seed, the share of events at which an operation goes on: one of these for the whole run,
+#: so that engines are fast in some runs and late in others.
+_GOES_ON = (0.05, 0.3, 0.7)
+
+
+def reading_then_writing[Value](
+    read: Callable[[], Value], write: Callable[[Value], None]
+) -> list[Step]:
+    """The steps of an operation that reads all its sources before it writes.
+
+    Args:
+      read: gives what the sources hold at that time.
+      write: writes the targets; it gets what was read.
+    """
+    values: list[Value] = []
+    return [lambda: values.append(read()), lambda: write(values[0])]
+
+
+def start(
+    thread: GpuThread,
+    operation: EngineOperation,
+    *,
+    steps: Sequence[Step],
+    line: str,
+    barriers: Sequence[Barrier] = (),
+    reads: int | None = None,
+) -> None:
+    """Begin an operation, of which nothing need have happened when this returns.
+
+    Args:
+      thread: who starts it.
+      operation: what it is, and the memory that it accesses.
+      steps: what happens, in order.
+      line: ``file:line`` of the start.
+      barriers: that the last step arrives at.
+      reads: how many steps are left when its sources have been read; one less than there are if
+        that is not given.
+    """
+    launch, record = thread.kernel_launch, operation.record
+    record.thread, record.line = thread.number, line or thread.around
+    record.program, record.kernel = thread.program, thread.kernel
+    record.apart = launch.lanes_apart and len(thread.lanes) > 1
+    operation.steps.extend(steps)
+    operation.reads = max(len(steps) - 1, 0) if reads is None else reads
+    operation.barriers = barriers
+    thread.recording.events.append(Forked(thread.number, record))
+    if thread.access_monitor is not None:
+        for side in record.sides:
+            thread.access_monitor.note(
+                thread, side.region, side.name, line, writes=side.writes, adds=side.adds
+            )
+    launch.operations.append(operation)
+    operation.block.open[id(operation)] = operation
+    for barrier in barriers:
+        barrier.coming.append(operation)
+        # Who waits there would wait for ever unless it makes the operation go on: it looks again.
+        barrier.wake(thread.machine)
+    go_on(thread)
+    thread.machine.scheduler.pause()
+
+
+def go_on(thread: GpuThread) -> None:
+    """With a seed: let some operations happen."""
+    machine, launch = thread.machine, thread.kernel_launch
+    if not machine.seed:
+        return
+    share = _GOES_ON[machine.seed % len(_GOES_ON)]
+    while launch.operations and machine.random.random() < share:
+        at = int(machine.random.integers(len(launch.operations)))
+        advance(launch, launch.operations[at])
+
+
+def advance(launch: GpuLaunch, operation: EngineOperation) -> None:
+    """Let the next step of an operation happen, or of one that must happen before it."""
+    chain = operation.record.chain
+    if chain is not None:
+        operation = next(other for other in launch.operations if other.record.chain == chain)
+    if operation.steps:
+        operation.steps.popleft()()
+    if not operation.steps:
+        launch.operations.remove(operation)
+        for barrier in operation.barriers:
+            barrier.coming.remove(operation)
+
+
+def complete(
+    operation: EngineOperation, barrier: Barrier, *, nbytes: int = 0, arrivals: int = 0
+) -> None:
+    """Arrive at a barrier, as the last step of an operation: threads that wait know it is done.
+
+    Args:
+      operation: which one.
+      barrier: at which it arrives.
+      nbytes: bytes that it brings, which a thread has announced.
+      arrivals: how many arrivals of the phase it is itself: 1 of ``tcgen05.commit``.
+    """
+    phase, thread = barrier.phases[-1], operation.block.warpgroups[0]
+    phase.operations.append(operation)
+    thread.recording.events.append(Completed(operation.record, phase.token))
+    barrier.expected -= nbytes
+    barrier.pending -= arrivals
+    barrier.end_phase_if_complete(thread.machine)
+
+
+def run_steps(operation: EngineOperation, *, sources_only: bool = False) -> None:
+    """Let an operation happen: all of it, or until its sources have been read."""
+    left = operation.reads if sources_only else 0
+    while len(operation.steps) > left:
+        advance(operation.block.cluster.launch, operation)
+
+
+def finish(thread: GpuThread, operation: EngineOperation, *, sources_only: bool = False) -> None:
+    """Wait for an operation, or until its sources have been read."""
+    run_steps(operation, sources_only=sources_only)
+    operation.released = True
+    if not sources_only:
+        know(operation)
+    thread.recording.events.append(
+        Finished(thread.number, operation.record, writes=not sources_only)
+    )
+
+
+def wait_groups(
+    thread: GpuThread, groups: OperationGroups, left: int, *, sources_only: bool = False
+) -> None:
+    """Wait until at most ``left`` groups are under way."""
+    count = max(len(groups.closed) - left, 0)
+    for group in groups.closed[:count]:
+        for operation in group:
+            finish(thread, operation, sources_only=sources_only)
+    if not sources_only:
+        del groups.closed[:count]
+
+
+def know(operation: EngineOperation) -> None:
+    """Note that a thread knows that an operation is done."""
+    operation.waited = True
+    operation.block.open.pop(id(operation), None)
+    for earlier in operation.before:
+        if not earlier.waited:
+            know(earlier)
+
+
+def end_block(block: ThreadBlock, thread: GpuThread) -> None:
+    """Let what a block has under way happen at its end, and report what no thread waited for."""
+    device = block.cluster.launch.thread.number
+    for operation in list(block.open.values()):
+        run_steps(operation)
+        record = operation.record
+        # Whatever a kernel has under way is done when it ends.
+        thread.recording.events.append(Finished(device, record))
+        # A store to global memory may end after its block, once its sources have been read: they
+        # are shared memory, which another block gets next.
+        if not record.sides or (operation.lasting and operation.released):
+            continue
+        names = [side.name for side in record.sides if side.name]
+        from_ = [side.name for side in record.sides if not side.writes and side.name]
+        to = [side.name for side in record.sides if side.writes and side.name]
+        between = " to ".join(" and ".join(dict.fromkeys(ends)) for ends in (from_, to) if ends)
+        thread.machine.report(
+            Finding(
+                kind="unwaited",
+                message=f"{record.what} from {between} is not waited for before its block ends",
+                kernel=record.kernel,
+                program=record.program,
+                line=record.line,
+                ref=names[-1] if names else "",
+                seed=thread.machine.seed,
+            )
+        )
+    block.open.clear()
+
+
+# The tensor core of Blackwell.
+#
+# It runs the products and copies of a block in order. A warp learns that its own are done by a
+# barrier, at which ``tcgen05.commit`` lets them arrive together; warps wait for loads from tensor
+# memory and stores to it that they started. The recording has the tensor core as a thread of its
+# own for each warp that starts something: this thread knows what the tensor core has done, and a
+# commit passes that on. So a product needs no wait for an earlier one of the same tensor core.
+
+
+def start_on_tensor_core(
+    thread: GpuThread, what: str, sides: Sequence[Side], steps: Sequence[Step], line: str
+) -> None:
+    """Start a product or a copy.
+
+    Args:
+      thread: who starts it.
+      what: it is, in words.
+      sides: the memory that it accesses.
+      steps: what happens, in order.
+      line: ``file:line``.
+    """
+    mine = _operations_of_warp(thread)
+    record = Asynchronous(what, list(sides), chain=_chain(thread.block))
+    operation, events = EngineOperation(record, thread.block), thread.recording.events
+
+    def last_step() -> None:
+        steps[-1]()
+        events.append(Finished(mine.number, record))
+
+    # Who waits for a product knows that what it continues is done, too.
+    operation.before = [
+        earlier
+        for warp in thread.block.tensor_core.started.values()
+        for earlier in warp.unknown
+        if not earlier.waited and _continues(record, earlier.record)
+    ]
+    mine.unknown.append(operation)
+    start(thread, operation, steps=[*steps[:-1], last_step], line=line)
+
+
+def _operations_of_warp(thread: GpuThread) -> WarpOperations:
+    """What the tensor core does for a thread: the first of its warps starts it."""
+    started, warp = thread.block.tensor_core.started, (thread.warpgroup, thread.lanes[0])
+    if warp not in started:
+        name = ", ".join(filter(None, (thread.owner.thread, "tensor core")))
+        owners = thread.machine.owners
+        number = owners.setdefault(replace(thread.owner, thread=name), len(owners))
+        started[warp] = WarpOperations(number)
+    return started[warp]
+
+
+def _continues(record: Asynchronous, earlier: Asynchronous) -> bool:
+    """Whether a product adds to, or reads, what an earlier operation writes to tensor memory."""
+    return any(
+        overlap(one.region, other.region)
+        for one in record.sides
+        for other in earlier.sides
+        if one.tensor_core and one.role != "copied" and other.tensor_core and other.writes
+    )
+
+
+def commit(thread: GpuThread, barriers: Sequence[Barrier], line: str) -> None:
+    """Let barriers be arrived at once all is done that this thread has started."""
+    mine, events = _operations_of_warp(thread), thread.recording.events
+    mine.unknown = [operation for operation in mine.unknown if not operation.waited]
+    covered = list(mine.unknown)
+    record = Asynchronous("the tcgen05 commit", [], chain=_chain(thread.block))
+    operation = EngineOperation(record, thread.block)
+
+    def arrive() -> None:
+        for barrier in barriers:
+            phase = barrier.phases[-1]
+            phase.operations += covered
+            events.append(Released(mine.number, phase.token))
+            complete(operation, barrier, arrivals=1)
+
+    start(thread, operation, steps=[arrive], barriers=barriers, line=line)
+
+
+def _chain(block: ThreadBlock) -> tuple[str, int]:
+    return "tcgen05", id(block)
+
+
+def load_from_tensor_memory(thread: GpuThread, side: Side, line: str) -> None:
+    """Note a load, whose values are there: until it is waited for, it may still be reading."""
+    record = Asynchronous(
+        "the load from tensor memory", [side], thread.number, line, thread.program, thread.kernel
+    )
+    thread.recording.events.append(Forked(thread.number, record))
+    thread.block.tensor_core.loads.append(((thread.warpgroup, thread.lanes), record))
+
+
+def wait_for_loads(thread: GpuThread) -> None:
+    """Note that the thread knows that its loads from tensor memory are done."""
+    core = thread.block.tensor_core
+    for warps, record in core.loads:
+        if _is_of(thread, warps):
+            thread.recording.events.append(Finished(thread.number, record))
+    core.loads = [load for load in core.loads if not _is_of(thread, load[0])]
+
+
+def store_to_tensor_memory(thread: GpuThread, side: Side, write: Step, line: str) -> None:
+    """Start a store."""
+    operation = EngineOperation(Asynchronous("the store to tensor memory", [side]), thread.block)
+    start(thread, operation, steps=[write], line=line)
+    thread.block.tensor_core.stores.append(((thread.warpgroup, thread.lanes), operation))
+
+
+def wait_for_stores(thread: GpuThread) -> None:
+    """Wait for the stores of a thread to tensor memory."""
+    core = thread.block.tensor_core
+    for warps, operation in core.stores:
+        if _is_of(thread, warps):
+            finish(thread, operation)
+    core.stores = [store for store in core.stores if not _is_of(thread, store[0])]
+
+
+def _is_of(thread: GpuThread, warps: Warps) -> bool:
+    """Whether these warps belong to a thread: a warpgroup waits for what its warps started."""
+    return warps[0] == thread.warpgroup and set(warps[1]) <= set(thread.lanes)
