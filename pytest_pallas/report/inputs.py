@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pytest_pallas import record as aspects
-from pytest_pallas.record import DTYPE, VALUES, Aspect, Record
+from pytest_pallas.record import VALUES, Aspect, Record
 from pytest_pallas.report.section import Line, Results, section
 
 #: Number of kernels with a line of their own, and of words in each.
@@ -49,8 +49,7 @@ def covered(records: Iterable[Record]) -> list[Covered]:
         for title, into in (("tried", one.tried), ("never", one.never)):
             for aspect, words in aspects.aspects_from_json(record.inputs[title]).items():
                 into.setdefault(aspect, {}).update(dict.fromkeys(words))
-        # records of schema 1 have dtypes only as words
-        one.dtypes.update(record.inputs.get("dtypes", one.tried.get(DTYPE, ())))
+        one.dtypes.update(record.inputs["dtypes"])
     for one in found.values():
         for aspect, words in one.never.items():
             for word in one.tried.get(aspect, ()):

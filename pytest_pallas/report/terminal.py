@@ -14,7 +14,6 @@ from pallas_sim.chips import default_target
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.compat.fuzzing import hypothesis_profile
 from pytest_pallas.errors import GoldenError
-from pytest_pallas.options import OLD_REPLAY, uses_old_replay
 from pytest_pallas.pytest_session import PytestSession
 from pytest_pallas.record import NotApplicable, Note, Record, not_applicable_of, of_kind
 from pytest_pallas.report.section import Line, Results, section
@@ -287,8 +286,6 @@ def header(session: PytestSession) -> list[str]:
     if TESTED["jax"].newer(metadata.version("jax")):
         newest = TESTED["jax"].newest
         lines.append(f"pallas: this JAX is newer than {newest}, the newest that was tested")
-    if uses_old_replay(session.config):
-        lines.append(f"pallas: {OLD_REPLAY} is deprecated; it is --pallas-replay=BLOB now")
     if session.fleet is not None:
         lines.append(f"pallas: {on_fleet(session.fleet)}")
     if session.pinning is not None:
