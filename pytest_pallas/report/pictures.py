@@ -20,6 +20,7 @@ from pytest_pallas.grid.model import GridCall, GridWindow
 from pytest_pallas.grid.unwritten import writers_of
 from pytest_pallas.judge.explanation import in_words
 from pytest_pallas.judge.tolerance import Comparison, measure
+from pytest_pallas.report.drawings import LEVELS
 
 if TYPE_CHECKING:
     from pytest_pallas.run.result import ResultBuilder
@@ -127,9 +128,6 @@ def _drawn(call: GridCall, window: GridWindow) -> dict[str, Any]:
 
 #: Cells of a map along each side, at most.
 ERROR_CELLS = 96
-
-#: Levels of errors: ``a`` is below 2**-3 ulps, each next one doubles, ``z`` is everything beyond.
-LEVELS = 26
 
 #: Number of wrong blocks whose programs are looked up.
 _BLOCKS = 24
