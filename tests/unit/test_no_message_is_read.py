@@ -91,7 +91,6 @@ OUTSIDE: dict[tuple[str, str], str] = {
     ("report/html.py", "failure"): "lines are shown one by one",
     ("mutate/report.py", "_entry"): "a part that the change names is not said again",
     ("replay/script.py", "_header"): "lines become comments",
-    ("replay/script.py", "_called"): "an expression of several lines is not put on one",
     ("replay/script.py", "_bracketed"): "a literal of several lines gets brackets",
     ("pallas_sim/timeline.py", "_order"): "threads in natural order: 10 after 9",
 }
