@@ -276,7 +276,7 @@ class Reporter:
             return
         from pytest_pallas.mutate import report as mutants
 
-        score = mutants.total(mutants.groups(self.records))
+        score = mutants.together(mutants.groups(self.records)).score
         if score is None:
             self.least = f"--pallas-mutate-min={least:g}: no mutant ran"
         elif score < least:

@@ -89,7 +89,7 @@ class SummaryRow:
       kernel: its name.
       family: of its spec.
       failed: how many checks failed.
-      multiple: the worst error as a multiple of the baseline's; -1 if none was measured.
+      multiple: the worst error as a multiple of the baseline's; None if none was measured.
       cells: text and style, one for each backend.
       examples: how many ran.
       seconds: how long they took.
@@ -98,7 +98,7 @@ class SummaryRow:
     kernel: str
     family: str
     failed: int
-    multiple: float
+    multiple: float | None
     cells: Sequence[tuple[str, str]]
     examples: int
     seconds: float
@@ -106,7 +106,7 @@ class SummaryRow:
     @property
     def order(self) -> tuple[bool, float]:
         """Failures first, then the largest error."""
-        return not self.failed, -self.multiple
+        return not self.failed, 1.0 if self.multiple is None else -self.multiple
 
 
 def summary(
@@ -209,10 +209,10 @@ def _rows(records: Sequence[Record], backends: Sequence[str]) -> Iterator[Summar
         )
 
 
-def worst(rows: Iterable[Record]) -> float:
-    """The largest multiple, or -1. Errors of expected failures do not count."""
+def worst(rows: Iterable[Record]) -> float | None:
+    """The largest multiple; None if none was measured. Those of expected failures do not count."""
     measured = (r.multiple for r in rows if r.outcome != "xfailed" and r.multiple is not None)
-    return max(measured, default=-1.0)
+    return max(measured, default=None)
 
 
 def _by_family(rows: Iterable[SummaryRow]) -> list[tuple[str, list[SummaryRow]]]:
@@ -310,8 +310,10 @@ def _cell(rows: Sequence[Record]) -> tuple[str, str]:
     return " ".join(words), style
 
 
-def times(multiple: float) -> str:
-    """An error as a multiple of the baseline's."""
+def times(multiple: float | None) -> str:
+    """An error as a multiple of the baseline's, in a few characters; "" if it is not known."""
+    if multiple is None:
+        return ""
     if not multiple:
         return "exact"
     return f"{multiple:.1f}x" if multiple < 1000 else ">999x"
