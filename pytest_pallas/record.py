@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict, get_args
 
-from pallas_sim.errors import Explanation
+from pallas_sim.errors import Explanation, PallasError, explanation_of
 from pallas_sim.findings import Finding, Text
 from pytest_pallas.decoding import (
     Accepts,
@@ -453,3 +453,25 @@ def from_json(plain: Mapping[str, Any]) -> Record:
       DataError: it is none.
     """
     return decode(Record, plain)
+
+
+#: Limit on the findings in the record of a failure.
+_FINDINGS = 16
+
+
+def error_fields(error: BaseException) -> dict[str, Any]:
+    """The fields of a record about its failure: the message and data of an error."""
+    if not isinstance(error, PallasError):
+        text = f"{type(error).__name__}: {error}"
+        return {"message": text, "explanation": explanation_of(text).to_json()}
+
+    def plain(error: PallasError) -> dict[str, Any]:
+        explanation = error.explanation or explanation_of(str(error))
+        findings = tuple(finding.to_json() for finding in error.findings[:_FINDINGS])
+        return {
+            "message": str(error),
+            "explanation": explanation.to_json(),
+            "findings": findings,
+        }
+
+    return {**plain(error), "others": tuple(map(plain, error.others))}

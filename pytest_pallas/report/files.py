@@ -25,7 +25,7 @@ from pytest_pallas.mutate.report import others
 from pytest_pallas.pytest_session import PytestSession
 from pytest_pallas.pytest_session import to_json as to_plain
 from pytest_pallas.record import SCHEMA, Record, plain_not_applicable, to_json
-from pytest_pallas.report.terminal import distinct_line, entries
+from pytest_pallas.report.terminal import count_distinct, entries
 from pytest_pallas.results import FinishedTest, plain_tests, text_parts
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def document(
         "schema": SCHEMA,
         **about(session),
         "options": option_values(session),
-        "distinct": dataclasses.asdict(distinct_line(others(records))),
+        "distinct": dataclasses.asdict(count_distinct(others(records))),
         "records": map(to_json, records),
         "not_applicable": map(plain_not_applicable, entries(session.not_applicable, records)),
         "tests": plain_tests(collected, tests, parts),

@@ -33,7 +33,7 @@ from pytest_pallas.decoding import decode
 from pytest_pallas.grid.analysis import Analysis
 from pytest_pallas.judge.oracle import flatten
 from pytest_pallas.mutate.report import MutantSummary, mutants, others
-from pytest_pallas.record import OUTCOMES, Record
+from pytest_pallas.record import OUTCOMES, Record, error_fields
 from pytest_pallas.report.drawings import (
     MOST_WAITS,
     Svg,
@@ -73,7 +73,7 @@ def _environment() -> Any:
         finalize=lambda value: clean(value) if type(value) is str else value,
     )
     environment.filters["times"] = times
-    environment.globals["share"] = share
+    environment.globals.update(share=share)
     return environment
 
 
@@ -756,8 +756,6 @@ def _style() -> str:
 
 
 def _error(error: PallasError) -> FailureCard:
-    from pytest_pallas.report.collect import error_fields
-
     failed = error.failure
     record = Record(
         test="",

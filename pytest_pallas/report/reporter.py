@@ -11,7 +11,7 @@ import pytest
 from pallas_sim.errors import OptionError
 from pytest_pallas.decoding import decode
 from pytest_pallas.pytest_session import OUTPUT, PART_RESULT, SHARD, PytestSession, current
-from pytest_pallas.record import NotApplicable
+from pytest_pallas.record import NotApplicable, from_json
 from pytest_pallas.report.section import Line, Results, Section, as_text
 
 if TYPE_CHECKING:
@@ -175,9 +175,8 @@ class Reporter:
             return
         if hasattr(report, PART_RESULT):
             self.mutants[report.nodeid] = getattr(report, PART_RESULT)
-        from pytest_pallas.report.collect import records_of
-
-        for record in records_of(report):
+        for plain in getattr(report, ATTRIBUTE):
+            record = from_json(plain)
             self.records.append(record)
             self.session.config.hook.pytest_pallas_record(config=self.session.config, record=record)
         delattr(report, ATTRIBUTE)

@@ -10,7 +10,10 @@ if TYPE_CHECKING:
     from pytest_pallas.report.section import Section
 
 #: The modules that declare sections.
-MODULES = ("report.terminal", "report.inputs", "compile.report", "mutate.report")
+MODULES = (
+    *("report.terminal", "report.inputs", "compile.report", "mutate.report", "replay.report"),
+    "distribute.fleet.report",
+)
 
 #: The order in the terminal, by name. Sections that are not here come last.
 _ORDER = (
@@ -25,9 +28,9 @@ def declared_sections() -> tuple[Section, ...]:
     from pytest_pallas.report.section import declared_in
 
     modules = [importlib.import_module(f"pytest_pallas.{name}") for name in MODULES]
-    found = [section for module in modules for section in declared_in(module)]
-    places = {name: place for place, name in enumerate(_ORDER)}
-    return tuple(sorted(found, key=lambda section: places.get(section.name, len(places))))
+    sections = [section for module in modules for section in declared_in(module)]
+    order = {name: position for position, name in enumerate(_ORDER)}
+    return tuple(sorted(sections, key=lambda section: order.get(section.name, len(order))))
 
 
 __all__ = ["declared_sections"]

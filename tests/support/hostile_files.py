@@ -54,7 +54,7 @@ from pytest_pallas.replay.goldens import (
 from pytest_pallas.replay.values import digest, read, write
 from pytest_pallas.report.html import page
 from pytest_pallas.report.summary import summary
-from pytest_pallas.report.terminal import distinct_line, line
+from pytest_pallas.report.terminal import count_distinct
 from pytest_pallas.results import (
     Failure,
     FinishedTest,
@@ -408,7 +408,7 @@ class Readers:
         )  # fmt: skip
         lines = [
             summary(merged.whole.records, families=list(FAMILIES), width=100, color=False),
-            line(distinct_line(merged.whole.records)),
+            str(count_distinct(merged.whole.records)),
             *merged.problems,
             *(failed.failures[0].message for failed in merged.other_failures),
         ]
