@@ -26,7 +26,7 @@ from pytest_pallas.judge.judgement import bitwise
 from pytest_pallas.judge.oracle import Expected, Leaves
 from pytest_pallas.judge.tolerance import Comparison, Noise
 from pytest_pallas.record import Note
-from pytest_pallas.replay.goldens import Call, Golden, Output, Store, origin_of, question_of
+from pytest_pallas.replay.goldens import Golden, GoldenCall, Output, Store, origin_of, question_of
 from pytest_pallas.replay.values import Array, Written, digest, dump, write
 
 type Mode = Literal["record", "update", "replay"]
@@ -150,7 +150,7 @@ def _recorded(
         check=check,
         mesh=dict(request.mesh),
         origin=origin_of(context.backend, context.kernel),
-        call=Call(
+        call=GoldenCall(
             digest=written.digest,
             plain=written.plain,
             kinds=tuple((a.dtype.name, a.shape) for a in written.arrays) if kept else (),

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import inspect
 import json
-import os
 import platform
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -39,6 +36,7 @@ from pytest_pallas.decoding import (
 from pytest_pallas.errors import GoldenError
 from pytest_pallas.judge.tolerance import ProductPrecision
 from pytest_pallas.replay.values import Array, call_of, dump, load, metadata_of, read
+from pytest_pallas.results import replacing
 
 
 def origin_of(backend: Backend, kernel: Callable[..., Any]) -> Origin:
@@ -177,7 +175,7 @@ class Output:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class GoldenCall:
     """The inputs of an answer.
 
     Attributes:
@@ -221,7 +219,7 @@ class Golden:
     check: str
     mesh: Mapping[str, Count]
     origin: Origin
-    call: Call
+    call: GoldenCall
     outputs: tuple[Output, ...]
     tensors: Annotated[str, Matching("([0-9a-f]{64})?", "a SHA-256")]
     products: ProductPrecision | None = None
@@ -330,7 +328,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedExample:
     """An example, and its call: positional arguments, options and tuning."""
 
     example: Example
@@ -348,7 +346,7 @@ def content_of(example: Example, arrays: Sequence[Array]) -> bytes:
     return dump(named, {_KEY: json.dumps(plain)})
 
 
-def load_example(path: Path) -> Loaded:
+def load_example(path: Path) -> LoadedExample:
     """The example in a file. Nothing in it is executed.
 
     Raises:
@@ -368,7 +366,7 @@ def load_example(path: Path) -> Loaded:
         raise GoldenError(f"{name}: {error}") from None
 
 
-def _loaded(content: bytes) -> Loaded:
+def _loaded(content: bytes) -> LoadedExample:
     text = metadata_of(content).get(_KEY)
     if text is None:
         raise GoldenError("this is no example of pytest-pallas")
@@ -379,7 +377,7 @@ def _loaded(content: bytes) -> Loaded:
     named = {f"in{number}": kind for number, kind in enumerate(example.kinds)}
     arrays = load(content, named)
     value = read(example.plain, [arrays[name] for name in named])
-    return Loaded(example, call_of(value))
+    return LoadedExample(example, call_of(value))
 
 
 # The folder of ``--pallas-golden-dir``: a manifest a golden, and the arrays by their content.
@@ -510,15 +508,6 @@ def _require_file(path: Path) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(temporary).unlink()
-        raise
+    with replacing(path) as file:
+        file.write(content)
