@@ -28,7 +28,7 @@ from pallas_sim.findings import Finding, text_of
 from pallas_sim.simulation import Simulation
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.compile.costs import RecordedCost
-from pytest_pallas.compile.report import shown_report, size_words, with_mesh
+from pytest_pallas.compile.report import UNITS, shown_report, size_words, with_mesh
 from pytest_pallas.decoding import decode
 from pytest_pallas.grid.analysis import Analysis
 from pytest_pallas.judge.oracle import flatten
@@ -616,9 +616,6 @@ _NUMBERS = {
 #: Any value above 0 of these is bad.
 _NEVER = ("spills", "fills", "spill_store_bytes", "spill_load_bytes")
 
-#: The units whose slots are shown, as in the terminal's table.
-_UNITS = ("mxu", "xlu", "valu", "eup", "load", "store", "scalar")
-
 
 @dataclass(frozen=True)
 class CostNumber:
@@ -690,7 +687,7 @@ def _cost_row(
         if name in before:
             title += f"; recorded: {size_words(before[name])}"
         bar = share(used, most, title, before=before.get(name))
-    shares = {u: s for u in _UNITS if (s := report.get("loop_slots", {}).get(u)) is not None}
+    shares = {u: s for u in UNITS if (s := report.get("loop_slots", {}).get(u)) is not None}
     used_slots = ", ".join(f"{unit} {100 * value:.0f} %" for unit, value in shares.items())
     return CostRow(
         kernel=with_mesh(record),
