@@ -64,7 +64,7 @@ def _environment() -> Any:
     """The environment of all templates, which compiles each of them once."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    environment = Environment(
+    environment: Any = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
@@ -73,7 +73,7 @@ def _environment() -> Any:
         finalize=lambda value: clean(value) if type(value) is str else value,
     )
     environment.filters["times"] = times
-    environment.globals.update(share=share)
+    environment.filters["share"] = share
     return environment
 
 
