@@ -92,11 +92,13 @@ def _text(value: object) -> str:
     return clean(str(value))
 
 
-def _key(x: float, y: float, step: float, *entries: tuple[str, str]) -> Iterator[Svg]:
+def _key(
+    x: float, y: float, step: float, *entries: tuple[str, str], kind: str = "t"
+) -> Iterator[Svg]:
     """Squares in the styles of the page, each with its meaning; ``step``: width of a character."""
-    for kind, label in entries:
-        yield rect(x, y, 10, 10, kind)
-        yield text(x + 15, y + 9, label)
+    for square, label in entries:
+        yield rect(x, y, 10, 10, square)
+        yield text(x + 15, y + 9, label, kind=kind)
         x += 24 + step * len(label)
 
 
@@ -659,7 +661,7 @@ def grid(operand: Mapping[str, Any]) -> Svg:
     bottom = matrix.y + matrix.height
     key = (("uncovered", f"never {verb}"), ("block", f"{verb} once"),
            ("block-twice", "several programs"), ("block-bad", "finding"))  # fmt: skip
-    parts += [*matrix.frame(), *_key(matrix.x, bottom + 12, 6.6, *key)]
+    parts += [*matrix.frame(), *_key(matrix.x, bottom + 12, 6.3, *key, kind="t small")]
     title = f"Blocks of {operand['operand']} {list(shape)}, by {operand['count']:,} programs"
     return picture(max(matrix.x + matrix.width + 24, 400.0), bottom + 30, title, *parts)
 
