@@ -11,7 +11,11 @@ if TYPE_CHECKING:
 
 #: The modules that declare sections.
 MODULES = (
-    *("report.terminal", "report.inputs", "compile.report", "mutate.report", "replay.report"),
+    "report.terminal",
+    "report.inputs",
+    "compile.report",
+    "mutate.report",
+    "replay.report",
     "distribute.fleet.report",
 )
 

@@ -19,7 +19,9 @@ class Browser:
 
     driver: Any
 
-    def open(self, path: Path, *, width: int = 1280, dark: bool = False, hash: str = "") -> None:
+    def open(
+        self, path: Path, *, width: int = 1280, dark: bool = False, fragment: str = ""
+    ) -> None:
         """Open a file, and forget what was logged before."""
         self.driver.execute_cdp_cmd(
             "Emulation.setDeviceMetricsOverride",
@@ -31,7 +33,7 @@ class Browser:
         self.driver.get("about:blank")
         self.driver.get_log("browser")
         self.driver.get_log("performance")
-        self.driver.get(path.as_uri() + hash)
+        self.driver.get(path.as_uri() + fragment)
 
     def js(self, script: str, *args: Any) -> Any:
         """What a script returns."""

@@ -136,7 +136,7 @@ def test_a_click_opens_the_kernel(opened):
 
 def test_an_address_opens_the_kernel(opened, report):
     name = opened.all("#matrix tbody tr")[-1].get_attribute("data-kernel")
-    opened.open(report, hash=f"#{name}")
+    opened.open(report, fragment=f"#{name}")
     assert opened.js("return document.getElementById(arguments[0]).open", name)
 
 

@@ -1,39 +1,42 @@
-"""ARCHITECTURE.md and docs/internals.md name packages and modules that exist, and all packages."""
+"""ARCHITECTURE.md shows the rooms that there are: the modules and folders of both packages."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "pytest_pallas"
+PACKAGES = ("pallas_sim", "pytest_pallas")
+TREE = re.search(r"## Rooms\n.*?```\n(.*?)```", (ROOT / "ARCHITECTURE.md").read_text(), re.DOTALL)
+
+#: A name of the tree: a module, or a folder.
+NAME = re.compile(r"\w+(?:\.py|/)(?=\s|$)")
 
 
-def _packages(text):
-    """The first column of the table of packages."""
-    table = text.partition("## Packages")[2].partition("\n## ")[0]
-    rows = [line for line in table.splitlines() if line.startswith("| `")]
-    return {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+def shown() -> dict[str, set[str]]:
+    """The names below each package of the tree."""
+    assert TREE is not None
+    names: dict[str, set[str]] = {}
+    for line in TREE[1].splitlines():
+        if not line.startswith(" "):
+            package = line.partition("/")[0]
+            names[package] = set()
+        else:
+            names[package] |= set(NAME.findall(line))
+    return names
 
 
-def test_all_packages_are_listed_and_no_others():
-    listed = _packages((ROOT / "ARCHITECTURE.md").read_text())
-    there = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
-    assert listed == {name for name in there if not name.startswith("_")}
+def there(package: str) -> set[str]:
+    """The modules and folders of a package, without those that begin with ``_``."""
+    inside = (ROOT / package).iterdir()
+    names = {f"{path.name}/" if path.is_dir() else path.name for path in inside}
+    return {name for name in names if re.fullmatch(r"[a-z]\w*(\.py|/)", name)}
 
 
-@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "docs/internals.md"])
-def test_all_modules_that_are_named_exist(page):
-    text = (ROOT / page).read_text()
-    named = set(re.findall(r"`((?:\w+/)*\w+\.py|(?:\w+/)+)`", text))
-    assert len(named) > 5
-    there = [f"/{path.relative_to(ROOT)}" for path in PACKAGE.rglob("*") if "__py" not in path.name]
-    there += [f"/{path.name}" for path in (ROOT / "tests").iterdir()]
-    there += [f"/{path.name}" for path in ROOT.iterdir()]
-    assert [name for name in sorted(named) if not _found(name, there)] == []
+def test_the_tree_shows_all_rooms_and_no_others():
+    assert shown() == {package: there(package) for package in PACKAGES}
 
 
-def _found(name, there):
-    return any(path.endswith(f"/{name.rstrip('/')}") for path in there)
+def test_a_folder_has_at_least_four_modules():
+    folders = [path.parent for name in PACKAGES for path in (ROOT / name).rglob("__init__.py")]
+    assert [folder for folder in folders if len(list(folder.glob("*.py"))) < 5] == []

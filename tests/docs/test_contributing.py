@@ -112,7 +112,8 @@ def assigned(node):
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("contributed")
-    shutil.copytree(ROOT / "pytest_pallas", folder / "pytest_pallas")
+    for package in ("pallas_sim", "pytest_pallas"):
+        shutil.copytree(ROOT / package, folder / package)
     (folder / "specs.py").write_text(SPECS)
     for path, name, text in RECIPES:
         follow(folder, path, name, text)
@@ -123,12 +124,24 @@ def printed(tmp_path_factory):
     return done.stdout
 
 
+#: The kinds of extensions, and the module that the recipe of each adds or adds to.
+KINDS = {
+    "check": "pytest_pallas/checks/finite.py",
+    "sanitizer": "pytest_pallas/checks/quiet.py",
+    "primitive's rule": "pallas_sim/rules/cubes.py",
+    "mutation operator": "pytest_pallas/mutate/data_operators.py",
+    "backend": "pytest_pallas/backends/plain.py",
+    "target chip": "pallas_sim/chips.py",
+    "value class": "pytest_pallas/draw/values.py",
+    "report section": "pytest_pallas/report/slowest.py",
+}
+
+
 def test_each_kind_has_a_recipe():
     section = TEXT.partition("## One place an extension")[2].partition("\n## ")[0]
     kinds = re.findall(r"^\| (\w[\w' ]+) \| .+ \| .+ \|$", section, re.MULTILINE)[1:]
-    assert len(kinds) == 8
-    folders = [Path(path).parent.relative_to("pytest_pallas").parts for path, _, _ in RECIPES]
-    assert [kind for kind, _ in zip(kinds, dict.fromkeys(folders), strict=True)] == kinds
+    assert kinds == list(KINDS)
+    assert set(KINDS.values()) <= {path for path, _, _ in RECIPES}
 
 
 @pytest.mark.parametrize(

@@ -126,13 +126,13 @@ sys.exit(max(task.wait() for task in tasks))
 @pytest.mark.slow
 def test_the_script_for_slurm_runs(example):
     """On simulated devices, with the variables of two tasks."""
-    bin = example / "bin"
-    bin.mkdir()
-    (bin / "srun").write_text(SRUN.format(python=sys.executable, job=free_port()))
-    (bin / "srun").chmod(0o755)
-    script = SBATCH.replace("venv/bin/pytest", f"{sys.executable} -m pytest")
+    folder = example / "bin"
+    folder.mkdir()
+    (folder / "srun").write_text(SRUN.format(python=sys.executable, job=free_port()))
+    (folder / "srun").chmod(0o755)
+    script = SBATCH.replace("venv/folder/pytest", f"{sys.executable} -m pytest")
     script = script.replace("--pallas-backend=gpu", "--pallas-backend=interpret")
-    path = os.pathsep.join([str(bin), os.environ["PATH"]])
+    path = os.pathsep.join([str(folder), os.environ["PATH"]])
     for text in ("2 processes collected 1 test", "resumed: 1 of 1 tests were done"):
         done = subprocess.run(
             ["bash"], input=script, cwd=example, capture_output=True, text=True,

@@ -201,15 +201,15 @@ def test_some_orders_give_wrong_answers():
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("credits", [True, False])
-def test_a_buffer_that_is_written_again_before_it_is_read(seed, credits):
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_buffer_that_is_written_again_before_it_is_read(seed, waits):
     """With credits, the sender waits until the receiver has read what was sent before."""
 
     def body(x_ref, o_ref, box, sent, received, free):
         left, right = neighbours()
         meet(left, right)
         for step in range(3):
-            if credits and step:
+            if waits and step:
                 pl.semaphore_wait(free, 1)
             copy = pltpu.make_async_remote_copy(
                 x_ref, box, sent, received.at[step], device_id=(right,)
@@ -217,13 +217,13 @@ def test_a_buffer_that_is_written_again_before_it_is_read(seed, credits):
             copy.start()
             copy.wait()
             pltpu.sync_copy(box, o_ref)
-            if credits and step < 2:
+            if waits and step < 2:
                 pl.semaphore_signal(free, 1, device_id=(left,))
 
     scratch = (pltpu.VMEM((8, 128), jnp.float32), DMA, DMA((3,)), REGULAR)
     found = simulate(sharded(kernel(body, *scratch, collective_id=0), 4), rows(4), seed=seed)
     np.testing.assert_array_equal(found.values, np.roll(rows(4), 8, axis=0))
-    assert ("race" in kinds(found)) is not credits
+    assert ("race" in kinds(found)) is not waits
 
 
 @pytest.mark.parametrize("seed", SEEDS)
