@@ -83,9 +83,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
         add_suite(config)
     if state.options.database:
-        from pytest_pallas.report.terminal import DatabaseReporter
+        from pytest_pallas.draw.database import DatabaseReporter
 
-        config.pluginmanager.register(DatabaseReporter(state), "pallas-database-reporter")
+        names = ", ".join(place.shown for place in state.options.database)
+        databases = DatabaseReporter(names, lambda: state.database, state.lost_places)
+        config.pluginmanager.register(databases, "pallas-database-reporter")
     if state.options.mutate is not None:
         from pytest_pallas.mutate.own_tests import PLUGIN as MUTANTS
         from pytest_pallas.mutate.own_tests import TestMutantRunner

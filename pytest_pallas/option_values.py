@@ -18,12 +18,11 @@ from pallas_sim.errors import OptionError
 from pytest_pallas.backends.devices import DEFAULT_COUNT
 from pytest_pallas.budget import DEFAULT_MAX_BYTES
 from pytest_pallas.database import DatabasePlace
-from pytest_pallas.options import OLD_REPLAY_FIELD
 
 if TYPE_CHECKING:
     from pallas_sim.errors import OptionError
     from pytest_pallas.database import DatabasePlace
-from pytest_pallas.options import PROFILES, TABLE, Option, uses_old_replay
+from pytest_pallas.options import PROFILES, TABLE, Option
 
 #: Arguments of the ``pallas`` mark that are not options.
 MARK_ONLY = ("backends", "targets", "reason")
@@ -187,8 +186,6 @@ def read_options(config: pytest.Config) -> Options:
       pytest.UsageError: a value cannot be parsed; the message has the option and its source.
     """
     fields: dict[str, Any] = {}
-    if uses_old_replay(config) and config.option.pallas_replay is None:
-        config.option.pallas_replay = config.getoption(OLD_REPLAY_FIELD)
     for option in TABLE:
         text = config.getoption(option.ini)
         if text is None:

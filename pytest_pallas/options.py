@@ -5,7 +5,6 @@ Every run of pytest imports it, so it imports nothing of this package at its top
 
 from __future__ import annotations
 
-import argparse
 import base64
 import os
 from collections.abc import Callable, Mapping
@@ -519,17 +518,8 @@ TABLE: tuple[Option, ...] = (
 )
 
 
-#: The name of ``--pallas-replay`` for blobs before version 0.1; it goes with version 0.2.
-OLD_REPLAY, OLD_REPLAY_FIELD = "--pallas-example", "pallas_example"
-
-
 #: The option that reports on the machine in place of a test run.
 DOCTOR, DOCTOR_FIELD = "--pallas-doctor", "pallas_doctor"
-
-
-def uses_old_replay(config: pytest.Config) -> bool:
-    """Whether the command line has the old name of ``--pallas-replay``."""
-    return config.getoption(OLD_REPLAY_FIELD) is not None
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -553,11 +543,8 @@ def add_options(parser: pytest.Parser) -> None:
         help="run no test: print versions and devices, and try a tiny kernel on each backend, for "
         "a bug report",
     )
-    group.addoption(OLD_REPLAY, dest=OLD_REPLAY_FIELD, default=None, help=argparse.SUPPRESS)
 
 
 def any_given(config: pytest.Config) -> bool:
     """Whether a run has one of these options, or its ini value."""
-    return uses_old_replay(config) or any(
-        config.getoption(each.ini) or config.getini(each.ini) for each in TABLE
-    )
+    return any(config.getoption(option.ini) or config.getini(option.ini) for option in TABLE)

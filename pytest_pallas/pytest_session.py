@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pytest_pallas.judge.tolerance import Tolerance
     from pytest_pallas.mutate import Operator
     from pytest_pallas.record import NotApplicable
-    from pytest_pallas.replay.goldens import Loaded
+    from pytest_pallas.replay.goldens import LoadedExample
 
 
 @dataclass(kw_only=True)
@@ -130,7 +130,7 @@ class PytestSession(Session):
         return not narrow and learns
 
     @cached_property
-    def replayed(self) -> Loaded | None:
+    def replayed(self) -> LoadedExample | None:
         """The example of ``--pallas-replay``, if a file is given.
 
         Raises:

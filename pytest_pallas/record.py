@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict, get_args
 
-from pallas_sim.errors import Explanation
+from pallas_sim.errors import Explanation, PallasError, explanation_of
 from pallas_sim.findings import Finding, Text
 from pytest_pallas.decoding import (
     Accepts,
@@ -23,7 +23,7 @@ from pytest_pallas.decoding import (
 #: ``"reference"``: the evaluation of the kernel's reference. ``"run"``: the run of the kernel, such
 #: as its backend or omitted parts. ``"result"``: the output. ``"tolerance"``: the limit that an
 #: output passed by. ``"mutants"``: marks and checks in a mutation run. ``""``: a note of a
-#: project's check or backend, or of an older record.
+#: project's check or backend.
 Kind = Literal["reference", "run", "result", "tolerance", "mutants", ""]
 
 
@@ -56,12 +56,6 @@ def note_of(given: Note | str) -> Note:
 def note_to_json(note: Note) -> dict[str, str]:
     """A note as plain JSON values."""
     return {"kind": note.kind, "text": note.text}
-
-
-#: A note as ``to_json`` gives it; records of schema 1 have plain strings.
-PlainNote = Annotated[
-    Note, Accepts(lambda plain: {"text": plain} if isinstance(plain, str) else plain)
-]
 
 
 def of_kind(notes: Iterable[Note], kind: Kind) -> list[Note]:
@@ -101,15 +95,9 @@ def aspects_to_json(words: Mapping[Aspect, Iterable[str]]) -> list[dict[str, Any
     return [{**aspect._asdict(), "words": list(each)} for aspect, each in words.items()]
 
 
-def aspects_from_json(data: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[str]]) -> Words:
-    """The words from ``to_json``. In schema 1 of the records, the keys are the aspects' texts."""
-    if isinstance(data, Mapping):
-        return {_of_text(text): tuple(words) for text, words in data.items()}
-    return {Aspect(each["role"], each["name"]): tuple(each["words"]) for each in data}
-
-
-#: Words by aspect.
-type Words = dict[Aspect, tuple[str, ...]]
+def aspects_from_json(data: Iterable[Mapping[str, Any]]) -> dict[Aspect, tuple[str, ...]]:
+    """The words by aspect that ``aspects_to_json`` was given."""
+    return {Aspect(plain["role"], plain["name"]): tuple(plain["words"]) for plain in data}
 
 
 class PlainWords(TypedDict):
@@ -121,24 +109,19 @@ class PlainWords(TypedDict):
 
 
 class PlainInputs(TypedDict):
-    """Coverage of inputs, as ``checks.inputs.to_json`` gives it; schema 1 has fewer fields."""
+    """Coverage of inputs, as ``checks.inputs`` gives it."""
 
     shapes: list[str]
-    tried: list[PlainWords] | dict[str, list[str]]
-    never: list[PlainWords] | dict[str, list[str]]
-    signatures: NotRequired[Count]
-    dtypes: NotRequired[list[str]]
-
-
-def _of_text(text: str) -> Aspect:
-    role, _, name = text.partition(" ")
-    return Aspect(role, name)
+    signatures: Count
+    dtypes: list[str]
+    tried: list[PlainWords]
+    never: list[PlainWords]
 
 
 # The record of a check in a test, and its JSON.
 
 
-#: Version of the JSON form; see "Results" in docs/reference.md. ``from_json`` reads version 1, too.
+#: Version of the JSON form; see "Results" in docs/reference.md.
 SCHEMA = 2
 
 #: The values of a record's ``outcome``.
@@ -380,7 +363,7 @@ class Record:
     script: str = ""
     example: str = ""
     compiled: tuple[_PlainCompiled, ...] = ()
-    notes: tuple[PlainNote, ...] = ()
+    notes: tuple[Note, ...] = ()
     unverified: tuple[Text, ...] = ()
     inputs: _PlainInputs = dataclasses.field(default_factory=dict[str, Any])
     signatures: tuple[str, ...] = ()
@@ -470,3 +453,25 @@ def from_json(plain: Mapping[str, Any]) -> Record:
       DataError: it is none.
     """
     return decode(Record, plain)
+
+
+#: Limit on the findings in the record of a failure.
+_FINDINGS = 16
+
+
+def error_fields(error: BaseException) -> dict[str, Any]:
+    """The fields of a record about its failure: the message and data of an error."""
+    if not isinstance(error, PallasError):
+        text = f"{type(error).__name__}: {error}"
+        return {"message": text, "explanation": explanation_of(text).to_json()}
+
+    def plain(error: PallasError) -> dict[str, Any]:
+        explanation = error.explanation or explanation_of(str(error))
+        findings = tuple(finding.to_json() for finding in error.findings[:_FINDINGS])
+        return {
+            "message": str(error),
+            "explanation": explanation.to_json(),
+            "findings": findings,
+        }
+
+    return {**plain(error), "others": tuple(map(plain, error.others))}

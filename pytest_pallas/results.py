@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
+from typing import IO, Annotated, Any, Literal, TypedDict
 
 from pallas_sim.errors import OptionError
 from pallas_sim.findings import Text
@@ -139,6 +140,24 @@ class RunResults:
         return [name for name in self.collected if name not in ended]
 
 
+@contextlib.contextmanager
+def replacing(path: Path) -> Generator[IO[bytes]]:
+    """Write a file in one step, so that no reader sees a part of it, whatever happens meanwhile.
+
+    Raises:
+      OSError: it cannot be written. What was there is as it was.
+    """
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)  # closed: Windows replaces no open file
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
 def text_parts(fields: Mapping[str, Any]) -> Iterator[str]:
     """The text of a results file, in parts: memory holds one record as text, and not all.
 
@@ -217,15 +236,8 @@ class Journal:
         """
         self.path = path
         self._torn = False
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.writelines(map(_line, first))
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(path)  # closed: Windows replaces no open file
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        with replacing(path) as file:
+            file.writelines(map(_line, first))
         self._handle = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0))
 
     def append(self, plain: Mapping[str, Any]) -> None:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pytest_pallas.compile.service import Service
     from pytest_pallas.judge.oracle import ExpectedCache
     from pytest_pallas.judge.tolerance import Tolerance
-    from pytest_pallas.replay.goldens import Loaded
+    from pytest_pallas.replay.goldens import LoadedExample
 
 #: Time limit in seconds for blocked devices of a kernel with a mutant.
 _MUTANT_SECONDS = 15.0
@@ -136,7 +136,7 @@ class Session:
     stained: bool = False
 
     @cached_property
-    def replayed(self) -> Loaded | None:
+    def replayed(self) -> LoadedExample | None:
         """The only example to run, or None."""
         return None
 

@@ -8,6 +8,7 @@ be bitwise equal to the golden if nothing changed that determines its bits.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -27,7 +28,7 @@ from pytest_pallas.judge.oracle import Expected
 from pytest_pallas.judge.references import Leaves
 from pytest_pallas.judge.tolerance import Comparison, Noise
 from pytest_pallas.record import Note
-from pytest_pallas.replay.goldens import Call, Golden, Output, Store, origin_of, question_of
+from pytest_pallas.replay.goldens import Golden, GoldenCall, Output, Store, origin_of, question_of
 from pytest_pallas.replay.values import Array, Written, digest, dump, write
 
 type Mode = Literal["record", "update", "replay"]
@@ -117,11 +118,11 @@ def keeping(check: Check, kernel: str, request: GoldenRequest) -> Check:
     """
 
     def run(context: CheckContext) -> CheckResult:
-        finding = check.run(context)
-        if finding.answer is None or finding.failed is not None:
-            return finding
-        what = _compared if request.goldens.mode == "replay" else _recorded
-        return what(request, check.name, kernel, context, finding, finding.answer)
+        result = check.run(context)
+        if result.answer is None or result.failed is not None:
+            return result
+        keep = _compared if request.goldens.mode == "replay" else _recorded
+        return keep(request, check.name, kernel, context, result, result.answer)
 
     return dataclasses.replace(check, run=run)
 
@@ -136,7 +137,7 @@ def _recorded(
     check: str,
     name: str,
     context: CheckContext,
-    finding: CheckResult,
+    result: CheckResult,
     answer: ComparedOutputs,
 ) -> CheckResult:
     drawn = "; ".join(f"{each.name} {each.text}" for each in drawn_facts(context.arguments))
@@ -151,7 +152,7 @@ def _recorded(
         check=check,
         mesh=dict(request.mesh),
         origin=origin_of(context.backend, context.kernel),
-        call=Call(
+        call=GoldenCall(
             digest=written.digest,
             plain=written.plain,
             kinds=tuple((a.dtype.name, a.shape) for a in written.arrays) if kept else (),
@@ -166,7 +167,7 @@ def _recorded(
     )
     before = goldens.store.get(golden.name)
     if before is not None and (before.outputs, before.origin) == (golden.outputs, golden.origin):
-        return _counted(finding, unchanged=1)
+        return _counted(result, unchanged=1)
     if before is not None and goldens.mode == "record" and goldens.ci:
         raise GoldenError(
             f"there is a different golden of {golden}, from {before.origin}; with CI=true, "
@@ -174,10 +175,10 @@ def _recorded(
             "is right"
         )
     goldens.store.put(golden, arrays)
-    found = _counted(finding, **{"recorded" if before is None else "replaced": 1})
+    result = _counted(result, **{"recorded" if before is None else "replaced": 1})
     if any(output.sample for output in outputs):
-        found = dataclasses.replace(found, notes=(*found.notes, _SAMPLED))
-    return found
+        result = dataclasses.replace(result, notes=(*result.notes, _SAMPLED))
+    return result
 
 
 _SAMPLED = Note(f"golden: of large outputs, {SAMPLE} elements and a checksum are kept", "result")
@@ -188,26 +189,26 @@ def _compared(
     check: str,
     name: str,
     context: CheckContext,
-    finding: CheckResult,
+    result: CheckResult,
     answer: ComparedOutputs,
 ) -> CheckResult:
     question = question_of(name, check, request.mesh, written_call(context.arguments).digest)
-    found = request.goldens.index.get(question, ())
-    if not found:
-        return _counted(finding, missing=1)
+    goldens = request.goldens.index.get(question, ())
+    if not goldens:
+        return _counted(result, missing=1)
     here = origin_of(context.backend, context.kernel)
-    for golden in found:
+    for golden in goldens:
         comparisons = _against(golden, request.goldens.store, here, context, answer)
         if any(not comparison.passed for comparison in comparisons):
             subject = f"against the golden of {golden.origin}"
-            found = dataclasses.replace(finding, comparisons=comparisons, subject=subject)
-            return _counted(found, different=1)
-        finding = dataclasses.replace(
-            _counted(finding, compared=1),
-            comparisons=(*finding.comparisons, *comparisons),
-            used_goldens=(*finding.used_goldens, golden.name),
+            result = dataclasses.replace(result, comparisons=comparisons, subject=subject)
+            return _counted(result, different=1)
+        result = dataclasses.replace(
+            _counted(result, compared=1),
+            comparisons=(*result.comparisons, *comparisons),
+            used_goldens=(*result.used_goldens, golden.name),
         )
-    return finding
+    return result
 
 
 def _against(
@@ -221,11 +222,11 @@ def _against(
         for (_, array), wanted in zip(answer.outputs, golden.outputs, strict=False)
     ):
         return ()
-    places = {output.path: output.sample for output in golden.outputs}
-    mine = [(path, _sampled(array, places.get(path, 0))) for path, array in answer.outputs]
-    if same and list(places) == [path for path, _ in mine]:
+    samples = {output.path: output.sample for output in golden.outputs}
+    mine = [(path, _sampled(array, samples.get(path, 0))) for path, array in answer.outputs]
+    if same and list(samples) == [path for path, _ in mine]:
         return _bits(mine, kept, f"against the golden of {golden.origin}")
-    expected = _sampled_expected(_expected_of_both(golden, answer), places)
+    expected = _sampled_expected(_expected_of_both(golden, answer), samples)
     theirs: Leaves = list(kept.items())
     return apart(context, "today", str(golden.origin), mine, theirs, expected)
 
@@ -247,13 +248,13 @@ def _expected_of_both(golden: Golden, answer: ComparedOutputs) -> Expected:
 
 def _bits(mine: Leaves, kept: Mapping[str, Array], where: str) -> Sequence[Comparison]:
     """The differences of an output whose checksum differs."""
-    found = [
+    comparisons = [
         bitwise(array, kept[path], where=f"{path or 'output'} {where}") for path, array in mine
     ]
-    if all(comparison.passed for comparison in found):
+    if all(comparison.passed for comparison in comparisons):
         text = "the checksum differs: the difference is at elements that the golden does not keep"
         return [state("bitwise", f"output {where}", text)]
-    return found
+    return comparisons
 
 
 def _outputs(
@@ -261,21 +262,21 @@ def _outputs(
 ) -> tuple[tuple[Output, ...], dict[str, Array]]:
     leaves = [(path, np.asarray(leaf)) for path, leaf in leaves]
     large = _size([leaf for _, leaf in leaves]) > most
-    outputs: list[Output] = []
-    arrays: dict[str, Array] = {}
-    for number, (path, leaf) in enumerate(leaves):
-        sample = SAMPLE if large and leaf.size > SAMPLE else 0
-        arrays[f"out{number}"] = _sampled(leaf, sample)
-        outputs.append(
-            Output(
-                path=path,
-                dtype=leaf.dtype.name,
-                shape=leaf.shape,
-                digest=digest(leaf),
-                sample=sample,
-            )
+    outputs = tuple(
+        Output(
+            path=path,
+            dtype=leaf.dtype.name,
+            shape=leaf.shape,
+            digest=digest(leaf),
+            sample=SAMPLE if large and leaf.size > SAMPLE else 0,
         )
-    return tuple(outputs), arrays
+        for path, leaf in leaves
+    )
+    arrays = {
+        f"out{number}": _sampled(leaf, output.sample)
+        for number, ((_, leaf), output) in enumerate(zip(leaves, outputs, strict=True))
+    }
+    return outputs, arrays
 
 
 def _sampled(array: Any, sample: int) -> Any:
@@ -286,36 +287,32 @@ def _sampled(array: Any, sample: int) -> Any:
     return flat[np.linspace(0, flat.size - 1, sample).astype(np.int64)]
 
 
-def _sampled_expected(expected: Expected, places: Mapping[str, int]) -> Expected:
+def _sampled_expected(expected: Expected, samples: Mapping[str, int]) -> Expected:
     """The expected values of the elements that are kept."""
-    if not any(places.values()):
+    if not any(samples.values()):
         return expected
 
     def noise(path: str) -> Noise | None:
-        whole, sample = expected.noise(path), places.get(path, 0)
+        whole, sample = expected.noise(path), samples.get(path, 0)
         if whole is None or not sample:
             return whole
-        return Noise(
-            wide=np.stack([_sampled(each, sample) for each in whole.wide]),
-            narrow=np.stack([_sampled(each, sample) for each in whole.narrow]),
-            sums=None
-            if whole.sums is None
-            else np.stack([_sampled(each, sample) for each in whole.sums]),
-        )
+
+        def stacked(draws: Array) -> Array:
+            return np.stack([_sampled(draw, sample) for draw in draws])
+
+        sums = None if whole.sums is None else stacked(whole.sums)
+        return Noise(stacked(whole.wide), stacked(whole.narrow), sums)
 
     def sampled(leaves: Leaves) -> Leaves:
-        return [(path, _sampled(leaf, places.get(path, 0))) for path, leaf in leaves]
+        return [(path, _sampled(leaf, samples.get(path, 0))) for path, leaf in leaves]
 
     return dataclasses.replace(
         expected, oracle=sampled(expected.oracle), baseline=sampled(expected.baseline), noise=noise
     )
 
 
-def _counted(finding: CheckResult, **counts: int) -> CheckResult:
-    goldens = {**finding.goldens}
-    for name, count in counts.items():
-        goldens[name] = goldens.get(name, 0) + count
-    return dataclasses.replace(finding, goldens=goldens)
+def _counted(result: CheckResult, **counts: int) -> CheckResult:
+    return dataclasses.replace(result, goldens={**(Counter(result.goldens) + Counter(counts))})
 
 
 def _size(arrays: Iterable[Array]) -> int:

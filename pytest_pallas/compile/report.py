@@ -1,11 +1,15 @@
-"""The tables of compiling backends: which kernels are compiled for which chips, and why not."""
+"""The tables of compiling backends: which kernels compile for which chips, why not, what they cost.
+
+All are made from records. Below them: the file of ``--pallas-cost``, written or compared at the end
+of a session.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pallas_sim.chips import TARGETS, Label
 from pytest_pallas.backends.registry import Family
@@ -17,7 +21,7 @@ from pytest_pallas.report.section import Results, rendered, section
 from pytest_pallas.report.terminal import footnote_lines
 
 #: Texts of a cell for the status of a compilation, worst first.
-_WORDS = {
+_TEXTS = {
     "timed out": "TIMED OUT",
     "crashed": "CRASHED",
     "out of memory": "OUT OF MEMORY",
@@ -30,12 +34,10 @@ def split(
 ) -> tuple[list[Record], list[Record]]:
     """The records of backends that execute kernels, and those of backends that compile them."""
     names = {family.name for family in families if family.kind == "compiling"}
-    executed: list[Record] = []
-    compiled: list[Record] = []
+    parts: tuple[list[Record], list[Record]] = ([], [])
     for record in records:
-        compiles = Label.of(record.backend).name in names
-        (compiled if compiles else executed).append(record)
-    return executed, compiled
+        parts[Label.of(record.backend).name in names].append(record)
+    return parts
 
 
 def sections(
@@ -98,20 +100,13 @@ def reasons(records: Iterable[Record]) -> Iterator[str]:
 
     Messages that differ only in numbers count as one reason. Expected failures have footnotes.
     """
-    texts: dict[tuple[str, str, str], str] = {}
-    chips: dict[tuple[str, str, str], list[str]] = {}
+    chips: dict[tuple[str, str, str], tuple[str, dict[str, None]]] = {}
     for record in records:
-        if record.outcome == "xfailed":
-            continue
-        for status, text in _problems(record):
+        for status, text in _problems(record) if record.outcome != "xfailed" else ():
             key = (record.kernel, status, re.sub(r"\d+", "0", text))
-            texts.setdefault(key, text)
-            found = chips.setdefault(key, [])
-            if _chip(record) not in found:
-                found.append(_chip(record))
-    for key, text in texts.items():
-        kernel, status, _ = key
-        yield f"{status}: {kernel} ({', '.join(chips[key])}): {text}"
+            chips.setdefault(key, (text, {}))[1][_chip(record)] = None
+    for (kernel, status, _), (text, names) in chips.items():
+        yield f"{status}: {kernel} ({', '.join(names)}): {text}"
 
 
 def _problems(record: Record) -> Iterator[tuple[str, str]]:
@@ -134,8 +129,8 @@ def _platform(record: Record) -> str:
 def _chip(record: Record) -> str:
     if record.compiled:
         return str(record.compiled[0]["target"])
-    found = Label.of(record.backend)
-    return found.chip or found.name
+    backend = Label.of(record.backend)
+    return backend.chip or backend.name
 
 
 def _cell(rows: Sequence[Record]) -> tuple[str, str]:
@@ -147,10 +142,10 @@ def _cell(rows: Sequence[Record]) -> tuple[str, str]:
     if not rest:
         return "xfail", "yellow"
     reports = [report for row in rest for report in row.compiled]
-    for status, word in _WORDS.items():
+    for status, text in _TEXTS.items():
         bad = sum(report["status"] == status for report in reports)
         if bad:
-            return f"{word} {bad}/{len(reports)}", "red"
+            return f"{text} {bad}/{len(reports)}", "red"
     if any(row.outcome == "failed" for row in rest):
         return "FAILED", "red"
     if any(row.outcome == "xpassed" for row in rest):
@@ -171,8 +166,7 @@ def section_of_compilers(results: Results) -> Iterator[str]:
     )
 
 
-# The costs of the machine code of kernels as tables, and the file of ``--pallas-cost``.
-
+# The costs of the machine code of kernels.
 
 #: A report as plain values.
 Report = Mapping[str, Any]
@@ -186,14 +180,39 @@ _SIGNATURE = 40
 
 @dataclass(frozen=True)
 class _Column:
-    """A column: its title, its text in a row, and the order in which columns are omitted."""
+    """A column.
+
+    Attributes:
+      title: above it.
+      field: the field of a report, or the unit among its slots.
+      keep: columns with a smaller number are left out first.
+      kind: what the field is.
+      limit: the field with the limit of a number of bytes.
+      bad: whether anything above 0 is worth a look.
+    """
 
     title: str
-    text: Callable[[Report], str]
+    field: str
     keep: int
-    """Columns with a smaller number are left out first."""
+    kind: Literal["number", "bytes", "slots", "list"] = "number"
+    limit: str = ""
     bad: bool = False
-    """Whether anything above 0 is worth a look."""
+
+    def text(self, report: Report) -> str:
+        """The text of a row."""
+        value = report.get(self.field)
+        match self.kind:
+            case "list":
+                return str(len(value or ()))
+            case "slots":
+                share = report.get("loop_slots", {}).get(self.field)
+                return "-" if share is None else f"{100 * share:.0f}"
+            case "bytes":
+                most = report.get(self.limit)
+                size = size_words(value)
+                return size if value is None or not most else f"{size} {100 * value / most:.0f}%"
+            case _:
+                return "-" if value is None else f"{value:,}"
 
 
 def costs(records: Sequence[Record], *, width: int, color: bool) -> Iterator[str]:
@@ -201,13 +220,13 @@ def costs(records: Sequence[Record], *, width: int, color: bool) -> Iterator[str
 
     A row is the typical call of a spec with the longest code, or the call with the longest code.
     """
-    found = [
+    shown = [
         (with_mesh(record), report)
         for record in sorted(records, key=lambda record: record.family)
         if record.check == "forward" and (report := shown_report(record)) is not None
     ]
     for platform, columns in (("tpu", _TPU), ("gpu", _GPU)):
-        reports = [(n, r) for n, r in found if TARGETS[r["target"]].platform == platform]
+        reports = [(n, r) for n, r in shown if TARGETS[r["target"]].platform == platform]
         if reports:
             rows = _named(reports)
             kept, dropped = _fitting(columns, rows, width)
@@ -246,7 +265,7 @@ def _table(
 def _legend(platform: str, kept: Sequence[_Column], dropped: Sequence[_Column]) -> Iterator[str]:
     titles = [column.title for column in kept]
     if platform == "tpu":
-        units = [title for title in titles if title in _UNITS.values()]
+        units = [title for title in titles if title in UNITS.values()]
         text = "loop: bundles of the main loop"
         if units:
             text += f"; {units[0]} to {units[-1]}: its slots in use, in %"
@@ -282,11 +301,11 @@ def _named(reports: Sequence[tuple[str, Report]]) -> list[tuple[str, Report]]:
     distinct: dict[tuple[str, str], dict[str, Report]] = {}
     for name, report in reports:
         distinct.setdefault((name, report["target"]), {})[report.get("signature", "")] = report
-    several = {name for (name, _), found in distinct.items() if len(found) > 1}
+    several = {name for (name, _), signatures in distinct.items() if len(signatures) > 1}
     rows = [
         (f"{name} {_cut(signature)}" if name in several else name, report)
-        for (name, _), found in distinct.items()
-        for signature, report in found.items()
+        for (name, _), signatures in distinct.items()
+        for signature, report in signatures.items()
     ]
     names, chips = list(dict.fromkeys(name for name, _ in rows)), list(TARGETS)
     return sorted(rows, key=lambda row: (names.index(row[0]), chips.index(row[1]["target"])))
@@ -312,35 +331,6 @@ def shown_report(record: Record) -> Report | None:
     return max(chosen, key=lambda r: (r.get("bundles", 0), r.get("registers", 0)), default=None)
 
 
-def _number(name: str) -> Callable[[Report], str]:
-    def text(report: Report) -> str:
-        value = report.get(name)
-        return "-" if value is None else f"{value:,}"
-
-    return text
-
-
-def _bytes(name: str) -> Callable[[Report], str]:
-    return lambda report: size_words(report.get(name))
-
-
-def _share(name: str, capacity: str) -> Callable[[Report], str]:
-    def text(report: Report) -> str:
-        value, most = report.get(name), report.get(capacity)
-        size = size_words(value)
-        return size if value is None or not most else f"{size} {100 * value / most:.0f}%"
-
-    return text
-
-
-def _slots(unit: str) -> Callable[[Report], str]:
-    def text(report: Report) -> str:
-        share = report.get("loop_slots", {}).get(unit)
-        return "-" if share is None else f"{100 * share:.0f}"
-
-    return text
-
-
 def size_words(value: int | None) -> str:
     """A number of bytes in a few characters."""
     if value is None:
@@ -351,42 +341,39 @@ def size_words(value: int | None) -> str:
 
 
 #: Titles of the units, by their names in ``Cost.loop_slots``.
-_UNITS = {
-    "mxu": "mxu",
-    "xlu": "xlu",
-    "valu": "valu",
-    "eup": "eup",
+UNITS = {
+    **{name: name for name in ("mxu", "xlu", "valu", "eup")},
     "load": "ld",
     "store": "st",
     "scalar": "sc",
 }
 
 _TPU = (
-    _Column("VMEM", _share("vmem_bytes", "vmem_capacity"), 9),
-    _Column("SMEM", _bytes("smem_bytes"), 1),
-    _Column("code", _bytes("code_bytes"), 2),
-    _Column("bundles", _number("bundles"), 9),
-    _Column("empty", _number("empty_bundles"), 3),
-    _Column("loop", _number("loop_bundles"), 8),
+    _Column("VMEM", "vmem_bytes", 9, "bytes", "vmem_capacity"),
+    _Column("SMEM", "smem_bytes", 1, "bytes"),
+    _Column("code", "code_bytes", 2, "bytes"),
+    _Column("bundles", "bundles", 9),
+    _Column("empty", "empty_bundles", 3),
+    _Column("loop", "loop_bundles", 8),
     *(
-        _Column(title, _slots(unit), 7 if unit in ("mxu", "valu") else 5)
-        for unit, title in _UNITS.items()
+        _Column(title, unit, 7 if unit in ("mxu", "valu") else 5, "slots")
+        for unit, title in UNITS.items()
     ),
-    _Column("spills", _number("spills"), 9, bad=True),
-    _Column("fills", _number("fills"), 4, bad=True),
+    _Column("spills", "spills", 9, bad=True),
+    _Column("fills", "fills", 4, bad=True),
 )
 
 _GPU = (
-    _Column("registers", _number("registers"), 9),
-    _Column("shared memory", _share("shared_bytes", "shared_capacity"), 9),
-    _Column("stack", _bytes("stack_bytes"), 2),
-    _Column("spill stores", _bytes("spill_store_bytes"), 8, bad=True),
-    _Column("spill loads", _bytes("spill_load_bytes"), 7, bad=True),
-    _Column("warnings", lambda report: str(len(report.get("warnings", ()))), 3, bad=True),
+    _Column("registers", "registers", 9),
+    _Column("shared memory", "shared_bytes", 9, "bytes", "shared_capacity"),
+    _Column("stack", "stack_bytes", 2, "bytes"),
+    _Column("spill stores", "spill_store_bytes", 8, "bytes", bad=True),
+    _Column("spill loads", "spill_load_bytes", 7, "bytes", bad=True),
+    _Column("warnings", "warnings", 3, "list", bad=True),
 )
 
 
-def settle(session: PytestSession, records: Iterable[Record]) -> str:
+def write_costs(session: PytestSession, records: Iterable[Record]) -> str:
     """Write the costs file, or compare with it; returns the line of the report.
 
     Raises:

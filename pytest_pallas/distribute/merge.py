@@ -85,7 +85,7 @@ def merge(runs: Sequence[RunResults]) -> Merged:
 def document(results: RunResults) -> Iterator[str]:
     """Results as the text of a results file, in parts."""
     from pytest_pallas.mutate.report import others
-    from pytest_pallas.report.terminal import distinct_line
+    from pytest_pallas.report.terminal import count_distinct
 
     plain = {
         "schema": SCHEMA,
@@ -93,7 +93,7 @@ def document(results: RunResults) -> Iterator[str]:
         "options": dict(results.options),
         "suite": dict(results.suite),
         "files": dict(results.files),
-        "distinct": dataclasses.asdict(distinct_line(others(results.records))),
+        "distinct": dataclasses.asdict(count_distinct(others(results.records))),
         "records": map(to_json, results.records),
         "not_applicable": map(plain_not_applicable, results.not_applicable),
         "tests": plain_tests(results.collected, results.tests, results.parts),
@@ -212,7 +212,7 @@ def run(given: argparse.Namespace) -> int:
     from pytest_pallas.mutate.report import others
     from pytest_pallas.report.files import check_writable, write
     from pytest_pallas.report.summary import summary
-    from pytest_pallas.report.terminal import distinct_line, line
+    from pytest_pallas.report.terminal import count_distinct
     from pytest_pallas.results import read_results
 
     for flag in ("output", "html"):
@@ -241,7 +241,7 @@ def run(given: argparse.Namespace) -> int:
     rest = others(whole.records)
     if rest:
         _say(summary(rest, families=names, width=width, color=sys.stdout.isatty()))
-        _say(line(distinct_line(rest)))
+        _say(str(count_distinct(rest)))
     for record in whole.records:
         if record.outcome in ("failed", "xpassed"):
             found = decode(Explanation, record.explanation) if record.explanation else None

@@ -38,7 +38,7 @@ from pytest_pallas.mutate.runner import (
     unknown,
 )
 from pytest_pallas.pytest_session import JOURNAL, PART_OUTCOME, current
-from pytest_pallas.record import Note, PlainNote
+from pytest_pallas.record import Note
 from pytest_pallas.run.context import BoundCheck, context_of, subjects_of
 from pytest_pallas.run.fuzzing import drawn_calls
 from pytest_pallas.run.item import SpecItem
@@ -67,7 +67,7 @@ class MutantsPart(TypedDict):
     whole: bool
     equivalents: list[EquivalentMutant]
     verdicts: list[MutantVerdict]
-    notes: dict[Text, list[PlainNote]]
+    notes: dict[Text, list[Note]]
 
 
 @dataclass(frozen=True)

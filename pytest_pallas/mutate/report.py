@@ -1,4 +1,9 @@
-"""The verdicts of the mutants of each kernel, from records only."""
+"""The verdicts of the mutants of each kernel, for the terminal and the page; from records only.
+
+Several tests or specs may run a mutant; ``groups`` decides which verdict counts. A kernel's row and
+its lists of mutants are properties of ``KernelMutants``, which both the table of the terminal and
+the template ``mutants.html.j2`` read.
+"""
 
 from __future__ import annotations
 
@@ -21,30 +26,64 @@ _STATUSES = ("killed", "survived", "equivalent", "untried")
 
 @dataclass(frozen=True, kw_only=True)
 class KernelMutants:
-    """The mutants of a kernel.
+    """The mutants of a kernel, or of all kernels.
 
     Attributes:
       kernel: its name.
       family: the family of its spec; "" for kernels of user-written tests.
       verdicts: one for each mutant, in the order of the source.
       notes: stale EquivalentMutant marks, and checks that fail without a mutant.
-      seconds: how long it took.
     """
 
     kernel: str
     family: str
     verdicts: list[MutantVerdict]
     notes: list[Note] = field(default_factory=list[Note])
-    seconds: float = 0.0
 
     @property
     def score(self) -> float | None:
         """The percentage of killed mutants; None if no mutant ran."""
         return score(self.verdicts)
 
+    @property
+    def percent(self) -> str:
+        """The score in words. It is rounded down: with a survivor it is never 100 %."""
+        return "-" if self.score is None else f"{math.floor(10 * self.score) / 10:g} %"
+
+    @property
+    def state(self) -> str:
+        """``"survived"`` if any mutant did, else ``"killed"``, or ``"unscored"`` if none ran."""
+        return "survived" if self.survived else "unscored" if self.score is None else "killed"
+
+    @property
+    def survived(self) -> Sequence[MutantVerdict]:
+        """The mutants that no check killed."""
+        return self.of("survived")
+
+    @property
+    def killed_by(self) -> Sequence[tuple[str, int]]:
+        """The number of mutants that each check killed; after a crash the check may be unknown."""
+        counts = Counter(who(v) or v.how or "unknown" for v in self.of("killed"))
+        return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+    @property
+    def folded(self) -> Mapping[str, Sequence[MutantVerdict]]:
+        """The mutants that the page shows on demand, by title."""
+        equivalent = self.of("equivalent")
+        lists = {
+            "equivalent: marked by the spec": [v for v in equivalent if v.marked],
+            "equivalent: the same program": [v for v in equivalent if not v.marked],
+            "not tried": self.of("untried"),
+        }
+        return {title: verdicts for title, verdicts in lists.items() if verdicts}
+
+    def of(self, status: str) -> list[MutantVerdict]:
+        """The mutants with a status."""
+        return [verdict for verdict in self.verdicts if verdict.status == status]
+
     def count(self, status: str) -> int:
         """The number of mutants with a status."""
-        return sum(verdict.status == status for verdict in self.verdicts)
+        return len(self.of(status))
 
 
 def groups(records: Sequence[Record]) -> list[KernelMutants]:
@@ -52,24 +91,20 @@ def groups(records: Sequence[Record]) -> list[KernelMutants]:
 
     Several tests or specs may run a mutant: it is killed if one of them kills it.
     """
-    found: dict[tuple[str, str], dict[str, MutantVerdict]] = {}
+    kernels: dict[tuple[str, str], dict[str, MutantVerdict]] = {}
     notes: dict[tuple[str, str], list[Note]] = {}
-    seconds: Counter[tuple[str, str]] = Counter()
     for record in records:
-        for plain in record.mutants:
-            verdict = from_json(plain)
+        for verdict in map(from_json, record.mutants):
             name = (record.family, record.kernel if record.family else verdict.kernel)
-            known = found.setdefault(name, {})
-            before = known.get(verdict.key)
+            verdicts = kernels.setdefault(name, {})
+            before = verdicts.get(verdict.key)
             if before is None or _rank(verdict) < _rank(before):
-                known[verdict.key] = verdict
-            notes.setdefault(name, [])
-            seconds[name] += verdict.seconds  # pyright: ignore[reportArgumentType]
+                verdicts[verdict.key] = verdict
         if record.mutants and record.family:
-            notes[record.family, record.kernel] += record.notes
+            notes.setdefault((record.family, record.kernel), []).extend(record.notes)
     best = _best(
         (kernel, verdict)
-        for (_, kernel), verdicts in found.items()
+        for (_, kernel), verdicts in kernels.items()
         for verdict in verdicts.values()
     )
     made = [
@@ -77,10 +112,9 @@ def groups(records: Sequence[Record]) -> list[KernelMutants]:
             kernel=kernel,
             family=family,
             verdicts=[_elsewhere(verdict, *best[key]) for key, verdict in verdicts.items()],
-            notes=list(dict.fromkeys(notes[family, kernel])),
-            seconds=seconds[family, kernel],
+            notes=list(dict.fromkeys(notes.get((family, kernel), ()))),
         )
-        for (family, kernel), verdicts in found.items()
+        for (family, kernel), verdicts in kernels.items()
     ]
     return sorted(made, key=lambda group: 101.0 if group.score is None else group.score)
 
@@ -89,11 +123,6 @@ def together(made: Sequence[KernelMutants]) -> KernelMutants:
     """All mutants, each once."""
     best = _best((group.kernel, verdict) for group in made for verdict in group.verdicts)
     return KernelMutants(kernel="", family="", verdicts=[verdict for _, verdict in best.values()])
-
-
-def total(made: Sequence[KernelMutants]) -> float | None:
-    """The score over all kernels."""
-    return together(made).score
 
 
 def sections(
@@ -112,18 +141,16 @@ def sections(
     yield "mutants"
     yield _table(made, width=width, color=color)
     for group in made:
-        listed = [v for v in group.verdicts if v.status == "survived" or (every and _listed(v))]
-        for verdict in listed:
-            yield from _lines(group, verdict)
+        shown = ("survived", "equivalent", "untried") if every else ("survived",)
+        for verdict in group.verdicts:
+            if verdict.status in shown:
+                yield from _lines(group, verdict)
         for note in group.notes:
             yield f"  {group.kernel}: {note}"
-    every_one = together(made)
-    overall = every_one.score
-    counts = [
-        f"{len(every_one.verdicts)} mutants",
-        *(f"{every_one.count(s)} {s}" for s in _STATUSES if every_one.count(s)),
-    ]
-    yield f"score {'-' if overall is None else f'{overall:.1f} %'}: {', '.join(counts)}"
+    total = together(made)
+    overall = "-" if total.score is None else f"{total.score:.1f} %"
+    counts = [f"{number} {status}" for status in _STATUSES if (number := total.count(status))]
+    yield f"score {overall}: {', '.join([f'{len(total.verdicts)} mutants', *counts])}"
 
 
 def others(records: Sequence[Record]) -> list[Record]:
@@ -173,14 +200,10 @@ def _elsewhere(verdict: MutantVerdict, kernel: str, best: MutantVerdict) -> Muta
     )
 
 
-def _listed(verdict: MutantVerdict) -> bool:
-    return verdict.status in ("equivalent", "untried")
-
-
 def _lines(group: KernelMutants, verdict: MutantVerdict) -> Iterator[str]:
     part = f" ({verdict.part})" if verdict.part else ""
     yield f"  {verdict.status}  {group.kernel}  {verdict.operator}: {verdict.change}{part}"
-    callers = "".join(f", called in {place}" for place in verdict.called_from)
+    callers = "".join(f", called in {line}" for line in verdict.called_from)
     yield f"            {verdict.where}{callers}"
     if verdict.source:
         yield f"            > {verdict.source}"
@@ -193,25 +216,20 @@ def _table(made: Sequence[KernelMutants], *, width: int, color: bool) -> str:
 
     table = Table(box=None, pad_edge=False, show_edge=False)
     table.add_column("kernel")
-    for name in ("mutants", "killed", "survived", "equivalent", "untried", "score", "by"):
+    for name in ("mutants", *_STATUSES, "score", "by"):
         table.add_column(name, justify="left" if name == "by" else "right")
     for group in made:
         value = group.score
+        by = Counter(verdict.by for verdict in group.of("killed"))
         style = "" if value is None else "green" if value == 100 else "red"
         table.add_row(
             group.kernel,
             str(len(group.verdicts)),
-            *(str(group.count(s)) for s in ("killed", "survived", "equivalent", "untried")),
+            *(str(group.count(status)) for status in _STATUSES),
             f"[{style}]{math.floor(value)} %[/{style}]" if value is not None else "-",
-            _by(group),
+            ", ".join(f"{name} {count}" for name, count in by.most_common(3)),
         )
     return rendered(table, width=width, color=color)
-
-
-def _by(group: KernelMutants) -> str:
-    """The checks with the number of mutants that they killed, the most first."""
-    counts = Counter(v.by for v in group.verdicts if v.status == "killed")
-    return ", ".join(f"{name} {count}" for name, count in counts.most_common(3))
 
 
 @section("mutants")
@@ -228,72 +246,6 @@ def section_of_score(results: Results) -> Iterator[Line]:
         yield Line(results.score, "red")
 
 
-# The mutants of each kernel: a row of a table, and the survivors below it.
-
-
-#: States of a row: a survivor has precedence.
-STATES = ("survived", "killed", "unscored")
-
-
-@dataclass(frozen=True, kw_only=True)
-class MutantEntry:
-    """A mutant with details.
-
-    Attributes:
-      operator: the mutation operator.
-      change: the change, and the part that it changes.
-      body: name of its body, if it is not the kernel's own.
-      where: ``file:line``.
-      callers: the lines of its callers, in short; or "".
-      source: the line of code; "" if it cannot be read.
-      effort: number of examples that ran on it, and their time; "" if none ran.
-      reason: why it is equivalent or was not tried.
-    """
-
-    operator: str
-    change: str
-    body: str
-    where: str
-    callers: str
-    source: str
-    effort: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class MutantRow:
-    """The mutants of one kernel, or of all kernels.
-
-    Attributes:
-      anchor: the page's name for it.
-      kernel: its name.
-      family: the family of its spec; "" for kernels of user-written tests.
-      state: one of ``STATES``.
-      score: the percentage of mutants that were killed, in words.
-      mutants: how many there are.
-      killed, survived, equivalent, untried: the number of mutants with each status.
-      by: the checks or tests with the number of mutants that they killed, the most first.
-      survivors: the mutants that no check killed.
-      folded: groups of mutants that the page shows on demand, with their titles.
-      notes: stale EquivalentMutant marks, and checks that fail without a mutant.
-    """
-
-    anchor: str
-    kernel: str
-    family: str
-    state: str
-    score: str
-    mutants: int
-    killed: int
-    survived: int
-    equivalent: int
-    untried: int
-    by: Sequence[tuple[str, int]]
-    survivors: Sequence[MutantEntry]
-    folded: Sequence[tuple[str, Sequence[MutantEntry]]]
-    notes: Sequence[Note]
-
-
 @dataclass(frozen=True)
 class MutantSummary:
     """The section of the page.
@@ -304,8 +256,8 @@ class MutantSummary:
       without: kernels without mutants.
     """
 
-    rows: Sequence[MutantRow]
-    every: MutantRow
+    rows: Sequence[KernelMutants]
+    every: KernelMutants
     without: Sequence[str]
 
 
@@ -315,74 +267,4 @@ def mutants(records: Sequence[Record]) -> MutantSummary | None:
     without = list(dict.fromkeys(record.kernel for record in records if has_none(record)))
     if not made and not without:
         return None
-    return MutantSummary(
-        rows=[_row(f"mutants-{number}", group) for number, group in enumerate(made)],
-        every=_row("", together(made)),
-        without=without,
-    )
-
-
-def _row(anchor: str, group: KernelMutants) -> MutantRow:
-    score = group.score
-    survived = _entries(group, [v for v in group.verdicts if v.status == "survived"])
-    return MutantRow(
-        anchor=anchor,
-        kernel=group.kernel,
-        family=group.family,
-        state="survived" if survived else "unscored" if score is None else "killed",
-        score=_percent(score),
-        mutants=len(group.verdicts),
-        killed=group.count("killed"),
-        survived=len(survived),
-        equivalent=group.count("equivalent"),
-        untried=group.count("untried"),
-        by=_by_kernel(group.verdicts),
-        survivors=survived,
-        folded=[
-            (title, _entries(group, verdicts))
-            for title, verdicts in _folded(group.verdicts).items()
-            if verdicts
-        ],
-        notes=group.notes,
-    )
-
-
-def _percent(score: float | None) -> str:
-    """A score in words. It is rounded down: with a survivor it is never 100 %."""
-    return "-" if score is None else f"{math.floor(10 * score) / 10:g} %"
-
-
-def _by_kernel(verdicts: Sequence[MutantVerdict]) -> list[tuple[str, int]]:
-    """The number of mutants that each check killed; after a crash the check may be unknown."""
-    counts = Counter(who(v) or v.how or "unknown" for v in verdicts if v.status == "killed")
-    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-
-
-def _folded(verdicts: Sequence[MutantVerdict]) -> Mapping[str, list[MutantVerdict]]:
-    equivalent = [v for v in verdicts if v.status == "equivalent"]
-    return {
-        "equivalent: marked by the spec": [v for v in equivalent if v.marked],
-        "equivalent: the same program": [v for v in equivalent if not v.marked],
-        "not tried": [v for v in verdicts if v.status == "untried"],
-    }
-
-
-def _entries(group: KernelMutants, verdicts: Sequence[MutantVerdict]) -> list[MutantEntry]:
-    return [_entry(group, verdict) for verdict in verdicts]
-
-
-def _entry(group: KernelMutants, verdict: MutantVerdict) -> MutantEntry:
-    change, part = verdict.change, verdict.part
-    if part and part not in change.split():  # "sub -> add" needs no "(sub)"
-        change = f"{change} ({part})"
-    count = "1 example" if verdict.examples == 1 else f"{verdict.examples:,} examples"
-    return MutantEntry(
-        operator=verdict.operator,
-        change=change,
-        body="" if verdict.kernel == group.kernel else verdict.kernel,
-        where=verdict.where,
-        callers="".join(f", called in {place}" for place in verdict.called_from),
-        source=verdict.source,
-        effort=f"{count}, {verdict.seconds:.1f} s" if verdict.examples else "",
-        reason=verdict.reason,
-    )
+    return MutantSummary(made, together(made), without)

@@ -1,6 +1,6 @@
-"""A failure to be repeated elsewhere: as a script, and as a file for ``--pallas-replay``.
+"""A failure to be repeated elsewhere, and goldens: answers to compare with.
 
-``saved`` writes both beside the results. ``script`` makes the text of the script: ``places`` says
-where the call ran, ``promises`` what must hold, ``literals`` and ``functions`` write values and
-functions, ``plain_jax`` the call without this package. Scripts import ``parts``.
+``saved`` writes both files of a failure beside the results: a script, whose text ``script`` makes,
+and a file for ``--pallas-replay``, which ``goldens`` defines. Scripts import ``parts``. ``values``
+writes calls and arrays as safetensors and JSON.
 """

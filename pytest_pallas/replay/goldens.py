@@ -1,18 +1,21 @@
-"""``Golden``: one answer of a kernel, where it came from, and its JSON."""
+"""Goldens: answers of kernels that are kept in a folder, and examples: calls in one file.
+
+``Golden`` is one answer with the call it belongs to and where it came from; ``Store`` is the folder
+of ``--pallas-golden-dir``. ``Example`` is a failing call for ``--pallas-replay`` on another
+machine. Both are JSON beside arrays in safetensors (docs/goldens.md has the formats), and reading
+one executes nothing of it. ``checks.golden`` decides what is kept and compared.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import inspect
 import json
-import os
 import platform
 import re
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -39,81 +42,7 @@ from pytest_pallas.decoding import (
 from pytest_pallas.errors import GoldenError
 from pytest_pallas.judge.tolerance import ProductPrecision
 from pytest_pallas.replay.values import Array, call_of, dump, load, metadata_of, read
-
-
-def origin_of(backend: Backend, kernel: Callable[..., Any]) -> Origin:
-    """Where the answers of a kernel on a backend come from."""
-    device, compiler = _device(backend)
-    versions = {"jax": metadata.version("jax"), "jaxlib": metadata.version("jaxlib")}
-    if compiler:
-        versions["compiler"] = compiler
-    else:
-        versions["pytest-pallas"] = __version__  # it simulates, and mends interpreters
-        versions["numpy"] = np.__version__
-    return Origin(
-        backend=label(backend),
-        device=device,
-        versions=versions,
-        source=source_of(kernel),
-        processor="" if compiler else processor(),
-    )
-
-
-@functools.cache
-def processor() -> str:
-    """The instructions of this processor that decide the bits of XLA's CPU code, numpy and BLAS.
-
-    XLA contracts ``a * b + c`` of float16 to one rounding where the processor has AVX512-FP16, and
-    OpenBLAS has kernels for families of processors, which add in different orders.
-    """
-    words = [platform.machine(), *_instructions(_cpu_flags())]
-    # numpy's BLAS is loaded first; that of scipy, if it is loaded, chooses likewise.
-    blas = next((x for x in threadpoolctl.threadpool_info() if x["user_api"] == "blas"), {})
-    if kernels := blas.get("architecture"):
-        words.append(f"{blas['internal_api']}-{kernels}")
-    return " ".join(words)
-
-
-def _instructions(flags: Iterable[str]) -> list[str]:
-    """Those of a processor's flags, as Linux names them, that stand for arithmetic on floats."""
-    return sorted(flag for flag in flags if _ARITHMETIC.fullmatch(flag))
-
-
-#: AVX512's parts for integers and memory are left out; ``asimd`` and ``sve`` are those of ARM.
-_ARITHMETIC = re.compile(r"fma|avx2|avx512(f|vl)|\w+_(fp|bf)16|amx_tile|asimdhp|bf16|sve2?")
-
-
-def _cpu_flags() -> Sequence[str]:
-    """The first processor's flags; empty where the system has no ``/proc``."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return ()
-    found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
-    return found[1].split() if found else ()
-
-
-def source_of(kernel: Callable[..., Any]) -> str:
-    """SHA-256 of the file that a kernel is in, or "" if it is in none."""
-    while isinstance(kernel, functools.partial):
-        kernel = kernel.func
-    try:
-        path = inspect.getsourcefile(inspect.unwrap(kernel))
-        return hashlib.sha256(Path(path or "").read_bytes()).hexdigest()
-    except (TypeError, OSError):
-        return ""
-
-
-def _device(backend: Backend) -> tuple[str, str]:
-    """The kind of device, and the version of what compiles for it."""
-    if backend.kind == "hardware":
-        import jax
-
-        device = jax.local_devices(backend=backend.platform)[0]
-        return device.device_kind, " ".join(device.client.platform_version.split())
-    target = backend.target or default_target(backend.platform)
-    return target.device_kind if target else "cpu", ""
-
+from pytest_pallas.results import replacing
 
 #: Version of the JSON form; see docs/goldens.md.
 SCHEMA = 1
@@ -177,7 +106,7 @@ class Output:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class GoldenCall:
     """The inputs of an answer.
 
     Attributes:
@@ -221,7 +150,7 @@ class Golden:
     check: str
     mesh: Mapping[str, Count]
     origin: Origin
-    call: Call
+    call: GoldenCall
     outputs: tuple[Output, ...]
     tensors: Annotated[str, Matching("([0-9a-f]{64})?", "a SHA-256")]
     products: ProductPrecision | None = None
@@ -286,10 +215,76 @@ def without_schema(plain: Any, schema: int, what: str) -> dict[str, Any]:
     return {name: value for name, value in plain.items() if name != "schema"}
 
 
-# ``Example``: one call of one check in one file, to be run again on another machine.
-#
-# The file is one of safetensors: the arrays of the call, and as metadata a JSON of the rest.
+# Where answers come from.
 
+
+def origin_of(backend: Backend, kernel: Callable[..., Any]) -> Origin:
+    """Where the answers of a kernel on a backend come from."""
+    device, compiler = _device(backend)
+    versions = {"jax": metadata.version("jax"), "jaxlib": metadata.version("jaxlib")}
+    if compiler:
+        versions["compiler"] = compiler
+    else:
+        versions["pytest-pallas"] = __version__  # it simulates, and mends interpreters
+        versions["numpy"] = np.__version__
+    return Origin(
+        backend=label(backend),
+        device=device,
+        versions=versions,
+        source=source_of(kernel),
+        processor="" if compiler else processor(),
+    )
+
+
+@functools.cache
+def processor() -> str:
+    """The instructions of this processor that decide the bits of XLA's CPU code, numpy and BLAS.
+
+    XLA contracts ``a * b + c`` of float16 to one rounding where the processor has AVX512-FP16, and
+    OpenBLAS has kernels for families of processors, which add in different orders.
+    """
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        text = ""  # a system without /proc
+    line = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    flags = sorted(filter(_ARITHMETIC.fullmatch, line[1].split())) if line else []
+    # numpy's BLAS is loaded first; that of scipy, if it is loaded, chooses likewise.
+    blas = next((x for x in threadpoolctl.threadpool_info() if x["user_api"] == "blas"), {})
+    kernels = blas.get("architecture")
+    return " ".join(
+        [platform.machine(), *flags, *([f"{blas['internal_api']}-{kernels}"] if kernels else [])]
+    )
+
+
+#: The flags of a processor, as Linux names them, that stand for arithmetic on floats. AVX512's
+#: parts for integers and memory are left out; ``asimd`` and ``sve`` are those of ARM.
+_ARITHMETIC = re.compile(r"fma|avx2|avx512(f|vl)|\w+_(fp|bf)16|amx_tile|asimdhp|bf16|sve2?")
+
+
+def source_of(kernel: Callable[..., Any]) -> str:
+    """SHA-256 of the file that a kernel is in, or "" if it is in none."""
+    while isinstance(kernel, functools.partial):
+        kernel = kernel.func
+    try:
+        path = inspect.getsourcefile(inspect.unwrap(kernel))
+        return hashlib.sha256(Path(path or "").read_bytes()).hexdigest()
+    except (TypeError, OSError):
+        return ""
+
+
+def _device(backend: Backend) -> tuple[str, str]:
+    """The kind of device, and the version of what compiles for it."""
+    if backend.kind == "hardware":
+        import jax
+
+        device = jax.local_devices(backend=backend.platform)[0]
+        return device.device_kind, " ".join(device.client.platform_version.split())
+    target = backend.target or default_target(backend.platform)
+    return target.device_kind if target else "cpu", ""
+
+
+# Examples: a safetensors file with the arrays of the call, and as metadata a JSON of the rest.
 
 #: The name of the JSON in the metadata.
 _KEY = "pytest-pallas example"
@@ -330,7 +325,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedExample:
     """An example, and its call: positional arguments, options and tuning."""
 
     example: Example
@@ -348,7 +343,7 @@ def content_of(example: Example, arrays: Sequence[Array]) -> bytes:
     return dump(named, {_KEY: json.dumps(plain)})
 
 
-def load_example(path: Path) -> Loaded:
+def load_example(path: Path) -> LoadedExample:
     """The example in a file. Nothing in it is executed.
 
     Raises:
@@ -368,7 +363,7 @@ def load_example(path: Path) -> Loaded:
         raise GoldenError(f"{name}: {error}") from None
 
 
-def _loaded(content: bytes) -> Loaded:
+def _loaded(content: bytes) -> LoadedExample:
     text = metadata_of(content).get(_KEY)
     if text is None:
         raise GoldenError("this is no example of pytest-pallas")
@@ -379,7 +374,7 @@ def _loaded(content: bytes) -> Loaded:
     named = {f"in{number}": kind for number, kind in enumerate(example.kinds)}
     arrays = load(content, named)
     value = read(example.plain, [arrays[name] for name in named])
-    return Loaded(example, call_of(value))
+    return LoadedExample(example, call_of(value))
 
 
 # The folder of ``--pallas-golden-dir``: a manifest a golden, and the arrays by their content.
@@ -388,9 +383,9 @@ def _loaded(content: bytes) -> Loaded:
 #     tensors/<sha256>.safetensors    arrays, which several goldens may share
 #
 # Every file is written beside its place and renamed, arrays before the manifest that names them:
-# who writes at the same time, or dies in the middle, leaves whole files. Names of files are
+# a process that writes at the same
+# time, or dies in the middle, leaves whole files. Names of files are
 # digests, so nothing that a manifest says leads out of the folder.
-
 
 _NAME = re.compile(r"[0-9a-f]{64}\.json")
 
@@ -458,11 +453,11 @@ class Store:
           GoldenError: the file is missing or damaged.
         """
         kinds = {
-            f"out{number}": (each.dtype, (each.sample,) if each.sample else each.shape)
-            for number, each in enumerate(golden.outputs)
+            f"out{number}": (output.dtype, (output.sample,) if output.sample else output.shape)
+            for number, output in enumerate(golden.outputs)
         }
-        arrays = self._arrays(golden, kinds)
-        return {each.path: arrays[f"out{number}"] for number, each in enumerate(golden.outputs)}
+        arrays = self._arrays(golden, kinds).values()
+        return {output.path: array for output, array in zip(golden.outputs, arrays, strict=True)}
 
     def inputs(self, golden: Golden) -> list[Array]:
         """The arrays of the call.
@@ -510,15 +505,6 @@ def _require_file(path: Path) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(temporary).unlink()
-        raise
+    with replacing(path) as file:
+        file.write(content)

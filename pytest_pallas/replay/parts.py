@@ -1,16 +1,17 @@
-"""What scripts of failures import to find a function again that cannot be imported by a name."""
+"""Find a function again that has no name in its module. Scripts of failures import this."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 
 def load(name: str, file: str) -> types.ModuleType:
-    """The module ``name``, which only its file tells.
+    """Import a module from its file, because its name does not lead there.
 
     Raises:
       ImportError: the file is no Python file, or raises when it is imported.
@@ -23,6 +24,23 @@ def load(name: str, file: str) -> types.ModuleType:
     return module
 
 
+def compiled(file: str, qualname: str) -> list[types.CodeType]:
+    """The code of all functions with a qualified name, in the order of the source.
+
+    Raises:
+      OSError, SyntaxError, ValueError: the file cannot be read or compiled.
+    """
+
+    def nested_in(code: types.CodeType) -> Iterator[types.CodeType]:
+        for inner in code.co_consts:
+            if isinstance(inner, types.CodeType):
+                yield inner
+                yield from nested_in(inner)
+
+    whole = compile(Path(file).read_text(encoding="utf-8"), file, "exec", dont_inherit=True)
+    return [code for code in nested_in(whole) if code.co_qualname == qualname]
+
+
 def nested(
     module: types.ModuleType,
     qualname: str,
@@ -31,7 +49,7 @@ def nested(
     defaults: tuple[Any, ...] | None = None,
     keywords: dict[str, Any] | None = None,
 ) -> Any:
-    """The function of a module that has no name there: in another function, or a lambda.
+    """Make the function of a module that has no name there: in another function, or a lambda.
 
     Args:
       module: the module, whose source has not changed.
@@ -41,16 +59,7 @@ def nested(
       defaults: of its positional arguments.
       keywords: defaults of its keyword-only arguments.
     """
-
-    def codes(code: types.CodeType) -> Any:
-        for inner in code.co_consts:
-            if isinstance(inner, types.CodeType):
-                yield inner
-                yield from codes(inner)
-
-    file = str(module.__file__)
-    whole = compile(Path(file).read_text(encoding="utf-8"), file, "exec", dont_inherit=True)
-    code = [code for code in codes(whole) if code.co_qualname == qualname][number]
+    code = compiled(str(module.__file__), qualname)[number]
     closure = tuple(types.CellType(cell) for cell in cells)
     function = types.FunctionType(code, vars(module), code.co_name, defaults, closure)
     function.__kwdefaults__ = keywords

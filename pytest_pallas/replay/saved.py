@@ -1,11 +1,14 @@
-"""A failing call as one file that ``--pallas-replay`` runs again, on another machine, too."""
+"""Save a failure to be repeated: as a script, and as one file for ``--pallas-replay``.
+
+The file holds the call only, and another machine can run it; it needs the extra ``golden``. The
+script runs without pytest. Both are beside the results, or in pytest's cache, and the next failure
+of the same test overwrites them.
+"""
 
 from __future__ import annotations
 
-import os
+import io
 import re
-import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
@@ -16,21 +19,27 @@ import pytest
 
 from pallas_sim.errors import PallasError, first_line
 from pytest_pallas._version import __version__
+from pytest_pallas.backends.protocol import label
 from pytest_pallas.checks.golden import written_call
 from pytest_pallas.pytest_session import PytestSession, variant_of
 from pytest_pallas.replay.goldens import Example, content_of
-from pytest_pallas.replay.script import NoScriptError, Script, script_of
+from pytest_pallas.replay.script import NoScriptError, script_of
+from pytest_pallas.results import replacing
 
+#: The folder of the scripts, beside the results or in pytest's cache.
+FOLDER = "pallas-failures"
+
+#: The file for ``--pallas-replay`` is beside the script, with this suffix.
 SUFFIX = ".safetensors"
+
+_LINE = "# test: "
 
 
 def example_of(session: PytestSession, item: pytest.Item, error: PallasError) -> bytes | None:
-    """The content of the file, or None: something in the call has no words, or it is too large.
+    """The content of the file, or None: the call cannot be written, or is too large.
 
     Also where safetensors is not installed: the extra ``golden`` has it.
     """
-    from pytest_pallas.backends.protocol import label
-
     if util.find_spec("safetensors") is None:
         return None
     failure = error.failure
@@ -54,17 +63,6 @@ def example_of(session: PytestSession, item: pytest.Item, error: PallasError) ->
     return content_of(example, written.arrays)
 
 
-def beside(script: Path) -> Path:
-    """Where the example of a script is."""
-    return script.with_suffix(SUFFIX)
-
-
-#: The folder of the scripts, beside the results or in pytest's cache.
-FOLDER = "pallas-failures"
-
-_LINE = "# test: "
-
-
 def test_of_script(text: str) -> str:
     """The test that a script repeats, as its text says; "" if it does not."""
     lines = (line for line in text.splitlines() if line.startswith(_LINE))
@@ -86,7 +84,7 @@ class Saved:
     example: Path | None = None
 
     def __str__(self) -> str:
-        """The words of a failure message."""
+        """For the failure message."""
         if self.path is None:
             return f"none: {self.note}"
         return f"{self.path} ({self.note})" if self.note else str(self.path)
@@ -139,36 +137,37 @@ def folder_for(session: PytestSession) -> Path:
 def _save(
     session: PytestSession, item: pytest.Item, error: PallasError, replay: str, number: int
 ) -> Saved:
-    from pytest_pallas.backends.protocol import label
-
     folder, failure = folder_for(session), error.failure
     test = item.nodeid if number == 1 else f"{item.nodeid}, failure {number}"
     name = f"{failure.name}-{failure.check}-{label(failure.context.backend)}"
     mesh = getattr(item, "mesh", None) or {}
     name += "".join(f"-{axis}{size}" for axis, size in mesh.items())
     path = free_path(folder, script_name(name), test)
-    example = _export(session, item, error, path)
+    example = path.with_suffix(SUFFIX)
+    if not _write(example, example_of(session, item, error)):
+        example = None
     if failure.finding is not None and failure.finding.goldens.get("different"):
         return Saved(None, "it would not have the golden to compare with", example)
     try:
         script = script_of(session, error, failure, test=test, replay=replay)
     except NoScriptError as reason:
         return Saved(None, str(reason), example)
-    _write(path, script)
+    arrays = io.BytesIO()
+    np.savez(arrays, **script.arrays)
+    _write(path.with_suffix(".npz"), arrays.getvalue() if script.arrays else None)
+    _write(path, script.text.encode())
     note = f"not complete, fill in {'; '.join(script.missing)}" if script.missing else ""
     return Saved(path, note, example)
 
 
-def _export(
-    session: PytestSession, item: pytest.Item, error: PallasError, path: Path
-) -> Path | None:
-    """Write the file for ``--pallas-replay`` beside the script."""
-    content = example_of(session, item, error)
+def _write(path: Path, content: bytes | None) -> bool:
+    """Write a file, or remove that of an earlier failure; returns whether it is there."""
     if content is None:
-        beside(path).unlink(missing_ok=True)
-        return None
-    _replace(beside(path), lambda file: file.write(content))
-    return beside(path)
+        path.unlink(missing_ok=True)
+        return False
+    with replacing(path) as file:
+        file.write(content)
+    return True
 
 
 def script_name(text: str) -> str:
@@ -188,25 +187,3 @@ def free_path(folder: Path, name: str, test: str) -> Path:
         if f"{_LINE}{test}\n" in text:
             return path
         number += 1
-
-
-def _write(path: Path, script: Script) -> None:
-    """Write a script and its arrays, each in one step."""
-    beside = path.with_suffix(".npz")
-    if script.arrays:
-        _replace(beside, lambda file: np.savez(file, **script.arrays))
-    else:
-        beside.unlink(missing_ok=True)
-    _replace(path, lambda file: file.write(script.text.encode()))
-
-
-def _replace(path: Path, fill: Callable[[Any], Any]) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            fill(file)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

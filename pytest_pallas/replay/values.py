@@ -1,12 +1,18 @@
-"""Arrays as safetensors, of every dtype that JAX has.
+"""Write calls and arrays as JSON and safetensors, without pickles, and read them back.
 
-The format has names for most of them. Others (4 bits and less, complex128) are stored as their
-bytes; shape and dtype of every array are in the manifest besides, and those count.
+Nothing is executed that a file says. Below the arrays are values: numbers, strings, dtypes and
+containers. What is none of these (a function, a mask object) is written as ``opaque``, by name: the
+call is told from others, and has to be drawn again to be made.
+
+The format has names for most dtypes that JAX has. Arrays of the others (4 bits and less,
+complex128) are stored as their bytes; shape and dtype of every array are in the manifest besides,
+and those count.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import math
 import re
@@ -60,16 +66,17 @@ def load(content: bytes, kinds: Mapping[str, tuple[str, tuple[int, ...]]]) -> di
     """
     module = _module("safetensors")
     try:
-        stored = {name: bytes(each["data"]) for name, each in module.deserialize(content)}
+        stored = {name: bytes(fields["data"]) for name, fields in module.deserialize(content)}
     except module.SafetensorError as error:
         problem = shown(str(error))[:200]
         raise GoldenError(f"this is no safetensors file, or a part of one: {problem}") from None
-    found: dict[str, Array] = {}
-    for name, (dtype, shape) in kinds.items():
+    for name in kinds:
         if name not in stored:
             raise GoldenError(f"the array {name!r} is missing in its file")
-        found[name] = _array(name, stored[name], dtype_of(dtype), shape)
-    return found
+    return {
+        name: _array(name, stored[name], dtype_of(dtype), shape)
+        for name, (dtype, shape) in kinds.items()
+    }
 
 
 def metadata_of(content: bytes) -> Mapping[str, str]:
@@ -105,10 +112,10 @@ def dtype_of(name: str) -> np.dtype[Any]:
     """
     try:
         if _DTYPE.fullmatch(name):
-            found = np.dtype(getattr(ml_dtypes, name, name))
+            dtype = np.dtype(getattr(ml_dtypes, name, name))
             # ``np.dtype`` has texts for records, objects and times, too
-            if found.name == name and (found.kind in "biufc" or hasattr(ml_dtypes, name)):
-                return found
+            if dtype.name == name and (dtype.kind in "biufc" or hasattr(ml_dtypes, name)):
+                return dtype
     except (TypeError, ValueError):
         pass
     raise GoldenError(f"there is no dtype {shown(repr(name)[:60])}")
@@ -122,10 +129,7 @@ def _named(array: Array) -> Array:
 
 
 def _array(name: str, content: bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    count = 1
-    for size in shape:
-        count *= size
-    if count * dtype.itemsize != len(content):
+    if math.prod(shape) * dtype.itemsize != len(content):
         raise GoldenError(
             f"the array {name!r} must be {dtype.name}{list(shape)}, but it has {len(content)} bytes"
         )
@@ -136,8 +140,6 @@ def _array(name: str, content: bytes, dtype: np.dtype[Any], shape: tuple[int, ..
 
 
 def _module(name: str) -> Any:
-    import importlib
-
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -146,10 +148,7 @@ def _module(name: str) -> Any:
         ) from None
 
 
-# Calls as JSON and arrays, without pickles, and back again without executing anything.
-#
-# What is none of the kinds below (a function, a mask object) is written as ``opaque``, by name:
-# such a call is told from others, and has to be drawn again to be made.
+# Values as JSON beside their arrays.
 
 
 @dataclass
@@ -159,7 +158,7 @@ class Written:
     Attributes:
       plain: JSON; an array is ``{"array": number}``.
       arrays: by that number.
-      opaque: what cannot be made from this, in words.
+      opaque: the names of what cannot be made from this.
     """
 
     plain: Any = None
@@ -218,14 +217,14 @@ def _plain(value: Any, written: Written) -> Any:
         return {"dtype": value.name}
     # A named tuple is another class than the one it would come back as.
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
-        return {"tuple": [_plain(each, written) for each in value]}
+        return {"tuple": [_plain(item, written) for item in value]}
     if type(value) is list:
-        return {"list": [_plain(each, written) for each in value]}
+        return {"list": [_plain(item, written) for item in value]}
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {"dict": {key: _plain(value[key], written) for key in sorted(value)}}
-    words = _words(value)
-    written.opaque.append(words)
-    return {"opaque": words}
+    name = _name_of(value)
+    written.opaque.append(name)
+    return {"opaque": name}
 
 
 def _stored_array(value: Any, written: Written) -> Any:
@@ -237,7 +236,7 @@ def _stored_array(value: Any, written: Written) -> Any:
     return {"scalar" if isinstance(value, np.generic) else "array": number}
 
 
-def _words(value: Any) -> str:
+def _name_of(value: Any) -> str:
     name = getattr(value, "__qualname__", None)
     if name is not None:
         return f"{getattr(value, '__module__', '')}.{name}"
@@ -263,14 +262,14 @@ def _value(plain: Any, arrays: Sequence[Array]) -> Any:
         case "dtype":
             return dtype_of(content)
         case "tuple":
-            return tuple(_value(each, arrays) for each in content)
+            return tuple(_value(item, arrays) for item in content)
         case "list":
-            return [_value(each, arrays) for each in content]
+            return [_value(item, arrays) for item in content]
         case "dict":
-            return {key: _value(each, arrays) for key, each in content.items()}
+            return {key: _value(item, arrays) for key, item in content.items()}
         case "opaque":
-            words = shown(str(content))[:200]
-            raise GoldenError(f"{words} is known by its name only, and must be drawn again")
+            name = shown(str(content))[:200]
+            raise GoldenError(f"{name} is known by its name only, and must be drawn again")
         case _:
-            words = shown(repr(kind)[:60])
-            raise GoldenError(f"a call holds {words}, which this version does not know")
+            name = shown(repr(kind)[:60])
+            raise GoldenError(f"a call holds {name}, which this version does not know")

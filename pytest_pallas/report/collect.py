@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Required, TypedDict
 import pytest
 
 from pallas_sim.chips import Label
-from pallas_sim.errors import PallasError, explanation_of
+from pallas_sim.errors import PallasError
 from pallas_sim.findings import Text
 from pytest_pallas.backends.processes import gang, process_words
 from pytest_pallas.backends.protocol import label
@@ -30,7 +30,7 @@ from pytest_pallas.pytest_session import (
     STOPPED_BY,
     PytestSession,
 )
-from pytest_pallas.record import Host, Record, from_json, to_json
+from pytest_pallas.record import Host, Record, error_fields, from_json, to_json
 from pytest_pallas.report.pictures import pictures_of
 from pytest_pallas.report.reporter import ATTRIBUTE
 from pytest_pallas.results import Location
@@ -254,28 +254,6 @@ def _outcome(report: pytest.TestReport) -> tuple[str, str]:
     if report.failed and str(report.longrepr).startswith(strict):
         return "xpassed", str(report.longrepr).removeprefix(strict).strip()
     return report.outcome, ""
-
-
-#: Limit on the findings in the record of a failure.
-_FINDINGS = 16
-
-
-def error_fields(error: BaseException) -> dict[str, Any]:
-    """The message and data of an error, by record field."""
-    if not isinstance(error, PallasError):
-        text = f"{type(error).__name__}: {error}"
-        return {"message": text, "explanation": explanation_of(text).to_json()}
-    return {**_plain(error), "others": tuple(_plain(other) for other in error.others)}
-
-
-def _plain(error: PallasError) -> dict[str, Any]:
-    """Message, explanation and findings of an error."""
-    explanation = error.explanation or explanation_of(str(error))
-    return {
-        "message": str(error),
-        "explanation": explanation.to_json(),
-        "findings": tuple(each.to_json() for each in error.findings[:_FINDINGS]),
-    }
 
 
 def _script(

@@ -1,4 +1,13 @@
-"""Elements of pictures. All text in them is escaped."""
+"""Draw the pictures of the report as SVG: no library, no script, no file beside the page.
+
+From the top: elements, which escape their text; an array as a matrix of cells; an error map, masks
+and ids, which are made of such cells; charts and bars; the blocks of a grid; races and deadlocks.
+
+The data comes from ``report.pictures``, often by way of a file of another run: numbers that do not
+fit together raise ``ArithmeticError``, ``LookupError``, ``TypeError`` or ``ValueError``, and a size
+that no array has must not cost time or memory. Colours are those of the page's style sheet, by
+class, except for the colours of cells.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +16,7 @@ import itertools
 import math
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -27,26 +36,17 @@ class Svg(str):
 
 def element(name: str, *children: str, **attributes: object) -> Svg:
     """An element. ``class_`` is ``class``, ``text_anchor`` is ``text-anchor``; None is left out."""
-    words = [
+    pairs = [
         f'{key.rstrip("_").replace("_", "-")}="{escape(_text(value))}"'
         for key, value in attributes.items()
         if value is not None
     ]
     inner = "".join(c if isinstance(c, Svg) else escape(clean(c)) for c in children)
-    return Svg(f"<{' '.join([name, *words])}>{inner}</{name}>")
+    return Svg(f"<{' '.join([name, *pairs])}>{inner}</{name}>")
 
 
-def picture(width: float, height: float, title: str, *children: Svg) -> Svg:
+def picture(width: float, height: float, title: str, *children: Svg, **attributes: object) -> Svg:
     """A whole picture, with a title for screen readers."""
-    return _whole(width, height, title, children)
-
-
-def stretched(width: float, height: float, title: str, *children: Svg) -> Svg:
-    """A picture that fills the available width."""
-    return _whole(width, height, title, children, preserveAspectRatio="none")
-
-
-def _whole(width: float, height: float, title: str, children: Sequence[Svg], **more: object) -> Svg:
     return element(
         "svg",
         element("title", title),
@@ -56,13 +56,13 @@ def _whole(width: float, height: float, title: str, children: Sequence[Svg], **m
         height=height,
         role="img",
         aria_label=title,
-        **more,
+        **attributes,
     )
 
 
-def text(x: float, y: float, words: str, *, anchor: str = "start", kind: str = "t") -> Svg:
+def text(x: float, y: float, label: str, *, anchor: str = "start", kind: str = "t") -> Svg:
     """Text at a position, in the style ``kind`` of the page."""
-    return element("text", words, x=x, y=y, text_anchor=anchor, class_=kind)
+    return element("text", label, x=x, y=y, text_anchor=anchor, class_=kind)
 
 
 def rect(x: float, y: float, width: float, height: float, kind: str, title: str = "") -> Svg:
@@ -72,18 +72,18 @@ def rect(x: float, y: float, width: float, height: float, kind: str, title: str 
 
 
 def line(x: float, y: float, x2: float, y2: float, kind: str) -> Svg:
-    """A line from one place to another."""
+    """A line from one point to another."""
     return element("line", x1=x, y1=y, x2=x2, y2=y2, class_=kind)
 
 
-def cut(words: str, most: int) -> str:
+def cut(label: str, most: int) -> str:
     """Text cut at its beginning, because the end of a path is the most useful part."""
-    return words if len(words) <= most else "…" + words[-(most - 1) :]
+    return label if len(label) <= most else "…" + label[-(most - 1) :]
 
 
-def clean(words: str) -> str:
+def clean(label: str) -> str:
     """Text without control characters, which HTML does not allow."""
-    return "".join(c if c in "\n\t" or c.isprintable() else "�" for c in words)
+    return "".join(c if c in "\n\t" or c.isprintable() else "\ufffd" for c in label)
 
 
 def _text(value: object) -> str:
@@ -92,8 +92,20 @@ def _text(value: object) -> str:
     return clean(str(value))
 
 
-# An array of any rank as a matrix for pictures: rows of its last axis.
+def _key(
+    x: float, y: float, step: float, *entries: tuple[str, str], kind: str = "t"
+) -> Iterator[Svg]:
+    """Squares in the styles of the page, each with its meaning; ``step``: width of a character."""
+    for square, label in entries:
+        yield rect(x, y, 10, 10, square)
+        yield text(x + 15, y + 9, label, kind=kind)
+        x += 24 + step * len(label)
 
+
+# An array of any rank as a matrix of cells: rows of its last axis.
+
+#: Width of a character of a small label, in the units of the picture.
+_CHARACTER = 6.0
 
 #: The largest picture of an array.
 _WIDTH, _HEIGHT, _LEAST = 440.0, 300.0, 44.0
@@ -138,6 +150,28 @@ class Matrix:
         high = self.rows * self.width / max(1, self.columns)
         return min(_HEIGHT, max(_LEAST, high))
 
+    def box(self, kind: str) -> Svg:
+        """A rectangle of the whole array."""
+        return rect(self.x, self.y, self.width, self.height, kind)
+
+    def frame(self) -> Iterator[Svg]:
+        """A frame, with the first and the last index of both sides."""
+        right, bottom = self.x + self.width, self.y + self.height
+        yield self.box("frame")
+        yield text(self.x, self.y - 5, "0")
+        yield text(right, self.y - 5, f"{self.columns:,}", anchor="end")
+        yield text(self.x - 5, self.y + 10, "0", anchor="end")
+        yield text(self.x - 5, bottom, f"{self.rows:,}", anchor="end")
+
+    def block(
+        self, starts: Sequence[int], lengths: Sequence[int], kind: str, tooltip: str, label: str
+    ) -> Iterator[Svg]:
+        """A block, with its label where there is room."""
+        for x, y, width, height in self.parts(starts, lengths):
+            yield rect(x, y, width, height, kind, tooltip)
+            if label and width >= 10 + _CHARACTER * len(label) and height >= 14:
+                yield text(x + 3, y + 12, label, kind="t halo")
+
     def place(self, row: float, column: float) -> tuple[float, float]:
         """The position of an element."""
         return (
@@ -172,26 +206,28 @@ class Matrix:
             yield x, y, x2 - x, y2 - y
 
 
-# A PNG of a few colours: a hundred times smaller than as many rectangles.
-
+# Cells as a PNG of a few colours: a hundred times smaller than as many rectangles. The format needs
+# no more than this (https://www.w3.org/TR/png-3/), and Pillow would be a dependency for one call.
 
 #: A colour with its opacity, each of the four from 0 to 255.
 Color = tuple[int, int, int, int]
 
 
-def data_uri(rows: Sequence[bytes], palette: Sequence[Color]) -> str:
-    """Rows of palette indices as a ``data:`` address."""
-    colors = b"".join(bytes(color[:3]) for color in palette)
-    opacities = bytes(color[3] for color in palette)
-    header = struct.pack(">IIBBBBB", len(rows[0]), len(rows), 8, 3, 0, 0, 0)
-    pixels = zlib.compress(b"".join(b"\0" + row for row in rows), 9)
-    parts = ((b"IHDR", header), (b"PLTE", colors), (b"tRNS", opacities), (b"IDAT", pixels))
-    body = b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*part) for part in (*parts, (b"IEND", b"")))
-    return "data:image/png;base64," + base64.b64encode(body).decode("ascii")
-
-
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+def pixels(rows: Sequence[bytes], palette: Sequence[Color], **box: float) -> Svg:
+    """Rows of palette indices as an image of one pixel each, stretched to a box."""
+    parts = {
+        b"IHDR": struct.pack(">IIBBBBB", len(rows[0]), len(rows), 8, 3, 0, 0, 0),
+        b"PLTE": b"".join(bytes(color[:3]) for color in palette),
+        b"tRNS": bytes(color[3] for color in palette),
+        b"IDAT": zlib.compress(b"".join(b"\0" + row for row in rows), 9),
+        b"IEND": b"",
+    }
+    png = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in parts.items()
+    )
+    source = "data:image/png;base64," + base64.b64encode(png).decode("ascii")
+    return element("image", **box, preserveAspectRatio="none", href=source, class_="pixels")
 
 
 #: Allowed errors, from the smallest; visible on white and on black.
@@ -208,9 +244,6 @@ _CLASS: Color = (148, 70, 216, 255)
 #: Limit on the lines between blocks; more would be a grey area.
 _LINES = 64
 
-#: Smallest size of a block with room for the name of its program.
-_NAMED = (34.0, 13.0)
-
 
 def heat(errors: Mapping[str, Any], programs: Mapping[str, Any] | None = None) -> Svg:
     """The error map of an output: the worst of each cell, wrong blocks framed.
@@ -224,36 +257,29 @@ def heat(errors: Mapping[str, Any], programs: Mapping[str, Any] | None = None) -
     rows: Sequence[str] = errors["rows"]
     strange = any("!" in row for row in rows)
     palette, index, (low, high) = _palette(rows)
-    pixels = [bytes(index[letter] for letter in row) for row in rows]
-    parts = [
-        rect(matrix.x, matrix.y, matrix.width, matrix.height, "paper"),
-        _pixels(matrix, data_uri(pixels, palette), errors),
-    ]
+    parts = [matrix.box("paper"), _cells_of(matrix, errors, palette, index)]
     if programs:
         parts += _blocks(matrix, programs)
-    parts.append(rect(matrix.x, matrix.y, matrix.width, matrix.height, "frame"))
-    parts += _axes(matrix)
-    parts += _legend(matrix, errors, low, high, strange)
+    parts += [*matrix.frame(), *_legend(matrix, errors, low, high, strange)]
     width = max(matrix.x + matrix.width + 30, 400.0)
-    total = math.prod(shape)
     title = (
         f"Error map of {errors['output']}, {errors['dtype']}{list(shape)}: "
-        f"{errors['wrong']:,} of {total:,} elements are wrong"
+        f"{errors['wrong']:,} of {math.prod(shape):,} elements are wrong"
     )
     return picture(width, matrix.y + matrix.height + (50 if strange else 32), title, *parts)
 
 
-def _pixels(matrix: Matrix, source: str, errors: Mapping[str, Any]) -> Svg:
-    """The cells; the part beyond the array is cut off."""
-    rows, columns = len(errors["rows"]), len(errors["rows"][0])
+def _cells_of(
+    matrix: Matrix, errors: Mapping[str, Any], palette: Sequence[Color], index: Mapping[str, int]
+) -> Svg:
+    """The cells. An inner picture cuts off the part of the last ones that is beyond the array."""
+    rows: Sequence[str] = errors["rows"]
     high, wide = errors["cell"]
-    image = element(
-        "image",
-        width=matrix.width * columns * wide / max(1, matrix.columns),
-        height=matrix.height * rows * high / max(1, matrix.rows),
-        preserveAspectRatio="none",
-        href=source,
-        class_="pixels",
+    image = pixels(
+        [bytes(index[letter] for letter in row) for row in rows],
+        palette,
+        width=matrix.width * len(rows[0]) * wide / max(1, matrix.columns),
+        height=matrix.height * len(rows) * high / max(1, matrix.rows),
     )
     return element("svg", image, x=matrix.x, y=matrix.y, width=matrix.width, height=matrix.height)
 
@@ -263,27 +289,26 @@ def _palette(rows: Sequence[str]) -> tuple[list[Color], dict[str, int], tuple[in
     letters = sorted(set("".join(rows)))
     wrong = [ord(c) - ord("A") + 1 for c in letters if c.isupper()]
     low, high = min(wrong, default=1), max(wrong, default=LEVELS)
-    colors: list[Color] = []
-    for letter in letters:
+
+    def color(letter: str) -> Color:
         if letter == "!":
-            colors.append(_CLASS)
-        elif letter.isupper():
+            return _CLASS
+        if letter.isupper():
             level = ord(letter) - ord("A") + 1
-            colors.append(_between(_WRONG, (level - low) / (high - low) if high > low else 1.0))
-        elif letter.islower():
-            colors.append(_between(_RIGHT, (ord(letter) - ord("a")) / LEVELS))
-        else:
-            colors.append(_NOTHING)
-    return colors, {letter: i for i, letter in enumerate(letters)}, (low, high)
+            return _between(_WRONG, (level - low) / (high - low) if high > low else 1.0)
+        share = (ord(letter) - ord("a")) / LEVELS
+        return _between(_RIGHT, share) if letter.islower() else _NOTHING
+
+    index = {letter: number for number, letter in enumerate(letters)}
+    return [color(letter) for letter in letters], index, (low, high)
 
 
 def _between(colors: Sequence[Color], share: float) -> Color:
     """A colour between the first and the last."""
-    place = min(max(share, 0.0), 1.0) * (len(colors) - 1)
-    first = min(int(place), len(colors) - 2)
-    rest = place - first
+    position = min(max(share, 0.0), 1.0) * (len(colors) - 1)
+    first = min(int(position), len(colors) - 2)
     pairs = zip(colors[first], colors[first + 1], strict=True)
-    r, g, b, a = (round(c + rest * (d - c)) for c, d in pairs)
+    r, g, b, a = (round(c + (position - first) * (d - c)) for c, d in pairs)
     return r, g, b, a
 
 
@@ -293,14 +318,11 @@ def _blocks(matrix: Matrix, programs: Mapping[str, Any]) -> Iterator[Svg]:
     if len(sizes) != len(matrix.shape) or not sizes:
         return
     yield from _lines(matrix, sizes)
-    for each in programs["wrong"]:
-        starts = [int(i) * n for i, n in zip(each["block"], sizes, strict=True)]
-        names = ", ".join(f"({', '.join(map(str, p))})" for p in each["programs"])
-        tooltip = f"program {names or 'unknown'}: {each['wrong']:,} wrong elements"
-        for x, y, width, height in matrix.parts(starts, sizes):
-            yield rect(x, y, width, height, "wrong-block", tooltip)
-            if width >= _NAMED[0] + 6 * len(names) - 24 and height >= _NAMED[1] and names:
-                yield text(x + 3, y + 11, names, kind="t halo")
+    for block in programs["wrong"]:
+        starts = [int(i) * n for i, n in zip(block["block"], sizes, strict=True)]
+        names = ", ".join(point(program) for program in block["programs"])
+        tooltip = f"program {names or 'unknown'}: {block['wrong']:,} wrong elements"
+        yield from matrix.block(starts, sizes, "wrong-block", tooltip, names)
 
 
 def _lines(matrix: Matrix, sizes: Sequence[int]) -> Iterator[Svg]:
@@ -319,15 +341,6 @@ def _lines(matrix: Matrix, sizes: Sequence[int]) -> Iterator[Svg]:
         yield element("path", d="".join(marks), class_="block-line")
 
 
-def _axes(matrix: Matrix) -> Iterator[Svg]:
-    """The first and the last index of both sides."""
-    right, bottom = matrix.x + matrix.width, matrix.y + matrix.height
-    yield text(matrix.x, matrix.y - 5, "0")
-    yield text(right, matrix.y - 5, f"{matrix.columns:,}", anchor="end")
-    yield text(matrix.x - 5, matrix.y + 10, "0", anchor="end")
-    yield text(matrix.x - 5, bottom, f"{matrix.rows:,}", anchor="end")
-
-
 def _legend(
     matrix: Matrix, errors: Mapping[str, Any], low: int, high: int, classes: bool
 ) -> Iterator[Svg]:
@@ -335,44 +348,67 @@ def _legend(
     if not errors["measured"]:
         yield _swatch(matrix.x, y, _WRONG[-1], "holds wrong elements")
         return
-    unit = " ulps" if errors["unit"] == "ulps" else ""
     yield _swatch(matrix.x, y, _between(_RIGHT, 0.5), "allowed")
     if any(c.isupper() for row in errors["rows"] for c in row):
         for step in range(24):
-            color = _between(_WRONG, step / 23)
-            yield element(
-                "rect", x=matrix.x + 72 + 4 * step, y=y, width=4, height=10, fill=_hex(color)
-            )
+            x, color = matrix.x + 72 + 4 * step, _hex(_between(_WRONG, step / 23))
+            yield element("rect", x=x, y=y, width=4, height=10, fill=color)
         # The last level has no upper end.
-        worst = (
-            f"≥ {short_number(lower(high))}"
-            if high == LEVELS
-            else f"< {short_number(2.0 ** (high - 4))}"
-        )
+        last = high == LEVELS
+        worst = f"≥ {short_number(lower(high))}" if last else f"< {short_number(lower(high + 1))}"
+        unit = " ulps" if errors["unit"] == "ulps" else ""
         yield text(matrix.x + 174, y + 9, f"wrong: {short_number(lower(low))} to {worst}{unit}")
     if classes:
         yield _swatch(matrix.x, y + 18, _CLASS, "NaN or infinite on one side only")
 
 
-def _swatch(x: float, y: float, color: Color, words: str) -> Svg:
+def _swatch(x: float, y: float, color: Color, label: str) -> Svg:
     opacity = f"{color[3] / 255:.2f}"
     box = element("rect", x=x, y=y, width=10, height=10, fill=_hex(color), fill_opacity=opacity)
-    return element("g", box, text(x + 15, y + 9, words))
+    return element("g", box, text(x + 15, y + 9, label))
 
 
 def _hex(color: Color) -> str:
     return "#{:02x}{:02x}{:02x}".format(*color[:3])
 
 
-# Charts of errors, bars of shares and outcomes, and their scales.
+# Masks and ids: a cell for each element.
+
+#: Of False and True; visible on white and on black.
+_MASK: tuple[Color, ...] = ((120, 144, 168, 50), (60, 120, 200, 255))
+
+#: Of ids in their order: neighbors differ, and later ones repeat.
+_IDS: tuple[Color, ...] = (
+    (60, 120, 200, 255), (246, 150, 40, 255), (72, 160, 96, 255), (206, 32, 72, 255),
+    (148, 70, 216, 255), (120, 144, 168, 255), (250, 204, 80, 255),
+)  # fmt: skip
 
 
-#: As many as in ``report.pictures.errors``: ``a`` is below 2**-3 ulps, ``z`` 2**21 and more.
+def cells(argument: Mapping[str, Any]) -> Svg:
+    """The cells of an entry of ``pictures["arguments"]``."""
+    rows: list[str] = argument["rows"]
+    mask = argument["role"] == "mask"
+    indices = [
+        bytes(int(letter) if mask else (ord(letter) - ord("a")) % len(_IDS) for letter in row)
+        for row in rows
+    ]
+    x, y, width, height = 34.0, 18.0, 7.0 * len(rows[0]), 7.0 * len(rows)
+    image = pixels(indices, _MASK if mask else _IDS, x=x, y=y, width=width, height=height)
+    parts = [
+        rect(x, y, width, height, "paper"),
+        image,
+        rect(x, y, width, height, "frame"),
+        text(x, y - 5, "column 0", kind="t small"),
+        text(x - 5, y + 9, "row 0", anchor="end", kind="t small"),
+    ]
+    title = f"{argument['where']}: {argument['words']}"
+    return picture(max(x + width + 10, 120.0), y + height + 8, title, *parts)
+
+
+# Numbers, and bars of shares and outcomes.
+
+#: Levels of errors: ``a`` is below 2**-3 ulps, each next one doubles, ``z`` is everything beyond.
 LEVELS = 26
-
-
-#: Width of a character of a small label, in the units of the picture.
-_CHARACTER = 6.0
 
 
 def lower(level: int) -> float:
@@ -411,16 +447,16 @@ def share(value: float, limit: float, title: str, *, before: float | None = None
 def slots(shares: Mapping[str, float], title: str) -> Svg:
     """A small column for each unit: the share of its slots that the main loop uses."""
     parts: list[Svg] = []
-    for place, (unit, value) in enumerate(shares.items()):
+    for column, (unit, value) in enumerate(shares.items()):
         high = 22 * min(1.0, value)
         tooltip = f"{unit}: {100 * value:.0f} %"
-        parts.append(rect(place * 11, 1, 8, 22, "track", tooltip))
-        parts.append(rect(place * 11, 23 - high, 8, high, "fill", tooltip))
+        parts.append(rect(column * 11, 1, 8, 22, "track", tooltip))
+        parts.append(rect(column * 11, 23 - high, 8, high, "fill", tooltip))
     return picture(max(11.0 * len(shares), 1.0), 24, title, *parts)
 
 
 def stacked(counts: Sequence[tuple[str, int]], title: str) -> Svg:
-    """A bar of outcomes, with widths proportional to their numbers."""
+    """A bar of outcomes, with widths proportional to their numbers, as wide as the page."""
     total = sum(count for _, count in counts) or 1
     parts: list[Svg] = []
     x = 0.0
@@ -429,90 +465,104 @@ def stacked(counts: Sequence[tuple[str, int]], title: str) -> Svg:
             wide = max(6.0, 988.0 * count / total)
             parts.append(rect(x, 0, wide, 12, f"of-{kind}", f"{count:,} {kind}"))
             x += wide + 2
-    return stretched(x or 1.0, 12, title, *parts)
+    return picture(x or 1.0, 12, title, *parts, preserveAspectRatio="none")
 
 
+# Charts: counts by error, and errors by size.
+
+#: The area between the axes.
 _LEFT, _TOP, _WIDE, _HIGH = 52.0, 26.0, 380.0, 150.0
 
 #: Limit on the charts of one failure, one for each drawn dim.
 _DIMS = 3
 
 
+def _chart(
+    title: str,
+    up: str,
+    across: str,
+    ticks: Iterable[tuple[float, str]],
+    labels: Iterable[tuple[float, str]],
+    *marks: Svg,
+) -> Svg:
+    """A chart with labelled axes.
+
+    Args:
+      title: for screen readers.
+      up: what the vertical axis measures.
+      across: what the horizontal axis measures.
+      ticks: heights from 0 to 1 with their labels.
+      labels: places on the horizontal axis with their labels.
+      marks: bars or points, and their key.
+    """
+    bottom, right = _TOP + _HIGH, _LEFT + _WIDE
+    parts = [line(_LEFT, bottom, right, bottom, "axis"), text(0, 12, up)]
+    for share, label in ticks:
+        y = bottom - _HIGH * share
+        parts.append(line(_LEFT, y, right, y, "rule"))
+        parts.append(text(_LEFT - 6, y + 4, label, anchor="end", kind="t small"))
+    parts += [text(x, bottom + 14, label, anchor="middle", kind="t small") for x, label in labels]
+    parts += [*marks, text(right, bottom + 30, across, anchor="end")]
+    return picture(right + 16, bottom + 38, title, *parts)
+
+
 def histogram(counts: Mapping[str, Sequence[int]], unit: str = "ulps") -> Svg:
-    """Histogram of the errors of the kernel and the baseline."""
-    kernel, baseline = list(counts["kernel"]), list(counts["baseline"])
-    strange = kernel.pop()
-    baseline.pop()
-    used = [i for i in range(1, LEVELS + 1) if kernel[i] or baseline[i]]
-    first, last = (used[0], used[-1]) if used else (1, 1)
-    levels = [0, *range(first, last + 1)]
-    bars = [(_label(i), kernel[i], baseline[i]) for i in levels]
-    if strange:
-        bars.append(("NaN, inf", strange, 0))
+    """Histogram of the errors of the kernel and the baseline.
+
+    The scale of counts is logarithmic, so that one wrong element in a million is visible.
+    """
+    *kernel, strange = counts["kernel"]
+    *baseline, _ = counts["baseline"]
+    used = [i for i in range(1, LEVELS + 1) if kernel[i] or baseline[i]] or [1]
+    bars = [("none", kernel[0], baseline[0])]
+    bars += [
+        (short_number(lower(i)) if i > 1 else "> 0", kernel[i], baseline[i])
+        for i in range(used[0], used[-1] + 1)
+    ]
+    bars += [("NaN, inf", strange, 0)] if strange else []
     top = math.log10(1 + max(max(k, b) for _, k, b in bars) or 1) or 1.0
+    powers = [10**power for power in range(12) if math.log10(1 + 10**power) <= top]
     step = _WIDE / len(bars)
-    shown = without_overlap([label for label, _, _ in bars], step)
-    parts = [*_count_axis(top)]
-    for place, (label, of_kernel, of_baseline) in enumerate(bars):
-        x = _LEFT + step * place
-        for shift, count, kind, name in (
-            (0.08, of_baseline, "bar-baseline", "baseline"),
-            (0.5, of_kernel, "bar-kernel", "kernel"),
-        ):
-            high = _HIGH * math.log10(1 + count) / top
+    marks: list[Svg] = []
+    for column, (label, of_kernel, of_baseline) in enumerate(bars):
+        for shift, count, name in ((0.08, of_baseline, "baseline"), (0.5, of_kernel, "kernel")):
             if count:
+                x, high = _LEFT + step * (column + shift), _HIGH * math.log10(1 + count) / top
                 tooltip = f"{name}: {count:,} elements at {label}"
                 y = _TOP + _HIGH - high
-                parts.append(rect(x + shift * step, y, 0.42 * step, high, kind, tooltip))
-        if place in shown:
-            middle, y = x + step / 2, _TOP + _HIGH + 14
-            parts.append(text(middle, y, label, anchor="middle", kind="t small"))
-    parts += _key(*([("bar-baseline", "jnp baseline")] * any(baseline)), ("bar-kernel", "kernel"))
-    axis = "error in ulps, from" if unit == "ulps" else "difference, from"
-    parts.append(text(_LEFT + _WIDE, _TOP + _HIGH + 30, axis, anchor="end"))
+                marks.append(rect(x, y, 0.42 * step, high, f"bar-{name}", tooltip))
+    names = [("bar-baseline", "jnp baseline")] if any(baseline) else []
+    marks += _key(_LEFT + 30, 3, 7.0, *names, ("bar-kernel", "kernel"))
+    shown = sorted(without_overlap([label for label, _, _ in bars], step))
     worst = next((label for label, k, _ in reversed(bars) if k), "0")
-    title = f"Histogram of errors, the kernel's and the baseline's; the kernel's reach {worst}"
-    return picture(_LEFT + _WIDE + 16, _TOP + _HIGH + 38, title, *parts)
+    return _chart(
+        f"Histogram of errors, the kernel's and the baseline's; the kernel's reach {worst}",
+        "elements",
+        "error in ulps, from" if unit == "ulps" else "difference, from",
+        [
+            (math.log10(1 + power) / top, short_number(power))
+            for power in powers[:: max(1, len(powers) // 5)]
+        ],
+        [(_LEFT + step * (column + 0.5), bars[column][0]) for column in shown],
+        *marks,
+    )
 
 
 def without_overlap(labels: Sequence[str], step: float) -> frozenset[int]:
-    """The places of labels that fit beside each other, the last one in any case.
+    """The numbers of labels that fit beside each other, the last one in any case.
 
     Args:
-      labels: the words, each in the middle of its place.
-      step: width of a place, in the units of the picture.
+      labels: each in the middle of its column.
+      step: width of a column, in the units of the picture.
     """
     shown, left = list[int](), math.inf
-    for place in range(len(labels) - 1, -1, -1):
-        half = _CHARACTER * len(labels[place]) / 2
-        middle = step * (place + 0.5)
+    for column in range(len(labels) - 1, -1, -1):
+        half = _CHARACTER * len(labels[column]) / 2
+        middle = step * (column + 0.5)
         if middle + half <= left:
-            shown.append(place)
+            shown.append(column)
             left = middle - half - _CHARACTER
     return frozenset(shown)
-
-
-def _label(level: int) -> str:
-    return "none" if level == 0 else short_number(lower(level)) if level > 1 else "> 0"
-
-
-def _count_axis(top: float) -> Iterator[Svg]:
-    """Powers of ten, so that one wrong element in a million is visible."""
-    yield line(_LEFT, _TOP + _HIGH, _LEFT + _WIDE, _TOP + _HIGH, "axis")
-    ticks = [10**power for power in range(12) if math.log10(1 + 10**power) <= top]
-    for tick in ticks[:: max(1, len(ticks) // 5)]:
-        y = _TOP + _HIGH * (1 - math.log10(1 + tick) / top)
-        yield line(_LEFT, y, _LEFT + _WIDE, y, "rule")
-        yield text(_LEFT - 6, y + 4, short_number(tick), anchor="end", kind="t small")
-    yield text(0, 12, "elements")
-
-
-def _key(*pairs: tuple[str, str]) -> Iterator[Svg]:
-    x = _LEFT + 30
-    for kind, words in pairs:
-        yield rect(x, 3, 10, 10, kind)
-        yield text(x + 15, 12, words)
-        x += 24 + 7.0 * len(words)
 
 
 def against_dims(examples: Sequence[Mapping[str, Any]]) -> list[tuple[str, Svg]]:
@@ -527,86 +577,65 @@ def against_dims(examples: Sequence[Mapping[str, Any]]) -> list[tuple[str, Svg]]
 
 
 def _scatter(name: str, examples: Sequence[Mapping[str, Any]]) -> Svg:
-    sizes = [int(example["dims"][name]) for example in examples]
-    errors = [number(example["error"]) or 0.0 for example in examples]
+    """The errors by the size of one dim. The axis of errors is logarithmic; NaN is at its top."""
+    points = [(int(e["dims"][name]), number(e["error"]) or 0.0, e) for e in examples]
+    errors = [error for _, error, _ in points]
     finite = [error for error in errors if math.isfinite(error)]
-    top = max([1.0, *(_log(error) for error in finite)])
-    low, high = min(sizes), max(sizes)
-    has_class = len(finite) < len(errors)
-    parts = [
-        line(_LEFT, _TOP + _HIGH, _LEFT + _WIDE, _TOP + _HIGH, "axis"),
-        text(0, 12, "error in ulps"),
-    ]
-    step = max(1, round(top / 4))
-    ticks = [0.0, *(2.0**k for k in range(step if step > 1 else 0, 60, step))]
-    for tick in ticks:
-        if _log(tick) <= top:
-            y = _TOP + _HIGH * (1 - 0.9 * _log(tick) / top)
-            parts.append(line(_LEFT, y, _LEFT + _WIDE, y, "rule"))
-            parts.append(text(_LEFT - 6, y + 4, short_number(tick), anchor="end", kind="t small"))
-    if has_class:
-        parts.append(text(_LEFT - 6, _TOP + 4, "NaN", anchor="end", kind="t small"))
-    for size in _some(sorted(set(sizes))):
-        x = _across(size, low, high)
-        parts.append(text(x, _TOP + _HIGH + 14, f"{size:,}", anchor="middle", kind="t small"))
+    top = max([1.0, *(math.log2(1 + error) for error in finite)])
+    sizes = sorted({size for size, _, _ in points})
+
+    def across(size: int) -> float:
+        return _LEFT + 14 + (_WIDE - 28) * (size - sizes[0]) / max(1, sizes[-1] - sizes[0])
+
+    def share(error: float) -> float:
+        return 0.9 * math.log2(1 + error) / top if math.isfinite(error) else 1.0
+
     dots: dict[str, None] = {}
-    crosses: dict[str, Svg] = {}
-    for size, error, example in zip(sizes, errors, examples, strict=True):
-        x = _across(size, low, high)
-        share = 0.9 * _log(error) / top if math.isfinite(error) else 1.0
-        y = _TOP + _HIGH * (1 - share)
+    marks: dict[str, Svg] = {}
+    for size, error, example in points:
+        x, y = across(size), _TOP + _HIGH * (1 - share(error))
         if example["failed"]:
-            crosses[f"{x:.0f} {y:.0f}"] = _cross(x, y, error, example)
+            dims = ", ".join(f"{k}={v}" for k, v in example["dims"].items())
+            tooltip = element("title", f"{dims}: {short_number(error)} ulps, failed")
+            marks[f"{x:.0f} {y:.0f}"] = _cross(x, y, tooltip)
         else:
             dots[f"M{x:.0f} {y:.0f}h0"] = None
     # All dots are one path: there may be a hundred, in three charts for each failure.
-    parts += [element("path", d="".join(dots), class_="points")] if dots else []
-    parts += crosses.values()
-    parts += _key_of_points()
-    parts.append(text(_LEFT + _WIDE, _TOP + _HIGH + 30, f"size of {name}", anchor="end"))
+    path = [element("path", d="".join(dots), class_="points")] if dots else []
+    key = [
+        element("path", d=f"M{_LEFT + 70:.0f} 8h0", class_="points"),
+        text(_LEFT + 80, 12, "passed"),
+        _cross(_LEFT + 140, 8),
+        text(_LEFT + 150, 12, "failed"),
+    ]
+    if len(finite) < len(errors):
+        key.append(text(_LEFT - 6, _TOP + 4, "NaN", anchor="end", kind="t small"))
+    step = max(1, round(top / 4))
+    ticks = [0.0, *(2.0**k for k in range(step if step > 1 else 0, 60, step))]
+    labelled: list[int] = []
+    for size in sizes:  # so few that they do not overlap
+        if not labelled or across(size) - across(labelled[-1]) > 40:
+            labelled.append(size)
     failed = sum(bool(example["failed"]) for example in examples)
-    title = f"Error against the size of {name}: {failed} of {len(examples)} examples failed"
-    return picture(_LEFT + _WIDE + 16, _TOP + _HIGH + 38, title, *parts)
+    return _chart(
+        f"Error against the size of {name}: {failed} of {len(examples)} examples failed",
+        "error in ulps",
+        f"size of {name}",
+        [(share(tick), short_number(tick)) for tick in ticks if math.log2(1 + tick) <= top],
+        [(across(size), f"{size:,}") for size in labelled],
+        *path,
+        *marks.values(),
+        *key,
+    )
 
 
-def _cross(x: float, y: float, error: float, example: Mapping[str, Any]) -> Svg:
+def _cross(x: float, y: float, *tooltip: Svg) -> Svg:
     """A failure: distinguishable from dots without colours."""
-    dims = ", ".join(f"{k}={v}" for k, v in example["dims"].items())
-    tooltip = element("title", f"{dims}: {short_number(error)} ulps, failed")
     shape = f"M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8"
-    return element("path", tooltip, d=shape, class_="point-failed")
+    return element("path", *tooltip, d=shape, class_="point-failed")
 
 
-def _key_of_points() -> Iterator[Svg]:
-    x = _LEFT + 70
-    yield element("path", d=f"M{x:.0f} 8h0", class_="points")
-    yield text(x + 10, 12, "passed")
-    yield element("path", d=f"M{x + 66:.1f} 4l8 8m0 -8l-8 8", class_="point-failed")
-    yield text(x + 80, 12, "failed")
-
-
-def _log(error: float) -> float:
-    return math.log2(1 + error)
-
-
-def _across(size: int, low: int, high: int) -> float:
-    return _LEFT + 14 + (_WIDE - 28) * (size - low) / max(1, high - low)
-
-
-def _some(sizes: Sequence[int]) -> list[int]:
-    """Sizes below the axis, so few that they do not overlap."""
-    low, high = sizes[0], sizes[-1]
-    shown: list[int] = []
-    for size in sizes:
-        if not shown or _across(size, low, high) - _across(shown[-1], low, high) > 40:
-            shown.append(size)
-    return shown
-
-
-# Blocks of an operand and the number of their writes; races and deadlocks.
-
-
-_MOST_NAMED = (40.0, 14.0)
+# The blocks of a grid; races and deadlocks.
 
 
 def grid(operand: Mapping[str, Any]) -> Svg:
@@ -617,7 +646,7 @@ def grid(operand: Mapping[str, Any]) -> Svg:
     for program, starts, lengths in operand["programs"]:
         blocks.setdefault((tuple(starts), tuple(lengths)), []).append(program)
     shown = [list(program) for program in operand["shown"]]
-    parts = [rect(matrix.x, matrix.y, matrix.width, matrix.height, "uncovered")]
+    parts = [matrix.box("uncovered")]
     verb = "written" if operand["output"] else "read"
     for (starts, lengths), programs in blocks.items():
         beyond = any(
@@ -626,27 +655,15 @@ def grid(operand: Mapping[str, Any]) -> Svg:
         accused = any(program in shown for program in programs)
         several = operand["output"] and len(programs) > 1
         kind = "block-bad" if accused else "block-twice" if several else "block"
-        names = ", ".join(f"({', '.join(map(str, p))})" for p in programs[:3])
-        names += " …" if len(programs) > 3 else ""
+        names = ", ".join(map(point, programs[:3])) + (" …" if len(programs) > 3 else "")
         tooltip = f"{verb} by program {names}" + ("; reaches beyond the array" if beyond else "")
-        for x, y, width, height in matrix.parts(starts, lengths):
-            parts.append(rect(x, y, width, height, kind, tooltip))
-            if width >= _MOST_NAMED[0] + 6 * len(names) - 30 and height >= _MOST_NAMED[1]:
-                parts.append(text(x + 3, y + 12, names, kind="t halo"))
-    right, bottom = matrix.x + matrix.width, matrix.y + matrix.height
-    parts += [
-        rect(matrix.x, matrix.y, matrix.width, matrix.height, "frame"),
-        text(matrix.x, matrix.y - 5, "0"),
-        text(right, matrix.y - 5, f"{matrix.columns:,}", anchor="end"),
-        text(matrix.x - 5, bottom, f"{matrix.rows:,}", anchor="end"),
-    ]
-    x, y = matrix.x, bottom + 12
-    for kind, words in (("uncovered", f"never {verb}"), ("block", f"{verb} once"),
-                        ("block-twice", "several programs"), ("block-bad", "finding")):  # fmt: skip
-        parts += [rect(x, y, 10, 10, kind), text(x + 14, y + 9, words, kind="t small")]
-        x += 26 + 6.2 * len(words)
+        parts += matrix.block(starts, lengths, kind, tooltip, names)
+    bottom = matrix.y + matrix.height
+    key = (("uncovered", f"never {verb}"), ("block", f"{verb} once"),
+           ("block-twice", "several programs"), ("block-bad", "finding"))  # fmt: skip
+    parts += [*matrix.frame(), *_key(matrix.x, bottom + 12, 6.3, *key, kind="t small")]
     title = f"Blocks of {operand['operand']} {list(shape)}, by {operand['count']:,} programs"
-    return picture(max(right + 24, 400.0), bottom + 30, title, *parts)
+    return picture(max(matrix.x + matrix.width + 24, 400.0), bottom + 30, title, *parts)
 
 
 _GRID_WIDTH = 520.0
@@ -684,7 +701,7 @@ def part(access: Access) -> str:
     return (access.ref or "memory") + (f"[{index}]" if index else "")
 
 
-def point(program: tuple[int, ...]) -> str:
+def point(program: Sequence[int]) -> str:
     """A grid point: ``(0, 1)``; "" outside of a grid."""
     return f"({', '.join(map(str, program))})" if program else ""
 
@@ -752,50 +769,3 @@ def _arrow(x: float, y: float, x2: float, y2: float, *, bad: bool = False) -> Sv
     shaft = line(x, y, x2 - 6, y2, kind)
     head = f"M{x2:.1f} {y2:.1f}l-8 -4v8z"
     return element("g", shaft, element("path", d=head, class_=f"head {kind}"))
-
-
-# Masks and ids: a cell for each element.
-
-
-#: Size of a cell, and where the cells begin.
-_CELL, _X, _Y = 7.0, 34.0, 18.0
-
-#: Of False and True; visible on white and on black.
-_MASK: tuple[Color, ...] = ((120, 144, 168, 50), (60, 120, 200, 255))
-
-#: Of ids in their order: neighbors differ, and later ones repeat.
-_IDS: tuple[Color, ...] = (
-    (60, 120, 200, 255), (246, 150, 40, 255), (72, 160, 96, 255), (206, 32, 72, 255),
-    (148, 70, 216, 255), (120, 144, 168, 255), (250, 204, 80, 255),
-)  # fmt: skip
-
-
-def cells(argument: Mapping[str, Any]) -> Svg:
-    """The cells of an entry of ``pictures["arguments"]``."""
-    rows: list[str] = argument["rows"]
-    mask = argument["role"] == "mask"
-    palette = _MASK if mask else _IDS
-    pixels = [
-        bytes(int(letter) if mask else (ord(letter) - ord("a")) % len(_IDS) for letter in row)
-        for row in rows
-    ]
-    width, height = _CELL * len(rows[0]), _CELL * len(rows)
-    image = element(
-        "image",
-        x=_X,
-        y=_Y,
-        width=width,
-        height=height,
-        preserveAspectRatio="none",
-        href=data_uri(pixels, palette),
-        class_="pixels",
-    )
-    title = f"{argument['where']}: {argument['words']}"
-    parts = [
-        rect(_X, _Y, width, height, "paper"),
-        image,
-        rect(_X, _Y, width, height, "frame"),
-        text(_X, _Y - 5, "column 0", kind="t small"),
-        text(_X - 5, _Y + 9, "row 0", anchor="end", kind="t small"),
-    ]
-    return picture(max(_X + width + 10, 120.0), _Y + height + 8, title, *parts)

@@ -1,9 +1,12 @@
-"""The files that a session writes at its end: checked at its start, written atomically."""
+"""The files that a session writes at its end: checked at its start, written in one step.
+
+``--pallas-results`` is the records of a session as JSON (docs/reference.md, "Results"); the page of
+``--pallas-html`` is made by ``report.html``.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import platform
 import re
 import shlex
@@ -21,12 +24,13 @@ from pallas_sim.errors import OptionError
 from pytest_pallas._version import __version__
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.compat.testing import worker_count
+from pytest_pallas.decoding import jsonable
 from pytest_pallas.mutate.report import others
 from pytest_pallas.pytest_session import PytestSession
 from pytest_pallas.pytest_session import to_json as to_plain
 from pytest_pallas.record import SCHEMA, Record, plain_not_applicable, to_json
-from pytest_pallas.report.terminal import distinct_line, entries
-from pytest_pallas.results import FinishedTest, plain_tests, text_parts
+from pytest_pallas.report.terminal import count_distinct, entries
+from pytest_pallas.results import FinishedTest, plain_tests, replacing, text_parts
 
 if TYPE_CHECKING:
     from pytest_pallas.distribute.resume import RunKeeper
@@ -79,7 +83,8 @@ def write_files(
         else:
             tests = ((), (), {}) if kept is None else (kept.collected, kept.tests, kept.parts)
             parts, what = document(session, records, *tests), ""
-        shown = _shown(session, path)
+        folder = session.config.invocation_params.dir  # as the user gave it
+        shown = path.relative_to(folder) if path.is_relative_to(folder) else path
         count = "1 record" if len(records) == 1 else f"{len(records)} records"
         try:
             write(path, parts)
@@ -131,31 +136,14 @@ def check_writable(path: Path, flag: str) -> None:
 
 
 def write(path: Path, parts: Iterable[str]) -> None:
-    """Write a file atomically, so that no reader sees a part of it.
+    """Write a file in one step.
 
     Args:
       path: the file.
       parts: its text in parts, so that large files need not be in memory as a whole.
     """
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            for part in parts:
-                file.write(part)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _shown(session: PytestSession, path: Path) -> Path:
-    """A path as the user gave it."""
-    folder = session.config.invocation_params.dir
-    return path.relative_to(folder) if path.is_relative_to(folder) else path
-
-
-# ``--pallas-results``: the records of a session as JSON. Documented in docs/reference.md.
+    with replacing(path) as file:
+        file.writelines(part.encode() for part in parts)
 
 
 def document(
@@ -178,7 +166,7 @@ def document(
         "schema": SCHEMA,
         **about(session),
         "options": option_values(session),
-        "distinct": dataclasses.asdict(distinct_line(others(records))),
+        "distinct": dataclasses.asdict(count_distinct(others(records))),
         "records": map(to_json, records),
         "not_applicable": map(plain_not_applicable, entries(session.not_applicable, records)),
         "tests": plain_tests(collected, tests, parts),
@@ -236,25 +224,18 @@ def given_options(session: PytestSession) -> dict[str, Any]:
     return option_values(session)
 
 
+#: The options that are written as they are.
+_PLAIN = (
+    *("backend", "devices", "processes", "profile", "max_examples", "max_bytes", "fuzz_time"),
+    *("fuzz_rounds", "seed", "checks", "sanitize", "arithmetic", "golden"),
+)
+
+
 def _options(session: PytestSession) -> dict[str, Any]:
-    options = session.options
-    shard = options.shard
-    mutants = "off" if options.mutate is None else options.mutate or "all"
+    options, shard = session.options, session.options.shard
     return {
-        "backend": list(options.backend),
-        "devices": options.devices,
-        "processes": options.processes,
-        "profile": options.profile,
-        "max_examples": options.max_examples,
-        "max_bytes": options.max_bytes,
-        "fuzz_time": options.fuzz_time,
-        "fuzz_rounds": options.fuzz_rounds,
-        "seed": options.seed,
-        "checks": list(options.checks),
-        "sanitize": list(options.sanitize),
-        "arithmetic": options.arithmetic,
-        "golden": options.golden,
-        "mutate": mutants,
+        **{name: jsonable(getattr(options, name)) for name in _PLAIN},
+        "mutate": "off" if options.mutate is None else options.mutate or "all",
         "mutate_operators": list(options.mutate_operators),
         "shard": [] if shard is None else [shard.index, shard.count],
     }

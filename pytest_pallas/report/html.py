@@ -1,4 +1,12 @@
-"""The templates and the style of everything that is shown as HTML."""
+"""``--pallas-html``: the page of a run, from its records; and what notebooks show of an error.
+
+``page`` renders the templates of this folder. Below it, in the order of the page: the verdict, the
+kernels by backends, the card of a failure with its pictures (``report.drawings``), and the costs of
+machine code. Mutants are those of ``mutate.report``, and inputs those of ``report.inputs``. Last,
+``html_of`` renders the card of an error, a simulation or an analysis for a notebook.
+
+Everything that is not ``Svg`` or a file of this folder is escaped: texts come from kernels.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +27,13 @@ from pallas_sim.errors import Explanation, OptionError, PallasError, explanation
 from pallas_sim.findings import Finding, text_of
 from pallas_sim.simulation import Simulation
 from pytest_pallas.backends.protocol import label
+from pytest_pallas.compile.costs import RecordedCost
+from pytest_pallas.compile.report import UNITS, shown_report, size_words, with_mesh
 from pytest_pallas.decoding import decode
 from pytest_pallas.grid.analysis import Analysis
 from pytest_pallas.judge.references import flatten
 from pytest_pallas.mutate.report import MutantSummary, mutants, others
-from pytest_pallas.record import OUTCOMES, Record
-from pytest_pallas.report import tables
+from pytest_pallas.record import OUTCOMES, Record, error_fields
 from pytest_pallas.report.drawings import (
     MOST_WAITS,
     Svg,
@@ -38,19 +47,16 @@ from pytest_pallas.report.drawings import (
     part,
     point,
     resource,
+    share,
+    slots,
     stacked,
     timeline,
 )
+from pytest_pallas.report.inputs import covered
 from pytest_pallas.report.pictures import grids_of, shown_of
-from pytest_pallas.report.summary import backends_of, grouped, worst
-from pytest_pallas.report.tables import coverage
+from pytest_pallas.report.summary import backends_of, grouped, times, worst
 
-_HERE = Path(__file__).parent / "templates"
-
-
-def template(name: str) -> Any:
-    """A template of this folder, by its file name; needs jinja2."""
-    return _environment().get_template(name)
+_TEMPLATES = Path(__file__).parent / "templates"
 
 
 @functools.cache
@@ -58,8 +64,8 @@ def _environment() -> Any:
     """The environment of all templates, which compiles each of them once."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    environment = Environment(
-        loader=FileSystemLoader(_HERE),
+    environment: Any = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -67,16 +73,326 @@ def _environment() -> Any:
         finalize=lambda value: clean(value) if type(value) is str else value,
     )
     environment.filters["times"] = times
+    environment.filters["share"] = share
     return environment
 
 
-def templates_text_of(name: str) -> str:
+def template(name: str) -> Any:
+    """A template of this folder, by its file name; needs jinja2."""
+    return _environment().get_template(name)
+
+
+def _text_of(name: str) -> str:
     """The text of a style or script of this folder."""
-    return _HERE.joinpath(name).read_text("utf-8")
+    return _TEMPLATES.joinpath(name).read_text("utf-8")
 
 
-# One failed check on the page: facts and pictures.
+def check_installed(flag: str) -> None:
+    """Check before any test runs that the page can be made.
 
+    Raises:
+      OptionError: the extra is not installed.
+    """
+    if find_spec("jinja2") is None:
+        raise OptionError(f"{flag} needs jinja2: pip install 'pytest-pallas[report]'")
+
+
+def page(
+    records: Sequence[Record],
+    *,
+    environment: Mapping[str, Any],
+    options: Mapping[str, Any],
+    recorded: Recorded | None = None,
+    families: Sequence[str] = (),
+    sections: Sequence[tuple[str, str]] = (),
+) -> Iterator[str]:
+    """The page as self-contained HTML, in parts.
+
+    Args:
+      records: the records of the session.
+      environment: versions and machine, by name.
+      options: the options of the session, by name.
+      recorded: the costs to compare with.
+      families: names of the known backends, in the order of the columns.
+      sections: the sections of the project: names and texts; "" for nothing to show.
+    """
+    from markupsafe import Markup
+
+    tried, rest = mutants(records), others(records)
+    inputs = covered(record for record in rest if not record.compiled)
+    count = Counter(record.outcome for record in rest)
+    bad = sum(count[outcome] for outcome in BAD)
+    backends = backends_of(rest, families)
+    rows = kernels(rest, backends)
+    style, script = (_text_of(name) for name in ("page.css", "page.js"))
+    return template("page.html.j2").generate(
+        style=Markup(style),
+        script=Markup(script),
+        style_hash=_hash(style),
+        script_hash=_hash(script),
+        verdict=_verdict(rows, bad, tried),
+        mood=_mood(rows, bad, tried),
+        count={name: count[name] for name in ("failed", "xpassed", "xfailed", "skipped", "passed")},
+        bad=bad,
+        stacked=stacked(
+            [(name, count[name]) for name in ("failed", "xpassed", "xfailed", "passed", "skipped")],
+            ", ".join(f"{count[name]} {name}" for name in OUTCOMES),
+        ),
+        seconds=sum(record.seconds for record in records),
+        examples=sum(record.examples for record in records),
+        backends=backends,
+        # Records of mutants cover all selected backends.
+        ran=backends or (options.get("backends", ()) if tried else ()),
+        families=sorted({row.family for row in rows if row.family}),
+        kernels=rows,
+        undrawn=max(0, bad - MOST_DRAWN),
+        most_drawn=MOST_DRAWN,
+        undetailed=sum(not row.checks for row in rows),
+        most_detailed=MOST_DETAILED,
+        mutants=tried,
+        costs=cost_table(rest, recorded or {}),
+        coverage=sorted(inputs, key=lambda one: (one.drawn / max(1, one.declared), one.kernel)),
+        sections=[(name, text) for name, text in sections if text],
+        environment=environment,
+        options=options,
+    )
+
+
+def _verdict(rows: Sequence[KernelRow], bad: int, tried: MutantSummary | None) -> str:
+    """The result of the run, in one line."""
+    parts = [] if tried is None else [_of_mutants(tried)]
+    if rows:
+        parts.insert(0, _of_checks(rows, bad))
+    text = "; ".join(parts) or "No kernel was verified"
+    return text[:1].upper() + text[1:]
+
+
+def _of_checks(rows: Sequence[KernelRow], bad: int) -> str:
+    total = "1 kernel" if len(rows) == 1 else f"{len(rows):,} kernels"
+    if not bad:
+        return f"Nothing failed in {total}"
+    failing = sum(row.state == "failed" for row in rows)
+    checks = "1 check failed" if bad == 1 else f"{bad:,} checks failed"
+    return f"{checks}, in {failing:,} of {total}"
+
+
+def _of_mutants(tried: MutantSummary) -> str:
+    survived, untried = tried.every.count("survived"), tried.every.count("untried")
+    judged = tried.every.count("killed") + survived
+    some = f"{survived:,}" if survived else "none"
+    text = f"{some} of {judged:,} mutants survived" if judged else "no mutant was judged"
+    return f"{text}, {untried:,} not tried" if untried else text
+
+
+def _mood(rows: Sequence[KernelRow], bad: int, tried: MutantSummary | None) -> str:
+    """The colour of that line: a surviving mutant does not fail the run, but is a warning."""
+    if bad:
+        return "is-bad"
+    state = "killed" if tried is None else tried.every.state
+    return "is-good" if (rows or tried) and state == "killed" else ""
+
+
+def _hash(text: str) -> str:
+    """The hash of a style or script for the page's content security policy."""
+    digest = hashlib.sha256(text.encode("utf-8")).digest()
+    return "sha256-" + base64.b64encode(digest).decode("ascii")
+
+
+# The kernels by backends, and their details.
+
+#: Outcomes that fail a run.
+BAD = ("failed", "xpassed")
+
+#: States of a row or a cell, worst first.
+STATES = ("failed", "xfailed", "passed", "skipped", "none")
+
+_WORDS = {"failed": "failed", "passed": "ok", "xfailed": "xfail", "skipped": "skipped"}
+
+#: Limits on the size of the page: the number of failures with pictures, and of kernels without
+#: failures that have details.
+MOST_DRAWN, MOST_DETAILED = 400, 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelCell:
+    """The result of a kernel on one backend.
+
+    Attributes:
+      state: one of ``STATES``.
+      words: the text of the cell, such as ``2 failed``.
+      multiple: the worst error of checks that passed as a multiple of the baseline's, in words.
+      title: counts of all outcomes.
+      rank: the sort key of a column, the worst first.
+    """
+
+    state: str
+    words: str
+    multiple: str
+    title: str
+    rank: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckRow:
+    """Checks of a kernel in one row: one that failed, or those that differ in their backend only.
+
+    Attributes:
+      check: its name.
+      backends: their labels.
+      outcome: of each.
+      multiple: the worst error as a multiple of the baseline's, or None.
+      examples: how many ran on all backends.
+      seconds: how long they took.
+      remark: the mesh, the reason, notes.
+    """
+
+    check: str
+    backends: Sequence[str]
+    outcome: str
+    multiple: float | None
+    examples: int
+    seconds: float
+    remark: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelRow:
+    """A kernel with all its checks.
+
+    Attributes:
+      anchor: its anchor on the page.
+      name: of the kernel.
+      family: of its spec.
+      file: of its tests.
+      state: the worst state of its cells.
+      cells: one for each backend of the page.
+      failures: the failed checks.
+      checks: all checks, failures first; empty if there is no room for them.
+      records: of all checks.
+      multiple: the worst error as a multiple of the baseline's, or None.
+    """
+
+    anchor: str
+    name: str
+    family: str
+    file: str
+    state: str
+    cells: Sequence[KernelCell]
+    failures: Sequence[FailureCard]
+    checks: Sequence[CheckRow]
+    records: Sequence[Record]
+    multiple: float | None
+
+    @property
+    def rank(self) -> float:
+        """The sort key of kernels, the worst first."""
+        return _rank(self.state, len(self.failures), self.multiple)
+
+
+def kernels(records: Sequence[Record], backends: Sequence[str]) -> list[KernelRow]:
+    """The kernels, worst first. Two files may have kernels of the same name."""
+    groups: dict[tuple[str, str, str], list[Record]] = {}
+    for record in records:
+        file = record.test.partition("::")[0]
+        groups.setdefault((record.family, file, record.kernel), []).append(record)
+    left = MOST_DRAWN
+    made: list[KernelRow] = []
+    for number, ((family, file, name), rows) in enumerate(groups.items()):
+        bad = [row for row in rows if row.outcome in BAD]
+        causes = grouped(bad)
+        failures = [
+            failure(first, drawn=i < left, likewise=others)
+            for i, (first, *others) in enumerate(causes)
+        ]
+        left = max(0, left - len(causes))
+        cells = [_cell([row for row in rows if row.backend == b]) for b in backends]
+        made.append(
+            KernelRow(
+                anchor=f"kernel-{number}",
+                name=name,
+                family=family,
+                file=file,
+                state=min((cell.state for cell in cells), key=STATES.index),
+                cells=cells,
+                failures=failures,
+                checks=check_rows(rows),
+                records=rows,
+                multiple=worst(rows),
+            )
+        )
+    made.sort(key=lambda kernel: (-kernel.rank, kernel.family, kernel.name))
+    right = [number for number, kernel in enumerate(made) if not kernel.failures]
+    for number in right[MOST_DETAILED:]:
+        made[number] = replace(made[number], checks=())
+    return made
+
+
+def check_rows(records: Sequence[Record]) -> list[CheckRow]:
+    """The checks of a kernel, failures first."""
+    groups: dict[Hashable, list[Record]] = {}
+    for record in sorted(records, key=_order):
+        alike = (record.check, record.outcome, _remark(record))
+        groups.setdefault(id(record) if record.outcome in BAD else alike, []).append(record)
+    return [
+        CheckRow(
+            check=rows[0].check,
+            backends=list(dict.fromkeys(row.backend for row in rows)),
+            outcome=rows[0].outcome,
+            multiple=max((row.multiple for row in rows if row.multiple is not None), default=None),
+            examples=sum(row.examples for row in rows),
+            seconds=sum(row.seconds for row in rows),
+            remark=_remark(rows[0]),
+        )
+        for rows in groups.values()
+    ]
+
+
+def _remark(record: Record) -> str:
+    mesh = " ".join(f"{axis}={size}" for axis, size in record.mesh.items())
+    notes = " ".join(note.text for note in record.notes)
+    unverified = " ".join(f"unverified: {text}" for text in record.unverified)
+    return " ".join(filter(None, (mesh, record.reason, notes, unverified)))
+
+
+def _order(record: Record) -> tuple[int, str]:
+    ranked = ("failed", "xpassed", "xfailed", "passed", "skipped")
+    return ranked.index(record.outcome), record.backend
+
+
+def _cell(rows: Sequence[Record]) -> KernelCell:
+    count = Counter(row.outcome for row in rows)
+    failed = sum(count[outcome] for outcome in BAD)
+    passed = [row for row in rows if row.outcome == "passed"]
+    multiple = worst(passed)
+    # As in the terminal: passed checks have precedence over expected failures.
+    numbers = {
+        "failed": failed,
+        "passed": count["passed"],
+        "xfailed": count["xfailed"],
+        "skipped": count["skipped"],
+    }
+    state = next((name for name, number in numbers.items() if number), "none")
+    if state == "none":
+        return KernelCell(state="none", words="-", multiple="", title="not run", rank=-1.0)
+    words = f"{numbers[state]} {_WORDS[state]}"
+    if state == "passed" and count["xfailed"]:
+        words += f", {count['xfailed']} xfail"
+    return KernelCell(
+        state=state,
+        words=words,
+        multiple="" if failed else times(multiple),
+        title=", ".join(f"{count[name]} {name}" for name in OUTCOMES if count[name]),
+        rank=_rank(state, failed, None if failed else multiple),
+    )
+
+
+def _rank(state: str, failed: int, multiple: float | None) -> float:
+    """The state first, then the number of failures, then the error."""
+    error = 0.0 if multiple is None else min(multiple, 1e5) / 1e6
+    return 1e4 * (len(STATES) - STATES.index(state)) + min(failed, 9999) + error
+
+
+# The card of a failure: facts and pictures.
 
 #: Titles of facts on the page, if they differ from their names.
 _TITLES = {"worst": "worst element", "baseline": "jnp baseline"}
@@ -152,7 +468,7 @@ def failure(record: Record, *, drawn: bool = True, likewise: Sequence[Record] = 
         unavailable = unavailable or f"{type(problem).__name__}: {problem}"[:300]
     return FailureCard(
         record=record,
-        where=place(record),
+        where=_where(record),
         headline=explanation.summary or _without_message(record),
         details=details,
         compared=[(_TITLES.get(k, k), v) for k, v in facts.items() if k not in _DRAWN],
@@ -170,7 +486,7 @@ def _without_message(record: Record) -> str:
     return f"{text}: {record.reason}" if record.reason else text
 
 
-def place(record: Record) -> str:
+def _where(record: Record) -> str:
     """Backend and mesh, as in the names of tests."""
     return record.backend + "".join(f"-{axis}{size}" for axis, size in record.mesh.items())
 
@@ -179,7 +495,7 @@ def _figures(record: Record) -> Iterator[Figure]:
     pictures = record.pictures
     errors = pictures.get("errors")
     if errors:
-        yield Figure("heat", heat(errors, pictures.get("programs")), *_map_words(pictures))
+        yield Figure("heat", heat(errors, pictures.get("programs")), *_map_caption(pictures))
     if pictures.get("histogram"):
         yield Figure(
             "histogram",
@@ -190,27 +506,27 @@ def _figures(record: Record) -> Iterator[Figure]:
     for name, chart in against_dims(pictures.get("examples", ())):
         yield Figure("scatter", chart, f"The worst error of each example by the size of {name}.")
     for argument in pictures.get("arguments", ()):
-        yield Figure("argument", cells(argument), _cells_words(argument))
+        yield Figure("argument", cells(argument), _cells_caption(argument))
     for finding in (decode(Finding, data) for data in record.findings[:_FINDINGS]):
         if finding.kind == "race" and len(finding.accesses) == 2:
             yield _race(finding)
         elif finding.waits and finding.kind == "deadlock":
             yield _deadlock(finding)
     for operand in pictures.get("grids", ()):
-        found = "; ".join(f"{f['kind']}: {f['message']}" for f in operand["findings"])
+        findings = "; ".join(f"{f['kind']}: {f['message']}" for f in operand["findings"])
         first = len(operand["programs"])
         some = f" (the first {first:,} programs)" if first < operand["count"] else ""
-        words = f"Blocks of {operand['operand']} in {operand['kernel']}{some}. {found}"
-        yield Figure("grid", grid(operand), words)
+        caption = f"Blocks of {operand['operand']} in {operand['kernel']}{some}. {findings}"
+        yield Figure("grid", grid(operand), caption)
 
 
-def _cells_words(argument: Mapping[str, Any]) -> str:
+def _cells_caption(argument: Mapping[str, Any]) -> str:
     """The caption of a mask or of ids."""
     rows, shape = argument["rows"], argument["shape"]
     kind = "Filled cells are True" if argument["role"] == "mask" else "Equal ids have one colour"
     whole = len(rows) * len(rows[0]) == math.prod(shape)
-    part = "" if whole else f"; the first {len(rows)} rows and {len(rows[0])} columns"
-    return f"{argument['where']}, {argument['words']}. {kind}{part}."
+    some = "" if whole else f"; the first {len(rows)} rows and {len(rows[0])} columns"
+    return f"{argument['where']}, {argument['words']}. {kind}{some}."
 
 
 def _race(finding: Finding) -> Figure:
@@ -252,7 +568,7 @@ def _deadlock(finding: Finding) -> Figure:
     )
 
 
-def _map_words(pictures: Mapping[str, Any]) -> tuple[str, Sequence[Sequence[str]]]:
+def _map_caption(pictures: Mapping[str, Any]) -> tuple[str, Sequence[Sequence[str]]]:
     """The caption of an error map, and the programs with wrong elements."""
     errors, programs = pictures["errors"], pictures.get("programs")
     shape = ", ".join(map(str, errors["shape"]))
@@ -261,357 +577,150 @@ def _map_words(pictures: Mapping[str, Any]) -> tuple[str, Sequence[Sequence[str]
         text += ", as rows of its last axis"
     if not programs:
         return text + ".", ()
-    block = ", ".join(map(str, programs["block"]))
+    size = ", ".join(map(str, programs["block"]))
     grid_ = ", ".join(map(str, programs["grid"]))
     count, shown = programs["count"], len(programs["wrong"])
     noun = "block" if count == 1 else "blocks"
     text += (
-        f". Lines are blocks of ({block}) of {programs['kernel']}, grid ({grid_}); "
+        f". Lines are blocks of ({size}) of {programs['kernel']}, grid ({grid_}); "
         f"{count:,} {noun} with wrong elements"
     )
     text += f"; the {shown} with the most are framed." if shown < count else ", framed."
     rows = [
         (
-            ", ".join(f"({', '.join(map(str, p))})" for p in each["programs"]) or "unknown",
-            f"({', '.join(map(str, each['block']))})",
-            f"{each['wrong']:,}",
+            ", ".join(map(point, block["programs"])) or "unknown",
+            point(block["block"]),
+            f"{block['wrong']:,}",
         )
-        for each in programs["wrong"]
+        for block in programs["wrong"]
     ]
     return text, [("program", "output block", "wrong elements"), *rows]
 
 
-# Kernels by backends: the rows of the page's first table, and their details.
+# The costs of machine code.
+
+#: Recorded costs by ``RecordedCost.key``.
+Recorded = Mapping[tuple[str, str, str, str], RecordedCost]
+
+#: Titles of the numbers of a program, by their names in ``Cost``.
+_NUMBERS = {
+    "bundles": "bundles",
+    "loop_bundles": "loop",
+    "registers": "registers",
+    "spills": "spills",
+    "fills": "fills",
+    "spill_store_bytes": "spill stores",
+    "spill_load_bytes": "spill loads",
+}
+
+#: Any value above 0 of these is bad.
+_NEVER = ("spills", "fills", "spill_store_bytes", "spill_load_bytes")
 
 
-#: Outcomes that fail a run.
-BAD = ("failed", "xpassed")
+@dataclass(frozen=True)
+class CostNumber:
+    """A number, its change from the recorded one, and the state of that."""
 
-#: States of a row or a cell, worst first.
-STATES = ("failed", "xfailed", "passed", "skipped", "none")
-
-_WORDS = {"failed": "failed", "passed": "ok", "xfailed": "xfail", "skipped": "skipped"}
-
-#: Limits on the size of the page: the number of failures with pictures, and of kernels without
-#: failures that have details.
-MOST_DRAWN, MOST_DETAILED = 400, 1000
-
-
-@dataclass(frozen=True, kw_only=True)
-class KernelCell:
-    """The result of a kernel on one backend.
-
-    Attributes:
-      state: one of ``STATES``.
-      words: the text of the cell, such as ``2 failed``.
-      multiple: the worst error of checks that passed as a multiple of the baseline's, in words.
-      title: counts of all outcomes.
-      rank: the sort key of a column, the worst first.
-    """
-
-    state: str
-    words: str
-    multiple: str
-    title: str
-    rank: float
+    text: str
+    change: str = ""
+    state: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckRow:
-    """Checks of a kernel in one row: one that failed, or those that differ in their backend only.
+class CostRow:
+    """The costs of one program on one chip.
 
     Attributes:
-      check: its name.
-      backends: their labels.
-      outcome: of each.
-      multiple: the worst error as a multiple of the baseline's, or None.
-      examples: how many ran on all backends.
-      seconds: how long they took.
-      remark: the mesh, the reason, notes.
+      kernel: its name, with the mesh.
+      report: what the compiler said, as in ``Record.compiled``.
+      memory: VMEM or shared memory.
+      bar: the same relative to the chip's limit, or None.
+      slots: the use of slots in the main loop, or None.
+      numbers: one for each title of the table.
     """
 
-    check: str
-    backends: Sequence[str]
-    outcome: str
-    multiple: float | None
-    examples: int
-    seconds: float
-    remark: str
+    kernel: str
+    report: Mapping[str, Any]
+    memory: CostNumber
+    bar: Svg | None
+    slots: Svg | None
+    numbers: Sequence[CostNumber]
 
 
-@dataclass(frozen=True, kw_only=True)
-class KernelRow:
-    """A kernel with all its checks.
+@dataclass(frozen=True)
+class CostTable:
+    """Rows, and the titles of the numbers that some of them have."""
 
-    Attributes:
-      anchor: its anchor on the page.
-      name: of the kernel.
-      family: of its spec.
-      file: of its tests.
-      state: the worst state of its cells.
-      cells: one for each backend of the page.
-      failures: the failed checks.
-      checks: all checks, failures first; empty if there is no room for them.
-      count: how many there are.
-      examples: how many ran.
-      seconds: how long they took.
-      multiple: the worst error as a multiple of the baseline's, or None.
-    """
-
-    anchor: str
-    name: str
-    family: str
-    file: str
-    state: str
-    cells: Sequence[KernelCell]
-    failures: Sequence[FailureCard]
-    checks: Sequence[CheckRow]
-    count: int
-    examples: int
-    seconds: float
-    multiple: float | None
-
-    @property
-    def rank(self) -> float:
-        """The sort key of kernels, the worst first."""
-        return _rank(self.state, len(self.failures), self.multiple)
+    titles: Sequence[str]
+    rows: Sequence[CostRow]
+    compared: bool
 
 
-def kernels(records: Sequence[Record], backends: Sequence[str]) -> list[KernelRow]:
-    """The kernels, worst first. Two files may have kernels of the same name."""
-    groups: dict[tuple[str, str, str], list[Record]] = {}
-    for record in records:
-        file = record.test.partition("::")[0]
-        groups.setdefault((record.family, file, record.kernel), []).append(record)
-    left = MOST_DRAWN
-    found: list[KernelRow] = []
-    for number, ((family, file, name), rows) in enumerate(groups.items()):
-        bad = [row for row in rows if row.outcome in BAD]
-        causes = grouped(bad)
-        failures = [
-            failure(first, drawn=i < left, likewise=others)
-            for i, (first, *others) in enumerate(causes)
-        ]
-        left = max(0, left - len(causes))
-        cells = [_cell([row for row in rows if row.backend == b]) for b in backends]
-        found.append(
-            KernelRow(
-                anchor=f"kernel-{number}",
-                name=name,
-                family=family,
-                file=file,
-                state=min((cell.state for cell in cells), key=STATES.index),
-                cells=cells,
-                failures=failures,
-                checks=check_rows(rows),
-                count=len(rows),
-                examples=sum(row.examples for row in rows),
-                seconds=sum(row.seconds for row in rows),
-                multiple=_worst(rows),
-            )
-        )
-    found.sort(key=lambda kernel: (-kernel.rank, kernel.family, kernel.name))
-    right = [place for place, kernel in enumerate(found) if not kernel.failures]
-    for place in right[MOST_DETAILED:]:
-        found[place] = replace(found[place], checks=())
-    return found
-
-
-def check_rows(records: Sequence[Record]) -> list[CheckRow]:
-    """The checks of a kernel, failures first."""
-    groups: dict[Hashable, list[Record]] = {}
-    for record in sorted(records, key=_order):
-        alike = (record.check, record.outcome, _remark(record))
-        groups.setdefault(id(record) if record.outcome in BAD else alike, []).append(record)
-    return [
-        CheckRow(
-            check=rows[0].check,
-            backends=list(dict.fromkeys(row.backend for row in rows)),
-            outcome=rows[0].outcome,
-            multiple=max((row.multiple for row in rows if row.multiple is not None), default=None),
-            examples=sum(row.examples for row in rows),
-            seconds=sum(row.seconds for row in rows),
-            remark=_remark(rows[0]),
-        )
-        for rows in groups.values()
+def cost_table(records: Sequence[Record], recorded: Recorded) -> CostTable | None:
+    """The costs of everything that compiled, as in the terminal; None if nothing did."""
+    shown = [
+        (record, report)
+        for record in records
+        if record.check == "forward" and (report := shown_report(record)) is not None
     ]
+    if not shown:
+        return None
+    names = [name for name in _NUMBERS if any(r.get(name) is not None for _, r in shown)]
+    rows = [_cost_row(record, report, names, recorded) for record, report in shown]
+    rows.sort(key=lambda row: (row.kernel, row.report["target"]))
+    return CostTable([_NUMBERS[name] for name in names], rows, bool(recorded))
 
 
-def _remark(record: Record) -> str:
-    mesh = " ".join(f"{axis}={size}" for axis, size in record.mesh.items())
-    notes = " ".join(note.text for note in record.notes)
-    unverified = " ".join(f"unverified: {text}" for text in record.unverified)
-    return " ".join(filter(None, (mesh, record.reason, notes, unverified)))
-
-
-def times(multiple: float | None) -> str:
-    """An error as a multiple of the baseline's, in a few characters."""
-    if multiple is None:
-        return ""
-    if not multiple:
-        return "exact"
-    return f"{multiple:.1f}x" if multiple < 1000 else ">999x"
-
-
-def _order(record: Record) -> tuple[int, str]:
-    ranked = ("failed", "xpassed", "xfailed", "passed", "skipped")
-    return ranked.index(record.outcome), record.backend
-
-
-def _worst(rows: Sequence[Record]) -> float | None:
-    """The worst multiple, as the terminal sorts by it; None if nothing was measured."""
-    found = worst(rows)
-    return None if found < 0 else found
-
-
-def _cell(rows: Sequence[Record]) -> KernelCell:
-    count = Counter(row.outcome for row in rows)
-    failed = sum(count[outcome] for outcome in BAD)
-    passed = [row for row in rows if row.outcome == "passed"]
-    multiple = _worst(passed)
-    # As in the terminal: passed checks have precedence over expected failures.
-    numbers = {
-        "failed": failed,
-        "passed": count["passed"],
-        "xfailed": count["xfailed"],
-        "skipped": count["skipped"],
-    }
-    state = next((name for name, number in numbers.items() if number), "none")
-    if state == "none":
-        return KernelCell(state="none", words="-", multiple="", title="not run", rank=-1.0)
-    words = f"{numbers[state]} {_WORDS[state]}"
-    if state == "passed" and count["xfailed"]:
-        words += f", {count['xfailed']} xfail"
-    return KernelCell(
-        state=state,
-        words=words,
-        multiple="" if failed else times(multiple),
-        title=", ".join(f"{count[name]} {name}" for name in OUTCOMES if count[name]),
-        rank=_rank(state, failed, None if failed else multiple),
+def _cost_row(
+    record: Record, report: Mapping[str, Any], names: Sequence[str], recorded: Recorded
+) -> CostRow:
+    key = (record.kernel, record.check, report["target"], report.get("signature", ""))
+    before = recorded[key].cost if key in recorded else {}
+    name, limit = "vmem_bytes", "vmem_capacity"
+    if report.get(name) is None:
+        name, limit = "shared_bytes", "shared_capacity"
+    used, most = report.get(name), report.get(limit)
+    memory, bar = size_words(used), None
+    if used is not None and most:
+        memory += f", {100 * used / most:.0f} %"
+        title = f"{size_words(used)} of {size_words(most)}, {100 * used / most:.0f} %"
+        if name in before:
+            title += f"; recorded: {size_words(before[name])}"
+        bar = share(used, most, title, before=before.get(name))
+    shares = {u: s for u in UNITS if (s := report.get("loop_slots", {}).get(u)) is not None}
+    used_slots = ", ".join(f"{unit} {100 * value:.0f} %" for unit, value in shares.items())
+    return CostRow(
+        kernel=with_mesh(record),
+        report=report,
+        memory=CostNumber(memory, *_change(used, before.get(name))),
+        bar=bar,
+        slots=slots(shares, f"Used slots in the main loop: {used_slots}") if shares else None,
+        numbers=list(_numbers(report, names, before)),
     )
 
 
-def _rank(state: str, failed: int, multiple: float | None) -> float:
-    """The state first, then the number of failures, then the error."""
-    error = 0.0 if multiple is None else min(multiple, 1e5) / 1e6
-    return 1e4 * (len(STATES) - STATES.index(state)) + min(failed, 9999) + error
+def _numbers(
+    report: Mapping[str, Any], names: Sequence[str], before: Mapping[str, int]
+) -> Iterator[CostNumber]:
+    for name in names:
+        value = report.get(name)
+        change, state = _change(value, before.get(name))
+        yield CostNumber(
+            "-" if value is None else f"{value:,}",
+            change,
+            state or ("warn" if name in _NEVER and value else ""),
+        )
 
 
-# The whole page, from records and the session's data.
+def _change(value: int | None, before: int | None) -> tuple[str, str]:
+    """The difference of a number from the recorded one, in words and as a state."""
+    if value is None or before is None or value == before:
+        return "", ""
+    change = f"{100 * (value - before) / before:+.0f} %" if before else f"was {before}"
+    return change, "bad" if value > before else "good"
 
 
-def check_installed(flag: str) -> None:
-    """Check before any test runs that the page can be made.
-
-    Raises:
-      OptionError: the extra is not installed.
-    """
-    if find_spec("jinja2") is None:
-        raise OptionError(f"{flag} needs jinja2: pip install 'pytest-pallas[report]'")
-
-
-def page(
-    records: Sequence[Record],
-    *,
-    environment: Mapping[str, Any],
-    options: Mapping[str, Any],
-    recorded: tables.Recorded | None = None,
-    families: Sequence[str] = (),
-    sections: Sequence[tuple[str, str]] = (),
-) -> Iterator[str]:
-    """The page as self-contained HTML, in parts.
-
-    Args:
-      records: the records of the session.
-      environment: versions and machine, by name.
-      options: the options of the session, by name.
-      recorded: the costs to compare with.
-      families: names of the known backends, in the order of the columns.
-      sections: the sections of the project: names and texts; "" for nothing to show.
-    """
-    from markupsafe import Markup
-
-    tried, rest = mutants(records), others(records)
-    count = Counter(record.outcome for record in rest)
-    bad = sum(count[outcome] for outcome in BAD)
-    backends = backends_of(rest, families)
-    rows = kernels(rest, backends)
-    style, script = (templates_text_of(name) for name in ("page.css", "page.js"))
-    return template("page.html.j2").generate(
-        style=Markup(style),
-        script=Markup(script),
-        style_hash=_hash(style),
-        script_hash=_hash(script),
-        verdict=_verdict(rows, bad, tried),
-        mood=_mood(rows, bad, tried),
-        count={name: count[name] for name in ("failed", "xpassed", "xfailed", "skipped", "passed")},
-        bad=bad,
-        stacked=stacked(
-            [(name, count[name]) for name in ("failed", "xpassed", "xfailed", "passed", "skipped")],
-            ", ".join(f"{count[name]} {name}" for name in OUTCOMES),
-        ),
-        seconds=sum(record.seconds for record in records),
-        examples=sum(record.examples for record in records),
-        backends=backends,
-        # Records of mutants cover all selected backends.
-        ran=backends or (options.get("backends", ()) if tried else ()),
-        families=sorted({row.family for row in rows if row.family}),
-        kernels=rows,
-        undrawn=max(0, bad - MOST_DRAWN),
-        most_drawn=MOST_DRAWN,
-        undetailed=sum(not row.checks for row in rows),
-        most_detailed=MOST_DETAILED,
-        mutants=tried,
-        costs=tables.table(rest, recorded or {}),
-        coverage=coverage(rest),
-        sections=[(name, text) for name, text in sections if text],
-        environment=environment,
-        options=options,
-    )
-
-
-def _verdict(rows: Sequence[KernelRow], bad: int, tried: MutantSummary | None) -> str:
-    """The result of the run, in one line."""
-    parts = [] if tried is None else [_of_mutants(tried)]
-    if rows:
-        parts.insert(0, _of_checks(rows, bad))
-    text = "; ".join(parts) or "No kernel was verified"
-    return text[:1].upper() + text[1:]
-
-
-def _of_checks(rows: Sequence[KernelRow], bad: int) -> str:
-    total = "1 kernel" if len(rows) == 1 else f"{len(rows):,} kernels"
-    if not bad:
-        return f"Nothing failed in {total}"
-    failing = sum(row.state == "failed" for row in rows)
-    checks = "1 check failed" if bad == 1 else f"{bad:,} checks failed"
-    return f"{checks}, in {failing:,} of {total}"
-
-
-def _of_mutants(tried: MutantSummary) -> str:
-    every = tried.every
-    judged = every.killed + every.survived
-    survived = f"{every.survived:,}" if every.survived else "none"
-    text = f"{survived} of {judged:,} mutants survived" if judged else "no mutant was judged"
-    return f"{text}, {every.untried:,} not tried" if every.untried else text
-
-
-def _mood(rows: Sequence[KernelRow], bad: int, tried: MutantSummary | None) -> str:
-    """The colour of that line: a surviving mutant does not fail the run, but is a warning."""
-    if bad:
-        return "is-bad"
-    state = "killed" if tried is None else tried.every.state
-    return "is-good" if (rows or tried) and state == "killed" else ""
-
-
-def _hash(text: str) -> str:
-    """The hash of a style or script for the page's content security policy."""
-    digest = hashlib.sha256(text.encode("utf-8")).digest()
-    return "sha256-" + base64.b64encode(digest).decode("ascii")
-
-
-# Errors, simulations and analyses as HTML in a notebook: the cards of the page, by themselves.
-
+# Errors, simulations and analyses in a notebook: the cards of the page, by themselves.
 
 _FONT = '14px/1.5 system-ui, -apple-system, "Segoe UI", "Noto Sans", "DejaVu Sans", sans-serif'
 
@@ -640,12 +749,10 @@ def html_of(shown: Any) -> str | None:
 def _style() -> str:
     """The style of the page, for what is inside of one element of another page."""
     own = f"background: var(--card); color: var(--ink); font: {_FONT}; padding: 0.4rem;"
-    return f".pallas-inline {{ {own} {templates_text_of('page.css').replace(':root', '&')} }}"
+    return f".pallas-inline {{ {own} {_text_of('page.css').replace(':root', '&')} }}"
 
 
 def _error(error: PallasError) -> FailureCard:
-    from pytest_pallas.report.collect import error_fields
-
     failed = error.failure
     record = Record(
         test="",

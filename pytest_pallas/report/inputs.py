@@ -1,17 +1,22 @@
-"""Coverage of the inputs that specs declare, from records only."""
+"""Coverage of the inputs that specs declare, from records only.
+
+An aspect is a choice of each draw, such as a dim or an option; its words are the values that were
+or could have been chosen (``checks.inputs``). Coverage counts words. A warning names those that no
+check of a kernel drew, unless every check failed: a failure stops a check before it drew them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pytest_pallas import record as aspects
-from pytest_pallas.record import DTYPE, VALUES, Aspect, Record
+from pytest_pallas.record import VALUES, Aspect, Record, aspects_from_json
 from pytest_pallas.report.section import Line, Results, section
 
 #: Number of kernels with a line of their own, and of words in each.
 LINES, WORDS = 5, 6
 
+#: The words of each aspect, in order.
 Words = dict[Aspect, dict[str, None]]
 
 
@@ -23,7 +28,7 @@ class Covered:
       kernel: its name.
       shapes: the distinct shapes.
       dtypes: the distinct dtypes.
-      tried: for each aspect (see ``strategies.declared``) the drawn words.
+      tried: for each aspect the drawn words.
       never: for each aspect the declared words that were not drawn.
       finished: whether a check ran all its examples; a failure stops a check.
     """
@@ -35,44 +40,65 @@ class Covered:
     never: Words = field(default_factory=dict[Aspect, dict[str, None]])
     finished: bool = False
 
+    @property
+    def aspects(self) -> Sequence[Aspect]:
+        """All aspects."""
+        return list(dict.fromkeys((*self.tried, *self.never)))
+
+    @property
+    def drawn(self) -> int:
+        """The number of drawn words."""
+        return sum(map(len, self.tried.values()))
+
+    @property
+    def declared(self) -> int:
+        """The number of drawn words and of those that were not drawn."""
+        return self.drawn + sum(map(len, self.never.values()))
+
 
 def covered(records: Iterable[Record]) -> list[Covered]:
     """Coverage of each kernel. Two files may have kernels of the same name."""
-    found: dict[tuple[str, str], Covered] = {}
+    kernels: dict[tuple[str, str], Covered] = {}
     for record in records:
         if not record.inputs:
             continue
         key = record.test.partition("::")[0], record.kernel
-        one = found.setdefault(key, Covered(record.kernel))
-        one.shapes.update(record.inputs["shapes"])
-        one.finished |= record.outcome in ("passed", "xpassed")
-        for title, into in (("tried", one.tried), ("never", one.never)):
-            for aspect, words in aspects.aspects_from_json(record.inputs[title]).items():
+        kernel = kernels.setdefault(key, Covered(record.kernel))
+        kernel.shapes.update(record.inputs["shapes"])
+        kernel.dtypes.update(record.inputs["dtypes"])
+        kernel.finished |= record.outcome in ("passed", "xpassed")
+        for title, into in (("tried", kernel.tried), ("never", kernel.never)):
+            for aspect, words in aspects_from_json(record.inputs[title]).items():
                 into.setdefault(aspect, {}).update(dict.fromkeys(words))
-        # records of schema 1 have dtypes only as words
-        one.dtypes.update(record.inputs.get("dtypes", one.tried.get(DTYPE, ())))
-    for one in found.values():
-        for aspect, words in one.never.items():
-            for word in one.tried.get(aspect, ()):
+    for kernel in kernels.values():
+        for aspect, words in kernel.never.items():
+            for word in kernel.tried.get(aspect, ()):
                 words.pop(word, None)
-    return list(found.values())
+    return list(kernels.values())
 
 
 def summary(kernels: Sequence[Covered]) -> str:
     """One line that counts the drawn inputs."""
-    dtypes = {dtype for one in kernels for dtype in one.dtypes}
-    classes = {word for one in kernels for word in one.tried.get(VALUES, ())}
+    dtypes = {dtype for kernel in kernels for dtype in kernel.dtypes}
+    classes = {word for kernel in kernels for word in kernel.tried.get(VALUES, ())}
     counts = [
         _count(len(kernels), "kernel"),
-        _count(sum(len(one.shapes) for one in kernels), "shape"),
+        _count(sum(len(kernel.shapes) for kernel in kernels), "shape"),
         _count(len(dtypes), "dtype"),
     ]
     if classes:
         counts.append(_count(len(classes), "value class", "value classes"))
     for roles, title in ((("dim",), "boundary kinds"), (("option", "tuning"), "option values")):
-        tried, every = _choices(kernels, roles)
-        if every:
-            counts.append(f"{tried} of {every} {title}")
+        pairs = [
+            (len(kernel.tried.get(aspect, ())), len(kernel.never.get(aspect, ())))
+            for kernel in kernels
+            for aspect in kernel.aspects
+            if aspect.role in roles
+        ]
+        choices = [(tried, tried + never) for tried, never in pairs if tried + never > 1]
+        if choices:
+            tried, declared = map(sum, zip(*choices, strict=True))
+            counts.append(f"{tried} of {declared} {title}")
     return f"inputs: {', '.join(counts)}"
 
 
@@ -81,32 +107,18 @@ def warnings(kernels: Sequence[Covered], *, every: bool = False) -> list[str]:
 
     With ``every``, a line for each kernel, with all such words.
     """
-    if every:
-        missed = [one for one in kernels if one.finished and any(one.never.values())]
-        most = sum(len(words) for one in missed for words in one.never.values())
-        return [f"never drawn: {one.kernel}: {_missed(one.never, most)}" for one in missed]
-    missed = [one for one in kernels if one.finished and any(one.never.values())]
-    lines = [f"never drawn: {one.kernel}: {_missed(one.never)}" for one in missed[:LINES]]
-    if missed[LINES:]:
-        lines.append(f"never drawn: choices of {len(missed) - LINES} more kernels")
-    if lines:
+    missed = [kernel for kernel in kernels if kernel.finished and any(kernel.never.values())]
+    most = max((kernel.declared for kernel in missed), default=0) if every else WORDS
+    shown = missed if every else missed[:LINES]
+    lines = [f"never drawn: {kernel.kernel}: {_missed(kernel.never, most)}" for kernel in shown]
+    if len(shown) < len(missed):
+        lines.append(f"never drawn: choices of {len(missed) - len(shown)} more kernels")
+    if lines and not every:
         lines[-1] += " (--pallas-max-examples draws more, --pallas-results lists all)"
     return lines
 
 
-def _choices(kernels: Sequence[Covered], roles: Sequence[str]) -> tuple[int, int]:
-    """The number of drawn words and of all words, for aspects with more than one."""
-    tried = every = 0
-    for one in kernels:
-        for aspect in dict.fromkeys((*one.tried, *one.never)):
-            if aspect.role in roles:
-                have, lack = len(one.tried.get(aspect, ())), len(one.never.get(aspect, ()))
-                if have + lack > 1:
-                    tried, every = tried + have, every + have + lack
-    return tried, every
-
-
-def _missed(never: Words, most: int = WORDS) -> str:
+def _missed(never: Words, most: int) -> str:
     """Some words that were never drawn: few words of each aspect, of many aspects."""
     left = most
     parts: list[str] = []

@@ -1,9 +1,15 @@
-"""Masks and ids among the arguments of a failing call, as cells of a picture."""
+"""Gather what the pictures of a failure show, as plain values for its record.
+
+Arrays and traces are there when a check fails, and not when the page is made, often in another
+process: so a record carries small pictures of them, at most about 15 KiB as JSON, and
+``report.drawings`` draws those. ``pictures_of`` gathers all of one failure; below it are masks and
+ids, the blocks of a grid, and the errors of an output.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +21,64 @@ from pytest_pallas.checks.context import CheckResult, ComparedOutputs
 from pytest_pallas.checks.verdict import contents_of, writer_of
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.grid.analysis import Analysis
-from pytest_pallas.grid.findings import GridFinding
 from pytest_pallas.grid.model import GridCall, GridWindow
 from pytest_pallas.grid.unwritten import writers_of
 from pytest_pallas.judge.explanation import in_words
 from pytest_pallas.judge.tolerance import Comparison, measure
+from pytest_pallas.report.drawings import LEVELS
 
 if TYPE_CHECKING:
     from pytest_pallas.run.result import ResultBuilder
+
+
+def pictures_of(error: BaseException, builder: ResultBuilder) -> dict[str, Any]:
+    """The pictures of a failure.
+
+    A picture must not break its report: if one cannot be made, the entry ``unavailable`` has the
+    reason.
+    """
+    pictures: dict[str, Any] = {}
+    try:
+        if isinstance(error, PallasError):
+            pictures |= shown_of(error)
+        pictures["examples"] = examples_of(builder)
+    except Exception as problem:
+        pictures["unavailable"] = f"{type(problem).__name__}: {problem}"[:300]
+    return {name: value for name, value in pictures.items() if value}
+
+
+def shown_of(error: PallasError) -> Mapping[str, Any]:
+    """The pictures of arrays and grids."""
+    pictures: dict[str, Any] = {}
+    if error.failure is not None:
+        if error.failure.finding is not None:
+            pictures |= errors_of(error.failure.finding)
+        pictures["arguments"] = arguments_of(error.failure.context.arguments)
+    if error.analysis is not None:
+        pictures["grids"] = grids_of(error.analysis)
+    return pictures
+
+
+def examples_of(builder: ResultBuilder) -> list[dict[str, Any]]:
+    """The errors of the examples that were measured, if dims were drawn."""
+    return [
+        {
+            "dims": dict(point.dims),
+            "error": plain(point.error),
+            "baseline": plain(point.baseline or 0.0),
+            "failed": point.failed,
+        }
+        for point in builder.points
+        if point.error is not None and point.dims
+    ]
+
+
+def plain(number: float) -> float | str:
+    """A number for JSON, with the digits that a picture needs."""
+    return float(f"{number:.4g}") if math.isfinite(number) else str(number)
+
+
+# Masks and ids among the arguments.
 
 #: Cells of a picture along each side, at most: of a larger array, the first rows and columns.
 CELLS = 32
@@ -37,7 +93,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 def arguments_of(arguments: Arguments) -> list[dict[str, Any]]:
     """The first masks and ids of a call.
 
-    Each has ``where``, ``role``, ``words``, ``shape`` and ``rows``: a word for each row of the last
+    Each has ``where``, ``role``, ``words``, ``shape`` and ``rows``: a text for each row of the last
     axis, with a letter for each element. Of masks, ``1`` is True and ``0`` False; of ids, equal
     letters are equal ids, as far as there are letters.
     """
@@ -63,8 +119,7 @@ def _rows(array: Array, role: str) -> list[str]:
     return ["".join(row) for row in letters.tolist()]
 
 
-# The blocks that the programs of a grid read and write, for the picture of the static analysis.
-
+# The blocks that the programs of a grid read and write.
 
 #: Number of findings whose operand is drawn.
 _OPERANDS = 3
@@ -74,25 +129,23 @@ PROGRAMS = 256
 
 
 def grids_of(analysis: Analysis) -> list[dict[str, Any]]:
-    """The operands of findings, each with the blocks of its programs."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    """The operands of findings, each with the blocks of its programs and its first findings."""
+    operands: dict[tuple[str, str], dict[str, Any]] = {}
     for finding in analysis.findings:
         for call in analysis.calls:
             for window in call.windows:
                 key = call.call.name, window.name
                 known = window.starts is not None and not window.whole and window.shape
-                if known and key == (finding.kernel, finding.operand):
-                    _say(found.setdefault(key, _drawn(call, window)), finding)
-    return list(found.values())[:_OPERANDS]
-
-
-def _say(drawn: dict[str, Any], finding: GridFinding) -> None:
-    text = {"kind": finding.kind, "severity": finding.severity, "message": finding.message}
-    if text not in drawn["findings"] and len(drawn["findings"]) < _OPERANDS:
-        drawn["findings"].append(text)
-    for program in finding.programs:
-        if list(program) not in drawn["shown"]:
-            drawn["shown"].append([int(i) for i in program])
+                if not known or key != (finding.kernel, finding.operand):
+                    continue
+                operand = operands.setdefault(key, _drawn(call, window))
+                text = {field: getattr(finding, field) for field in ("kind", "severity", "message")}
+                if text not in operand["findings"] and len(operand["findings"]) < _OPERANDS:
+                    operand["findings"].append(text)
+                for program in ([int(i) for i in program] for program in finding.programs):
+                    if program not in operand["shown"]:
+                        operand["shown"].append(program)
+    return list(operands.values())[:_OPERANDS]
 
 
 def _drawn(call: GridCall, window: GridWindow) -> dict[str, Any]:
@@ -124,12 +177,8 @@ def _drawn(call: GridCall, window: GridWindow) -> dict[str, Any]:
 
 # A map and a histogram of the errors of an output, and the programs that wrote the wrong ones.
 
-
 #: Cells of a map along each side, at most.
 ERROR_CELLS = 96
-
-#: Levels of errors: ``a`` is below 2**-3 ulps, each next one doubles, ``z`` is everything beyond.
-LEVELS = 26
 
 #: Number of wrong blocks whose programs are looked up.
 _BLOCKS = 24
@@ -145,26 +194,24 @@ class _Measured:
     unit: str = "ulps"
 
 
-def errors_of(finding: CheckResult) -> dict[str, Any]:
+def errors_of(result: CheckResult) -> dict[str, Any]:
     """The pictures of a wrong output; none without arrays to compare."""
-    failed = finding.failed
+    failed = result.failed
     if failed is None or failed.mask is None or not failed.mask.size:
         return {}
-    found: dict[str, Any] = {}
-    measured = _measured(finding.answer, failed)
-    found["errors"] = _map(failed, measured)
+    measured = _measured(result.answer, failed)
+    pictures: dict[str, Any] = {"errors": _map(failed, measured)}
     if measured is not None:
-        found["histogram"] = {
+        pictures["histogram"] = {
             "kernel": _histogram(measured.errors, measured.classes),
             "baseline": _histogram(measured.baseline, None),
         }
-    if finding.outcome is not None and not finding.subject:
-        writer = writer_of(finding.outcome, failed)
+    if result.outcome is not None and not result.subject:
+        writer = writer_of(result.outcome, failed)
         if writer is not None and writer[0].eqn.primitive.name == "pallas_call":
-            programs = _programs(writer[0], writer[1], failed)
-            if programs:
-                found["programs"] = programs
-    return found
+            programs = _programs(*writer, failed)
+            pictures |= {"programs": programs} if programs else {}
+    return pictures
 
 
 def _measured(answer: ComparedOutputs | None, failed: Comparison) -> _Measured | None:
@@ -172,7 +219,8 @@ def _measured(answer: ComparedOutputs | None, failed: Comparison) -> _Measured |
     if answer is None:
         return None
     where = "" if failed.where == "output" else failed.where
-    sides = [dict(leaves) for leaves in (answer.outputs, *_expected(answer))]
+    expected = answer.expected
+    sides = [dict(leaves) for leaves in (answer.outputs, expected.oracle, expected.baseline)]
     if any(where not in side for side in sides):
         return None
     actual, oracle, baseline = (np.asarray(side[where]) for side in sides)
@@ -186,12 +234,8 @@ def _measured(answer: ComparedOutputs | None, failed: Comparison) -> _Measured |
         return _Measured(errors, None, nothing, "difference")
     kind = np.complex128 if is_complex(dtype) else np.float64
     right, near = wide(oracle).astype(kind), wide(baseline).astype(kind)
-    found = measure(wide(actual), right, near, dtype)
-    return _Measured(found.errors, found.misclassed, found.baseline_errors)
-
-
-def _expected(answer: ComparedOutputs) -> Sequence[Any]:
-    return answer.expected.oracle, answer.expected.baseline
+    measured = measure(wide(actual), right, near, dtype)
+    return _Measured(measured.errors, measured.misclassed, measured.baseline_errors)
 
 
 def level(errors: Array) -> Array:
@@ -287,54 +331,3 @@ def _programs(kernel: Any, output: int, failed: Comparison) -> dict[str, Any]:
         "wrong": wrong,
         "count": int(blocks.shape[1]),
     }
-
-
-# All pictures of one failure.
-
-
-def pictures_of(error: BaseException, builder: ResultBuilder) -> dict[str, Any]:
-    """The pictures of a failure; at most about 15 KiB as JSON.
-
-    A picture must not break its report: if one cannot be made, the entry ``unavailable`` has the
-    reason.
-    """
-    found: dict[str, Any] = {}
-    try:
-        if isinstance(error, PallasError):
-            found |= shown_of(error)
-        found["examples"] = examples_of(builder)
-    except Exception as problem:
-        found["unavailable"] = f"{type(problem).__name__}: {problem}"[:300]
-    return {name: value for name, value in found.items() if value}
-
-
-def shown_of(error: PallasError) -> Mapping[str, Any]:
-    """The pictures of arrays and grids."""
-    found: dict[str, Any] = {}
-    failure = error.failure
-    if failure is not None and failure.finding is not None:
-        found |= errors_of(failure.finding)
-    if failure is not None:
-        found["arguments"] = arguments_of(failure.context.arguments)
-    if error.analysis is not None:
-        found["grids"] = grids_of(error.analysis)
-    return found
-
-
-def examples_of(builder: ResultBuilder) -> list[dict[str, Any]]:
-    """The errors of the examples that were measured, if dims were drawn."""
-    return [
-        {
-            "dims": dict(point.dims),
-            "error": plain(point.error),
-            "baseline": plain(point.baseline or 0.0),
-            "failed": point.failed,
-        }
-        for point in builder.points
-        if point.error is not None and point.dims
-    ]
-
-
-def plain(number: float) -> float | str:
-    """A number for JSON, with the digits that a picture needs."""
-    return float(f"{number:.4g}") if math.isfinite(number) else str(number)

@@ -1,7 +1,13 @@
-"""Progress lines for long runs, which otherwise print nothing for minutes."""
+"""The plugin's part in the process with the terminal: it gathers the records and reports them.
+
+``Reporter`` receives the records on the reports of tests, its own and those of workers, sorts them
+in the order of the tests, and at the end writes the files and prints the sections. ``Progress``
+prints a line from time to time in long runs, which otherwise print nothing for minutes.
+"""
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,12 +17,238 @@ import pytest
 from pallas_sim.errors import OptionError
 from pytest_pallas.decoding import decode
 from pytest_pallas.pytest_session import OUTPUT, PART_RESULT, SHARD, PytestSession, current
-from pytest_pallas.record import NotApplicable
+from pytest_pallas.record import NotApplicable, from_json
 from pytest_pallas.report.section import Line, Results, Section, as_text
 
 if TYPE_CHECKING:
     from pytest_pallas.distribute.resume import RunKeeper
     from pytest_pallas.record import Record
+
+#: The attribute of a ``TestReport`` with the records as plain values: pytest-xdist serializes the
+#: attributes of a report, so they reach the controller without files.
+ATTRIBUTE = "pallas_records"
+
+#: Width of a table of costs if the output is not a terminal.
+WIDTH_OF_FILES = 150
+
+
+class Reporter:
+    """Collects the records of a session, also from workers, and reports them."""
+
+    def __init__(self, session: PytestSession, kept: RunKeeper | None = None) -> None:
+        """Gather for ``session``, whose tests are ``kept`` for its results."""
+        self.session, self.kept = session, kept
+        self.records: list[Record] = []
+        self.mutants: dict[str, Mapping[str, Any]] = {}
+        self.order: dict[str, int] = {}
+        self.written: list[tuple[bool, str]] = []
+        self.began_with_header = False
+        self.costs = ""
+        self.least = ""
+
+    def pytest_report_header(self) -> list[str]:
+        """The header: versions, backends and settings."""
+        from pytest_pallas.report import terminal
+
+        self.began_with_header = True
+        return terminal.header(self.session)
+
+    def in_order_of(self, ids: Sequence[str]) -> None:
+        """Report in the order of these tests, in whatever order their results come."""
+        self.order = {name: position for position, name in enumerate(ids)}
+
+    def pytest_report_collectionfinish(self) -> list[str]:
+        """Say it now if the plugin takes part since a test was collected."""
+        quiet = self.session.config.get_verbosity() < 0
+        lines = [] if quiet or self.began_with_header else self.pytest_report_header()
+        shard = self.session.shard_line
+        return [*lines, f"pallas: {shard}"] if shard and not quiet else lines
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Collect the records of a report, which the terminal keeps until the end, without them."""
+        if not hasattr(report, ATTRIBUTE):
+            return
+        if hasattr(report, PART_RESULT):
+            self.mutants[report.nodeid] = getattr(report, PART_RESULT)
+        for plain in getattr(report, ATTRIBUTE):
+            record = from_json(plain)
+            self.records.append(record)
+            self.session.config.hook.pytest_pallas_record(config=self.session.config, record=record)
+        delattr(report, ATTRIBUTE)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
+        """Record the order of the tests: the records of workers arrive in any order."""
+        self.in_order_of(ids)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Receive from a worker the checks that do not apply. All workers send the same."""
+        for plain in getattr(node, "workeroutput", {}).get(OUTPUT, ()):
+            entry: NotApplicable = decode(NotApplicable, plain)
+            self.session.not_applicable.setdefault(entry.test, entry)
+        if (shard := getattr(node, "workeroutput", {}).get(SHARD)) is not None:
+            self.session.shard_line, self.session.empty_shard = shard
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Write the results, however the session ended."""
+        resumed = None if self.kept is None else self.kept.resumed
+        if self.kept is not None and resumed is not None:
+            self.in_order_of(self.kept.collected)
+        self.records.sort(key=lambda record: self.order.get(record.test, len(self.order)))
+        # The run loop of a fleet settles the mutants of its tests itself.
+        itself = self.session.fleet is not None and resumed is None
+        settles = self.session.options.mutate is not None and not itself
+        if self.order and settles:
+            from pytest_pallas.distribute.parts import settled_records
+
+            # of a run that is taken up, kills count anew in the order of all tests
+            killed = self.session.killed if resumed is None else {**self.session.killed_earlier}
+            self.records[:] = settled_records(self.records, self.mutants, killed)
+        self._sort_failures(session)
+        self._record_costs(session)
+        self._require_score(session)
+        self._join_failures(session)
+        if self.session.empty_shard and session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+            session.exitstatus = pytest.ExitCode.OK  # other machines run them
+        if self.session.options.results is None and self.session.options.html is None:
+            return
+        if self.kept is not None and resumed is not None and not self.kept.begun:
+            self.written = [(True, f"nothing was run; {resumed.path} is as it was")]
+            return
+        from pytest_pallas.report.files import write_files
+
+        own: list[tuple[str, str]] = []
+        if self.session.options.html is not None:
+            wide = WIDTH_OF_FILES
+            results = self._results(width=wide, wide=wide, color=False, verbosity=1)
+            own = [(section.name, as_text(section, results)) for section in self._own_sections()]
+        self.written = list(write_files(self.session, self.records, own, self.kept))
+        if not all(done for done, _ in self.written):
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
+
+    def _sort_failures(self, session: pytest.Session) -> None:
+        """Print failures and reasons in the order of the tests."""
+        terminal: Any = session.config.pluginmanager.getplugin("terminalreporter")
+        for reports in terminal.stats.values() if terminal is not None and self.order else ():
+            if all(hasattr(report, "nodeid") for report in reports):
+                reports.sort(key=lambda report: self.order.get(report.nodeid, len(self.order)))
+
+    def _join_failures(self, session: pytest.Session) -> None:
+        """Print failures with one cause as one block, which names the other checks."""
+        terminal: Any = session.config.pluginmanager.getplugin("terminalreporter")
+        failed: list[Any] = [] if terminal is None else terminal.stats.get("failed", [])
+        if len(failed) < 2 or session.config.get_verbosity() > 0:
+            return
+        from pytest_pallas.compat.testing import without_block
+        from pytest_pallas.report.summary import others_by_test
+
+        others = others_by_test(self.records)
+        for report in failed:
+            if not (group := others.get(report.nodeid, report.nodeid)):
+                without_block(report)
+            elif not isinstance(group, str):
+                names = ", ".join(record.test.rpartition("::")[2] for record in group)
+                report.longrepr = f"{report.longreprtext}\n  likewise  {names}"
+
+    def _record_costs(self, session: pytest.Session) -> None:
+        """Write or compare the costs of what was compiled."""
+        if self.session.options.cost in ("off", "skip"):
+            return
+        from pytest_pallas.compile import report as costs
+
+        try:
+            self.costs = costs.write_costs(self.session, self.records)
+        except (OptionError, OSError) as error:
+            self.costs = f"--pallas-cost: {error}"
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
+
+    def _require_score(self, session: pytest.Session) -> None:
+        """Fail the run if the mutation score is below ``--pallas-mutate-min``."""
+        least = self.session.options.mutate_min
+        if self.session.options.mutate is None or not least:
+            return
+        from pytest_pallas.mutate import report as mutants
+
+        score = mutants.together(mutants.groups(self.records)).score
+        if score is None:
+            self.least = f"--pallas-mutate-min={least:g}: no mutant ran"
+        elif score < least:
+            self.least = f"--pallas-mutate-min={least:g}: the score is {score:.1f} %"
+        if self.least and session.exitstatus in (
+            pytest.ExitCode.OK,
+            pytest.ExitCode.NO_TESTS_COLLECTED,
+        ):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Print the tables."""
+        from pytest_pallas.report import terminal
+
+        verbosity = self.session.config.get_verbosity()
+        left_out = terminal.entries(self.session.not_applicable, self.records)
+        if not self.records and not (left_out and verbosity >= 0):
+            if self.costs:
+                terminalreporter.write_line(self.costs)
+            self._tell_files(terminalreporter)
+            return
+        from pytest_pallas.report.sections import declared_sections
+
+        width = int(terminalreporter.config.get_terminal_writer().fullwidth)
+        results = self._results(
+            width=width,
+            wide=width if terminalreporter.isatty else max(width, WIDTH_OF_FILES),
+            color=bool(terminalreporter.hasmarkup),
+            verbosity=verbosity,
+        )
+        terminalreporter.write_sep("=", "pallas")
+        for section in (*declared_sections(), *self._own_sections()):
+            for line in section.shown(results):
+                if isinstance(line, Line):
+                    terminalreporter.write_line(line.text, **{line.color: True})
+                else:
+                    terminalreporter.write_line(line)
+        self._tell_files(terminalreporter)
+
+    def _results(self, **shown: Any) -> Results:
+        """The data of all sections; ``shown`` are the fields that depend on the place."""
+        from pytest_pallas.compile import report as compilers
+        from pytest_pallas.mutate import report as mutants
+        from pytest_pallas.report import terminal
+
+        executed, compiled = compilers.split(
+            mutants.others(self.records), self.session.families.values()
+        )
+        return Results(
+            session=self.session,
+            records=self.records,
+            executed=executed,
+            compiled=compiled,
+            not_applicable=terminal.entries(self.session.not_applicable, self.records),
+            costs=self.costs,
+            score=self.least,
+            **shown,
+        )
+
+    def _own_sections(self) -> Sequence[Section]:
+        """The sections of the project."""
+        config = self.session.config
+        return list(itertools.chain(*config.hook.pytest_pallas_report_sections(config=config)))
+
+    def _tell_files(self, terminalreporter: Any) -> None:
+        """List the written files, and what is of the run that was taken up."""
+        if self.kept is not None and self.kept.resumed is not None:
+            from pytest_pallas.distribute.resume import line
+
+            terminalreporter.write_line(line(self.session, self.kept.resumed))
+        if self.kept is not None and self.kept.problem:
+            terminalreporter.write_line(self.kept.problem, red=True)
+        for done, line in self.written:
+            terminalreporter.write_line(line, red=not done)
+
+
+# Progress lines.
 
 #: The fraction of ``--pallas-fuzz-time`` between lines.
 SHARE = 0.1
@@ -123,231 +355,3 @@ class Progress:
         running = ", ".join(name.rpartition("::")[2] for name in self.now)
         reporter.ensure_newline()
         reporter.write_line(f"pallas: {text}, {failures}" + (f"; now {running}" * bool(running)))
-
-
-# The reporting part of the plugin, in the process with the terminal.
-
-
-#: The attribute of a ``TestReport`` with the records as plain values: pytest-xdist serializes the
-#: attributes of a report, so they reach the controller without files.
-ATTRIBUTE = "pallas_records"
-
-#: Width of a table of costs if the output is not a terminal.
-WIDTH_OF_FILES = 150
-
-
-class Reporter:
-    """Collects the records of a session, also from workers, and reports them."""
-
-    def __init__(self, session: PytestSession, kept: RunKeeper | None = None) -> None:
-        """Gather for ``session``, whose tests are ``kept`` for its results."""
-        self.session, self.kept = session, kept
-        self.records: list[Record] = []
-        self.mutants: dict[str, Mapping[str, Any]] = {}
-        self.order: dict[str, int] = {}
-        self.written: list[tuple[bool, str]] = []
-        self.began_with_header = False
-        self.costs = ""
-        self.least = ""
-
-    def pytest_report_header(self) -> list[str]:
-        """The header: versions, backends and settings."""
-        from pytest_pallas.report import terminal
-
-        self.began_with_header = True
-        return terminal.header(self.session)
-
-    def in_order_of(self, ids: Sequence[str]) -> None:
-        """Report in the order of these tests, in whatever order their results come."""
-        self.order = {name: position for position, name in enumerate(ids)}
-
-    def pytest_report_collectionfinish(self) -> list[str]:
-        """Say it now if the plugin takes part since a test was collected."""
-        quiet = self.session.config.get_verbosity() < 0
-        lines = [] if quiet or self.began_with_header else self.pytest_report_header()
-        shard = self.session.shard_line
-        return [*lines, f"pallas: {shard}"] if shard and not quiet else lines
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Collect the records of a report, which the terminal keeps until the end, without them."""
-        if not hasattr(report, ATTRIBUTE):
-            return
-        if hasattr(report, PART_RESULT):
-            self.mutants[report.nodeid] = getattr(report, PART_RESULT)
-        from pytest_pallas.report.collect import records_of
-
-        for record in records_of(report):
-            self.records.append(record)
-            self.session.config.hook.pytest_pallas_record(config=self.session.config, record=record)
-        delattr(report, ATTRIBUTE)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
-        """Record the order of the tests: the records of workers arrive in any order."""
-        self.in_order_of(ids)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        """Receive from a worker the checks that do not apply. All workers send the same."""
-        for plain in getattr(node, "workeroutput", {}).get(OUTPUT, ()):
-            entry: NotApplicable = decode(NotApplicable, plain)
-            self.session.not_applicable.setdefault(entry.test, entry)
-        if (shard := getattr(node, "workeroutput", {}).get(SHARD)) is not None:
-            self.session.shard_line, self.session.empty_shard = shard
-
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write the results, however the session ended."""
-        resumed = None if self.kept is None else self.kept.resumed
-        if self.kept is not None and resumed is not None:
-            self.order = {name: place for place, name in enumerate(self.kept.collected)}
-        self.records.sort(key=lambda record: self.order.get(record.test, len(self.order)))
-        # The run loop of a fleet settles the mutants of its tests itself.
-        itself = self.session.fleet is not None and resumed is None
-        settles = self.session.options.mutate is not None and not itself
-        if self.order and settles:
-            from pytest_pallas.distribute.parts import settled_records
-
-            # of a run that is taken up, kills count anew in the order of all tests
-            killed = self.session.killed if resumed is None else {**self.session.killed_earlier}
-            self.records[:] = settled_records(self.records, self.mutants, killed)
-        self._sort_failures(session)
-        self._record_costs(session)
-        self._require_score(session)
-        self._join_failures(session)
-        if self.session.empty_shard and session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
-            session.exitstatus = pytest.ExitCode.OK  # other machines run them
-        if self.session.options.results is None and self.session.options.html is None:
-            return
-        if self.kept is not None and resumed is not None and not self.kept.begun:
-            self.written = [(True, f"nothing was run; {resumed.path} is as it was")]
-            return
-        from pytest_pallas.report.files import write_files
-
-        own: list[tuple[str, str]] = []
-        if self.session.options.html is not None:
-            wide = WIDTH_OF_FILES
-            results = self._results(width=wide, wide=wide, color=False, verbosity=1)
-            own = [(each.name, as_text(each, results)) for each in self._own_sections()]
-        self.written = list(write_files(self.session, self.records, own, self.kept))
-        if not all(done for done, _ in self.written):
-            session.exitstatus = pytest.ExitCode.USAGE_ERROR
-
-    def _sort_failures(self, session: pytest.Session) -> None:
-        """Print failures and reasons in the order of the tests."""
-        terminal: Any = session.config.pluginmanager.getplugin("terminalreporter")
-        for found in terminal.stats.values() if terminal is not None and self.order else ():
-            if all(hasattr(each, "nodeid") for each in found):
-                found.sort(key=lambda each: self.order.get(each.nodeid, len(self.order)))
-
-    def _join_failures(self, session: pytest.Session) -> None:
-        """Print failures with one cause as one block, which names the other checks."""
-        terminal: Any = session.config.pluginmanager.getplugin("terminalreporter")
-        failed: list[Any] = [] if terminal is None else terminal.stats.get("failed", [])
-        if len(failed) < 2 or session.config.get_verbosity() > 0:
-            return
-        from pytest_pallas.compat.testing import without_block
-        from pytest_pallas.report.summary import others_by_test
-
-        others = others_by_test(self.records)
-        for report in failed:
-            if not (group := others.get(report.nodeid, report.nodeid)):
-                without_block(report)
-            elif not isinstance(group, str):
-                names = ", ".join(record.test.rpartition("::")[2] for record in group)
-                report.longrepr = f"{report.longreprtext}\n  likewise  {names}"
-
-    def _record_costs(self, session: pytest.Session) -> None:
-        """Write or compare the costs of what was compiled."""
-        if self.session.options.cost in ("off", "skip"):
-            return
-        from pytest_pallas.compile import report as costs
-
-        try:
-            self.costs = costs.settle(self.session, self.records)
-        except (OptionError, OSError) as error:
-            self.costs = f"--pallas-cost: {error}"
-            session.exitstatus = pytest.ExitCode.USAGE_ERROR
-
-    def _require_score(self, session: pytest.Session) -> None:
-        """Fail the run if the mutation score is below ``--pallas-mutate-min``."""
-        least = self.session.options.mutate_min
-        if self.session.options.mutate is None or not least:
-            return
-        from pytest_pallas.mutate import report as mutants
-
-        score = mutants.total(mutants.groups(self.records))
-        if score is None:
-            self.least = f"--pallas-mutate-min={least:g}: no mutant ran"
-        elif score < least:
-            self.least = f"--pallas-mutate-min={least:g}: the score is {score:.1f} %"
-        if self.least and session.exitstatus in (
-            pytest.ExitCode.OK,
-            pytest.ExitCode.NO_TESTS_COLLECTED,
-        ):
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Print the tables."""
-        from pytest_pallas.report import terminal as not_applicable
-
-        verbosity = self.session.config.get_verbosity()
-        left_out = not_applicable.entries(self.session.not_applicable, self.records)
-        if not self.records and not (left_out and verbosity >= 0):
-            if self.costs:
-                terminalreporter.write_line(self.costs)
-            self._tell_files(terminalreporter)
-            return
-        from pytest_pallas.report.sections import declared_sections
-
-        width = int(terminalreporter.config.get_terminal_writer().fullwidth)
-        results = self._results(
-            width=width,
-            wide=width if terminalreporter.isatty else max(width, WIDTH_OF_FILES),
-            color=bool(terminalreporter.hasmarkup),
-            verbosity=verbosity,
-        )
-        terminalreporter.write_sep("=", "pallas")
-        for section in (*declared_sections(), *self._own_sections()):
-            for line in section.shown(results):
-                if isinstance(line, Line):
-                    terminalreporter.write_line(line.text, **{line.color: True})
-                else:
-                    terminalreporter.write_line(line)
-        self._tell_files(terminalreporter)
-
-    def _results(self, **shown: Any) -> Results:
-        """The data of all sections; ``shown`` are the fields that depend on the place."""
-        from pytest_pallas.compile import report as compilers
-        from pytest_pallas.mutate import report as mutants
-        from pytest_pallas.report import terminal as not_applicable
-
-        rest = mutants.others(self.records)
-        executed, compiled = compilers.split(rest, self.session.families.values())
-        return Results(
-            session=self.session,
-            records=self.records,
-            executed=executed,
-            compiled=compiled,
-            not_applicable=not_applicable.entries(self.session.not_applicable, self.records),
-            costs=self.costs,
-            score=self.least,
-            **shown,
-        )
-
-    def _own_sections(self) -> Sequence[Section]:
-        """The sections of the project."""
-        config = self.session.config
-        found = config.hook.pytest_pallas_report_sections(config=config)
-        return [section for each in found for section in each]
-
-    def _tell_files(self, terminalreporter: Any) -> None:
-        """List the written files, and what is of the run that was taken up."""
-        if self.kept is not None and self.kept.resumed is not None:
-            from pytest_pallas.distribute.resume import line
-
-            terminalreporter.write_line(line(self.session, self.kept.resumed))
-        if self.kept is not None and self.kept.problem:
-            terminalreporter.write_line(self.kept.problem, red=True)
-        for done, line in self.written:
-            terminalreporter.write_line(line, red=not done)

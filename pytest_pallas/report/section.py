@@ -1,4 +1,8 @@
-"""A section of the report in the terminal, which ``@section`` declares."""
+"""A section of the report in the terminal, which ``@section`` declares.
+
+A feature declares its sections beside itself, a project in ``pytest_pallas_report_sections``. A
+section is a function from ``Results``, all that a run gave, to lines.
+"""
 
 from __future__ import annotations
 
@@ -103,8 +107,16 @@ def section(name: str, *, quiet: bool = True) -> Callable[[Lines], Section]:
 
 def declared_in(module: ModuleType) -> tuple[Section, ...]:
     """The sections that a module declares, in the order of its source."""
-    found = (each for each in vars(module).values() if isinstance(each, Section))
-    return tuple(each for each in found if each.lines.__module__ == module.__name__)
+    return tuple(
+        section
+        for section in vars(module).values()
+        if isinstance(section, Section) and section.lines.__module__ == module.__name__
+    )
+
+
+def number(many: int, noun: str) -> str:
+    """``1 check``, ``2 checks``."""
+    return f"{many:,} {noun}{'' if many == 1 else 's'}"
 
 
 def rendered(table: RenderableType, *, width: int, color: bool) -> str:

@@ -15,6 +15,8 @@ MODULES = (
     "report.inputs",
     "compile.report",
     "mutate.report",
+    "replay.report",
+    "distribute.fleet.report",
 )
 
 #: The order in the terminal, by name. Sections that are not here come last.
@@ -30,9 +32,9 @@ def declared_sections() -> tuple[Section, ...]:
     from pytest_pallas.report.section import declared_in
 
     modules = [importlib.import_module(f"pytest_pallas.{name}") for name in MODULES]
-    found = [section for module in modules for section in declared_in(module)]
-    places = {name: place for place, name in enumerate(_ORDER)}
-    return tuple(sorted(found, key=lambda section: places.get(section.name, len(places))))
+    sections = [section for module in modules for section in declared_in(module)]
+    order = {name: position for position, name in enumerate(_ORDER)}
+    return tuple(sorted(sections, key=lambda section: order.get(section.name, len(order))))
 
 
 __all__ = ["declared_sections"]

@@ -1,4 +1,9 @@
-"""Group the failures of one kernel by cause, and report each cause once with its checks."""
+"""The summary table, kernels by backends, and the failures that have one cause; from records only.
+
+``grouped`` puts the failures of a kernel together whose data say that they have one cause, so that
+the terminal and the page print it once with all checks that found it. ``summary`` is the table:
+families, and kernels in them, worst first. Where a narrow terminal has no room, it is a list.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +30,11 @@ def cause_of(record: Record) -> Hashable | None:
     if record.outcome != "failed" or not record.explanation or record.others:
         return None  # with several causes it is alone
     if record.findings:
-        seen = frozenset(_finding(each) for each in record.findings)
+        seen: Hashable = frozenset(map(_finding, record.findings))
     else:
         facts = record.explanation["facts"]
-        alike = [(each["name"], each["text"]) for each in facts if each["name"] in _ALIKE]
-        if not alike and facts and any(each["name"] == "wrong at" for each in facts):
+        alike = [(fact["name"], fact["text"]) for fact in facts if fact["name"] in _ALIKE]
+        if not alike and any(fact["name"] == "wrong at" for fact in facts):
             return None  # there is no pattern
         seen = tuple(alike) or (record.explanation["summary"], *record.explanation["details"])
     home = record.test.partition("::")[0]
@@ -54,7 +59,7 @@ def others_by_test(records: Sequence[Record]) -> Mapping[str, Sequence[Record]]:
     for record in records:
         if record.outcome == "failed":
             failed.setdefault(record.test, []).append(record)
-    single = [found[0] for found in failed.values() if len(found) == 1]
+    single = [failures[0] for failures in failed.values() if len(failures) == 1]
     several = [group for group in grouped(single) if len(group) > 1]
     return {
         record.test: () if number else group[1:]
@@ -64,12 +69,11 @@ def others_by_test(records: Sequence[Record]) -> Mapping[str, Sequence[Record]]:
 
 
 def _finding(finding: Mapping[str, Any]) -> Hashable:
-    accesses = [(each["kind"], each["ref"], each["line"]) for each in finding["accesses"]]
+    accesses = [(a["kind"], a["ref"], a["line"]) for a in finding["accesses"]]
     return (finding["kind"], tuple(sorted(accesses)) or finding["message"])
 
 
-# The summary table: kernels by backends, by family and worst first; from records only.
-
+# The summary table.
 
 #: On terminals with fewer columns, a list replaces a table that does not fit.
 NARROW = 72
@@ -89,7 +93,7 @@ class SummaryRow:
       kernel: its name.
       family: of its spec.
       failed: how many checks failed.
-      multiple: the worst error as a multiple of the baseline's; -1 if none was measured.
+      multiple: the worst error as a multiple of the baseline's; None if none was measured.
       cells: text and style, one for each backend.
       examples: how many ran.
       seconds: how long they took.
@@ -98,7 +102,7 @@ class SummaryRow:
     kernel: str
     family: str
     failed: int
-    multiple: float
+    multiple: float | None
     cells: Sequence[tuple[str, str]]
     examples: int
     seconds: float
@@ -106,7 +110,7 @@ class SummaryRow:
     @property
     def order(self) -> tuple[bool, float]:
         """Failures first, then the largest error."""
-        return not self.failed, -self.multiple
+        return not self.failed, 1.0 if self.multiple is None else -self.multiple
 
 
 def summary(
@@ -142,7 +146,7 @@ def summary(
     make = functools.partial(
         _rendered, backends=backends, several=several, width=width, color=color
     )
-    table, rest = _worst(shown, lines, several, make)
+    table, rest = _worst(shown, lines, make)
     text = [table] if table else []
     if rest:
         text.append(f"... and {rest} more kernel{'' if rest == 1 else 's'} (-v lists them)")
@@ -153,9 +157,9 @@ def summary(
 
 def backends_of(records: Iterable[Record], families: Sequence[str]) -> list[str]:
     """The labels of the backends in records, in the order of ``families``."""
-    places = list(dict.fromkeys(record.backend for record in records))
-    known = [*families, *(Label.of(place).name for place in places)]
-    return sorted(places, key=lambda place: known.index(Label.of(place).name))
+    backends = list(dict.fromkeys(record.backend for record in records))
+    known = [*families, *(Label.of(backend).name for backend in backends)]
+    return sorted(backends, key=lambda backend: known.index(Label.of(backend).name))
 
 
 def _rendered(
@@ -173,7 +177,6 @@ def _rendered(
 def _worst(
     rows: Sequence[SummaryRow],
     lines: int | None,
-    several: bool,
     make: Callable[[Sequence[SummaryRow]], str],
 ) -> tuple[str, int]:
     """The table of the worst kernels that fits into so many lines, and the number of the others.
@@ -209,10 +212,10 @@ def _rows(records: Sequence[Record], backends: Sequence[str]) -> Iterator[Summar
         )
 
 
-def worst(rows: Iterable[Record]) -> float:
-    """The largest multiple, or -1. Errors of expected failures do not count."""
+def worst(rows: Iterable[Record]) -> float | None:
+    """The largest multiple; None if none was measured. Those of expected failures do not count."""
     measured = (r.multiple for r in rows if r.outcome != "xfailed" and r.multiple is not None)
-    return max(measured, default=-1.0)
+    return max(measured, default=None)
 
 
 def _by_family(rows: Iterable[SummaryRow]) -> list[tuple[str, list[SummaryRow]]]:
@@ -297,21 +300,23 @@ def _cell(rows: Sequence[Record]) -> tuple[str, str]:
     if not rows:
         return "-", "dim"
     count = Counter(row.outcome for row in rows)
-    words = [f"{count['passed']} ok"] if count["passed"] else []
+    parts = [f"{count['passed']} ok"] if count["passed"] else []
     failed = count["failed"] + count["xpassed"]
-    words += [f"{failed} FAILED"] if failed else []
-    words += [f"{count['xfailed']} xfail"] if count["xfailed"] else []
+    parts += [f"{failed} FAILED"] if failed else []
+    parts += [f"{count['xfailed']} xfail"] if count["xfailed"] else []
     # A line below the table lists skipped checks and their reasons.
-    words += [f"{count['skipped']} skipped"] if count["skipped"] and not words else []
+    parts += [f"{count['skipped']} skipped"] if count["skipped"] and not parts else []
     multiples = [r.multiple for r in rows if r.multiple is not None and r.outcome == "passed"]
     if multiples and not failed:
-        words.append(times(max(multiples)))
+        parts.append(times(max(multiples)))
     style = "red" if failed else "yellow" if not count["passed"] else "green"
-    return " ".join(words), style
+    return " ".join(parts), style
 
 
-def times(multiple: float) -> str:
-    """An error as a multiple of the baseline's."""
+def times(multiple: float | None) -> str:
+    """An error as a multiple of the baseline's, in a few characters; "" if it is not known."""
+    if multiple is None:
+        return ""
     if not multiple:
         return "exact"
     return f"{multiple:.1f}x" if multiple < 1000 else ">999x"

@@ -35,7 +35,7 @@ from pytest_pallas.draw.diversity import words_of
 from pytest_pallas.errors import SpecError
 from pytest_pallas.isolate.messages import Change
 from pytest_pallas.pytest_session import current
-from pytest_pallas.record import Aspect, PlainNote
+from pytest_pallas.record import Aspect, Note
 from pytest_pallas.run.context import BoundCheck, separate_builder
 from pytest_pallas.run.fuzzing import Fuzz, fuzz, fuzz_round, fuzz_until
 from pytest_pallas.run.result import ExamplePoint, ResultBuilder
@@ -255,7 +255,7 @@ class _PlainExample(TypedDict):
     compiled: NotRequired[
         list[Annotated[dict[str, Any], Checked(lambda: CompileReport, plain_report)]]
     ]
-    notes: NotRequired[list[PlainNote]]
+    notes: NotRequired[list[Note]]
     unverified: NotRequired[list[Text]]
     goldens: NotRequired[dict[str, Count]]
     used_goldens: NotRequired[list[str]]

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import pytest_pallas
-from pytest_pallas.options import DOCTOR, OLD_REPLAY, TABLE
+from pytest_pallas.options import DOCTOR, TABLE
 from pytest_pallas.tested import TESTED, VersionRange
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +51,7 @@ def test_pages_outside_of_docs_are_included_where_links_to_them_lead():
 @pytest.mark.parametrize("page", [*PAGES, *ROOT_PAGES])
 def test_options_that_are_named_exist(page):
     named = set(re.findall(r"(?<![\w-])--pallas-[a-z-]*[a-z]", (ROOT / page).read_text()))
-    assert named <= {DOCTOR, OLD_REPLAY, *(option.flag for option in TABLE)}
+    assert named <= {DOCTOR, *(option.flag for option in TABLE)}
 
 
 @pytest.mark.parametrize("page", ROOT_PAGES)

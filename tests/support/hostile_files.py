@@ -42,9 +42,9 @@ from pytest_pallas.mutate.runner import read_earlier
 from pytest_pallas.pytest_session import done_of
 from pytest_pallas.record import MutantVerdict, to_json
 from pytest_pallas.replay.goldens import (
-    Call,
     Example,
     Golden,
+    GoldenCall,
     Origin,
     Output,
     Store,
@@ -54,7 +54,7 @@ from pytest_pallas.replay.goldens import (
 from pytest_pallas.replay.values import digest, read, write
 from pytest_pallas.report.html import page
 from pytest_pallas.report.summary import summary
-from pytest_pallas.report.terminal import distinct_line, line
+from pytest_pallas.report.terminal import count_distinct
 from pytest_pallas.results import (
     Failure,
     FinishedTest,
@@ -226,7 +226,7 @@ def write_right(folder: Path) -> dict[str, Path]:
         Golden(
             test="t", kernel="k", check="forward", mesh={"x": 2},
             origin=Origin(backend="tpu-sim", device="TPU", versions={"jax": "0.12"}, source="ab"),
-            call=Call(digest=call.digest, plain=call.plain, kinds=(("float32", (2, 3)),),
+            call=GoldenCall(digest=call.digest, plain=call.plain, kinds=(("float32", (2, 3)),),
                       complete=True, seed=0, examples=8, drawn="x"),
             outputs=(Output(path="", dtype="float32", shape=(2, 3),
                             digest=digest(arrays["out0"])),),
@@ -408,7 +408,7 @@ class Readers:
         )  # fmt: skip
         lines = [
             summary(merged.whole.records, families=list(FAMILIES), width=100, color=False),
-            line(distinct_line(merged.whole.records)),
+            str(count_distinct(merged.whole.records)),
             *merged.problems,
             *(failed.failures[0].message for failed in merged.other_failures),
         ]

@@ -111,9 +111,11 @@ def compiled(target: str, vmem: int, spills: int) -> dict[str, Any]:
 INPUTS = {
     "shapes": ["256x384", "64x128"],
     "signatures": 2,
-    "tried": {"dim m": ["one", "tile"], "dtype": ["float32"]},
-    "never": {"dim m": ["tile+1"]},
-}
+    "dtypes": ["float32"],
+    "tried": [{"role": "dim", "name": "m", "words": ["one", "tile"]},
+              {"role": "dtype", "name": "", "words": ["float32"]}],
+    "never": [{"role": "dim", "name": "m", "words": ["tile+1"]}],
+}  # fmt: skip
 
 
 def _record(kernel: str, check: str, backend: str, outcome: str, **rest: Any) -> Record:

@@ -86,12 +86,10 @@ OUTSIDE: dict[tuple[str, str], str] = {
         "first_line",
     ): "the one function that cuts a message, for lists of errors",
     ("pallas_sim/errors.py", "__str__"): "lines are indented",
-    ("replay/values.py", "_words"): "an address is left out of a repr",
+    ("replay/values.py", "_name_of"): "an address is left out of a repr",
     ("report/drawings.py", "_text"): "a number without its zero",
     ("report/html.py", "failure"): "lines are shown one by one",
-    ("mutate/report.py", "_entry"): "a part that the change names is not said again",
     ("replay/script.py", "_header"): "lines become comments",
-    ("replay/script.py", "_called"): "an expression of several lines is not put on one",
     ("replay/script.py", "_bracketed"): "a literal of several lines gets brackets",
     ("pallas_sim/timeline.py", "_order"): "threads in natural order: 10 after 9",
 }

@@ -29,11 +29,6 @@ def test_round_trip_through_json():
     assert dataclasses.replace(back, multiple=1.0) == dataclasses.replace(RECORD, multiple=1.0)
 
 
-def test_notes_of_schema_1_are_plain_strings():
-    plain = {**to_json(RECORD), "notes": ["run on interpret"]}
-    assert from_json(plain).notes == (Note("run on interpret"),)
-
-
 def test_a_note_of_a_kind_that_is_not_known_has_none():
     plain = {**to_json(RECORD), "notes": [{"kind": "new", "text": "t"}]}
     assert from_json(plain).notes == (Note("t"),)

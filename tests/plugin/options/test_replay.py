@@ -38,18 +38,3 @@ def test_a_file_that_is_called_like_a_blob(project):
     result = project.run(*SUITE, "--pallas-replay=AEEA")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: --pallas-replay: *AEEA: this is no safetensors file*"])
-
-
-def test_the_old_name_is_taken_and_said_to_be_old(project):
-    project.specs('name="off", kernel=add_off')
-    result = project.run(*SUITE)
-    [line] = [line for line in result.outlines if line.startswith("  replay")]
-    [blob] = [
-        word.partition("=")[2] for word in line.split() if word.startswith("--pallas-replay=")
-    ]
-    assert not any("deprecated" in line for line in result.outlines)
-    again = project.run(*SUITE, f"--pallas-example={blob}")  # where a warning is an error
-    again.assert_outcomes(failed=1)
-    assert line in again.outlines
-    again.stdout.fnmatch_lines(["*--pallas-example is deprecated; it is --pallas-replay=BLOB now"])
-    assert "--pallas-example" not in project.run("--help").stdout.str()

@@ -16,7 +16,6 @@ from pytest_pallas.record import Record
 from pytest_pallas.report import html as html_page
 from pytest_pallas.report import html as kernels
 from pytest_pallas.report.html import failure, page
-from pytest_pallas.report.tables import table
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
@@ -108,20 +107,20 @@ def test_costs_against_recorded_ones():
     cost = {"vmem_bytes": 2 * 2**20, "bundles": 2157, "spills": 0}
     names = ("kernel", "check", "target", "signature")
     old = RecordedCost(**dict(zip(names, key, strict=True)), compiler="c", cost=cost)
-    found = table(samples(), {key: old})
+    found = html_page.cost_table(samples(), {key: old})
     assert found is not None
     [row] = found.rows
-    assert (row.memory.words, row.memory.change) == ("3.0 MiB, 19 %", "+50 %")
+    assert (row.memory.text, row.memory.change) == ("3.0 MiB, 19 %", "+50 %")
     numbers = dict(zip(found.titles, row.numbers, strict=True))
     assert numbers["bundles"].change == ""
-    assert (numbers["spills"].words, numbers["spills"].change) == ("7", "was 0")
+    assert (numbers["spills"].text, numbers["spills"].change) == ("7", "was 0")
     assert row.slots is not None
     assert "mxu 40 %" in row.slots
     assert "recorded: 2.0 MiB" in row.bar
-    plain = table(samples(), {})
+    plain = html_page.cost_table(samples(), {})
     assert plain is not None
     assert plain.rows[0].memory.change == ""
-    assert table(samples()[:3], {}) is None
+    assert html_page.cost_table(samples()[:3], {}) is None
 
 
 @pytest.mark.parametrize(
@@ -155,14 +154,19 @@ def test_two_files_may_have_kernels_of_one_name():
     assert len([a for a in found.all("details") if a.get("class", "").startswith("kernel")]) == 2
 
 
+def words(word):
+    """The words of a dim."""
+    return [{"role": "dim", "name": "m", "words": [word]}]
+
+
 def passed(count, backends=("interpret", "tpu-sim")):
     """Records of so many kernels, each on these backends."""
     return [
         Record(
             test=f"many.py::k{n}-forward[{backend}]", kernel=f"k{n}", check="forward",
             backend=backend, outcome="passed", multiple=n + place / 2, examples=8, seconds=0.5,
-            inputs={"shapes": ["8x128"], "signatures": 1, "tried": {"dim m": ["one"]},
-                    "never": {"dim m": ["tile"]}},
+            inputs={"shapes": ["8x128"], "signatures": 1, "dtypes": [], "tried": words("one"),
+                    "never": words("tile")},
         )
         for n in range(count) for place, backend in enumerate(backends)
     ]  # fmt: skip

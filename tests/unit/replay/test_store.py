@@ -17,8 +17,8 @@ import pytest
 from pytest_pallas import GoldenError
 from pytest_pallas.replay.goldens import (
     SCHEMA,
-    Call,
     Golden,
+    GoldenCall,
     Origin,
     Output,
     Store,
@@ -38,7 +38,7 @@ def golden(number: int = 0, **changes: Any) -> tuple[Golden, dict[str, Any]]:
         check="forward",
         mesh={"x": 2},
         origin=Origin(backend="tpu", device="TPU v6 lite", versions={"jax": "0.12.0"}, source="ab"),
-        call=Call(
+        call=GoldenCall(
             digest=f"{number:064x}",
             plain={"tuple": [{"array": 0}]},
             kinds=(("float32", (2, 3)),),

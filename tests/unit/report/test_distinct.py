@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_pallas.record import Record
-from pytest_pallas.report.terminal import Distinct, distinct_line, line
+from pytest_pallas.report.terminal import Distinct, count_distinct
 
 
 def record(test="a.py::t", check="forward", backend="tpu-sim", signatures=(), examples=3):
@@ -18,9 +18,9 @@ def test_backends_count_together_and_checks_and_files_apart():
         record(signatures=("2",), check="jit"),
         record(signatures=("2",), test="b.py::t"),
     ]
-    assert distinct_line(records) == Distinct(triples=5, examples=12)
+    assert count_distinct(records) == Distinct(triples=5, examples=12)
 
 
 def test_the_line_counts_triples_and_examples():
     found = Distinct(triples=1234, examples=5678)
-    assert line(found) == "distinct: 1,234 (spec, check, shape) triples in 5,678 examples"
+    assert str(found) == "distinct: 1,234 (spec, check, shape) triples in 5,678 examples"

@@ -16,6 +16,7 @@ from report_samples import GRID, HOSTILE, RACE, WAITS, error_pictures
 from pallas_sim.findings import Owner, Wait
 from pytest_pallas.record import Record
 from pytest_pallas.report.drawings import (
+    LEVELS,
     Matrix,
     against_dims,
     graph,
@@ -31,7 +32,7 @@ from pytest_pallas.report.drawings import (
     without_overlap,
 )
 from pytest_pallas.report.html import failure
-from pytest_pallas.report.pictures import LEVELS, level
+from pytest_pallas.report.pictures import level
 
 ERRORS = error_pictures()
 

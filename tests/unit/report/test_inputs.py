@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from pytest_pallas.record import Aspect, Record, aspects_to_json
 from pytest_pallas.report import inputs
 
@@ -54,13 +52,6 @@ def test_the_summary_counts_drawn_inputs():
 def test_summary_of_calls_that_were_not_drawn():
     kernels = inputs.covered([record(shapes=["8"], dtypes=["int8"], tried={"dtype": ["int8"]})])
     assert inputs.summary(kernels) == "inputs: 1 kernel, 1 shape, 1 dtype"
-
-
-def test_records_of_schema_1_have_aspects_as_texts():
-    plain = {"shapes": ["8"], "tried": {"dtype": ["int8"], "dim m": ["one"]}}
-    old = dataclasses.replace(FORWARD, inputs={**plain, "never": {"dim m": ["tile"]}})
-    summary = "inputs: 1 kernel, 1 shape, 1 dtype, 1 of 2 boundary kinds"
-    assert inputs.summary(inputs.covered([old])) == summary
 
 
 def test_kernels_of_one_name_in_two_files():
