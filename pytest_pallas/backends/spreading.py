@@ -16,8 +16,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pallas_sim.compat.jaxprs import open_jaxpr, sub_jaxprs
 from pallas_sim.errors import DeviceError
+from pallas_sim.traces import open_jaxpr, sub_jaxprs
 from pytest_pallas.backends.execution import Preparer, Runner, digest, trace
 from pytest_pallas.backends.processes import Gang, agree
 from pytest_pallas.backends.protocol import Call

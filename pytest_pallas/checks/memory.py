@@ -9,9 +9,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_sim.compat.grids import grid_facts
 from pallas_sim.errors import Explanation, Fact
 from pallas_sim.findings import Finding
+from pallas_sim.traces import grid_facts
 from pytest_pallas.backends.protocol import FILLS, WORDS, Backend, Contents, Fill, Outcome
 from pytest_pallas.checks.check import declare_sanitizer
 from pytest_pallas.checks.context import CheckContext, CheckResult, run

@@ -17,8 +17,8 @@ from jax import export
 
 from pallas_sim import chips as gpus
 from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, Target
-from pallas_sim.compat.compilers import exact_exports, interpret_ignored
 from pallas_sim.errors import PallasError
+from pallas_sim.traces import exact_exports, interpret_ignored
 from pallas_sim.tracing import AbsentChip, present
 from pytest_pallas.backends.ending import ending
 from pytest_pallas.backends.protocol import Call, Kind, Outcome, RunSettings, expected_warnings

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.compat.source import source_line
+from pallas_sim.traces import source_line
 from pytest_pallas.grid import scalars
 from pytest_pallas.grid.kernel_calls import called_jaxpr
 from pytest_pallas.grid.model import GridCall, GridWindow

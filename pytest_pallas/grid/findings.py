@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from pallas_sim.compat.jaxprs import space_of
+from pallas_sim.traces import space_of
 from pytest_pallas.grid.kernel_calls import KernelCall
 from pytest_pallas.grid.model import GridCall, GridWindow
 from pytest_pallas.grid.scalars import Points

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.compat.jaxprs import discharged
-from pallas_sim.compat.places import is_indexer
+from pallas_sim.traces import discharged, is_indexer
 from pytest_pallas.grid.kernel_calls import called_jaxpr
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.compat.jaxprs import KERNEL_PRIMITIVES, sub_jaxprs
+from pallas_sim.traces import KERNEL_PRIMITIVES, sub_jaxprs
 from pytest_pallas.grid.kernel_calls import KernelCall, called_jaxpr, kernel_call
 
 #: What hands on only some of its operand's elements, or may: nothing is known behind it.

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from pallas_sim.compat.grids import BlockFacts, grid_facts
-from pallas_sim.compat.jaxprs import read_inputs, sub_jaxprs
+from pallas_sim.traces import BlockFacts, grid_facts, read_inputs, sub_jaxprs
 from pytest_pallas.grid.kernel_calls import KernelCall
 
 

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_sim.compat.jaxprs import KERNEL_PRIMITIVES, open_jaxpr
 from pallas_sim.errors import PallasError, SimulationError, SimulationLimitError
+from pallas_sim.traces import KERNEL_PRIMITIVES, open_jaxpr
 from pytest_pallas.backends.ending import raised_words
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.protocol import Call

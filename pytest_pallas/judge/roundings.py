@@ -13,8 +13,6 @@ import numpy as np
 
 from pallas_sim import rules as rules  # which registers them
 from pallas_sim.chips import Accumulation, Accumulations
-from pallas_sim.compat.grids import written_for
-from pallas_sim.compat.jaxprs import KERNEL_PRIMITIVES, sub_jaxprs, without_dead_code
 from pallas_sim.dtypes import epsilon, is_complex, is_float
 from pallas_sim.evaluation import CALLS, Program, Step, called, prepare
 from pallas_sim.machine import Machine, Thread
@@ -22,6 +20,7 @@ from pallas_sim.memory import from_jax, to_output
 from pallas_sim.products import truncated_product
 from pallas_sim.rules.contractions import contraction
 from pallas_sim.scheduler import one_thread
+from pallas_sim.traces import KERNEL_PRIMITIVES, sub_jaxprs, without_dead_code, written_for
 from pytest_pallas.grid.kernel_calls import kernel_calls
 from pytest_pallas.judge.tolerance import FLOAT32_BITS, ROUNDING, ProductPrecision
 

@@ -9,9 +9,15 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_sim.compat.grids import BlockFacts, GridFacts, grid_facts
-from pallas_sim.compat.jaxprs import is_literal
-from pallas_sim.compat.source import Spot, home_of, is_of_jax
+from pallas_sim.traces import (
+    BlockFacts,
+    GridFacts,
+    Spot,
+    grid_facts,
+    home_of,
+    is_literal,
+    is_of_jax,
+)
 from pytest_pallas.mutate.model import (
     Change,
     EquationSite,

@@ -8,11 +8,7 @@ from functools import cached_property
 from types import ModuleType
 from typing import Any
 
-from pallas_sim.compat.grids import in_body
-from pallas_sim.compat.jaxprs import is_literal, sub_jaxprs
-from pallas_sim.compat.places import is_indexer
-from pallas_sim.compat.source import Spot
-from pallas_sim.transforms import Operand
+from pallas_sim.traces import Operand, Spot, in_body, is_indexer, is_literal, sub_jaxprs
 
 
 def literal(value: Any, aval: Any) -> Any:

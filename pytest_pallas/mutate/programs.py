@@ -9,20 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.compat.jaxprs import (
+from pallas_sim.traces import (
     KERNEL_PRIMITIVES,
-    is_literal,
-    is_reference,
-    kernel_name,
-    sub_jaxprs,
-)
-from pallas_sim.compat.source import (
     Spot,
     home_of,
+    is_literal,
     is_machinery,
     is_of_jax,
+    is_reference,
+    kernel_name,
     place_of_call,
     places_in_kernel,
+    sub_jaxprs,
 )
 from pytest_pallas.errors import MutantError
 from pytest_pallas.mutate.model import (
