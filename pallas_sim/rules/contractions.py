@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from pallas_sim.chips import Accumulation
 from pallas_sim.dtypes import Array, compute_dtype, convert
-from pallas_sim.products import Multiply, Unary, multiplier
+from pallas_sim.products import Multiply, Unary, multiplier, truncated_product
 from pallas_sim.registry import Equation, Evaluate, rule
 
 if TYPE_CHECKING:
@@ -110,6 +111,36 @@ def _matrices(shape: Dims, batch: Dims, rows: Dims, columns: Dims) -> Unary | No
 
 def _same(value: Any) -> Any:
     return value
+
+
+def tensor_core_product(
+    lhs: Array,
+    rhs: Array,
+    dims: Any,
+    accumulation: Accumulation,
+    least: int,
+    order: Callable[[int], Array] = np.arange,
+) -> Array:
+    """The product of two arrays, added as tensor cores do, as float64.
+
+    Args:
+      lhs: finite floats.
+      rhs: finite floats.
+      dims: ``dimension_numbers`` of a ``dot_general`` with one batch dimension at most.
+      accumulation: how the instruction adds; see ``chips.accumulations``.
+      least: the smallest exponent of the format of the operands.
+      order: gives the order in which so many terms are added.
+    """
+
+    def added(a: Array, b: Array) -> Array:
+        return truncated_product(a, b, None, accumulation, (least, least))
+
+    def multiply(a: Array, b: Array) -> Array:
+        terms = order(a.shape[-1])
+        a, b = a[..., terms].astype(np.float64), b[..., terms, :].astype(np.float64)
+        return added(a, b) if a.ndim == 2 else np.stack([*map(added, a, b)])
+
+    return contraction(lhs.shape, rhs.shape, dims, multiply)(lhs, rhs)
 
 
 @rule("ragged_dot_general")

@@ -207,14 +207,14 @@ def _load(context: CheckContext, fill: Fill) -> Finding | None:
     """The first load that returns other values with this fill; None if it is not known."""
     if "loads" not in getattr(context.backend, "probes", ()):
         return None
-    from pallas_sim.recorders import uninitialized
+    from pallas_sim import uninitialized_load
 
     args = context.arguments.args
     settings: Any = {"races": False, "probe": "loads"}
     plain, other = (
         run(context, context.kernel, args, fill=each, **settings) for each in (None, fill)
     )
-    return uninitialized(plain.probe_results, other.probe_results)
+    return uninitialized_load(plain.probe_results, other.probe_results)
 
 
 def _changes(again: Outcome, first: Outcome) -> bool:

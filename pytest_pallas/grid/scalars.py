@@ -191,8 +191,7 @@ def mapped(
             np.zeros(var.aval.shape, var.aval.dtype) if value is None else value
             for var, value in zip(jaxpr.invars[len(points) :], scalars, strict=True)
         ]
-        from pallas_sim.machine import Machine
-        from pallas_sim.simulation import evaluate
+        from pallas_sim import Machine, evaluate
 
         try:
             batched = _batched(index_map, points, stand_ins)

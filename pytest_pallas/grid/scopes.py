@@ -85,7 +85,7 @@ class JaxprScope:
             return UnknownValueError()
         if any(math.prod(getattr(v.aval, "shape", ())) > _MOST_ELEMENTS for v in eqn.invars):
             return UnknownValueError()
-        from pallas_sim.simulation import evaluate_equation
+        from pallas_sim import evaluate_equation
 
         results = evaluate_equation(eqn, [self.value(operand) for operand in eqn.invars])
         self._found.update(zip(eqn.outvars, results, strict=True))

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from pallas_sim import Simulation
 from pallas_sim.errors import Explanation, OptionError, PallasError, explanation_of
 from pallas_sim.findings import Finding, text_of
-from pallas_sim.simulation import Simulation
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.decoding import decode
 from pytest_pallas.grid.analysis import Analysis
