@@ -1,6 +1,6 @@
 """Errors of kernels and of the simulator: each message has problem, location and remedy.
 
-The messages are plain text. An ``Explanation`` is one as data, for those who print it in other ways;
+The messages are plain text. An ``Explanation`` is one as data, for those who print it otherwise;
 the machine's own errors have ``findings`` instead.
 """
 
@@ -106,7 +106,7 @@ class PallasError(Exception, Inline):
     #: Findings of monitors about the kernel, as data. That is all that the machine itself says.
     findings: tuple[Finding, ...] = ()
 
-    # What a layer above attaches to an error of any class, also to the machine's own, and keeps when
+    # What a layer above attaches to an error of any class, the machine's own too, and keeps when
     # it changes the message. The machine neither sets nor reads it; its types are that layer's.
 
     #: The message as data, if it is more than a sentence.

@@ -15,6 +15,7 @@ from pallas_sim.generators import elements, on_words, words
 from pallas_sim.machine import Thread
 from pallas_sim.memory import KeyArray, is_key_dtype
 from pallas_sim.registry import Equation, Evaluate, rule
+from pallas_sim.rules.bits import ordered_bits
 
 
 @rule("broadcast_in_dim")
@@ -357,21 +358,9 @@ def _top_k(eqn: Equation) -> Evaluate:
 
 
 def _falling(dtype: np.dtype[Any]) -> Callable[[Any], Array]:
-    """The function that gives integers which rise as the numbers of a dtype fall.
-
-    Floats are in their total order: -NaN, -inf, ..., -0.0, 0.0, ..., inf, NaN.
-    """
-    if not is_float(dtype):
-        return lambda value: ~widen(value)
-    width = compute_dtype(dtype).itemsize
-    signed = np.dtype(f"i{width}")
-    rest = signed.type(np.iinfo(signed).max)
-
-    def falling(value: Any) -> Array:
-        bits = np.asarray(widen(value)).view(signed)
-        return ~np.where(bits < 0, bits ^ rest, bits)
-
-    return falling
+    """The function that gives integers which rise as the numbers of a dtype fall."""
+    key = ordered_bits if is_float(dtype) else widen
+    return lambda value: ~key(value)
 
 
 @rule("approx_top_k")
@@ -395,13 +384,8 @@ def _approx_top_k(eqn: Equation) -> Evaluate:
     return evaluate
 
 
-@rule("argmax")
-def _argmax(eqn: Equation) -> Evaluate:
+@rule("argmax", "argmin")
+def _position_of_extremum(eqn: Equation) -> Evaluate:
     (axis,), dtype = eqn.params["axes"], np.dtype(eqn.out.dtype)
-    return lambda value: widen(value).argmax(axis).astype(dtype)
-
-
-@rule("argmin")
-def _argmin(eqn: Equation) -> Evaluate:
-    (axis,), dtype = eqn.params["axes"], np.dtype(eqn.out.dtype)
-    return lambda value: widen(value).argmin(axis).astype(dtype)
+    find = np.argmax if eqn.name == "argmax" else np.argmin
+    return lambda value: find(widen(value), axis).astype(dtype)
