@@ -108,12 +108,7 @@ def _stacked(rows: list[Any], aval: Any) -> Any:
 def _run_scoped(eqn: Equation) -> Evaluate:
     jaxpr = eqn.params["jaxpr"]
     program = prepare_lifted(jaxpr, eqn.line)
-    inner, _ = open_jaxpr(jaxpr)
-    names = argument_names(inner)
-    memory = [
-        (var.aval, name or f"scoped memory {number}")
-        for number, (var, name) in enumerate(zip(inner.invars, names, strict=True))
-    ]
+    memory = _variables(jaxpr, "scoped memory")
 
     @functools.cache
     def scope_on_gpu() -> Any:
@@ -137,16 +132,18 @@ def _run_scoped(eqn: Equation) -> Evaluate:
     return evaluate
 
 
+def _variables(jaxpr: Any, kind: str) -> list[tuple[Any, str]]:
+    """The avals and the names of the references that a jaxpr takes."""
+    inner, _ = open_jaxpr(jaxpr)
+    named = zip(inner.invars, argument_names(inner), strict=True)
+    return [(var.aval, name or f"{kind} {number}") for number, (var, name) in enumerate(named)]
+
+
 @rule("run_state", threaded=True)
 def _run_state(eqn: Equation) -> Evaluate:
     jaxpr = eqn.params["jaxpr"]
     program = prepare(jaxpr)
-    inner, _ = open_jaxpr(jaxpr)
-    given = eqn.params["is_initialized"]
-    memory = [
-        (var.aval, name or f"state {number}")
-        for number, (var, name) in enumerate(zip(inner.invars, argument_names(inner), strict=True))
-    ]
+    given, memory = eqn.params["is_initialized"], _variables(jaxpr, "state")
 
     def evaluate(thread: Thread, *args: Any) -> Any:
         values = iter(args)
@@ -157,18 +154,14 @@ def _run_state(eqn: Equation) -> Evaluate:
             for n, ((aval, name), first) in enumerate(zip(memory, given, strict=True))
         ]
         run(program, thread, refs)
-        if thread.is_warpgroup:
-            _wait_for_products(thread)
+        if thread.is_warpgroup:  # JAX's lowering waits for all ``wgmma``, too
+            from pallas_sim.gpu.barriers import wait_groups
+
+            gpu: Any = thread
+            wait_groups(gpu, gpu.products, 0)
         return [value_of(ref.data, aval) for ref, (aval, _) in zip(refs, memory, strict=True)]
 
     return evaluate
-
-
-def _wait_for_products(thread: Any) -> None:
-    """Wait for all ``wgmma`` of a ``GpuThread``, as JAX's lowering does."""
-    from pallas_sim.gpu.barriers import wait_groups
-
-    wait_groups(thread, thread.products, 0)
 
 
 @rule("new_ref")

@@ -330,7 +330,7 @@ def _integer_pow(eqn: Equation) -> Evaluate:
 # JAX composes a function of others, and rounds between, so do the rules.
 
 
-#: Those that numpy calls as JAX does, and those that it does not.
+#: Functions that numpy calls as JAX does.
 _SAME_NAMES = ["exp", "expm1", "log", "log1p", "tanh", "sin", "cos", "tan", "sinh", "cosh", "cbrt"]
 _ARCS = {
     "asin": np.arcsin,

@@ -37,8 +37,8 @@ def _from_identity(eqn: Equation) -> Evaluate:
         return lambda value: value
     dtype = np.dtype(eqn.out.dtype)
     wide = compute_dtype(dtype)
-    ones = dtype.kind == "b" or (operation is np.bitwise_and and ~np.zeros((), dtype))
-    start = wide.type(ones if operation is np.bitwise_and else operation.identity)
+    identity = ~np.zeros((), dtype) if operation is np.bitwise_and else operation.identity
+    start = wide.type(identity)
     reduce: Any = operation.reduce
     if wide == dtype:
         return lambda value: reduce(value, axes, wide, None, False, start)
