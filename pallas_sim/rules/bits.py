@@ -1,4 +1,8 @@
-"""Rules: shifts, counts of bits, neighbours, other dtypes, and several elements in one word."""
+"""Rules: what is done to the bits of elements, comparisons, choices, and conversions.
+
+First shifts, counts, orders and formats, where an element is a word; several elements in one word
+(``pack_elementwise``); then what compares elements, chooses between them, or converts them.
+"""
 
 from __future__ import annotations
 
@@ -230,8 +234,7 @@ def _unpack_elementwise(eqn: Equation) -> Evaluate:
     return unpack
 
 
-# Rules: comparisons, logic, choices between elements, and conversions between dtypes.
-
+# Comparisons, logic, choices between elements, and conversions between dtypes.
 
 _SIGNED = {size: np.dtype(f"int{8 * size}") for size in (1, 2, 4, 8)}
 

@@ -1,4 +1,8 @@
-"""Rules: products and sums over contracted dimensions."""
+"""Rules: products of arrays: ``dot_general``, ``ragged_dot_general``, and convolutions.
+
+All become one product of matrices, which ``products.multiplier`` adds up as a matrix unit does, or
+``gpu.tensor_cores`` as the tensor cores of a chip do.
+"""
 
 from __future__ import annotations
 
@@ -242,7 +246,7 @@ def _without(axes: Dims, removed: int) -> list[int]:
     return [axis - (axis > removed) for axis in axes]
 
 
-# Rules: convolutions, as one product of matrices (im2col).
+# Convolutions, as one product of matrices: the windows of the array are its rows (im2col).
 
 
 @rule("conv_general_dilated")

@@ -1,4 +1,8 @@
-"""Rules: branches, loops, and scopes with memory of their own."""
+"""Rules: branches, loops, scopes with memory of their own, and calls.
+
+Calls are those of other jaxprs and of Python on the host; what a kernel asserts and prints is among
+them. ``in_lanes`` makes a program for arrays of a computation that JAX traced for one element.
+"""
 
 from __future__ import annotations
 
@@ -191,7 +195,7 @@ def initialized(value: Any, aval: Any, name: str) -> Ref:
     return Ref(np.array(words_of(value)), name, space_of(aval))
 
 
-# Rules: calls of other programs and of Python, what a kernel asserts, and what it prints.
+# Calls of other programs and of Python, what a kernel asserts, and what it prints.
 
 
 @rule(*CALLS, threaded=True)
@@ -318,9 +322,6 @@ def _debug(eqn: Equation) -> Evaluate:
             return bind(eqn.origin, arrays)
 
     return evaluate
-
-
-# Computations that JAX traced for one element, evaluated for many elements at once.
 
 
 def in_lanes(jaxpr: Any, shape: Sequence[int]) -> Program:

@@ -1,4 +1,4 @@
-"""Rules: arithmetic of elements.
+"""Rules: arithmetic of elements, and functions of them such as ``exp``.
 
 ``elementwise`` binds a numpy function the way JAX evaluates it: in the dtype that narrow ones
 are computed in, rounded once. The rules of other modules use it too.
@@ -323,7 +323,7 @@ def _integer_pow(eqn: Equation) -> Evaluate:
     return elementwise(eqn, power)
 
 
-# Rules: exponentials, logarithms, trigonometric, hyperbolic and special functions.
+# Exponentials, logarithms, trigonometric, hyperbolic and special functions.
 #
 # numpy and scipy compute them in float32, or float64, where JAX uses approximations of its own: the
 # results differ by an ulp or two, and seldom at all after rounding to bfloat16 or float16. Where

@@ -1,4 +1,9 @@
-"""Rules: kernels, and what their bodies ask about the grid."""
+"""Rules: kernels (``pallas_call``, ``mpmd_map``), and what their bodies ask about the grid.
+
+A ``pallas_call`` runs its grid, as ``pipeline`` does for TPUs and ``gpu.portable_grids`` for GPUs.
+The bodies of an ``mpmd_map`` run on cores of their own, TensorCores, SparseCores or both, or on the
+blocks and warps of a GPU (``gpu.mosaic_kernels``).
+"""
 
 from __future__ import annotations
 
@@ -141,7 +146,7 @@ def _high(eqn: Equation) -> Evaluate:
     return lambda thread, *args: run(program, thread, args)
 
 
-# Rules: kernels whose bodies run on cores of their own: TensorCores, SparseCores, or both.
+# Kernels whose bodies run on cores of their own.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""Rules: reductions over whole axes, and over everything up to each element of one."""
+"""Rules: reductions: over whole axes, up to each element of one, and over sliding windows.
+
+They reduce in the dtype that is computed in, from the value that XLA begins with, and round once.
+"""
 
 from __future__ import annotations
 
@@ -157,7 +160,7 @@ def _signs(operation: Any, dtype: np.dtype[Any], axis: int) -> Any:
     return lambda value: np.where(joined.accumulate(np.signbit(value), axis), negative, positive)
 
 
-# Rules: reductions over windows that slide along an array, and their derivatives.
+# Reductions over windows that slide along an array, and their derivatives.
 
 
 def _slider(

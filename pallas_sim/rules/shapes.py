@@ -1,4 +1,7 @@
-"""Rules: the same elements in another shape or order, and parts of arrays."""
+"""Rules: the same elements in another shape or order, parts of arrays, and sorting.
+
+``on_words`` lets each of them take typed keys, which are arrays with one axis more.
+"""
 
 from __future__ import annotations
 
@@ -307,7 +310,7 @@ def padder(
     return pad
 
 
-# Rules: sorting, the largest elements, and where the extrema are.
+# Sorting, the largest elements, and where the extrema are.
 
 
 @rule("sort")
@@ -346,21 +349,15 @@ def _picked(values: Any, order: Array, axis: int) -> list[Array]:
 @rule("top_k")
 def _top_k(eqn: Equation) -> Evaluate:
     axis, count = eqn.params["axis"], eqn.params["k"]
-    falling = _falling(np.dtype(eqn.outs[0].dtype))
+    key = ordered_bits if is_float(np.dtype(eqn.outs[0].dtype)) else widen
     first = (*(slice(None),) * axis, slice(0, count))
     dtype = np.dtype(eqn.outs[1].dtype)
 
     def evaluate(value: Any) -> list[Array]:
-        order = falling(value).argsort(axis, "stable")[first]
+        order = (~key(value)).argsort(axis, "stable")[first]
         return [*_picked([value], order, axis), order.astype(dtype)]
 
     return evaluate
-
-
-def _falling(dtype: np.dtype[Any]) -> Callable[[Any], Array]:
-    """The function that gives integers which rise as the numbers of a dtype fall."""
-    key = ordered_bits if is_float(dtype) else widen
-    return lambda value: ~key(value)
 
 
 @rule("approx_top_k")

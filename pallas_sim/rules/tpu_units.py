@@ -1,7 +1,8 @@
-"""Rules: the matrix units (MXU) of a TPU, driven by hand.
+"""Rules: units of a TPU that a kernel drives by hand: matrix units (MXU), and SparseCores.
 
-A unit has staging registers, one loaded tile, and a queue of results (up to v6e) or accumulators
-(tpu7x). It computes at the instructions that say so; how long that takes is not simulated.
+The matrix units come first. A unit has staging registers, one loaded tile, and a queue of results
+(up to v6e) or accumulators (tpu7x). It computes at the instructions that say so; how long that
+takes is not simulated.
 """
 
 from __future__ import annotations
@@ -186,7 +187,7 @@ def _matmul_pop(eqn: Equation) -> Evaluate:
     return evaluate
 
 
-# Rules: what only the subcores of a SparseCore can do.
+# What only the subcores of a SparseCore can do: in registers, in memory, and with each other.
 #
 # ``jax.experimental.pallas.tpu_sc`` documents them. What it leaves open, JAX's own tests on
 # hardware settle: ``scan_count`` begins at 1, and ``cumsum`` takes nothing of masked elements.
