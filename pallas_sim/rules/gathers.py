@@ -6,6 +6,7 @@ where the result has them.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -173,8 +174,8 @@ def _taker(eqn: Equation, windows: GatherWindows) -> Callable[[Any, Sequence[Arr
         slice(None) if axis in windows.axes else slice(0, sizes[axis]) for axis in range(len(given))
     )
     whole = all(sizes[axis] == given[axis] for axis in rest)
-    order = (*windows.axes, *rest, *range(len(given), len(given) + len(tail)))
-    in_order = order == tuple(range(len(order)))
+    order = [*windows.axes, *rest, *range(len(given), len(given) + len(tail))]
+    in_order = order == sorted(order)
     # What is taken has the axes of the positions, of the windows, and the rest.
     dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
     taken = windows.shape + (() if windows.flat else windows.sizes)
@@ -185,8 +186,7 @@ def _taker(eqn: Equation, windows: GatherWindows) -> Callable[[Any, Sequence[Arr
     offset = dict(zip(sorted(kept_axes), numbers.offset_dims, strict=True))
     places += [offset[axis] for axis in kept_axes]
     places += range(len(shape), len(shape) + len(tail))
-    back = tuple(int(n) for n in np.argsort(places))
-    straight = back == tuple(range(len(back)))
+    back, straight = np.argsort(places).tolist(), places == sorted(places)
     extents = tuple(given[axis] for axis in windows.axes)
     merged = (math.prod(extents), *(given[axis] for axis in rest), *tail)
     weights = [math.prod(extents[number + 1 :]) for number in range(len(extents))]
@@ -201,10 +201,7 @@ def _taker(eqn: Equation, windows: GatherWindows) -> Callable[[Any, Sequence[Arr
             found = value
         elif windows.flat and value.flags.c_contiguous:
             # This gives what indexing with arrays gives, in a fraction of the time.
-            lines = starts[0] if weights[0] == 1 else starts[0] * weights[0]
-            for start, weight in zip(starts[1:], weights[1:], strict=True):
-                lines = lines + (start if weight == 1 else start * weight)
-            found = value.reshape(merged).take(lines, 0, None, "clip")
+            found = value.reshape(merged).take(_lines(starts, weights), 0, None, "clip")
         else:
             found = value[windows.elements(starts)]
         if found.shape != middle:
@@ -212,6 +209,12 @@ def _taker(eqn: Equation, windows: GatherWindows) -> Callable[[Any, Sequence[Arr
         return found if straight else found.transpose(back)
 
     return take
+
+
+def _lines(starts: Sequence[Array], weights: Sequence[int]) -> Array:
+    """Positions along one axis that stands for several, which have these weights."""
+    pairs = zip(starts, weights, strict=True)
+    return functools.reduce(np.add, [s if weight == 1 else s * weight for s, weight in pairs])
 
 
 # Scatters: writing, adding or applying something at an array of positions.
@@ -241,10 +244,7 @@ def _scatter_operation(eqn: Equation) -> Evaluate:
 
     def evaluate(value: Any, positions: Any, updates: Any) -> Array:
         result, starts, updates = prepared(value, positions, updates)
-        lines = starts[0] * weights[0]
-        for start, weight in zip(starts[1:], weights[1:], strict=True):
-            lines = lines + start * weight
-        operation.at(result.reshape(-1), lines, updates.reshape(-1))
+        operation.at(result.reshape(-1), _lines(starts, weights), updates.reshape(-1))
         return result
 
     return evaluate
