@@ -183,11 +183,6 @@ def _freeze(eqn: Equation) -> Evaluate:
     return lambda ref: value_of(ref.data, eqn.out)
 
 
-@rule("free_ref")
-def _free_ref(eqn: Equation) -> Evaluate:
-    return lambda *_: ()
-
-
 def initialized(value: Any, aval: Any, name: str) -> Ref:
     """Memory that holds a value, or the memory itself that is given."""
     if isinstance(value, Ref):
@@ -206,6 +201,8 @@ def _call(eqn: Equation) -> Evaluate:
 
 #: Names of values, promises about them, and where they are: all the same to a simulated device.
 _PASSED = (
+    *("layout_constraint", "sharding_constraint", "with_memory_space_constraint", "reshard"),
+    *("relayout", "random_clone"),
     *("stop_gradient", "copy", "copy_p", "multiple_of", "name", "stage", "xla_metadata_value"),
     *("pvary", "reduced_vary_cast", "vary_unreduced_cast", "preduced"),
 )
@@ -226,9 +223,12 @@ def _tie(eqn: Equation) -> Evaluate:
     return lambda before, value: value
 
 
-@rule("dce_sink", "add_dependency", "trace_value")
+@rule("dce_sink", "add_dependency", "trace_value", "free_ref", "delay")
 def _nothing(eqn: Equation) -> Evaluate:
-    """What keeps values from being optimized away, orders operations, or is for a profiler."""
+    """What keeps values from being optimized away, orders operations, frees memory, or takes time.
+
+    ``trace_value`` is for a profiler.
+    """
     return lambda *_: ()
 
 

@@ -271,14 +271,9 @@ def _polynomial(eqn: Equation) -> Evaluate:
     return elementwise(eqn, horner)
 
 
-@rule("real")
-def _real(eqn: Equation) -> Evaluate:
-    return lambda x: x.real
-
-
-@rule("imag")
-def _imag(eqn: Equation) -> Evaluate:
-    return lambda x: x.imag
+@rule("real", "imag")
+def _part(eqn: Equation) -> Evaluate:
+    return operator.attrgetter(eqn.name)
 
 
 @rule("complex")

@@ -134,12 +134,6 @@ def _num_programs(eqn: Equation) -> Evaluate:
     return lambda thread: np.int32(thread.grids[-1].sizes[axis])
 
 
-@rule("delay")
-def _delay(eqn: Equation) -> Evaluate:
-    # Nothing takes time here.
-    return lambda *_: ()
-
-
 @rule("call_hi_primitive", threaded=True)
 def _high(eqn: Equation) -> Evaluate:
     program = prepare(expanded(eqn.params, eqn.ins))

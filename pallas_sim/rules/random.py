@@ -85,11 +85,6 @@ def _random_unwrap(eqn: Equation) -> Evaluate:
     return lambda keys: keys.data
 
 
-@rule("random_clone")
-def _random_clone(eqn: Equation) -> Evaluate:
-    return lambda keys: keys
-
-
 @rule("threefry2x32")
 def _threefry2x32(eqn: Equation) -> Evaluate:
     return threefry2x32

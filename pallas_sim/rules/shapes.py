@@ -180,14 +180,6 @@ def _roll(eqn: Equation) -> Evaluate:
     return rotate_rows
 
 
-@rule(
-    *("layout_constraint", "sharding_constraint", "with_memory_space_constraint"),
-    *("reshard", "relayout"),
-)
-def _placed(eqn: Equation) -> Evaluate:
-    return lambda value, *_: value
-
-
 Index = tuple[slice, ...]
 
 

@@ -112,7 +112,8 @@ def assigned(node):
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("contributed")
-    shutil.copytree(ROOT / "pytest_pallas", folder / "pytest_pallas")
+    for package in ("pallas_sim", "pytest_pallas"):
+        shutil.copytree(ROOT / package, folder / package)
     (folder / "specs.py").write_text(SPECS)
     for path, name, text in RECIPES:
         follow(folder, path, name, text)
@@ -127,7 +128,7 @@ def test_each_kind_has_a_recipe():
     section = TEXT.partition("## One place an extension")[2].partition("\n## ")[0]
     kinds = re.findall(r"^\| (\w[\w' ]+) \| .+ \| .+ \|$", section, re.MULTILINE)[1:]
     assert len(kinds) == 8
-    folders = [Path(path).parent.relative_to("pytest_pallas").parts for path, _, _ in RECIPES]
+    folders = [Path(path).parent.parts for path, _, _ in RECIPES]
     assert [kind for kind, _ in zip(kinds, dict.fromkeys(folders), strict=True)] == kinds
 
 
