@@ -62,10 +62,11 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(collections|hypothesis|jax|np|numpy|pathlib|pytest|types|typing)\..*"),
     (
         r"py:class",
-        r"Callable|Collection|Iterator|Mapping|Sequence|Mesh|SearchStrategy|os\.PathLike",
+        r"Callable|Collection|Iterator|Mapping|Sequence|WeakKeyDictionary|deque|Mesh"
+        r"|SearchStrategy|os\.PathLike",
     ),
 ]
-#: Types of this package that public ones hold and that no page describes: aliases, and internals.
+#: Types of the plugin that public ones hold and that no page describes: aliases, and internals.
 _INNER = (
     "analysis.grid.model.GridWindow",
     "backends.protocol.Observer",
@@ -102,10 +103,32 @@ _INNER = (
     "strategies.sizes.constraints.Constraint",
     "strategies.value_variants.VariantSource",
 )
+#: The same of the simulator.
+_INNER_OF_SIMULATOR = (
+    "chips.Accumulation",
+    "copies.Copy",
+    "copies.Semaphore",
+    "errors.Inline",
+    "evaluation.Program",
+    "evaluation.Step",
+    "findings.Lines",
+    "findings.SourceLine",
+    "inspector.Inspector",
+    "inspector._Watched",
+    "machine.Device",
+    "recorders.RecordedLoad",
+    "recording.Recording",
+    "simulation.Value",
+    "timeline.Arrow",
+    "timeline.CopySpan",
+    "timeline.TimelineSpan",
+    "timeline._Given",
+)
 nitpick_ignore = [
     ("py:class", name)
-    for inner in _INNER
-    for name in (f"pytest_pallas.{inner}", inner.rpartition(".")[2])
+    for package, names in (("pytest_pallas", _INNER), ("pallas_sim", _INNER_OF_SIMULATOR))
+    for inner in names
+    for name in (f"{package}.{inner}", inner.rpartition(".")[2])
 ]
 
 #: Pages that are written elsewhere, by where they are on the site.

@@ -1,10 +1,17 @@
 """A simulated machine for Pallas kernels that compiles nothing.
 
 It evaluates what JAX traced, kernels and everything around them, equation by equation in numpy, and
-reports what is wrong with the kernels, whatever they returned. The public names are listed here and
-nowhere else; ``pallas_sim.errors``, ``findings``, ``chips``, ``dtypes`` and ``traces`` are public
-modules. Names are imported when they are first used: ``import pallas_sim`` imports neither jax nor
-numpy.
+reports what is wrong with the kernels, whatever they returned. What is public:
+
+- the names below, to run kernels (``simulate``), to give a primitive its rule (``rule``), and to
+  build upon the machine (``evaluate`` and what follows it);
+- ``pallas_sim.errors``, what it raises, and ``pallas_sim.findings``, what it reports;
+- ``pallas_sim.chips``, the chips it knows, and ``pallas_sim.tracing``, to trace for one of them;
+- ``pallas_sim.dtypes``, how JAX converts numbers;
+- ``pallas_sim.traces``, to read what JAX traced.
+
+All other modules may change in any version. Names are imported when they are first used: ``import
+pallas_sim`` imports neither jax nor numpy.
 """
 
 from __future__ import annotations
@@ -26,26 +33,36 @@ if TYPE_CHECKING:
     )
     from pallas_sim.findings import Finding
     from pallas_sim.machine import Limits, Machine
+    from pallas_sim.recorders import LoadRecorder, MagnitudeRecorder, uninitialized_load
     from pallas_sim.registry import Equation, rule
-    from pallas_sim.simulation import Simulation, simulate
+    from pallas_sim.rules.contractions import tensor_core_product
+    from pallas_sim.simulation import (
+        Simulation,
+        evaluate,
+        evaluate_equation,
+        evaluate_with,
+        prepare,
+        run_eagerly,
+        simulate,
+    )
+    from pallas_sim.timeline import Timeline, timeline_text
 
+#: The modules that the names are imported from.
 _HOMES = {
-    "BoundsError": "pallas_sim.errors",
-    "DeadlockError": "pallas_sim.errors",
-    "DeviceError": "pallas_sim.errors",
-    "Equation": "pallas_sim.registry",
-    "Finding": "pallas_sim.findings",
-    "KernelError": "pallas_sim.errors",
-    "Limits": "pallas_sim.machine",
-    "Machine": "pallas_sim.machine",
-    "MissingRuleError": "pallas_sim.errors",
-    "OptionError": "pallas_sim.errors",
-    "PallasError": "pallas_sim.errors",
-    "Simulation": "pallas_sim.simulation",
-    "SimulationError": "pallas_sim.errors",
-    "SimulationLimitError": "pallas_sim.errors",
-    "rule": "pallas_sim.registry",
-    "simulate": "pallas_sim.simulation",
+    "errors": (
+        *("BoundsError", "DeadlockError", "DeviceError", "KernelError", "MissingRuleError"),
+        *("OptionError", "PallasError", "SimulationError", "SimulationLimitError"),
+    ),
+    "findings": ("Finding",),
+    "machine": ("Limits", "Machine"),
+    "recorders": ("LoadRecorder", "MagnitudeRecorder", "uninitialized_load"),
+    "registry": ("Equation", "rule"),
+    "rules.contractions": ("tensor_core_product",),
+    "simulation": (
+        *("Simulation", "evaluate", "evaluate_equation", "evaluate_with", "prepare"),
+        *("run_eagerly", "simulate"),
+    ),
+    "timeline": ("Timeline", "timeline_text"),
 }
 
 __all__ = [
@@ -56,22 +73,34 @@ __all__ = [
     "Finding",
     "KernelError",
     "Limits",
+    "LoadRecorder",
     "Machine",
+    "MagnitudeRecorder",
     "MissingRuleError",
     "OptionError",
     "PallasError",
     "Simulation",
     "SimulationError",
     "SimulationLimitError",
+    "Timeline",
+    "evaluate",
+    "evaluate_equation",
+    "evaluate_with",
+    "prepare",
     "rule",
+    "run_eagerly",
     "simulate",
+    "tensor_core_product",
+    "timeline_text",
+    "uninitialized_load",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name from where it lives."""
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -1,4 +1,8 @@
-"""Errors of kernels and of the simulator: each message has problem, location and remedy."""
+"""Errors of kernels and of the simulator: each message has problem, location and remedy.
+
+The messages are plain text. An ``Explanation`` is one as data, for those who print it otherwise;
+the machine's own errors have ``findings`` instead.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,6 @@ from importlib.metadata import entry_points
 from typing import Any, Self
 
 from pallas_sim.findings import Finding, Text, text_of
-
-# Objects that a notebook shows with pictures.
-
 
 #: Entry points of functions that draw them: the distribution that has one is a layer above.
 _DRAWN_BY = "pallas_sim.html"
@@ -100,40 +101,43 @@ def one_line(error: BaseException) -> str:
 
 
 class PallasError(Exception, Inline):
-    """Base of all errors that this package raises."""
+    """Base of all errors of this package, and of packages that test kernels with it."""
 
-    #: Findings of monitors about the kernel, as data.
+    #: Findings of monitors about the kernel, as data. That is all that the machine itself says.
     findings: tuple[Finding, ...] = ()
+
+    # What a layer above attaches to an error of any class, the machine's own too, and keeps when
+    # it changes the message. The machine neither sets nor reads it; its types are that layer's.
 
     #: The message as data, if it is more than a sentence.
     explanation: Explanation | None = None
 
-    #: The error without headline and drawn example, if the message has them; else "".
+    #: The message without the headline and the drawn example, if it has them; else "".
     plain: str = ""
 
-    #: The underlying error of the kernel or the reference; shown with ``-vv``.
+    #: The underlying error of the kernel or of what it is compared with.
     kernel_error: BaseException | None = None
-
-    #: The check and the call that failed (``checks.verdict.Failure``), or None.
-    failure: Any = None
-
-    #: Failures of the same check with other causes (``sampling.causes``).
-    others: tuple[PallasError, ...] = ()
-
-    #: The analysis of the kernel's grids (``analysis.grid.Analysis``), for wrong grids.
-    analysis: Any = None
-
-    #: The script that reproduces it (``replay.saved.Saved``), once it is written.
-    script: Any = None
-
-    #: Whether all processes of the program know of it: each raises its own, or a ``PeerError``.
-    shared: bool = False
 
     #: Whether a time limit ended the run, so that running it again takes as long.
     timed_out: bool = False
 
-    #: The schedule of the failing run (``backends.variations.Schedule``), unless the default.
+    #: Whether all processes of a program know of it.
+    shared: bool = False
+
+    #: The check and the call that failed, or None.
+    failure: Any = None
+
+    #: Failures of the same check with other causes.
+    others: tuple[PallasError, ...] = ()
+
+    #: The schedule of the failing run, unless the default.
     schedule: Any = None
+
+    #: An analysis of the kernel's grids, for wrong grids.
+    analysis: Any = None
+
+    #: The script that reproduces it, once it is written.
+    script: Any = None
 
     def __init_subclass__(cls) -> None:
         """Show subclasses under their public import name."""

@@ -144,7 +144,9 @@ def _updated(step: Step, env: Sequence[Any]) -> Any:
     return read(operands[0].data, window, operands)
 
 
-def uninitialized(before: Sequence[RecordedLoad], after: Sequence[RecordedLoad]) -> Finding | None:
+def uninitialized_load(
+    before: Sequence[RecordedLoad], after: Sequence[RecordedLoad]
+) -> Finding | None:
     """The first load of uninitialized memory, or None if there is none among these.
 
     Args:

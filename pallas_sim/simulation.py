@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,22 @@ from pallas_sim.chips import TARGETS, Target, accumulations
 from pallas_sim.copies import release
 from pallas_sim.eager import EvaluateJaxpr, evaluated_eagerly, evaluating_eagerly
 from pallas_sim.errors import Inline, OptionError
-from pallas_sim.evaluation import prepare, prepare_equation, run
+from pallas_sim.evaluation import (
+    CALLS,
+    Program,
+    Step,
+    called,
+    prepare,
+    prepare_equation,
+    run,
+)
 from pallas_sim.findings import Finding
 from pallas_sim.inspector import Inspector, RefChange
 from pallas_sim.machine import Limits, Machine, Thread
 from pallas_sim.memory import Ref, from_jax, to_output
+from pallas_sim.registry import Equation
 from pallas_sim.scheduler import one_thread
-from pallas_sim.timeline import Timeline, check_path, text_of
+from pallas_sim.timeline import Timeline, check_path, timeline_text
 from pallas_sim.tracing import tracing_for
 
 
@@ -80,9 +90,63 @@ def evaluate_equation(eqn: Any, values: Sequence[Any]) -> Sequence[Any]:
     step = prepare_equation(eqn)
     inputs = [from_jax(value, aval) for value, aval in zip(values, step.equation.ins, strict=True)]
     with np.errstate(all="ignore"), one_thread():
-        first = (Thread(Machine()),) if step.threaded else ()
-        results = step.evaluate(*first, *inputs)
+        return _results(step, Thread(Machine()), inputs)
+
+
+def _results(step: Step, thread: Thread, arrays: Sequence[Any]) -> Sequence[Any]:
+    results = step.evaluate(thread, *arrays) if step.threaded else step.evaluate(*arrays)
     return results if step.several else [results]
+
+
+#: Gives the results of an equation on arrays.
+OnArrays = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+def evaluate_with[Value](
+    jaxpr: Any,
+    args: Sequence[Any],
+    apply: Callable[[Equation, Sequence[Value], OnArrays], Sequence[Value]],
+    wrap: Callable[[Any], Value],
+    unwrap: Callable[[Value], Any],
+) -> list[Any]:
+    """Evaluate a jaxpr on values of the caller's own, such as numbers with their errors.
+
+    Functions that are called (``jit``, ``checkpoint``) are entered. Anything else, a loop or a
+    branch too, is one equation.
+
+    Args:
+      jaxpr: open or closed, as JAX traced it.
+      args: arrays, as many as the jaxpr has inputs.
+      apply: gives the results of an equation. It gets the equation, its operands and a function
+        that evaluates the equation on arrays. Equations are the same objects in each call.
+      wrap: makes a value of an array: of an argument, a constant or a literal.
+      unwrap: gives the array of a value.
+
+    Returns:
+      The arrays of the results.
+
+    Raises:
+      SimulationError: an equation cannot be evaluated.
+    """
+    thread = Thread(Machine())
+
+    def walk(program: Program, inputs: Sequence[Any]) -> list[Any]:
+        values: list[Any] = [None if array is None else wrap(array) for array in program.slots]
+        values[program.inputs.start : program.inputs.stop] = inputs
+        for step in program.steps:
+            operands = [values[slot] for slot in step.ins]
+            if step.equation.name in CALLS:
+                results = walk(prepare(called(step.equation.params)), operands)
+            else:
+                results = apply(step.equation, operands, partial(_results, step, thread))
+            for slot, value in zip(step.outs, results, strict=True):
+                values[slot] = value
+        return [values[slot] for slot in program.outputs]
+
+    given = zip(args, _inputs(jaxpr), strict=True)
+    with np.errstate(all="ignore"), one_thread():
+        inputs = [wrap(from_jax(value, var.aval)) for value, var in given]
+        return [to_output(unwrap(value)) for value in walk(prepare(jaxpr), inputs)]
 
 
 def run_eagerly(
@@ -120,7 +184,7 @@ def simulating(machine: Machine) -> Generator[None]:
 
     What JAX gives are tracers, which have values. The machine keeps what is found, and looks for
     what is out of order when the context ends. The chip that kernels ask for is up to the caller:
-    see ``devices.absent.tracing_for``.
+    see ``tracing.tracing_for``.
 
     Raises:
       SimulationError: an operation cannot be evaluated; the message names its line.
@@ -255,7 +319,7 @@ def _looked_at(
     finally:
         if path is not None and machine.timeline is not None:
             about = {"target": machine.target, "seed": machine.seed}
-            path.write_text(text_of(machine.timeline, about), encoding="utf-8")
+            path.write_text(timeline_text(machine.timeline, about), encoding="utf-8")
 
 
 def _listed(names: str | Sequence[str]) -> tuple[str, ...]:

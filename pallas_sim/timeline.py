@@ -247,7 +247,7 @@ _BEFORE = 0.5
 _Event = dict[str, Any]
 
 
-def text_of(timeline: Timeline, about: Mapping[str, Any]) -> str:
+def timeline_text(timeline: Timeline, about: Mapping[str, Any]) -> str:
     """The text of a file.
 
     Args:

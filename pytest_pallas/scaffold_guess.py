@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_sim.chips import DEFAULT_TARGETS, TARGETS
-from pallas_sim.compat.grids import platform_of
+from pallas_sim.traces import platform_of
 from pytest_pallas.backends.analyzing import on_chip
 from pytest_pallas.backends.ending import ending
 from pytest_pallas.backends.execution import brief

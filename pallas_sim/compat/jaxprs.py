@@ -1,7 +1,14 @@
-"""Private names of JAX: what is read off jaxprs and their equations.
+"""Private names of JAX: what is read off jaxprs, their equations, variables and primitives.
 
-Seen in JAX 0.11.2 and 0.12.0.1. It can go when ``jax.extend.core`` documents what equations hold.
-Probe: ``tests/pallas_sim/compat/test_jaxprs.py``.
+In this order: equations and the jaxprs inside them; the abstract values of a kernel's variables
+(references, semaphores, barriers); a tracer that has a value; what a primitive is composed of;
+typed random keys.
+
+Seen in JAX 0.11.2 and 0.12.0.1. It can go when ``jax.extend.core`` documents what equations hold,
+``jax.experimental.pallas`` exports the classes of abstract values and dtypes, a subclass of
+``jax.core.Tracer`` need not set private fields, and JAX gives access to the functions that it makes
+lowerings of. Probe: ``tests/pallas_sim/compat/test_jaxprs.py`` and
+``tests/pallas_sim/compat/test_avals.py``.
 """
 
 from __future__ import annotations
@@ -175,14 +182,10 @@ def home_of_primitive(primitive: Any) -> str:
     modules = _AMBIGUOUS.get(primitive.name)
     if modules is None:
         return ""
-    return next((each for each in _modules_of(primitive.abstract_eval) if each in modules), "")
-
-
-def _modules_of(function: Any) -> Iterator[str]:
-    """The modules of a function and of what it wraps."""
+    function = primitive.abstract_eval
     wrapped = (cell.cell_contents for cell in getattr(function, "__closure__", None) or ())
-    for each in (function, *wrapped):
-        yield getattr(each, "__module__", "")
+    homes = (getattr(each, "__module__", "") for each in (function, *wrapped))
+    return next((home for home in homes if home in modules), "")
 
 
 #: Names of several primitives, with the modules that define the less common ones.
@@ -202,10 +205,7 @@ def discharged(jaxpr: Any) -> Any:
     return discharge.discharge_state(jaxpr, strip_memory_space=True)
 
 
-# Private names of JAX: what the variables of a kernel's body stand for.
-#
-# Seen in JAX 0.11.2 and 0.12.0.1. It can go when ``jax.experimental.pallas`` exports the classes of
-# abstract values and dtypes. Probe: ``tests/pallas_sim/compat/test_avals.py``.
+# What the variables of a kernel's body stand for.
 
 
 def is_reference(aval: Any) -> bool:
@@ -287,21 +287,15 @@ def union_parts(aval: Any) -> tuple[Aliased, ...]:
     core = importlib.import_module("jax._src.pallas.mosaic_gpu.core")
     util = importlib.import_module("jax.tree_util")
     found: list[Aliased] = []
-    for ref in util.tree_leaves(core.flatten_ref_union(aval), is_leaf=_has_transforms):
+    union = core.flatten_ref_union(aval)
+    for ref in util.tree_leaves(union, is_leaf=lambda value: hasattr(value, "transforms")):
         first = transforms_in(ref.transforms)[0]
         assert isinstance(first, Aliased)
         found.append(first)
     return tuple(found)
 
 
-def _has_transforms(value: Any) -> bool:
-    return hasattr(value, "transforms")
-
-
-# Private names of JAX: a tracer that has a value.
-#
-# Seen in JAX 0.11.2 and 0.12.0.1. It can go when a subclass of ``jax.core.Tracer`` need not set
-# private fields. Probe: ``tests/pallas_sim/test_eager.py``.
+# A tracer that has a value; its probe is ``test_eager.py``.
 
 
 @functools.cache
@@ -353,10 +347,7 @@ def tracer_type() -> Any:
     return Tracer
 
 
-# Private names of JAX: what a primitive computes, as a jaxpr of other primitives.
-#
-# Seen in JAX 0.11.2 and 0.12.0.1. It can go when JAX gives access to the functions that it makes
-# lowerings of. Probe: ``tests/pallas_sim/test_compositions.py``.
+# What a primitive computes, as a jaxpr of other primitives; its probe is ``test_compositions.py``.
 
 
 def expanded(params: Any, avals: Sequence[Any]) -> Any:
@@ -407,10 +398,7 @@ def _einshape(x: Any, equation: str, sizes: Sequence[tuple[str, int]], **_: Any)
     return home._einshape(equation, x, **dict(sizes))
 
 
-# Private names of JAX: what typed random keys consist of, and what is done to them.
-#
-# Seen in JAX 0.11.2 and 0.12.0.1. It can go when their dtype has public attributes. Probe:
-# ``tests/pallas_sim/compat/test_keys.py``.
+# What typed random keys consist of, and what is done to them; its probe is ``test_keys.py``.
 
 
 def is_key(dtype: Any) -> bool:

@@ -22,7 +22,7 @@ import numpy as np
 
 from pallas_sim.accesses import memory_of, record_access
 from pallas_sim.chips import GPUS, Excess, attributes, tensor_memory_excess
-from pallas_sim.compat.grids import CopyKey, inferred_tiles, infers_tiles
+from pallas_sim.compat.compilers import CopyKey, inferred_tiles, infers_tiles
 from pallas_sim.compat.jaxprs import is_reference, open_jaxpr, written_inputs
 from pallas_sim.compat.source import home_of
 from pallas_sim.cores import (

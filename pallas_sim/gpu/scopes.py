@@ -17,6 +17,7 @@ import numpy as np
 
 from pallas_sim.accesses import memory_of
 from pallas_sim.chips import Excess, OperandMemory, gpu_bytes, shared_memory_excess
+from pallas_sim.compat.compilers import requested_shared_bytes
 from pallas_sim.compat.jaxprs import (
     argument_names,
     barrier_facts,
@@ -26,7 +27,6 @@ from pallas_sim.compat.jaxprs import (
     semaphore_kind,
     space_of,
 )
-from pallas_sim.compat.places import requested_shared_bytes
 from pallas_sim.cores import equations, meet, most_at_a_time
 from pallas_sim.errors import SimulationError
 from pallas_sim.findings import Finding, Wait

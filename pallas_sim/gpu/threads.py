@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pallas_sim.accesses import record_access
-from pallas_sim.compat.grids import CopyKey
+from pallas_sim.compat.compilers import CopyKey
 from pallas_sim.compat.jaxprs import BarrierFacts
 from pallas_sim.cores import BlockMesh, CoreAddress, peer_of, reach
 from pallas_sim.dtypes import Array

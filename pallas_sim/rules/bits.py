@@ -1,4 +1,8 @@
-"""Rules: shifts, counts of bits, neighbours, other dtypes, and several elements in one word."""
+"""Rules: what is done to the bits of elements, comparisons, choices, and conversions.
+
+First shifts, counts, orders and formats, where an element is a word; several elements in one word
+(``pack_elementwise``); then what compares elements, chooses between them, or converts them.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ from pallas_sim.dtypes import (
 )
 from pallas_sim.memory import KeyArray, is_key_dtype
 from pallas_sim.registry import Equation, Evaluate, rule
-from pallas_sim.rules.elementwise import direct, elementwise
+from pallas_sim.rules.elementwise import direct, elementwise, register
 
 if TYPE_CHECKING:
     from pallas_sim.machine import Thread
@@ -111,17 +115,12 @@ def _mulhi(eqn: Equation) -> Evaluate:
     return of_objects
 
 
-def _total_order(name: str, compare: Evaluate) -> None:
-    @rule(name)
-    def _bind(eqn: Equation) -> Evaluate:
-        dtype = eqn.ins[0].dtype
-        if not is_float(dtype):
-            return elementwise(eqn, compare)
-        return lambda x, y: compare(ordered_bits(x), ordered_bits(y))
-
-
-for _name, _function in {"eq_to": operator.eq, "lt_to": operator.lt, "le_to": operator.le}.items():
-    _total_order(_name, _function)
+@rule("eq_to", "lt_to", "le_to")
+def _total_order(eqn: Equation) -> Evaluate:
+    compare: Evaluate = getattr(operator, eqn.name.removesuffix("_to"))
+    if not is_float(eqn.ins[0].dtype):
+        return elementwise(eqn, compare)
+    return lambda x, y: compare(ordered_bits(x), ordered_bits(y))
 
 
 def ordered_bits(array: Any) -> Any:
@@ -235,21 +234,19 @@ def _unpack_elementwise(eqn: Equation) -> Evaluate:
     return unpack
 
 
-# Rules: comparisons, logic, choices between elements, and conversions between dtypes.
-
+# Comparisons, logic, choices between elements, and conversions between dtypes.
 
 _SIGNED = {size: np.dtype(f"int{8 * size}") for size in (1, 2, 4, 8)}
 
 
-def _compare(name: str, function: Evaluate) -> None:
-    @rule(name)
-    def _bind(eqn: Equation) -> Evaluate:
-        dtype = eqn.ins[0].dtype
-        if is_key_dtype(dtype):
-            return lambda x, y: _same_keys(name, x, y)
-        if is_complex(dtype) and name not in ("eq", "ne"):
-            raise NotImplementedError("complex numbers are compared by eq and ne only")
-        return elementwise(eqn, function, direct(eqn, function))
+@rule("eq", "ne", "lt", "le", "gt", "ge")
+def _compare(eqn: Equation) -> Evaluate:
+    dtype, function = eqn.ins[0].dtype, getattr(operator, eqn.name)
+    if is_key_dtype(dtype):
+        return lambda x, y: _same_keys(eqn.name, x, y)
+    if is_complex(dtype) and eqn.name not in ("eq", "ne"):
+        raise NotImplementedError("complex numbers are compared by eq and ne only")
+    return elementwise(eqn, function, direct(eqn, function))
 
 
 def _same_keys(name: str, x: KeyArray, y: KeyArray) -> Any:
@@ -258,30 +255,7 @@ def _same_keys(name: str, x: KeyArray, y: KeyArray) -> Any:
     return same if name == "eq" else ~same
 
 
-for _name, _function in {
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-}.items():
-    _compare(_name, _function)
-
-
-def _logical(name: str, function: Evaluate) -> None:
-    @rule(name)
-    def _bind(eqn: Equation) -> Evaluate:
-        return elementwise(eqn, function)
-
-
-for _name, _function in {
-    "and": operator.and_,
-    "or": operator.or_,
-    "xor": operator.xor,
-    "not": operator.invert,
-}.items():
-    _logical(_name, _function)
+register({"and": operator.and_, "or": operator.or_, "xor": operator.xor, "not": operator.invert})
 
 
 @rule("select_n")

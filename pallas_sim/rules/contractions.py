@@ -1,17 +1,23 @@
-"""Rules: products and sums over contracted dimensions."""
+"""Rules: products of arrays: ``dot_general``, ``ragged_dot_general``, and convolutions.
+
+All become one product of matrices, which ``products.multiplier`` adds up as a matrix unit does, or
+``gpu.tensor_cores`` as the tensor cores of a chip do.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from pallas_sim.chips import Accumulation
 from pallas_sim.dtypes import Array, compute_dtype, convert
-from pallas_sim.products import Multiply, Unary, multiplier
+from pallas_sim.products import Multiply, Unary, multiplier, truncated_product
 from pallas_sim.registry import Equation, Evaluate, rule
+from pallas_sim.rules.shapes import padder
 
 if TYPE_CHECKING:
     from pallas_sim.machine import Machine, Thread
@@ -112,6 +118,36 @@ def _same(value: Any) -> Any:
     return value
 
 
+def tensor_core_product(
+    lhs: Array,
+    rhs: Array,
+    dims: Any,
+    accumulation: Accumulation,
+    least: int,
+    order: Callable[[int], Array] = np.arange,
+) -> Array:
+    """The product of two arrays, added as tensor cores do, as float64.
+
+    Args:
+      lhs: finite floats.
+      rhs: finite floats.
+      dims: ``dimension_numbers`` of a ``dot_general`` with one batch dimension at most.
+      accumulation: how the instruction adds; see ``chips.accumulations``.
+      least: the smallest exponent of the format of the operands.
+      order: gives the order in which so many terms are added.
+    """
+
+    def added(a: Array, b: Array) -> Array:
+        return truncated_product(a, b, None, accumulation, (least, least))
+
+    def multiply(a: Array, b: Array) -> Array:
+        terms = order(a.shape[-1])
+        a, b = a[..., terms].astype(np.float64), b[..., terms, :].astype(np.float64)
+        return added(a, b) if a.ndim == 2 else np.stack([*map(added, a, b)])
+
+    return contraction(lhs.shape, rhs.shape, dims, multiply)(lhs, rhs)
+
+
 @rule("ragged_dot_general")
 def _ragged_dot_general(eqn: Equation) -> Evaluate:
     """The product of each group with its own rows; rows of no group are zeros.
@@ -210,7 +246,7 @@ def _without(axes: Dims, removed: int) -> list[int]:
     return [axis - (axis > removed) for axis in axes]
 
 
-# Rules: convolutions, as one product of matrices (im2col).
+# Convolutions, as one product of matrices: the windows of the array are its rows (im2col).
 
 
 @rule("conv_general_dilated")
@@ -258,11 +294,8 @@ def _convolution(eqn: Equation, numbers: Any, out: Any = None) -> Evaluate:
     kernels, depth = (rhs.shape[axis] for axis in numbers.rhs_spec[:2])
     taps = tuple(rhs.shape[axis] for axis in numbers.rhs_spec[2:])
     sizes = tuple(eqn.out.shape[axis] for axis in numbers.out_spec[2:])
-    prepare = _padding(
-        [lhs.shape[axis] for axis in numbers.lhs_spec[2:]],
-        params["padding"],
-        params["lhs_dilation"] or (1,) * rank,
-    )
+    apart = [step - 1 for step in params["lhs_dilation"] or (1,) * rank]
+    padding = [(*pair, between) for pair, between in zip(params["padding"], apart, strict=True)]
     inner = prod(taps) * depth
     # Never of depth 1: JAX adds even a single product to a zero.
     multiply = multiplier(
@@ -271,6 +304,8 @@ def _convolution(eqn: Equation, numbers: Any, out: Any = None) -> Evaluate:
     # [batch, spatial, features]; the filter's taps before its features, so that these, which are
     # mostly the last dimension of the operand, are copied at once.
     lhs_axes = [numbers.lhs_spec[0], *numbers.lhs_spec[2:], numbers.lhs_spec[1]]
+    given, whole = [lhs.shape[axis] for axis in lhs_axes], (0, 0, 0)
+    pad = padder(given, [whole, *padding, whole], lhs.dtype)
     rhs_axes = [*numbers.rhs_spec[2:], numbers.rhs_spec[1], numbers.rhs_spec[0]]
     back = np.argsort([numbers.out_spec[0], *numbers.out_spec[2:], numbers.out_spec[1]])
     rows = batch // of_batches * prod(sizes)
@@ -284,7 +319,7 @@ def _convolution(eqn: Equation, numbers: Any, out: Any = None) -> Evaluate:
         return as_strided(x, shape, (outer, *steps, *within, last), writeable=False)
 
     def evaluate(x: Array, w: Array) -> Array:
-        places = windows(prepare(x.transpose(lhs_axes)))
+        places = windows(pad(x.transpose(lhs_axes), 0))
         filters = w.transpose(rhs_axes).reshape(inner, kernels)
         if groups == 1:
             found = multiply(places.reshape(rows, inner), filters)
@@ -299,36 +334,5 @@ def _convolution(eqn: Equation, numbers: Any, out: Any = None) -> Evaluate:
         found = found.reshape(groups, batch // of_batches, *sizes, kernels // groups)
         found = np.moveaxis(found, 0, -2)
         return found.reshape(batch // of_batches, *sizes, kernels).transpose(back)
-
-    return evaluate
-
-
-def _padding(sizes: Dims, padding: Any, dilation: Dims) -> Unary:
-    """Puts zeros between elements and around them; what negative padding names is left out.
-
-    Args:
-      sizes: of the spatial dimensions.
-      padding: before and after each of them.
-      dilation: distance of neighbors.
-    """
-    shape: list[int] = []
-    targets: list[slice] = []
-    sources: list[slice] = []
-    for size, (low, high), step in zip(sizes, padding, dilation, strict=True):
-        length = max(0, (size - 1) * step + 1 if size else 0) + low + high
-        first = -(low // step) if low < 0 else 0
-        last = min(size, (length - 1 - low) // step + 1)
-        shape.append(max(0, length))
-        sources.append(slice(first, max(first, last)))
-        targets.append(slice(low + first * step, low + (max(first, last) - 1) * step + 1, step))
-    if all(tuple(pair) == (0, 0) for pair in padding) and shape == list(sizes):
-        return lambda x: x
-    empty = any(part.start >= part.stop for part in sources)
-
-    def evaluate(x: Array) -> Array:
-        found = np.zeros((x.shape[0], *shape, x.shape[-1]), x.dtype)
-        if not empty:
-            found[:, *targets] = x[:, *sources]
-        return found
 
     return evaluate

@@ -1,4 +1,8 @@
-"""Rules: branches, loops, and scopes with memory of their own."""
+"""Rules: branches, loops, scopes with memory of their own, and calls.
+
+Calls are those of other jaxprs and of Python on the host; what a kernel asserts and prints is among
+them. ``in_lanes`` makes a program for arrays of a computation that JAX traced for one element.
+"""
 
 from __future__ import annotations
 
@@ -108,12 +112,7 @@ def _stacked(rows: list[Any], aval: Any) -> Any:
 def _run_scoped(eqn: Equation) -> Evaluate:
     jaxpr = eqn.params["jaxpr"]
     program = prepare_lifted(jaxpr, eqn.line)
-    inner, _ = open_jaxpr(jaxpr)
-    names = argument_names(inner)
-    memory = [
-        (var.aval, name or f"scoped memory {number}")
-        for number, (var, name) in enumerate(zip(inner.invars, names, strict=True))
-    ]
+    memory = _variables(jaxpr, "scoped memory")
 
     @functools.cache
     def scope_on_gpu() -> Any:
@@ -137,16 +136,18 @@ def _run_scoped(eqn: Equation) -> Evaluate:
     return evaluate
 
 
+def _variables(jaxpr: Any, kind: str) -> list[tuple[Any, str]]:
+    """The avals and the names of the references that a jaxpr takes."""
+    inner, _ = open_jaxpr(jaxpr)
+    named = zip(inner.invars, argument_names(inner), strict=True)
+    return [(var.aval, name or f"{kind} {number}") for number, (var, name) in enumerate(named)]
+
+
 @rule("run_state", threaded=True)
 def _run_state(eqn: Equation) -> Evaluate:
     jaxpr = eqn.params["jaxpr"]
     program = prepare(jaxpr)
-    inner, _ = open_jaxpr(jaxpr)
-    given = eqn.params["is_initialized"]
-    memory = [
-        (var.aval, name or f"state {number}")
-        for number, (var, name) in enumerate(zip(inner.invars, argument_names(inner), strict=True))
-    ]
+    given, memory = eqn.params["is_initialized"], _variables(jaxpr, "state")
 
     def evaluate(thread: Thread, *args: Any) -> Any:
         values = iter(args)
@@ -157,18 +158,14 @@ def _run_state(eqn: Equation) -> Evaluate:
             for n, ((aval, name), first) in enumerate(zip(memory, given, strict=True))
         ]
         run(program, thread, refs)
-        if thread.is_warpgroup:
-            _wait_for_products(thread)
+        if thread.is_warpgroup:  # JAX's lowering waits for all ``wgmma``, too
+            from pallas_sim.gpu.engines import wait_groups
+
+            gpu: Any = thread
+            wait_groups(gpu, gpu.products, 0)
         return [value_of(ref.data, aval) for ref, (aval, _) in zip(refs, memory, strict=True)]
 
     return evaluate
-
-
-def _wait_for_products(thread: Any) -> None:
-    """Wait for all ``wgmma`` of a ``GpuThread``, as JAX's lowering does."""
-    from pallas_sim.gpu.engines import wait_groups
-
-    wait_groups(thread, thread.products, 0)
 
 
 @rule("new_ref")
@@ -186,11 +183,6 @@ def _freeze(eqn: Equation) -> Evaluate:
     return lambda ref: value_of(ref.data, eqn.out)
 
 
-@rule("free_ref")
-def _free_ref(eqn: Equation) -> Evaluate:
-    return lambda *_: ()
-
-
 def initialized(value: Any, aval: Any, name: str) -> Ref:
     """Memory that holds a value, or the memory itself that is given."""
     if isinstance(value, Ref):
@@ -198,7 +190,7 @@ def initialized(value: Any, aval: Any, name: str) -> Ref:
     return Ref(np.array(words_of(value)), name, space_of(aval))
 
 
-# Rules: calls of other programs and of Python, what a kernel asserts, and what it prints.
+# Calls of other programs and of Python, what a kernel asserts, and what it prints.
 
 
 @rule(*CALLS, threaded=True)
@@ -209,6 +201,8 @@ def _call(eqn: Equation) -> Evaluate:
 
 #: Names of values, promises about them, and where they are: all the same to a simulated device.
 _PASSED = (
+    *("layout_constraint", "sharding_constraint", "with_memory_space_constraint", "reshard"),
+    *("relayout", "random_clone"),
     *("stop_gradient", "copy", "copy_p", "multiple_of", "name", "stage", "xla_metadata_value"),
     *("pvary", "reduced_vary_cast", "vary_unreduced_cast", "preduced"),
 )
@@ -229,9 +223,12 @@ def _tie(eqn: Equation) -> Evaluate:
     return lambda before, value: value
 
 
-@rule("dce_sink", "add_dependency", "trace_value")
+@rule("dce_sink", "add_dependency", "trace_value", "free_ref", "delay")
 def _nothing(eqn: Equation) -> Evaluate:
-    """What keeps values from being optimized away, orders operations, or is for a profiler."""
+    """What keeps values from being optimized away, orders operations, frees memory, or takes time.
+
+    ``trace_value`` is for a profiler.
+    """
     return lambda *_: ()
 
 
@@ -325,9 +322,6 @@ def _debug(eqn: Equation) -> Evaluate:
             return bind(eqn.origin, arrays)
 
     return evaluate
-
-
-# Computations that JAX traced for one element, evaluated for many elements at once.
 
 
 def in_lanes(jaxpr: Any, shape: Sequence[int]) -> Program:

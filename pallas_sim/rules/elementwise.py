@@ -1,4 +1,4 @@
-"""Rules: arithmetic of elements.
+"""Rules: arithmetic of elements, and functions of them such as ``exp``.
 
 ``elementwise`` binds a numpy function the way JAX evaluates it: in the dtype that narrow ones
 are computed in, rounded once. The rules of other modules use it too.
@@ -7,7 +7,7 @@ are computed in, rounded once. The rules of other modules use it too.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -68,26 +68,34 @@ def direct(eqn: Equation, function: Evaluate) -> Evaluate | None:
     return function if is_float(dtype) and dtype.itemsize == 2 else None
 
 
-def _register(name: str, function: Evaluate) -> None:
-    """Register a rule for a primitive that numpy computes as JAX does."""
+def register(functions: Mapping[str, Evaluate], *, once: bool = False) -> None:
+    """Register rules for primitives that numpy computes as JAX does.
 
-    @rule(name)
-    def _bind(eqn: Equation) -> Evaluate:
-        return elementwise(eqn, function, direct(eqn, function))
+    Args:
+      functions: by the names of the primitives.
+      once: whether ml_dtypes rounds their results once, as JAX does.
+    """
+    for name, function in functions.items():
+
+        @rule(name)
+        def _bind(eqn: Equation, function: Evaluate = function) -> Evaluate:
+            return elementwise(eqn, function, direct(eqn, function) if once else None)
 
 
 # Operators of Python are numpy's functions, but faster where both operands are scalars.
-for _name, _function in {
-    "add": operator.add,
-    "add_any": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "square": lambda x: x * x,
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "sqrt": np.sqrt,
-}.items():
-    _register(_name, _function)
+register(
+    {
+        "add": operator.add,
+        "add_any": operator.add,
+        "sub": operator.sub,
+        "mul": operator.mul,
+        "square": lambda x: x * x,
+        "floor": np.floor,
+        "ceil": np.ceil,
+        "sqrt": np.sqrt,
+    },
+    once=True,
+)
 
 
 @rule("div")
@@ -148,14 +156,10 @@ def _nonzero(divisor: Any) -> bool:
     return bool(divisor != 0) if divisor.ndim == 0 else bool(divisor.all())
 
 
-@rule("max")
-def _max(eqn: Equation) -> Evaluate:
-    return elementwise(eqn, maximum_of(eqn.ins[0].dtype))
-
-
-@rule("min")
-def _min(eqn: Equation) -> Evaluate:
-    return elementwise(eqn, minimum_of(eqn.ins[0].dtype))
+@rule("max", "min")
+def _extreme(eqn: Equation) -> Evaluate:
+    extreme_of = maximum_of if eqn.name == "max" else minimum_of
+    return elementwise(eqn, extreme_of(eqn.ins[0].dtype))
 
 
 @rule("clamp")
@@ -167,15 +171,15 @@ def _clamp(eqn: Equation) -> Evaluate:
 
 def maximum_of(dtype: np.dtype[Any]) -> Evaluate:
     """The larger elements of two arrays: NaN if one of them is; +0 is larger than -0."""
-    return _extreme(dtype, np.maximum, np.greater, lambda x, y: x + y)
+    return _extreme_of(dtype, np.maximum, np.greater, lambda x, y: x + y)
 
 
 def minimum_of(dtype: np.dtype[Any]) -> Evaluate:
     """The smaller elements of two arrays: NaN if one of them is; -0 is smaller than +0."""
-    return _extreme(dtype, np.minimum, np.less, lambda x, y: -(-x - y))
+    return _extreme_of(dtype, np.minimum, np.less, lambda x, y: -(-x - y))
 
 
-def _extreme(
+def _extreme_of(
     dtype: np.dtype[Any], ufunc: Evaluate, before: Evaluate, of_zeros: Evaluate
 ) -> Evaluate:
     if is_complex(dtype):
@@ -196,19 +200,14 @@ def _lexicographic(before: Evaluate, x: Any, y: Any) -> Any:
     return np.where(x.real == y.real, before(x.imag, y.imag), before(x.real, y.real))
 
 
-@rule("abs")
-def _abs(eqn: Equation) -> Evaluate:
-    if direct(eqn, np.abs) is None:
-        return elementwise(eqn, np.abs)
-    dtype, rest = eqn.out.dtype, np.uint16(0x7FFF)
-    return lambda x: (x.view(np.uint16) & rest).view(dtype)
-
-
-@rule("neg")
-def _neg(eqn: Equation) -> Evaluate:
-    if direct(eqn, operator.neg) is None:
-        return elementwise(eqn, operator.neg)
-    dtype, sign = eqn.out.dtype, np.uint16(0x8000)
+@rule("abs", "neg")
+def _change_sign(eqn: Equation) -> Evaluate:
+    function = np.abs if eqn.name == "abs" else operator.neg
+    if direct(eqn, function) is None:
+        return elementwise(eqn, function)
+    dtype, rest, sign = eqn.out.dtype, np.uint16(0x7FFF), np.uint16(0x8000)
+    if eqn.name == "abs":
+        return lambda x: (x.view(np.uint16) & rest).view(dtype)
     return lambda x: (x.view(np.uint16) ^ sign).view(dtype)
 
 
@@ -241,14 +240,7 @@ def _round(eqn: Equation) -> Evaluate:
     return elementwise(eqn, away_from_zero)
 
 
-@rule("is_finite")
-def _is_finite(eqn: Equation) -> Evaluate:
-    return elementwise(eqn, np.isfinite)
-
-
-@rule("_copysign")
-def _copysign(eqn: Equation) -> Evaluate:
-    return elementwise(eqn, np.copysign)
+register({"is_finite": np.isfinite, "_copysign": np.copysign})
 
 
 @rule("one_minus_square")
@@ -279,14 +271,9 @@ def _polynomial(eqn: Equation) -> Evaluate:
     return elementwise(eqn, horner)
 
 
-@rule("real")
-def _real(eqn: Equation) -> Evaluate:
-    return lambda x: x.real
-
-
-@rule("imag")
-def _imag(eqn: Equation) -> Evaluate:
-    return lambda x: x.imag
+@rule("real", "imag")
+def _part(eqn: Equation) -> Evaluate:
+    return operator.attrgetter(eqn.name)
 
 
 @rule("complex")
@@ -331,43 +318,25 @@ def _integer_pow(eqn: Equation) -> Evaluate:
     return elementwise(eqn, power)
 
 
-# Rules: exponentials, logarithms, trigonometric, hyperbolic and special functions.
+# Exponentials, logarithms, trigonometric, hyperbolic and special functions.
 #
 # numpy and scipy compute them in float32, or float64, where JAX uses approximations of its own: the
 # results differ by an ulp or two, and seldom at all after rounding to bfloat16 or float16. Where
 # JAX composes a function of others, and rounds between, so do the rules.
 
 
-_FUNCTIONS: dict[str, Evaluate] = {
-    "exp": np.exp,
-    "expm1": np.expm1,
-    "log": np.log,
-    "log1p": np.log1p,
-    "tanh": np.tanh,
-    "sin": np.sin,
-    "cos": np.cos,
-    "tan": np.tan,
+#: Functions that numpy calls as JAX does.
+_SAME_NAMES = ["exp", "expm1", "log", "log1p", "tanh", "sin", "cos", "tan", "sinh", "cosh", "cbrt"]
+_ARCS = {
     "asin": np.arcsin,
     "acos": np.arccos,
     "atan": np.arctan,
-    "sinh": np.sinh,
-    "cosh": np.cosh,
     "asinh": np.arcsinh,
     "acosh": np.arccosh,
     "atanh": np.arctanh,
-    "cbrt": np.cbrt,
     "atan2": np.arctan2,
 }
-
-
-def _register_computed(name: str, function: Evaluate) -> None:
-    @rule(name)
-    def _bind(eqn: Equation) -> Evaluate:
-        return elementwise(eqn, function)
-
-
-for _name, _function in _FUNCTIONS.items():
-    _register_computed(_name, _function)
+register({**{name: getattr(np, name) for name in _SAME_NAMES}, **_ARCS})
 
 
 @rule("exp2")

@@ -1,7 +1,12 @@
-"""Rules: gathering elements or windows of an array by an array of positions."""
+"""Rules: windows of an array at an array of positions: gathering them, and scattering into them.
+
+``GatherWindows`` says which windows the positions stand for; the rules move them and put their axes
+where the result has them.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +20,113 @@ from pallas_sim.generators import elements, on_words, words
 from pallas_sim.machine import Thread
 from pallas_sim.registry import Equation, Evaluate, rule
 from pallas_sim.rules.control import in_lanes
+
+
+@dataclass(frozen=True, slots=True)
+class GatherWindows:
+    """Which windows of an array an array of positions stands for.
+
+    Attributes:
+      axes: of the array that are indexed, in order; windows hold all of the others.
+      sizes: of the windows along these axes.
+      limits: largest positions along these axes.
+      columns: where in the index vector the position is, for each of these axes; None for a
+        batching axis.
+      fixed: positions along the batching axes, in the shape of the windows; None elsewhere.
+      shape: of the positions, without the index vector.
+    """
+
+    axes: tuple[int, ...]
+    sizes: tuple[int, ...]
+    limits: tuple[int, ...]
+    columns: tuple[int | None, ...]
+    fixed: tuple[Array | None, ...]
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        array: Sequence[int],
+        positions: Sequence[int],
+        sizes: Sequence[int],
+        index_map: Sequence[int],
+        batching: Sequence[tuple[int, int]],
+    ) -> GatherWindows:
+        """The windows of an equation.
+
+        Args:
+          array: shape of the array.
+          positions: shape of the positions; the last axis is the index vector.
+          sizes: of a window, one for each axis of the array.
+          index_map: the axis of the array for each entry of the index vector.
+          batching: axes of the array that go along with axes of the positions.
+        """
+        shape = tuple(positions[:-1])
+        columns: dict[int, int | None] = {axis: None for axis, _ in batching}
+        columns |= {axis: column for column, axis in enumerate(index_map)}
+        axes = tuple(sorted(columns))
+        fixed: list[Array | None] = []
+        along = dict(batching)
+        for axis in axes:
+            if axis not in along:
+                fixed.append(None)
+                continue
+            ones = [1] * len(shape)
+            ones[along[axis]] = shape[along[axis]]
+            fixed.append(np.arange(shape[along[axis]]).reshape(ones))
+        return cls(
+            axes=axes,
+            sizes=tuple(sizes[axis] for axis in axes),
+            limits=tuple(array[axis] - sizes[axis] for axis in axes),
+            columns=tuple(columns[axis] for axis in axes),
+            fixed=tuple(fixed),
+            shape=shape,
+        )
+
+    def starts(self, positions: Array) -> list[Array]:
+        """Where the windows begin, along each axis, before they are limited to the array."""
+        if positions.dtype.kind != "i" or positions.itemsize < 4:  # which a place may exceed
+            positions = positions.astype(np.int64)
+        return [
+            fixed if fixed is not None else positions[..., column]
+            for column, fixed in zip(self.columns, self.fixed, strict=True)
+        ]
+
+    def outside(self, starts: Sequence[Array]) -> Array | None:
+        """Which windows are not entirely inside, or None if all are."""
+        found: Array | None = None
+        for start, limit, column in zip(starts, self.limits, self.columns, strict=True):
+            if column is None or not start.size:
+                continue
+            # As an unsigned number, a negative position is larger than any limit.
+            if start.view(f"u{start.itemsize}").max() > limit:
+                out = (start < 0) | (start > limit)
+                found = out if found is None else found | out
+        return found
+
+    def limited(self, starts: Sequence[Array]) -> list[Array]:
+        """Starts that are moved so that the whole window lies inside."""
+        return [
+            start if column is None else np.minimum(np.maximum(start, 0), limit)
+            for start, limit, column in zip(starts, self.limits, self.columns, strict=True)
+        ]
+
+    def elements(self, starts: Sequence[Array]) -> tuple[Array, ...]:
+        """Index arrays of the windows' elements: axes of the positions, then of the windows."""
+        if all(size == 1 for size in self.sizes):
+            return tuple(starts)
+        spread: list[Array] = []
+        for number, (start, size) in enumerate(zip(starts, self.sizes, strict=True)):
+            ones = [1] * len(self.sizes)
+            ones[number] = size
+            offsets = np.arange(size).reshape(ones)
+            spread.append(start.reshape(start.shape + (1,) * len(ones)) + offsets)
+        return tuple(spread)
+
+    @property
+    def flat(self) -> bool:
+        """Whether each window is one element along all indexed axes."""
+        return all(size == 1 for size in self.sizes)
 
 
 @rule("gather")
@@ -62,8 +174,8 @@ def _taker(eqn: Equation, windows: GatherWindows) -> Callable[[Any, Sequence[Arr
         slice(None) if axis in windows.axes else slice(0, sizes[axis]) for axis in range(len(given))
     )
     whole = all(sizes[axis] == given[axis] for axis in rest)
-    order = (*windows.axes, *rest, *range(len(given), len(given) + len(tail)))
-    in_order = order == tuple(range(len(order)))
+    order = [*windows.axes, *rest, *range(len(given), len(given) + len(tail))]
+    in_order = order == sorted(order)
     # What is taken has the axes of the positions, of the windows, and the rest.
     dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
     taken = windows.shape + (() if windows.flat else windows.sizes)
@@ -74,8 +186,7 @@ def _taker(eqn: Equation, windows: GatherWindows) -> Callable[[Any, Sequence[Arr
     offset = dict(zip(sorted(kept_axes), numbers.offset_dims, strict=True))
     places += [offset[axis] for axis in kept_axes]
     places += range(len(shape), len(shape) + len(tail))
-    back = tuple(int(n) for n in np.argsort(places))
-    straight = back == tuple(range(len(back)))
+    back, straight = np.argsort(places).tolist(), places == sorted(places)
     extents = tuple(given[axis] for axis in windows.axes)
     merged = (math.prod(extents), *(given[axis] for axis in rest), *tail)
     weights = [math.prod(extents[number + 1 :]) for number in range(len(extents))]
@@ -90,10 +201,7 @@ def _taker(eqn: Equation, windows: GatherWindows) -> Callable[[Any, Sequence[Arr
             found = value
         elif windows.flat and value.flags.c_contiguous:
             # This gives what indexing with arrays gives, in a fraction of the time.
-            lines = starts[0] if weights[0] == 1 else starts[0] * weights[0]
-            for start, weight in zip(starts[1:], weights[1:], strict=True):
-                lines = lines + (start if weight == 1 else start * weight)
-            found = value.reshape(merged).take(lines, 0, None, "clip")
+            found = value.reshape(merged).take(_lines(starts, weights), 0, None, "clip")
         else:
             found = value[windows.elements(starts)]
         if found.shape != middle:
@@ -103,7 +211,13 @@ def _taker(eqn: Equation, windows: GatherWindows) -> Callable[[Any, Sequence[Arr
     return take
 
 
-# Rules: writing, adding or applying something at an array of positions.
+def _lines(starts: Sequence[Array], weights: Sequence[int]) -> Array:
+    """Positions along one axis that stands for several, which have these weights."""
+    pairs = zip(starts, weights, strict=True)
+    return functools.reduce(np.add, [s if weight == 1 else s * weight for s, weight in pairs])
+
+
+# Scatters: writing, adding or applying something at an array of positions.
 #
 # Updates of one element are done one after the other, in the order of the positions, and each is
 # rounded to the dtype of the array. A window that is not entirely inside is left out, except in
@@ -130,10 +244,7 @@ def _scatter_operation(eqn: Equation) -> Evaluate:
 
     def evaluate(value: Any, positions: Any, updates: Any) -> Array:
         result, starts, updates = prepared(value, positions, updates)
-        lines = starts[0] * weights[0]
-        for start, weight in zip(starts[1:], weights[1:], strict=True):
-            lines = lines + start * weight
-        operation.at(result.reshape(-1), lines, updates.reshape(-1))
+        operation.at(result.reshape(-1), _lines(starts, weights), updates.reshape(-1))
         return result
 
     return evaluate
@@ -246,113 +357,3 @@ def _prepared(eqn: Equation) -> Callable[[Any, Any, Any], tuple[Array, list[Arra
         return result, starts, updates
 
     return prepare
-
-
-# Windows of an array at computed positions, for gathers and scatters.
-
-
-@dataclass(frozen=True, slots=True)
-class GatherWindows:
-    """Which windows of an array an array of positions stands for.
-
-    Attributes:
-      axes: of the array that are indexed, in order; windows hold all of the others.
-      sizes: of the windows along these axes.
-      limits: largest positions along these axes.
-      columns: where in the index vector the position is, for each of these axes; None for a
-        batching axis.
-      fixed: positions along the batching axes, in the shape of the windows; None elsewhere.
-      shape: of the positions, without the index vector.
-    """
-
-    axes: tuple[int, ...]
-    sizes: tuple[int, ...]
-    limits: tuple[int, ...]
-    columns: tuple[int | None, ...]
-    fixed: tuple[Array | None, ...]
-    shape: tuple[int, ...]
-
-    @classmethod
-    def of(
-        cls,
-        array: Sequence[int],
-        positions: Sequence[int],
-        sizes: Sequence[int],
-        index_map: Sequence[int],
-        batching: Sequence[tuple[int, int]],
-    ) -> GatherWindows:
-        """The windows of an equation.
-
-        Args:
-          array: shape of the array.
-          positions: shape of the positions; the last axis is the index vector.
-          sizes: of a window, one for each axis of the array.
-          index_map: the axis of the array for each entry of the index vector.
-          batching: axes of the array that go along with axes of the positions.
-        """
-        shape = tuple(positions[:-1])
-        columns: dict[int, int | None] = {axis: None for axis, _ in batching}
-        columns |= {axis: column for column, axis in enumerate(index_map)}
-        axes = tuple(sorted(columns))
-        fixed: list[Array | None] = []
-        along = dict(batching)
-        for axis in axes:
-            if axis not in along:
-                fixed.append(None)
-                continue
-            ones = [1] * len(shape)
-            ones[along[axis]] = shape[along[axis]]
-            fixed.append(np.arange(shape[along[axis]]).reshape(ones))
-        return cls(
-            axes=axes,
-            sizes=tuple(sizes[axis] for axis in axes),
-            limits=tuple(array[axis] - sizes[axis] for axis in axes),
-            columns=tuple(columns[axis] for axis in axes),
-            fixed=tuple(fixed),
-            shape=shape,
-        )
-
-    def starts(self, positions: Array) -> list[Array]:
-        """Where the windows begin, along each axis, before they are limited to the array."""
-        if positions.dtype.kind != "i" or positions.itemsize < 4:  # which a place may exceed
-            positions = positions.astype(np.int64)
-        return [
-            fixed if fixed is not None else positions[..., column]
-            for column, fixed in zip(self.columns, self.fixed, strict=True)
-        ]
-
-    def outside(self, starts: Sequence[Array]) -> Array | None:
-        """Which windows are not entirely inside, or None if all are."""
-        found: Array | None = None
-        for start, limit, column in zip(starts, self.limits, self.columns, strict=True):
-            if column is None or not start.size:
-                continue
-            # As an unsigned number, a negative position is larger than any limit.
-            if start.view(f"u{start.itemsize}").max() > limit:
-                out = (start < 0) | (start > limit)
-                found = out if found is None else found | out
-        return found
-
-    def limited(self, starts: Sequence[Array]) -> list[Array]:
-        """Starts that are moved so that the whole window lies inside."""
-        return [
-            start if column is None else np.minimum(np.maximum(start, 0), limit)
-            for start, limit, column in zip(starts, self.limits, self.columns, strict=True)
-        ]
-
-    def elements(self, starts: Sequence[Array]) -> tuple[Array, ...]:
-        """Index arrays of the windows' elements: axes of the positions, then of the windows."""
-        if all(size == 1 for size in self.sizes):
-            return tuple(starts)
-        spread: list[Array] = []
-        for number, (start, size) in enumerate(zip(starts, self.sizes, strict=True)):
-            ones = [1] * len(self.sizes)
-            ones[number] = size
-            offsets = np.arange(size).reshape(ones)
-            spread.append(start.reshape(start.shape + (1,) * len(ones)) + offsets)
-        return tuple(spread)
-
-    @property
-    def flat(self) -> bool:
-        """Whether each window is one element along all indexed axes."""
-        return all(size == 1 for size in self.sizes)

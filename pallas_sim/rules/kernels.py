@@ -1,4 +1,9 @@
-"""Rules: kernels, and what their bodies ask about the grid."""
+"""Rules: kernels (``pallas_call``, ``mpmd_map``), and what their bodies ask about the grid.
+
+A ``pallas_call`` runs its grid, as ``pipeline`` does for TPUs and ``gpu.portable_grids`` for GPUs.
+The bodies of an ``mpmd_map`` run on cores of their own, TensorCores, SparseCores or both, or on the
+blocks and warps of a GPU (``gpu.mosaic_kernels``).
+"""
 
 from __future__ import annotations
 
@@ -53,31 +58,28 @@ def _pallas_call(eqn: Equation) -> Evaluate:
         words = [each.data if isinstance(each, KeyArray) else each for each in operands]
         machine, on_gpu = thread.machine, thread.machine.platform == "gpu"
         _require_platform(thread, written_for, "TPUs" if on_gpu else "Triton")
-        if on_gpu and machine.target not in lowered:
-            _require_lowering(kernel, machine)
-            lowered.add(machine.target)
+        run_grid = execute
+        if on_gpu:
+            from pallas_sim.gpu.portable_grids import execute as run_grid
+            from pallas_sim.gpu.triton import require_lowering
+
+            if machine.target not in lowered:
+                require_lowering(kernel.equation, machine.target)
+                lowered.add(machine.target)
         key = (machine.target, machine.shared_bytes is None)
         if key not in excesses:
             excesses[key] = tuple(_excesses(kernel, machine))
         for finding in excesses[key]:
             machine.report(finding)
-        outputs: list[Any] = (_execute_on_gpu if on_gpu else execute)(kernel, thread, words)
         outputs = [
             each if dtype is None else KeyArray(each, dtype)
-            for each, dtype in zip(outputs, keys, strict=True)
+            for each, dtype in zip(run_grid(kernel, thread, words), keys, strict=True)
         ]
-        if thread.machine.outputs is not None:
-            thread.machine.outputs(kernel.equation, outputs)
+        if machine.outputs is not None:
+            machine.outputs(kernel.equation, outputs)
         return outputs
 
     return evaluate
-
-
-def _require_lowering(kernel: PreparedKernel, machine: Machine) -> None:
-    """Reject what JAX does not lower for the machine's GPU."""
-    from pallas_sim.gpu.triton import require_lowering
-
-    require_lowering(kernel.equation, machine.target)
 
 
 def _excesses(kernel: PreparedKernel, machine: Machine) -> Iterable[Finding]:
@@ -87,13 +89,6 @@ def _excesses(kernel: PreparedKernel, machine: Machine) -> Iterable[Finding]:
     from pallas_sim.gpu.triton import shared_memory_findings
 
     return shared_memory_findings(kernel, machine.target, machine.shared_bytes)
-
-
-def _execute_on_gpu(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> list[Any]:
-    """Run the grid of a kernel as a GPU does."""
-    from pallas_sim.gpu import portable_grids as programs
-
-    return programs.execute(kernel, thread, operands)
 
 
 def _require_platform(thread: Thread, written_for: str, other: str) -> None:
@@ -139,21 +134,13 @@ def _num_programs(eqn: Equation) -> Evaluate:
     return lambda thread: np.int32(thread.grids[-1].sizes[axis])
 
 
-@rule("delay")
-def _delay(eqn: Equation) -> Evaluate:
-    # Nothing takes time here.
-    return lambda *_: ()
-
-
 @rule("call_hi_primitive", threaded=True)
 def _high(eqn: Equation) -> Evaluate:
-    from pallas_sim.evaluation import run
-
     program = prepare(expanded(eqn.params, eqn.ins))
     return lambda thread, *args: run(program, thread, args)
 
 
-# Rules: kernels whose bodies run on cores of their own: TensorCores, SparseCores, or both.
+# Kernels whose bodies run on cores of their own.
 
 
 @dataclass(frozen=True, slots=True)

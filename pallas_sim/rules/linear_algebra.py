@@ -37,12 +37,24 @@ def _fft(eqn: Equation) -> Evaluate:
 Routine = Callable[..., tuple[Sequence[Any], bool]]
 
 
-def _routine(name: str, dtype: Any, *, unitary: str = "") -> Any:
-    """A routine of LAPACK for a dtype; ``unitary`` is its name for complex numbers."""
+def _lapack(eqn: Equation, name: str, results: Routine, **options: Any) -> Evaluate:
+    """Evaluate an equation by a routine of LAPACK.
+
+    Args:
+      eqn: the equation, of one matrix.
+      name: of the routine, without the letter of its dtype.
+      results: takes what the routine returns.
+      options: further arguments of the routine.
+    """
+    routine = _routine(eqn, name)
+    return _each(eqn, lambda a: results(*routine(a, **options)), [2])
+
+
+def _routine(eqn: Equation, name: str) -> Any:
+    """The routine of LAPACK for the dtype that an equation is computed in."""
     import scipy.linalg
 
-    name = unitary if unitary and is_complex(dtype) else name
-    return scipy.linalg.get_lapack_funcs(name, dtype=dtype)
+    return scipy.linalg.get_lapack_funcs(name, dtype=compute_dtype(eqn.ins[0].dtype))
 
 
 def _each(eqn: Equation, routine: Routine, ranks: Sequence[int]) -> Evaluate:
@@ -72,20 +84,10 @@ def _each(eqn: Equation, routine: Routine, ranks: Sequence[int]) -> Evaluate:
     return evaluate
 
 
-def _dtype(eqn: Equation) -> Any:
-    return compute_dtype(eqn.ins[0].dtype)
-
-
 @rule("cholesky", threaded=True)
 def _cholesky(eqn: Equation) -> Evaluate:
     """The lower triangle; above it is what was there, as in JAX on a CPU."""
-    potrf = _routine("potrf", _dtype(eqn))
-
-    def routine(a: Array) -> Any:
-        found, info = potrf(a, lower=True, clean=False)
-        return [found], info == 0
-
-    return _each(eqn, routine, [2])
+    return _lapack(eqn, "potrf", lambda found, info: ([found], info == 0), lower=True, clean=False)
 
 
 @rule("triangular_solve", threaded=True)
@@ -93,7 +95,7 @@ def _triangular_solve(eqn: Equation) -> Evaluate:
     import scipy.linalg
 
     params = eqn.params
-    trsm: Any = scipy.linalg.get_blas_funcs("trsm", dtype=_dtype(eqn))
+    trsm: Any = scipy.linalg.get_blas_funcs("trsm", dtype=compute_dtype(eqn.ins[0].dtype))
     conjugate = params["conjugate_a"]
     transpose = 0 if not params["transpose_a"] else 2 if conjugate else 1
     options = {
@@ -112,37 +114,27 @@ def _triangular_solve(eqn: Equation) -> Evaluate:
 
 @rule("lu", threaded=True)
 def _lu(eqn: Equation) -> Evaluate:
-    getrf = _routine("getrf", _dtype(eqn))
-
-    def routine(a: Array) -> Any:
-        found, pivots, info = getrf(a)
-        order = np.arange(a.shape[0], dtype=np.int32)
+    def results(factors: Array, pivots: Array, info: int) -> Any:
+        order = np.arange(len(factors), dtype=np.int32)
         for row, pivot in enumerate(pivots):
             order[[row, pivot]] = order[[pivot, row]]
-        return [found, pivots, order], info >= 0
+        return [factors, pivots, order], info >= 0
 
-    return _each(eqn, routine, [2])
+    return _lapack(eqn, "getrf", results)
 
 
 @rule("geqrf", threaded=True)
 def _geqrf(eqn: Equation) -> Evaluate:
-    geqrf = _routine("geqrf", _dtype(eqn))
-
-    def routine(a: Array) -> Any:
-        found, taus, _, _ = geqrf(a)
-        return [found, taus], True
-
-    return _each(eqn, routine, [2])
+    return _lapack(eqn, "geqrf", lambda factors, taus, *_: ([factors, taus], True))
 
 
 @rule("geqp3", threaded=True)
 def _geqp3(eqn: Equation) -> Evaluate:
     """With pivots that are given, JAX evaluates it: scipy takes none."""
-    geqp3 = _routine("geqp3", _dtype(eqn))
+    geqp3 = _routine(eqn, "geqp3")
 
     def routine(a: Array, _: Array) -> Any:
-        found, pivots, taus, _, _ = geqp3(a)
-        return [found, pivots, taus], True
+        return geqp3(a)[:3], True
 
     free, given = _each(eqn, routine, [2, 1]), by_jax(eqn)
     return lambda thread, a, pivots: (given if pivots.any() else free)(thread, a, pivots)
@@ -150,39 +142,35 @@ def _geqp3(eqn: Equation) -> Evaluate:
 
 @rule("householder_product", threaded=True)
 def _householder_product(eqn: Equation) -> Evaluate:
-    orgqr = _routine("orgqr", _dtype(eqn), unitary="ungqr")
-    return _each(eqn, lambda a, taus: ([orgqr(a, taus)[0]], True), [2, 1])
+    routine = _routine(eqn, "ungqr" if is_complex(eqn.out.dtype) else "orgqr")
+    return _each(eqn, lambda a, taus: ([routine(a, taus)[0]], True), [2, 1])
 
 
 @rule("eigh", threaded=True)
 def _eigh(eqn: Equation) -> Evaluate:
     """Eigenvectors and eigenvalues, the least first."""
-    syevd = _routine("syevd", _dtype(eqn), unitary="heevd")
-    lower = eqn.params["lower"]
     first, end = eqn.params.get("subset_by_index") or (0, eqn.ins[0].shape[-1])
 
-    def routine(a: Array) -> Any:
-        values, vectors, info = syevd(a, lower=lower)
+    def results(values: Array, vectors: Array, info: int) -> Any:
         return [vectors[:, first:end], values[first:end]], info == 0
 
-    return _each(eqn, routine, [2])
+    name = "heevd" if is_complex(eqn.ins[0].dtype) else "syevd"
+    return _lapack(eqn, name, results, lower=eqn.params["lower"])
 
 
 @rule("eig", threaded=True)
 def _eig(eqn: Equation) -> Evaluate:
-    dtype = _dtype(eqn)
-    geev = _routine("geev", dtype)
     left, right = (bool(eqn.params[f"compute_{side}_eigenvectors"]) for side in ("left", "right"))
 
-    def routine(a: Array) -> Any:
-        *values, lefts, rights, info = geev(a, compute_vl=left, compute_vr=right)
+    def results(*returned: Any) -> Any:
+        *values, lefts, rights, info = returned
         eigenvalues = values[0] if len(values) == 1 else values[0] + 1j * values[1]
         wanted = [lefts] * left + [rights] * right
         if len(values) == 2:
             wanted = [_unpacked(vectors, values[1]) for vectors in wanted]
         return [eigenvalues, *wanted], info == 0
 
-    return _each(eqn, routine, [2])
+    return _lapack(eqn, "geev", results, compute_vl=left, compute_vr=right)
 
 
 def _unpacked(vectors: Array, imaginary: Array) -> Array:
@@ -199,24 +187,23 @@ def _svd(eqn: Equation) -> Evaluate:
     """Singular values, and singular vectors if the program wants them."""
     params = eqn.params
     by_qr = getattr(params.get("algorithm"), "name", "") == "QR"
-    gesvd = _routine("gesvd" if by_qr else "gesdd", _dtype(eqn))
     vectors, full = params["compute_uv"], bool(params["full_matrices"])
     first, end = params.get("subset_by_index") or (0, min(eqn.ins[0].shape[-2:]))
 
-    def routine(a: Array) -> Any:
-        u, s, vt, info = gesvd(a, compute_uv=vectors, full_matrices=full)
+    def results(u: Array, s: Array, vt: Array, info: int) -> Any:
         if not vectors:
             return [s[first:end]], info == 0
         if not full:
             u, vt = u[:, first:end], vt[first:end]
         return [s[first:end], u, vt], info == 0
 
-    return _each(eqn, routine, [2])
+    name = "gesvd" if by_qr else "gesdd"
+    return _lapack(eqn, name, results, compute_uv=vectors, full_matrices=full)
 
 
 @rule("schur", threaded=True)
 def _schur(eqn: Equation) -> Evaluate:
-    gees = _routine("gees", _dtype(eqn))
+    gees = _routine(eqn, "gees")
     vectors = eqn.params["compute_schur_vectors"]
 
     def routine(a: Array) -> Any:
@@ -228,22 +215,10 @@ def _schur(eqn: Equation) -> Evaluate:
 
 @rule("hessenberg", threaded=True)
 def _hessenberg(eqn: Equation) -> Evaluate:
-    gehrd = _routine("gehrd", _dtype(eqn))
-
-    def routine(a: Array) -> Any:
-        found, taus, info = gehrd(a)
-        return [found, taus], info == 0
-
-    return _each(eqn, routine, [2])
+    return _lapack(eqn, "gehrd", lambda form, taus, info: ([form, taus], info == 0))
 
 
 @rule("tridiagonal", threaded=True)
 def _tridiagonal(eqn: Equation) -> Evaluate:
-    sytrd = _routine("sytrd", _dtype(eqn), unitary="hetrd")
-    lower = eqn.params["lower"]
-
-    def routine(a: Array) -> Any:
-        found, diagonal, beside, taus, info = sytrd(a, lower=lower)
-        return [found, diagonal, beside, taus], info == 0
-
-    return _each(eqn, routine, [2])
+    name = "hetrd" if is_complex(eqn.ins[0].dtype) else "sytrd"
+    return _lapack(eqn, name, lambda *found: (found[:4], found[4] == 0), lower=eqn.params["lower"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -27,8 +28,12 @@ def _names(axes: Any) -> tuple[Any, ...]:
 def _size(thread: Thread, name: str) -> int:
     size = thread.sizes.get(name) or thread.cores.get(name) or thread.others.get(name)
     if size is None:
-        raise MissingRuleError(f"the simulator does not simulate the mesh axis {name!r} here")
+        raise _missing(name)
     return size
+
+
+def _missing(name: str) -> MissingRuleError:
+    return MissingRuleError(f"the simulator does not simulate the mesh axis {name!r} here")
 
 
 @rule("axis_index", threaded=True)
@@ -39,9 +44,7 @@ def _axis_index(eqn: Equation) -> Evaluate:
         index = 0
         for name in names:
             if name not in thread.axes:
-                raise MissingRuleError(
-                    f"the simulator does not simulate the mesh axis {name!r} here"
-                )
+                raise _missing(name)
             scale = _size(thread, name) if len(names) > 1 else 1
             index = index * scale + thread.axes[name]
         return np.int32(index)
@@ -77,9 +80,8 @@ def _reduced(function: Any, values: Sequence[Array]) -> Array:
     """All values as one, in the order of the devices, rounded to their dtype once."""
     dtype = values[0].dtype
     wide = _wide(dtype)
-    total = convert(values[0], wide)
-    for value in values[1:]:
-        total = function(total, convert(value, wide)).astype(wide, copy=False)
+    widened = (convert(value, wide) for value in values)
+    total = functools.reduce(lambda a, b: function(a, b).astype(wide, copy=False), widened)
     return convert(np.asarray(total), dtype)
 
 
@@ -118,7 +120,10 @@ def _reduction(eqn: Equation) -> Evaluate:
     )
 
 
-def _one(eqn: Equation, names: tuple[str, ...], groups: Any, collective: Collective) -> Evaluate:
+def _one(eqn: Equation, collective: Collective) -> Evaluate:
+    """Evaluate a collective of one array."""
+    names, groups = _names(eqn.params["axis_name"]), eqn.params.get("axis_index_groups")
+
     def evaluate(thread: Thread, value: Any) -> Any:
         given, mine = exchange(eqn, thread, names, groups, np.asarray(value))
         return np.ascontiguousarray(collective(given, mine))
@@ -133,28 +138,22 @@ def _ppermute(eqn: Equation) -> Evaluate:
     def permuted(given: Sequence[Any], mine: int) -> Any:
         return given[source[mine]] if mine in source else np.zeros_like(given[mine])
 
-    return _one(eqn, _names(eqn.params["axis_name"]), None, permuted)
+    return _one(eqn, permuted)
 
 
 @rule("pbroadcast", threaded=True)
 def _pbroadcast(eqn: Equation) -> Evaluate:
-    source = eqn.params.get("source", 0)
-    names = _names(eqn.params.get("axis_name", eqn.params.get("axes")))
     if "source" not in eqn.params:  # of varying types: the same value, nothing is sent
         return lambda thread, *values: list(values)
-    return _one(eqn, names, eqn.params.get("axis_index_groups"), lambda given, _: given[source])
+    return _one(eqn, lambda given, _: given[eqn.params["source"]])
 
 
 @rule("all_gather", "all_gather_invariant", "all_gather_reduced", threaded=True)
 def _all_gather(eqn: Equation) -> Evaluate:
-    axis, tiled = eqn.params["all_gather_dimension"], eqn.params["tiled"]
-    join = np.concatenate if tiled else np.stack
-    return _one(
-        eqn,
-        _names(eqn.params["axis_name"]),
-        eqn.params.get("axis_index_groups"),
-        lambda given, _: join(given, axis=axis),
-    )
+    axis, join = eqn.params["all_gather_dimension"], np.stack
+    if eqn.params["tiled"]:
+        join = np.concatenate
+    return _one(eqn, lambda given, _: join(given, axis=axis))
 
 
 @rule("reduce_scatter", "psum_scatter", "unreduced_reduce_scatter", threaded=True)
@@ -167,8 +166,7 @@ def _reduce_scatter(eqn: Equation) -> Evaluate:
             return np.take(total, mine, axis)
         return np.split(total, len(given), axis)[mine]
 
-    names = _names(eqn.params["axis_name"])
-    return _one(eqn, names, eqn.params.get("axis_index_groups"), scattered)
+    return _one(eqn, scattered)
 
 
 @rule("all_to_all", threaded=True)
@@ -182,8 +180,7 @@ def _all_to_all(eqn: Equation) -> Evaluate:
             return np.concatenate(parts, concat)
         return np.stack([np.squeeze(part, split) for part in parts], concat)
 
-    names = _names(eqn.params["axis_name"])
-    return _one(eqn, names, eqn.params.get("axis_index_groups"), exchanged)
+    return _one(eqn, exchanged)
 
 
 @rule("ragged_all_to_all", threaded=True)

@@ -15,7 +15,7 @@ import numpy as np
 
 from pallas_sim.accesses import beyond_edge, bounds_error
 from pallas_sim.chips import GPUS
-from pallas_sim.compat.grids import CopyKey, key_of
+from pallas_sim.compat.compilers import CopyKey, key_of
 from pallas_sim.dtypes import Array
 from pallas_sim.errors import MissingRuleError, SimulationError
 from pallas_sim.findings import Access

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ def _random_seed(eqn: Equation) -> Evaluate:
     dtype = eqn.out.dtype
     if key_implementation(eqn.out.dtype) == _STATEFUL:
         return lambda thread, seeds: KeyArray(np.zeros(np.shape(seeds), np.int32), dtype)
-    return _by(eqn, eqn.out, lambda known: lambda seeds: KeyArray(known.seed(seeds), dtype))
+    return _by(eqn, eqn.out, lambda known, seeds: KeyArray(known.seed(seeds), dtype))
 
 
 @rule("random_split", threaded=True)
@@ -39,18 +38,14 @@ def _random_split(eqn: Equation) -> Evaluate:
     shape, dtype = eqn.params["shape"], eqn.out.dtype
     if not hasattr(IMPLEMENTATIONS.get(key_implementation(eqn.out.dtype)), "split"):
         return fallback(eqn)
-    return _by(
-        eqn, eqn.out, lambda known: lambda keys: KeyArray(known.split(keys.data, shape), dtype)
-    )
+    return _by(eqn, eqn.out, lambda known, keys: KeyArray(known.split(keys.data, shape), dtype))
 
 
 @rule("random_fold_in", threaded=True)
 def _random_fold_in(eqn: Equation) -> Evaluate:
     dtype = eqn.out.dtype
     return _by(
-        eqn,
-        eqn.out,
-        lambda known: lambda keys, data: KeyArray(known.fold_in(keys.data, data), dtype),
+        eqn, eqn.out, lambda known, keys, data: KeyArray(known.fold_in(keys.data, data), dtype)
     )
 
 
@@ -70,16 +65,13 @@ def _random_bits(eqn: Equation) -> Evaluate:
             return found
 
         return seeded
-    return _by(eqn, eqn.ins[0], lambda known: lambda keys: known.bits(keys.data, width, shape))
+    return _by(eqn, eqn.ins[0], lambda known, keys: known.bits(keys.data, width, shape))
 
 
-def _by(eqn: Equation, aval: Any, bind: Callable[[Any], Evaluate]) -> Evaluate:
-    """What ``bind`` makes of the implementation of an aval's keys; JAX's own if it is unknown."""
+def _by(eqn: Equation, aval: Any, evaluate: Evaluate) -> Evaluate:
+    """Evaluate by the implementation of an aval's keys, or by JAX's own if that is unknown."""
     known = IMPLEMENTATIONS.get(key_implementation(aval.dtype))
-    if known is None:
-        return fallback(eqn)
-    evaluate = bind(known)
-    return lambda thread, *args: evaluate(*args)
+    return fallback(eqn) if known is None else lambda thread, *args: evaluate(known, *args)
 
 
 @rule("random_wrap")
@@ -91,11 +83,6 @@ def _random_wrap(eqn: Equation) -> Evaluate:
 @rule("random_unwrap")
 def _random_unwrap(eqn: Equation) -> Evaluate:
     return lambda keys: keys.data
-
-
-@rule("random_clone")
-def _random_clone(eqn: Equation) -> Evaluate:
-    return lambda keys: keys
 
 
 @rule("threefry2x32")

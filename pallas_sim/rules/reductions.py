@@ -1,9 +1,13 @@
-"""Rules: reductions over whole axes, and over everything up to each element of one."""
+"""Rules: reductions: over whole axes, up to each element of one, and over sliding windows.
+
+They reduce in the dtype that is computed in, from the value that XLA begins with, and round once.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -16,42 +20,27 @@ from pallas_sim.registry import Equation, Evaluate, rule
 from pallas_sim.rules.control import in_lanes
 from pallas_sim.rules.shapes import padder
 
-
-@rule("reduce_sum", "mosaic_gpu_reduce_sum")
-def _reduce_sum(eqn: Equation) -> Evaluate:
-    # From +0.0, as XLA does: a sum of nothing but -0.0 is +0.0.
-    return _from_identity(eqn, np.add, 0)
-
-
-@rule("reduce_prod", "mosaic_gpu_reduce_prod")
-def _reduce_prod(eqn: Equation) -> Evaluate:
-    return _from_identity(eqn, np.multiply, 1)
-
-
-@rule("reduce_and")
-def _reduce_and(eqn: Equation) -> Evaluate:
-    dtype = np.dtype(eqn.out.dtype)
-    ones = dtype.kind == "b" or ~np.zeros((), dtype)
-    return _from_identity(eqn, np.bitwise_and, ones)
+#: From +0.0, as XLA does: a sum of nothing but -0.0 is +0.0.
+_REDUCTIONS: dict[str, np.ufunc] = {
+    "reduce_sum": np.add,
+    "mosaic_gpu_reduce_sum": np.add,
+    "reduce_prod": np.multiply,
+    "mosaic_gpu_reduce_prod": np.multiply,
+    "reduce_and": np.bitwise_and,
+    "reduce_or": np.bitwise_or,
+    "reduce_xor": np.bitwise_xor,
+}
 
 
-@rule("reduce_or")
-def _reduce_or(eqn: Equation) -> Evaluate:
-    return _from_identity(eqn, np.bitwise_or, 0)
-
-
-@rule("reduce_xor")
-def _reduce_xor(eqn: Equation) -> Evaluate:
-    return _from_identity(eqn, np.bitwise_xor, 0)
-
-
-def _from_identity(eqn: Equation, operation: np.ufunc, identity: Any) -> Evaluate:
+@rule(*_REDUCTIONS)
+def _from_identity(eqn: Equation) -> Evaluate:
     """Reduce from a value that changes nothing, which is also the result of no elements."""
-    axes = tuple(eqn.params["axes"])
+    axes, operation = tuple(eqn.params["axes"]), _REDUCTIONS[eqn.name]
     if not axes:
         return lambda value: value
     dtype = np.dtype(eqn.out.dtype)
     wide = compute_dtype(dtype)
+    identity = ~np.zeros((), dtype) if operation is np.bitwise_and else operation.identity
     start = wide.type(identity)
     reduce: Any = operation.reduce
     if wide == dtype:
@@ -60,18 +49,9 @@ def _from_identity(eqn: Equation, operation: np.ufunc, identity: Any) -> Evaluat
     return lambda value: narrow(reduce(widen(value), axes, wide, None, False, start))
 
 
-@rule("reduce_max", "mosaic_gpu_reduce_max")
-def _reduce_max(eqn: Equation) -> Evaluate:
-    return _extremum(eqn, largest=True)
-
-
-@rule("reduce_min", "mosaic_gpu_reduce_min")
-def _reduce_min(eqn: Equation) -> Evaluate:
-    return _extremum(eqn, largest=False)
-
-
-def _extremum(eqn: Equation, *, largest: bool) -> Evaluate:
-    axes = tuple(eqn.params["axes"])
+@rule("reduce_max", "mosaic_gpu_reduce_max", "reduce_min", "mosaic_gpu_reduce_min")
+def _extremum(eqn: Equation) -> Evaluate:
+    axes, largest = tuple(eqn.params["axes"]), eqn.name.endswith("max")
     if not axes:
         return lambda value: value
     dtype, shape = np.dtype(eqn.out.dtype), tuple(eqn.out.shape)
@@ -180,7 +160,7 @@ def _signs(operation: Any, dtype: np.dtype[Any], axis: int) -> Any:
     return lambda value: np.where(joined.accumulate(np.signbit(value), axis), negative, positive)
 
 
-# Rules: reductions over windows that slide along an array, and their derivatives.
+# Reductions over windows that slide along an array, and their derivatives.
 
 
 def _slider(
@@ -220,16 +200,11 @@ def _window_sum(eqn: Equation) -> Evaluate:
     return _simple(eqn, 0, lambda windows, axes: np.add.reduce(windows, axes, windows.dtype) + 0)
 
 
-@rule("reduce_window_max")
-def _window_max(eqn: Equation) -> Evaluate:
-    identity = identity_of_extremum(np.dtype(eqn.out.dtype), largest=True)
-    return _simple(eqn, identity, lambda windows, axes: extremum(windows, axes, largest=True))
-
-
-@rule("reduce_window_min")
-def _window_min(eqn: Equation) -> Evaluate:
-    identity = identity_of_extremum(np.dtype(eqn.out.dtype), largest=False)
-    return _simple(eqn, identity, lambda windows, axes: extremum(windows, axes, largest=False))
+@rule("reduce_window_max", "reduce_window_min")
+def _window_extremum(eqn: Equation) -> Evaluate:
+    largest = eqn.name.endswith("max")
+    identity = identity_of_extremum(np.dtype(eqn.out.dtype), largest=largest)
+    return _simple(eqn, identity, lambda windows, axes: extremum(windows, axes, largest=largest))
 
 
 def _simple(
@@ -321,12 +296,7 @@ def _select_and_scatter_add(eqn: Equation) -> Evaluate:
         low + size + high for size, (low, high) in zip(given, eqn.params["padding"], strict=True)
     )
     numbers = np.arange(math.prod(padded)).reshape(padded)
-    bare = Equation(
-        name=eqn.name,
-        params={**eqn.params, "padding": ((0, 0),) * len(given)},
-        ins=eqn.ins,
-        outs=eqn.outs,
-    )
+    bare = replace(eqn, params={**eqn.params, "padding": ((0, 0),) * len(given)})
     numbered = _slider(bare, padded, shape, numbers.dtype)(numbers, 0)
     inside = tuple(
         slice(low, low + size) for size, (low, _) in zip(given, eqn.params["padding"], strict=True)

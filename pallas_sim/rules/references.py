@@ -85,25 +85,14 @@ def _swap(eqn: Equation) -> Evaluate:
             ref = thread.elsewhere(ref, places, (ref, value, *operands), eqn.line)
         report_input_write(thread, ref, eqn.line)
         _require_plain(ref)
-        old: Any = None
         given = (ref, value, *operands)
         if ref.block is not None:
             from pallas_sim.gpu import portable_accesses as accesses
 
-            if wanted:
-                old = accesses.load(thread, ref, window, given, eqn.line)
+            old = accesses.load(thread, ref, window, given, eqn.line) if wanted else None
             accesses.store(thread, ref, window, given, value, eqn.line)
             return old
-        try:
-            if thread.recorded:
-                part = read(ref.data, window, given)
-                record_window(thread, ref, part, window, given, "write", eqn.line)
-            if wanted:
-                old = np.array(read(ref.data, window, given))
-            write(ref.data, window, given, lambda _: value)
-        except Outside as outside:
-            raise beyond_edge(thread, ref, "store to", outside, eqn.line) from None
-        return old
+        return _change(thread, ref, window, given, eqn.line, lambda _: value, wanted=wanted)
 
     def evaluate_keys(thread: Thread, ref: Ref, value: KeyArray, *operands: Any) -> Any:
         old = evaluate(thread, ref, value.data, *operands)
@@ -128,17 +117,39 @@ def _addupdate(eqn: Equation) -> Evaluate:
             accesses.update(
                 thread, ref, window, given, shape, None, add, value, eqn.line, used=False
             )
-            return ()
-        try:
-            if thread.recorded:
-                part = read(ref.data, window, given)
-                record_window(thread, ref, part, window, given, "write", eqn.line)
-            write(ref.data, window, given, adding(ref.dtype, value))
-        except Outside as outside:
-            raise beyond_edge(thread, ref, "store to", outside, eqn.line) from None
+        else:
+            _change(thread, ref, window, given, eqn.line, adding(ref.dtype, value))
         return ()
 
     return evaluate
+
+
+def _change(
+    thread: Thread,
+    ref: Ref,
+    window: Sequence[Transform],
+    operands: Sequence[Any],
+    line: str,
+    function: Callable[[Any], Any],
+    *,
+    wanted: bool = False,
+) -> Any:
+    """Change a window of memory, and return its old values if they are wanted.
+
+    Raises:
+      BoundsError: it is beyond an edge.
+    """
+    try:
+        old: Any = None
+        if wanted or thread.recorded:
+            part = read(ref.data, window, operands)
+            old = np.array(part) if wanted else None
+            if thread.recorded:
+                record_window(thread, ref, part, window, operands, "write", line)
+        write(ref.data, window, operands, function)
+        return old
+    except Outside as outside:
+        raise beyond_edge(thread, ref, "store to", outside, line) from None
 
 
 def _require_plain(ref: Ref) -> None:
@@ -184,12 +195,12 @@ def _masked_load(eqn: Equation) -> Evaluate:
             return accesses.load_masked(
                 thread, ref, window, operands, shape, mask, other, eqn.line, volatile=volatile
             )
+        if mask is None:
+            part = read_window(thread, ref, window, operands, "load from", eqn.line)
+            if thread.recorded:
+                record_window(thread, ref, part, window, operands, "read", eqn.line)
+            return np.array(part)
         try:
-            if mask is None:
-                part = read(ref.data, window, operands)
-                if thread.recorded:
-                    record_window(thread, ref, part, window, operands, "read", eqn.line)
-                return np.array(part)
             before, key = masked(ref.data, window, operands, shape, mask)
         except Outside as outside:
             raise beyond_edge(thread, ref, "load from", outside, eqn.line) from None
@@ -218,21 +229,13 @@ def _masked_swap(eqn: Equation) -> Evaluate:
         if ref.block is not None:
             from pallas_sim.gpu import portable_accesses as accesses
 
-            old = None
-            if wanted:
-                old = accesses.load_masked(
-                    thread, ref, window, operands, shape, mask, None, eqn.line
-                )
-            accesses.store_masked(thread, ref, window, operands, shape, mask, value, eqn.line)
+            where = (thread, ref, window, operands, shape, mask)
+            old = accesses.load_masked(*where, None, eqn.line) if wanted else None
+            accesses.store_masked(*where, value, eqn.line)
             return old
+        if mask is None:
+            return _change(thread, ref, window, operands, eqn.line, lambda _: value, wanted=wanted)
         try:
-            if mask is None:
-                part = read(ref.data, window, operands)
-                if thread.recorded:
-                    record_window(thread, ref, part, window, operands, "write", eqn.line)
-                old = np.array(part) if wanted else None
-                write(ref.data, window, operands, lambda _: value)
-                return old
             before, key = masked(ref.data, window, operands, shape, mask)
         except Outside as outside:
             raise beyond_edge(thread, ref, "store to", outside, eqn.line) from None

@@ -1,4 +1,7 @@
-"""Rules: the same elements in another shape or order, and parts of arrays."""
+"""Rules: the same elements in another shape or order, parts of arrays, and sorting.
+
+``on_words`` lets each of them take typed keys, which are arrays with one axis more.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from pallas_sim.generators import elements, on_words, words
 from pallas_sim.machine import Thread
 from pallas_sim.memory import KeyArray, is_key_dtype
 from pallas_sim.registry import Equation, Evaluate, rule
+from pallas_sim.rules.bits import ordered_bits
 
 
 @rule("broadcast_in_dim")
@@ -176,14 +180,6 @@ def _roll(eqn: Equation) -> Evaluate:
     return rotate_rows
 
 
-@rule(
-    *("layout_constraint", "sharding_constraint", "with_memory_space_constraint"),
-    *("reshard", "relayout"),
-)
-def _placed(eqn: Equation) -> Evaluate:
-    return lambda value, *_: value
-
-
 Index = tuple[slice, ...]
 
 
@@ -306,7 +302,7 @@ def padder(
     return pad
 
 
-# Rules: sorting, the largest elements, and where the extrema are.
+# Sorting, the largest elements, and where the extrema are.
 
 
 @rule("sort")
@@ -345,33 +341,15 @@ def _picked(values: Any, order: Array, axis: int) -> list[Array]:
 @rule("top_k")
 def _top_k(eqn: Equation) -> Evaluate:
     axis, count = eqn.params["axis"], eqn.params["k"]
-    falling = _falling(np.dtype(eqn.outs[0].dtype))
+    key = ordered_bits if is_float(np.dtype(eqn.outs[0].dtype)) else widen
     first = (*(slice(None),) * axis, slice(0, count))
     dtype = np.dtype(eqn.outs[1].dtype)
 
     def evaluate(value: Any) -> list[Array]:
-        order = falling(value).argsort(axis, "stable")[first]
+        order = (~key(value)).argsort(axis, "stable")[first]
         return [*_picked([value], order, axis), order.astype(dtype)]
 
     return evaluate
-
-
-def _falling(dtype: np.dtype[Any]) -> Callable[[Any], Array]:
-    """The function that gives integers which rise as the numbers of a dtype fall.
-
-    Floats are in their total order: -NaN, -inf, ..., -0.0, 0.0, ..., inf, NaN.
-    """
-    if not is_float(dtype):
-        return lambda value: ~widen(value)
-    width = compute_dtype(dtype).itemsize
-    signed = np.dtype(f"i{width}")
-    rest = signed.type(np.iinfo(signed).max)
-
-    def falling(value: Any) -> Array:
-        bits = np.asarray(widen(value)).view(signed)
-        return ~np.where(bits < 0, bits ^ rest, bits)
-
-    return falling
 
 
 @rule("approx_top_k")
@@ -395,13 +373,8 @@ def _approx_top_k(eqn: Equation) -> Evaluate:
     return evaluate
 
 
-@rule("argmax")
-def _argmax(eqn: Equation) -> Evaluate:
+@rule("argmax", "argmin")
+def _position_of_extremum(eqn: Equation) -> Evaluate:
     (axis,), dtype = eqn.params["axes"], np.dtype(eqn.out.dtype)
-    return lambda value: widen(value).argmax(axis).astype(dtype)
-
-
-@rule("argmin")
-def _argmin(eqn: Equation) -> Evaluate:
-    (axis,), dtype = eqn.params["axes"], np.dtype(eqn.out.dtype)
-    return lambda value: widen(value).argmin(axis).astype(dtype)
+    find = np.argmax if eqn.name == "argmax" else np.argmin
+    return lambda value: find(widen(value), axis).astype(dtype)

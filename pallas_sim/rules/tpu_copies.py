@@ -149,23 +149,19 @@ def _dma_wait(eqn: Equation) -> Evaluate:
 @rule("semaphore_signal", threaded=True)
 def _signal(eqn: Equation) -> Evaluate:
     parts = semaphore_parts(eqn.name, eqn.params, len(eqn.ins))
-    position, place, line = parts.value, parts.semaphore, eqn.line
-    reader = _reader(place)
+    position, line = parts.value, eqn.line
+    reader = _reader(parts.semaphore)
     assert position is not None
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
-        value = int(operands[position])
-        peer = peer_of(thread, parts.peer, operands)
-        if peer is None:
-            semaphore = _semaphore(place, reader, operands)
-            assert semaphore is not None
-            signal(thread, semaphore, value, line)
-            return ()
-
         def act(memory: Ref) -> None:
-            signal(thread, _one(reader(memory.data, operands)), value, line)
+            signal(thread, _one(reader(memory.data, operands)), int(operands[position]), line)
 
-        reach(thread, peer, operands[place.position], line, act)
+        own, peer = operands[parts.semaphore.position], peer_of(thread, parts.peer, operands)
+        if peer is None:
+            act(own)
+        else:
+            reach(thread, peer, own, line, act)
         return ()
 
     return evaluate
@@ -177,13 +173,11 @@ def _wait(eqn: Equation) -> Evaluate:
     value, decrement, line = parts.value, parts.decrement, eqn.line
     assert value is not None
     assert decrement is not None
-    reader = _reader(parts.semaphore)
+    semaphore_of = _named(parts.semaphore)
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
-        semaphore = _semaphore(parts.semaphore, reader, operands)
-        assert semaphore is not None
         takes = bool(operands[decrement])
-        wait(thread, semaphore, int(operands[value]), line, decrement=takes)
+        wait(thread, semaphore_of(operands), int(operands[value]), line, decrement=takes)
         return ()
 
     return evaluate
@@ -192,11 +186,10 @@ def _wait(eqn: Equation) -> Evaluate:
 @rule("semaphore_read", threaded=True)
 def _read(eqn: Equation) -> Evaluate:
     parts = semaphore_parts(eqn.name, eqn.params, len(eqn.ins))
-    reader = _reader(parts.semaphore)
+    semaphore_of = _named(parts.semaphore)
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
-        semaphore = _semaphore(parts.semaphore, reader, operands)
-        assert semaphore is not None
+        semaphore = semaphore_of(operands)
         # A loop that reads until others have signalled must let them, and copies too.
         machine = thread.machine
         machine.scheduler.give_way()
@@ -286,6 +279,12 @@ def _accessed(
 
 def _semaphore(place: RefPart | None, reader: _Reader, operands: Sequence[Any]) -> Semaphore | None:
     return None if place is None else _one(reader(operands[place.position].data, operands))
+
+
+def _named(place: RefPart) -> Callable[[Sequence[Any]], Semaphore]:
+    """Gives the semaphore at a place, for the operands of an equation."""
+    reader = _reader(place)
+    return lambda operands: _one(reader(operands[place.position].data, operands))
 
 
 def _one(found: Any) -> Semaphore:

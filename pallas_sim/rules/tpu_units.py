@@ -1,7 +1,8 @@
-"""Rules: the matrix units (MXU) of a TPU, driven by hand.
+"""Rules: units of a TPU that a kernel drives by hand: matrix units (MXU), and SparseCores.
 
-A unit has staging registers, one loaded tile, and a queue of results (up to v6e) or accumulators
-(tpu7x). It computes at the instructions that say so; how long that takes is not simulated.
+The matrix units come first. A unit has staging registers, one loaded tile, and a queue of results
+(up to v6e) or accumulators (tpu7x). It computes at the instructions that say so; how long that
+takes is not simulated.
 """
 
 from __future__ import annotations
@@ -186,7 +187,7 @@ def _matmul_pop(eqn: Equation) -> Evaluate:
     return evaluate
 
 
-# Rules: what only the subcores of a SparseCore can do.
+# What only the subcores of a SparseCore can do: in registers, in memory, and with each other.
 #
 # ``jax.experimental.pallas.tpu_sc`` documents them. What it leaves open, JAX's own tests on
 # hardware settle: ``scan_count`` begins at 1, and ``cumsum`` takes nothing of masked elements.
@@ -293,29 +294,15 @@ _Locate = Callable[[Ref, Sequence[Any]], tuple[Elements, Any]]
 
 @rule("load", threaded=True, home=_HOME)
 def _load_expanded(eqn: Equation) -> Evaluate:
-    shape = tuple(eqn.out.shape)
-    window, mask_at = _window(eqn, 1)
-
-    def locate(ref: Ref, operands: Sequence[Any]) -> tuple[Elements, Any]:
-        mask = np.ones(shape, bool) if mask_at is None else operands[mask_at]
-        return _elements(ref, window, operands, shape, _first(mask)), mask
-
-    return _loading(eqn, locate)
+    return _loading(eqn, _within(eqn, 1, tuple(eqn.out.shape), compresses=True))
 
 
 @rule("swap", threaded=True, home=_HOME)
 def _store(eqn: Equation) -> Evaluate:
     """``addupdate``, ``store_compressed`` and ``addupdate_compressed``."""
-    shape = tuple(eqn.ins[1].shape)
-    window, mask_at = _window(eqn, 2)
     # JAX 0.11.2 has no other stores with a mask.
-    compresses = eqn.params.get("compress", mask_at is not None)
-
-    def locate(ref: Ref, operands: Sequence[Any]) -> tuple[Elements, Any]:
-        mask = np.ones(shape, bool) if mask_at is None else operands[mask_at]
-        chosen = _first(mask) if compresses else mask
-        return _elements(ref, window, operands, shape, chosen), mask
-
+    compresses = eqn.params.get("compress", eqn.params["has_mask"])
+    locate = _within(eqn, 2, tuple(eqn.ins[1].shape), compresses=compresses)
     store = _storing(eqn, locate, value_at=1)
 
     def evaluate(thread: Thread, ref: Ref, x: Any, *rest: Any) -> Any:
@@ -396,12 +383,24 @@ def change(elements: Elements, values: Any, *, adds: bool) -> None:
         elements.memory[elements.key] = values
 
 
-def _window(eqn: Equation, first: int) -> tuple[tuple[Transform, ...], int | None]:
-    """The window of a load or store, and the position of its mask, which is the last operand."""
+def _within(eqn: Equation, first: int, shape: tuple[int, ...], *, compresses: bool) -> _Locate:
+    """For elements of a window.
+
+    Args:
+      eqn: a load or store, whose mask is the last operand if it has one.
+      first: position of the first operand of the window.
+      shape: of the window.
+      compresses: whether the lanes of the mask take the elements at the front.
+    """
     last = len(eqn.ins) - (1 if eqn.params["has_mask"] else 0)
-    leaves = [Operand(at) for at in range(first, last)]
-    window = transforms_in(eqn.params["tree"].unflatten(leaves))
-    return window, last if eqn.params["has_mask"] else None
+    window = transforms_in(eqn.params["tree"].unflatten([Operand(at) for at in range(first, last)]))
+
+    def locate(ref: Ref, operands: Sequence[Any]) -> tuple[Elements, Any]:
+        mask = operands[last] if eqn.params["has_mask"] else np.ones(shape, bool)
+        chosen = _first(mask) if compresses else mask
+        return _elements(ref, window, operands, shape, chosen), mask
+
+    return locate
 
 
 def _unflattened(eqn: Equation) -> Any:

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 
 from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, Target
-from pallas_sim.compat.compilers import interpret_ignored
 from pallas_sim.errors import KernelError, PallasError
+from pallas_sim.traces import interpret_ignored
 from pallas_sim.tracing import present
 from pytest_pallas.backends.execution import brief, readable
 from pytest_pallas.backends.protocol import Call, expected_warnings

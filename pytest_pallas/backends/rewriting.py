@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pallas_sim.compat.jaxprs import KERNEL_PRIMITIVES, is_literal, open_jaxpr, sub_jaxprs
+from pallas_sim.traces import KERNEL_PRIMITIVES, is_literal, open_jaxpr, sub_jaxprs
 
 
 def literal(value: Any, aval: Any) -> Any:

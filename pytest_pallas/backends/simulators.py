@@ -21,8 +21,7 @@ from pytest_pallas.errors import CapacityError, DmaError, RaceError
 from pytest_pallas.record import Note
 
 if TYPE_CHECKING:
-    from pallas_sim.machine import Machine
-    from pallas_sim.timeline import Timeline
+    from pallas_sim import Machine, Timeline
     from pytest_pallas.compile.backends import Compiler
 
 #: Limits on the runs that are kept, because checks repeat the same ones: on their number, their
@@ -78,7 +77,7 @@ class Simulator:
         Raises:
           Exception: an error of the function while it is traced.
         """
-        from pallas_sim.evaluation import prepare
+        from pallas_sim import prepare
 
         try:
             with ending(call.timeout):
@@ -120,7 +119,7 @@ class Simulator:
 
         The timeline is empty if the call runs no kernel or cannot be simulated yet.
         """
-        from pallas_sim.timeline import Timeline
+        from pallas_sim import Timeline
 
         timeline = Timeline()
         outcome, _ = self._run(call, timeline)
@@ -284,8 +283,7 @@ def _traced_run(
 ) -> Outcome:
     import jax
 
-    from pallas_sim.evaluation import prepare
-    from pallas_sim.simulation import evaluate
+    from pallas_sim import evaluate, prepare
     from pytest_pallas.backends.tracing import on_host
 
     prepare(program.jaxpr)  # which raises for programs that cannot be simulated yet
@@ -308,7 +306,7 @@ def _eager_run(
 ) -> Outcome:
     import jax
 
-    from pallas_sim.simulation import run_eagerly
+    from pallas_sim import run_eagerly
     from pytest_pallas.backends.tracing import apply, on_host
 
     _tell(call, None, ())
@@ -335,8 +333,7 @@ def _machine(
     backend: Simulator, call: Call, timeline: Timeline | None
 ) -> tuple[Machine, list[Any]]:
     """The machine that a call runs on, and the list for the results of its probe."""
-    from pallas_sim.machine import Machine
-    from pallas_sim.recorders import LoadRecorder
+    from pallas_sim import LoadRecorder, Machine
     from pytest_pallas.backends.protocol import filler_of
 
     probe_results: list[Any] = []

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pallas_sim.compat.jaxprs import open_jaxpr, sub_jaxprs
 from pallas_sim.dtypes import Array
 from pallas_sim.errors import DeviceError
+from pallas_sim.traces import open_jaxpr, sub_jaxprs
 from pytest_pallas.backends.processes import Gang
 from pytest_pallas.errors import GangError
 from pytest_pallas.grid.kernel_calls import called_jaxpr

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
-from pallas_sim.compat.jaxprs import limit_traces
 from pallas_sim.errors import OptionError
+from pallas_sim.traces import limit_traces
 from pallas_sim.tracing import tracing_for
 from pytest_pallas.backends.ending import uncaught
 from pytest_pallas.backends.protocol import Backend, Call, chip_of

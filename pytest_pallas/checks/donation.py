@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 
-from pallas_sim.compat.grids import grid_facts
 from pallas_sim.errors import Explanation, Fact
 from pallas_sim.findings import Finding
+from pallas_sim.traces import grid_facts
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.protocol import Backend, Outcome, Probe
 from pytest_pallas.checks.check import declare_sanitizer

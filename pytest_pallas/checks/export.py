@@ -16,9 +16,8 @@ import jax
 import jax.export
 from jax.extend.core import jaxpr_as_fun
 
-from pallas_sim.compat.jaxprs import is_reference, open_jaxpr, sub_jaxprs
-from pallas_sim.compat.source import source_line
 from pallas_sim.errors import KernelError
+from pallas_sim.traces import is_reference, open_jaxpr, source_line, sub_jaxprs
 from pytest_pallas.backends.execution import brief
 from pytest_pallas.backends.hardware import CUSTOM_CALLS
 from pytest_pallas.backends.protocol import Backend, Call

@@ -9,9 +9,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_sim.compat.grids import grid_facts
 from pallas_sim.errors import Explanation, Fact
 from pallas_sim.findings import Finding
+from pallas_sim.traces import grid_facts
 from pytest_pallas.backends.protocol import WORDS, Backend, Contents, Fill, Outcome, fill_value
 from pytest_pallas.checks.check import declare_sanitizer
 from pytest_pallas.checks.context import CheckContext, CheckResult, run
@@ -207,14 +207,14 @@ def _load(context: CheckContext, fill: Fill) -> Finding | None:
     """The first load that returns other values with this fill; None if it is not known."""
     if "loads" not in getattr(context.backend, "probes", ()):
         return None
-    from pallas_sim.recorders import uninitialized
+    from pallas_sim import uninitialized_load
 
     args = context.arguments.args
     settings: Any = {"races": False, "probe": "loads"}
     plain, other = (
         run(context, context.kernel, args, fill=each, **settings) for each in (None, fill)
     )
-    return uninitialized(plain.probe_results, other.probe_results)
+    return uninitialized_load(plain.probe_results, other.probe_results)
 
 
 def _changes(again: Outcome, first: Outcome) -> bool:

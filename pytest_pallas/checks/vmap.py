@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from pallas_sim.compat.grids import grid_facts
 from pallas_sim.dtypes import is_float
+from pallas_sim.traces import grid_facts
 from pytest_pallas.backends.protocol import Backend
 from pytest_pallas.backends.tracing import traced_kernels
 from pytest_pallas.checks.check import Program, declare_check

@@ -21,8 +21,8 @@ from jax import export
 
 from pallas_sim import chips
 from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, TPUS, Target
-from pallas_sim.compat.compilers import exact_exports, interpret_ignored
 from pallas_sim.errors import PallasError
+from pallas_sim.traces import exact_exports, interpret_ignored
 from pallas_sim.tracing import AbsentChip, present
 from pytest_pallas.backends.ending import ending
 from pytest_pallas.backends.execution import readable

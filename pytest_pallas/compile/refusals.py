@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pallas_sim.compat.compilers import is_compiler_error
-from pallas_sim.compat.jaxprs import space_of, sub_jaxprs
-from pallas_sim.compat.source import is_call_stack, source_line
 from pallas_sim.findings import SourceLine, text_at
+from pallas_sim.traces import is_call_stack, is_compiler_error, source_line, space_of, sub_jaxprs
 from pytest_pallas.compile.cleaning import CompilerMessage, clean
 from pytest_pallas.errors import is_own
 from pytest_pallas.grid.kernel_calls import KernelCall, kernel_calls

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.compat.jaxprs import open_jaxpr, scan_parts
-from pallas_sim.compat.source import source_line
+from pallas_sim.traces import open_jaxpr, scan_parts, source_line
 from pytest_pallas.grid import scalars
 from pytest_pallas.grid.kernel_calls import called_jaxpr
 from pytest_pallas.grid.scalars import Points

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pallas_sim.compat.jaxprs import space_of
+from pallas_sim.traces import space_of
 from pytest_pallas.grid.kernel_calls import KernelCall
 from pytest_pallas.grid.model import GridCall, GridWindow
 from pytest_pallas.grid.scalars import Points

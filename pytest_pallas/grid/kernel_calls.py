@@ -13,19 +13,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pallas_sim.compat.grids import GridFacts, grid_facts, written_for
-from pallas_sim.compat.jaxprs import (
+from pallas_sim.traces import (
     FOREIGN_PRIMITIVES,
     KERNEL_PRIMITIVES,
+    GridFacts,
+    grid_facts,
     kernel_name,
+    names_a_device,
     open_jaxpr,
     semaphore_kind,
+    source_line,
     sub_jaxprs,
     without_dead_code,
+    written_for,
     written_inputs,
 )
-from pallas_sim.compat.places import names_a_device
-from pallas_sim.compat.source import source_line
 
 #: Primitives that only call the jaxpr inside of them.
 _CALLS = frozenset(

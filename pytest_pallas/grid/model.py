@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.compat.grids import BlockFacts, GridFacts, grid_facts
-from pallas_sim.compat.jaxprs import open_jaxpr
+from pallas_sim.traces import BlockFacts, GridFacts, grid_facts, open_jaxpr
 from pytest_pallas.grid.kernel_calls import KernelCall, called_jaxpr
 from pytest_pallas.grid.scalars import Points, access_of, mapped
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pallas_sim.chips import OperandMemory, itemsize, padded, vmem_excess
-from pallas_sim.compat.jaxprs import space_of
+from pallas_sim.traces import space_of
 from pytest_pallas.grid.bodies import BodyInterpretation, RefContent, Taint, TaintedValue
 from pytest_pallas.grid.findings import GridFinding, finding_of, points
 from pytest_pallas.grid.model import GridCall, GridWindow

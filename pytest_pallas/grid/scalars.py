@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.compat.jaxprs import discharged, open_jaxpr
-from pallas_sim.compat.places import is_indexer
+from pallas_sim.traces import discharged, is_indexer, open_jaxpr
 from pytest_pallas.grid.kernel_calls import called_jaxpr
 
 Points = np.ndarray[Any, Any]
@@ -192,8 +191,7 @@ def mapped(
             np.zeros(var.aval.shape, var.aval.dtype) if value is None else value
             for var, value in pairs
         ]
-        from pallas_sim.machine import Machine
-        from pallas_sim.simulation import evaluate
+        from pallas_sim import Machine, evaluate
 
         try:
             batched = _batched(index_map, points, stand_ins)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.compat.jaxprs import KERNEL_PRIMITIVES, open_jaxpr, sub_jaxprs
+from pallas_sim.traces import KERNEL_PRIMITIVES, open_jaxpr, sub_jaxprs
 from pytest_pallas.grid.kernel_calls import KernelCall, called_jaxpr, equations_inside, kernel_call
 
 #: What hands on only some of its operand's elements, or may: nothing is known behind it.
@@ -90,7 +90,7 @@ class JaxprScope:
             return UnknownValueError()
         if any(math.prod(getattr(v.aval, "shape", ())) > _MOST_ELEMENTS for v in eqn.invars):
             return UnknownValueError()
-        from pallas_sim.simulation import evaluate_equation
+        from pallas_sim import evaluate_equation
 
         results = evaluate_equation(eqn, [self.value(operand) for operand in eqn.invars])
         self._found.update(zip(eqn.outvars, results, strict=True))

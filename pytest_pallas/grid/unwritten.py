@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pallas_sim.compat.grids import BlockFacts, grid_facts
-from pallas_sim.compat.jaxprs import read_inputs
+from pallas_sim.traces import BlockFacts, grid_facts, read_inputs
 from pytest_pallas.grid.kernel_calls import KernelCall, equations_inside
 
 

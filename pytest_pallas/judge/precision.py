@@ -16,10 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.compat.jaxprs import is_literal, open_jaxpr, scan_parts, sub_jaxprs
-from pallas_sim.compat.source import place_of_call, source_line
 from pallas_sim.dtypes import epsilon, is_inexact
 from pallas_sim.findings import SourceLine
+from pallas_sim.traces import (
+    is_literal,
+    open_jaxpr,
+    place_of_call,
+    scan_parts,
+    source_line,
+    sub_jaxprs,
+)
 from pytest_pallas.errors import is_own
 from pytest_pallas.grid.kernel_calls import called_jaxpr
 from pytest_pallas.judge.roundings import EXACT

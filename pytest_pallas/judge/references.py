@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_sim.compat.jaxprs import KERNEL_PRIMITIVES, open_jaxpr
 from pallas_sim.errors import PallasError, SimulationError, SimulationLimitError
+from pallas_sim.traces import KERNEL_PRIMITIVES, open_jaxpr
 from pytest_pallas.backends.ending import raised_words
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.protocol import Call
@@ -105,7 +105,7 @@ def evaluate_again(evaluation: Evaluation, arrays: Sequence[Any]) -> list[np.nda
     Raises:
       SimulationError: it cannot be evaluated.
     """
-    from pallas_sim.simulation import evaluate
+    from pallas_sim import evaluate
 
     return evaluate(evaluation.jaxpr, _machine(), arrays)
 
@@ -115,8 +115,7 @@ def least_magnitude(evaluation: Evaluation) -> float:
 
     It is 0 for a reference that JAX cannot trace, or that cannot be evaluated.
     """
-    from pallas_sim.recorders import MagnitudeRecorder
-    from pallas_sim.simulation import evaluate
+    from pallas_sim import MagnitudeRecorder, evaluate
 
     if evaluation.jaxpr is None:
         return 0.0
@@ -131,7 +130,7 @@ def least_magnitude(evaluation: Evaluation) -> float:
 
 def _traced(static: StaticPart, arrays: list[Any], products: ProductPrecision | None) -> Evaluation:
     """The evaluation of a trace."""
-    from pallas_sim.simulation import evaluate
+    from pallas_sim import evaluate
 
     machine = _machine()
     traced = jitted(static).trace(arrays)
@@ -143,7 +142,7 @@ def _traced(static: StaticPart, arrays: list[Any], products: ProductPrecision | 
 
 def _eager(static: StaticPart, arrays: list[Any], products: ProductPrecision | None) -> Evaluation:
     """The evaluation operation by operation."""
-    from pallas_sim.simulation import run_eagerly
+    from pallas_sim import run_eagerly
 
     machine = _machine()
 
@@ -210,7 +209,7 @@ def _rounded_to(array: Any, bits: int) -> Any:
 
 
 def _machine() -> Any:
-    from pallas_sim.machine import Limits, Machine
+    from pallas_sim import Limits, Machine
 
     return Machine(limits=Limits(steps=STEPS))
 

@@ -16,17 +16,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from pallas_sim import rules as rules  # which registers them
+from pallas_sim import Equation, evaluate_with, tensor_core_product
 from pallas_sim.chips import Accumulation, Accumulations
-from pallas_sim.compat.grids import written_for
-from pallas_sim.compat.jaxprs import KERNEL_PRIMITIVES, sub_jaxprs, without_dead_code
 from pallas_sim.dtypes import epsilon, is_complex, is_float, is_inexact
-from pallas_sim.evaluation import CALLS, Program, Step, called, prepare
-from pallas_sim.machine import Machine, Thread
-from pallas_sim.memory import from_jax, to_output
-from pallas_sim.products import truncated_product
-from pallas_sim.rules.contractions import contraction
-from pallas_sim.scheduler import one_thread
+from pallas_sim.traces import KERNEL_PRIMITIVES, sub_jaxprs, without_dead_code, written_for
 from pytest_pallas.grid.kernel_calls import kernel_calls
 from pytest_pallas.judge.tolerance import FLOAT32_BITS, ROUNDING, ProductPrecision
 
@@ -219,6 +212,9 @@ _APPROXIMATION = 4.0
 _REPEATED = 0.29
 
 
+#: Gives the results of an equation on arrays.
+_Evaluate = Callable[[Sequence[Any]], Sequence[Any]]
+
 #: Types of arrays and of numbers.
 _ARRAYS = (np.ndarray, np.generic)
 
@@ -312,95 +308,76 @@ def rounded(jaxpr: Any, arrays: Sequence[Any], rounding: Rounding, draws: int) -
       rounding: how large the errors are.
       draws: the number of evaluations.
     """
-    avals = [var.aval for var in getattr(jaxpr, "jaxpr", jaxpr).invars]
-    inputs = [_Value(from_jax(x, aval), given=True) for x, aval in zip(arrays, avals, strict=True)]
-    program, results = prepare(jaxpr), _Results([value.array for value in inputs])
-    outputs = list[list[Any]]()
-    with np.errstate(all="ignore"), one_thread():
-        for _ in range(draws):
-            values = _Evaluator(rounding, results).evaluate(program, inputs)
-            outputs.append([to_output(value.array) for value in values])
-    return outputs
+    results = _Results()
+    draw = functools.partial(_Draw, rounding, results)
+    return [
+        evaluate_with(jaxpr, arrays, draw().apply, results.given, lambda value: value.array)
+        for _ in range(draws)
+    ]
 
 
 class _Results:
     """Results of operations on arrays that are the same in every draw."""
 
-    def __init__(self, inputs: Sequence[Any]) -> None:
-        """No results yet; ``inputs`` are the same in every draw."""
-        self._same = dict[int, Any]()  # keeps them, so that no other array has their id
-        self._of = dict[tuple[int, ...], tuple[Step, Sequence[Any]]]()
-        self.add(inputs)
+    def __init__(self) -> None:
+        """No results yet."""
+        self._same = dict[int, Any]()  # keeps arrays, so that no other one has their id
+        self._of = dict[tuple[int, ...], tuple[Equation, Sequence[Any]]]()
 
-    def add(self, arrays: Sequence[Any]) -> None:
-        """Take note of arrays that are the same in every draw."""
-        self._same.update((id(array), array) for array in arrays)
+    def given(self, array: Any) -> _Value:
+        """An input or a constant, which is the same in every draw."""
+        self._same[id(array)] = array
+        return _Value(array, given=True)
 
-    def get(self, step: Step, arrays: Sequence[Any], bind: Callable[[], Sequence[Any]]) -> Any:
-        """The results of a step, from an earlier draw if its operands are always the same."""
+    def get(self, equation: Equation, evaluate: _Evaluate, arrays: Sequence[Any]) -> Sequence[Any]:
+        """The results of an equation, from an earlier draw if its operands are always the same."""
         if not all(id(array) in self._same for array in arrays):
-            return bind()
-        key = (id(step), *map(id, arrays))
+            return evaluate(arrays)
+        key = (id(equation), *map(id, arrays))
         if key not in self._of:
-            results = bind()
+            results = evaluate(arrays)
             if not all(isinstance(result, _ARRAYS) for result in results):
                 return results
-            self._of[key] = step, results
-            self.add(results)
+            self._of[key] = equation, results
+            self._same.update((id(result), result) for result in results)
         return self._of[key][1]
 
 
-class _Evaluator:
-    """Evaluates programs with rounding errors."""
+class _Draw:
+    """One evaluation with rounding errors."""
 
     def __init__(self, rounding: Rounding, results: _Results) -> None:
-        """With errors of that size, for one draw."""
+        """With errors of that size."""
         self._rounding = rounding
         self._results = results
-        self._thread = Thread(Machine())
         self._count = 0
         self._spent: set[int] = set()  # the products that arithmetic has used
 
-    def evaluate(self, program: Program, inputs: Sequence[_Value]) -> list[_Value]:
-        """The results of a program."""
-        self._results.add([value for value in program.slots if isinstance(value, _ARRAYS)])
-        values: list[Any] = [
-            None if value is None else _Value(value, given=True) for value in program.slots
-        ]
-        for slot, value in zip(program.inputs, inputs, strict=True):
-            values[slot] = value
-        for step in program.steps:
-            operands = [values[slot] for slot in step.ins]
-            if step.equation.name in CALLS:
-                results = self.evaluate(prepare(called(step.equation.params)), operands)
-            else:
-                results = self._apply(step, operands)
-            for slot, value in zip(step.outs, results, strict=True):
-                values[slot] = value
-        return [values[slot] for slot in program.outputs]
-
-    def _apply(self, step: Step, operands: Sequence[_Value]) -> list[_Value]:
-        """One operation."""
-        name, wide = step.equation.name, self._rounding.wide
+    def apply(
+        self, equation: Equation, operands: Sequence[_Value], evaluate: _Evaluate
+    ) -> list[_Value]:
+        """The results of one operation; see ``pallas_sim.evaluate_with``."""
+        name, wide = equation.name, self._rounding.wide
+        bind = functools.partial(self._results.get, equation, evaluate)
         moves = name in _MOVES or name in _CHOICES
         if moves and any(operand.terms is not None for operand in operands):
-            return [self._product(step, operands)]
+            return [self._product(bind, operands)]
         arrays = list[Any]()
         for operand in operands:
             arrays.append(self._used(operand, name))
             self._spent |= operand.products
         if name in _APPROXIMATED:
             arrays = [self._off(array, wide) for array in arrays]
-            results = self._bind(step, arrays)
+            results = bind(arrays)
             return [_Value(self._off(result, _APPROXIMATION * wide)) for result in results]
         if name == "dot_general":
-            unit = self._unit(step.equation.params)
+            unit = self._unit(equation.params)
             arrays = [self._of_product(array, unit) if unit else array for array in arrays]
-        results = self._bind(step, arrays)
+        results = bind(arrays)
         if name == "dot_general" and self._rounding.sums is not None:
-            results = [self._truncated(step, arrays, results[0], self._rounding.sums)]
+            results = [self._truncated(equation, arrays, results[0], self._rounding.sums)]
         if name in _SUMS:
-            return [self._summed(step, arrays, results[0])]
+            return [self._summed(equation, bind, arrays, results[0])]
         if name in EXACT:
             given = all(operand.given for operand in operands if _is_inexact(operand.array))
             return [_Value(result, given=given or not _is_inexact(result)) for result in results]
@@ -409,12 +386,12 @@ class _Evaluator:
             for result in results
         ]
 
-    def _product(self, step: Step, operands: Sequence[_Value]) -> _Value:
+    def _product(self, bind: _Evaluate, operands: Sequence[_Value]) -> _Value:
         """Elements of a matrix product in other places, or some of them and others.
 
         An element of another operand is its own only term, and is no other when it is used again.
         """
-        (moved,) = self._bind(step, [operand.array for operand in operands])
+        (moved,) = bind([operand.array for operand in operands])
         terms, again = list[Any](), list[Any]()
         for operand in operands:
             array = operand.array
@@ -425,11 +402,9 @@ class _Evaluator:
             alone = np.zeros_like(array) if operand.given else np.abs(array).astype(array.dtype)
             terms.append(alone if operand.terms is None else operand.terms)
             again.append(np.zeros_like(array) if operand.again is None else operand.again)
-        sizes = np.abs(self._bind(step, terms)[0])
+        sizes = np.abs(bind(terms)[0])
         products = frozenset[int]().union(*(operand.products for operand in operands))
-        return _Value(
-            moved, terms=sizes, again=np.abs(self._bind(step, again)[0]), products=products
-        )
+        return _Value(moved, terms=sizes, again=np.abs(bind(again)[0]), products=products)
 
     def _used(self, operand: _Value, name: str) -> Any:
         """An operand as the operation ``name`` may have it."""
@@ -481,66 +456,50 @@ class _Evaluator:
         few = np.abs(bits - np.rint(bits)) * unit <= _ALMOST
         return self._moved(array, np.where(few, 0.0, ROUNDING * unit * size))
 
-    def _summed(self, step: Step, arrays: Sequence[Any], result: Any) -> _Value:
+    def _summed(
+        self, equation: Equation, bind: _Evaluate, arrays: Sequence[Any], result: Any
+    ) -> _Value:
         """A sum with the error of its order."""
         if not _is_inexact(result):
             return _Value(result, given=True)
-        axes = [_summed_axes(step, position) for position in range(len(arrays))]
+        axes = [_summed_axes(equation, position) for position in range(len(arrays))]
         count = math.prod(arrays[0].shape[axis] for axis in axes[0])
-        magnitude = np.abs(self._bind(step, [np.abs(array) for array in arrays])[0])
+        magnitude = np.abs(bind([np.abs(array) for array in arrays])[0])
         growth: Any = math.sqrt(count)
         equal = [_repeated(array, a) for array, a in zip(arrays, axes, strict=True)]
         if all(each is not None for each in equal):
-            growth = np.maximum(growth, _REPEATED * np.abs(self._bind(step, equal)[0]))
+            growth = np.maximum(growth, _REPEATED * np.abs(bind(equal)[0]))
         size = self._rounding.wide * growth * magnitude
         array = self._moved(result, size)
-        if step.equation.name != "dot_general":
+        if equation.name != "dot_general":
             return _Value(array)
         self._count += 1
         terms, again = np.zeros_like(size), size
-        unit = self._unit(step.equation.params)
+        unit = self._unit(equation.params)
         if self._rounding.narrow or unit:
-            (squares,) = self._bind(step, [np.square(np.abs(array)) for array in arrays])
+            (squares,) = bind([np.square(np.abs(array)) for array in arrays])
             root = np.sqrt(np.abs(squares))
             terms = root if self._rounding.narrow else terms
             again = np.hypot(size, math.sqrt(2) * ROUNDING * unit * root)
         return _Value(array, terms=terms, again=again, products=frozenset({self._count}))
 
-    def _truncated(self, step: Step, arrays: Sequence[Any], result: Any, sums: ProductSums) -> Any:
+    def _truncated(
+        self, equation: Equation, arrays: Sequence[Any], result: Any, sums: ProductSums
+    ) -> Any:
         """A matrix product as tensor cores add it, in a random order of its terms."""
         finite = all(np.isfinite(array).all() for array in (*arrays, result))
         if not finite or not all(is_float(array.dtype) for array in arrays):
             return result
 
-        def multiply(a: Any, b: Any) -> Any:
-            order = self._rounding.order(a.shape[-1])
-            a, b = a[..., order].astype(np.float64), b[..., order, :].astype(np.float64)
-            if a.ndim == 3:
-                return np.stack([added(*matrices) for matrices in zip(a, b, strict=True)])
-            return added(a, b)
-
-        def added(a: Any, b: Any) -> Any:
-            return truncated_product(a, b, None, sums.accumulation, (sums.least, sums.least))
-
+        dims, order = equation.params["dimension_numbers"], self._rounding.order
         lhs, rhs = arrays
-        product = contraction(
-            lhs.shape, rhs.shape, step.equation.params["dimension_numbers"], multiply
-        )
-        return product(lhs, rhs).astype(result.dtype)
-
-    def _bind(self, step: Step, arrays: Sequence[Any]) -> Any:
-        """The results of an operation."""
-
-        def bind() -> Sequence[Any]:
-            results = step.evaluate(*[self._thread] * step.threaded, *arrays)
-            return results if step.several else [results]
-
-        return self._results.get(step, arrays, bind)
+        product = tensor_core_product(lhs, rhs, dims, sums.accumulation, sums.least, order)
+        return product.astype(result.dtype)
 
 
-def _summed_axes(step: Step, position: int) -> tuple[int, ...]:
+def _summed_axes(equation: Equation, position: int) -> tuple[int, ...]:
     """The axes of an operand that are summed over."""
-    name, params = step.equation.name, step.equation.params
+    name, params = equation.name, equation.params
     if name == "dot_general":
         return tuple(params["dimension_numbers"][0][position])
     return (params["axis"],) if name == "cumsum" else tuple(params["axes"])

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.compat.jaxprs import is_literal, open_jaxpr, sub_jaxprs
+from pallas_sim.traces import is_literal, open_jaxpr, sub_jaxprs
 from pytest_pallas.grid.scalars import OPERATIONS
 from pytest_pallas.mutate.model import operand_groups
 

@@ -18,9 +18,7 @@ from jax.experimental import pallas as pl
 from jax.extend import linear_util
 from jax.interpreters import partial_eval
 
-from pallas_sim.compat.grids import BlockFacts, in_body
-from pallas_sim.compat.jaxprs import is_literal, open_jaxpr
-from pallas_sim.compat.source import Spot, home_of, is_of_jax
+from pallas_sim.traces import BlockFacts, Spot, home_of, in_body, is_literal, is_of_jax, open_jaxpr
 from pytest_pallas.backends.rewriting import closed_with, equations_of, with_equations
 from pytest_pallas.mutate.canonical import canonical
 from pytest_pallas.mutate.model import (

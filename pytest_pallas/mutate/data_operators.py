@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pallas_sim.compat.jaxprs import is_literal
+from pallas_sim.traces import is_literal
 from pytest_pallas.backends.rewriting import equations_of, literal, variable
 from pytest_pallas.mutate.model import (
     Change,

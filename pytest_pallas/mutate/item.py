@@ -502,7 +502,7 @@ class MutantsItem(SpecItem):
         return self.stash[SECONDS]
 
     def _run(self) -> None:
-        from pallas_sim.compat.source import own_lines
+        from pallas_sim.traces import own_lines
 
         __tracebackhide__ = True
         with own_lines():

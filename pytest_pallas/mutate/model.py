@@ -16,12 +16,17 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from pallas_sim.compat.grids import BlockFacts, GridFacts, grid_facts
-from pallas_sim.compat.jaxprs import is_literal, sub_jaxprs
-from pallas_sim.compat.places import is_indexer
-from pallas_sim.compat.source import Spot
 from pallas_sim.errors import OptionError
-from pallas_sim.transforms import Operand
+from pallas_sim.traces import (
+    BlockFacts,
+    GridFacts,
+    Operand,
+    Spot,
+    grid_facts,
+    is_indexer,
+    is_literal,
+    sub_jaxprs,
+)
 from pytest_pallas.backends.rewriting import equations_of
 
 #: The modules that declare operators, in the order in which these are tried and listed.

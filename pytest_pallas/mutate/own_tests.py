@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import pytest
 
-from pallas_sim.compat.source import own_lines
 from pallas_sim.errors import Fact
+from pallas_sim.traces import own_lines
 from pytest_pallas.compat.fuzzing import hypothesis_settings, set_hypothesis_settings
 from pytest_pallas.errors import MutantError
 from pytest_pallas.mutate import Mutant, mutants_of, mutated

@@ -13,21 +13,19 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pallas_sim.compat.jaxprs import (
+from pallas_sim.traces import (
     KERNEL_PRIMITIVES,
+    Spot,
+    home_of,
     is_literal,
+    is_machinery,
+    is_of_jax,
     is_reference,
     kernel_name,
     open_jaxpr,
-    sub_jaxprs,
-)
-from pallas_sim.compat.source import (
-    Spot,
-    home_of,
-    is_machinery,
-    is_of_jax,
     place_of_call,
     places_in_kernel,
+    sub_jaxprs,
 )
 from pytest_pallas.backends.rewriting import (
     closed_with,

@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
+from pallas_sim import Simulation
 from pallas_sim.errors import Explanation, OptionError, PallasError, explanation_of
 from pallas_sim.findings import Finding, text_of
-from pallas_sim.simulation import Simulation
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.compile.costs import RecordedCost
 from pytest_pallas.compile.report import UNITS, shown_report, size_words, with_mesh

@@ -183,7 +183,7 @@ def _trace(
     session: PytestSession, test: str, ran: LastRun, backend: Simulator, *, failed: bool
 ) -> SavedTimeline:
     """Simulate a run once more, and write its timeline to a temporary file."""
-    from pallas_sim.timeline import text_of
+    from pallas_sim import timeline_text
     from pytest_pallas.backends.protocol import Schedule
 
     plain = ran.call.schedule == Schedule()
@@ -206,7 +206,7 @@ def _trace(
     try:
         handle, file = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "w", encoding="utf-8") as opened:
-            opened.write(text_of(timeline, about))
+            opened.write(timeline_text(timeline, about))
         Path(file).chmod(0o644)
     except OSError as problem:  # the folder existed at the start
         return dataclasses.replace(trace, problem=str(problem))

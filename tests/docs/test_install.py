@@ -19,6 +19,7 @@ PAGE = "docs/install.md"
 TEXT = (ROOT / PAGE).read_text()
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
+SIMULATOR = tomllib.loads((ROOT / "pallas_sim/pyproject.toml").read_text())["project"]
 DOCKERFILE = (ROOT / "examples/docker/Dockerfile").read_text()
 PIXI = (ROOT / "examples/pixi/pixi.toml").read_text()
 CONDA = (ROOT / "examples/conda/environment.yml").read_text()
@@ -34,8 +35,10 @@ def split(requirement):
 
 
 def needed():
-    """What must be installed, and its versions: all dependencies, pytest-xdist and the plugin."""
-    dependencies = dict(split(each) for each in PROJECT["dependencies"])
+    """What must be installed, and its versions: all dependencies of both, and pytest-xdist."""
+    both = [*PROJECT["dependencies"], *SIMULATOR["dependencies"]]
+    dependencies = dict(split(each) for each in both)
+    assert dependencies.pop(SIMULATOR["name"]) == f"=={SIMULATOR['version']}"
     development = dict(split(each) for each in PYPROJECT["dependency-groups"]["dev"])
     return {**dependencies, "pytest-xdist": development["pytest-xdist"]}
 
@@ -65,7 +68,7 @@ def test_names_and_versions_agree_with_the_project(read):
     major, minor = newest.split(".")
     assert found.pop("python") == f">={oldest},<{major}.{int(minor) + 1}"
     assert PROJECT["requires-python"] == f">={oldest}"
-    assert found.pop(PROJECT["name"]) == ">=0.1"
+    assert found.pop(PROJECT["name"]) == found.pop(SIMULATOR["name"]) == ">=0.1"
     assert found == needed()
 
 
@@ -103,6 +106,12 @@ def test_the_image_is_built_of_what_is_there():
     assert yaml.safe_load(words["CMD"])[0] == "pytest"
     assert "docker build -f examples/docker/Dockerfile -t kernel-tests ." in DOCKERFILE
     assert "docker build -f examples/docker/Dockerfile -t kernel-tests ." in commands(TEXT)
+
+
+def test_what_the_simulator_brings_is_named():
+    [line] = [line for line in TEXT.splitlines() if line.startswith("`pip install pallas-sim`")]
+    named = set(re.findall(r"`([\w-]+)`", TEXT[TEXT.index(line) :].partition("\n\n")[0]))
+    assert {split(each)[0] for each in SIMULATOR["dependencies"]} <= named
 
 
 def test_files_of_the_examples_are_linked():

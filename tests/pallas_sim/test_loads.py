@@ -7,7 +7,7 @@ import pytest
 
 from pallas_sim import recorders as loads
 from pallas_sim.findings import Owner
-from pallas_sim.recorders import LoadRecorder, RecordedLoad, uninitialized
+from pallas_sim.recorders import LoadRecorder, RecordedLoad, uninitialized_load
 
 OF = {"copied": False, "owner": Owner(), "line": "k.py:3", "program": (1,), "kernel": "body"}
 
@@ -23,7 +23,7 @@ def test_the_first_one_that_differs():
     nan = np.float32([np.nan, 1])
     before = [load(nan), load([[1, 2], [3, 4]], "a"), load([5], "b")]
     after = [load(nan.copy()), load([[1, 2], [7, 4]], "a"), load([6], "b")]
-    finding = uninitialized(before, after)
+    finding = uninitialized_load(before, after)
     assert finding is not None
     assert (finding.kind, finding.ref, finding.index) == ("uninitialized", "a", (1, 0))
     assert (finding.line, finding.program, finding.shape) == ("k.py:3", (1,), (8,))
@@ -32,19 +32,19 @@ def test_the_first_one_that_differs():
 
 @pytest.mark.parametrize("after", [[], [load([1.0])], [load([1.0]), load([2.0])]])
 def test_none_of_them(after):
-    assert uninitialized([load([1.0])], after) is None
+    assert uninitialized_load([load([1.0])], after) is None
 
 
 @pytest.mark.parametrize(("old", "new"), [(0.0, -0.0), (np.nan, 1.0), (False, True)])
 def test_bits_are_compared(old, new):
-    finding = uninitialized([load(old)], [load(new)])
+    finding = uninitialized_load([load(old)], [load(new)])
     assert finding is not None
     assert finding.index == ()
 
 
 def test_who_read_it():
     there = load([2], copied=True, owner=Owner(device=3))
-    finding = uninitialized([load([1])], [there])
+    finding = uninitialized_load([load([1])], [there])
     assert finding is not None
     assert str(finding).startswith("device 3: copy from x_ref [8] before it is written")
 

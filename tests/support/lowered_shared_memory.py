@@ -14,8 +14,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from several_devices import mesh_of
 
 from pallas_sim.chips import TARGETS, Label
+from pallas_sim.compat.compilers import requested_shared_bytes
 from pallas_sim.compat.jaxprs import open_jaxpr
-from pallas_sim.compat.places import requested_shared_bytes
 from pallas_sim.cores import equations
 from pytest_pallas.backends.protocol import Call
 from pytest_pallas.backends.tracing import abstract

@@ -9,7 +9,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.sharding import AbstractMesh, PartitionSpec
 
-from pallas_sim.compat.grids import inferred_tiles, infers_tiles, key_of
+from pallas_sim.compat.compilers import inferred_tiles, infers_tiles, key_of
 from pallas_sim.compat.jaxprs import sub_jaxprs
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)
