@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
@@ -337,11 +337,12 @@ def run(program: Program, thread: Thread, args: Sequence[Any]) -> list[Any]:
         raise ValueError(f"a program of {len(inputs)} inputs gets {len(args)}")
     env = program.slots.copy()
     env[inputs.start : inputs.stop] = args
+    walk: Iterable[Step] = steps
     if machine.inspector is not None:
-        steps = machine.inspector.steps(steps, thread, env)
-    step: Step | None = None
+        walk = machine.inspector.steps(steps, thread, env)
+    step: Any = None  # the ``Step`` that is evaluated
     try:
-        for step in steps:
+        for step in walk:
             if step.threaded:
                 result = step.evaluate(thread, *step.operands(env))
             else:

@@ -31,7 +31,7 @@ from pallas_sim.recording import (
     Released,
     Token,
 )
-from pallas_sim.scheduler import Task, deadlock
+from pallas_sim.scheduler import Task
 
 if TYPE_CHECKING:
     from pallas_sim.gpu.threads import ThreadBlock
@@ -189,8 +189,7 @@ def test(thread: GpuThread, barrier: Barrier, line: str) -> bool:
 
 
 def _wait_for(thread: GpuThread, barrier: Barrier, turn: int, line: str) -> None:
-    machine, timeline, line = thread.machine, thread.machine.timeline, line or thread.around
-    span = None if timeline is None else timeline.begin(thread, "wait", barrier.name)
+    machine, line = thread.machine, line or thread.around
 
     def blocked() -> Wait:
         return Wait(
@@ -203,26 +202,25 @@ def _wait_for(thread: GpuThread, barrier: Barrier, turn: int, line: str) -> None
             program=thread.program,
         )
 
-    while not _is_passed(barrier, turn):
-        if barrier.completed > turn:
+    with thread.span("wait", barrier.name):
+        while not _is_passed(barrier, turn):
+            if barrier.completed > turn:
+                _report_overrun(thread, barrier, turn, line)
+            if barrier.coming:
+                advance(thread.kernel_launch, barrier.coming[0])
+                continue
+            task = machine.scheduler.current
+            if task is not None:
+                barrier.waiting.append(task)
+            if not machine.scheduler.block(blocked):
+                raise thread.deadlock([blocked()])
+        if barrier.completed > turn + 1:
             _report_overrun(thread, barrier, turn, line)
-        if barrier.coming:
-            advance(thread.kernel_launch, barrier.coming[0])
-            continue
-        task = machine.scheduler.current
-        if task is not None:
-            barrier.waiting.append(task)
-        if not machine.scheduler.block(blocked):
-            raise deadlock(machine, thread, (blocked(),))
-    if barrier.completed > turn + 1:
-        _report_overrun(thread, barrier, turn, line)
-    for phase in barrier.phases[turn : barrier.completed]:
-        at = (line, thread.program, thread.kernel)
-        thread.recording.events.append(Acquired(thread.number, phase.token, *at))
-        for operation in phase.operations:
-            know(operation)
-    if timeline is not None and span is not None:
-        timeline.end(thread, span)
+        for phase in barrier.phases[turn : barrier.completed]:
+            at = (line, thread.program, thread.kernel)
+            thread.recording.events.append(Acquired(thread.number, phase.token, *at))
+            for operation in phase.operations:
+                know(operation)
 
 
 def _is_passed(barrier: Barrier, turn: int) -> bool:

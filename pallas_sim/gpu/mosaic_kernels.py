@@ -58,6 +58,7 @@ from pallas_sim.gpu.threads import Cluster, GpuLaunch, GpuThread, ThreadBlock, l
 from pallas_sim.gpu.windows import reaches_devices
 from pallas_sim.machine import GridPosition, Machine, Thread
 from pallas_sim.memory import Ref
+from pallas_sim.order.disorder import report_disorder
 from pallas_sim.recording import Acquired, Recording, Synchronized
 from pallas_sim.registry import Equation, Evaluate
 from pallas_sim.tracing import AbsentChip, present
@@ -369,7 +370,7 @@ def _one_by_one(
         try:
             _run(kernel, [cluster], given)
         finally:
-            machine.find_disorder_in(recording)
+            report_disorder(machine, recording)
 
 
 def _all_at_once(
@@ -405,11 +406,8 @@ def _run(kernel: GpuKernel, clusters: Sequence[Cluster], given: Sequence[Any]) -
         assert isinstance(thread, GpuThread)
         if not may_begin(thread):
             return
-        timeline = thread.machine.timeline
-        span = None if timeline is None else timeline.begin(thread, "body", kernel.name)
-        run(kernel.program, thread, given)
-        if timeline is not None and span is not None:
-            timeline.end(thread, span)
+        with thread.span("body", kernel.name):
+            run(kernel.program, thread, given)
         leave(thread)
         if not thread.block.running:
             settle(thread.block, thread)

@@ -6,16 +6,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pallas_sim.dtypes import Array
 from pallas_sim.memory import Elements, Region
-from pallas_sim.recording import Asynchronous, Side, Touched
-
-if TYPE_CHECKING:
-    from pallas_sim.copies import Copy
+from pallas_sim.recording import Asynchronous, Copy, Side, Touched
 
 #: How hard ``numpy.shares_memory`` may try; views of one array are decided long before.
 _WORK = 10_000

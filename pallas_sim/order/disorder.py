@@ -21,11 +21,12 @@ not depend on B at t, and that are the events whose clocks do not know it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pallas_sim.findings import Access, Finding, Owner, Signal, Wait
+from pallas_sim.machine import Machine
 from pallas_sim.order.accesses import PastAccess, SideInFlight, index_of, place_of
 from pallas_sim.order.passes import (
     OrderPass,
@@ -44,18 +45,30 @@ from pallas_sim.recording import (
     Acquired,
     Asynchronous,
     Completed,
+    Copy,
     Entered,
     Event,
     Reached,
+    Recording,
+    Semaphore,
     Signalled,
     Started,
     Synchronized,
     Touched,
     Waited,
 )
+from pallas_sim.scheduler import collecting_later
 
-if TYPE_CHECKING:
-    from pallas_sim.copies import Copy, Semaphore
+
+def report_disorder(machine: Machine, recording: Recording) -> None:
+    """Report what nothing orders in a recording of some threads, which is empty after that."""
+    events, recording.events = recording.events, []
+    if not events or not machine.monitored:
+        return
+    with collecting_later():
+        findings = disorder(events, list(machine.owners), machine.seed)
+    for finding in findings:
+        machine.report(finding)
 
 
 def disorder(events: Sequence[Event], owners: Sequence[Owner], seed: int) -> list[Finding]:

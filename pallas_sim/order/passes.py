@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -26,17 +26,16 @@ from pallas_sim.order.semaphores import SemaphoreHistory, Spans
 from pallas_sim.recording import (
     Acquired,
     Asynchronous,
+    Copy,
     Event,
     Forked,
+    Semaphore,
     Side,
     Started,
     Token,
     Touched,
     Waited,
 )
-
-if TYPE_CHECKING:
-    from pallas_sim.copies import Copy, Semaphore
 
 #: No thread.
 NO_THREAD: frozenset[int] = frozenset()

@@ -229,11 +229,8 @@ def _mpmd_map(eqn: Equation) -> Evaluate:
             def work(core: Thread) -> None:
                 core.grids.append(GridPosition((), ()))
                 given = [_seen(core, each, memory) for each, memory in owned]
-                timeline = core.machine.timeline
-                span = None if timeline is None else timeline.body(core)
-                run(programs[bodies[core.number]], core, [*shared, *given])
-                if timeline is not None and span is not None:
-                    timeline.end(core, span)
+                with core.span("body"):
+                    run(programs[bodies[core.number]], core, [*shared, *given])
 
             if [core.number for core in cores] == [thread.number]:
                 work(cores[0])

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from order_programs import Operation, Program, Signal, Start, Wait, claims, compare
 
-from pallas_sim.copies import Copy, Semaphore
 from pallas_sim.findings import Owner
 from pallas_sim.order import disorder as order_findings
 from pallas_sim.order import passes
 from pallas_sim.order.disorder import disorder
-from pallas_sim.recording import Event, Started, Touched, Waited
+from pallas_sim.recording import Copy, Event, Semaphore, Started, Touched, Waited
 
 #: A test compares so many programs, each in two runs.
 PART = 500

@@ -17,13 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.copies import Copy, Semaphore
 from pallas_sim.findings import Owner
 from pallas_sim.order.disorder import disorder, happens_before
 from pallas_sim.recording import (
     Acquired,
+    Copy,
     Event,
     Released,
+    Semaphore,
     Signalled,
     Started,
     Synchronized,
