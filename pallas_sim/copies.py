@@ -195,14 +195,14 @@ def _wake(machine: Machine, semaphore: Semaphore) -> None:
 
 def _chunks(machine: Machine, copy: Copy) -> list[Chunk]:
     """The chunks of a copy: one, or with a seed several along the first axis that has them."""
+    whole, source = [Chunk(copy, copy.size)], copy.source
     if not machine.seed or copy.whole:
-        return [Chunk(copy, copy.size)]
-    source, target = copy.source, copy.target
-    if isinstance(source, Elements) or isinstance(target, Elements | None):
-        return [Chunk(copy, copy.size)]
+        return whole
+    if isinstance(source, Elements) or isinstance(copy.target, Elements | None):
+        return whole
     axis = next((axis for axis, size in enumerate(source.shape) if size > 1), None)
     if axis is None:
-        return [Chunk(copy, copy.size)]
+        return whole
     rows = source.shape[axis]
     count = int(machine.random.integers(1, min(_CHUNKS, rows) + 1))
     edges = [rows * number // count for number in range(count + 1)]

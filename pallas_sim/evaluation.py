@@ -415,14 +415,16 @@ def fallback(eqn: Equation) -> Evaluate:
     Raises:
       MissingRuleError: the primitive has effects, works on references, or runs a program.
     """
-    if not _is_pure(eqn):
-        raise _missing(eqn)
-    composed = _composed(eqn)
-    if composed is not None:
-        return composed
-    if any(sub_jaxprs(eqn.origin)):
-        raise _missing(eqn)
-    return by_jax(eqn)
+    takes_references = any(hasattr(aval, "inner_aval") for aval in (*eqn.ins, *eqn.outs))
+    if eqn.origin is not None and not eqn.origin.effects and not takes_references:
+        composed = _composed(eqn)
+        if composed is not None:
+            return composed
+        if not any(sub_jaxprs(eqn.origin)):
+            return by_jax(eqn)
+    error = MissingRuleError(f"the simulator has no rule for the primitive {eqn.name!r}")
+    error.at(eqn.line, "")
+    raise error
 
 
 def by_jax(eqn: Equation) -> Evaluate:
@@ -450,16 +452,3 @@ def _composed(eqn: Equation) -> Evaluate | None:
     if eqn.origin.primitive.multiple_results:
         return lambda thread, *values: run(program, thread, values)
     return lambda thread, *values: run(program, thread, values)[0]
-
-
-def _missing(eqn: Equation) -> MissingRuleError:
-    error = MissingRuleError(f"the simulator has no rule for the primitive {eqn.name!r}")
-    error.at(eqn.line, "")
-    return error
-
-
-def _is_pure(eqn: Equation) -> bool:
-    """Whether an equation only computes arrays of arrays."""
-    if eqn.origin is None or eqn.origin.effects:
-        return False
-    return not any(hasattr(aval, "inner_aval") for aval in (*eqn.ins, *eqn.outs))

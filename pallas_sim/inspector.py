@@ -365,7 +365,8 @@ class RefChange:
             )
         if self.kind == "copy":
             what += f", by a copy of {self.by}"
-        place = f" in program {_point(self.program)}" if self.program else ""
+        program = f"({', '.join(map(str, self.program))})"
+        place = f" in program {program}" if self.program else ""
         place += f" of {self.kernel}" if self.kernel and place else ""
         line = f" at {self.line}" if self.line else ""
         return f"{what}{line}{place} on {self.owner}\n{picture(self.values)}"
@@ -410,7 +411,3 @@ def differing(first: Array, second: Array) -> Any:
 
 def _number(value: Any) -> str:
     return str(np.asarray(value)[()])
-
-
-def _point(program: tuple[int, ...]) -> str:
-    return f"({', '.join(map(str, program))})"

@@ -19,6 +19,7 @@ from pallas_sim.compat.places import transforms_of
 from pallas_sim.dtypes import Array, is_complex, is_float
 from pallas_sim.evaluation import Step
 from pallas_sim.findings import Finding, Owner
+from pallas_sim.inspector import differing, same_bits
 from pallas_sim.machine import StepObserver, Thread
 from pallas_sim.memory import Elements, KeyArray, Ref
 from pallas_sim.recording import Copy
@@ -157,14 +158,9 @@ def uninitialized(before: Sequence[RecordedLoad], after: Sequence[RecordedLoad])
 
 def _differing(old: Array, new: Array) -> tuple[int, ...] | None:
     """The first element whose bits differ, or None."""
-    if old.shape != new.shape or old.tobytes() == new.tobytes():
+    if old.shape != new.shape or same_bits(old, new):
         return None
-    sides = [
-        np.ascontiguousarray(each).view(np.uint8).reshape(each.size, -1)
-        for each in (np.atleast_1d(old), np.atleast_1d(new))
-    ]
-    first = int(np.argmax((sides[0] != sides[1]).any(axis=1)))
-    return tuple(map(int, np.unravel_index(first, old.shape)))
+    return tuple(map(int, np.argwhere(differing(old, new))[0]))
 
 
 def _finding(old: RecordedLoad, new: RecordedLoad, index: tuple[int, ...]) -> Finding:

@@ -426,12 +426,6 @@ Event = (
 
 @dataclass(eq=False)
 class Recording:
-    """The events of a run.
-
-    Attributes:
-      events: in the order in which they happened.
-      kernels: how many kernels are running whose events matter.
-    """
+    """The events of a run, in the order in which they happened."""
 
     events: list[Event] = field(default_factory=list)
-    kernels: int = 0

@@ -30,7 +30,7 @@ from pallas_sim.dtypes import Array
 from pallas_sim.errors import SimulationError
 from pallas_sim.evaluation import Program, prepare, run
 from pallas_sim.findings import Finding
-from pallas_sim.generators import value_of, words_of
+from pallas_sim.generators import raw_value, value_of
 from pallas_sim.gpu.barriers import settle
 from pallas_sim.gpu.launch_order import (
     Footprints,
@@ -287,7 +287,7 @@ def _execute(
             refs.append(value)
             values.append((value.data, value.data, name, written))
         elif wrapped:
-            memory = words_of(value)
+            memory = raw_value(value)
             refs.append(Ref(np.array(memory) if written else memory, name, "gmem"))
             values.append((memory, refs[-1].data, name, written))
         else:

@@ -30,7 +30,7 @@ from pallas_sim.cores import (
 from pallas_sim.errors import SimulationError
 from pallas_sim.evaluation import prepare, run
 from pallas_sim.findings import Finding, Owner
-from pallas_sim.generators import value_of, words_of
+from pallas_sim.generators import raw_value, value_of
 from pallas_sim.machine import GridPosition, Machine, Thread
 from pallas_sim.memory import AllocationKey, KeyArray, Ref, is_key_dtype
 from pallas_sim.pallas_calls import PreparedKernel, capacity_findings, kernel_of
@@ -201,7 +201,7 @@ def _mpmd_map(eqn: Equation) -> Evaluate:
     def evaluate(thread: Thread, *operands: Any) -> Any:
         # Scalars are passed as they are.
         refs = [
-            Ref(np.array(words_of(each)), name, "any")
+            Ref(np.array(raw_value(each)), name, "any")
             if wrapped and not isinstance(each, Ref)
             else each
             for each, name, wrapped in zip(operands, names, in_memory, strict=False)
