@@ -1,4 +1,10 @@
-"""Programs: what JAX traced, prepared once for evaluation."""
+"""The evaluator: prepares what JAX traced, once, and runs it, one equation after the other.
+
+``prepare`` makes a ``Program`` of a jaxpr: a ``Step`` for each equation, with the function that its
+rule gives (``registry``), and a slot for each value. Short calls are replaced by their equations.
+``run`` walks the steps on a thread; it is the inner loop of every simulation. What has no rule is
+evaluated as what JAX composes it of, or by JAX itself (``fallback``).
+"""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Machine:
       owners: the numbers of the threads. Each core has one, whatever it runs.
       lasting: semaphores that outlive their kernel.
       shared: arrays that copies in flight access after their kernel, by identity.
-      meetings: where threads wait for each other; see ``meeting.meet``.
+      meetings: where threads wait for each other; see ``cores.meet``.
       monitored: whether the recording is read for what is out of order.
       drops_indices: whether TMA copies lose the index of an axis of one tile, as on a chip.
       recording: what threads did to shared memory and semaphores.

@@ -308,7 +308,7 @@ class Side:
       home: the device whose memory it is.
       tensor_core: whether it is tensor memory, which not every barrier orders.
       role: in an operation of a tensor core, ``"sums"``, ``"operand"`` or ``"copied"``: see
-        ``pipelines``; "" in any other.
+        ``order.accesses``; "" in any other.
     """
 
     region: Region

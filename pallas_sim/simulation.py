@@ -121,7 +121,7 @@ def simulating(machine: Machine) -> Generator[None]:
 
     What JAX gives are tracers, which have values. The machine keeps what is found, and looks for
     what is out of order when the context ends. The chip that kernels ask for is up to the caller:
-    see ``devices.absent.tracing_for``.
+    see ``tracing.tracing_for``.
 
     Raises:
       SimulationError: an operation cannot be evaluated; the message names its line.
