@@ -5,24 +5,21 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from pallas_sim.bitcasts import packed_axis, whole_rows
 from pallas_sim.compat.jaxprs import key_shape, semaphore_kind, space_of
 from pallas_sim.compat.places import CopyParts
-from pallas_sim.copies import Copy, Semaphore, release
+from pallas_sim.copies import release
 from pallas_sim.dtypes import Array, bit_width
 from pallas_sim.errors import BoundsError, SimulationError
 from pallas_sim.machine import Machine, Thread
 from pallas_sim.memory import Elements, Outside, Ref, Region, is_key_dtype
-from pallas_sim.recording import Touched
+from pallas_sim.recording import Copy, Semaphore, Touched
 from pallas_sim.transforms import AxisSlice, Indexed, Listed, Operand, RefPart, Transform
 from pallas_sim.windows import bitcast_rows, read, region_of
-
-if TYPE_CHECKING:
-    from pallas_sim.machine import Thread
 
 #: ``"pass on"``: memory goes from a kernel to its caller. ``"free"``: its life ends.
 AccessKind = Literal["read", "write", "add", "pass on", "free"]

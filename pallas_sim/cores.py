@@ -9,23 +9,20 @@ import weakref
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pallas_sim.compat.jaxprs import open_jaxpr, sub_jaxprs
 from pallas_sim.compat.places import names_a_device
-from pallas_sim.copies import Semaphore
 from pallas_sim.errors import MissingRuleError, SimulationError
 from pallas_sim.findings import Access, Wait
 from pallas_sim.machine import Thread
 from pallas_sim.memory import AllocationKey, Ref
-from pallas_sim.recording import Reach, Reached, Synchronized
+from pallas_sim.order.disorder import report_disorder
+from pallas_sim.recording import Reach, Reached, Semaphore, Synchronized
 from pallas_sim.scheduler import Task
 from pallas_sim.transforms import Peer
-
-if TYPE_CHECKING:
-    from pallas_sim.scheduler import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +199,7 @@ def launched(
         thread.launch, thread.recorded, thread.collective = before
     alone = len(machine.owners) == 1 and not machine.copies and not machine.lasting
     if concurrent and not thread.recorded and alone:
-        machine.find_disorder()
+        report_disorder(machine, machine.recording)
 
 
 def _leave(thread: Thread) -> None:
@@ -305,8 +302,6 @@ def meet(
     meeting = machine.meetings.setdefault(place, _Meeting())
     meeting.given[member] = value
     meeting.threads.append(thread.number)
-    timeline = machine.timeline
-    span = None if timeline is None else timeline.begin(thread, "meeting", what)
 
     def blocked() -> Wait:
         missing = [each for each in members if each not in meeting.given]
@@ -320,21 +315,18 @@ def meet(
             program=thread.program,
         )
 
-    if len(meeting.given) == len(members):
-        thread.recording.events.append(Synchronized(tuple(meeting.threads)))
-        for task in meeting.waiting:
-            machine.scheduler.wake(task)
-        del machine.meetings[place]
-        if timeline is not None and span is not None:
-            timeline.end(thread, span)
-        return meeting.given
-    task = machine.scheduler.current
-    assert task is not None
-    meeting.waiting.append(task)
-    while len(meeting.given) < len(members):
-        machine.scheduler.block(blocked)
-    if timeline is not None and span is not None:
-        timeline.end(thread, span)
+    with thread.span("meeting", what):
+        if len(meeting.given) == len(members):
+            thread.recording.events.append(Synchronized(tuple(meeting.threads)))
+            for task in meeting.waiting:
+                machine.scheduler.wake(task)
+            del machine.meetings[place]
+        else:
+            task = machine.scheduler.current
+            assert task is not None
+            meeting.waiting.append(task)
+            while len(meeting.given) < len(members):
+                machine.scheduler.block(blocked)
     return meeting.given
 
 

@@ -174,7 +174,7 @@ def bit_width(dtype: Dtype) -> int:
     return 4 if dtype == _FLOAT4 else dtype.itemsize * 8
 
 
-def words_of(dtype: Dtype) -> Dtype:
+def word_dtype(dtype: Dtype) -> Dtype:
     """The unsigned integers that are as large as the elements of a dtype in numpy."""
     return _WORDS[dtype.itemsize]
 
@@ -377,14 +377,14 @@ def reinterpret(array: Any, dtype: Dtype) -> Any:
             amounts = np.arange(parts, dtype=np.uint8) * np.uint8(target)
             codes = (octets[..., None] >> amounts) & np.uint8((1 << target) - 1)
             return from_codes(codes.reshape(*array.shape, source // target), dtype)
-        return _bytes_of(array).view(words_of(dtype)).view(dtype)
+        return _bytes_of(array).view(word_dtype(dtype)).view(dtype)
     codes = codes_of(array)
     if source < 8:
         parts = 8 // source
         amounts = np.arange(parts, dtype=np.uint8) * np.uint8(source)
         pieces = codes.reshape(*array.shape[:-1], target // 8, parts) << amounts
         codes = np.bitwise_or.reduce(pieces, axis=-1)
-    words = np.ascontiguousarray(codes).view(words_of(dtype))
+    words = np.ascontiguousarray(codes).view(word_dtype(dtype))
     return words[..., 0].view(dtype)
 
 

@@ -113,7 +113,7 @@ def _trace_type() -> Any:
     source: Any = importlib.import_module("jax.extend.source_info_util")
     source.register_exclusion(__file__)  # the line of an equation is the caller's
 
-    class Trace(core.Trace):
+    class EagerTrace(core.Trace):
         """Evaluates each primitive when it is bound."""
 
         __slots__ = ("evaluate",)
@@ -218,4 +218,4 @@ def _trace_type() -> Any:
         return jax.make_jaxpr(operation)(*avals)
 
     cache: dict[Any, Any] = {}
-    return Trace
+    return EagerTrace

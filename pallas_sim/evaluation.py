@@ -1,10 +1,16 @@
-"""Programs: what JAX traced, prepared once for evaluation."""
+"""The evaluator: prepares what JAX traced, once, and runs it, one equation after the other.
+
+``prepare`` makes a ``Program`` of a jaxpr: a ``Step`` for each equation, with the function that its
+rule gives (``registry``), and a slot for each value. Short calls are replaced by their equations.
+``run`` walks the steps on a thread; it is the inner loop of every simulation. What has no rule is
+evaluated as what JAX composes it of, or by JAX itself (``fallback``).
+"""
 
 from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
@@ -337,11 +343,12 @@ def run(program: Program, thread: Thread, args: Sequence[Any]) -> list[Any]:
         raise ValueError(f"a program of {len(inputs)} inputs gets {len(args)}")
     env = program.slots.copy()
     env[inputs.start : inputs.stop] = args
+    walk: Iterable[Step] = steps
     if machine.inspector is not None:
-        steps = machine.inspector.steps(steps, thread, env)
-    step: Step | None = None
+        walk = machine.inspector.steps(steps, thread, env)
+    step: Any = None  # the ``Step`` that is evaluated
     try:
-        for step in steps:
+        for step in walk:
             if step.threaded:
                 result = step.evaluate(thread, *step.operands(env))
             else:
@@ -414,14 +421,16 @@ def fallback(eqn: Equation) -> Evaluate:
     Raises:
       MissingRuleError: the primitive has effects, works on references, or runs a program.
     """
-    if not _is_pure(eqn):
-        raise _missing(eqn)
-    composed = _composed(eqn)
-    if composed is not None:
-        return composed
-    if any(sub_jaxprs(eqn.origin)):
-        raise _missing(eqn)
-    return by_jax(eqn)
+    takes_references = any(hasattr(aval, "inner_aval") for aval in (*eqn.ins, *eqn.outs))
+    if eqn.origin is not None and not eqn.origin.effects and not takes_references:
+        composed = _composed(eqn)
+        if composed is not None:
+            return composed
+        if not any(sub_jaxprs(eqn.origin)):
+            return by_jax(eqn)
+    error = MissingRuleError(f"the simulator has no rule for the primitive {eqn.name!r}")
+    error.at(eqn.line, "")
+    raise error
 
 
 def by_jax(eqn: Equation) -> Evaluate:
@@ -449,16 +458,3 @@ def _composed(eqn: Equation) -> Evaluate | None:
     if eqn.origin.primitive.multiple_results:
         return lambda thread, *values: run(program, thread, values)
     return lambda thread, *values: run(program, thread, values)[0]
-
-
-def _missing(eqn: Equation) -> MissingRuleError:
-    error = MissingRuleError(f"the simulator has no rule for the primitive {eqn.name!r}")
-    error.at(eqn.line, "")
-    return error
-
-
-def _is_pure(eqn: Equation) -> bool:
-    """Whether an equation only computes arrays of arrays."""
-    if eqn.origin is None or eqn.origin.effects:
-        return False
-    return not any(hasattr(aval, "inner_aval") for aval in (*eqn.ins, *eqn.outs))

@@ -296,7 +296,7 @@ def elements(eqn: Equation) -> np.dtype[Any]:
     return np.dtype(np.uint32) if is_key_dtype(eqn.out.dtype) else np.dtype(eqn.out.dtype)
 
 
-def words_of(value: Any) -> Any:
+def raw_value(value: Any) -> Any:
     """What a reference to a value holds: the words of keys, and arrays as they are."""
     return value.data if isinstance(value, KeyArray) else value
 

@@ -1,8 +1,7 @@
 """A debugger: stops at a line of a kernel, and watches references.
 
 An ``Inspector`` takes the place of the evaluator's plain walk over a program, so that nothing here
-costs anything in a run without one. It counts equations one by one, which is the time of a
-``Timeline``, too.
+costs anything in a run without one.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,13 +21,11 @@ from pallas_sim.compat.jaxprs import argument_names, is_reference, open_jaxpr, s
 from pallas_sim.compat.source import place_of_call
 from pallas_sim.dtypes import Array
 from pallas_sim.errors import OptionError
+from pallas_sim.evaluation import Step
 from pallas_sim.findings import Owner, SourceLine, text_at
+from pallas_sim.machine import StepObserver, Thread
 from pallas_sim.memory import Ref
-
-if TYPE_CHECKING:
-    from pallas_sim.copies import Copy
-    from pallas_sim.evaluation import Step
-    from pallas_sim.machine import Thread
+from pallas_sim.recording import Copy
 
 #: A statement that gives a value to one name, whose last equation is that value.
 _ASSIGNMENT = re.compile(r"\s*([A-Za-z_]\w*)\s*(?::[^=]+)?(?:[-+*/@%&|^]|//|>>|<<|\*\*)?=(?!=)")
@@ -68,7 +65,7 @@ class _Watched:
 
 
 @dataclass(eq=False)
-class Inspector:
+class Inspector(StepObserver):
     """Stops at lines and watches references.
 
     Attributes:
@@ -91,28 +88,14 @@ class Inspector:
     _watched: dict[Any, _Watched] = field(default_factory=dict)
 
     def steps(self, steps: Sequence[Step], thread: Thread, env: Sequence[Any]) -> Iterator[Step]:
-        """The steps of a program, each to be evaluated before the next one is taken.
-
-        Args:
-          steps: of the program, which were counted all at once.
-          thread: who evaluates it.
-          env: the values of its slots.
-        """
-        machine = thread.machine
-        machine.steps -= len(steps)
-        if not (self.watch or self.stop_at):
-            for step in steps:
-                machine.steps += 1
-                yield step
-            return
+        """The steps of a program; see ``StepObserver.steps``."""
         frame = _Frame(env)
         frames = self._frames.setdefault(thread.number, [])
         frames.append(frame)
         seen = [self._see(thread, ref) for ref in frame.refs() if ref.name in self.watch]
         try:
-            for step in steps:
-                machine.steps += 1
-                self.time = machine.steps
+            for step in super().steps(steps, thread, env):
+                self.time = thread.machine.steps
                 line = self._line(step)
                 if self.stop_at and any(_is_at(line, place) for place in self.stop_at):
                     self._stop(thread, step, line, frames)
@@ -133,8 +116,6 @@ class Inspector:
 
     def learn(self, jaxpr: Any) -> None:
         """Take note of the lines and references of a program that is about to run."""
-        if not (self.watch or self.stop_at):
-            return
         for eqn in open_jaxpr(jaxpr)[0].eqns:
             place = place_of_call(eqn)
             if place is not None and not place.file.startswith(_PACKAGE):
@@ -384,7 +365,8 @@ class RefChange:
             )
         if self.kind == "copy":
             what += f", by a copy of {self.by}"
-        place = f" in program {_point(self.program)}" if self.program else ""
+        program = f"({', '.join(map(str, self.program))})"
+        place = f" in program {program}" if self.program else ""
         place += f" of {self.kernel}" if self.kernel and place else ""
         line = f" at {self.line}" if self.line else ""
         return f"{what}{line}{place} on {self.owner}\n{picture(self.values)}"
@@ -429,7 +411,3 @@ def differing(first: Array, second: Array) -> Any:
 
 def _number(value: Any) -> str:
     return str(np.asarray(value)[()])
-
-
-def _point(program: tuple[int, ...]) -> str:
-    return f"({', '.join(map(str, program))})"

@@ -1,10 +1,16 @@
-"""What a simulated run has besides values: its target, limits, memory, findings and cores."""
+"""The state of a run besides its values: a ``Machine`` with its ``Device``s and ``Thread``s.
+
+A machine has what all share: the target, limits, findings, the record of the run, the scheduler and
+the clock. A device has what others can reach of its memory. A thread is a core that evaluates a
+program: where it is in grids and kernels. ``evaluation`` runs programs on a thread, ``copies`` says
+what copies and semaphores do, and ``order`` what the record proves.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,16 +19,14 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from pallas_sim.chips import TARGETS, Accumulations, accumulations
-from pallas_sim.copies import Copy, Semaphore
-from pallas_sim.errors import SimulationError, SimulationLimitError
-from pallas_sim.findings import Finding, Owner
+from pallas_sim.errors import DeadlockError, SimulationError, SimulationLimitError
+from pallas_sim.findings import Finding, Owner, Wait
 from pallas_sim.findings import Kind as FindingKind
-from pallas_sim.inspector import Inspector
 from pallas_sim.memory import AllocationKey, Ref, Region
-from pallas_sim.order.disorder import disorder
-from pallas_sim.recording import Entered, Recording
-from pallas_sim.scheduler import Scheduler, collecting_later
-from pallas_sim.timeline import Timeline
+from pallas_sim.recording import Copy, Entered, Recording, Semaphore
+from pallas_sim.scheduler import Scheduler
+from pallas_sim.timeline import Kind as SpanKind
+from pallas_sim.timeline import Timeline, TimelineSpan
 from pallas_sim.transforms import Elsewhere
 
 #: Gives what uninitialized memory of a dtype holds, or None for the default of that dtype.
@@ -68,7 +72,7 @@ class Machine:
       owners: the numbers of the threads. Each core has one, whatever it runs.
       lasting: semaphores that outlive their kernel.
       shared: arrays that copies in flight access after their kernel, by identity.
-      meetings: where threads wait for each other; see ``meeting.meet``.
+      meetings: where threads wait for each other; see ``cores.meet``.
       monitored: whether the recording is read for what is out of order.
       drops_indices: whether TMA copies lose the index of an axis of one tile, as on a chip.
       recording: what threads did to shared memory and semaphores.
@@ -102,13 +106,20 @@ class Machine:
     drops_indices: bool = True
     recording: Recording = field(default_factory=Recording)
     timeline: Timeline | None = None
-    inspector: Inspector | None = None
+    inspector: StepObserver | None = None
     shared_bytes: Callable[[Any], int | None] | None = None
 
     def __post_init__(self) -> None:
         """Count equation by equation where there is a timeline."""
-        if self.timeline is not None and self.inspector is None:
-            self.inspector = Inspector()
+        if self.timeline is not None:
+            self.keep_timeline(self.timeline)
+
+    def keep_timeline(self, timeline: Timeline) -> None:
+        """Keep a timeline of the run from here on."""
+        self.timeline = timeline
+        timeline.steps = lambda: self.steps
+        if self.inspector is None:
+            self.inspector = StepObserver()
 
     @cached_property
     def platform(self) -> str:
@@ -127,28 +138,14 @@ class Machine:
     @cached_property
     def scheduler(self) -> Scheduler:
         """Decides which device or core goes on."""
-        return Scheduler(self)
+        return Scheduler(self.random if self.seed else None, Thread.deadlock)
 
     def device(self, number: int) -> Device:
         """One of the devices."""
-        found = self.devices.get(number)
-        if found is None:
-            found = self.devices[number] = Device(number)
-        return found
-
-    def find_disorder(self) -> None:
-        """Let the monitor of order read the recording, and report what it finds."""
-        self.find_disorder_in(self.recording)
-
-    def find_disorder_in(self, recording: Recording) -> None:
-        """As ``find_disorder``, of a recording of some threads, which ends with that."""
-        events, recording.events = recording.events, []
-        if not events or not self.monitored:
-            return
-        with collecting_later():
-            found = disorder(events, list(self.owners), self.seed)
-        for finding in found:
-            self.report(finding)
+        device = self.devices.get(number)
+        if device is None:
+            device = self.devices[number] = Device(number)
+        return device
 
     @cached_property
     def random(self) -> np.random.Generator:
@@ -197,7 +194,7 @@ class Machine:
 
     def report(self, finding: Finding) -> None:
         """Keep a finding, once for each place of the kernel and kind."""
-        if all(each.key != finding.key for each in self.findings):
+        if all(finding.key != known.key for known in self.findings):
             self.findings.append(finding)
 
     def note(self, text: str) -> None:
@@ -247,6 +244,42 @@ def _nan(dtype: np.dtype[Any]) -> Any:
         return limits.min or limits.max
     nan = np.array(np.nan, np.float32).astype(dtype)
     return nan if np.isnan(nan.astype(np.float32)) else info.min
+
+
+class StepObserver:
+    """Sees each equation before and after a run evaluates it: see ``Machine.inspector``.
+
+    This one only counts equations one by one, which is the time of a timeline. ``inspector`` and
+    ``recorders`` have those that look at values.
+
+    Attributes:
+      raised: what it raised itself, which ends the run as it is.
+    """
+
+    raised: BaseException | None = None
+
+    def steps(self, steps: Sequence[Any], thread: Thread, env: Sequence[Any]) -> Iterator[Any]:
+        """The steps of a program, each to be evaluated before the next one is taken.
+
+        Args:
+          steps: ``evaluation.Step``s of the program, which were counted all at once.
+          thread: who evaluates it.
+          env: the values of its slots.
+        """
+        machine = thread.machine
+        machine.steps -= len(steps)
+        for step in steps:
+            machine.steps += 1
+            yield step
+
+    def written(self, copy: Copy) -> None:
+        """A chunk of a copy was written."""
+
+    def learn(self, jaxpr: Any) -> None:
+        """Take note of a program that is about to run."""
+
+    def require(self) -> None:
+        """Reject an observer that looks for what no program has."""
 
 
 # A core or device that evaluates a program: where it is, and what others can reach of it.
@@ -458,18 +491,54 @@ class Thread:
             "kernel for a GPU"
         )
 
+    def deadlock(self, waits: Sequence[Wait], ended: Sequence[Thread] = ()) -> DeadlockError:
+        """Report waits that never end, and give the error that ends the run.
+
+        Args:
+          waits: of all that wait; the first is its own.
+          ended: threads that have ended, and could have signalled.
+        """
+        message = (
+            "deadlock: every program and thread waits, and nothing is pending that could wake one"
+            if self.machine.platform == "gpu"
+            else "deadlock: every core is blocked and no signal or copy is pending"
+        )
+        ends = [Wait(owner=thread.owner, on="", line="the end of the program") for thread in ended]
+        facts: dict[str, Any] = {"waits": (*waits, *ends), "seed": self.machine.seed}
+        line, on = waits[0].line, waits[0].on
+        return DeadlockError.of(self.report("deadlock", message, line, ref=on, **facts))
+
+    @contextmanager
+    def span(self, kind: SpanKind, name: str = "") -> Generator[TimelineSpan | None]:
+        """Have what it does in this context on the timeline; gives None if there is none.
+
+        A span that an error leaves is not ended: the timeline shows it as unfinished.
+
+        Args:
+          kind: what it does.
+          name: what a reader sees; "" for the program that it is at, or its kernel.
+        """
+        timeline = self.machine.timeline
+        if timeline is None:
+            yield None
+            return
+        name = name or (self.place if self.program else f"body of {self.place}")
+        span = timeline.begin(self.owner, self.program, kind, name)
+        yield span
+        timeline.end(span)
+
     @contextmanager
     def inside(self, kernel: str) -> Generator[None]:
         """Evaluate the body of a kernel."""
         timeline = self.machine.timeline
-        span = None if timeline is None else timeline.begin(self, "kernel", kernel)
+        span = timeline and timeline.begin(self.owner, self.program, "kernel", kernel)
         self.kernels.append(kernel)
         try:
             yield
         finally:
             self.kernels.pop()
             if timeline is not None and span is not None:
-                timeline.end(self, span)
+                timeline.end(span)
 
     @property
     def place(self) -> str:

@@ -223,7 +223,7 @@ def numpy_index(
                 continue
             if start < 0 or end > dim:
                 raise Outside(axis, start, end - 1, shape)
-            # What is repeated is made as long as the window before: see ``_repeated``.
+            # What is repeated is made as long as the window before: see ``repeated``.
             key.append(slice(start, end, index.stride) if index.stride else slice(0, size))
             continue
         value: Any = operands[index.position] if type(index) is Operand else index

@@ -175,6 +175,8 @@ def kernel_of(eqn: Equation) -> PreparedKernel:
     )
     body = eqn.params["jaxpr"]
     inner = open_jaxpr(body)[0]
+    first = len(inner.constvars) + len(facts.sizes) + len(facts.scalars)
+    homes = map(space_of, eqn.ins[first : first + len(facts.inputs)])
     return PreparedKernel(
         name=kernel_name(origin),
         facts=facts,
@@ -182,7 +184,7 @@ def kernel_of(eqn: Equation) -> PreparedKernel:
         body=prepare_lifted(body) if inner.constvars else prepare(body),
         names=_names(argument_names(inner), facts),
         windows=tuple(
-            window_of(number, block, output=number >= len(facts.inputs), home=_home(eqn, number))
+            window_of(number, block, output=number >= len(facts.inputs), home=next(homes, ""))
             for number, block in enumerate((*facts.inputs, *facts.outputs))
         ),
         written=written_inputs(body),
@@ -195,14 +197,6 @@ def kernel_of(eqn: Equation) -> PreparedKernel:
         equation=origin,
         line=source_line(origin) or "",
     )
-
-
-def _home(eqn: Equation, number: int) -> str:
-    """The memory space that the array of an input must be in, or ""."""
-    facts = grid_facts(eqn.origin)
-    captured = len(open_jaxpr(eqn.params["jaxpr"])[0].constvars)
-    at = captured + len(facts.sizes) + len(facts.scalars) + number
-    return space_of(eqn.ins[at]) if number < len(facts.inputs) else ""
 
 
 def _of_words(block: BlockFacts) -> BlockFacts:

@@ -119,15 +119,13 @@ def _programs(this: CoreRun, points: Iterator[tuple[int, ...]], scratch: list[Re
                 if window.ahead and window.loaded and not window.in_place and start != buffer.start:
                     buffer.fetched = (start, fetch(this, window, buffer, start, ahead=1))
         refs = [buffer.ref for _, buffer in windows]
-        timeline = thread.machine.timeline
-        span = None if timeline is None else timeline.body(thread)
-        run(kernel.body, thread, [*this.captured, *this.scalars, *refs, *scratch])
-        if timeline is not None and span is not None:
-            span.facts["blocks"] = {
-                window.facts.name: list(start)
-                for (window, _), start in zip(windows, starts, strict=True)
-            }
-            timeline.end(thread, span)
+        with thread.span("body") as span:
+            run(kernel.body, thread, [*this.captured, *this.scalars, *refs, *scratch])
+            if span is not None:
+                span.facts["blocks"] = {
+                    window.facts.name: list(start)
+                    for window, start in zip(kernel.windows, starts, strict=True)
+                }
         for number, (window, buffer) in enumerate(windows):
             changes = next_starts is None or next_starts[number] != buffer.start
             if window.output and changes and not window.in_place:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import ml_dtypes
@@ -52,16 +51,10 @@ def multiplier(lhs: Any, rhs: Any, out: Any, depth: int, *, batched: bool = Fals
     if all(is_integer(each) or each == np.bool_ for each in (lhs, rhs, out)):
         return _of_integers(product, lhs, rhs, out, depth)
     work = working_dtype(lhs, rhs, out)
-    widen_lhs, widen_rhs = widening(lhs, work), widening(rhs, work)
-    narrow = _narrowing(work, out)
-    if widen_lhs is widen_rhs is narrow is None:
+    if lhs == rhs == out == work:
         return product
-    if widen_lhs is not None and widen_rhs is not None:
-        if narrow is None:
-            return lambda a, b: product(widen_lhs(a), widen_rhs(b))
-        return lambda a, b: narrow(product(widen_lhs(a), widen_rhs(b)))
-    left, right, last = widen_lhs or _same, widen_rhs or _same, narrow or _same
-    return lambda a, b: last(product(left(a), right(b)))
+    widen_lhs, widen_rhs, narrow = widening(lhs, work), widening(rhs, work), converter(work, out)
+    return lambda a, b: narrow(product(widen_lhs(a), widen_rhs(b)))
 
 
 def _single(a: Array, b: Array) -> Array:
@@ -84,28 +77,11 @@ def working_dtype(*dtypes: Dtype) -> Dtype:
     return np.dtype(np.float64 if wide else np.float32)
 
 
-def widening(dtype: Dtype, work: Dtype) -> Unary | None:
-    """How values of ``dtype`` become values of ``work``; None if they are."""
-    if dtype == work:
-        return None
-    if dtype == np.float16 and work == np.float32:
-        # Numpy converts them one by one.
-        take = _table().take
-        return lambda value: take(value.view(np.uint16))
-    if work.kind == "c":
+def widening(dtype: Dtype, work: Dtype) -> Unary:
+    """How values of ``dtype`` become values of ``work``."""
+    if work.kind == "c" and dtype != work:
         return lambda value: value.astype(work)
     return converter(dtype, work)
-
-
-@cache
-def _table() -> Array:
-    """For each bit pattern of a float16, that number in float32."""
-    with np.errstate(all="ignore"):
-        return np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
-
-
-def _narrowing(work: Dtype, out: Dtype) -> Unary | None:
-    return None if work == out else converter(work, out)
 
 
 def _of_integers(product: Multiply, lhs: Dtype, rhs: Dtype, out: Dtype, depth: int) -> Multiply:
@@ -146,10 +122,6 @@ def _wrapping(out: Dtype) -> Unary:
     if out == np.bool_:
         return lambda value: value != 0
     return lambda value: value.astype(out, copy=False)
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 # Sums of products as tensor cores add them: truncated, a group of products at a time.
@@ -311,7 +283,10 @@ def chip_product(
       read: gives what the instruction reads of a float32 operand; None for all of it.
     """
     least = least_exponent(lhs), least_exponent(rhs)
-    widen = [_widening(dtype, read) for dtype in (lhs, rhs)]
+    # What the instruction reads of each operand, in float32.
+    widen = [
+        read if read and dtype == FLOAT32 else widening(dtype, FLOAT32) for dtype in (lhs, rhs)
+    ]
 
     def evaluate(a: Array, b: Array, c: Array | None) -> Array:
         left, odd_rows = _finite(widen[0](a))
@@ -336,13 +311,6 @@ def chip_product(
         return np.where(other_rules, other, result)
 
     return evaluate
-
-
-def _widening(dtype: Dtype, read: Unary | None) -> Unary:
-    """How an operand becomes what the instruction reads, in float32."""
-    if dtype == FLOAT32:
-        return read or (lambda array: array)
-    return widening(dtype, FLOAT32) or (lambda array: array)
 
 
 def _finite(array: Array) -> tuple[Array, Array | None]:

@@ -10,22 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pallas_sim.compat.jaxprs import sub_jaxprs
 from pallas_sim.compat.places import transforms_of
 from pallas_sim.dtypes import Array, is_complex, is_float
+from pallas_sim.evaluation import Step
 from pallas_sim.findings import Finding, Owner
-from pallas_sim.inspector import Inspector
+from pallas_sim.inspector import differing, same_bits
+from pallas_sim.machine import StepObserver, Thread
 from pallas_sim.memory import Elements, KeyArray, Ref
+from pallas_sim.recording import Copy
 from pallas_sim.windows import read
-
-if TYPE_CHECKING:
-    from pallas_sim.copies import Copy
-    from pallas_sim.evaluation import Step
-    from pallas_sim.machine import Thread
 
 #: Bytes of values that are kept of a run; loads after them are not.
 _KEPT_BYTES = 1 << 28
@@ -59,8 +57,8 @@ class RecordedLoad:
 
 
 @dataclass(eq=False)
-class LoadRecorder(Inspector):
-    """An inspector that keeps what was read.
+class LoadRecorder(StepObserver):
+    """Observes the steps of a run and keeps what was read.
 
     Attributes:
       loads: in the order in which they happened.
@@ -70,7 +68,7 @@ class LoadRecorder(Inspector):
     _bytes: int = 0
 
     def steps(self, steps: Sequence[Step], thread: Thread, env: Sequence[Any]) -> Iterator[Step]:
-        """The steps of a program; see ``Inspector.steps``."""
+        """The steps of a program; see ``StepObserver.steps``."""
         for step in super().steps(steps, thread, env):
             ref = _reference(step, env)
             if ref is None:
@@ -162,14 +160,9 @@ def uninitialized_load(
 
 def _differing(old: Array, new: Array) -> tuple[int, ...] | None:
     """The first element whose bits differ, or None."""
-    if old.shape != new.shape or old.tobytes() == new.tobytes():
+    if old.shape != new.shape or same_bits(old, new):
         return None
-    sides = [
-        np.ascontiguousarray(each).view(np.uint8).reshape(each.size, -1)
-        for each in (np.atleast_1d(old), np.atleast_1d(new))
-    ]
-    first = int(np.argmax((sides[0] != sides[1]).any(axis=1)))
-    return tuple(map(int, np.unravel_index(first, old.shape)))
+    return tuple(map(int, np.argwhere(differing(old, new))[0]))
 
 
 def _finding(old: RecordedLoad, new: RecordedLoad, index: tuple[int, ...]) -> Finding:
@@ -203,8 +196,8 @@ _PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_genera
 
 
 @dataclass(eq=False)
-class MagnitudeRecorder(Inspector):
-    """An inspector that keeps the least magnitude of what a run computes.
+class MagnitudeRecorder(StepObserver):
+    """Observes the steps of a run and keeps the least magnitude of what a run computes.
 
     Attributes:
       least: of all finite results of floats that are not 0, and a lower bound of that of the terms

@@ -1,20 +1,165 @@
-"""What the threads of a run did to memory and semaphores, in the order in which it happened.
+"""The record of a run: its semaphores and copies, and what threads did to them and to memory.
 
-Monitors read it after the run. Nothing is recorded outside of kernels that start copies, use
-semaphores or run on several cores: there everything happens in one order.
+Events stand in the order in which they happened. The proof of order (``order``) reads them after
+the run, or after each kernel that runs alone. Nothing is recorded outside of kernels that start
+copies, use semaphores or run on several cores: there everything happens in one order.
+
+First comes what events are about: a ``Semaphore``, and a ``Copy`` with its ``Chunk``s (``copies``
+says what happens to them). Then the events of a TPU's threads, and last those of a GPU's, whose
+barriers pass on ``Token``s and whose engines do ``Asynchronous`` operations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from pallas_sim.findings import Access
+import numpy as np
+
+from pallas_sim.dtypes import Array
+from pallas_sim.findings import Access, Owner
 from pallas_sim.memory import Region
+from pallas_sim.scheduler import Task
 
-if TYPE_CHECKING:
-    from pallas_sim.copies import Copy, Semaphore
+#: Who has started a copy that is not started.
+_NOBODY = Owner()
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class Semaphore:
+    """A counter that copies and signals add to, and waits take from.
+
+    Attributes:
+      name: of the reference it belongs to, with its index.
+      kind: ``"dma"``, which counts bytes, ``"regular"`` or ``"barrier"``.
+      count: what is there to be taken.
+      promised: what was added, or will be by copies that were started.
+      taken: what waits took.
+      copies: those that add to it and are not proved to be done.
+      coming: those of them that have something left to add.
+      waiting: the tasks that wait for more.
+      lasting: whether it outlives the kernel.
+    """
+
+    name: str
+    kind: str
+    count: int = 0
+    promised: int = 0
+    taken: int = 0
+    copies: list[Copy] = field(default_factory=list)
+    coming: list[Copy] = field(default_factory=list)
+    waiting: list[Task] = field(default_factory=list)
+    lasting: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """A part of a copy.
+
+    Attributes:
+      copy: of which it is a part.
+      size: bytes that each semaphore gets.
+      key: which elements of source and target it has; None for all of them.
+      values: what was read; None before.
+    """
+
+    copy: Copy
+    size: int
+    key: tuple[slice, ...] | None = None
+    values: Array | None = None
+
+    def read(self) -> None:
+        """Read its part of the source."""
+        copy = self.copy
+        if copy.read is not None:
+            self.values = copy.read()
+        else:
+            assert isinstance(copy.source, np.ndarray)
+            self.values = (copy.source if self.key is None else copy.source[self.key]).copy()
+
+    def write(self) -> None:
+        """Write its part of the target."""
+        copy, values = self.copy, self.values
+        assert values is not None
+        if copy.write is not None:
+            copy.write(values)
+        else:
+            assert isinstance(copy.target, np.ndarray)
+            copy.target[... if self.key is None else self.key] = values
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class Copy:
+    """A copy that was started.
+
+    Attributes:
+      source: the memory that is read.
+      target: the memory that is written; None while it is that of a device that is not there yet.
+      names: of both references.
+      size: bytes that each semaphore gets.
+      sent: the semaphore that gets them once the source is read, or None.
+      done: the semaphore that gets them once the target is written, or None.
+      line: where it was started.
+      program: the grid point at which it was started.
+      kernel: name of the kernel that started it, or "".
+      owner: who started it.
+      home: the device whose memory the target is.
+      read: reads the source, where that is no view of memory.
+      write: writes the target, where that is no view of memory, or something is added.
+      whole: whether it cannot be divided into chunks.
+      begun: whether it was started.
+      adds: whether it adds to the target, element by element and atomically.
+      lists: the memory of indices that it reads.
+      unread: chunks whose source is not read.
+      unwritten: chunks that are read and not written.
+      waited: whether a wait took its bytes, and those of all others, from a semaphore.
+      reported: whether it was found that nothing waits for it.
+    """
+
+    source: Region
+    target: Region | None
+    names: tuple[str, str]
+    size: int
+    sent: Semaphore | None
+    done: Semaphore | None
+    line: str
+    program: tuple[int, ...] = ()
+    kernel: str = ""
+    owner: Owner = _NOBODY
+    home: int = 0
+    read: Callable[[], Array] | None = None
+    write: Callable[[Array], None] | None = None
+    whole: bool = True
+    begun: bool = False
+    adds: bool = False
+    lists: tuple[Region, ...] = ()
+    unread: list[Chunk] = field(default_factory=list)
+    unwritten: list[Chunk] = field(default_factory=list)
+    waited: bool = False
+    reported: bool = False
+
+    @property
+    def sides(self) -> list[tuple[Region, bool]]:
+        """The memory that it accesses, and whether it writes it."""
+        sides = [(self.source, False), *((each, False) for each in self.lists)]
+        return sides if self.target is None else [*sides, (self.target, True)]
+
+    @property
+    def semaphores(self) -> Sequence[Semaphore]:
+        """Those that get its bytes, each once."""
+        sent, done = self.sent, self.done
+        if sent is None or sent is done:
+            return () if done is None else (done,)
+        return (sent,) if done is None else (sent, done)
+
+    @property
+    def movable(self) -> bool:
+        """Whether its next event can happen."""
+        return bool(self.unread) or bool(self.unwritten and self.target is not None)
+
+
+# Events.
 
 #: Stands for the line of the access that ends the shared memory of a block.
 END_OF_BLOCK = "the end of the block"
@@ -163,7 +308,7 @@ class Side:
       home: the device whose memory it is.
       tensor_core: whether it is tensor memory, which not every barrier orders.
       role: in an operation of a tensor core, ``"sums"``, ``"operand"`` or ``"copied"``: see
-        ``pipelines``; "" in any other.
+        ``order.accesses``; "" in any other.
     """
 
     region: Region
@@ -281,12 +426,6 @@ Event = (
 
 @dataclass(eq=False)
 class Recording:
-    """The events of a run.
-
-    Attributes:
-      events: in the order in which they happened.
-      kernels: how many kernels are running whose events matter.
-    """
+    """The events of a run, in the order in which they happened."""
 
     events: list[Event] = field(default_factory=list)
-    kernels: int = 0

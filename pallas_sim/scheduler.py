@@ -1,8 +1,9 @@
-"""How many threads numpy's products use while a call is simulated: one.
+"""The scheduler: runs the devices and cores of a run as greenlets, one at a time.
 
-OpenBLAS waits for its threads in busy loops. Where tests run on all cores (``pytest -n``), a
-product of 256 x 256 matrices took 49 ms in two threads and 0.9 ms in one (OpenBLAS 0.3.34, two
-cores).
+A thread runs until it waits for something (``block``) or lets others go on (``pause``,
+``give_way``). In the plain order (seed 0) the task goes on that has been ready for longest; with
+another seed any ready one does, and a thread may lose its turn wherever a chip's core could. What
+is drawn comes from the generator of the machine, so a seed gives the same order again.
 """
 
 from __future__ import annotations
@@ -13,29 +14,13 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from pallas_sim.errors import DeadlockError
 from pallas_sim.findings import Wait
-
-if TYPE_CHECKING:
-    from pallas_sim.machine import Machine, Thread
-
-
-def one_thread() -> AbstractContextManager[Any]:
-    """Products use one thread in this context."""
-    return _libraries().limit(limits=1)
-
-
-@functools.cache
-def _libraries() -> Any:
-    from threadpoolctl import ThreadpoolController
-
-    return ThreadpoolController().select(user_api="blas")
-
 
 #: With a seed, the share of signals and copies at which another core goes on.
 _PREEMPTED = 0.25
@@ -46,7 +31,7 @@ class Task:
     """One thread of execution under the scheduler.
 
     Attributes:
-      thread: the device or core.
+      thread: the device or core: a ``machine.Thread``, of which nothing is used here.
       green: the greenlet that evaluates its program.
       parent: the task that waits for it, or None for the one that the scheduler runs in.
       result: what its program gave.
@@ -56,7 +41,7 @@ class Task:
       children: how many tasks it waits for.
     """
 
-    thread: Thread
+    thread: Any
     green: Any = None
     parent: Task | None = None
     result: Any = None
@@ -71,20 +56,23 @@ class Scheduler:
     """Decides which device or core goes on.
 
     Attributes:
-      machine: of which it runs the threads.
+      random: draws which task goes on; None for the plain order.
+      deadlock: reports a deadlock, of the first blocked thread, what all wait for, and the threads
+        that have ended, and gives the error.
       ready: the tasks that can go on, in the order in which they became ready.
       tasks: those that have not ended.
       root: the greenlet that it runs in; None while nothing is scheduled.
       idle: called when no task is ready; they return whether they have woken one.
     """
 
-    machine: Machine
+    random: np.random.Generator | None
+    deadlock: Callable[[Any, tuple[Wait, ...], Sequence[Any]], DeadlockError]
     ready: deque[Task] = field(default_factory=deque)
     tasks: dict[Any, Task] = field(default_factory=dict)
     root: Any = None
     idle: list[Callable[[], bool]] = field(default_factory=list)
 
-    def run(self, threads: Sequence[Thread], work: Callable[[Thread], Any]) -> list[Any]:
+    def run(self, threads: Sequence[Any], work: Callable[[Any], Any]) -> list[Any]:
         """Run ``work`` for every thread, at the same time, and give their results.
 
         Raises:
@@ -135,12 +123,8 @@ class Scheduler:
 
     def pause(self) -> None:
         """With a seed: let another task go on, now and then."""
-        machine = self.machine
-        if self.ready and machine.seed and machine.random.random() < _PREEMPTED:
-            task = self.current
-            if task is not None:
-                self.ready.append(task)
-                self.root.switch()
+        if self.ready and self.random is not None and self.random.random() < _PREEMPTED:
+            self.give_way()
 
     def give_way(self) -> None:
         """Let all others that are ready go on first."""
@@ -154,7 +138,7 @@ class Scheduler:
         """The task that runs."""
         return self.tasks.get(getcurrent()) if self.root is not None else None
 
-    def _body(self, task: Task, work: Callable[[Thread], Any]) -> Callable[[], None]:
+    def _body(self, task: Task, work: Callable[[Any], Any]) -> Callable[[], None]:
         def body() -> None:
             try:
                 # A greenlet has a context of its own, and numpy keeps this setting there.
@@ -172,8 +156,14 @@ class Scheduler:
     def _loop(self, tasks: Sequence[Task]) -> None:
         while not all(task.done for task in tasks):
             if not self.ready and not any(wake() for wake in self.idle):
-                raise self._deadlock([task for task in tasks if task.done])
-            task = self._next()
+                blocked = [task for task in self.tasks.values() if task.blocked is not None]
+                waits = tuple(task.blocked() for task in blocked if task.blocked is not None)
+                # A task that could have signalled, and has ended.
+                ended = [task.thread for task in tasks if task.done]
+                raise self.deadlock(blocked[0].thread, waits, ended)
+            if self.random is not None and len(self.ready) > 1:
+                self.ready.rotate(-int(self.random.integers(len(self.ready))))
+            task = self.ready.popleft()
             task.green.switch()
             if task.error is not None:
                 raise task.error
@@ -184,21 +174,6 @@ class Scheduler:
                     parent.children -= 1
                     if not parent.children:
                         self.ready.append(parent)
-
-    def _next(self) -> Task:
-        if self.machine.seed and len(self.ready) > 1:
-            at = int(self.machine.random.integers(len(self.ready)))
-            self.ready.rotate(-at)
-        return self.ready.popleft()
-
-    def _deadlock(self, ended: Sequence[Task]) -> DeadlockError:
-        blocked = [task for task in self.tasks.values() if task.blocked is not None]
-        waits = tuple(task.blocked() for task in blocked if task.blocked is not None)
-        # A task that could have signalled, and has ended.
-        waits += tuple(
-            Wait(owner=task.thread.owner, on="", line="the end of the program") for task in ended
-        )
-        return deadlock(self.machine, blocked[0].thread, waits)
 
     def _end(self) -> None:
         """End what has not ended, so that its cleanup runs."""
@@ -226,18 +201,18 @@ def collecting_later() -> Generator[None]:
             gc.enable()
 
 
-def deadlock(machine: Machine, thread: Thread, waits: tuple[Wait, ...]) -> DeadlockError:
-    """Report waits that never end, and give the error that ends the run.
+def one_thread() -> AbstractContextManager[Any]:
+    """Let numpy's products use one thread in this context.
 
-    Args:
-      machine: that reports.
-      thread: one that waits.
-      waits: of all that wait.
+    OpenBLAS waits for its threads in busy loops. Where tests run on all cores (``pytest -n``), a
+    product of 256 x 256 matrices took 49 ms in two threads and 0.9 ms in one (OpenBLAS 0.3.34, two
+    cores).
     """
-    message = (
-        "deadlock: every program and thread waits, and nothing is pending that could wake one"
-        if machine.platform == "gpu"
-        else "deadlock: every core is blocked and no signal or copy is pending"
-    )
-    facts: dict[str, Any] = {"ref": waits[0].on, "waits": waits, "seed": machine.seed}
-    return DeadlockError.of(thread.report("deadlock", message, waits[0].line, **facts))
+    return _libraries().limit(limits=1)
+
+
+@functools.cache
+def _libraries() -> Any:
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController().select(user_api="blas")

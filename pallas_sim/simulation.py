@@ -29,6 +29,7 @@ from pallas_sim.findings import Finding
 from pallas_sim.inspector import Inspector, RefChange
 from pallas_sim.machine import Limits, Machine, Thread
 from pallas_sim.memory import Ref, from_jax, to_output
+from pallas_sim.order.disorder import report_disorder
 from pallas_sim.registry import Equation
 from pallas_sim.scheduler import one_thread
 from pallas_sim.timeline import Timeline, check_path, timeline_text
@@ -226,7 +227,7 @@ def _monitored(thread: Thread) -> Generator[None]:
         for device in machine.devices.values():
             release(thread, device.barriers.values(), "")
     finally:
-        machine.find_disorder()
+        report_disorder(machine, machine.recording)
 
 
 def _inputs(jaxpr: Any) -> Sequence[Any]:
@@ -291,12 +292,13 @@ def simulate(
     accumulations(machine.target, machine.arithmetic)  # which rejects what is not known
     with _looked_at(machine, trace, watch, stop_at):
         values = _simulated(fn, args, options, machine, chip, jit=jit)
+    inspector = machine.inspector
     return Simulation(
         values=values,
         findings=tuple(machine.findings),
         steps=machine.steps,
         fallbacks=dict(machine.fallbacks),
-        watched=() if machine.inspector is None else tuple(machine.inspector.changes),
+        watched=tuple(inspector.changes) if isinstance(inspector, Inspector) else (),
         notes=tuple(machine.notes),
     )
 
@@ -311,8 +313,8 @@ def _looked_at(
     """Give a machine an inspector where one is needed, and write its timeline, however it ends."""
     path = None if trace is None else check_path(trace)
     if path is not None:
-        machine.timeline = Timeline()
-    if path is not None or watch or stop_at:
+        machine.keep_timeline(Timeline())
+    if watch or stop_at:
         machine.inspector = Inspector(_listed(watch), _listed(stop_at))
     try:
         yield

@@ -1,4 +1,10 @@
-"""What a run did when, as a timeline and in the Chrome trace event format."""
+"""The timeline of a run: what its cores and copies did when, also as a file for trace viewers.
+
+Time is the number of equations that the whole machine has evaluated. A ``Timeline`` is filled while
+a run goes on: by ``machine.Thread.span`` with what a core does for some time, by ``copies`` with
+copies and semaphores. ``text_of`` writes one in the Chrome trace event format
+(https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU).
+"""
 
 from __future__ import annotations
 
@@ -6,18 +12,15 @@ import json
 import os
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from pallas_sim.errors import OptionError
 from pallas_sim.findings import Owner
-
-if TYPE_CHECKING:
-    from pallas_sim.copies import Copy, Semaphore
-    from pallas_sim.machine import Machine, Thread
+from pallas_sim.recording import Copy, Semaphore
 
 #: What a core does for some time. ``"start"`` and ``"signal"`` take one equation, which starts a
 #: copy or adds to a semaphore. ``"meeting"``: it waits until other cores are at the same place.
@@ -108,63 +111,62 @@ class Timeline:
       copies: in the order in which they were started.
       arrows: between them. A wait takes what its semaphore got first.
       time: of the last thing that happened.
+      steps: gives how many equations the machine has evaluated; the machine sets it.
     """
 
     spans: list[TimelineSpan] = field(default_factory=list)
     copies: list[CopySpan] = field(default_factory=list)
     arrows: list[Arrow] = field(default_factory=list)
     time: int = 0
+    steps: Callable[[], int] = lambda: 0
     _open: dict[Owner, list[TimelineSpan]] = field(default_factory=dict)
     _last: dict[Owner, int] = field(default_factory=dict)
     _moving: WeakKeyDictionary[Copy, CopySpan] = field(
-        default_factory=lambda: WeakKeyDictionary["Copy", CopySpan]()
+        default_factory=WeakKeyDictionary[Copy, CopySpan]
     )
     _given: WeakKeyDictionary[Semaphore, deque[_Given]] = field(
-        default_factory=lambda: WeakKeyDictionary["Semaphore", deque[_Given]]()
+        default_factory=WeakKeyDictionary[Semaphore, deque[_Given]]
     )
 
-    def begin(self, thread: Thread, kind: Kind, name: str, **facts: Any) -> TimelineSpan:
-        """A core begins something.
+    def begin(
+        self, owner: Owner, program: tuple[int, ...], kind: Kind, name: str, **facts: Any
+    ) -> TimelineSpan:
+        """Begin something that a core does.
 
         Args:
-          thread: the core.
+          owner: the core.
+          program: the grid point that it is at, or ().
           kind: what. An equation begins before it is counted, a body with its first equation.
           name: what a reader sees.
           facts: what else is known.
         """
-        time = thread.machine.steps - (kind not in ("body", "kernel"))
-        span = TimelineSpan(thread.owner, kind, name, max(time, self._last.get(thread.owner, 0)))
-        span.facts = facts
-        if thread.program:
-            facts.setdefault("program", list(thread.program))
-        opened = self._open.setdefault(thread.owner, [])
-        span.parent = opened[-1] if opened else None
+        time = self.steps() - (kind not in ("body", "kernel"))
+        if program:
+            facts.setdefault("program", list(program))
+        opened = self._open.setdefault(owner, [])
+        begin = self._last[owner] = max(time, self._last.get(owner, 0))
+        parent = opened[-1] if opened else None
+        span = TimelineSpan(owner, kind, name, begin, facts=facts, parent=parent)
         opened.append(span)
         self.spans.append(span)
-        self._last[thread.owner] = span.begin
         return span
 
-    def body(self, thread: Thread) -> TimelineSpan:
-        """A core begins the body of a kernel, for the program that it is at if there is a grid."""
-        name = thread.place if thread.program else f"body of {thread.place}"
-        return self.begin(thread, "body", name)
-
-    def end(self, thread: Thread, span: TimelineSpan) -> None:
-        """A core ends what it began; what it began since then, and did not end, is unfinished."""
-        time = self._now(thread.machine)
-        opened = self._open.get(thread.owner, [])
+    def end(self, span: TimelineSpan) -> None:
+        """End what a core does; what it began since then, and did not end, is unfinished."""
+        opened = self._open.get(span.owner, [])
+        self._last[span.owner] = self._now()
         while span in opened:
             last = opened.pop()
-            last.end = time
+            last.end = self.time
             last.unfinished = last is not span
-        self._last[thread.owner] = time
 
-    def start(self, thread: Thread, copy: Copy) -> None:
-        """A core starts a copy."""
+    def start(self, copy: Copy) -> None:
+        """Note that a core starts a copy."""
         name = f"{copy.names[0] or 'memory'} -> {copy.names[1] or 'memory'}"
-        span = self.begin(thread, "start", f"start {name}", line=copy.line, bytes=copy.size)
-        self.end(thread, span)
-        facts = {"line": copy.line, "bytes": copy.size, "program": list(copy.program)}
+        facts: dict[str, Any] = {"line": copy.line, "bytes": copy.size}
+        span = self.begin(copy.owner, copy.program, "start", f"start {name}", **facts)
+        self.end(span)
+        facts["program"] = list(copy.program)
         if copy.home != copy.owner.device:
             facts["to device"] = copy.home
         moved = CopySpan(copy.owner, name, span.begin, self.time, facts=facts)
@@ -172,44 +174,47 @@ class Timeline:
         self.copies.append(moved)
         self.arrows.append(Arrow(span, span.begin, moved, span.begin))
 
-    def move(self, machine: Machine, copy: Copy, what: Literal["read", "written"], n: int) -> None:
-        """A chunk of ``n`` bytes of a copy was read, or written."""
-        moved = self._moved(machine, copy, what, n)
-        semaphore = copy.sent if what == "read" else copy.done
-        if moved is not None and semaphore is not None:
-            self._give(semaphore, moved, n)
+    def move(self, copy: Copy, moment: Moment, size: int) -> None:
+        """Note that a chunk of a copy was read, or written, or that a wait took all its bytes."""
+        moved = self._moving.get(copy)
+        if moved is None:
+            return
+        moved.end = self._now()
+        moved.moments.append((moved.end, moment, size))
+        semaphore = {"read": copy.sent, "written": copy.done}.get(moment)
+        if semaphore is not None:
+            self._give(semaphore, moved, size)
 
-    def prove(self, machine: Machine, copy: Copy) -> None:
-        """A wait took the bytes of a copy."""
-        self._moved(machine, copy, "waited", copy.size)
-
-    def signal(self, thread: Thread, semaphore: Semaphore, amount: int, line: str) -> None:
-        """A core adds to a semaphore."""
-        span = self.begin(thread, "signal", f"signal {semaphore.name}", line=line, amount=amount)
-        self.end(thread, span)
+    def signal(
+        self, owner: Owner, program: tuple[int, ...], semaphore: Semaphore, amount: int, line: str
+    ) -> None:
+        """Note that a core adds to a semaphore."""
+        name = f"signal {semaphore.name}"
+        span = self.begin(owner, program, "signal", name, line=line, amount=amount)
+        self.end(span)
         self._give(semaphore, span, amount)
 
-    def wait(self, thread: Thread, semaphore: Semaphore, needed: int, line: str) -> TimelineSpan:
-        """A core begins to wait for a semaphore."""
-        name, had = f"wait {semaphore.name}", semaphore.count
+    def wait(
+        self, owner: Owner, program: tuple[int, ...], semaphore: Semaphore, needed: int, line: str
+    ) -> TimelineSpan:
+        """Begin the wait of a core for a semaphore."""
         unit = "bytes" if semaphore.kind == "dma" else semaphore.kind
-        return self.begin(thread, "wait", name, line=line, needed=needed, had=had, unit=unit)
+        facts = {"line": line, "needed": needed, "had": semaphore.count, "unit": unit}
+        return self.begin(owner, program, "wait", f"wait {semaphore.name}", **facts)
 
-    def satisfy(
-        self, thread: Thread, span: TimelineSpan, semaphore: Semaphore, *, takes: bool
-    ) -> None:
-        """The wait of a core is satisfied, and takes what it needed unless it only looks."""
-        self.end(thread, span)
+    def satisfy(self, span: TimelineSpan, semaphore: Semaphore, *, takes: bool) -> None:
+        """End a wait, which takes what it needed unless it only looks."""
+        self.end(span)
         given, needed = self._given.get(semaphore, deque[_Given]()), span.facts["needed"]
-        for each in list(given):
+        for gift in list(given):
             if needed <= 0:
                 break
-            self.arrows.append(Arrow(each.source, each.time, span, self.time))
-            part = min(needed, each.amount)
+            self.arrows.append(Arrow(gift.source, gift.time, span, self.time))
+            part = min(needed, gift.amount)
             needed -= part
             if takes:
-                each.amount -= part
-                if not each.amount:
+                gift.amount -= part
+                if not gift.amount:
                     given.popleft()
 
     def close(self) -> None:
@@ -219,16 +224,9 @@ class Timeline:
                 span.end, span.unfinished = self.time, True
             spans.clear()
 
-    def _now(self, machine: Machine) -> int:
-        self.time = max(self.time, machine.steps)
+    def _now(self) -> int:
+        self.time = max(self.time, self.steps())
         return self.time
-
-    def _moved(self, machine: Machine, copy: Copy, what: Moment, size: int) -> CopySpan | None:
-        moved = self._moving.get(copy)
-        if moved is not None:
-            moved.end = self._now(machine)
-            moved.moments.append((moved.end, what, size))
-        return moved
 
     def _give(self, semaphore: Semaphore, source: TimelineSpan | CopySpan, amount: int) -> None:
         given = self._given.setdefault(semaphore, deque[_Given]())

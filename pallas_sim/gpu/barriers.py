@@ -17,7 +17,6 @@ from pallas_sim.findings import Wait
 from pallas_sim.gpu.engines import advance, go_on, know
 from pallas_sim.gpu.threads import Barrier, GpuThread
 from pallas_sim.recording import Acquired, Released
-from pallas_sim.scheduler import deadlock
 
 
 def barrier_at(part: Any) -> Barrier:
@@ -108,8 +107,7 @@ def test(thread: GpuThread, barrier: Barrier, line: str) -> bool:
 
 
 def _wait_for_phase(thread: GpuThread, barrier: Barrier, turn: int, line: str) -> None:
-    machine, timeline = thread.machine, thread.machine.timeline
-    span = None if timeline is None else timeline.begin(thread, "wait", barrier.name)
+    machine, line = thread.machine, line or thread.around
 
     def blocked() -> Wait:
         return Wait(
@@ -122,27 +120,26 @@ def _wait_for_phase(thread: GpuThread, barrier: Barrier, turn: int, line: str) -
             program=thread.program,
         )
 
-    while not _is_passed(barrier, turn):
-        if barrier.completed > turn:
+    with thread.span("wait", barrier.name):
+        while not _is_passed(barrier, turn):
+            if barrier.completed > turn:
+                _report_overrun(thread, barrier, turn, line)
+            if barrier.coming:
+                advance(thread.kernel_launch, barrier.coming[0])
+                continue
+            task = machine.scheduler.current
+            if task is not None:
+                barrier.waiting.append(task)
+            if not machine.scheduler.block(blocked):
+                raise thread.deadlock([blocked()])
+        if barrier.completed > turn + 1:
             _report_overrun(thread, barrier, turn, line)
-        if barrier.coming:
-            advance(thread.kernel_launch, barrier.coming[0])
-            continue
-        task = machine.scheduler.current
-        if task is not None:
-            barrier.waiting.append(task)
-        if not machine.scheduler.block(blocked):
-            raise deadlock(machine, thread, (blocked(),))
-    if barrier.completed > turn + 1:
-        _report_overrun(thread, barrier, turn, line)
-    # Of several phases that are complete by now, each passes on what its arrivals have done.
-    for phase in barrier.phases[turn : barrier.completed]:
-        at = (line, thread.program, thread.kernel)
-        thread.recording.events.append(Acquired(thread.number, phase.token, *at))
-        for operation in phase.operations:
-            know(operation)
-    if timeline is not None and span is not None:
-        timeline.end(thread, span)
+        # Of several phases that are complete by now, each passes on what its arrivals have done.
+        for phase in barrier.phases[turn : barrier.completed]:
+            at = (line, thread.program, thread.kernel)
+            thread.recording.events.append(Acquired(thread.number, phase.token, *at))
+            for operation in phase.operations:
+                know(operation)
 
 
 def _is_passed(barrier: Barrier, turn: int) -> bool:

@@ -38,7 +38,7 @@ from pallas_sim.dtypes import Array
 from pallas_sim.errors import SimulationError
 from pallas_sim.evaluation import Program, prepare, run
 from pallas_sim.findings import Wait
-from pallas_sim.generators import value_of, words_of
+from pallas_sim.generators import raw_value, value_of
 from pallas_sim.gpu.engines import end_block
 from pallas_sim.gpu.launch_order import Footprints, begin_early, end_kernel
 from pallas_sim.gpu.scopes import (
@@ -57,6 +57,7 @@ from pallas_sim.gpu.threads import BlockCluster, GpuLaunch, GpuThread, ThreadBlo
 from pallas_sim.gpu.windows import reaches_devices
 from pallas_sim.machine import GridPosition, Thread
 from pallas_sim.memory import Ref
+from pallas_sim.order.disorder import report_disorder
 from pallas_sim.recording import Acquired, Recording, Synchronized
 from pallas_sim.registry import Equation, Evaluate
 from pallas_sim.tracing import AbsentChip, present
@@ -212,7 +213,7 @@ def _execute(
             values.append((value.data, value.data, name, written))
         elif wrapped:
             # Values of JAX do not change: a kernel that writes its operand gets a copy.
-            memory = words_of(value)
+            memory = raw_value(value)
             refs.append(Ref(np.array(memory) if written else memory, name, "gmem"))
             values.append((memory, refs[-1].data, name, written))
         else:
@@ -292,7 +293,7 @@ def _one_by_one(
         try:
             _run(kernel, [cluster], given)
         finally:
-            machine.find_disorder_in(recording)
+            report_disorder(machine, recording)
 
 
 def _all_at_once(
@@ -327,11 +328,8 @@ def _run(kernel: GpuKernel, clusters: Sequence[BlockCluster], given: Sequence[An
     def work(thread: Any) -> None:
         if not _may_begin(thread):
             return
-        timeline = thread.machine.timeline
-        span = None if timeline is None else timeline.begin(thread, "body", kernel.name)
-        run(kernel.program, thread, given)
-        if timeline is not None and span is not None:
-            timeline.end(thread, span)
+        with thread.span("body", kernel.name):
+            run(kernel.program, thread, given)
         leave(thread)
         if not thread.block.running:
             end_block(thread.block, thread)

@@ -170,11 +170,8 @@ def _run(this: _GridRun, thread: Thread, program: GridProgram, point: tuple[int,
         )
         for operand in this.operands
     ]
-    timeline = thread.machine.timeline
-    span = None if timeline is None else timeline.body(thread)
-    run(kernel.body, thread, [*captured, *blocks])
-    if timeline is not None and span is not None:
-        timeline.end(thread, span)
+    with thread.span("body"):
+        run(kernel.body, thread, [*captured, *blocks])
 
 
 def _codes(window: BlockWindow) -> list[int]:

@@ -34,7 +34,6 @@ from pallas_sim.gpu.tensor_memory import TensorMemory, made_by, tensor_memory
 from pallas_sim.gpu.threads import Barrier, GpuLaunch, GpuThread, ThreadBlock
 from pallas_sim.memory import AllocationKey, Ref
 from pallas_sim.registry import Equation
-from pallas_sim.scheduler import deadlock
 from pallas_sim.windows import tiled
 
 #: Bytes to whose multiples JAX aligns allocations of shared memory.
@@ -443,7 +442,7 @@ def set_registers(thread: GpuThread, count: int, line: str, *, more: bool) -> No
         if task is not None:
             block.asking.append(task)
         if not scheduler.block(blocked):
-            raise deadlock(thread.machine, thread, (blocked(),))
+            raise thread.deadlock([blocked()])
     block.registers[thread.warpgroup] = count
 
 

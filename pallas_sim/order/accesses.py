@@ -6,16 +6,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pallas_sim.dtypes import Array
 from pallas_sim.memory import Elements, Region
-from pallas_sim.recording import Asynchronous, Side, Touched
-
-if TYPE_CHECKING:
-    from pallas_sim.copies import Copy
+from pallas_sim.recording import Asynchronous, Copy, Side, Touched
 
 #: How hard ``numpy.shares_memory`` may try; views of one array are decided long before.
 _WORK = 10_000
@@ -33,6 +30,7 @@ class SideInFlight:
       thread: that started it.
       clock: of that thread when it did.
       bounds: of the region, as addresses.
+      place: of the allocation: see ``LocatedRegion``.
       side: the memory that an asynchronous operation accesses; None of a copy.
       proxy_clock: of the writes of threads that it sees through the asynchronous proxy; None if it
         sees all that its thread knows.
@@ -40,9 +38,8 @@ class SideInFlight:
         None if one warp started it, or it writes through no other proxy than threads.
       tensor_clock: of what its thread knows that others did to tensor memory; None of other memory.
       chain: of the operation: see ``Asynchronous``.
-      place: of the allocation: see ``LocatedRegion``.
       number: of the flight, in the order in which those of an allocation began.
-      past: what it became when a wait proved it to be done.
+      past: what it became when a thread first knew it to be done.
     """
 
     origin: Copy | Asynchronous
@@ -52,19 +49,26 @@ class SideInFlight:
     thread: int
     clock: Array
     bounds: tuple[int, int]
+    place: int
     side: Side | None = None
     proxy_clock: Array | None = None
     converged: int | None = None
     tensor_clock: Array | None = None
     chain: Any = None
-    place: int = 0
     number: int = 0
     past: PastAccess | None = None
+
+    def past_at(self, thread: int, time: int) -> PastAccess:
+        """This side as an access that is over, as a thread knows from a time on."""
+        return PastAccess(thread, time, self.region, self.writes, self.adds, self)
 
 
 @dataclass(slots=True, eq=False)
 class PastAccess:
-    """An access that happened: known to a thread that knows the time of one of some threads.
+    """An access that is over, as an epoch: a thread, and a time of it (FastTrack).
+
+    A copy has an epoch for each thread whose wait proved it: it happened before what comes after
+    one of these waits.
 
     Attributes:
       thread: that made it, or whose wait proved first that a copy did.
@@ -99,8 +103,8 @@ class PastAccess:
         """The time from which a thread knows it without learning it from another one; else 0."""
         return self.time if thread == self.thread else (self.others or {}).get(thread, 0)
 
-    def is_known(self, clock: Array) -> bool:
-        """Whether it is known to who knows so much of the threads."""
+    def is_before(self, clock: Array) -> bool:
+        """Whether it happened before what has this clock."""
         if clock[self.thread] >= self.time:
             return True
         others = self.others or {}
@@ -158,14 +162,12 @@ class AllocationHistory:
     Attributes:
       flights: the sides of copies that are not proved to be done, by address.
       begun: how many sides of copies were started.
-      sides: those of operations, by the identity of the side.
       past: the last access of each kind to each region, by thread.
       ordered: these accesses, and copies that are proved to be done, by address.
     """
 
     flights: AddressRanges[SideInFlight] = field(default_factory=AddressRanges["SideInFlight"])
     begun: int = 0
-    sides: dict[int, SideInFlight] = field(default_factory=dict)
     past: dict[Any, PastAccess] = field(default_factory=dict)
     ordered: AddressRanges[PastAccess] = field(default_factory=AddressRanges["PastAccess"])
 
@@ -301,3 +303,74 @@ def index_of(region: Region) -> tuple[tuple[int, int], ...]:
         for start, stride in zip(starts, whole.strides, strict=True)
     ]
     return tuple((int(start), end) for start, end in zip(starts, ends, strict=True))
+
+
+# Operations of a tensor core that keep their order (PTX ISA 9.0, 9.7.16.6.2, "pipelined").
+
+#: Accesses that keep their order: what the first one is, and the second one.
+_DIRECT = frozenset(
+    {
+        *(("copied", "operand"), ("copied", "sums")),
+        *(("operand", "sums"), ("operand", "copied")),
+    }
+)
+
+#: Among more operations than these, order is not looked for, and taken to be there.
+_MOST = 256
+
+
+def are_pipelined(
+    first: SideInFlight, second: SideInFlight, started: Sequence[Asynchronous]
+) -> bool:
+    """Whether two sides of operations of one unit are accessed in this order.
+
+    Args:
+      first: of the operation that was started first.
+      second: of the one that was started last.
+      started: all that the unit was given so far, in order.
+    """
+    assert first.side is not None
+    assert second.side is not None
+    roles = (first.side.role, second.side.role)
+    if "" in roles or roles in _DIRECT:
+        return True
+    if roles == ("sums", "sums") and place_of(first.region) == place_of(second.region):
+        return True
+    assert isinstance(first.origin, Asynchronous)
+    assert isinstance(second.origin, Asynchronous)
+    return _is_reached(first.origin, second.origin, started)
+
+
+def _is_reached(first: Asynchronous, second: Asynchronous, started: Sequence[Asynchronous]) -> bool:
+    """Whether operations in between put two others into their order."""
+    between: list[Asynchronous] = []
+    for each in reversed(started):
+        if each is first:
+            break
+        if each is not second and each.thread == second.thread:
+            between.append(each)
+            if _follows(each, second) and _follows(first, each):
+                return True
+    if len(between) > _MOST:
+        return True
+    reached = [first]
+    for each in (*reversed(between), second):
+        if any(_follows(before, each) for before in reached):
+            reached.append(each)
+    return reached[-1] is second
+
+
+def _follows(first: Asynchronous, second: Asynchronous) -> bool:
+    """Whether an operation is done as a whole after another one, because PTX pairs them."""
+    if _sides(first, "copied"):
+        return not _sides(second, "copied")
+    sums = [place_of(side.region) for side in _sides(first, "sums")]
+    if any(place_of(side.region) in sums for side in _sides(second, "sums")):
+        return True
+    read = _sides(first, "operand")
+    copied = _sides(second, "copied")
+    return any(overlap(one.region, other.region) for one in read for other in copied)
+
+
+def _sides(operation: Asynchronous, role: str) -> list[Side]:
+    return [side for side in operation.sides if side.role == role]

@@ -16,15 +16,11 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pallas_sim.dtypes import Array
-from pallas_sim.recording import Signalled, Started
-
-if TYPE_CHECKING:
-    from pallas_sim.copies import Copy
+from pallas_sim.recording import Copy, Signalled, Started
 
 #: Increments of several threads: for each thread, from the first number to before the last.
 Spans = tuple[tuple["ThreadIncrements", int, int], ...]

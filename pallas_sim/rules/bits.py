@@ -25,7 +25,7 @@ from pallas_sim.dtypes import (
     is_float,
     is_unsigned,
     reinterpret,
-    words_of,
+    word_dtype,
 )
 from pallas_sim.memory import KeyArray, is_key_dtype
 from pallas_sim.registry import Equation, Evaluate, rule
@@ -62,7 +62,7 @@ def _shift_right_arithmetic(eqn: Equation) -> Evaluate:
         return np.right_shift
     width = bit_width(dtype)
     signed = np.dtype(f"int{8 * dtype.itemsize}")
-    mask = words_of(dtype).type((1 << width) - 1)
+    mask = word_dtype(dtype).type((1 << width) - 1)
     spare = np.array(8 * dtype.itemsize - width, signed)[()]
 
     def shift(x: Any, y: Any) -> Any:
@@ -136,8 +136,8 @@ def _nextafter(eqn: Equation) -> Evaluate:
     dtype = eqn.ins[0].dtype
     if dtype.itemsize >= 4:
         return np.nextafter
-    one = words_of(dtype).type(1)
-    sign = words_of(dtype).type(1 << (bit_width(dtype) - 1))
+    one = word_dtype(dtype).type(1)
+    sign = word_dtype(dtype).type(1 << (bit_width(dtype) - 1))
 
     def nextafter(x: Any, y: Any) -> Any:
         bits = codes_of(x)
@@ -157,7 +157,7 @@ def _reduce_precision(eqn: Equation) -> Evaluate:
     dtype = eqn.ins[0].dtype
     info = ml_dtypes.finfo(dtype)
     exponent_bits, mantissa_bits = eqn.params["exponent_bits"], eqn.params["mantissa_bits"]
-    kind = words_of(dtype).type
+    kind = word_dtype(dtype).type
     dropped = info.nmant - mantissa_bits
     bias = (1 << (info.nexp - 1)) - 1
     reach = (1 << (exponent_bits - 1)) - 1
@@ -229,7 +229,7 @@ def _unpack_elementwise(eqn: Equation) -> Evaluate:
     def unpack(x: Any) -> Any:
         codes = codes_of(x)
         part = (codes >> codes.dtype.type(start)) & codes.dtype.type((1 << width) - 1)
-        return convert(from_codes(part.astype(words_of(packed)), packed), unpacked)
+        return convert(from_codes(part.astype(word_dtype(packed)), packed), unpacked)
 
     return unpack
 

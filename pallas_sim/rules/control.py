@@ -17,7 +17,7 @@ from pallas_sim.compat.jaxprs import argument_names, open_jaxpr, scan_parts, spa
 from pallas_sim.eager import bind
 from pallas_sim.errors import SimulationError
 from pallas_sim.evaluation import CALLS, Program, called, prepare, prepare_lifted, run
-from pallas_sim.generators import value_of, words_of
+from pallas_sim.generators import raw_value, value_of
 from pallas_sim.machine import Thread
 from pallas_sim.memory import KeyArray, Ref, to_jax
 from pallas_sim.registry import Equation, Evaluate, rule
@@ -187,7 +187,7 @@ def initialized(value: Any, aval: Any, name: str) -> Ref:
     """Memory that holds a value, or the memory itself that is given."""
     if isinstance(value, Ref):
         return value
-    return Ref(np.array(words_of(value)), name, space_of(aval))
+    return Ref(np.array(raw_value(value)), name, space_of(aval))
 
 
 # Calls of other programs and of Python, what a kernel asserts, and what it prints.

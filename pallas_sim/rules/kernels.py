@@ -35,7 +35,7 @@ from pallas_sim.cores import (
 from pallas_sim.errors import SimulationError
 from pallas_sim.evaluation import prepare, run
 from pallas_sim.findings import Finding, Owner
-from pallas_sim.generators import value_of, words_of
+from pallas_sim.generators import raw_value, value_of
 from pallas_sim.machine import GridPosition, Machine, Thread
 from pallas_sim.memory import AllocationKey, KeyArray, Ref, is_key_dtype
 from pallas_sim.pallas_calls import PreparedKernel, capacity_findings, kernel_of
@@ -188,7 +188,7 @@ def _mpmd_map(eqn: Equation) -> Evaluate:
     def evaluate(thread: Thread, *operands: Any) -> Any:
         # Scalars are passed as they are.
         refs = [
-            Ref(np.array(words_of(each)), name, "any")
+            Ref(np.array(raw_value(each)), name, "any")
             if wrapped and not isinstance(each, Ref)
             else each
             for each, name, wrapped in zip(operands, names, in_memory, strict=False)
@@ -216,11 +216,8 @@ def _mpmd_map(eqn: Equation) -> Evaluate:
             def work(core: Thread) -> None:
                 core.grids.append(GridPosition((), ()))
                 given = [_seen(core, each, memory) for each, memory in owned]
-                timeline = core.machine.timeline
-                span = None if timeline is None else timeline.body(core)
-                run(programs[bodies[core.number]], core, [*shared, *given])
-                if timeline is not None and span is not None:
-                    timeline.end(core, span)
+                with core.span("body"):
+                    run(programs[bodies[core.number]], core, [*shared, *given])
 
             if [core.number for core in cores] == [thread.number]:
                 work(cores[0])

@@ -17,7 +17,7 @@ import numpy as np
 from pallas_sim.accesses import memory_of, read_window, record_access, record_window
 from pallas_sim.compat.jaxprs import semaphore_kind
 from pallas_sim.compat.places import transforms_in
-from pallas_sim.copies import Semaphore, signal
+from pallas_sim.copies import signal
 from pallas_sim.cores import CoreAddress, peer_of, reach
 from pallas_sim.dtypes import Array, convert
 from pallas_sim.errors import SimulationError
@@ -36,7 +36,7 @@ from pallas_sim.gpu.threads import (
 from pallas_sim.gpu.windows import at_device, devices_along, signals_of
 from pallas_sim.machine import Thread
 from pallas_sim.memory import Ref, Region
-from pallas_sim.recording import Acquired, Asynchronous, Side
+from pallas_sim.recording import Acquired, Asynchronous, Semaphore, Side
 from pallas_sim.registry import Equation, Evaluate, rule
 from pallas_sim.transforms import AtBlock, Operand, RefPart
 from pallas_sim.windows import read, region_of, write

@@ -11,12 +11,13 @@ import numpy as np
 from pallas_sim.accesses import beyond_edge, indexed_copy, is_indexed, report_input_write
 from pallas_sim.compat.jaxprs import name_of_space
 from pallas_sim.compat.places import CopyParts, copy_parts, semaphore_parts
-from pallas_sim.copies import Copy, Semaphore, advance, promise, signal, start, wait
+from pallas_sim.copies import advance, promise, signal, start, wait
 from pallas_sim.cores import barrier_of, peer_of, reach
 from pallas_sim.dtypes import Array
 from pallas_sim.errors import SimulationError
 from pallas_sim.machine import Thread
 from pallas_sim.memory import Outside, Ref
+from pallas_sim.recording import Copy, Semaphore
 from pallas_sim.registry import Equation, Evaluate, rule
 from pallas_sim.rules.references import adding
 from pallas_sim.transforms import Operand, RefPart

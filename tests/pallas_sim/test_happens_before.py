@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from order_programs import Operation, Program, Signal, Start, Wait, claims, compare
 
-from pallas_sim.copies import Copy, Semaphore
 from pallas_sim.findings import Owner
 from pallas_sim.order import disorder as order_findings
-from pallas_sim.order import passes
+from pallas_sim.order import happens_before as module
 from pallas_sim.order.disorder import disorder
-from pallas_sim.recording import Event, Started, Touched, Waited
+from pallas_sim.recording import Copy, Event, Semaphore, Started, Touched, Waited
 
 #: A test compares so many programs, each in two runs.
 PART = 500
@@ -115,14 +114,14 @@ def test_what_races_costs_no_more_than_it_is_long(monkeypatch):
 
         monkeypatch.setattr(module, name, counted)
 
-    count(passes, "conflict")
+    count(module, "conflict")
     count(order_findings, "_waits_on")
     count(order_findings, "_signal_of")
     spent = []
     for copies in (100, 200):
         calls |= dict.fromkeys(calls, 0)
         found = disorder(racing_copies(copies), [Owner(device=0), Owner(device=1)], seed=0)
-        assert len(found) == passes.MOST
+        assert len(found) == module.MOST
         spent.append(dict(calls))
     assert spent[0]["_waits_on"] == spent[1]["_waits_on"] <= 2
     assert spent[1]["conflict"] <= 2 * spent[0]["conflict"]

@@ -17,13 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.copies import Copy, Semaphore
 from pallas_sim.findings import Owner
-from pallas_sim.order.disorder import disorder, happens_before
+from pallas_sim.order.disorder import disorder
+from pallas_sim.order.happens_before import happens_before
 from pallas_sim.recording import (
     Acquired,
+    Copy,
     Event,
     Released,
+    Semaphore,
     Signalled,
     Started,
     Synchronized,
@@ -291,7 +293,7 @@ def claims(program: Program, order: Sequence[int]) -> list[Array]:
             [bisect_left(times[thread], time) for thread, time in enumerate(row)]
             for row in rows.tolist()
         ]
-        done = [[past is not None and past.is_known(row) for past in pasts] for row in rows]
+        done = [[past is not None and past.is_before(row) for past in pasts] for row in rows]
         found.append(np.hstack([np.array(positions), np.array(done).reshape(len(rows), -1)]))
     return found
 

@@ -1,0 +1,687 @@
+"""Happened-before: what each event of a run comes after, in every order of the same events.
+
+It is kept in vector clocks (Lamport 1978; Mattern 1989). Row ``t`` of ``OrderPass.clocks`` is the
+clock of thread ``t``: for each thread, how far that one has come in every order of the same
+events, not in this run only. An access is an epoch (Flanagan and Freund 2009, "FastTrack"): a
+thread with a time of it. It happened before what has a clock ``c`` if ``time <= c[thread]``. An
+allocation keeps the last access of each kind by each thread to each region, and each new access
+is compared with those that share an address (``check_races``).
+
+**Copies and semaphores.** A wait takes an amount from a semaphore, whosever it is. So it proves
+that a copy is done only if it took all that the semaphore can have been given by then;
+``semaphores`` says which clocks it proves by cases. What the semaphore can have been given are
+all increments that do not come after the wait, those too that came later in this run: another run
+may have them earlier (Netzer and Miller 1992 call these racing messages). Whether an increment
+comes after a wait depends on what other waits prove. So the clocks are a greatest fixpoint: the
+first pass over the events takes all that came later for ordered, each further pass uses the
+clocks of the pass before, and the last one changes none of them. No clock rises from one pass to
+the next, so there is a last one. Most runs need one pass.
+
+The clocks are sound: by induction over any run of the same events, what a clock says has happened
+there. They are exact where each semaphore has one thread that takes from it. Then an event that
+can happen still can after any other, so the run without thread B from t on reaches all that does
+not depend on B at t, and that are the events whose clocks do not know it.
+
+**Tokens and engines of a GPU.** A barrier says exactly which arrivals and which operations
+completed a phase. So nothing is proved of amounts: a thread that acquires a token knows what
+those did who released it, and that the operations are done that were completed with it. An
+operation of an engine is like a thread that forks from the one that starts it, and joins each
+thread that knows that it is done. Each thread has three more clocks:
+
+- ``proxy_clocks``: through the asynchronous proxy an operation sees what threads wrote only as
+  far as a fence came between (PTX ISA, "Memory Consistency Model", "Proxies",
+  ``fence.proxy.async``).
+- ``tensor_clocks``: what it knows of accesses to tensor memory. Only barriers with
+  ``orders_tensor_core`` pass that on (``tcgen05.fence``, PTX ISA 9.0, 9.7.16.6.4).
+- ``converged``: what all lanes have done. A thread here is a warpgroup, and one of its lanes
+  starts a copy, while other warps may still read what it overwrites. JAX's lowering lets them
+  wait for each other before, unless the kernel has ``unsafe_no_auto_barriers``, which is safe
+  only where this does not happen (the docstring of ``plgpu.CompilerParams``). Then a kernel must
+  say so itself, by ``commit_smem`` or by a barrier at which all lanes arrive and that it waits
+  for. No fence is needed for what is only read: consumers release a buffer without one in
+  CUTLASS's ``PipelineTmaAsync`` and in JAX's ``emit_pipeline_warp_specialized``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from pallas_sim.dtypes import Array
+from pallas_sim.findings import Owner
+from pallas_sim.order.accesses import (
+    AllocationHistory,
+    LocatedRegion,
+    PastAccess,
+    SideInFlight,
+    are_pipelined,
+    bounds_of,
+    conflict,
+    locate,
+    overlap,
+    place_of,
+    root,
+)
+from pallas_sim.order.semaphores import Increment, SemaphoreHistory, Spans, amount_of
+from pallas_sim.recording import (
+    Acquired,
+    Asynchronous,
+    Completed,
+    Copy,
+    Entered,
+    Event,
+    Fenced,
+    Finished,
+    Forked,
+    Reached,
+    Released,
+    Semaphore,
+    Signalled,
+    Started,
+    Synchronized,
+    Token,
+    Touched,
+    Waited,
+)
+
+#: Violations of one run: a race of a loop shows at every step.
+MOST = 32
+
+
+@dataclass(slots=True, eq=False)
+class TokenKnowledge:
+    """What a token passes on.
+
+    Attributes:
+      clock: of all that released it.
+      proxy_clock: of the writes that their asynchronous operations see.
+      tensor_clock: of what they did to tensor memory, if the token orders it.
+      converged: of those whose lanes all arrived, the time at which they did.
+      operations: those that were completed with it.
+      waits: of the threads that acquired it, with the time at which they did.
+    """
+
+    clock: Array
+    proxy_clock: Array
+    tensor_clock: Array
+    converged: Array
+    operations: list[Asynchronous] = field(default_factory=list)
+    waits: dict[int, tuple[int, Acquired]] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class OrderPass:
+    """One pass over the events.
+
+    Attributes:
+      events: of the run.
+      owners: of the threads, by number.
+      racing: for a wait's number, the increments that came later in the run and may come before
+        the wait in another order, as the pass before found them.
+      users: the threads that access an allocation, or wait on a semaphore.
+      located: where the accesses and copies are; the same in all passes.
+      order: how many events the pass has gone through.
+      clocks: of the threads, a row each.
+      proxy_clocks: as ``clocks``, of the writes that each thread's asynchronous operations see.
+      tensor_clocks: as ``clocks``, of what each thread knows that others did to tensor memory.
+      converged: as ``clocks``, of what each thread knows that all lanes of a thread have done.
+      semaphores: what each was given, and the waits on it.
+      memories: of the allocations, by the identity of the array that owns them.
+      flights: the sides of each copy or operation that was started.
+      entered: who made an allocation of a device, and when.
+      tokens: what a thread knows that acquires a token.
+      forks: what the thread knew that started an operation.
+      chains: the operations that were started, by ``Asynchronous.chain``.
+      before: the operations that are done before one of the same chain can be.
+      finished: threads, and the operations that they know to be done.
+      violations: what is out of order, at most ``MOST``: a kind, the event, and the earlier one.
+        ``"race"``; ``"fence"``: an engine may not see it, or lanes may still read; ``"tensor"``:
+        the order does not hold for tensor memory; ``"early"``: with an access of the kernel ahead;
+        ``"entry"``: of a device; ``"phase"``: one of a barrier may be missed.
+    """
+
+    events: Sequence[Event]
+    owners: Sequence[Owner]
+    racing: Mapping[int, Spans]
+    users: Mapping[Any, frozenset[int]]
+    located: Mapping[Any, Sequence[LocatedRegion]]
+    order: int = 0
+    clocks: Array = field(init=False)
+    proxy_clocks: Array = field(init=False)
+    tensor_clocks: Array = field(init=False)
+    converged: Array = field(init=False)
+    semaphores: dict[Semaphore, SemaphoreHistory] = field(default_factory=dict)
+    memories: dict[int, AllocationHistory] = field(default_factory=dict)
+    flights: dict[Copy | Asynchronous, list[SideInFlight]] = field(default_factory=dict)
+    entered: dict[Any, tuple[int, int]] = field(default_factory=dict)
+    tokens: dict[Token, TokenKnowledge] = field(default_factory=dict)
+    forks: dict[Asynchronous, Array] = field(default_factory=dict)
+    chains: dict[Any, list[Asynchronous]] = field(default_factory=dict)
+    before: dict[Asynchronous, list[Asynchronous]] = field(default_factory=dict)
+    finished: set[tuple[int, Asynchronous]] = field(default_factory=set)
+    violations: list[tuple[str, Any, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Begin with clocks that know the first time of their own thread only."""
+        count = len(self.owners)
+        self.clocks, self.proxy_clocks, self.tensor_clocks, self.converged = np.zeros(
+            (4, count, count), np.int32
+        )
+        np.fill_diagonal(self.clocks, 1)
+
+    def semaphore(self, semaphore: Semaphore) -> SemaphoreHistory:
+        """What a semaphore was given so far, and the waits on it."""
+        history = self.semaphores.get(semaphore)
+        if history is None:
+            history = self.semaphores[semaphore] = SemaphoreHistory()
+        return history
+
+    def memory(self, place: int) -> AllocationHistory:
+        """What was done to an allocation so far."""
+        history = self.memories.get(place)
+        if history is None:
+            history = self.memories[place] = AllocationHistory()
+        return history
+
+    def token(self, token: Token) -> TokenKnowledge:
+        """What a token passes on so far."""
+        knowledge = self.tokens.get(token)
+        if knowledge is None:
+            clock, proxy, tensor, converged = np.zeros((4, len(self.owners)), np.int32)
+            knowledge = self.tokens[token] = TokenKnowledge(clock, proxy, tensor, converged)
+        return knowledge
+
+    def tick(self, thread: int) -> Array:
+        """The clock that others learn now; what the thread does from here on they do not know."""
+        row = self.clocks[thread]
+        clock = row.copy()
+        row[thread] += 1
+        return clock
+
+    def tensor_clock(self, thread: int) -> Array:
+        """The clock of what a thread knows of accesses to tensor memory, its own included."""
+        clock = self.tensor_clocks[thread].copy()
+        clock[thread] = self.clocks[thread, thread]
+        return clock
+
+    def converge(self, thread: int) -> None:
+        """Note that all lanes of a thread have done what it did so far."""
+        self.converged[thread, thread] = self.clocks[thread, thread]
+
+    def add_violation(self, kind: str, event: Any, earlier: Any) -> None:
+        """Keep what is out of order, unless there are ``MOST`` already."""
+        if len(self.violations) < MOST:
+            self.violations.append((kind, event, earlier))
+
+
+# The fixpoint.
+
+
+def happens_before(events: Sequence[Event], owners: Sequence[Owner]) -> OrderPass:
+    """Go through the events until the clocks are stable.
+
+    Args:
+      events: of a run.
+      owners: of its threads, by number; each has an event.
+
+    Returns:
+      The last pass.
+    """
+    located = _locate_all(events)
+    users = _users_of(events, located)
+    this = _run(OrderPass(events, owners, {}, users, located))
+    racing, before = _racing_increments(this), None
+    while racing:
+        before = _sum_of_clocks(this) if before is None else before
+        this = _run(OrderPass(events, owners, racing, users, located))
+        # No clock rises, so clocks with equal sums are equal.
+        after = _sum_of_clocks(this)
+        if after >= before:
+            break
+        racing, before = _racing_increments(this), after
+    return this
+
+
+def _run(this: OrderPass) -> OrderPass:
+    for number, event in enumerate(this.events):
+        this.order = number
+        _HANDLERS[type(event)](this, event)
+    return this
+
+
+def _racing_increments(this: OrderPass) -> dict[int, Spans]:
+    """For a wait's number, the later increments that may come before it in another order."""
+    return {
+        number: spans for history in this.semaphores.values() for number, spans in history.racing()
+    }
+
+
+def _sum_of_clocks(this: OrderPass) -> int:
+    """The sum of all entries of the clocks that waits can learn."""
+    return sum(
+        int(np.sum([increment.clock for increment in history.all_increments()], dtype=np.int64))
+        for history in this.semaphores.values()
+        if history.waits
+    )
+
+
+def _locate_all(events: Sequence[Event]) -> Mapping[Any, Sequence[LocatedRegion]]:
+    """Where the accesses and the sides of copies are, by event."""
+    located: dict[Any, list[LocatedRegion]] = {}
+    for event in events:
+        if isinstance(event, Touched):
+            located[event] = [locate(event.region, writes=event.writes)]
+        elif isinstance(event, Started):
+            located[event] = [locate(region, writes=writes) for region, writes in event.copy.sides]
+    return located
+
+
+def _users_of(
+    events: Sequence[Event], located: Mapping[Any, Sequence[LocatedRegion]]
+) -> Mapping[Any, frozenset[int]]:
+    """The threads that access an allocation, themselves or by copies, or wait on a semaphore.
+
+    What has one user needs no history: it is in the order of its program.
+    """
+    users: dict[Any, frozenset[int]] = {}
+
+    def use(place: Any, *threads: int) -> None:
+        before = users.get(place, frozenset())
+        if not before.issuperset(threads):
+            users[place] = _with_threads(before, *threads)
+
+    for event in events:
+        if isinstance(event, Waited):
+            use(event.semaphore, event.thread)
+        elif isinstance(event, (Touched, Started)):
+            for region in located[event]:
+                use(region.place, event.thread)
+        elif isinstance(event, Forked):
+            for side in event.operation.sides:
+                # The engine is a user of its own.
+                use(id(root(side.region)), event.thread, -1)
+    return users
+
+
+@lru_cache
+def _with_threads(threads: frozenset[int], *others: int) -> frozenset[int]:
+    """Some threads and others. Most semaphores have the same few: one object for all of them."""
+    return threads.union(others)
+
+
+# Memory: an access is compared with the earlier ones.
+
+
+def _touch(this: OrderPass, event: Touched) -> None:
+    ((region, _, place, bounds),) = this.located[event]
+    memory = this.memories.get(place)
+    shared = len(this.users[place]) > 1
+    if memory is None:
+        if not shared:
+            return
+        memory = this.memory(place)
+    thread = event.thread
+    row = this.clocks[thread]
+    if event.earlier is None:  # an access of an earlier kernel is no new one
+        check_races(this, memory, event, bounds, row)
+    if shared:
+        key = (thread, event.writes, event.adds, *place_of(region))
+        past = PastAccess(thread, int(row[thread]), region, event.writes, event.adds, event)
+        memory.keep(key, past, bounds)
+
+
+def check_races(
+    this: OrderPass,
+    memory: AllocationHistory,
+    event: Touched | SideInFlight,
+    bounds: tuple[int, int],
+    clock: Array,
+) -> None:
+    """Note the earlier accesses that did not happen before one.
+
+    Args:
+      this: the pass.
+      memory: the allocation that is accessed.
+      event: the access.
+      bounds: of its region.
+      clock: of its thread.
+    """
+    if len(this.violations) >= MOST:
+        return
+    region = event.region
+    frees = isinstance(event, Touched) and event.frees
+    for flight in memory.flights_near(bounds):
+        if not conflict(event, flight) or _keep_order(this, event, flight):
+            continue
+        if frees and _is_reported(flight):
+            continue
+        if overlap(region, flight.region):
+            this.add_violation("race", event, flight)
+    for past in memory.ordered.near(bounds):
+        if not conflict(event, past):
+            continue
+        # What a thread itself did it knows, whatever its barriers order.
+        own = past.is_of(event.thread)
+        kind = "" if own or past.is_before(clock) else "race"
+        if not kind and isinstance(event, SideInFlight):
+            kind = _hidden_from_engine(event, past, own=own)
+        if not kind or _keep_order(this, event, past.event) or not overlap(region, past.region):
+            continue
+        if isinstance(past.event, Touched) and past.event.earlier is not None:
+            access = past.event.earlier(region)
+            if access is not None:
+                this.add_violation("early", event, access)
+            continue
+        this.add_violation(kind, event, past.event)
+
+
+def _hidden_from_engine(flight: SideInFlight, past: PastAccess, *, own: bool) -> str:
+    """Why an engine may not see an access that happened before it was started; "" if it does."""
+    if isinstance(past.event, Touched):
+        if past.event.writes:
+            visible = flight.proxy_clock is None or past.is_before(flight.proxy_clock)
+        else:
+            visible = flight.converged is None or past.time_of(flight.thread) <= flight.converged
+        if not visible:
+            return "fence"
+    if flight.tensor_clock is None or own or past.is_before(flight.tensor_clock):
+        return ""
+    return "tensor"
+
+
+def _keep_order(
+    this: OrderPass, one: Touched | SideInFlight, other: Touched | SideInFlight
+) -> bool:
+    """Whether they are sides of the same copy or operation, or of two of one chain."""
+    if isinstance(one, Touched) or isinstance(other, Touched):
+        return False
+    if one.origin is other.origin:
+        return True
+    if one.chain is None or one.chain != other.chain:
+        return False
+    # Of two threads, only if the later one knows that the other has started its own.
+    clock = one.clock if one.tensor_clock is None else one.tensor_clock
+    if clock[other.thread] < other.clock[other.thread]:
+        return False
+    return are_pipelined(other, one, this.chains.get(one.chain, ()))
+
+
+def _is_reported(flight: SideInFlight) -> bool:
+    """Whether a finding says that nothing waits for a copy, or a later kernel may wait for it."""
+    copy = flight.origin
+    if isinstance(copy, Asynchronous):
+        return False
+    return copy.reported or (copy.done is not None and copy.done.lasting)
+
+
+# Copies and semaphores.
+
+
+def _start(this: OrderPass, event: Started) -> None:
+    copy, thread = event.copy, event.thread
+    clock = this.tick(thread)
+    for semaphore in copy.semaphores:
+        increment = Increment(thread, copy.size, clock, event, copy)
+        this.semaphore(semaphore).increase(increment, this.order)
+    flights = this.flights[copy] = []
+    for region, writes, place, bounds in this.located[event]:
+        adds = writes and copy.adds
+        flight = SideInFlight(copy, region, writes, adds, thread, clock, bounds, place)
+        memory = this.memory(place)
+        check_races(this, memory, flight, bounds, clock)
+        memory.begin(flight)
+        flights.append(flight)
+
+
+def _signal(this: OrderPass, event: Signalled) -> None:
+    clock = this.tick(event.thread)
+    # A signal that subtracts gives nothing, and no wait may rely on what it took.
+    increment = Increment(event.thread, max(event.amount, 0), clock, event)
+    this.semaphore(event.semaphore).increase(increment, this.order)
+
+
+def _wait(this: OrderPass, event: Waited) -> None:
+    history = this.semaphore(event.semaphore)
+    thread, number = event.thread, this.order
+    row = this.clocks[thread]
+    racing = this.racing.get(number, ())
+    waiters = len(this.users[event.semaphore])
+    taken = history.taken_before(row) + event.amount
+    while True:
+        clock = history.prove(thread, taken, racing)
+        if clock is not None:
+            np.maximum(row, clock, out=row)
+        for increment in history.learn(thread, row):
+            increment.waiters += 1
+            increment.close(waiters, number)
+        # What it has learnt may say that other threads took something before.
+        known = taken if waiters == 1 else history.taken_before(row) + event.amount
+        if known == taken:
+            break
+        taken = known
+    if history.given + amount_of(racing) <= taken:
+        for increment in history.prove_copies(thread):
+            increment.done = True
+            increment.close(waiters, number)
+            assert increment.copy is not None
+            _end_copy(this, increment.copy, event.semaphore, thread)
+    row[thread] += 1
+    history.wait(thread, int(row[thread]), number, event.amount if event.takes else 0)
+
+
+def _end_copy(this: OrderPass, copy: Copy, semaphore: Semaphore, thread: int) -> None:
+    """Note what a wait proves: the source is read, or the target written if it is of that side."""
+    if copy.sent is not semaphore and copy.done is not semaphore:
+        return
+    time = int(this.clocks[thread, thread])
+    for flight in this.flights.get(copy, ()):
+        if flight.writes and copy.done is not semaphore:
+            continue
+        if flight.past is not None:  # another wait has proved it, to another thread
+            flight.past.learn(thread, time)
+            continue
+        memory = this.memory(flight.place)
+        if memory.end(flight) and len(this.users[flight.place]) > 1:
+            flight.past = flight.past_at(thread, time)
+            memory.ordered.add(flight.bounds, flight.past)
+
+
+# Meetings, and the entry of kernels.
+
+
+def _synchronize(this: OrderPass, event: Synchronized) -> None:
+    rows = list(event.threads)
+    this.tensor_clocks[rows] = np.max([this.tensor_clock(thread) for thread in rows], axis=0)
+    this.clocks[rows] = this.clocks[rows].max(axis=0)
+    this.proxy_clocks[rows] = this.proxy_clocks[rows].max(axis=0)
+    for thread in rows:
+        this.converge(thread)
+    this.converged[rows] = this.converged[rows].max(axis=0)
+    for thread in rows:
+        this.clocks[thread, thread] += 1
+
+
+def _enter(this: OrderPass, event: Entered) -> None:
+    this.entered[event.key] = (event.thread, int(this.tick(event.thread)[event.thread]))
+
+
+def _reach(this: OrderPass, event: Reached) -> None:
+    home = this.entered.get(event.key)
+    if home is None or this.clocks[event.thread, home[0]] < home[1]:
+        this.add_violation("entry", event, home)
+
+
+# Tokens of a GPU's barriers, and operations of its engines.
+
+
+def _release(this: OrderPass, event: Released) -> None:
+    knowledge, thread = this.token(event.token), event.thread
+    if event.token.tensor_core:
+        _join(knowledge.tensor_clock, this.tensor_clock(thread))
+    _join(knowledge.converged, this.converged[thread])
+    if event.together:
+        mine = this.clocks[thread, thread]
+        knowledge.converged[thread] = max(knowledge.converged[thread], mine)
+    _join(knowledge.clock, this.tick(thread))
+    _join(knowledge.proxy_clock, this.proxy_clocks[thread])
+
+
+def _acquire(this: OrderPass, event: Acquired) -> None:
+    thread, knowledge = event.thread, this.token(event.token)
+    row = this.clocks[thread]
+    _join(row, knowledge.clock)
+    _join(this.proxy_clocks[thread], knowledge.proxy_clock)
+    _join(this.converged[thread], knowledge.converged)
+    if event.token.tensor_core:
+        _join(this.tensor_clocks[thread], knowledge.tensor_clock)
+    this.tick(thread)
+    knowledge.waits.setdefault(thread, (int(row[thread]), event))
+    for operation in knowledge.operations:
+        _end_operation(this, operation, thread)
+
+
+def _join(clock: Array, other: Array) -> None:
+    """Let a clock know what another one knows."""
+    np.maximum(clock, other, out=clock)
+
+
+def _fence(this: OrderPass, event: Fenced) -> None:
+    this.proxy_clocks[event.thread] = this.clocks[event.thread]
+    this.converge(event.thread)
+    this.tick(event.thread)
+
+
+def _fork(this: OrderPass, event: Forked) -> None:
+    operation, thread = event.operation, event.thread
+    if operation.chain is not None:
+        this.chains.setdefault(operation.chain, []).append(operation)
+    tensor_clock = this.tensor_clock(thread)
+    clock = this.forks[operation] = this.tick(thread)
+    proxy_clock = this.proxy_clocks[thread].copy()
+    converged = int(this.converged[thread, thread])
+    flights = this.flights[operation] = []
+    for side in operation.sides:
+        apart = side.proxied and side.writes and operation.apart
+        place = id(root(side.region))
+        flight = SideInFlight(
+            operation,
+            side.region,
+            side.writes,
+            side.adds,
+            thread,
+            clock,
+            bounds_of(side.region),
+            place,
+            side,
+            proxy_clock if side.proxied else None,
+            converged if apart else None,
+            tensor_clock if side.tensor_core else None,
+            operation.chain,
+        )
+        memory = this.memory(place)
+        check_races(this, memory, flight, flight.bounds, clock)
+        if operation.chain is not None:
+            _note_before(this, memory, flight, operation)
+        memory.begin(flight)
+        flights.append(flight)
+
+
+def _note_before(
+    this: OrderPass, memory: AllocationHistory, flight: SideInFlight, operation: Asynchronous
+) -> None:
+    """Note which operations must be done before one, as it reads or adds to what they write."""
+    before = this.before.setdefault(operation, [])
+    over = (past.event for past in memory.ordered.near(flight.bounds))
+    for other in (*memory.flights_near(flight.bounds), *over):
+        if not isinstance(other, SideInFlight) or not other.writes or other.chain != flight.chain:
+            continue
+        origin = other.origin
+        follows = conflict(flight, other) and _keep_order(this, flight, other)
+        if follows and isinstance(origin, Asynchronous) and overlap(flight.region, other.region):
+            before.append(origin)
+
+
+def _complete(this: OrderPass, event: Completed) -> None:
+    knowledge = this.token(event.token)
+    knowledge.operations.append(event.operation)
+    _join(knowledge.clock, this.forks[event.operation])
+
+
+def _finish(this: OrderPass, event: Finished) -> None:
+    if event.writes:
+        _end_operation(this, event.operation, event.thread)
+    else:
+        _end_sides(this, event.operation, event.thread, writes=False)
+
+
+def _end_operation(this: OrderPass, operation: Asynchronous, thread: int) -> None:
+    """Note that a thread knows an operation to be done, and those that had to be done before it."""
+    left = [operation]
+    while left:
+        ended = left.pop()
+        # A product of many steps waits for each step before it: nothing is looked at twice.
+        if (thread, ended) not in this.finished:
+            this.finished.add((thread, ended))
+            _end_sides(this, ended, thread)
+            left += this.before.get(ended, ())
+
+
+def _end_sides(
+    this: OrderPass, operation: Asynchronous, thread: int, *, writes: bool = True
+) -> None:
+    """Note that a thread knows that an operation has read its sources; with ``writes``, all."""
+    row = this.clocks[thread]
+    time = int(row[thread])
+    for flight in this.flights.get(operation, ()):
+        if flight.writes and not writes:
+            continue
+        past = flight.past
+        if past is not None:
+            if past.event is flight:  # no later access has taken its place
+                past.learn(thread, time)  # another thread has learnt before
+            continue
+        memory = this.memories[flight.place]
+        memory.end(flight)
+        _join(row, flight.clock)
+        if flight.tensor_clock is not None:
+            _join(this.tensor_clocks[thread], flight.tensor_clock)
+        key = ("operation", flight.thread, flight.writes, flight.adds, *place_of(flight.region))
+        before = memory.past.get(key)
+        if before is not None and not before.is_before(flight.clock):
+            key = (*key, id(flight))
+        flight.past = memory.keep(key, flight.past_at(thread, time), flight.bounds)
+
+
+def find_overruns(this: OrderPass) -> None:
+    """Note the waits for a phase that the next phase of the barrier may complete before.
+
+    A thread that is late then sees the parity that it had before, and waits for a phase too many.
+    """
+    for token, knowledge in this.tokens.items():
+        after = token.after and this.tokens.get(token.after)
+        if not after or token.after is None or token.after.after is None:
+            continue
+        for thread, (time, event) in knowledge.waits.items():
+            if after.clock[thread] < time:
+                this.add_violation("phase", event, None)
+
+
+_HANDLERS: dict[type, Callable[[OrderPass, Any], None]] = {
+    Touched: _touch,
+    Started: _start,
+    Signalled: _signal,
+    Waited: _wait,
+    Synchronized: _synchronize,
+    Entered: _enter,
+    Reached: _reach,
+    Released: _release,
+    Acquired: _acquire,
+    Fenced: _fence,
+    Forked: _fork,
+    Completed: _complete,
+    Finished: _finish,
+}
