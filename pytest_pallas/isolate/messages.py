@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import faulthandler
+import functools
 import json
 import pickle
 import re
@@ -500,8 +501,13 @@ _CHOOSING: Mapping[str, Any] = {
 }
 
 
+@functools.cache
 def preloads() -> tuple[str, ...]:
-    """The modules that are imported once for all workers that run tests."""
+    """List the modules that are imported once for all workers that run tests.
+
+    The first call decides: with another list a worker has another setup, and the pool would replace
+    the process that has collected the tests by a new one.
+    """
     return (*_PRELOADS, *(name for name in _SOMETIMES if name in sys.modules))
 
 
