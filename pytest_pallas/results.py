@@ -1,4 +1,8 @@
-"""The results of a run as data, and the JSON of a finished test."""
+"""The results of a run: as data, in a file while it runs (the journal) and at its end.
+
+``RunResults`` is what is read, of a results file or of a journal. ``RunProgress`` is the same while
+the run goes on. The schema of the files is documented in docs/reference.md.
+"""
 
 from __future__ import annotations
 
@@ -262,6 +266,42 @@ class Journal:
 
 def _line(plain: Mapping[str, Any]) -> bytes:
     return json.dumps(plain, separators=(",", ":")).encode() + b"\n"
+
+
+@dataclass(eq=False)
+class RunProgress:
+    """What a run has done so far, and its journal.
+
+    Attributes:
+      resumed: the run that is taken up, or None.
+      collected: node ids of all tests, once they are collected.
+      tests: the tests that ended, those of the run that is taken up included.
+      parts: what workers found of tests that have not ended, as in ``RunResults``.
+      begun: whether tests were collected, and fit to the run that is taken up.
+      problem: why the journal lacks something; "" if it does not.
+      journal: the journal; None without ``--pallas-results``, or if it cannot be written.
+    """
+
+    resumed: RunResults | None = None
+    collected: Sequence[str] = ()
+    tests: list[FinishedTest] = field(default_factory=list[FinishedTest])
+    parts: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict[str, Any])
+    begun: bool = False
+    problem: str = ""
+    journal: Journal | None = None
+
+    def close(self, *, written: bool) -> None:
+        """Close the journal, and remove it if the results are ``written``."""
+        if self.journal is not None:
+            self.journal.close(remove=written)
+            self.journal = None
+
+
+def resumed_line(resumed: RunResults, *, fleet: bool) -> str:
+    """Say for the terminal what of a run was done before it was taken up, here by a ``fleet``."""
+    text = f"resumed: {len(resumed.tests)} of {len(resumed.collected)} tests were done"
+    parts = sum(map(len, resumed.parts.values()))
+    return f"{text}, and {parts} parts of others" if parts and fleet else text
 
 
 # Read results: of a whole run from its file, or of a run that was cut off from its journal.

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from pallas_sim.errors import OptionError, PallasError
+from pytest_pallas.backends.ending import longest
 from pytest_pallas.backends.processes import agree, begin_scope, end_scope
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.compat.distributed import join
@@ -28,11 +29,10 @@ from pytest_pallas.distribute.gang.messages import (
     Collected,
     RunTest,
     Start,
-    packed,
     request_from_json,
 )
 from pytest_pallas.errors import GangError, PeerError
-from pytest_pallas.isolate.messages import StepNote, WorkerReply, decoded, encoded, longest
+from pytest_pallas.isolate.messages import StepNote, WorkerReply, pickled
 from pytest_pallas.isolate.worker import Host
 from pytest_pallas.option_values import Options
 from pytest_pallas.pytest_session import current
@@ -174,8 +174,8 @@ def serve(payload: bytes, say: Callable[[bytes], None]) -> bytes:
     """Answer one message: ``Start`` with ``Collected``, ``RunTest`` with ``absent`` and a reply."""
     message = request_from_json(payload)
     if isinstance(message, Start):
-        return packed(_started(message, say))
-    return packed(_hosts[0].run_together(message))
+        return pickled(_started(message, say))
+    return pickled(_hosts[0].run_together(message))
 
 
 def _started(start: Start, say: Callable[[bytes], None]) -> Collected:
@@ -273,8 +273,7 @@ class GangHost(Host):
                 agree("end", timeout=limit)
         else:
             end_scope(outcome)
-        # What cannot be pickled becomes text here, and not in the message around it.
-        return "", decoded(encoded(reply))
+        return "", reply
 
 
 def _options_of(item: pytest.Item) -> Options:
