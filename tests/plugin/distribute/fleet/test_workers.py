@@ -19,8 +19,7 @@ from pathlib import Path
 import pytest
 
 from pytest_pallas.distribute.fleet import ledger
-from pytest_pallas.distribute.fleet.cluster import Cluster
-from pytest_pallas.distribute.fleet.ledger import Workers
+from pytest_pallas.distribute.fleet.cluster import Cluster, Workers
 
 pytestmark = pytest.mark.usefixtures("dask")
 
