@@ -1,7 +1,7 @@
-"""The controller of a fleet: the run loop that sends tests to workers, and reports what comes back.
+"""The controller of a fleet: the run loop that sends tests to workers and reports their results.
 
-``start_fleet`` registers it. ``_FleetRun.run`` is the loop: it looks at the workers, sends tasks of
-the ``Ledger``, and takes each answer to the ``ResultReplayer``. At the end of the module: what
+``start_fleet`` registers it. ``FleetRunner._run`` is the loop: it looks at the workers, sends tasks
+of the ``Ledger``, and takes each answer to the ``ResultReplayer``. At the end of the module: what
 workers must know of a run, and how long each test may take.
 """
 
@@ -89,10 +89,8 @@ def start_fleet(session: PytestSession) -> None:
     for name, flag, reason in _EXCLUDED:
         if getattr(config.option, name, None):
             raise OptionError(f"{where} and {flag} exclude each other: {reason}")
-    if config.option.collectonly:
-        return
-
-    config.pluginmanager.register(FleetRunner(session), PLUGIN)
+    if not config.option.collectonly:
+        config.pluginmanager.register(FleetRunner(session), PLUGIN)
 
 
 class FleetRunner:
@@ -105,7 +103,7 @@ class FleetRunner:
           OptionError: there are none.
         """
         assert session.options.fleet is not None
-        self.session = session
+        self.state, self.config = session, session.config
         place = session.options.fleet
         self.facts = session.fleet = FleetFacts(place=str(place), processes=place.workers)
         self.cluster = Cluster(place)
@@ -119,26 +117,22 @@ class FleetRunner:
         Raises:
           pytest.UsageError: no worker can take part.
         """
-        if session.config.option.collectonly or not session.items:
+        if self.config.option.collectonly or not session.items:
             return None
-        if session.testsfailed and not session.config.option.continue_on_collection_errors:
+        if session.testsfailed and not self.config.option.continue_on_collection_errors:
             return None  # pytest says so
-        reporter: Reporter | None = session.config.pluginmanager.get_plugin("pallas-reporter")
+        reporter: Reporter | None = self.config.pluginmanager.get_plugin("pallas-reporter")
         if reporter is not None:
             reporter.in_order_of([item.nodeid for item in session.items])
-        _FleetRun(self, session).run()
+        self._begin(session)
+        self._run()
         return True
 
-
-class _FleetRun:
-    """One run of the loop."""
-
-    def __init__(self, runner: FleetRunner, session: pytest.Session) -> None:
-        self.config = session.config
+    def _begin(self, session: pytest.Session) -> None:
+        """Make what a run of the loop needs."""
+        require_no_hardware(self.state)
         self.pytest_session = session
-        self.state, self.facts, self.cluster = runner.session, runner.facts, runner.cluster
-        self.patience = runner.patience
-        self.name = uuid.uuid4().hex[:12]
+        run = uuid.uuid4().hex[:12]
         self.items: Mapping[str, Any] = {item.nodeid: item for item in session.items}
         isolator = isolator_of(self.config)
         assert isolator is not None
@@ -147,16 +141,16 @@ class _FleetRun:
         groups: dict[str, list[str]] = {}  # other tests are groups of their own
         for nodeid in self.items:
             groups.setdefault(scope_of(nodeid, self.state.check_names), []).append(nodeid)
-        self.ledger = Ledger(groups, self.name, self._divided)
+        self.ledger = Ledger(groups, run, self._divided)
         self.facts.tasks = len(self.ledger.groups)
-        self.setup = encoded(run_setup(self.state, session.items, self.name))
+        self.setup = encoded(run_setup(self.state, session.items, run))
         self.ends: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.workers = Workers(
             self.cluster,
             self.facts,
             greet=partial(self.cluster.greet, setup=self.setup, ended=self.ends.put),
             say=partial(_say, self.config),
-            silence=runner.silence,
+            silence=self.silence,
         )
         self.restricted: dict[str, Collection[str] | None] = {}
         self.alone_since = time.monotonic()
@@ -166,9 +160,8 @@ class _FleetRun:
         self.ordered = deque(self.items) if self.state.options.mutate is not None else None
         self.pending: dict[str, Callable[[], None]] = {}
 
-    def run(self) -> None:
+    def _run(self) -> None:
         """Send all tests, and report their results."""
-        require_no_hardware(self.state)
         polled = 0.0
         try:
             self._wait_for_a_worker()
