@@ -19,7 +19,6 @@ from pallas_sim.errors import OptionError
 from pallas_sim.findings import Text
 from pytest_pallas.decoding import (
     MOST_BYTES,
-    Accepts,
     Between,
     DataError,
     Matching,
@@ -133,8 +132,8 @@ class RunResults:
     @property
     def shard(self) -> tuple[int, int] | None:
         """Which shard it is, and of how many; None for a run without ``--pallas-shard``."""
-        found: Sequence[int] = self.options.get("shard", ())
-        return (found[0], found[1]) if found else None
+        shard: Sequence[int] = self.options.get("shard", ())
+        return (shard[0], shard[1]) if shard else None
 
     @property
     def unfinished(self) -> Sequence[str]:
@@ -342,42 +341,20 @@ class _NotRun:
     parts: _Results = ()
 
 
-def _of_not_run(plain: Any) -> Any:
-    """What counts of a test that has not ended, whatever else is said of it."""
-    return (
-        {name: plain[name] for name in _NOT_RUN if name in plain}
-        if isinstance(plain, dict)
-        else plain
-    )
-
-
-_NOT_RUN = tuple(each.name for each in dataclasses.fields(_NotRun))
-
-_Test = FinishedTest | Annotated[_NotRun, Accepts(_of_not_run)]
-
+_Test = FinishedTest | _NotRun
 
 #: The long lists of a results file.
 _LISTS = ("records", "tests")
 
 
-class _Ended(TypedDict):
-    """A line of a journal: a test ended."""
-
-    ended: FinishedTest
-    records: tuple[Record, ...]
-
-
-class _Started(TypedDict):
-    """A line of a journal: a test started."""
+class _JournalLine(TypedDict, total=False):
+    """A later line of a journal: a test started, a part of one ended, or a test ended."""
 
     started: str
-
-
-class _PartDone(TypedDict):
-    """A line of a journal: a part of a test ended."""
-
     part_of: str
     result: Mapping[str, Any]
+    ended: FinishedTest
+    records: tuple[Record, ...]
 
 
 def read_results(path: Path, *, latest: bool = False) -> RunResults:
@@ -430,34 +407,32 @@ def _document(name: str, content: bytes) -> RunResults:
     )
 
 
-def _journal(name: str, content: bytes) -> RunResults:
+def _journal(file: str, content: bytes) -> RunResults:
     lines = _lines(content)
-    head = _checked_schema(name, next(lines))
-    started: dict[str, None] = {}
-    ended: dict[str, _Ended] = {}
+    head = _checked_schema(file, next(lines))
+    running: dict[str, None] = {}
+    ended: dict[str, tuple[FinishedTest, tuple[Record, ...]]] = {}
     parts: dict[str, list[Mapping[str, Any]]] = {}
-    for line in lines:
-        if not isinstance(line, dict):
-            raise DataError("must be lines of objects")
-        if "started" in line:
-            begun: _Started = decode(_Started, line)
-            started[begun["started"]] = None
-        elif "part_of" in line:
-            part: _PartDone = decode(_PartDone, line)
-            parts.setdefault(part["part_of"], []).append(part["result"])
-        else:
-            end: _Ended = decode(_Ended, line)
-            test = end["ended"].test
-            started.pop(test, None)
-            parts.pop(test, None)
-            ended[test] = end
+    for plain in lines:
+        line: _JournalLine = decode(_JournalLine, plain)
+        match line:
+            case {"started": name}:
+                running[name] = None
+            case {"part_of": name, "result": result}:
+                parts.setdefault(name, []).append(result)
+            case {"ended": finished, "records": records}:
+                running.pop(finished.test, None)
+                parts.pop(finished.test, None)
+                ended[finished.test] = finished, records
+            case _:
+                raise DataError("has a line that no run writes")
     return RunResults(
-        **_about(name, head),
-        records=[record for line in ended.values() for record in line["records"]],
+        **_about(file, head),
+        records=[record for _, records in ended.values() for record in records],
         collected=_field(head, "collected", tuple[str, ...]),
-        tests=[line["ended"] for line in ended.values()],
+        tests=[finished for finished, _ in ended.values()],
         parts=parts,
-        running=list(started),
+        running=list(running),
         cut_off=True,
     )
 
