@@ -36,7 +36,7 @@ NOT_RUN = "not run"
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailedPhase:
     """One failed phase of a test.
 
     Attributes:
@@ -84,7 +84,7 @@ class FinishedTest:
     location: Location | tuple[()] = ()
     reason: Text = ""
     place: tuple[str, int | str] | tuple[()] = ()
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[FailedPhase, ...] = ()
     status: str = ""
     raised: tuple[str, str, str, bool] | tuple[()] = ()
     properties: tuple[tuple[str, Any], ...] = ()
@@ -201,7 +201,7 @@ def partial_path(path: Path) -> Path:
     return path.with_name(path.name + SUFFIX)
 
 
-class Journal:
+class RunJournal:
     """A file to which lines are appended, each by one call of the operating system.
 
     A line is there once it was appended, also if this process is killed. (It is not forced to the
@@ -287,7 +287,7 @@ class RunProgress:
     parts: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict[str, Any])
     begun: bool = False
     problem: str = ""
-    journal: Journal | None = None
+    journal: RunJournal | None = None
 
     def close(self, *, written: bool) -> None:
         """Close the journal, and remove it if the results are ``written``."""

@@ -35,9 +35,9 @@ from pytest_pallas.record import Record, to_json
 from pytest_pallas.report.collect import PREFIX, properties
 from pytest_pallas.report.files import environment, first_line, given_options
 from pytest_pallas.results import (
-    Failure,
+    FailedPhase,
     FinishedTest,
-    Journal,
+    RunJournal,
     RunProgress,
     RunResults,
     partial_path,
@@ -118,7 +118,7 @@ def finished(reports: Sequence[pytest.TestReport]) -> FinishedTest:
         reason=reason,
         place=place,
         failures=tuple(
-            Failure(
+            FailedPhase(
                 each.when if each.when in ("setup", "teardown") else "call",
                 str(each.longrepr),  # without the worker of pytest-xdist, as `longreprtext` has
                 _summary(each.longrepr),
@@ -188,7 +188,7 @@ class _Crash:
 
 
 @dataclass(frozen=True)
-class _Text:
+class _FailureText:
     """A failure as pytest prints it: its text, and its short form in ``reprcrash``."""
 
     message: str
@@ -202,9 +202,9 @@ class _Text:
         return self.message
 
 
-def _failed(test: FinishedTest, failure: Failure) -> pytest.TestReport:
+def _failed(test: FinishedTest, failure: FailedPhase) -> pytest.TestReport:
     short = failure.summary
-    text = _Text(failure.message, _Crash(short)) if short else failure.message
+    text = _FailureText(failure.message, _Crash(short)) if short else failure.message
     return _report(test, failure.when, "failed", text, failure.sections)
 
 
@@ -317,7 +317,7 @@ class RunKeeper(RunProgress):
         set_digests(self.session, self.collected)
         try:
             head = first_line(self.session, self.collected)
-            self.journal = Journal(partial_path(path), [head, *first])
+            self.journal = RunJournal(partial_path(path), [head, *first])
         except OSError as error:
             self._report_loss(error)
 

@@ -1,8 +1,8 @@
 """The process that runs tests for another one: a pytest session that runs the requested tests.
 
-It serves the process of pytest that isolates tests, and the workers of a fleet; a process of a gang
-has a ``Host`` of its own kind. ``Host`` collects and runs, ``Recorder`` takes the reports,
-``Alarm`` ends the process if a step does not end.
+It serves the process of pytest that isolates tests, and the workers of a fleet. A process of a gang
+has a ``WorkerSession`` of its own kind. ``WorkerSession`` collects and runs, ``Recorder`` takes the
+reports, ``Alarm`` ends the process if a step does not end.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ def serve(payload: bytes, say: Callable[[bytes], None]) -> bytes:
 
 
 @functools.cache
-def host_for(opening: bytes, say: Callable[[bytes], None]) -> Host:
+def host_for(opening: bytes, say: Callable[[bytes], None]) -> WorkerSession:
     """Return the session of this process, made at the first request."""
-    return Host(decoded(Opening, opening), say)
+    return WorkerSession(decoded(Opening, opening), say)
 
 
-class Host:
+class WorkerSession:
     """The pytest session of this process, which collects each file once."""
 
     def __init__(self, opening: Opening, say: Callable[[bytes], None]) -> None:
@@ -302,17 +302,18 @@ class Alarm:
         self._note = StepNote(step="start", limit=LEAST)
         self.hazards: list[str] | None = None
 
-    def begin(self, step: str, timeout: float, *, builder: Any = None) -> None:
+    def begin(self, step: str, timeout: float, *, limit: float = 0.0, builder: Any = None) -> None:
         """Start a test with a time limit of ``timeout`` seconds for its kernels.
 
         Args:
           step: the first step.
           timeout: the limit of kernels.
+          limit: that of the step, in seconds; by default that of any step.
           builder: the ``ResultBuilder`` of the test, if it is that of a spec.
         """
         self._timeout = timeout
         self.hazards = None
-        note = StepNote(step=step, limit=longest(timeout))
+        note = StepNote(step=step, limit=limit or longest(timeout))
         self._step(note if builder is None else dataclasses.replace(note, **_subject(builder)))
 
     def stop(self) -> None:

@@ -65,7 +65,7 @@ class WorkerPool:
         if size < 1:
             raise ValueError(f"A pool cannot have {size} workers: give at least 1.")
         # The threads use this instead of the pool, so that an unused pool is garbage-collected.
-        self._state = _State(size=size)
+        self._state = _PoolState(size=size)
         self._finalizer = weakref.finalize(self, _stop, self._state)
 
     def submit(self, setup: WorkerSetup, payload: bytes, *, timeout: float) -> Future[JobResult]:
@@ -148,7 +148,7 @@ class _Slot:
 
 
 @dataclass(kw_only=True, eq=False)
-class _State:
+class _PoolState:
     # Reentrant: the garbage collector may run anything in a thread that holds the lock.
     lock: threading.RLock = field(default_factory=threading.RLock)
     stopping: threading.Event = field(default_factory=threading.Event)
@@ -162,7 +162,7 @@ class _State:
     )
 
 
-def _dispatch(state: _State) -> None:
+def _dispatch(state: _PoolState) -> None:
     """Assign jobs to all free slots; the caller holds the lock."""
     while found := _choose(state):
         job, place = found
@@ -181,7 +181,7 @@ def _dispatch(state: _State) -> None:
         place.inbox.put(job)
 
 
-def _choose(state: _State) -> tuple[_Job, _Slot | None] | None:
+def _choose(state: _PoolState) -> tuple[_Job, _Slot | None] | None:
     """The next job and its slot, None for a new slot; None without a job or a free slot."""
     idle = sorted((p for p in state.places if not p.busy), key=lambda place: place.idle_since)
     room = len(state.places) < state.size
@@ -205,7 +205,7 @@ def _choose(state: _State) -> tuple[_Job, _Slot | None] | None:
     return oldest, idle[0]
 
 
-def _supervise(state: _State, place: _Slot) -> None:
+def _supervise(state: _PoolState, place: _Slot) -> None:
     """Run the jobs of a slot, until the pool is closed."""
     worker = None
     while (job := place.inbox.get()) is not None:
@@ -239,7 +239,7 @@ def _supervise(state: _State, place: _Slot) -> None:
     _cancel_jobs(state)
 
 
-def _cancel_jobs(state: _State) -> None:
+def _cancel_jobs(state: _PoolState) -> None:
     """Cancel the waiting jobs."""
     with state.lock:
         jobs = list(state.jobs)
@@ -249,7 +249,7 @@ def _cancel_jobs(state: _State) -> None:
         job.future.set_running_or_notify_cancel()
 
 
-def _stop(state: _State) -> None:
+def _stop(state: _PoolState) -> None:
     """Tell every thread to kill its worker and exit.
 
     It takes no lock and does not change the lists, because the garbage collector may call it.

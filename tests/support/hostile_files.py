@@ -58,9 +58,9 @@ from pytest_pallas.report.html import page
 from pytest_pallas.report.summary import summary
 from pytest_pallas.report.terminal import distinct_line, line
 from pytest_pallas.results import (
-    Failure,
+    FailedPhase,
     FinishedTest,
-    Journal,
+    RunJournal,
     partial_path,
     plain_test,
     read_results,
@@ -172,7 +172,7 @@ def _messages() -> list[dict[str, Any]]:
 
 
 def _tests() -> list[FinishedTest]:
-    failure = Failure("call", "a\nb", "a", (("Captured stdout", "text"),))
+    failure = FailedPhase("call", "a\nb", "a", (("Captured stdout", "text"),))
     part = list(_part_results())[1]
     own = [
         _finished("a.py::failed", outcome="failed", failures=(failure,)),
@@ -219,7 +219,7 @@ def write_right(folder: Path) -> dict[str, Path]:
     parts = [{"part_of": "left", "result": each} for each in _messages()]
     started = {"started": "runs"}
     lines = json.loads(json.dumps([head, *parts, *ended, started], default=list))
-    Journal(journal, lines).close(remove=False)
+    RunJournal(journal, lines).close(remove=False)
     store, arrays = Store(folder / "store"), {"in0": np.ones((2, 3), np.float32)}
     arrays["out0"] = arrays["in0"] * 2
     values = (arrays["in0"], 2.5, "text", [np.dtype("int8")])

@@ -1,7 +1,7 @@
 """The connection to a Dask scheduler, and the workers that take part in a run.
 
-Only here, and in the workers, is ``distributed`` imported. ``Cluster`` calls functions on workers,
-``Workers`` knows which of them take part, are refused, silent or lost.
+Only here, and in the workers, is ``distributed`` imported. ``DaskCluster`` calls functions on
+workers, ``Workers`` knows which of them take part, are refused, silent or lost.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class ClusterLostError(Exception):
     """The scheduler does not answer any more."""
 
 
-class Cluster:
+class DaskCluster:
     """A Dask scheduler with its workers."""
 
     def __init__(self, place: FleetPlace) -> None:
@@ -298,7 +298,7 @@ class Workers:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: DaskCluster,
         facts: FleetFacts,
         *,
         greet: Callable[..., None],

@@ -22,12 +22,12 @@ import pytest
 from pallas_sim.errors import OptionError
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.decoding import DataError
-from pytest_pallas.distribute.fleet.cluster import CLOSED, Cluster, ClusterLostError, Workers
+from pytest_pallas.distribute.fleet.cluster import CLOSED, ClusterLostError, DaskCluster, Workers
 from pytest_pallas.distribute.fleet.ledger import KeptResults, KernelGroup, Ledger, Parts, Sent
 from pytest_pallas.distribute.fleet.messages import (
     Answer,
+    FleetTask,
     RunSetup,
-    Task,
     TestResult,
     decoded,
     encoded,
@@ -106,7 +106,7 @@ class FleetRunner:
         self.state, self.config = session, session.config
         place = session.options.fleet
         self.facts = session.fleet = FleetFacts(place=str(place), processes=place.workers)
-        self.cluster = Cluster(place)
+        self.cluster = DaskCluster(place)
         session.config.add_cleanup(self.cluster.close)
         self.silence = _seconds(SILENT_VARIABLE, SILENT_SECONDS)
         self.patience = _seconds(WAIT_VARIABLE, WAIT_SECONDS)
@@ -286,11 +286,11 @@ class FleetRunner:
             self.facts.sent += 1
             room -= 1
 
-    def _task(self, key: str, sent: Sent) -> Task:
+    def _task(self, key: str, sent: Sent) -> FleetTask:
         """Make the task of tests that are to be sent."""
         kernels = {getattr(self.items[nodeid], "place", "") for nodeid in sent.nodeids}
         most = self.config.option.maxfail
-        return Task(
+        return FleetTask(
             key=key,
             tests=[self._request(self.items[nodeid], sent) for nodeid in sent.nodeids],
             raised={place: how for place, how in self.state.raised.items() if place in kernels},

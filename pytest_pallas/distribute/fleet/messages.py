@@ -1,6 +1,6 @@
 """Messages between the controller and the workers of a fleet, as JSON.
 
-A worker gets a ``RunSetup`` once, and a ``Task`` each time; it gives an ``Answer`` with a
+A worker gets a ``RunSetup`` once, and a ``FleetTask`` each time; it gives an ``Answer`` with a
 ``TestResult`` for each test. Reports of pytest hold tuples, which JSON does not know, and may hold
 objects of plugins, which become their repr. A message is read by its type (``decoding``), wherever
 it comes from: a worker, or the file of a run that is taken up. Nothing of it is executed or
@@ -73,7 +73,7 @@ class RunSetup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class FleetTask:
     """Tests that a worker runs one after the other: those of one kernel.
 
     Attributes:
@@ -143,11 +143,11 @@ class Answer:
 
 _TYPES: Mapping[str, type[Any]] = {
     **TYPES,
-    **{kind.__name__: kind for kind in (RunSetup, Task, Answer, TestResult, JobResult)},
+    **{kind.__name__: kind for kind in (RunSetup, FleetTask, Answer, TestResult, JobResult)},
 }
 
 
-def encoded(message: RunSetup | Task | Answer) -> str:
+def encoded(message: RunSetup | FleetTask | Answer) -> str:
     """Encode a message as JSON."""
     return json.dumps(to_plain(message), ensure_ascii=False)
 

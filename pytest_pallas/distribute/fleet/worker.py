@@ -20,8 +20,8 @@ from typing import Any
 
 from pytest_pallas.distribute.fleet.messages import (
     Answer,
+    FleetTask,
     RunSetup,
-    Task,
     TestResult,
     decoded,
     encoded,
@@ -55,7 +55,7 @@ def place_of_answer(key: str) -> str:
 
 
 def work(setup: str, task: str) -> str:
-    """Run the tests of an encoded ``Task``.
+    """Run the tests of an encoded ``FleetTask``.
 
     The answer, an encoded ``Answer``, goes to the scheduler before this returns: what a function
     returns stays with the worker, and a later test may end that.
@@ -65,7 +65,7 @@ def work(setup: str, task: str) -> str:
     """
     from distributed import get_client
 
-    run, todo = decoded(RunSetup, setup), decoded(Task, task)
+    run, todo = decoded(RunSetup, setup), decoded(FleetTask, task)
     before = _claim(todo.key)
     if before:
         return encoded(Answer(worker=name(), before=before))
@@ -174,7 +174,7 @@ class Child:
             worker=name(), problem=f"pytest cannot be started in {self.folder}: {last[0]}"
         )
 
-    def run(self, task: Task) -> list[TestResult]:
+    def run(self, task: FleetTask) -> list[TestResult]:
         """Run the tests of a task until one ends its process."""
         results: list[TestResult] = []
         raised, changes, failures = dict(task.raised), task.changes, 0

@@ -270,7 +270,7 @@ class _Handler(SimpleXMLRPCRequestHandler):
     rpc_paths = ("/RPC2",)
 
     @property
-    def _served(self) -> _Server:
+    def _served(self) -> _StoreServer:
         server: Any = self.server
         return server
 
@@ -295,7 +295,7 @@ class _Handler(SimpleXMLRPCRequestHandler):
         super().do_POST()
 
 
-class _Server(ThreadingMixIn, SimpleXMLRPCServer):
+class _StoreServer(ThreadingMixIn, SimpleXMLRPCServer):
     daemon_threads = True
 
     def __init__(self, family: int, address: tuple[str, int], hosts: int) -> None:
@@ -376,7 +376,7 @@ class ServedStore(LocalStore):
         return {*self.live()} - left - {0}
 
 
-def _served(place: Place, seconds: float) -> _Server:
+def _served(place: Place, seconds: float) -> _StoreServer:
     """A server at the first of a place's addresses that this machine has.
 
     Raises:
@@ -395,7 +395,7 @@ def _served(place: Place, seconds: float) -> _Server:
     problem: OSError | None = None
     for family, *_, address in found:
         try:
-            return _Server(family, (str(address[0]), int(address[1])), place.count)
+            return _StoreServer(family, (str(address[0]), int(address[1])), place.count)
         except OSError as error:
             problem = error
     raise GangError(_not_served(place, problem or OSError("it has no address")))

@@ -38,7 +38,7 @@ from pytest_pallas.distribute.gang.messages import (
 )
 from pytest_pallas.errors import GangError, PeerError
 from pytest_pallas.isolate.messages import StepNote, WorkerReply, pickled
-from pytest_pallas.isolate.worker import Host
+from pytest_pallas.isolate.worker import WorkerSession
 from pytest_pallas.option_values import Options
 from pytest_pallas.pytest_session import current
 from pytest_pallas.run.together import of_all
@@ -53,7 +53,7 @@ PART = 0.9
 _LISTED = 6
 
 #: The host of this process, once it has started.
-_hosts: list[GangHost] = []
+_hosts: list[GangSession] = []
 
 #: Seconds that a process with a failed example waits for the others, to fail together with them.
 PATIENCE = 2.0
@@ -76,14 +76,14 @@ def _started(start: Start, say: Callable[[bytes], None]) -> Collected:
     say(StepNote(step="joining", limit=start.seconds).encode())
     join(start.place, start.seconds, HEARTBEAT)
     try:
-        host = GangHost(start, say)
+        host = GangSession(start, say)
     except pytest.UsageError as error:
         return Collected(problem=str(error))
     _hosts.append(host)
     return host.collect(start.seconds)
 
 
-class GangHost(Host):
+class GangSession(WorkerSession):
     """The session of pytest of this process."""
 
     def __init__(self, start: Start, say: Callable[[bytes], None]) -> None:

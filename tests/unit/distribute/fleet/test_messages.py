@@ -6,7 +6,7 @@ import json
 import math
 import warnings
 
-from pytest_pallas.distribute.fleet.messages import Answer, Task, decoded, encoded
+from pytest_pallas.distribute.fleet.messages import Answer, FleetTask, decoded, encoded
 from pytest_pallas.distribute.fleet.messages import TestResult as Result
 from pytest_pallas.isolate.messages import Part, WorkerRequest, plain_warning, warning_of
 from pytest_pallas.isolate.project import Difference
@@ -23,10 +23,10 @@ def test_messages_come_back_as_they_were():
     request = WorkerRequest(
         opening=b"", nodeid="a", path="a.py", timeout=3.0, part=Part("rounds", 0, 3)
     )
-    task = Task(
+    task = FleetTask(
         key="k", tests=[request], raised={"p": ("c", "n", True)}, changes=[("save", "YQ==", "YQ==")]
     )
-    assert decoded(Task, encoded(task)) == task
+    assert decoded(FleetTask, encoded(task)) == task
     report = {
         **REPORT, "longrepr": ("a.py", 3, "Skipped: é"),
         "nested": [{"tuple": (1, (2,))}, None, 1.5],
