@@ -153,7 +153,7 @@ class _PoolState:
     lock: threading.RLock = field(default_factory=threading.RLock)
     stopping: threading.Event = field(default_factory=threading.Event)
     jobs: deque[_Job] = field(default_factory=deque[_Job])
-    places: list[_Slot] = field(default_factory=list[_Slot])
+    slots: list[_Slot] = field(default_factory=list[_Slot])
     size: int
     owner: int = field(default_factory=os.getpid)
     # Results of consecutive jobs whose worker failed to start.
@@ -165,50 +165,50 @@ class _PoolState:
 def _dispatch(state: _PoolState) -> None:
     """Assign jobs to all free slots; the caller holds the lock."""
     while found := _choose(state):
-        job, place = found
+        job, slot = found
         state.jobs.remove(job)
         if not job.future.set_running_or_notify_cancel():
             continue
-        if place is None:
-            place = _Slot()
-            place.thread = threading.Thread(
-                target=_supervise, args=(state, place), name="worker supervisor", daemon=True
+        if slot is None:
+            slot = _Slot()
+            slot.thread = threading.Thread(
+                target=_supervise, args=(state, slot), name="worker supervisor", daemon=True
             )
-            place.thread.start()
-            state.places.append(place)
-        place.busy = True
-        place.setup = job.setup
-        place.inbox.put(job)
+            slot.thread.start()
+            state.slots.append(slot)
+        slot.busy = True
+        slot.setup = job.setup
+        slot.inbox.put(job)
 
 
 def _choose(state: _PoolState) -> tuple[_Job, _Slot | None] | None:
     """The next job and its slot, None for a new slot; None without a job or a free slot."""
-    idle = sorted((p for p in state.places if not p.busy), key=lambda place: place.idle_since)
-    room = len(state.places) < state.size
+    idle = sorted((p for p in state.slots if not p.busy), key=lambda slot: slot.idle_since)
+    room = len(state.slots) < state.size
     if not state.jobs or not (idle or room):
         return None
     oldest = state.jobs[0]
     # Of several suitable workers, use the last active one, so that the longest idle one can be
     # replaced.
-    warm = {place.setup: place for place in idle}
-    if place := warm.get(oldest.setup):
-        return oldest, place
-    if place := warm.get(None):
-        return oldest, place
+    warm = {slot.setup: slot for slot in idle}
+    if slot := warm.get(oldest.setup):
+        return oldest, slot
+    if slot := warm.get(None):
+        return oldest, slot
     if room:
         return oldest, None
     if oldest.overtaken < PATIENCE:
         for job in state.jobs:
-            if place := warm.get(job.setup):
+            if slot := warm.get(job.setup):
                 oldest.overtaken += 1
-                return job, place
+                return job, slot
     return oldest, idle[0]
 
 
-def _supervise(state: _PoolState, place: _Slot) -> None:
+def _supervise(state: _PoolState, slot: _Slot) -> None:
     """Run the jobs of a slot, until the pool is closed."""
     worker = None
-    while (job := place.inbox.get()) is not None:
+    while (job := slot.inbox.get()) is not None:
         result: JobResult | Exception
         hopeless = state.unstartable.get(job.setup, [])
         try:
@@ -220,9 +220,9 @@ def _supervise(state: _PoolState, place: _Slot) -> None:
             worker, result = None, unforeseen
         with state.lock:
             # Before the result is set, so that its reader finds this worker idle.
-            place.setup = worker.setup if worker else None
-            place.idle_since = time.monotonic()
-            place.busy = False
+            slot.setup = worker.setup if worker else None
+            slot.idle_since = time.monotonic()
+            slot.busy = False
             if isinstance(result, JobResult) and result.started:
                 state.unstartable.pop(job.setup, None)
             elif isinstance(result, JobResult) and len(hopeless) < STARTS:
@@ -257,9 +257,9 @@ def _stop(state: _PoolState) -> None:
     if state.owner != os.getpid():
         return  # a fork of the process that owns the workers and threads
     state.stopping.set()
-    threads = [place.thread for place in state.places if place.thread]
-    for place in state.places:
-        place.inbox.put(None)
+    threads = [slot.thread for slot in state.slots if slot.thread]
+    for slot in state.slots:
+        slot.inbox.put(None)
     # The callback of a future may close its pool, from a thread that other threads wait for.
     if threading.current_thread() not in threads:
         for thread in threads:

@@ -44,6 +44,45 @@ class ProcessResult:
     ended: str = ""
     because_of: tuple[int, ...] = ()
 
+    @property
+    def record(self) -> Record | None:
+        """Its record, where only those of one kernel and check are left."""
+        return self.records[0] if self.records else None
+
+    @property
+    def outcome(self) -> str:
+        """The outcome of its record; "" if it has none, or ended."""
+        return "" if self.record is None or self.ended else self.record.outcome
+
+    @property
+    def failed(self) -> bool:
+        """Whether it failed, or has no outcome."""
+        return self.outcome in ("failed", "")
+
+    @property
+    def name(self) -> str:
+        """The process in words."""
+        return f"process {self.process} ({self.host})"
+
+    @property
+    def end(self) -> str:
+        """What became of the test in the process, as a verb."""
+        if self.ended or self.record is None:
+            return self.ended or "has no record of it"
+        reason = f" ({self.record.reason})" if self.record.reason else ""
+        return f"{self.record.outcome}{reason}"
+
+    def of_key(self, key: Hashable) -> ProcessResult:
+        """The result with the record of one kernel and check only."""
+        record = next((record for record in self.records if _key(record) == key), None)
+        hosts = () if record is None else record.hosts
+        waited = (host.because_of for host in hosts if host.process == self.process)
+        return dataclasses.replace(
+            self,
+            records=() if record is None else (record,),
+            because_of=self.because_of or next(waited, ()),
+        )
+
 
 def merge_processes(results: Sequence[ProcessResult]) -> list[Record]:
     """One record for each kernel and check of a test, in the order of the lowest process.
@@ -60,61 +99,12 @@ def merge_processes(results: Sequence[ProcessResult]) -> list[Record]:
     return [_merged(results, key) for key in keys]
 
 
-@dataclass(frozen=True)
-class _Part:
-    """The part of one process in a merged record.
-
-    Attributes:
-      result: of the process.
-      record: its record, or None.
-    """
-
-    result: ProcessResult
-    record: Record | None
-
-    @property
-    def host(self) -> Host:
-        """The process, with the outcome of its record."""
-        result, record = self.result, self.record
-        own = () if record is None else record.hosts
-        waited = (host.because_of for host in own if host.process == result.process)
-        return Host(
-            process=result.process,
-            name=result.host,
-            outcome="" if record is None or result.ended else record.outcome,
-            because_of=result.because_of or next(waited, ()),
-        )
-
-    @property
-    def failed(self) -> bool:
-        """Whether the process failed, or has no outcome."""
-        return self.host.outcome in ("failed", "")
-
-    @property
-    def name(self) -> str:
-        """The process in words."""
-        return f"process {self.result.process} ({self.result.host})"
-
-    @property
-    def end(self) -> str:
-        """What became of the test in the process, as a verb."""
-        if self.result.ended:
-            return self.result.ended
-        if self.record is None:
-            return "has no record of it"
-        reason = f" ({self.record.reason})" if self.record.reason else ""
-        return f"{self.record.outcome}{reason}"
-
-
 def _key(record: Record) -> Hashable:
     return (record.test, record.kernel, record.check, record.backend, tuple(record.mesh.items()))
 
 
 def _merged(results: Sequence[ProcessResult], key: Hashable) -> Record:
-    parts = [
-        _Part(result, next((r for r in result.records if _key(r) == key), None))
-        for result in results
-    ]
+    parts = [result.of_key(key) for result in results]
     records = [part.record for part in parts if part.record is not None]
     outcome = _outcome(parts)
     worst = _worst(parts, outcome)
@@ -146,12 +136,15 @@ def _merged(results: Sequence[ProcessResult], key: Hashable) -> Record:
         unverified=union("unverified"),
         signatures=union("signatures"),
         used_goldens=union("used_goldens"),
-        hosts=tuple(part.host for part in parts),
+        hosts=tuple(
+            Host(process=p.process, name=p.host, outcome=p.outcome, because_of=p.because_of)
+            for p in parts
+        ),
     )
 
 
-def _outcome(parts: Sequence[_Part]) -> str:
-    outcomes = {part.host.outcome for part in parts}
+def _outcome(parts: Sequence[ProcessResult]) -> str:
+    outcomes = {part.outcome for part in parts}
     if len(outcomes) == 1 and "" not in outcomes:
         return outcomes.pop()
     if "xfailed" in outcomes and outcomes <= {"xfailed", "xpassed"}:
@@ -159,9 +152,9 @@ def _outcome(parts: Sequence[_Part]) -> str:
     return "failed"
 
 
-def _worst(parts: Sequence[_Part], outcome: str) -> Record:
+def _worst(parts: Sequence[ProcessResult], outcome: str) -> Record:
     """The record whose message is shown: of a failure of its own if there is one, the worst."""
-    own = [part for part in parts if part.failed and not part.host.because_of]
+    own = [part for part in parts if part.failed and not part.because_of]
     candidates = own or [part for part in parts if part.failed]
     found = [part.record for part in candidates if part.record is not None and part.record.message]
     if not found:
@@ -183,7 +176,7 @@ _OF_FAILURE = (
 )
 
 
-def _failure(parts: Sequence[_Part], worst: Record, outcome: str) -> dict[str, Any]:
+def _failure(parts: Sequence[ProcessResult], worst: Record, outcome: str) -> dict[str, Any]:
     """Return the failure as record fields: which processes failed, and the worst of them."""
     fields = {name: getattr(worst, name) for name in _OF_FAILURE}
     if outcome != "failed":
@@ -200,11 +193,11 @@ def _failure(parts: Sequence[_Part], worst: Record, outcome: str) -> dict[str, A
     return fields
 
 
-def _headline(parts: Sequence[_Part]) -> str:
+def _headline(parts: Sequence[ProcessResult]) -> str:
     """Say in one line which processes failed, and what became of the others."""
-    failed = [part for part in parts if part.failed and not part.host.because_of]
+    failed = [part for part in parts if part.failed and not part.because_of]
     fine = [part for part in parts if not part.failed]
-    stopped = [part for part in parts if part.failed and part.host.because_of]
+    stopped = [part for part in parts if part.failed and part.because_of]
     if not failed and not stopped:
         ends = "; ".join(f"{part.name} {part.end}" for part in parts)
         return f"the processes ended differently: {ends}"
@@ -212,8 +205,8 @@ def _headline(parts: Sequence[_Part]) -> str:
         return f"all {len(parts)} processes {parts[0].end}"
     ends = [f"{part.name} {part.end}" for part in failed]
     if stopped:
-        causes = sorted({number for part in stopped for number in part.host.because_of})
-        waiting = [part.result.process for part in stopped]
+        causes = sorted({number for part in stopped for number in part.because_of})
+        waiting = [part.process for part in stopped]
         ends.append(f"{_numbers(waiting)} stopped because of {_numbers(causes)}")
     ends += [f"{part.name} {part.end}" for part in fine]
     return f"of {len(parts)} processes, " + "; ".join(ends)
@@ -224,12 +217,12 @@ def _numbers(numbers: Sequence[int]) -> str:
     return f"process{'es' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
-def _others(parts: Sequence[_Part], worst: Record) -> Iterator[Mapping[str, Any]]:
+def _others(parts: Sequence[ProcessResult], worst: Record) -> Iterator[Mapping[str, Any]]:
     """The failures of other processes with other messages, each under the name of its process."""
     seen = {"", worst.message}
     for part in parts:
         record = part.record
-        if record is None or not part.failed or part.host.because_of or record.message in seen:
+        if record is None or not part.failed or part.because_of or record.message in seen:
             continue
         seen.add(record.message)
         yield {
@@ -239,9 +232,9 @@ def _others(parts: Sequence[_Part], worst: Record) -> Iterator[Mapping[str, Any]
         }
 
 
-def _counts(parts: Sequence[_Part]) -> tuple[Note, ...]:
+def _counts(parts: Sequence[ProcessResult]) -> tuple[Note, ...]:
     """A note if right processes ran different numbers of examples."""
-    counts = {p.result.process: p.record.examples for p in parts if p.record and not p.failed}
+    counts = {p.process: p.record.examples for p in parts if p.record and not p.failed}
     if len(set(counts.values())) < 2:
         return ()
     words = ", ".join(f"{count} in process {process}" for process, count in counts.items())
