@@ -220,7 +220,7 @@ class DaskCluster:
 
     def greet(self, key: str, setup: str, address: str, ended: Callable[[str], object]) -> None:
         """Ask one worker whether it can take part."""
-        self._call(worker.greet, (setup,), key, [address], ended)
+        self.call(worker.greet, (setup,), key, [address], ended=ended)
 
     def submit(
         self,
@@ -239,16 +239,18 @@ class DaskCluster:
           addresses: the workers that may run it; None for all.
           ended: called with the name, in another thread.
         """
-        self._call(worker.work, (setup, task), key, addresses, ended)
+        self.call(worker.work, (setup, task), key, addresses, ended=ended)
 
-    def _call(
+    def call(
         self,
         function: Callable[..., str],
         args: tuple[str, ...],
         key: str,
-        addresses: Collection[str] | None,
+        addresses: Collection[str] | None = None,
+        *,
         ended: Callable[[str], object],
     ) -> None:
+        """Call a function on one of some workers; the rest as for ``submit``."""
         options = {"key": key, "pure": False, "retries": 0, "allow_other_workers": False}
         workers = None if addresses is None else list(addresses)
         future = self._asked("submit", function, *args, workers=workers, **options)
