@@ -107,10 +107,10 @@ def speed(count: int) -> None:
 @contextmanager
 def cluster(workers: int) -> Generator[Any]:
     """A scheduler with workers on this machine."""
-    from pytest_pallas.distribute.fleet.cluster import Cluster
+    from pytest_pallas.distribute.fleet.cluster import DaskCluster
     from pytest_pallas.option_values import FleetPlace
 
-    made = Cluster(FleetPlace(workers=workers))
+    made = DaskCluster(FleetPlace(workers=workers))
     try:
         while len(made.workers()) < workers:
             time.sleep(0.1)

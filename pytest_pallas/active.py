@@ -56,9 +56,9 @@ def pytest_configure(config: pytest.Config) -> None:
             state.options = dataclasses.replace(state.options, devices=devices)
         _settle_workers(state)
         if gang:
-            from pytest_pallas.distribute.gang.plugin import settle_gang
+            from pytest_pallas.distribute.gang.plugin import register_gang
 
-            settle_gang(state)
+            register_gang(state)
         look_for_named_backends(state)
         if state.options.results is not None or state.options.html is not None:
             from pytest_pallas.report.files import settle_files
@@ -139,25 +139,23 @@ def _settle_results(state: PytestSession) -> RunKeeper | None:
     config = state.config
     if state.in_worker or (state.options.results is None and state.options.resume is None):
         return None
-    from pytest_pallas.distribute.resume import settle_done
-    from pytest_pallas.distribute.shards import set_digests
+    from pytest_pallas.distribute.resume import load_done_tests
     from pytest_pallas.pytest_session import done_from_plain, done_of
 
     given: dict[str, Any] | None = getattr(config, "workerinput", None)  # of pytest-xdist
     if given is not None:
         if DONE in given:
-            settle_done(state, done_from_plain(given[DONE]))
+            load_done_tests(state, done_from_plain(given[DONE]))
         return None
-    from pytest_pallas.distribute.resume import PLUGIN, RunKeeper, settle_resume
+    from pytest_pallas.distribute.resume import PLUGIN, RunKeeper, resumed_run
 
-    digest = functools.partial(set_digests, state)
     try:
-        resumed = None if state.options.resume is None else settle_resume(state, digest)
+        resumed = None if state.options.resume is None else resumed_run(state)
     except OptionError as error:
         raise pytest.UsageError(str(error)) from None
     if resumed is not None:
-        settle_done(state, done_of(resumed))
-    kept = RunKeeper(state, digest, resumed)
+        load_done_tests(state, done_of(resumed))
+    kept = RunKeeper(state, resumed)
     config.pluginmanager.register(kept, PLUGIN)
     return kept
 

@@ -192,6 +192,9 @@ STOPPED_BY = pytest.StashKey[str]()
 #: The result of a part of an item, as plain JSON values; see ``items.parts``.
 PART_OUTCOME = pytest.StashKey[dict[str, Any]]()
 
+#: The attribute of a report with the records of its test as plain JSON values.
+RECORDS = "pallas_records"
+
 #: The attribute of a report with the value of ``PART_OUTCOME``.
 PART_RESULT = "pallas_part"
 

@@ -1,4 +1,8 @@
-"""The results of a run as data, and the JSON of a finished test."""
+"""The results of a run: as data, in a file while it runs (the journal) and at its end.
+
+``RunResults`` is what is read, of a results file or of a journal. ``RunProgress`` is the same while
+the run goes on. The schema of the files is documented in docs/reference.md.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import tempfile
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal, TypedDict
+from typing import IO, Annotated, Any, Literal, TypedDict, cast
 
 from pallas_sim.errors import OptionError
 from pallas_sim.findings import Text
@@ -34,7 +38,7 @@ NOT_RUN = "not run"
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailedPhase:
     """One failed phase of a test.
 
     Attributes:
@@ -82,7 +86,7 @@ class FinishedTest:
     location: Location | tuple[()] = ()
     reason: Text = ""
     place: tuple[str, int | str] | tuple[()] = ()
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[FailedPhase, ...] = ()
     status: str = ""
     raised: tuple[str, str, str, bool] | tuple[()] = ()
     properties: tuple[tuple[str, Any], ...] = ()
@@ -130,8 +134,8 @@ class RunResults:
     @property
     def shard(self) -> tuple[int, int] | None:
         """Which shard it is, and of how many; None for a run without ``--pallas-shard``."""
-        found: Sequence[int] = self.options.get("shard", ())
-        return (found[0], found[1]) if found else None
+        shard: Sequence[int] = self.options.get("shard", ())
+        return (shard[0], shard[1]) if shard else None
 
     @property
     def unfinished(self) -> Sequence[str]:
@@ -217,7 +221,7 @@ def partial_path(path: Path) -> Path:
     return path.with_name(path.name + SUFFIX)
 
 
-class Journal:
+class RunJournal:
     """A file to which lines are appended, each by one call of the operating system.
 
     A line is there once it was appended, also if this process is killed. (It is not forced to the
@@ -276,6 +280,42 @@ def _line(plain: Mapping[str, Any]) -> bytes:
     return json.dumps(plain, separators=(",", ":")).encode() + b"\n"
 
 
+@dataclass(eq=False)
+class RunProgress:
+    """What a run has done so far, and its journal.
+
+    Attributes:
+      resumed: the run that is taken up, or None.
+      collected: node ids of all tests, once they are collected.
+      tests: the tests that ended, those of the run that is taken up included.
+      parts: what workers found of tests that have not ended, as in ``RunResults``.
+      begun: whether tests were collected, and fit to the run that is taken up.
+      problem: why the journal lacks something; "" if it does not.
+      journal: the journal; None without ``--pallas-results``, or if it cannot be written.
+    """
+
+    resumed: RunResults | None = None
+    collected: Sequence[str] = ()
+    tests: list[FinishedTest] = field(default_factory=list[FinishedTest])
+    parts: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict[str, Any])
+    begun: bool = False
+    problem: str = ""
+    journal: RunJournal | None = None
+
+    def close(self, *, written: bool) -> None:
+        """Close the journal, and remove it if the results are ``written``."""
+        if self.journal is not None:
+            self.journal.close(remove=written)
+            self.journal = None
+
+
+def resumed_line(resumed: RunResults, *, fleet: bool) -> str:
+    """Say for the terminal what of a run was done before it was taken up, here by a ``fleet``."""
+    text = f"resumed: {len(resumed.tests)} of {len(resumed.collected)} tests were done"
+    parts = sum(map(len, resumed.parts.values()))
+    return f"{text}, and {parts} parts of others" if parts and fleet else text
+
+
 # Read results: of a whole run from its file, or of a run that was cut off from its journal.
 
 
@@ -315,41 +355,27 @@ class _NotRun:
 
 
 def _of_not_run(plain: Any) -> Any:
-    """What counts of a test that has not ended, whatever else is said of it."""
-    return (
-        {name: plain[name] for name in _NOT_RUN if name in plain}
-        if isinstance(plain, dict)
-        else plain
-    )
+    """Keep what counts of a test that has not ended, whatever else is said of it."""
+    if not isinstance(plain, dict):
+        return plain
+    fields = cast("dict[str, Any]", plain)
+    return {name: fields[name] for name in ("test", "outcome", "parts") if name in fields}
 
-
-_NOT_RUN = tuple(each.name for each in dataclasses.fields(_NotRun))
 
 _Test = FinishedTest | Annotated[_NotRun, Accepts(_of_not_run)]
-
 
 #: The long lists of a results file.
 _LISTS = ("records", "tests")
 
 
-class _Ended(TypedDict):
-    """A line of a journal: a test ended."""
-
-    ended: FinishedTest
-    records: tuple[Record, ...]
-
-
-class _Started(TypedDict):
-    """A line of a journal: a test started."""
+class _JournalLine(TypedDict, total=False):
+    """A later line of a journal: a test started, a part of one ended, or a test ended."""
 
     started: str
-
-
-class _PartDone(TypedDict):
-    """A line of a journal: a part of a test ended."""
-
     part_of: str
     result: Mapping[str, Any]
+    ended: FinishedTest
+    records: tuple[Record, ...]
 
 
 def read_results(path: Path, *, latest: bool = False) -> RunResults:
@@ -402,34 +428,32 @@ def _document(name: str, content: bytes) -> RunResults:
     )
 
 
-def _journal(name: str, content: bytes) -> RunResults:
+def _journal(file: str, content: bytes) -> RunResults:
     lines = _lines(content)
-    head = _checked_schema(name, next(lines))
-    started: dict[str, None] = {}
-    ended: dict[str, _Ended] = {}
+    head = _checked_schema(file, next(lines))
+    running: dict[str, None] = {}
+    ended: dict[str, tuple[FinishedTest, tuple[Record, ...]]] = {}
     parts: dict[str, list[Mapping[str, Any]]] = {}
-    for line in lines:
-        if not isinstance(line, dict):
-            raise DataError("must be lines of objects")
-        if "started" in line:
-            begun: _Started = decode(_Started, line)
-            started[begun["started"]] = None
-        elif "part_of" in line:
-            part: _PartDone = decode(_PartDone, line)
-            parts.setdefault(part["part_of"], []).append(part["result"])
-        else:
-            end: _Ended = decode(_Ended, line)
-            test = end["ended"].test
-            started.pop(test, None)
-            parts.pop(test, None)
-            ended[test] = end
+    for plain in lines:
+        line: _JournalLine = decode(_JournalLine, plain)
+        match line:
+            case {"started": name}:
+                running[name] = None
+            case {"part_of": name, "result": result}:
+                parts.setdefault(name, []).append(result)
+            case {"ended": finished, "records": records}:
+                running.pop(finished.test, None)
+                parts.pop(finished.test, None)
+                ended[finished.test] = finished, records
+            case _:
+                raise DataError("has a line that no run writes")
     return RunResults(
-        **_about(name, head),
-        records=[record for line in ended.values() for record in line["records"]],
+        **_about(file, head),
+        records=[record for _, records in ended.values() for record in records],
         collected=_field(head, "collected", tuple[str, ...]),
-        tests=[line["ended"] for line in ended.values()],
+        tests=[finished for finished, _ in ended.values()],
         parts=parts,
-        running=list(started),
+        running=list(running),
         cut_off=True,
     )
 

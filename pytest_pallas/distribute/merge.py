@@ -19,7 +19,7 @@ from pytest_pallas.record import SCHEMA, plain_not_applicable, to_json
 from pytest_pallas.results import FinishedTest, RunResults, plain_tests, text_parts
 
 if TYPE_CHECKING:
-    from pytest_pallas.results import Failure
+    from pytest_pallas.results import FailedPhase
 
 #: Limit on the running tests that a message names.
 _MOST = 5
@@ -260,7 +260,7 @@ def run(given: argparse.Namespace) -> int:
     return int(merged.failed)
 
 
-def _cause(failure: Failure) -> str:
+def _cause(failure: FailedPhase) -> str:
     """A failure in one line."""
     text = failure.summary or failure.message
     return text.strip().partition("\n")[0]

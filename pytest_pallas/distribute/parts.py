@@ -16,25 +16,25 @@ A controller that hands out parts does four things:
    item, too. ``remaining`` with the results so far is what is left: the number of mutants is known
    after the first part, and rounds after a failure or after the last new example are not needed. If
    ``endless(division)``, only the time ends the item: what was run up to the first gap counts.
-4. ``report.parts.merged_reports(item, replies, killed)`` makes one set-up, call and teardown report
+4. ``merged_reports(item, replies, killed)`` makes one set-up, call and teardown report
    of the reports of the parts, in any order, some perhaps twice. They have what one process finds,
    except for times. ``killed`` is the ``PytestSession.killed`` of the controller, which merges the
-   items of mutants in the order of collection. With ``--pallas-mutate``, tests of your own, which
-   run as a whole, are settled in the same order by ``report.parts.settle_kills(item, reports,
-   killed)``, in which their request had no ``killed``, either.
+   items of mutants in the order of collection. With ``--pallas-mutate``, ``credit_kills(item,
+   reports, killed)`` does the same for tests of your own, which run as a whole. Their request had
+   no ``killed``, either.
    ``keep_examples(session, results)`` saves the failing examples.
 
 The result of a part depends on the item, its numbers and the options, not on other parts. A process
 that runs parts does not know that the kernel raised in an earlier item (``PytestSession.raised``):
 a controller merges ``forward`` first, and runs the other items of the kernel only if
-``items.item.skip_if_raised`` lets them.
+``run.item.skip_if_raised`` lets them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, Literal
 
@@ -42,42 +42,24 @@ import pytest
 
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.checks.verdict import conclude
-from pytest_pallas.decoding import decode
+from pytest_pallas.distribute.reports import (
+    checked_result,
+    put_records,
+    reports_by_phase,
+    take_part_result,
+)
 from pytest_pallas.isolate.messages import Part
-from pytest_pallas.mutate.item import MUTANTS_PER_PART, MutantsItem, MutantsPart, merge_into
+from pytest_pallas.mutate.item import MUTANTS_PER_PART, MutantsItem, merge_into
 from pytest_pallas.mutate.runner import from_json, merge_verdicts
 from pytest_pallas.mutate.runner import to_json as verdict_to_json
-from pytest_pallas.pytest_session import PART_RESULT, PytestSession, current
-from pytest_pallas.record import Record, to_json
+from pytest_pallas.pytest_session import PART_RESULT, RECORDS, PytestSession, current
+from pytest_pallas.record import Record
 from pytest_pallas.report.collect import add_properties, attach, records_of
 from pytest_pallas.report.pictures import examples_of
-from pytest_pallas.report.reporter import ATTRIBUTE
 from pytest_pallas.run.context import new_builder
 from pytest_pallas.run.item import SpecItem, not_applicable
 from pytest_pallas.run.result import ResultBuilder
-from pytest_pallas.run.rounds import (
-    EXHAUSTED,
-    RoundOutcome,
-    RoundsPart,
-    merge_rounds,
-    rounds_from_json,
-)
-
-__all__ = [
-    "Division",
-    "checked_result",
-    "divisible",
-    "endless",
-    "keep_examples",
-    "part",
-    "remaining",
-    "result_of",
-    "rounds_needed",
-]
-
-
-# How items are divided, and what is left to run.
-
+from pytest_pallas.run.rounds import EXHAUSTED, RoundOutcome, merge_rounds, rounds_from_json
 
 #: Number of rounds in a part.
 ROUNDS_PER_PART = 4
@@ -148,13 +130,13 @@ def remaining(
         total = end
     have = {number for result in known for number in _numbers(result)}
     for index in count():
-        each = part(division, index)
-        if total is not None and each.first >= total:
-            return
+        left = part(division, index)
         if total is not None:
-            each = replace(each, last=min(each.last, total - 1))
-        if not have.issuperset(range(each.first, each.last + 1)):
-            yield each
+            if left.first >= total:
+                return
+            left = dataclasses.replace(left, last=min(left.last, total - 1))
+        if not have.issuperset(range(left.first, left.last + 1)):
+            yield left
 
 
 def result_of(reports: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
@@ -163,19 +145,9 @@ def result_of(reports: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     Raises:
       DataError: it is none; see ``checked_result``.
     """
-    found = next((each[PART_RESULT] for each in reports if PART_RESULT in each), None)
-    return None if found is None else checked_result(found)
-
-
-def checked_result(plain: Any) -> Mapping[str, Any]:
-    """The result of a part as plain values, if it is one.
-
-    Raises:
-      DataError: it is none.
-    """
-    kind = plain.get("kind") if isinstance(plain, dict) else None
-    decode(MutantsPart if kind == "mutants" else RoundsPart, plain)
-    return plain
+    return next(
+        (checked_result(report[PART_RESULT]) for report in reports if PART_RESULT in report), None
+    )
 
 
 def keep_examples(session: PytestSession, results: Iterable[Mapping[str, Any]]) -> None:
@@ -204,16 +176,6 @@ def rounds_needed(results: Iterable[Mapping[str, Any]]) -> int | None:
     return None
 
 
-def check_whole(item: pytest.Item, count: int) -> None:
-    """Refuse to merge parts without the first round or mutant.
-
-    Raises:
-      ValueError: it is missing.
-    """
-    if not count:
-        raise ValueError(f"{item.nodeid}: the part with its first round or mutant is missing")
-
-
 def _numbers(result: Mapping[str, Any]) -> Iterable[int]:
     """The rounds or mutants that a result has."""
     if result["kind"] == "rounds":
@@ -221,7 +183,7 @@ def _numbers(result: Mapping[str, Any]) -> Iterable[int]:
     return range(result["first"], result["last"] + 1)
 
 
-# The reports of an item made of those of its parts; see ``items.parts``.
+# The reports of an item, made of those of its parts.
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,13 +198,18 @@ class _PartReports:
         """The report of the call, or of a set-up that did not pass."""
         return self.reports.get("call", self.reports["setup"])
 
+    @property
+    def rounds(self) -> Sequence[Mapping[str, Any]]:
+        """The rounds of the result."""
+        return self.result["rounds"] if self.result is not None else ()
+
 
 def merged_reports(
     item: SpecItem,
     replies: Sequence[Sequence[Mapping[str, Any]]],
     killed: dict[str, str],
 ) -> list[pytest.TestReport]:
-    """The set-up, call and teardown reports of an item.
+    """Make the set-up, call and teardown reports of an item.
 
     Args:
       item: the item, in this process.
@@ -256,7 +223,10 @@ def merged_reports(
     Raises:
       ValueError: the first round, or a mutant, is missing.
     """
-    parts = [_read(item, reply) for reply in replies]
+    parts: list[_PartReports] = []
+    for reply in replies:
+        reports = reports_by_phase(item.config, reply)
+        parts.append(_PartReports(reports, take_part_result(reports.values())))
     broken = next((part for part in parts if part.result is None), None)
     if broken is not None:  # such as by a wrong mark, which ends every part like the whole
         return list(broken.reports.values())
@@ -265,7 +235,7 @@ def merged_reports(
     return _merged_rounds(item, parts)
 
 
-def settle_kills(
+def credit_kills(
     item: pytest.Item, reports: Sequence[pytest.TestReport], killed: dict[str, str]
 ) -> None:
     """Let mutants that an earlier test or spec killed count as killed by that one.
@@ -276,92 +246,39 @@ def settle_kills(
       killed: as for ``merged_reports``.
     """
     for report in reports:
-        records: list[dict[str, Any]] = getattr(report, ATTRIBUTE, [])
+        records: list[dict[str, Any]] = getattr(report, RECORDS, [])
         for record in records:
             verdicts = map(from_json, record["mutants"])
             merged = merge_verdicts(verdicts, name=item.name, killed=killed)
             record["mutants"] = [verdict_to_json(verdict) for verdict in merged]
 
 
-def settled_records(
-    records: Sequence[Record], results: Mapping[str, Mapping[str, Any]], killed: dict[str, str]
-) -> list[Record]:
-    """Records in which mutants that an earlier test or spec killed count as killed by that one.
-
-    Args:
-      records: of a run in several processes, in the order of collection.
-      results: those of items of mutants, by test id, as of a part with all mutants.
-      killed: as for ``merged_reports``.
-    """
-    return [
-        _settled_record(record, results.get(record.test), killed) if record.mutants else record
-        for record in records
-    ]
-
-
-def _settled_record(
-    record: Record, result: Mapping[str, Any] | None, killed: dict[str, str]
-) -> Record:
-    if result is None:
-        item = record.test.rpartition("::")[2]
-        # an item of mutants is named after its spec, under whose name its kills count
-        name = record.kernel if item == f"{record.kernel}-{record.check}" else item
-        merged = merge_verdicts(map(from_json, record.mutants), name=name, killed=killed)
-        return dataclasses.replace(record, mutants=tuple(map(verdict_to_json, merged)))
-    builder = ResultBuilder(kernel=record.kernel, check=record.check, backend=record.backend)
-    merge_into(builder, [result], name=record.kernel, killed=killed)
-    return dataclasses.replace(
-        record,
-        examples=builder.examples,
-        mutants=tuple(builder.mutants),
-        notes=tuple(builder.notes),
-    )
-
-
 def _merged_mutants(
     item: MutantsItem, parts: Sequence[_PartReports], killed: dict[str, str]
 ) -> list[pytest.TestReport]:
-    """The reports of an item whose parts are mutants."""
     results = [part.result for part in parts if part.result is not None]
-    check_whole(item, len(results))
+    _require_first(item, len(results))
     builder = item.new_builder()
     missing = merge_into(builder, results, name=item.spec.name, killed=killed)
     if missing:
         raise ValueError(f"{item.nodeid}: mutants {list(missing)} are in no part")
     ordered = sorted(parts, key=lambda part: part.result["first"] if part.result else 0)
     base = next((part for part in ordered if part.call.failed), ordered[0])
-    return _reports(item, _each_once(ordered), base, builder)
-
-
-def _each_once(parts: Sequence[_PartReports]) -> list[_PartReports]:
-    """The parts without those that begin where another one begins."""
-    return list({part.result["first"]: part for part in parts if part.result}.values())
-
-
-def _read(item: SpecItem, reply: Sequence[Mapping[str, Any]]) -> _PartReports:
-    reports: dict[str, pytest.TestReport] = {}
-    for data in reply:
-        report = item.config.hook.pytest_report_from_serializable(config=item.config, data=data)
-        reports[report.when] = report
-    result = next(
-        (vars(each).pop(PART_RESULT) for each in reports.values() if hasattr(each, PART_RESULT)),
-        None,
-    )
-    return _PartReports(reports, result)
+    once = {part.result["first"]: part for part in ordered if part.result}
+    return _reports(item, list(once.values()), base, builder)
 
 
 def _merged_rounds(item: SpecItem, parts: Sequence[_PartReports]) -> list[pytest.TestReport]:
-    """The reports of an item whose parts are rounds."""
     builder = new_builder(item.spec, item.check.name, item.backend, item.mesh)
     owners: dict[int, _PartReports] = {}
     rounds: list[RoundOutcome] = []
     for part in parts:
         assert part.result is not None
-        for each in rounds_from_json(part.result, builder, item.check):
-            owners.setdefault(each.number, part)
-            rounds.append(each)
+        for outcome in rounds_from_json(part.result, builder, item.check):
+            owners.setdefault(outcome.number, part)
+            rounds.append(outcome)
     merged = merge_rounds(builder, rounds)
-    check_whole(item, merged.count)
+    _require_first(item, merged.count)
     used = list(dict.fromkeys(owners[number] for number in range(merged.count)))
     if merged.failed is not None:
         ended = owners[merged.failed]
@@ -370,58 +287,57 @@ def _merged_rounds(item: SpecItem, parts: Sequence[_PartReports]) -> list[pytest
             builder.error, builder.baseline, builder.multiple = ended.result["fail"]
         return _reports(item, used, ended, builder)
     # such as by state that it left behind; a round that failed later does not count
-    failed = [part for part in used if part.call.failed and not _failed_round(part)]
+    failed = [p for p in used if p.call.failed and not any(each["failed"] for each in p.rounds)]
     if failed:
         return _reports(item, used, failed[0], builder)
     if not builder.examples and builder.withdrawn:
         skipped = [part for part in used if part.call.skipped]
         return _reports(item, used, (skipped or used)[-1], builder)
-    passed = [part for part in used if part.call.passed]
-    base = (passed or used)[0]
+    base = next((part for part in used if part.call.passed), used[0])
     call = pytest.CallInfo.from_call(
         lambda: conclude(item.check, builder.evidence, item.spec.name, item.backend), "call"
     )
     if call.excinfo is not None:
-        return _concluded(item, used, base, builder, call)
+        return _failed_over_all(item, used, base, builder, call)
     return _reports(item, used, base, builder)
 
 
-def _failed_round(part: _PartReports) -> bool:
-    return part.result is not None and any(each["failed"] for each in part.result["rounds"])
+def _require_first(item: pytest.Item, count: int) -> None:
+    if not count:
+        raise ValueError(f"{item.nodeid}: the part with its first round or mutant is missing")
 
 
 def _reports(
     item: SpecItem, used: Sequence[_PartReports], base: _PartReports, builder: ResultBuilder
 ) -> list[pytest.TestReport]:
-    """The reports of one part, with the results of all."""
+    """Return the reports of one part, with the results of all."""
     report = base.call
-    report.duration = sum(part.call.duration for part in used)
-    report.sections = _sections(used)
+    _join_output(report, used)
     stopped = ""
     if report.skipped and isinstance(report.longrepr, tuple) and builder.withdrawn:
         path, line, _ = report.longrepr
         stopped = not_applicable(item.check, builder.withdrawn)
         report.longrepr = (path, line, f"Skipped: {stopped}")
     records = [
-        _record(each, builder, report.duration, stopped or each.reason)
-        for each in records_of(report)
+        _record(record, builder, report.duration, stopped or record.reason)
+        for record in records_of(report)
     ]
-    _settle(item, base, report, records)
-    return list(base.reports.values())
+    add_properties(item, report, records)
+    put_records(report, records)
+    return _with_properties(base.reports, report)
 
 
-def _concluded(
+def _failed_over_all(
     item: SpecItem,
     used: Sequence[_PartReports],
     base: _PartReports,
     builder: ResultBuilder,
     call: pytest.CallInfo[None],
 ) -> list[pytest.TestReport]:
-    """The reports of an item that fails over all of its examples."""
+    """Make the reports of an item that fails over all of its examples."""
     session = current(item.config)
     report = pytest.TestReport.from_item_and_call(item, call)
-    report.duration = sum(part.call.duration for part in used)
-    report.sections = _sections(used)
+    _join_output(report, used)
     before = dict(session.builders)
     session.builders.clear()
     session.builders[item.spec.name, item.check.name, label(item.backend)] = builder
@@ -430,13 +346,30 @@ def _concluded(
     finally:
         session.builders.clear()
         session.builders.update(before)
-    reports = {**base.reports, "call": report}
-    reports["teardown"].user_properties = list(report.user_properties)
+    return _with_properties({**base.reports, "call": report}, report)
+
+
+def _join_output(report: pytest.TestReport, used: Sequence[_PartReports]) -> None:
+    """Give a report the time of all parts, and what they printed, by title."""
+    report.duration = sum(part.call.duration for part in used)
+    texts: dict[str, str] = {}
+    for part in used:
+        for title, text in part.call.sections:
+            texts[title] = texts.get(title, "") + text
+    report.sections = list(texts.items())
+
+
+def _with_properties(
+    reports: Mapping[str, pytest.TestReport], report: pytest.TestReport
+) -> list[pytest.TestReport]:
+    """Return reports whose teardown has the properties of ``report``, which JUnit XML reads."""
+    if "teardown" in reports:
+        reports["teardown"].user_properties = list(report.user_properties)
     return list(reports.values())
 
 
 def _record(record: Record, builder: ResultBuilder, seconds: float, reason: str) -> Record:
-    """The record of a part, with the results of all."""
+    """Make a record with the end of that of a part, and the results of all."""
     whole = builder.record(test=record.test, outcome=record.outcome, seconds=seconds, reason=reason)
     of_end = ("message", "explanation", "findings", "others", "seed", "replay", "script", "example")
     pictures = dict(record.pictures)
@@ -448,22 +381,3 @@ def _record(record: Record, builder: ResultBuilder, seconds: float, reason: str)
         pictures=pictures,
         stopped_by=record.stopped_by,
     )
-
-
-def _settle(
-    item: SpecItem, base: _PartReports, report: pytest.TestReport, records: list[Record]
-) -> None:
-    """Put merged records on a report, and their properties on that of the teardown, too."""
-    add_properties(item, report, records)
-    setattr(report, ATTRIBUTE, [to_json(record) for record in records])
-    if "teardown" in base.reports:
-        base.reports["teardown"].user_properties = list(report.user_properties)
-
-
-def _sections(used: Sequence[_PartReports]) -> list[tuple[str, str]]:
-    """What all parts printed, by title."""
-    texts: dict[str, str] = {}
-    for part in used:
-        for title, text in part.call.sections:
-            texts[title] = texts.get(title, "") + text
-    return list(texts.items())

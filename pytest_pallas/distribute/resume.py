@@ -1,9 +1,14 @@
-"""``--pallas-resume``: the tests that are done are not run again."""
+"""Keep what a run has done while it runs, and take up a run that was cut off.
+
+``RunKeeper`` is the plugin of ``--pallas-results`` and ``--pallas-resume``: it joins the reports of
+each test to a ``FinishedTest``, writes it to the journal, and reports the tests of a run that is
+taken up as if they had ended in this one.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +18,14 @@ import pytest
 from pallas_sim.errors import OptionError
 from pytest_pallas.compat.testing import count_report
 from pytest_pallas.decoding import DataError, decode
+from pytest_pallas.distribute.reports import first_attribute, new_report, put_records
+from pytest_pallas.distribute.shards import set_digests
 from pytest_pallas.option_values import place_of
 from pytest_pallas.pytest_session import (
     DONE,
     PART_RESULT,
     RAISED_ON,
+    RECORDS,
     STATUS,
     Done,
     PytestSession,
@@ -26,11 +34,11 @@ from pytest_pallas.pytest_session import (
 from pytest_pallas.record import Record, to_json
 from pytest_pallas.report.collect import PREFIX, properties
 from pytest_pallas.report.files import environment, first_line, given_options
-from pytest_pallas.report.reporter import ATTRIBUTE
 from pytest_pallas.results import (
-    Failure,
+    FailedPhase,
     FinishedTest,
-    Journal,
+    RunJournal,
+    RunProgress,
     RunResults,
     partial_path,
     plain_test,
@@ -38,8 +46,8 @@ from pytest_pallas.results import (
 )
 
 
-def settle_done(state: PytestSession, done: Done) -> None:
-    """Give a process what is done."""
+def load_done_tests(state: PytestSession, done: Done) -> None:
+    """Let a process know the finished tests."""
     state.done = done.tests
     state.raised.update(done.raised)
     state.killed.update(done.killed)
@@ -75,7 +83,7 @@ class EndedTests:
         reports = self._reports.setdefault(key, [])
         reports.append(report)
         records = self._records.setdefault(key, [])
-        records += getattr(report, ATTRIBUTE, ())  # now: the reporter takes them off
+        records += getattr(report, RECORDS, ())  # now: the reporter takes them off
         if report.when not in _LAST:
             return None
         del self._reports[key], self._records[key]
@@ -102,9 +110,6 @@ def finished(reports: Sequence[pytest.TestReport]) -> FinishedTest:
         if isinstance(skipped.longrepr, tuple):
             file, number, reason = skipped.longrepr
             place = (str(file), _plain(number))
-    raised = next((getattr(each, RAISED_ON) for each in reports if hasattr(each, RAISED_ON)), ())
-    status = next((getattr(each, STATUS) for each in reports if hasattr(each, STATUS)), "")
-    part = next((getattr(each, PART_RESULT) for each in reports if hasattr(each, PART_RESULT)), {})
     return FinishedTest(
         test=last.nodeid,
         outcome=outcome,
@@ -113,7 +118,7 @@ def finished(reports: Sequence[pytest.TestReport]) -> FinishedTest:
         reason=reason,
         place=place,
         failures=tuple(
-            Failure(
+            FailedPhase(
                 each.when if each.when in ("setup", "teardown") else "call",
                 str(each.longrepr),  # without the worker of pytest-xdist, as `longreprtext` has
                 _summary(each.longrepr),
@@ -121,14 +126,14 @@ def finished(reports: Sequence[pytest.TestReport]) -> FinishedTest:
             )
             for each in failed
         ),
-        status=status,
-        raised=tuple(raised),
+        status=first_attribute(reports, STATUS, ""),
+        raised=tuple(first_attribute(reports, RAISED_ON, ())),
         properties=tuple(
             (str(name), _plain(value))
             for name, value in last.user_properties
             if not str(name).startswith(PREFIX)
         ),
-        part=dict(part),
+        part=dict(first_attribute(reports, PART_RESULT, {})),
     )
 
 
@@ -161,16 +166,15 @@ def reports_of(test: FinishedTest, records: Sequence[Record]) -> Iterator[pytest
         reports.append(_report(test, "call", "passed"))
     first = reports[0]
     first.duration = test.seconds
-    setattr(first, ATTRIBUTE, [to_json(record) for record in records])
+    put_records(first, records)
     if test.status:
         setattr(first, STATUS, test.status)
     if test.raised:
         setattr(first, RAISED_ON, list(test.raised))
     if test.part:
         setattr(first, PART_RESULT, dict(test.part))
-    ends = [each for each in test.failures if each.when == "teardown"]
-    last = [_failed(test, each) for each in ends]
-    last = last or [_report(test, "teardown", "passed")]
+    ends = [_failed(test, each) for each in test.failures if each.when == "teardown"]
+    last = ends or [_report(test, "teardown", "passed")]
     own: list[tuple[str, object]] = [pair for each in records for pair in properties(each)]
     last[-1].user_properties = [*test.properties, *own]
     yield from (*reports, *last)
@@ -184,7 +188,7 @@ class _Crash:
 
 
 @dataclass(frozen=True)
-class _Text:
+class _FailureText:
     """A failure as pytest prints it: its text, and its short form in ``reprcrash``."""
 
     message: str
@@ -198,9 +202,9 @@ class _Text:
         return self.message
 
 
-def _failed(test: FinishedTest, failure: Failure) -> pytest.TestReport:
+def _failed(test: FinishedTest, failure: FailedPhase) -> pytest.TestReport:
     short = failure.summary
-    text = _Text(failure.message, _Crash(short)) if short else failure.message
+    text = _FailureText(failure.message, _Crash(short)) if short else failure.message
     return _report(test, failure.when, "failed", text, failure.sections)
 
 
@@ -211,17 +215,8 @@ def _report(
     text: Any = None,
     sections: Sequence[tuple[str, str]] = (),
 ) -> pytest.TestReport:
-    file = test.test.partition("::")[0]
-    location = test.location or (file, None, test.test)
-    return pytest.TestReport(
-        nodeid=test.test,
-        location=location,
-        keywords={},
-        outcome=outcome,
-        longrepr=text,
-        when=when,
-        sections=list(sections),
-    )
+    location = test.location or (test.test.partition("::")[0], None, test.test)
+    return new_report(test.test, location, when, outcome, text, sections=sections)
 
 
 # Keeps what a run has done: in a journal while it runs, and for its results at the end.
@@ -231,33 +226,14 @@ def _report(
 PLUGIN = "pallas-run"
 
 
-class RunKeeper:
-    """The plugin for ``--pallas-results`` and ``--pallas-resume`` in the reporting process.
+class RunKeeper(RunProgress):
+    """The plugin for ``--pallas-results`` and ``--pallas-resume`` in the reporting process."""
 
-    Attributes:
-      resumed: the run that is taken up, or None.
-      collected: node ids of all tests, once they are collected.
-      tests: the tests that ended, those of the run that is taken up included.
-      parts: what workers found of tests that have not ended, as in ``RunResults``.
-      begun: whether tests were collected, and fit to the run that is taken up.
-      problem: why the journal lacks something; "" if it does not.
-    """
-
-    def __init__(
-        self,
-        session: PytestSession,
-        digest: Callable[[Sequence[str]], None],
-        resumed: RunResults | None = None,
-    ) -> None:
-        """Begin with the tests of ``resumed``; ``digest`` sets the session's digests of files."""
-        self.session, self.resumed, self._digest = session, resumed, digest
-        self.collected: Sequence[str] = ()
-        self.tests: list[FinishedTest] = []
-        self.parts: dict[str, list[Mapping[str, Any]]] = {}
-        self.begun = False
-        self.problem = ""
+    def __init__(self, session: PytestSession, resumed: RunResults | None = None) -> None:
+        """Begin with the tests of ``resumed``."""
+        super().__init__(resumed=resumed)
+        self.session = session
         self._ended = EndedTests()
-        self._journal: Journal | None = None
         self._done = frozenset[str]()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -303,12 +279,12 @@ class RunKeeper:
             test, records = ended
             self.tests.append(test)
             self.parts.pop(test.test, None)
-            self._append({"ended": plain_test(test), "records": records})
+            self._append(_ended(test, records))
 
     def keep_part(self, nodeid: str, result: Mapping[str, Any]) -> None:
         """Record what a worker found of a test that has not ended."""
         self.parts.setdefault(nodeid, []).append(result)
-        self._append({"part_of": nodeid, "result": result})
+        self._append(_part(nodeid, result))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -316,12 +292,6 @@ class RunKeeper:
         none_left = session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED
         if none_left and self.begun and self.resumed is not None:
             session.exitstatus = pytest.ExitCode.OK
-
-    def close(self, *, written: bool) -> None:
-        """Close the journal, and remove it if the results are ``written``."""
-        if self._journal is not None:
-            self._journal.close(remove=written)
-            self._journal = None
 
     def _begin(self, left: Sequence[str]) -> None:
         """Begin the journal, with what is done.
@@ -338,38 +308,27 @@ class RunKeeper:
             self._done = frozenset(test.test for test in self.tests)
             self.parts = {name: list(parts) for name, parts in self.resumed.parts.items()}
             records = records_by_test(self.resumed)
-            first = [
-                {
-                    "ended": plain_test(test),
-                    "records": [to_json(record) for record in records.get(test.test, ())],
-                }
-                for test in self.tests
-            ]
-            first += [
-                {"part_of": name, "result": result}
-                for name, parts in self.parts.items()
-                for result in parts
-            ]
+            first = [_ended(test, map(to_json, records[test.test])) for test in self.tests]
+            first += [_part(name, part) for name, parts in self.parts.items() for part in parts]
         self.begun = True
         path = self.session.options.results
         if path is None or not self.collected:
             return
-        self._digest(self.collected)
+        set_digests(self.session, self.collected)
         try:
             head = first_line(self.session, self.collected)
-            self._journal = Journal(partial_path(path), [head, *first])
+            self.journal = RunJournal(partial_path(path), [head, *first])
         except OSError as error:
-            self._tell(error)
+            self._report_loss(error)
 
     def _append(self, plain: Mapping[str, Any]) -> None:
-        if self._journal is None:
-            return
         try:
-            self._journal.append(plain)
+            if self.journal is not None:
+                self.journal.append(plain)
         except OSError as error:
-            self._tell(error)
+            self._report_loss(error)
 
-    def _tell(self, error: OSError) -> None:
+    def _report_loss(self, error: OSError) -> None:
         """Say once that a run that is cut off loses results, and go on."""
         if self.problem:
             return
@@ -385,6 +344,16 @@ class RunKeeper:
             terminal.write_line(f"pallas: {self.problem}", red=True)
 
 
+def _ended(test: FinishedTest, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Make the line of a journal about a test that ended."""
+    return {"ended": plain_test(test), "records": list(records)}
+
+
+def _part(nodeid: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the line of a journal about a part of a test."""
+    return {"part_of": nodeid, "result": result}
+
+
 # ``--pallas-resume``: what must be the same, and the results of tests that are done.
 
 
@@ -392,53 +361,47 @@ class RunKeeper:
 _MOST = 5
 
 
-def settle_resume(
-    session: PytestSession, digest: Callable[[Sequence[str]], None]
-) -> RunResults | None:
-    """The run of ``--pallas-resume``; None if there is none yet.
+def resumed_run(session: PytestSession) -> RunResults | None:
+    """Read the run of ``--pallas-resume``; None if there is none yet.
 
     There is none yet if the file is that of ``--pallas-results``, too, and does not exist: a job
     that is started again and again has one command line.
-
-    Args:
-      session: the session.
-      digest: sets the session's digests of files, for the node ids of all tests.
 
     Raises:
       OptionError: the file cannot be read, or is of a run that cannot be taken up here.
     """
     given = session.options.resume
     assert given is not None
-    path = session.config.invocation_params.dir / given
-    there = path.exists() or partial_path(path).exists()
-    if not there and path == _results_path(session):
+    folder = session.config.invocation_params.dir
+    path = folder / given
+    if path == _results_path(session) and not path.exists() and not partial_path(path).exists():
         return None
     where = place_of(session.config, "resume")
     try:
-        found = read_results(path, latest=True)
+        resumed = read_results(path, latest=True)
     except OptionError as error:
         raise OptionError(f"{where}: {error}") from None
     try:
-        require_readable(found)
+        require_readable(resumed)
     except DataError as error:
         raise OptionError(
-            f"{where}: {found.path} is not a file of --pallas-results: {error}"
+            f"{where}: {resumed.path} is not a file of --pallas-results: {error}"
         ) from None
-    if not found.collected:
+    if not resumed.collected:
         raise OptionError(
-            f"{where}: {found.path} does not say which tests its run had, so it cannot be taken up"
+            f"{where}: {resumed.path} does not say which tests its run had, so it cannot be taken "
+            "up"
         )
-    folder = session.config.invocation_params.dir
-    if Path(found.path).is_relative_to(folder):
-        found = replace(found, path=str(Path(found.path).relative_to(folder)))
-    digest(found.collected)
-    differences = _differences(session, found)
+    if Path(resumed.path).is_relative_to(folder):
+        resumed = replace(resumed, path=str(Path(resumed.path).relative_to(folder)))
+    set_digests(session, resumed.collected)
+    differences = _differences(session, resumed)
     if differences:
         raise OptionError(
-            f"{where}: {found.path} is of another run: {_listed(differences, '; ')}. Run with what "
-            "it had, or start anew without --pallas-resume"
+            f"{where}: {resumed.path} is of another run: {_listed(differences, '; ')}. Run with "
+            "what it had, or start anew without --pallas-resume"
         )
-    return found
+    return resumed
 
 
 def require_readable(found: RunResults) -> None:
@@ -465,12 +428,12 @@ def _results_path(session: PytestSession) -> Path | None:
     return config.invocation_params.dir / given if given else None
 
 
-def _differences(session: PytestSession, found: RunResults) -> list[str]:
-    """What differs between a run and this one."""
+def _differences(session: PytestSession, resumed: RunResults) -> list[str]:
+    """List what differs between a run and this one."""
     here = json.loads(json.dumps([environment(), given_options(session)]))
     texts: list[str] = []
     for title, mine, theirs in zip(
-        ("", "option "), here, (found.environment, found.options), strict=True
+        ("", "option "), here, (resumed.environment, resumed.options), strict=True
     ):
         for name in mine:
             # the process that starts workers knows the given backends only
@@ -480,20 +443,12 @@ def _differences(session: PytestSession, found: RunResults) -> list[str]:
                 texts.append(
                     f"{title}{name} is {_text(mine[name])}, and was {_text(theirs.get(name))}"
                 )
-    return [*texts, *_changed(found.files, session.file_digests)]
-
-
-def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """The files that differ."""
-    return [
-        f"{name} {'has changed' if name in before and name in now else _gone(name in now)}"
-        for name in sorted({*before, *now})
-        if before.get(name) != now.get(name)
-    ]
-
-
-def _gone(there: bool) -> str:
-    return "is new" if there else "is gone"
+    before, now = resumed.files, session.file_digests
+    for name in sorted({*before, *now}):
+        if before.get(name) != now.get(name):
+            how = "has changed" if name in before and name in now else "is new"
+            texts.append(f"{name} {how if name in now else 'is gone'}")
+    return texts
 
 
 def _listed(texts: Sequence[str], between: str = ", ") -> str:
@@ -552,12 +507,3 @@ def repeat_reports(config: pytest.Config, resumed: RunResults) -> None:
         for report in reports_of(test, records[test.test]):
             report_to(report=report)
             count_report(config, report)
-
-
-def line(session: PytestSession, resumed: RunResults) -> str:
-    """What is done, for the terminal."""
-    text = f"resumed: {len(resumed.tests)} of {len(resumed.collected)} tests were done"
-    parts = sum(map(len, resumed.parts.values()))
-    if parts and session.options.fleet is not None:
-        text += f", and {parts} parts of others"
-    return text

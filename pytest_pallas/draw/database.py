@@ -69,6 +69,11 @@ class Recorded(ExampleDatabase):
             for (key, value), change in self._changes.items()
         ]
 
+    def reset(self, changes: Iterable[Sequence[str]]) -> None:
+        """Forget what was recorded, and record these changes instead."""
+        self._saved, self._deleted, self._changes = {}, {}, {}
+        make_changes(self, changes)
+
     def __repr__(self) -> str:
         return f"Recorded({self._database!r})"
 

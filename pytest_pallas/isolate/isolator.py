@@ -1,4 +1,9 @@
-"""In the reporting process: send tests to a worker, and use the worker's reports."""
+"""In the reporting process: send tests to a worker, and use the worker's reports.
+
+``Isolator.run`` decides for the item of a spec, ``pytest_pyfunc_call`` for a user-written test;
+``apart`` runs either in the worker. Until its reports are there, pytest's own protocol runs here
+around nothing, and ``pytest_runtest_makereport`` puts the worker's reports in the place of its own.
+"""
 
 from __future__ import annotations
 
@@ -13,25 +18,20 @@ from typing import Any
 import pytest
 
 from pallas_sim.errors import Fact
+from pytest_pallas.backends.ending import longest
 from pytest_pallas.backends.protocol import Call
 from pytest_pallas.errors import IsolationError
 from pytest_pallas.grid.kernel_calls import hazards
 from pytest_pallas.isolate import policy
 from pytest_pallas.isolate.messages import (
-    GRACE,
     StepNote,
     WorkerReply,
     WorkerRequest,
-    decoded,
     encoded,
-    error_of,
-    longest,
-    opening_of,
-    run_in,
-    worker_setup,
+    unpickled,
 )
 from pytest_pallas.isolate.policy import History
-from pytest_pallas.isolate.worker import ENTRY
+from pytest_pallas.isolate.supervise import GRACE, error_of, opening_of, run_in, worker_setup
 from pytest_pallas.pytest_session import PytestSession, note_raised
 from pytest_pallas.run.result import ResultBuilder
 from pytest_pallas.workers.pool import WorkerPool
@@ -72,19 +72,18 @@ class _HazardObserver:
 
     def traced(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
         """Raise if the call may end the process."""
-        del call, kernels
         if self.reason:
             raise NeedsIsolation([self.reason])
-        found = () if jaxpr is None else hazards(jaxpr)
-        if found:
-            raise NeedsIsolation(found, kept=True)
+        self._raise_for_hazards(jaxpr, simulated=False)
 
     def simulated(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
         """Raise if the call may end the process, although the simulator ends waits and loops."""
-        del call, kernels
-        found = () if jaxpr is None else hazards(jaxpr, simulated=True)
-        if found:
-            raise NeedsIsolation(found, kept=True)
+        self._raise_for_hazards(jaxpr, simulated=True)
+
+    def _raise_for_hazards(self, jaxpr: Any, *, simulated: bool) -> None:
+        reasons = () if jaxpr is None else hazards(jaxpr, simulated=simulated)
+        if reasons:
+            raise NeedsIsolation(reasons, kept=True)
 
     def ended(self, call: Call) -> None:
         """Nothing to do."""
@@ -126,9 +125,9 @@ class Isolator:
         self.session.observer = _HazardObserver(policy.reason_of_others(item, self.history))
         try:
             return inside()
-        except NeedsIsolation as found:
-            if found.kept:
-                self.history.add(policy.key_of(item), str(found))
+        except NeedsIsolation as needs:
+            if needs.kept:
+                self.history.add(policy.key_of(item), str(needs))
         finally:
             self.session.observer = None
         self.session.builders.clear()
@@ -146,6 +145,7 @@ class Isolator:
         slot: Callable[[], float | None] = getattr(item, "slot", lambda: None)
         path = Path(item.path)
         journal = None if options.mutate is None else self._scratch / str(next(self._numbers))
+        facts = self.session.facts
         request = WorkerRequest(
             opening=self._opening,
             nodeid=item.nodeid,
@@ -154,17 +154,12 @@ class Isolator:
             seconds=slot(),
             journal=None if journal is None else str(journal),
             killed=self.session.killed,
-            facts=self._facts(item),
+            facts={spec: known for spec, known in facts.items() if known.path == str(item.path)},
         )
         result = run_in(self._pool, self._setup, request)
         if result.status != "done":
             raise self.error_of_end(item, result)
-        item.stash[_REPORTS] = self.accept(item, decoded(result.value))
-
-    def _facts(self, item: Any) -> dict[tuple[str, str], Any]:
-        """The facts of the specs that the worker collects with an item."""
-        facts = self.session.facts
-        return {key: known for key, known in facts.items() if known.path == str(item.path)}
+        item.stash[_REPORTS] = self.accept(item, unpickled(result.value))
 
     def learn(
         self,
@@ -206,7 +201,7 @@ class Isolator:
             note = StepNote.decode(result.note)
             step = "" if note is None else note.step
             return str(error_of(result, "tracing it at collection")), step
-        reply: WorkerReply = decoded(result.value)
+        reply: WorkerReply = unpickled(result.value)
         if reply.exit is not None:
             pytest.exit(*reply.exit)
         if reply.facts is None:
@@ -311,7 +306,7 @@ class Isolator:
     @property
     def _setup(self) -> WorkerSetup:
         # Another generation is another setup: the pool stops the earlier worker.
-        return worker_setup(ENTRY, str(self._retired), self.session.options.worker_memory)
+        return worker_setup(self._retired, self.session.options.worker_memory)
 
     @cached_property
     def _opening(self) -> bytes:

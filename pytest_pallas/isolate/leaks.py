@@ -1,4 +1,8 @@
-"""State of the process that a check changes: detect it, undo it, and report it."""
+"""State of the process that a check changes: detect it, undo it, and report it.
+
+``guarded`` does so for the body of a ``with``, ``leaving_nothing`` without a report. What is
+compared is the table of ``_kinds``.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
@@ -19,7 +23,6 @@ from typing import Any
 from pallas_sim.errors import explanation_of
 from pytest_pallas.backends.ending import noting_interrupts, uncaught
 from pytest_pallas.compat.settings import (
-    Setting,
     fail_interpreters,
     interpreters_in_use,
     jax_setting_in_force,
@@ -105,119 +108,150 @@ class Leak:
         return f"left {self.name} = {_shown(self.new)} (was {_shown(self.old)})"
 
 
-@dataclass(frozen=True, kw_only=True)
-class State:
-    """The compared state of a process."""
+@dataclass(frozen=True)
+class _Kind:
+    """One kind of state of the process.
 
-    jax: Mapping[str, Setting]
-    environ: Mapping[str, str]
-    folder: str
-    numpy: Mapping[str, Any]
-    printing: Mapping[str, Any]
-    filters: tuple[Any, ...]
-    collector: tuple[bool, tuple[int, ...]]
-    recursion: int
-    handlers: Mapping[int, Any]
-    interpreters: tuple[str, ...]
+    Attributes:
+      name: in messages, with a place for the key.
+      read: gives all values, by key.
+      restore: sets the value of a key again.
+      shown: what a message shows of a value.
+      same: whether two values are no change.
+      absent: stands for a key that is not there; None to look at keys of the earlier state only.
+    """
+
+    name: str
+    read: Callable[[], Mapping[Any, Any]]
+    restore: Callable[[Any, Any], object]
+    shown: Callable[[Any], Any] = lambda value: value
+    same: Callable[[Any, Any], bool] = lambda old, new: _same(old, new)
+    absent: Any = None
 
 
-def state() -> State:
-    """The current state of the process, as far as it is compared."""
-    import jax
+def _kinds() -> Sequence[_Kind]:
     import numpy as np
 
-    del jax  # imported first, so that its import is no change
-    try:
-        folder = os.getcwd()
-    except FileNotFoundError:
-        folder = ""
-    return State(
-        jax=jax_settings(),
-        environ={name: value for name, value in os.environ.items() if name not in _OF_PYTEST},
-        folder=folder,
-        numpy={**np.geterr()},
-        printing={**np.get_printoptions()},
-        filters=tuple(warnings.filters),
-        collector=(gc.isenabled(), gc.get_threshold()),
-        recursion=sys.getrecursionlimit(),
-        handlers={number: signal.getsignal(number) for number in _SIGNALS},
-        interpreters=interpreters_in_use(),
+    return (
+        _Kind(
+            "{}",
+            jax_settings,
+            lambda name, old: set_jax_setting(name, old),
+            shown=jax_setting_in_force,
+            same=lambda old, new: all(map(_same, old, new)),
+        ),
+        _Kind("os.environ[{!r}]", _variables, _set_variable, absent=_MISSING),
+        _Kind("the working directory", _one(_folder), lambda _, old: os.chdir(old)),
+        _Kind("numpy.geterr()[{!r}]", np.geterr, lambda name, old: np.seterr(**{name: old})),
+        _Kind(
+            "numpy.get_printoptions()[{!r}]",
+            np.get_printoptions,
+            lambda name, old: np.set_printoptions(**{name: old}),
+        ),
+        _Kind(
+            FILTERS,
+            _one(lambda: tuple(warnings.filters)),
+            _set_filters,
+            shown=lambda filters: f"{len(filters)} filters",
+        ),
+        _Kind("gc.isenabled()", _one(gc.isenabled), lambda _, old: (gc.disable, gc.enable)[old]()),
+        _Kind("gc.get_threshold()", _one(gc.get_threshold), lambda _, old: gc.set_threshold(*old)),
+        _Kind("sys.getrecursionlimit()", _one(sys.getrecursionlimit), _set_recursion_limit),
+        _Kind(
+            "the handler of {.name}",
+            lambda: {number: signal.getsignal(number) for number in _SIGNALS},
+            signal.signal,
+            # None is a handler of C, and only the main thread can set handlers
+            same=lambda old, new: old is None or _same(old, new) or not _is_main(),
+        ),
+        _Kind(
+            "memory of a kernel in {}",
+            lambda: dict.fromkeys(interpreters_in_use(), "some"),
+            lambda *_: _end_interpreters(),
+            same=lambda old, new: new in (old, "none"),
+            absent="none",
+        ),
     )
 
 
+#: The values of each kind of state, by key.
+type State = Sequence[Mapping[Any, Any]]
+
+
+def state() -> State:
+    """Read the state of the process, as far as it is compared."""
+    import jax
+
+    del jax  # imported first, so that its import is no change
+    return [dict(kind.read()) for kind in _kinds()]
+
+
 def leaks(before: State, after: State, imported: Set[str] = frozenset()) -> list[Leak]:
-    """The changes of state, except for settings that a library defined in between.
+    """List the changes of state, except for settings that a library defined in between.
 
     Args:
       before: the earlier state.
       after: the later state.
-      imported: environment variables that modules set during their import: the modules need these.
+      imported: environment variables that modules set during their import, and ``FILTERS`` if they
+        added warning filters: the modules need these.
     """
-    import numpy as np
-
-    found: list[Leak] = []
-    for name, old in before.jax.items():
-        new = after.jax.get(name, old)
-        if not all(map(_same, old, new)):
-            undo = functools.partial(set_jax_setting, name, old)
-            in_force = jax_setting_in_force
-            found.append(Leak(name, in_force(new), in_force(old), undo))
-    for name in sorted({*before.environ, *after.environ}):
-        old, new = (each.environ.get(name, _MISSING) for each in (before, after))
-        if old != new and name not in imported:
-            found.append(Leak(f"os.environ[{name!r}]", new, old, _setter(name, old)))
-    if before.folder != after.folder:
-        go = before.folder
-        found.append(Leak("the working directory", after.folder, go, lambda: os.chdir(go)))
-    for name, old in before.numpy.items():
-        if after.numpy[name] != old:
-            undo = _numpy_setter(np, name, old)
-            found.append(Leak(f"numpy.geterr()[{name!r}]", after.numpy[name], old, undo))
-    for name, old in before.printing.items():
-        if not _same(after.printing.get(name), old):
-            undo = functools.partial(np.set_printoptions, **{name: old})
-            leak = Leak(f"numpy.get_printoptions()[{name!r}]", after.printing.get(name), old, undo)
-            found.append(leak)
-    found += _leaks_of_python(before, after, imported)
-    for name in after.interpreters:
-        if name not in before.interpreters:
-            found.append(Leak(f"memory of a kernel in {name}", "some", "none", _end_interpreters))
-    return found
+    changes: list[Leak] = []
+    for kind, old_values, new_values in zip(_kinds(), before, after, strict=True):
+        keys = [*old_values]
+        if kind.absent is not None:
+            keys = sorted({*old_values, *new_values})
+        for key in keys:
+            old = old_values.get(key, kind.absent)
+            new = new_values.get(key, old if kind.absent is None else kind.absent)
+            name = kind.name.format(key)
+            if kind.same(old, new) or imported & {key, name}:
+                continue
+            undo = functools.partial(kind.restore, key, old)
+            changes.append(Leak(name, kind.shown(new), kind.shown(old), undo))
+    return changes
 
 
-def _leaks_of_python(before: State, after: State, imported: Set[str]) -> Iterator[Leak]:
-    """The changes of what Python itself holds."""
-    if before.filters != after.filters and FILTERS not in imported:
-        text = f"{len(after.filters)} filters", f"{len(before.filters)} filters"
-        yield Leak("warnings.filters", *text, functools.partial(_set_filters, before.filters))
-    if before.collector != after.collector:
-        (old, old_limits), (new, new_limits) = before.collector, after.collector
-        if old != new:
-            yield Leak("gc.isenabled()", new, old, gc.enable if old else gc.disable)
-        if old_limits != new_limits:
-            undo = functools.partial(gc.set_threshold, *old_limits)
-            yield Leak("gc.get_threshold()", new_limits, old_limits, undo)
-    if before.recursion != after.recursion:
-        undo = functools.partial(sys.setrecursionlimit, before.recursion)
-        yield Leak("sys.getrecursionlimit()", after.recursion, before.recursion, undo)
-    if threading.current_thread() is not threading.main_thread():
-        return  # only the main thread can set handlers
-    for number, old in before.handlers.items():
-        new = after.handlers.get(number)
-        if new is not old and new != old and old is not None:  # None is a handler of C
-            undo = functools.partial(signal.signal, number, old)
-            yield Leak(f"the handler of {signal.Signals(number).name}", new, old, undo)
+def _variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in _OF_PYTEST}
 
 
-def _set_filters(filters: Sequence[Any]) -> None:
+def _set_variable(name: str, value: Any) -> None:
+    if value is _MISSING:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
+def _one(read: Callable[[], Any]) -> Callable[[], Mapping[Any, Any]]:
+    """Make a function that reads a kind of state with one value."""
+    return lambda: {"": read()}
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
+
+
+def _set_recursion_limit(_: str, limit: int) -> None:
+    sys.setrecursionlimit(limit)
+
+
+def _set_filters(key: str, filters: Sequence[Any]) -> None:
+    del key
     warnings.resetwarnings()  # which also tells Python's compiled half
     warnings.filters[:] = filters  # pyright: ignore[reportIndexIssue]
 
 
-def undone(found: list[Leak]) -> list[Leak]:
+def _is_main() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def undone(changes: Sequence[Leak]) -> list[Leak]:
     """Undo leaks; returns those that could not be undone."""
     stuck: list[Leak] = []
-    for leak in reversed(found):
+    for leak in reversed(changes):
         try:
             leak.undo()
         except Exception:  # JAX cannot restore some settings
@@ -245,9 +279,9 @@ def guarded(session: Session, headline: str, kernel: str = "") -> Generator[None
                 yield
         except BaseException:
             session.untold = []
-            _settle(session, before, imported)
+            _undo_changes(session, before, imported)
             raise
-    found, stuck = _settle(session, before, imported)
+    found, stuck = _undo_changes(session, before, imported)
     untold, session.untold = session.untold, []
     found, stuck = [*untold, *found], [*untold, *stuck]
     if kernel:
@@ -285,41 +319,30 @@ def leaving_nothing(session: Session, *, tells: bool = False) -> Generator[None]
             with noting_interrupts(), uncaught():
                 yield
         finally:
-            found, stuck = _settle(session, before, imported)
+            found, stuck = _undo_changes(session, before, imported)
             if tells:
                 session.untold += stuck
             if found:
                 jax.clear_caches()  # JAX would not run the functions again
 
 
-def _settle(session: Session, before: State, imported: Set[str]) -> tuple[list[Leak], list[Leak]]:
-    found = leaks(before, state(), imported)
-    stuck = undone(found) if found else []
-    if found and not stuck:
+def _undo_changes(
+    session: Session, before: State, imported: Set[str]
+) -> tuple[list[Leak], list[Leak]]:
+    """Undo the changes since ``before``; returns them, and those that could not be undone."""
+    changes = leaks(before, state(), imported)
+    stuck = undone(changes)
+    if changes and not stuck:
         stuck = leaks(before, state(), imported)
     if stuck:
         session.stained = True
-    return found, stuck
-
-
-def _setter(name: str, value: Any) -> Callable[[], None]:
-    def undo() -> None:
-        if value is _MISSING:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
-    return undo
+    return changes, stuck
 
 
 def _end_interpreters() -> None:
     """Clear a kernel that still runs, and stop its threads, which would join the next one."""
     fail_interpreters(RuntimeError("the check that started this kernel has ended"))
     reset_interpreters()
-
-
-def _numpy_setter(np: Any, name: str, value: Any) -> Callable[[], None]:
-    return lambda: np.seterr(**{name: value})
 
 
 def _same(a: Any, b: Any) -> bool:

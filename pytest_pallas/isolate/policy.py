@@ -1,4 +1,8 @@
-"""Find functions whose code may end its process, before it runs: ``os._exit``, ``ctypes``, signals.
+"""Decide which tests run in a process of their own, and why.
+
+``reason`` and ``reason_of_others`` decide, by the options, by the ``History`` of earlier sessions,
+and by the code of a test: functions that may end the process (``os._exit``, ``ctypes``, signals)
+are seen before they run.
 
 Python code can end a process without an exception in a few ways only. Their names are in the code
 objects, so that nothing needs to run to see them.
@@ -193,7 +197,7 @@ def _is_own(name: str, package: str, module: ModuleType | None = None) -> bool:
     return bool(package and file.startswith(package)) or not file.startswith(_TRUSTED)
 
 
-# The tests that run in a worker process, and their history in earlier sessions.
+# The history of tests in earlier sessions, in pytest's cache.
 
 
 #: Folders in pytest's cache: tests to isolate, and running tests.
@@ -216,25 +220,21 @@ class History:
         self._here: dict[str, str] = {}
 
     def reason(self, key: str) -> str:
-        """The reason to isolate, or ""."""
+        """Return the reason to isolate, or ""."""
         if key in self._here:
             return self._here[key]
         path = self._path(key)
-        found = ""
+        reason = ""
         if path is not None and path.name in self._names:
             with contextlib.suppress(OSError, DataError):
-                found = decode(_Kept, parse(path.read_bytes()))["reason"]
-        return self._here.setdefault(key, found)
+                reason = decode(_Kept, parse(path.read_bytes()))["reason"]
+        return self._here.setdefault(key, reason)
 
     def add(self, key: str, reason: str) -> None:
         """Isolate it from now on, in this session and later ones."""
-        if self.reason(key) == reason:
-            return
-        self._here[key] = reason
-        path = self._path(key)
-        if path is not None:
-            with contextlib.suppress(OSError):
-                path.write_text(json.dumps({"test": key, "reason": reason}), encoding="utf-8")
+        if self.reason(key) != reason:
+            self._here[key] = reason
+            self._keep(key, reason)
 
     def remove(self, key: str) -> None:
         """Remove the reason."""
@@ -251,16 +251,11 @@ class History:
     @contextlib.contextmanager
     def running(self, nodeid: str) -> Generator[None]:
         """Record that a test is running, in case the session dies."""
-        path = self._marker
-        if path is not None:
-            with contextlib.suppress(OSError):
-                path.write_text(nodeid, encoding="utf-8")
+        _write(self._marker, nodeid)
         try:
             yield
         finally:
-            if path is not None:
-                with contextlib.suppress(OSError):
-                    path.write_text("", encoding="utf-8")
+            _write(self._marker, "")
 
     def close(self) -> None:
         """Record that the session ended normally."""
@@ -270,9 +265,7 @@ class History:
 
     @cached_property
     def _failed(self) -> frozenset[str]:
-        if not hasattr(self._config, "cache"):
-            return frozenset()
-        with contextlib.suppress(DataError):
+        with contextlib.suppress(DataError, AttributeError):  # -p no:cacheprovider
             failed = self._config.cache.get("cache/lastfailed", {})
             return frozenset(decode(dict[str, Any], failed))
         return frozenset()
@@ -301,11 +294,11 @@ class History:
             with contextlib.suppress(OSError):  # another process may do the same
                 nodeid = path.read_text(encoding="utf-8", errors="replace")
                 path.unlink()
-                where = self._path(nodeid)
-                if nodeid and where is not None:
-                    reason = "an earlier session died while it ran"
-                    text = json.dumps({"test": nodeid, "reason": reason})
-                    where.write_text(text, encoding="utf-8")
+                if nodeid:
+                    self._keep(nodeid, "an earlier session died while it ran")
+
+    def _keep(self, key: str, reason: str) -> None:
+        _write(self._path(key), json.dumps({"test": key, "reason": reason}))
 
     def _path(self, key: str) -> Path | None:
         folder = self._folder(APART)
@@ -313,24 +306,30 @@ class History:
         return None if folder is None else folder / f"{name}.json"
 
     def _folder(self, name: str) -> Path | None:
-        if not hasattr(self._config, "cache"):  # -p no:cacheprovider
-            return None
         try:
             return self._config.cache.mkdir(name)
-        except OSError:
+        except (OSError, AttributeError):  # -p no:cacheprovider
             return None
+
+
+def _write(path: Path | None, text: str) -> None:
+    """Write a file of the cache, if there is a cache that can be written."""
+    if path is not None:
+        with contextlib.suppress(OSError):
+            path.write_text(text, encoding="utf-8")
 
 
 def _lives(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):  # no process has, or could have, such a number
         return False
     except OSError:
         return True  # of another user
-    except OverflowError:
-        return False  # no process has such a number
     return True
+
+
+# The decision for a test.
 
 
 #: The fixtures of a test that may use several devices.

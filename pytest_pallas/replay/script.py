@@ -129,7 +129,7 @@ def _preamble(writer: Writer, session: Session, failure: Failure) -> Iterator[st
     several = failure.check == "sharding" or context.devices > 1 or writer.meshes
     simulated = several and context.backend.kind != "hardware"
     if simulated:
-        imports |= {"import os", "from pytest_pallas.backends.platforms import simulate"}
+        imports |= {"import os", "from pytest_pallas.backends.devices import simulate"}
     standard = {line for line in imports if line.split()[1] in sys.stdlib_module_names}
     for group in (standard, imports - standard):
         yield from sorted(group, key=lambda line: (not line.startswith("import"), line))

@@ -9,82 +9,32 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Required, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pallas_sim.chips import Label
 from pallas_sim.errors import PallasError
-from pallas_sim.findings import Text
 from pytest_pallas.backends.processes import gang, process_words
 from pytest_pallas.backends.protocol import label
-from pytest_pallas.compat.testing import can_be_shown
-from pytest_pallas.decoding import Accepts, Checked, DataError, Seconds, decode
 from pytest_pallas.errors import DIED, PeerError
 from pytest_pallas.pytest_session import (
     PART_OUTCOME,
     PART_RESULT,
     RAISED,
     RAISED_ON,
+    RECORDS,
     STATUS,
     STOPPED_BY,
     PytestSession,
 )
 from pytest_pallas.record import Host, Record, error_fields, from_json, to_json
 from pytest_pallas.report.pictures import pictures_of
-from pytest_pallas.report.reporter import ATTRIBUTE
-from pytest_pallas.results import Location
 
 if TYPE_CHECKING:
     from pytest_pallas.replay.saved import Saved
 
 PREFIX = "pallas_"
-
-
-def _checked_part(plain: Any) -> Any:
-    """As ``checked_result``, which imports JAX: a gang's process of pytest needs none of it."""
-    from pytest_pallas.distribute.parts import checked_result
-
-    return checked_result(plain)
-
-
-class _PlainReport(TypedDict, total=False):
-    """What a report of pytest has, and what the plugin adds, as far as code reads it."""
-
-    nodeid: Required[str]
-    outcome: Required[Literal["passed", "failed", "skipped", "rerun"]]
-    when: Literal["setup", "call", "teardown", "collect", "???"] | None
-    location: Location
-    keywords: dict[str, Any]
-    duration: Seconds
-    sections: list[tuple[str, Text]]
-    user_properties: list[tuple[str, Any]]
-    wasxfail: Text
-    pallas_records: list[Annotated[dict[str, Any], Checked(lambda: Record)]]
-    pallas_part: Annotated[Any, Accepts(_checked_part)]
-    pallas_raised: tuple[str, str, str, bool]
-    pallas_status: str
-    pallas_because_of: list[int]
-
-
-def checked_report(plain: Any) -> dict[str, Any]:
-    """A serialized report of pytest from a file or another machine, if it is one.
-
-    Raises:
-      DataError: it is none, or pytest cannot print it.
-    """
-    report: dict[str, Any] = decode(dict[str, Any], plain)
-    known = _PlainReport.__annotations__
-    own = {name: value for name, value in report.items() if name in known}
-    decode(_PlainReport, own)
-    kind = pytest.CollectReport if report.get("when") == "collect" else pytest.TestReport
-    for name in report:
-        # pytest makes attributes of what it does not know
-        if name not in known and (hasattr(kind, name) or name == "node"):
-            raise DataError(f"has the field {name!r}, which no report of pytest has")
-    if not can_be_shown(report):
-        raise DataError("is no report of pytest")
-    return report
 
 
 def add_properties(item: pytest.Item, report: pytest.TestReport, records: list[Record]) -> None:
@@ -203,7 +153,7 @@ def attach(
         setattr(report, PART_RESULT, item.stash[PART_OUTCOME])
         del item.stash[PART_OUTCOME]
     add_properties(item, report, records)
-    setattr(report, ATTRIBUTE, [to_json(record) for record in records])
+    setattr(report, RECORDS, [to_json(record) for record in records])
 
 
 def _hosts(outcome: str, error: BaseException | None) -> tuple[Host, ...]:
@@ -238,7 +188,7 @@ def _files(saved: Saved | None) -> dict[str, str]:
 
 def records_of(report: pytest.TestReport) -> Iterator[Record]:
     """The records on a report, also on a worker's report."""
-    for plain in getattr(report, ATTRIBUTE, ()):
+    for plain in getattr(report, RECORDS, ()):
         yield from_json(plain)
 
 

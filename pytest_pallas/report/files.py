@@ -33,7 +33,7 @@ from pytest_pallas.report.terminal import count_distinct, entries
 from pytest_pallas.results import FinishedTest, plain_tests, replacing, text_parts
 
 if TYPE_CHECKING:
-    from pytest_pallas.distribute.resume import RunKeeper
+    from pytest_pallas.results import RunProgress
 
 #: User and password in a URL such as that of ``--pallas-database``.
 _PASSWORD = re.compile(r"(?<=://)[^/@\s]*@")
@@ -64,7 +64,7 @@ def write_files(
     session: PytestSession,
     records: Sequence[Record],
     sections: Sequence[tuple[str, str]],
-    kept: RunKeeper | None = None,
+    kept: RunProgress | None = None,
 ) -> Iterator[tuple[bool, str]]:
     """Write the requested files; yields whether each was written, and a line about it.
 

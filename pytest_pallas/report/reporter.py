@@ -16,17 +16,13 @@ import pytest
 
 from pallas_sim.errors import OptionError
 from pytest_pallas.decoding import decode
-from pytest_pallas.pytest_session import OUTPUT, PART_RESULT, SHARD, PytestSession, current
+from pytest_pallas.pytest_session import OUTPUT, PART_RESULT, RECORDS, SHARD, PytestSession, current
 from pytest_pallas.record import NotApplicable, from_json
 from pytest_pallas.report.section import Line, Results, Section, as_text
 
 if TYPE_CHECKING:
-    from pytest_pallas.distribute.resume import RunKeeper
     from pytest_pallas.record import Record
-
-#: The attribute of a ``TestReport`` with the records as plain values: pytest-xdist serializes the
-#: attributes of a report, so they reach the controller without files.
-ATTRIBUTE = "pallas_records"
+    from pytest_pallas.results import RunProgress
 
 #: Width of a table of costs if the output is not a terminal.
 WIDTH_OF_FILES = 150
@@ -35,7 +31,7 @@ WIDTH_OF_FILES = 150
 class Reporter:
     """Collects the records of a session, also from workers, and reports them."""
 
-    def __init__(self, session: PytestSession, kept: RunKeeper | None = None) -> None:
+    def __init__(self, session: PytestSession, kept: RunProgress | None = None) -> None:
         """Gather for ``session``, whose tests are ``kept`` for its results."""
         self.session, self.kept = session, kept
         self.records: list[Record] = []
@@ -67,15 +63,15 @@ class Reporter:
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Collect the records of a report, which the terminal keeps until the end, without them."""
-        if not hasattr(report, ATTRIBUTE):
+        if not hasattr(report, RECORDS):
             return
         if hasattr(report, PART_RESULT):
             self.mutants[report.nodeid] = getattr(report, PART_RESULT)
-        for plain in getattr(report, ATTRIBUTE):
+        for plain in getattr(report, RECORDS):
             record = from_json(plain)
             self.records.append(record)
             self.session.config.hook.pytest_pallas_record(config=self.session.config, record=record)
-        delattr(report, ATTRIBUTE)
+        delattr(report, RECORDS)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
@@ -101,11 +97,11 @@ class Reporter:
         itself = self.session.fleet is not None and resumed is None
         settles = self.session.options.mutate is not None and not itself
         if self.order and settles:
-            from pytest_pallas.distribute.parts import settled_records
+            from pytest_pallas.mutate.kills import credit_first_kills
 
             # of a run that is taken up, kills count anew in the order of all tests
             killed = self.session.killed if resumed is None else {**self.session.killed_earlier}
-            self.records[:] = settled_records(self.records, self.mutants, killed)
+            self.records[:] = credit_first_kills(self.records, self.mutants, killed)
         self._sort_failures(session)
         self._record_costs(session)
         self._require_score(session)
@@ -239,9 +235,10 @@ class Reporter:
     def _tell_files(self, terminalreporter: Any) -> None:
         """List the written files, and what is of the run that was taken up."""
         if self.kept is not None and self.kept.resumed is not None:
-            from pytest_pallas.distribute.resume import line
+            from pytest_pallas.results import resumed_line
 
-            terminalreporter.write_line(line(self.session, self.kept.resumed))
+            fleet = self.session.options.fleet is not None
+            terminalreporter.write_line(resumed_line(self.kept.resumed, fleet=fleet))
         if self.kept is not None and self.kept.problem:
             terminalreporter.write_line(self.kept.problem, red=True)
         for done, line in self.written:
@@ -298,7 +295,7 @@ class Progress:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count the examples and failures of a report."""
-        records: list[dict[str, Any]] = getattr(report, ATTRIBUTE, [])
+        records: list[dict[str, Any]] = getattr(report, RECORDS, [])
         for record in records:
             self.examples += record["examples"]
             self.kernels.add(record["kernel"])

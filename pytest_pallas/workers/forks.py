@@ -128,7 +128,7 @@ def _is_private(folder: str) -> bool:
     )
 
 
-class _Server:
+class _ForkServer:
     """A process that forks, from the side of those that ask it."""
 
     def __init__(
@@ -226,7 +226,7 @@ class _Server:
 
 
 _LOCK = threading.Lock()
-_SERVERS: OrderedDict[Any, _Server] = OrderedDict()
+_SERVERS: OrderedDict[Any, _ForkServer] = OrderedDict()
 
 
 def fork(
@@ -290,18 +290,18 @@ def _digest(key: Any) -> str:
 
 def _server(
     key: Any, preloads: Sequence[str], path: Sequence[str], environ: Mapping[str, str]
-) -> _Server:
+) -> _ForkServer:
     with _LOCK:
         found = _SERVERS.get(key)
         if found is None:
-            found = _SERVERS[key] = _Server(key, preloads, path, environ)
+            found = _SERVERS[key] = _ForkServer(key, preloads, path, environ)
         _SERVERS.move_to_end(key)
         while len(_SERVERS) > SERVERS:
             _SERVERS.popitem(last=False)[1].close()
         return found
 
 
-def _forget(key: Any, server: _Server) -> None:
+def _forget(key: Any, server: _ForkServer) -> None:
     with _LOCK:
         if _SERVERS.get(key) is server:
             del _SERVERS[key]

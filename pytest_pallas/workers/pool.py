@@ -1,4 +1,8 @@
-"""Run one job in a worker: in the existing one if it is suitable, otherwise in a new one."""
+"""Distribute jobs to a limited number of workers, each supervised by its own thread.
+
+``WorkerPool`` is for callers. Below it: which job goes to which worker (``_choose``), the loop of a
+supervising thread (``_supervise``), and how one job is run and its end described (``do``).
+"""
 
 from __future__ import annotations
 
@@ -14,14 +18,255 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from pytest_pallas.workers.child import DONE, JOB, READY, Exchange, exchange, header, resident_bytes
-from pytest_pallas.workers.process import JobResult, Status, Worker, WorkerSetup
+from pytest_pallas.workers.child import DONE, JOB, READY, header
+from pytest_pallas.workers.process import (
+    Exchange,
+    JobResult,
+    Status,
+    Worker,
+    WorkerSetup,
+    exchange,
+    resident_bytes,
+)
 
 #: Time limit in seconds for a worker to start and to import its entry.
 START_SECONDS = 60.0
 
 #: Time limit in seconds for a worker to exit after it closed its pipe.
 _DYING_SECONDS = 1.0
+
+#: Number of jobs that may overtake the oldest one, because a worker of their setup is ready.
+PATIENCE = 16
+
+#: Number of consecutive failures to start a worker of a setup.
+STARTS = 2
+
+#: Seconds to wait for the threads that kill the workers.
+_CLOSING_SECONDS = 15.0
+
+
+class WorkerPool:
+    """Worker processes that start on demand, stay warm, and are killed if they misbehave.
+
+    There are at most ``size`` processes. A job goes to an idle worker of its setup, or to a new
+    worker, which may replace the one that was idle longest. A pool that is garbage-collected or
+    still open at exit is closed.
+    """
+
+    def __init__(self, size: int) -> None:
+        """Start nothing yet.
+
+        Args:
+          size: the maximum number of concurrent jobs.
+
+        Raises:
+          ValueError: ``size`` is below 1.
+        """
+        if size < 1:
+            raise ValueError(f"A pool cannot have {size} workers: give at least 1.")
+        # The threads use this instead of the pool, so that an unused pool is garbage-collected.
+        self._state = _PoolState(size=size)
+        self._finalizer = weakref.finalize(self, _stop, self._state)
+
+    def submit(self, setup: WorkerSetup, payload: bytes, *, timeout: float) -> Future[JobResult]:
+        """Run a job once, as soon as a worker is free.
+
+        Args:
+          setup: the setup of its worker.
+          payload: the argument of the setup's function.
+          timeout: time limit in seconds, from the handover to a ready worker.
+
+        Returns:
+          A future of the result. It raises only ``CancelledError``, if it was cancelled before its
+            start, or an error of the operating system.
+
+        Raises:
+          RuntimeError: the pool is closed, or was made before this process was forked.
+          TypeError: ``payload`` is not bytes.
+          ValueError: ``timeout`` is not positive.
+        """
+        if not isinstance(payload, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"The payload of a job must be bytes, not {type(payload).__name__}.")
+        if not timeout > 0:
+            raise ValueError(
+                f"The time limit of a job cannot be {timeout} s: give a positive number."
+            )
+        state = self._state
+        if state.owner != os.getpid():
+            raise RuntimeError("This pool of workers belongs to another process: make a new one.")
+        job = _Job(setup=setup, payload=payload, timeout=timeout)
+        with state.lock:
+            if state.stopping.is_set():
+                raise RuntimeError("This pool of workers is closed: it accepts no more jobs.")
+            state.jobs.append(job)
+            _dispatch(state)
+        return job.future
+
+    def close(self) -> None:
+        """Kill every worker at once, and cancel the waiting jobs; a second call does nothing."""
+        self._finalizer.detach()
+        state = self._state
+        if state.owner != os.getpid():
+            return
+        with state.lock:
+            state.stopping.set()
+        _stop(state)
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+@dataclass(kw_only=True, eq=False)
+class _Job:
+    setup: WorkerSetup
+    payload: bytes
+    timeout: float
+    future: Future[JobResult] = field(default_factory=Future[JobResult])
+    overtaken: int = 0
+
+
+@dataclass(kw_only=True, eq=False)
+class _Slot:
+    """A slot for one worker, and the thread that supervises it.
+
+    ``setup`` is that of its current or next worker; None without a worker.
+    """
+
+    inbox: queue.SimpleQueue[_Job | None] = field(default_factory=queue.SimpleQueue)
+    setup: WorkerSetup | None = None
+    idle_since: float = 0.0
+    busy: bool = True
+    thread: threading.Thread | None = None
+
+
+@dataclass(kw_only=True, eq=False)
+class _PoolState:
+    # Reentrant: the garbage collector may run anything in a thread that holds the lock.
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    stopping: threading.Event = field(default_factory=threading.Event)
+    jobs: deque[_Job] = field(default_factory=deque[_Job])
+    slots: list[_Slot] = field(default_factory=list[_Slot])
+    size: int
+    owner: int = field(default_factory=os.getpid)
+    # Results of consecutive jobs whose worker failed to start.
+    unstartable: dict[WorkerSetup, list[JobResult]] = field(
+        default_factory=dict[WorkerSetup, list[JobResult]]
+    )
+
+
+def _dispatch(state: _PoolState) -> None:
+    """Assign jobs to all free slots; the caller holds the lock."""
+    while found := _choose(state):
+        job, slot = found
+        state.jobs.remove(job)
+        if not job.future.set_running_or_notify_cancel():
+            continue
+        if slot is None:
+            slot = _Slot()
+            slot.thread = threading.Thread(
+                target=_supervise, args=(state, slot), name="worker supervisor", daemon=True
+            )
+            slot.thread.start()
+            state.slots.append(slot)
+        slot.busy = True
+        slot.setup = job.setup
+        slot.inbox.put(job)
+
+
+def _choose(state: _PoolState) -> tuple[_Job, _Slot | None] | None:
+    """The next job and its slot, None for a new slot; None without a job or a free slot."""
+    idle = sorted((p for p in state.slots if not p.busy), key=lambda slot: slot.idle_since)
+    room = len(state.slots) < state.size
+    if not state.jobs or not (idle or room):
+        return None
+    oldest = state.jobs[0]
+    # Of several suitable workers, use the last active one, so that the longest idle one can be
+    # replaced.
+    warm = {slot.setup: slot for slot in idle}
+    if slot := warm.get(oldest.setup):
+        return oldest, slot
+    if slot := warm.get(None):
+        return oldest, slot
+    if room:
+        return oldest, None
+    if oldest.overtaken < PATIENCE:
+        for job in state.jobs:
+            if slot := warm.get(job.setup):
+                oldest.overtaken += 1
+                return job, slot
+    return oldest, idle[0]
+
+
+def _supervise(state: _PoolState, slot: _Slot) -> None:
+    """Run the jobs of a slot, until the pool is closed."""
+    worker = None
+    while (job := slot.inbox.get()) is not None:
+        result: JobResult | Exception
+        hopeless = state.unstartable.get(job.setup, [])
+        try:
+            if len(hopeless) < STARTS:
+                worker, result = do(worker, job.setup, job.payload, job.timeout, state.stopping)
+            else:
+                result = hopeless[-1]
+        except Exception as unforeseen:
+            worker, result = None, unforeseen
+        with state.lock:
+            # Before the result is set, so that its reader finds this worker idle.
+            slot.setup = worker.setup if worker else None
+            slot.idle_since = time.monotonic()
+            slot.busy = False
+            if isinstance(result, JobResult) and result.started:
+                state.unstartable.pop(job.setup, None)
+            elif isinstance(result, JobResult) and len(hopeless) < STARTS:
+                state.unstartable.setdefault(job.setup, []).append(result)
+            if not state.stopping.is_set():
+                _dispatch(state)
+        if isinstance(result, JobResult):
+            job.future.set_result(result)
+        else:
+            job.future.set_exception(result)
+        del job, result  # They may be large.
+    if worker is not None:
+        worker.end()
+    _cancel_jobs(state)
+
+
+def _cancel_jobs(state: _PoolState) -> None:
+    """Cancel the waiting jobs."""
+    with state.lock:
+        jobs = list(state.jobs)
+        state.jobs.clear()
+    for job in jobs:
+        job.future.cancel()
+        job.future.set_running_or_notify_cancel()
+
+
+def _stop(state: _PoolState) -> None:
+    """Tell every thread to kill its worker and exit.
+
+    It takes no lock and does not change the lists, because the garbage collector may call it.
+    """
+    if state.owner != os.getpid():
+        return  # a fork of the process that owns the workers and threads
+    state.stopping.set()
+    threads = [slot.thread for slot in state.slots if slot.thread]
+    for slot in state.slots:
+        slot.inbox.put(None)
+    # The callback of a future may close its pool, from a thread that other threads wait for.
+    if threading.current_thread() not in threads:
+        for thread in threads:
+            thread.join(_CLOSING_SECONDS)
+
+
+# Run one job in a worker: in the existing one if it is suitable, otherwise in a new one.
 
 
 def do(
@@ -160,237 +405,3 @@ def _is_bloated(worker: Worker) -> bool:
 
 def _mebibytes(size: int) -> str:
     return f"{size / 2**20:.0f}"
-
-
-# Distribute jobs to a limited number of workers, each supervised by its own thread.
-
-
-#: Number of jobs that may overtake the oldest one, because a worker of their setup is ready.
-PATIENCE = 16
-
-#: Number of consecutive failures to start a worker of a setup.
-STARTS = 2
-
-#: Seconds to wait for the threads that kill the workers.
-_CLOSING_SECONDS = 15.0
-
-
-class WorkerPool:
-    """Worker processes that start on demand, stay warm, and are killed if they misbehave.
-
-    There are at most ``size`` processes. A job goes to an idle worker of its setup, or to a new
-    worker, which may replace the one that was idle longest. A pool that is garbage-collected or
-    still open at exit is closed.
-    """
-
-    def __init__(self, size: int) -> None:
-        """Start nothing yet.
-
-        Args:
-          size: the maximum number of concurrent jobs.
-
-        Raises:
-          ValueError: ``size`` is below 1.
-        """
-        if size < 1:
-            raise ValueError(f"A pool cannot have {size} workers: give at least 1.")
-        # The threads use this instead of the pool, so that an unused pool is garbage-collected.
-        self._state = _State(size=size)
-        self._finalizer = weakref.finalize(self, _stop, self._state)
-
-    def submit(self, setup: WorkerSetup, payload: bytes, *, timeout: float) -> Future[JobResult]:
-        """Run a job once, as soon as a worker is free.
-
-        Args:
-          setup: the setup of its worker.
-          payload: the argument of the setup's function.
-          timeout: time limit in seconds, from the handover to a ready worker.
-
-        Returns:
-          A future of the result. It raises only ``CancelledError``, if it was cancelled before its
-            start, or an error of the operating system.
-
-        Raises:
-          RuntimeError: the pool is closed, or was made before this process was forked.
-          TypeError: ``payload`` is not bytes.
-          ValueError: ``timeout`` is not positive.
-        """
-        if not isinstance(payload, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"The payload of a job must be bytes, not {type(payload).__name__}.")
-        if not timeout > 0:
-            raise ValueError(
-                f"The time limit of a job cannot be {timeout} s: give a positive number."
-            )
-        state = self._state
-        if state.owner != os.getpid():
-            raise RuntimeError("This pool of workers belongs to another process: make a new one.")
-        job = _Job(setup=setup, payload=payload, timeout=timeout)
-        with state.lock:
-            if state.stopping.is_set():
-                raise RuntimeError("This pool of workers is closed: it accepts no more jobs.")
-            state.jobs.append(job)
-            _dispatch(state)
-        return job.future
-
-    def close(self) -> None:
-        """Kill every worker at once, and cancel the waiting jobs; a second call does nothing."""
-        self._finalizer.detach()
-        state = self._state
-        if state.owner != os.getpid():
-            return
-        with state.lock:
-            state.stopping.set()
-        _stop(state)
-
-    def __enter__(self) -> WorkerPool:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-@dataclass(kw_only=True, eq=False)
-class _Job:
-    setup: WorkerSetup
-    payload: bytes
-    timeout: float
-    future: Future[JobResult] = field(default_factory=Future[JobResult])
-    overtaken: int = 0
-
-
-@dataclass(kw_only=True, eq=False)
-class _Slot:
-    """A slot for one worker, and the thread that supervises it.
-
-    ``setup`` is that of its current or next worker; None without a worker.
-    """
-
-    inbox: queue.SimpleQueue[_Job | None] = field(default_factory=queue.SimpleQueue)
-    setup: WorkerSetup | None = None
-    idle_since: float = 0.0
-    busy: bool = True
-    thread: threading.Thread | None = None
-
-
-@dataclass(kw_only=True, eq=False)
-class _State:
-    # Reentrant: the garbage collector may run anything in a thread that holds the lock.
-    lock: threading.RLock = field(default_factory=threading.RLock)
-    stopping: threading.Event = field(default_factory=threading.Event)
-    jobs: deque[_Job] = field(default_factory=deque[_Job])
-    places: list[_Slot] = field(default_factory=list[_Slot])
-    size: int
-    owner: int = field(default_factory=os.getpid)
-    # Results of consecutive jobs whose worker failed to start.
-    unstartable: dict[WorkerSetup, list[JobResult]] = field(
-        default_factory=dict[WorkerSetup, list[JobResult]]
-    )
-
-
-def _dispatch(state: _State) -> None:
-    """Assign jobs to all free slots; the caller holds the lock."""
-    while found := _choose(state):
-        job, place = found
-        state.jobs.remove(job)
-        if not job.future.set_running_or_notify_cancel():
-            continue
-        if place is None:
-            place = _Slot()
-            place.thread = threading.Thread(
-                target=_supervise, args=(state, place), name="worker supervisor", daemon=True
-            )
-            place.thread.start()
-            state.places.append(place)
-        place.busy = True
-        place.setup = job.setup
-        place.inbox.put(job)
-
-
-def _choose(state: _State) -> tuple[_Job, _Slot | None] | None:
-    """The next job and its slot, None for a new slot; None without a job or a free slot."""
-    idle = sorted((p for p in state.places if not p.busy), key=lambda place: place.idle_since)
-    room = len(state.places) < state.size
-    if not state.jobs or not (idle or room):
-        return None
-    oldest = state.jobs[0]
-    # Of several suitable workers, use the last active one, so that the longest idle one can be
-    # replaced.
-    warm = {place.setup: place for place in idle}
-    if place := warm.get(oldest.setup):
-        return oldest, place
-    if place := warm.get(None):
-        return oldest, place
-    if room:
-        return oldest, None
-    if oldest.overtaken < PATIENCE:
-        for job in state.jobs:
-            if place := warm.get(job.setup):
-                oldest.overtaken += 1
-                return job, place
-    return oldest, idle[0]
-
-
-def _supervise(state: _State, place: _Slot) -> None:
-    """Run the jobs of a slot, until the pool is closed."""
-    worker = None
-    while (job := place.inbox.get()) is not None:
-        result: JobResult | Exception
-        hopeless = state.unstartable.get(job.setup, [])
-        try:
-            if len(hopeless) < STARTS:
-                worker, result = do(worker, job.setup, job.payload, job.timeout, state.stopping)
-            else:
-                result = hopeless[-1]
-        except Exception as unforeseen:
-            worker, result = None, unforeseen
-        with state.lock:
-            # Before the result is set, so that its reader finds this worker idle.
-            place.setup = worker.setup if worker else None
-            place.idle_since = time.monotonic()
-            place.busy = False
-            if isinstance(result, JobResult) and result.started:
-                state.unstartable.pop(job.setup, None)
-            elif isinstance(result, JobResult) and len(hopeless) < STARTS:
-                state.unstartable.setdefault(job.setup, []).append(result)
-            if not state.stopping.is_set():
-                _dispatch(state)
-        if isinstance(result, JobResult):
-            job.future.set_result(result)
-        else:
-            job.future.set_exception(result)
-        del job, result  # They may be large.
-    if worker is not None:
-        worker.end()
-    _cancel_jobs(state)
-
-
-def _cancel_jobs(state: _State) -> None:
-    """Cancel the waiting jobs."""
-    with state.lock:
-        jobs = list(state.jobs)
-        state.jobs.clear()
-    for job in jobs:
-        job.future.cancel()
-        job.future.set_running_or_notify_cancel()
-
-
-def _stop(state: _State) -> None:
-    """Tell every thread to kill its worker and exit.
-
-    It takes no lock and does not change the lists, because the garbage collector may call it.
-    """
-    if state.owner != os.getpid():
-        return  # a fork of the process that owns the workers and threads
-    state.stopping.set()
-    threads = [place.thread for place in state.places if place.thread]
-    for place in state.places:
-        place.inbox.put(None)
-    # The callback of a future may close its pool, from a thread that other threads wait for.
-    if threading.current_thread() not in threads:
-        for thread in threads:
-            thread.join(_CLOSING_SECONDS)

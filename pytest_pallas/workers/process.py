@@ -1,8 +1,14 @@
-"""The setup of a job's worker, and the result of the job."""
+"""A worker process from the side of the process that started it: start, ask, limit, end it.
+
+``WorkerSetup`` says what a worker is, and ``JobResult`` what became of a job. ``Worker`` is the
+process, ``exchange`` sends it a message and waits for the answer while it watches the time, the
+memory and the output.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import math
@@ -13,11 +19,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Generator
+import time
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from pallas_sim.findings import Text
+from pytest_pallas.workers.child import NOTE, parse
 from pytest_pallas.workers.forks import Fork, fork
 
 Status = Literal["done", "raised", "timed out", "crashed", "out of memory"]
@@ -95,9 +104,6 @@ class JobResult:
     started: bool = True
     note: bytes = b""
     silence: float = 0.0
-
-
-# One worker process, from the parent's side: start it, capture its output, end it.
 
 
 #: Number of bytes at the end of the output that are kept.
@@ -302,3 +308,169 @@ def _closing(descriptor: int) -> Generator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+# The memory of a worker.
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of process ``pid`` and all its descendants, in bytes.
+
+    Shared pages count for each process. A process that ended, or cannot be read (there is no
+    ``/proc`` outside Linux), counts as 0.
+    """
+    return sum(_resident_pages(process) for process in _family(pid)) * _PAGE_BYTES
+
+
+def _resident_pages(pid: int) -> int:
+    # The second field of statm is VmRSS of status in pages, and quicker to read: proc_pid_statm(5).
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])
+    except (OSError, IndexError):
+        return 0
+
+
+def _family(pid: int) -> Iterator[int]:
+    """``pid`` and its descendants; a child is listed under the thread that started it."""
+    waiting = [pid]
+    while waiting:
+        process = waiting.pop()
+        yield process
+        threads: list[str] = []
+        with contextlib.suppress(OSError):
+            threads = os.listdir(f"/proc/{process}/task")
+        for thread in threads:
+            with contextlib.suppress(OSError):
+                children = Path(f"/proc/{process}/task/{thread}/children").read_bytes()
+                waiting.extend(int(child) for child in children.split())
+
+
+# Send a message, and wait for the answer.
+
+#: Seconds between two checks of the memory and of the size of the output.
+_LOOK_SECONDS = 0.1
+
+#: A pipe on Linux holds this much: pipe(7).
+_CHUNK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """The end of an exchange with a worker.
+
+    Attributes:
+      end: ``"answered"``; ``"gone"`` if the worker died or closed its pipe; ``"late"``; ``"large"``
+        if it used more memory than its setup allows; ``"stopped"`` if the pool was closed.
+      kind: the kind of the answer.
+      body: the body of the answer.
+      resident: bytes of memory when it exceeded its limit.
+      note: the last note.
+      silence: seconds since the last note, or since the start.
+    """
+
+    end: Literal["answered", "gone", "late", "large", "stopped"]
+    kind: bytes = b""
+    body: bytes = b""
+    resident: int = 0
+    note: bytes = b""
+    silence: float = 0.0
+
+
+def exchange(
+    worker: Worker,
+    *message: bytes,
+    deadline: float,
+    stopping: threading.Event,
+    patience: float | None = None,
+) -> Exchange:
+    """Send all parts of ``message``, and wait for one answer.
+
+    Sending does not block either: a worker that hangs may not read.
+
+    Args:
+      worker: a worker that is free.
+      message: the parts to send, which may be empty.
+      deadline: when to give up, on the clock of ``time.monotonic``.
+      stopping: set when the pool is being closed.
+      patience: seconds from each note to a new deadline; None: notes do not change the deadline.
+    """
+    begun = last = time.monotonic()
+    note = b""
+
+    def ended(found: Exchange) -> Exchange:
+        return dataclasses.replace(found, note=note, silence=time.monotonic() - last)
+
+    unsent = [memoryview(part) for part in message if part]
+    received = bytearray()
+    poll = select.poll()
+    poll.register(worker.replies, select.POLLIN)
+    if worker.death is not None:
+        poll.register(worker.death, select.POLLIN)
+    if unsent:
+        poll.register(worker.requests, select.POLLOUT)
+    next_look = begun + _LOOK_SECONDS
+    while True:
+        now = time.monotonic()
+        if now >= deadline:
+            # The memory limit has precedence over the time limit.
+            return ended(_look(worker, stopping) or Exchange(end="late"))
+        if now >= next_look:
+            next_look = now + _LOOK_SECONDS
+            if intervention := _look(worker, stopping):
+                return ended(intervention)
+        # Rounded up, or the last millisecond would be a busy loop.
+        milliseconds = math.ceil((min(next_look, deadline) - now) * 1000)
+        ready = {descriptor for descriptor, _ in poll.poll(milliseconds)}
+        if worker.requests in ready:
+            _send(worker.requests, unsent)
+            if not unsent:
+                poll.unregister(worker.requests)
+        if worker.replies in ready or worker.death in ready:
+            dead = worker.death in ready
+            over = _receive(worker.replies, received, all_of_it=dead) or dead
+            while answer := parse(received):
+                kind, body = answer
+                if kind != NOTE:
+                    return ended(Exchange(end="answered", kind=kind, body=body))
+                note, last = body, time.monotonic()
+                if patience is not None:
+                    deadline = last + patience
+            if over:
+                return ended(Exchange(end="gone"))
+
+
+def _look(worker: Worker, stopping: threading.Event) -> Exchange | None:
+    if stopping.is_set():
+        return Exchange(end="stopped")
+    worker.output.trim()
+    limit = worker.setup.memory_bytes
+    if limit is not None and (resident := resident_bytes(worker.pid)) > limit:
+        return Exchange(end="large", resident=resident)
+    return None
+
+
+def _send(descriptor: int, unsent: list[memoryview]) -> None:
+    try:
+        while unsent:
+            sent = os.write(descriptor, unsent[0][:_CHUNK_BYTES])
+            unsent[0] = unsent[0][sent:]
+            if not unsent[0]:
+                del unsent[0]
+    except BlockingIOError:
+        pass
+    except BrokenPipeError:
+        # It closed its end. The pipe of the answers shows that it is gone.
+        unsent.clear()
+
+
+def _receive(descriptor: int, received: bytearray, *, all_of_it: bool) -> bool:
+    """Read available bytes into ``received``; returns whether the stream ended."""
+    with contextlib.suppress(BlockingIOError):
+        while chunk := os.read(descriptor, _CHUNK_BYTES):
+            received += chunk
+            if not all_of_it:
+                return False
+        return True
+    return False

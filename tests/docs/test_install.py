@@ -173,7 +173,7 @@ def test_what_windows_lacks_is_needed(module):
     code = f"""
 import sys
 sys.modules[{module!r}] = None
-import pytest_pallas, pytest_pallas.workers.child
+import pytest_pallas, pytest_pallas.workers.process
 pytest_pallas.check
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

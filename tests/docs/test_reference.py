@@ -16,7 +16,7 @@ from pytest_pallas.checks import NAMES as CHECKS
 from pytest_pallas.checks import SANITIZERS, declared_checks, declared_sanitizers
 from pytest_pallas.options import DOCTOR, TABLE
 from pytest_pallas.record import OUTCOMES, Record
-from pytest_pallas.results import NOT_RUN, Failure, FinishedTest
+from pytest_pallas.results import NOT_RUN, FailedPhase, FinishedTest
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/reference.md").read_text()
@@ -36,7 +36,7 @@ PUBLIC = {
     "sanitizer": list(SANITIZERS),
     "record field": [field.name for field in dataclasses.fields(Record)],
     "field of a test": [field.name for field in dataclasses.fields(FinishedTest)],
-    "field of a failed phase": [field.name for field in dataclasses.fields(Failure)],
+    "field of a failed phase": [field.name for field in dataclasses.fields(FailedPhase)],
     "outcome": [*OUTCOMES, NOT_RUN],
     "option that a mark sets": [option.name for option in TABLE if option.marked],
 }

@@ -32,12 +32,14 @@ from pytest_pallas.checks.oracle_strength import Attempt, Evidence, oracle_stren
 from pytest_pallas.compile import costs
 from pytest_pallas.decoding import DataError, shown
 from pytest_pallas.distribute import merge as merging
-from pytest_pallas.distribute.fleet.messages import TestResult, from_plain, to_plain, warning_of
-from pytest_pallas.distribute.parts import result_of, settled_records
+from pytest_pallas.distribute.fleet.messages import TestResult, from_plain, to_plain
+from pytest_pallas.distribute.parts import result_of
 from pytest_pallas.distribute.resume import records_by_test, reports_of, require_readable
 from pytest_pallas.draw.arguments import Arguments
+from pytest_pallas.isolate.messages import warning_of
 from pytest_pallas.judge.tolerance import Tolerance
 from pytest_pallas.mutate.item import merge_mutants
+from pytest_pallas.mutate.kills import credit_first_kills
 from pytest_pallas.mutate.runner import read_earlier
 from pytest_pallas.pytest_session import done_of
 from pytest_pallas.record import MutantVerdict, to_json
@@ -56,9 +58,9 @@ from pytest_pallas.report.html import page
 from pytest_pallas.report.summary import summary
 from pytest_pallas.report.terminal import count_distinct
 from pytest_pallas.results import (
-    Failure,
+    FailedPhase,
     FinishedTest,
-    Journal,
+    RunJournal,
     partial_path,
     plain_test,
     read_results,
@@ -170,7 +172,7 @@ def _messages() -> list[dict[str, Any]]:
 
 
 def _tests() -> list[FinishedTest]:
-    failure = Failure("call", "a\nb", "a", (("Captured stdout", "text"),))
+    failure = FailedPhase("call", "a\nb", "a", (("Captured stdout", "text"),))
     part = list(_part_results())[1]
     own = [
         _finished("a.py::failed", outcome="failed", failures=(failure,)),
@@ -217,7 +219,7 @@ def write_right(folder: Path) -> dict[str, Path]:
     parts = [{"part_of": "left", "result": each} for each in _messages()]
     started = {"started": "runs"}
     lines = json.loads(json.dumps([head, *parts, *ended, started], default=list))
-    Journal(journal, lines).close(remove=False)
+    RunJournal(journal, lines).close(remove=False)
     store, arrays = Store(folder / "store"), {"in0": np.ones((2, 3), np.float32)}
     arrays["out0"] = arrays["in0"] * 2
     values = (arrays["in0"], 2.5, "text", [np.dtype("int8")])
@@ -401,7 +403,7 @@ class Readers:
         with contextlib.suppress(DataError):
             require_readable(found)
             parts = {test.test: test.part for test in found.tests if test.part}
-            settled_records(found.records, parts, {})
+            credit_first_kills(found.records, parts, {})
         "".join(
             page(merged.whole.records, environment=found.environment, options=found.options,
                  families=list(FAMILIES))

@@ -20,16 +20,16 @@ from _pytest.runner import runtestprotocol
 
 from pytest_pallas.distribute.parts import (
     Division,
+    credit_kills,
     divisible,
     endless,
     keep_examples,
     merged_reports,
     remaining,
     result_of,
-    settle_kills,
 )
 from pytest_pallas.isolate.isolator import isolator_of
-from pytest_pallas.isolate.messages import Part, WorkerRequest, decoded, encoded
+from pytest_pallas.isolate.messages import Part, WorkerRequest, encoded, unpickled
 from pytest_pallas.isolate.worker import PART
 from pytest_pallas.pytest_session import current
 from pytest_pallas.run.item import SpecItem
@@ -66,7 +66,7 @@ def _alone(item: pytest.Item) -> bool | None:
     before, state.killed = state.killed, {}
     reports = runtestprotocol(item, log=False, nextitem=None)
     state.killed = before
-    settle_kills(item, reports, state.killed)
+    credit_kills(item, reports, state.killed)
     for report in reports:
         item.ihook.pytest_runtest_logreport(report=report)
     return True
@@ -124,4 +124,4 @@ def _in_worker(item: pytest.Item, part: Part) -> list[dict[str, Any]]:
     )
     result = isolator._pool.submit(isolator._setup, encoded(request), timeout=120.0).result()
     assert result.status == "done", result
-    return decoded(result.value).reports
+    return unpickled(result.value).reports

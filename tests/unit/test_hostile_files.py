@@ -22,7 +22,8 @@ from pytest_pallas import SpecError
 from pytest_pallas.__main__ import main
 from pytest_pallas.checks.forward import forward
 from pytest_pallas.decoding import DataError
-from pytest_pallas.distribute.fleet.messages import TestResult, from_plain, to_plain, warning_of
+from pytest_pallas.distribute.fleet.messages import TestResult, from_plain, to_plain
+from pytest_pallas.isolate.messages import warning_of
 from pytest_pallas.options import replay
 from pytest_pallas.results import read_results
 from pytest_pallas.run.result import ResultBuilder
@@ -35,7 +36,6 @@ PACKAGES = [Path(package.__file__).parent for package in (pallas_sim, pytest_pal
 #: Where pickles are read, and why nothing of a file or of another machine is in them.
 PICKLES = {
     "isolate/messages.py": "the reply of a process that this one started, over a pipe",
-    "distribute/gang/messages.py": "the reply of a process that this one started, over a pipe",
     "checks/device.py": "the call that the process that started this one wrote",
 }
 

@@ -12,7 +12,7 @@ from pallas_sim.errors import OptionError
 from pytest_pallas.record import SCHEMA, Record, to_json
 from pytest_pallas.results import (
     FinishedTest,
-    Journal,
+    RunJournal,
     partial_path,
     plain_test,
     read_results,
@@ -33,7 +33,7 @@ def ended(name, outcome="passed"):
 
 def test_lines_are_there_at_once(tmp_path):
     path = tmp_path / "r.json"
-    journal = Journal(partial_path(path), [HEAD])
+    journal = RunJournal(partial_path(path), [HEAD])
     journal.append({"started": "a"})
     journal.append(ended("a"))
     journal.append({"started": "b"})
@@ -51,7 +51,7 @@ def test_lines_are_there_at_once(tmp_path):
 
 def test_a_new_one_replaces_an_old_one_only_when_it_is_whole(tmp_path):
     path = partial_path(tmp_path / "r.json")
-    Journal(path, [HEAD, ended("a")]).close(remove=False)
+    RunJournal(path, [HEAD, ended("a")]).close(remove=False)
     before = path.read_text()
 
     def full():
@@ -59,7 +59,7 @@ def test_a_new_one_replaces_an_old_one_only_when_it_is_whole(tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(OSError, match="No space left"):
-        Journal(path, full())
+        RunJournal(path, full())
     assert path.read_text() == before
     assert list(tmp_path.iterdir()) == [path]
 
@@ -67,7 +67,7 @@ def test_a_new_one_replaces_an_old_one_only_when_it_is_whole(tmp_path):
 def test_a_disk_that_is_full_for_a_while(tmp_path, monkeypatch):
     """Half a line is written; the test that it is of has not ended, and later ones have."""
     path = tmp_path / "r.json"
-    journal = Journal(partial_path(path), [HEAD])
+    journal = RunJournal(partial_path(path), [HEAD])
     write = os.write
     calls = []
 
@@ -88,11 +88,11 @@ def test_a_disk_that_is_full_for_a_while(tmp_path, monkeypatch):
 
 def test_a_journal_that_was_removed_or_replaced(tmp_path):
     path = partial_path(tmp_path / "r.json")
-    first = Journal(path, [HEAD])
+    first = RunJournal(path, [HEAD])
     path.unlink()
     with pytest.raises(FileNotFoundError, match=r"r\.json\.partial was removed"):
         first.append({"started": "a"})
-    second = Journal(path, [HEAD])
+    second = RunJournal(path, [HEAD])
     first.close(remove=True)
     assert path.exists(), "it is that of another run"
     second.append({"started": "a"})
@@ -101,7 +101,7 @@ def test_a_journal_that_was_removed_or_replaced(tmp_path):
 
 def test_a_file_stands_for_its_journal(tmp_path):
     path = tmp_path / "r.json"
-    Journal(partial_path(path), [HEAD, ended("a")]).close(remove=False)
+    RunJournal(partial_path(path), [HEAD, ended("a")]).close(remove=False)
     whole = {**HEAD, "records": [], "tests": []}
     del whole["journal"]
     path.write_text(json.dumps(whole))

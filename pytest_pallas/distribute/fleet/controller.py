@@ -1,4 +1,9 @@
-"""What is known of a run before it begins: its groups of tests, and what workers must know."""
+"""The controller of a fleet: the run loop that sends tests to workers and reports their results.
+
+``start_fleet`` registers it. ``FleetRunner._run`` is the loop: it looks at the workers, sends tasks
+of the ``Ledger``, and takes each answer to the ``ResultReplayer``. At the end of the module: what
+workers must know of a run, and how long each test may take.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,199 +22,29 @@ import pytest
 from pallas_sim.errors import OptionError
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.decoding import DataError
-from pytest_pallas.distribute.fleet.cluster import Cluster, ClusterLostError
-from pytest_pallas.distribute.fleet.ledger import (
-    CLOSED,
-    Group,
-    KeptResults,
-    Ledger,
-    Parts,
-    Sent,
-    Workers,
-)
+from pytest_pallas.distribute.fleet.cluster import CLOSED, ClusterLostError, DaskCluster, Workers
+from pytest_pallas.distribute.fleet.ledger import KeptResults, KernelGroup, Ledger, Parts, Sent
 from pytest_pallas.distribute.fleet.messages import (
     Answer,
+    FleetTask,
     RunSetup,
-    Task,
-    TestRequest,
     TestResult,
     decoded,
     encoded,
 )
-from pytest_pallas.distribute.fleet.project import project_of
-from pytest_pallas.distribute.fleet.results import ResultReplayer, example_files
+from pytest_pallas.distribute.fleet.results import ResultReplayer
 from pytest_pallas.distribute.parts import divisible, keep_examples, result_of
 from pytest_pallas.distribute.shards import scope_of
 from pytest_pallas.isolate.isolator import isolator_of
-from pytest_pallas.isolate.messages import opening_of
+from pytest_pallas.isolate.messages import WorkerRequest
+from pytest_pallas.isolate.project import project_of
+from pytest_pallas.isolate.supervise import opening_of
 from pytest_pallas.mutate.item import MutantsItem
 from pytest_pallas.option_values import place_of
 from pytest_pallas.pytest_session import FleetFacts, PytestSession, current
 from pytest_pallas.report.reporter import Progress, Reporter
-from pytest_pallas.run.item import SpecItem
+from pytest_pallas.run.collection import locate
 from pytest_pallas.run.rounds import weights
-
-#: Variables that workers get, by name and by prefix: options of pytest, JAX, XLA and Hypothesis,
-#: which has another profile where ``CI`` is set.
-_VARIABLES = ("PYTEST_ADDOPTS", "CI")
-_PREFIXES = ("JAX_", "XLA_FLAGS", "HYPOTHESIS_")
-
-#: Limit on the failing examples that workers get, in bytes.
-_MOST_EXAMPLES = 2**20
-
-
-def groups_of(state: PytestSession, items: Sequence[pytest.Item]) -> Mapping[str, Sequence[str]]:
-    """The tests of each kernel, in order; other tests are groups of their own."""
-    found: dict[str, list[str]] = {}
-    for item in items:
-        found.setdefault(scope_of(item.nodeid, state.check_names), []).append(item.nodeid)
-    return found
-
-
-def run_setup(state: PytestSession, items: Sequence[pytest.Item], run: str) -> RunSetup:
-    """What workers must know of the run."""
-    config = state.config
-    opening = opening_of(state)
-    folder = str(config.invocation_params.dir)
-    files = None
-    if all(place.kind == "folder" for place in state.options.database):
-        files = example_files(state.database, _MOST_EXAMPLES)
-    # Each worker writes its own files, which come back with the results.
-    scripts = state.options.results is not None or hasattr(config, "cache")
-    options = {**opening.options, "pallas_html": "", "pallas_results": "fleet" if scripts else ""}
-    options["pallas_trace"] = "" if state.options.trace is None else "fleet"
-    recording = state.options.golden in ("record", "update")
-    goldens = state.harness.root / state.options.golden_dir
-    return RunSetup(
-        run=run,
-        args=[_relative(arg, folder) for arg in opening.args],
-        folder=folder,
-        options=options,
-        gigabytes=state.options.worker_memory,
-        # ``auto`` is the simulators, whatever accelerators a worker has.
-        environment={**_environment(), "JAX_PLATFORMS": "cpu"},
-        project=project_of(config, items),
-        examples=files,
-        goldens=os.path.relpath(goldens, folder) if recording else "",
-    )
-
-
-def _environment() -> dict[str, str]:
-    """The variables that decide what a test computes."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name in _VARIABLES or name.startswith(_PREFIXES)
-    }
-
-
-def _relative(arg: str, folder: str) -> str:
-    """An argument without the working folder, which workers may have elsewhere."""
-    return arg.replace(f"{folder}{os.sep}", "") if folder != os.sep else arg
-
-
-def require_no_hardware(state: PytestSession) -> None:
-    """Reject hardware: workers are processes that share the devices of a machine.
-
-    Raises:
-      pytest.UsageError: a backend of the run is hardware.
-    """
-    found = [label(each) for each in state.selection.backends if each.kind == "hardware"]
-    if found:
-        raise pytest.UsageError(
-            f"--pallas-fleet runs simulators, interpreters and compilers, not {', '.join(found)}: "
-            "its workers share the devices of a machine. Write --pallas-backend=tpu-sim,gpu-sim, "
-            "or run on machines with the devices by --pallas-shard"
-        )
-
-
-# The tasks of a fleet: tests, with what a worker must know to run them.
-
-
-def task_of(
-    key: str,
-    sent: Sent,
-    *,
-    state: PytestSession,
-    items: Mapping[str, Any],
-    seconds: Mapping[str, float],
-    failures: int,
-) -> Task:
-    """The task with this key.
-
-    Args:
-      key: its name.
-      sent: its tests.
-      state: the session.
-      items: the tests of the run, by node id.
-      seconds: how long tests may take, as ``time_shares``.
-      failures: number of tests that have failed.
-    """
-    places = {getattr(items[nodeid], "place", "") for nodeid in sent.nodeids}
-    most = state.config.option.maxfail
-    return Task(
-        key=key,
-        tests=[
-            _request(state, items[nodeid], sent, seconds.get(nodeid)) for nodeid in sent.nodeids
-        ],
-        raised={place: each for place, each in state.raised.items() if place in places},
-        changes=sent.group.changes,
-        most=max(most - failures, 1) if most else 0,
-    )
-
-
-def _request(state: PytestSession, item: Any, sent: Sent, seconds: float | None) -> TestRequest:
-    path, root = item.path, state.config.rootpath
-    inside = path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
-    options = state.options_for(item)
-    if sent.part is not None and sent.group.parts is not None:
-        seconds = sent.group.parts.left
-    elif seconds is not None:
-        seconds = min(seconds, options.fuzz_time or options.mutate_time)
-    return TestRequest(
-        nodeid=item.nodeid,
-        path=inside if path.is_file() else None,
-        timeout=options.timeout,
-        seconds=seconds,
-        mutates=options.mutate is not None,
-        part=sent.part,
-    )
-
-
-# How long each test may fuzz, or try mutants, on the workers of a fleet.
-
-
-def time_shares(
-    config: pytest.Config, items: Sequence[pytest.Item], threads: int
-) -> Mapping[str, float]:
-    """Seconds for each test that has a time limit, on all workers together, by node id.
-
-    All kernels get equal times, of ``--pallas-fuzz-time`` or ``--pallas-mutate-time`` on each of
-    the workers. Workers run tests at the same time, so the time that one leaves is lost.
-
-    Args:
-      config: of the session.
-      items: its tests.
-      threads: number of tests that run at a time.
-    """
-    options = current(config).options
-    # Tests that an earlier part of the run has done had their share.
-    items = [*current(config).done_items, *items]
-    seconds = options.fuzz_time if options.mutate is None else options.mutate_time
-    if not seconds:
-        return {}
-    mutants = [item for item in items if isinstance(item, MutantsItem)]
-    shares = weights(items) if options.mutate is None else dict.fromkeys(_ids(mutants), 1.0)
-    total = sum(shares.values())
-    return {nodeid: threads * seconds * each / total for nodeid, each in shares.items()}
-
-
-def _ids(items: Sequence[SpecItem]) -> list[str]:
-    return [item.nodeid for item in items]
-
-
-# The run loop of the controller: it sends tests to workers, and reports what comes back.
-
 
 #: The name of the registered plugin.
 PLUGIN = "pallas-fleet"
@@ -228,6 +64,34 @@ WAIT_SECONDS = 60.0
 SILENT_VARIABLE = "PYTEST_PALLAS_FLEET_SILENT_SECONDS"
 WAIT_VARIABLE = "PYTEST_PALLAS_FLEET_WAIT_SECONDS"
 
+#: Options of pytest and its plugins that exclude a fleet: name, spelling, reason.
+_EXCLUDED = (
+    ("usepdb", "--pdb", "a debugger needs the terminal, which workers do not have"),
+    ("trace", "--trace", "a debugger needs the terminal, which workers do not have"),
+    ("pallas_processes", "--pallas-processes", "all its processes run each test together"),
+    ("pallas_distributed", "--pallas-distributed", "all its processes run each test together"),
+)
+
+
+def start_fleet(session: PytestSession) -> None:
+    """Connect to the workers, and register the run loop.
+
+    Raises:
+      OptionError: there is no such scheduler, or another option excludes a fleet.
+    """
+    config = session.config
+    where = place_of(config, "fleet")
+    if getattr(config.option, "dist", "no") != "no":
+        raise OptionError(
+            f"{where}: the workers of pytest-xdist (-n, --dist) would run the same tests; leave "
+            "out one of the two"
+        )
+    for name, flag, reason in _EXCLUDED:
+        if getattr(config.option, name, None):
+            raise OptionError(f"{where} and {flag} exclude each other: {reason}")
+    if not config.option.collectonly:
+        config.pluginmanager.register(FleetRunner(session), PLUGIN)
+
 
 class FleetRunner:
     """The plugin that replaces pytest's run loop."""
@@ -239,10 +103,10 @@ class FleetRunner:
           OptionError: there are none.
         """
         assert session.options.fleet is not None
-        self.session = session
+        self.state, self.config = session, session.config
         place = session.options.fleet
         self.facts = session.fleet = FleetFacts(place=str(place), processes=place.workers)
-        self.cluster = Cluster(place)
+        self.cluster = DaskCluster(place)
         session.config.add_cleanup(self.cluster.close)
         self.silence = _seconds(SILENT_VARIABLE, SILENT_SECONDS)
         self.patience = _seconds(WAIT_VARIABLE, WAIT_SECONDS)
@@ -253,42 +117,40 @@ class FleetRunner:
         Raises:
           pytest.UsageError: no worker can take part.
         """
-        if session.config.option.collectonly or not session.items:
+        if self.config.option.collectonly or not session.items:
             return None
-        if session.testsfailed and not session.config.option.continue_on_collection_errors:
+        if session.testsfailed and not self.config.option.continue_on_collection_errors:
             return None  # pytest says so
-        reporter: Reporter | None = session.config.pluginmanager.get_plugin("pallas-reporter")
+        reporter: Reporter | None = self.config.pluginmanager.get_plugin("pallas-reporter")
         if reporter is not None:
             reporter.in_order_of([item.nodeid for item in session.items])
-        _FleetRun(self, session).run()
+        self._begin(session)
+        self._run()
         return True
 
-
-class _FleetRun:
-    """One run of the loop."""
-
-    def __init__(self, runner: FleetRunner, session: pytest.Session) -> None:
-        self.config = session.config
+    def _begin(self, session: pytest.Session) -> None:
+        """Make what a run of the loop needs."""
+        require_no_hardware(self.state)
         self.pytest_session = session
-        self.state, self.facts, self.cluster = runner.session, runner.facts, runner.cluster
-        self.patience = runner.patience
-        self.name = uuid.uuid4().hex[:12]
+        run = uuid.uuid4().hex[:12]
         self.items: Mapping[str, Any] = {item.nodeid: item for item in session.items}
         isolator = isolator_of(self.config)
         assert isolator is not None
         self.replayer = ResultReplayer(self.state, isolator)
         self.kept = KeptResults(self.config)
-        groups = groups_of(self.state, session.items)
-        self.ledger = Ledger(groups, self.name, self._divided)
+        groups: dict[str, list[str]] = {}  # other tests are groups of their own
+        for nodeid in self.items:
+            groups.setdefault(scope_of(nodeid, self.state.check_names), []).append(nodeid)
+        self.ledger = Ledger(groups, run, self._divided)
         self.facts.tasks = len(self.ledger.groups)
-        self.setup = encoded(run_setup(self.state, session.items, self.name))
+        self.setup = encoded(run_setup(self.state, session.items, run))
         self.ends: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.workers = Workers(
             self.cluster,
             self.facts,
             greet=partial(self.cluster.greet, setup=self.setup, ended=self.ends.put),
             say=partial(_say, self.config),
-            silence=runner.silence,
+            silence=self.silence,
         )
         self.restricted: dict[str, Collection[str] | None] = {}
         self.alone_since = time.monotonic()
@@ -298,9 +160,8 @@ class _FleetRun:
         self.ordered = deque(self.items) if self.state.options.mutate is not None else None
         self.pending: dict[str, Callable[[], None]] = {}
 
-    def run(self) -> None:
+    def _run(self) -> None:
         """Send all tests, and report their results."""
-        require_no_hardware(self.state)
         polled = 0.0
         try:
             self._wait_for_a_worker()
@@ -380,8 +241,8 @@ class _FleetRun:
                     continue
                 self.ledger.resend(key)
                 if self.cluster.begun(key):
-                    words = f"was silent for {silent.seconds:.0f} s"
-                    self._lost(sent, f"{self.workers.name_of(silent.address)} {words}")
+                    worker = self.workers.name_of(silent.address)
+                    self._lost(sent, f"{worker} was silent for {silent.silence:.0f} s")
         self.facts.threads = self.workers.threads
         # Dask leaves tasks where they wait, even if a worker that came later has nothing to do.
         self.idle = self.cluster.idle(self.workers.active)
@@ -416,21 +277,45 @@ class _FleetRun:
         self.idle = 0  # until the next look
         coming = sum(info.threads for info in self.workers.known.values())
         everyone = len(active) == len(self.workers.known)
-        while active and room > 0 and (found := self.ledger.next(coming)) is not None:
-            key, sent = found
+        while active and room > 0 and (following := self.ledger.next(coming)):
+            key, sent = following
             addresses = None if everyone else active
             self.restricted[key] = addresses
-            task = task_of(
-                key,
-                sent,
-                state=self.state,
-                items=self.items,
-                seconds=self.seconds,
-                failures=self.pytest_session.testsfailed,
-            )
-            self.cluster.submit(key, self.setup, encoded(task), addresses, self.ends.put)
+            task = encoded(self._task(key, sent))
+            self.cluster.submit(key, self.setup, task, addresses, self.ends.put)
             self.facts.sent += 1
             room -= 1
+
+    def _task(self, key: str, sent: Sent) -> FleetTask:
+        """Make the task of tests that are to be sent."""
+        kernels = {getattr(self.items[nodeid], "place", "") for nodeid in sent.nodeids}
+        most = self.config.option.maxfail
+        return FleetTask(
+            key=key,
+            tests=[self._request(self.items[nodeid], sent) for nodeid in sent.nodeids],
+            raised={place: how for place, how in self.state.raised.items() if place in kernels},
+            changes=sent.group.changes,
+            most=max(most - self.pytest_session.testsfailed, 1) if most else 0,
+        )
+
+    def _request(self, item: Any, sent: Sent) -> WorkerRequest:
+        path, root = item.path, self.config.rootpath
+        inside = path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
+        options = self.state.options_for(item)
+        seconds = self.seconds.get(item.nodeid)
+        if sent.part is not None and sent.group.parts is not None:
+            seconds = sent.group.parts.left
+        elif seconds is not None:
+            seconds = min(seconds, options.fuzz_time or options.mutate_time)
+        return WorkerRequest(
+            opening=b"",  # of the worker's folder
+            nodeid=item.nodeid,
+            path=inside if path.is_file() else None,
+            timeout=options.timeout,
+            seconds=seconds,
+            journal=None if options.mutate is None else "",  # a file of the worker
+            part=sent.part,
+        )
 
     def _divided(self, nodeid: str) -> Parts | None:
         """The parts of a test; None if there would be one, or none."""
@@ -495,23 +380,24 @@ class _FleetRun:
             elif self.ledger.done(group, result.nodeid):
                 if result.death is None:
                     group.changes = result.changes
-                self._report(result.nodeid, partial(self._report_whole, result))
+                self._report_whole(result)
                 if result.nodeid in self.pending:
                     self.kept.keep(result)
             if self.pytest_session.shouldfail or self.pytest_session.shouldstop:
                 return
 
     def _report_whole(self, result: TestResult) -> None:
-        self.replayer.report(self.items[result.nodeid], result)
+        item = self.items[result.nodeid]
+        self._report(result.nodeid, partial(self.replayer.report, item, result))
 
     def _repeat(self) -> None:
         """Report the tests that an earlier part of the run has done and not reported."""
         groups = {nodeid: group for group in self.ledger.groups for nodeid in group.todo}
         for result in self.kept.whole():
             if result.nodeid in groups and self.ledger.done(groups[result.nodeid], result.nodeid):
-                self._report(result.nodeid, partial(self._report_whole, result))
+                self._report_whole(result)
 
-    def _part_result(self, group: Group, result: TestResult) -> None:
+    def _part_result(self, group: KernelGroup, result: TestResult) -> None:
         """Keep the result of a part, or see that the parts do not say how the test ends."""
         parts = group.parts
         if parts is None or parts.nodeid != result.nodeid:
@@ -536,21 +422,16 @@ class _FleetRun:
                 self.ledger.again(group)
         self.facts.done = self.ledger.finished
 
-    def _report_parts(self, group: Group, parts: Parts) -> None:
+    def _report_parts(self, group: KernelGroup, parts: Parts) -> None:
         self._cancel_parts(group)
         self.ledger.done(group, parts.nodeid)
         changes = [tuple(each) for found in parts.found for each in found.get("database", ())]
         group.changes = [*group.changes, *changes]
-        self._report(parts.nodeid, partial(self._report_merged, parts))
-
-    def _report_merged(self, parts: Parts) -> None:
         item = self.items[parts.nodeid]
-        try:
-            self.replayer.report_parts(item, parts.results, parts.found)
-        except ValueError as error:
-            self.replayer.report_misfit(item, error)
+        report = partial(self.replayer.report_parts, item, parts.results, parts.found)
+        self._report(parts.nodeid, report)
 
-    def _cancel_parts(self, group: Group) -> None:
+    def _cancel_parts(self, group: KernelGroup) -> None:
         """Forget the parts of a test that are with workers."""
         if group.parts is not None:
             keys = list(group.parts.sent)
@@ -590,35 +471,125 @@ def _seconds(variable: str, default: float) -> float:
         raise OptionError(f"{variable} must be a number of seconds, not {text!r}") from None
 
 
-# Start the run loop of ``--pallas-fleet``, unless another option excludes it.
+# What workers must know of a run, and how long each test may take.
 
 
-#: Options of pytest and its plugins that exclude a fleet: name, spelling, reason.
-_EXCLUDED = (
-    ("usepdb", "--pdb", "a debugger needs the terminal, which workers do not have"),
-    ("trace", "--trace", "a debugger needs the terminal, which workers do not have"),
-    ("pallas_processes", "--pallas-processes", "all its processes run each test together"),
-    ("pallas_distributed", "--pallas-distributed", "all its processes run each test together"),
-)
+#: Variables that workers get, by name and by prefix: options of pytest, JAX, XLA and Hypothesis,
+#: which has another profile where ``CI`` is set.
+_VARIABLES = ("PYTEST_ADDOPTS", "CI")
+_PREFIXES = ("JAX_", "XLA_FLAGS", "HYPOTHESIS_")
+
+#: Limit on the failing examples that workers get, in bytes.
+_MOST_EXAMPLES = 2**20
 
 
-def start_fleet(session: PytestSession) -> None:
-    """Connect to the workers, and register the run loop.
+def run_setup(state: PytestSession, items: Sequence[pytest.Item], run: str) -> RunSetup:
+    """Describe the run for its workers."""
+    config = state.config
+    opening = opening_of(state)
+    folder = str(config.invocation_params.dir)
+    plugins = [getattr(plugin, "__file__", None) for plugin in config.pluginmanager.get_plugins()]
+    files_of_tests = [item.path for item in items]
+    files_of_tests += [Path(name) for name in plugins if name and name.endswith(".py")]
+    directory = config.invocation_params.dir
+    suites = [(module, locate(module, directory).paths) for module in state.options.suite]
+    files = None
+    if all(place.kind == "folder" for place in state.options.database):
+        files = _example_files(state.database, _MOST_EXAMPLES)
+    # Each worker writes its own files, which come back with the results.
+    scripts = state.options.results is not None or hasattr(config, "cache")
+    options = {**opening.options, "pallas_html": "", "pallas_results": "fleet" if scripts else ""}
+    options["pallas_trace"] = "" if state.options.trace is None else "fleet"
+    recording = state.options.golden in ("record", "update")
+    goldens = state.harness.root / state.options.golden_dir
+    return RunSetup(
+        run=run,
+        args=[_relative(arg, folder) for arg in opening.args],
+        folder=folder,
+        options=options,
+        gigabytes=state.options.worker_memory,
+        # ``auto`` is the simulators, whatever accelerators a worker has.
+        environment={**_environment(), "JAX_PLATFORMS": "cpu"},
+        project=project_of(config.rootpath, files_of_tests, suites),
+        examples=files,
+        goldens=os.path.relpath(goldens, folder) if recording else "",
+    )
+
+
+def _environment() -> dict[str, str]:
+    """The variables that decide what a test computes."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in _VARIABLES or name.startswith(_PREFIXES)
+    }
+
+
+def _relative(arg: str, folder: str) -> str:
+    """An argument without the working folder, which workers may have elsewhere."""
+    return arg.replace(f"{folder}{os.sep}", "") if folder != os.sep else arg
+
+
+def require_no_hardware(state: PytestSession) -> None:
+    """Reject hardware: workers are processes that share the devices of a machine.
 
     Raises:
-      OptionError: there is no such scheduler, or another option excludes a fleet.
+      pytest.UsageError: a backend of the run is hardware.
     """
-    config = session.config
-    where = place_of(config, "fleet")
-    if getattr(config.option, "dist", "no") != "no":
-        raise OptionError(
-            f"{where}: the workers of pytest-xdist (-n, --dist) would run the same tests; leave "
-            "out one of the two"
+    hardware = [b for b in state.selection.backends if b.kind == "hardware"]
+    if hardware:
+        raise pytest.UsageError(
+            "--pallas-fleet runs simulators, interpreters and compilers, not "
+            f"{', '.join(map(label, hardware))}: "
+            "its workers share the devices of a machine. Write --pallas-backend=tpu-sim,gpu-sim, "
+            "or run on machines with the devices by --pallas-shard"
         )
-    for name, flag, reason in _EXCLUDED:
-        if getattr(config.option, name, None):
-            raise OptionError(f"{where} and {flag} exclude each other: {reason}")
-    if config.option.collectonly:
-        return
 
-    config.pluginmanager.register(FleetRunner(session), PLUGIN)
+
+def _example_files(database: Any, most: int) -> dict[str, bytes] | None:
+    """Read the files of a database in a folder, by path; None for another database.
+
+    Args:
+      database: a database of Hypothesis.
+      most: limit on their size in bytes; the newest files are kept.
+    """
+    from hypothesis.database import DirectoryBasedExampleDatabase
+
+    if not isinstance(database, DirectoryBasedExampleDatabase):
+        return None
+    folder = Path(database.path)
+    files: dict[str, bytes] = {}
+    paths = [path for path in folder.rglob("*") if path.is_file()]  # none without the folder
+    for path in sorted(paths, key=lambda path: -path.stat().st_mtime_ns):
+        most -= path.stat().st_size
+        if most < 0:
+            break
+        files[path.relative_to(folder).as_posix()] = path.read_bytes()
+    return files
+
+
+def time_shares(
+    config: pytest.Config, items: Sequence[pytest.Item], threads: int
+) -> Mapping[str, float]:
+    """Return the seconds of each test that has a time limit, on all workers together, by node id.
+
+    All kernels get equal times, of ``--pallas-fuzz-time`` or ``--pallas-mutate-time`` on each of
+    the workers. Workers run tests at the same time, so the time that one leaves is lost.
+
+    Args:
+      config: of the session.
+      items: its tests.
+      threads: number of tests that run at a time.
+    """
+    options = current(config).options
+    # Tests that an earlier part of the run has done had their share.
+    items = [*current(config).done_items, *items]
+    seconds = options.fuzz_time if options.mutate is None else options.mutate_time
+    if not seconds:
+        return {}
+    if options.mutate is None:
+        shares = weights(items)
+    else:
+        shares = {item.nodeid: 1.0 for item in items if isinstance(item, MutantsItem)}
+    total = sum(shares.values())
+    return {nodeid: threads * seconds * share / total for nodeid, share in shares.items()}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,20 +18,11 @@ from typing import Any
 import pytest
 
 from pytest_pallas.decoding import DataError
-from pytest_pallas.distribute.fleet.cluster import Cluster, Ended, WorkerInfo
-from pytest_pallas.distribute.fleet.messages import (
-    Answer,
-    Change,
-    TestResult,
-    decoded,
-    from_plain,
-    to_plain,
-)
+from pytest_pallas.distribute.fleet.messages import TestResult, from_plain, to_plain
 from pytest_pallas.distribute.parts import Division, endless, remaining, result_of
 from pytest_pallas.distribute.resume import PLUGIN, RunKeeper
-from pytest_pallas.isolate.messages import Part
+from pytest_pallas.isolate.messages import Change, Part
 from pytest_pallas.option_values import place_of
-from pytest_pallas.pytest_session import FleetFacts
 
 #: How often a test is sent to a worker that is lost.
 TRIES = 3
@@ -94,7 +84,7 @@ class Parts:
 
 
 @dataclass(eq=False)
-class Group:
+class KernelGroup:
     """The tests of one kernel.
 
     Attributes:
@@ -122,7 +112,7 @@ class Group:
 class Sent:
     """A task that is with a worker: some tests of a group, or a part of one."""
 
-    group: Group
+    group: KernelGroup
     nodeids: Sequence[str]
     part: Part | None = None
 
@@ -153,7 +143,7 @@ class Ledger:
           run: begins the keys of tasks.
           divide: makes the parts of a test; None for a test that runs as a whole.
         """
-        self.groups = [Group(name, deque(nodeids)) for name, nodeids in groups.items()]
+        self.groups = [KernelGroup(name, deque(nodeids)) for name, nodeids in groups.items()]
         self.sent: dict[str, Sent] = {}
         self.lost = 0
         self._divide = divide
@@ -193,7 +183,7 @@ class Ledger:
                 return found
         return None
 
-    def _parts_of(self, group: Group, *, scarce: bool) -> Parts | None:
+    def _parts_of(self, group: KernelGroup, *, scarce: bool) -> Parts | None:
         """The parts of the next test, if it is to be divided now.
 
         Mutants always are: what one spec has killed another one does not try, in the order of
@@ -204,7 +194,7 @@ class Ledger:
         parts = self._divide(group.todo[0])
         return parts if parts is not None and (scarce or _always(parts)) else None
 
-    def _whole_tests(self, group: Group) -> list[str]:
+    def _whole_tests(self, group: KernelGroup) -> list[str]:
         """The next tests of a group, before one that is divided in any case."""
         if group.single:
             return [group.todo[0]]
@@ -232,7 +222,7 @@ class Ledger:
                 parts.spent += time.monotonic() - parts.sent.pop(key)[1]
         return sent
 
-    def done(self, group: Group, nodeid: str) -> bool:
+    def done(self, group: KernelGroup, nodeid: str) -> bool:
         """A test has a result; False if it has one already."""
         if nodeid not in group.todo:
             return False
@@ -241,13 +231,13 @@ class Ledger:
             group.parts = None
         return True
 
-    def whole(self, group: Group, nodeid: str) -> None:
+    def whole(self, group: KernelGroup, nodeid: str) -> None:
         """Run a test as a whole, whose parts are not enough to say how it ends."""
         if group.parts is not None and group.parts.nodeid == nodeid:
             group.parts = None
             group.undivided.add(nodeid)
 
-    def again(self, group: Group) -> None:
+    def again(self, group: KernelGroup) -> None:
         """Send the rest of a group, unless it is with a worker as a whole."""
         free = group.parts is not None or not group.keys
         if group.todo and free and group not in self._waiting:
@@ -325,148 +315,3 @@ class KeptResults:
         """The results of tests that are done."""
         for results in self._resumed.values():
             yield from (each for each in results if result_of(each.reports) is None)
-
-
-# The workers of a run: which take part, which are refused, silent or lost.
-
-
-#: How a worker is lost that the scheduler does not know any more.
-CLOSED = "its connection to the scheduler was closed"
-
-
-@dataclass(frozen=True)
-class Silent:
-    """A worker of which nothing was heard for some seconds."""
-
-    address: str
-    seconds: float
-
-
-class Workers:
-    """The workers of a run.
-
-    Attributes:
-      known: those that the scheduler knows, by address.
-      greetings: the workers that have not answered yet, by the key of the question.
-    """
-
-    def __init__(
-        self,
-        cluster: Cluster,
-        facts: FleetFacts,
-        *,
-        greet: Callable[..., None],
-        say: Callable[[str], None],
-        silence: float,
-    ) -> None:
-        """Know none yet.
-
-        Args:
-          cluster: the scheduler.
-          facts: what the report says of the workers.
-          greet: asks a worker whether it can take part, by a ``key`` and its ``address``.
-          say: prints a line.
-          silence: seconds without a sign of life after which a worker is silent.
-        """
-        self.known: dict[str, WorkerInfo] = {}
-        self.greetings: dict[str, str] = {}
-        self._cluster, self._facts, self._greet, self._say = cluster, facts, greet, say
-        self._silence = silence
-        self._names: dict[str, str] = {}
-        self._accepted: set[str] = set()
-        self._silent: set[str] = set()
-        self._keys = (
-            f"pallas-greeting-{uuid.uuid4().hex}-{number}" for number in itertools.count(1)
-        )
-
-    @property
-    def active(self) -> list[str]:
-        """The addresses of those that get tasks."""
-        return sorted((self._accepted - self._silent) & self.known.keys())
-
-    @property
-    def threads(self) -> int:
-        """The number of tasks that they run at a time."""
-        return sum(self.known[address].threads for address in self.active)
-
-    def name_of(self, address: str) -> str:
-        """A worker in words."""
-        return self._names.get(address, address)
-
-    def look(self) -> Iterator[Silent]:
-        """Greet new workers, notice lost ones, and yield those that are silent.
-
-        Raises:
-          ClusterLostError: the scheduler does not answer.
-        """
-        now = self._cluster.workers()
-        for address in self.known.keys() - now.keys():
-            self._left(address)
-        for address in now.keys() - self.known.keys():
-            key = next(self._keys)
-            self.greetings[key] = address
-            self._greet(key=key, address=address)
-        self.known = dict(now)
-        for address, info in now.items():
-            if info.silence > self._silence:
-                self._is_silent(address, info.silence)
-                yield Silent(address, info.silence)
-            elif address in self._silent:
-                self._silent.discard(address)
-                self._say(f"worker {self.name_of(address)} answers again")
-
-    def _left(self, address: str) -> None:
-        """The scheduler does not know a worker any more."""
-        for key in [key for key, at in self.greetings.items() if at == address]:
-            del self.greetings[key]
-            self._cluster.cancel([key])
-        self._silent.discard(address)
-        if address in self._accepted:
-            self._accepted.discard(address)
-            self._facts.lost.pop(self.name_of(address), None)  # it was silent before
-            self.lose(self.name_of(address))
-
-    def lose(self, worker: str) -> None:
-        """Report a worker that was lost, also one that had a task before it was greeted."""
-        if worker not in self._facts.lost:
-            self._facts.lost[worker] = CLOSED
-            self._say(f"lost worker {worker}: {CLOSED}")
-
-    def _is_silent(self, address: str, seconds: float) -> None:
-        if address in self._silent:
-            return
-        self._silent.add(address)
-        if address in self._accepted:
-            self._facts.lost[self.name_of(address)] = f"silent for {seconds:.0f} s"
-            self._say(f"worker {self.name_of(address)} is silent for {seconds:.0f} s")
-
-    def greeted(self, key: str, ended: Ended | None) -> bool:
-        """Take the answer of a worker; False if the key is not that of a greeting."""
-        address = self.greetings.pop(key, None)
-        if address is None:
-            return False
-        if ended is None:
-            return True
-        if ended.problem:
-            self.refuse(address, f"it cannot run pytest-pallas: {ended.problem}")
-            return True
-        try:
-            answer = decoded(Answer, ended.answer)
-        except DataError as error:
-            self.refuse(address, f"it gave an answer that cannot be read: {error}")
-            return True
-        self._names[address] = answer.worker
-        if answer.refused:
-            self.refuse(answer.worker, answer.refused)
-            return True
-        self._accepted.add(address)
-        self._facts.workers += 1
-        if self._facts.done:
-            self._say(f"worker {answer.worker} takes part")
-        return True
-
-    def refuse(self, worker: str, why: str) -> None:
-        """Let a worker have no tests."""
-        if worker not in self._facts.refused:
-            self._facts.refused[worker] = why
-            self._say(f"refused worker {worker}: {why}")

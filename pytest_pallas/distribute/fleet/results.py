@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import tempfile
@@ -12,11 +13,12 @@ from typing import Any
 import pytest
 
 from pallas_sim.errors import Explanation, Fact, PallasError
-from pytest_pallas.distribute.fleet.messages import Change, TestResult, warning_of
-from pytest_pallas.distribute.parts import merged_reports, settle_kills
+from pytest_pallas.distribute.fleet.messages import TestResult
+from pytest_pallas.distribute.parts import credit_kills, merged_reports
+from pytest_pallas.draw.database import make_changes
 from pytest_pallas.errors import FleetError
 from pytest_pallas.isolate.isolator import Isolator
-from pytest_pallas.isolate.messages import WorkerReply
+from pytest_pallas.isolate.messages import warning_of
 from pytest_pallas.pytest_session import PytestSession
 from pytest_pallas.replay.saved import (
     FOLDER,
@@ -28,7 +30,9 @@ from pytest_pallas.replay.saved import (
 )
 from pytest_pallas.replay.script import NoScriptError
 from pytest_pallas.run.item import SpecItem, settle
-from pytest_pallas.workers.process import JobResult
+
+#: The files of a failure: its script, and the arrays beside it.
+_SUFFIXES = (".py", ".npz", SUFFIX)
 
 
 class ResultReplayer:
@@ -48,41 +52,45 @@ class ResultReplayer:
         """
         if result.death is not None:
             # The records of a test that dies have its script neither here nor on the worker.
-            self.fail(item, self._error_of_end(item, result))
+            self.session.builders.clear()
+            self.fail(item, self.isolator.error_of_end(item, result.death))
             return
         self._keep_goldens(result.goldens)
-        self._keep_changes(result.changes)
+        if result.changes and self.session.database is not None:
+            make_changes(self.session.database, result.changes)
         moved = self._keep_files(item, result.files)
-        reports = [_moved(report, moved) for report in result.reports]
-        reply = WorkerReply(
-            reports=reports,
-            warnings=[warning_of(each) for each in result.warnings],
-            hazards=result.hazards,
-            lost_places=result.lost_places,
-            exit=result.exit,
+        reply = dataclasses.replace(
+            result,
+            reports=[_moved(report, moved) for report in result.reports],
+            warnings=list(map(warning_of, result.warnings)),
+            killed={},  # counted below, in the order of collection
+            stained=False,  # a process of the worker
         )
         hook = self.session.config.hook
         try:
-            found = self.isolator.accept(item, reply)
+            reports = list(self.isolator.accept(item, reply).values())
         except PallasError as error:
             self.fail(item, error)
             return
         if self.session.options.mutate is not None and not merged:
-            settle_kills(item, list(found.values()), self.session.killed)
+            credit_kills(item, reports, self.session.killed)
         hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        for report in found.values():
+        for report in reports:
             hook.pytest_runtest_logreport(report=report)
         hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
 
     def report_parts(
-        self, item: SpecItem, results: Sequence[TestResult], found: Sequence[Mapping[str, Any]]
+        self,
+        item: SpecItem,
+        results: Sequence[TestResult],
+        part_results: Sequence[Mapping[str, Any]],
     ) -> None:
-        """Report a test that ran in parts.
+        """Report a test that ran in parts; it fails if they, some of an earlier run, do not fit.
 
         Args:
           item: the test.
           results: of its parts, in any order, some perhaps twice.
-          found: the results of the parts as data, as ``items.parts.result_of``.
+          part_results: those of the parts as data, from ``parts.result_of``.
         """
         files: dict[str, bytes] = {}
         replies: list[Any] = []
@@ -95,32 +103,33 @@ class ResultReplayer:
                 for path, content in result.files.items()
             }
         hook = self.session.config.hook
+        try:
+            merged = merged_reports(item, replies, self.session.killed)
+        except ValueError as error:
+            explanation = Explanation(
+                f"the parts of this test do not fit together: {error}. Start anew without "
+                "--pallas-resume"
+            )
+            self.fail(item, FleetError.explained(explanation, item.headline))
+            return
         reports = [
             hook.pytest_report_to_serializable(config=item.config, report=report)
-            for report in merged_reports(item, replies, self.session.killed)
+            for report in merged
         ]
         text = repr(reports)
         used = {_stem(path) for path in files if path in text}
-        warnings = {repr(each): each for result in results for each in result.warnings}
-        hazards = [each for result in results for each in result.hazards or ()]
+        warnings = {repr(warning): warning for result in results for warning in result.warnings}
+        hazards = {reason for result in results for reason in result.hazards or ()}
         called = any(result.hazards is not None for result in results)
         whole = TestResult(
             nodeid=item.nodeid,
             reports=reports,
             warnings=list(warnings.values()),
-            hazards=sorted(set(hazards)) if called else None,
-            changes=[change for each in found for change in each.get("database", ())],
+            hazards=sorted(hazards) if called else None,
+            changes=[change for part in part_results for change in part.get("database", ())],
             files={path: content for path, content in files.items() if _stem(path) in used},
         )
         self.report(item, whole, merged=True)
-
-    def report_misfit(self, item: SpecItem, error: ValueError) -> None:
-        """Let a test fail whose parts, some of an earlier run perhaps, do not fit together."""
-        explanation = Explanation(
-            f"the parts of this test do not fit together: {error}. Start anew without "
-            "--pallas-resume"
-        )
-        self.fail(item, FleetError.explained(explanation, item.headline))
 
     def fail(self, item: Any, error: Exception) -> None:
         """Let a test fail with an error, without running anything of it.
@@ -145,28 +154,14 @@ class ResultReplayer:
 
     def lost(self, item: pytest.Item, reasons: Sequence[str]) -> None:
         """Let a test fail whose workers were lost, each time that it ran."""
-        facts = [Fact("worker", reason) for reason in reasons]
         explanation = Explanation(
             f"each of the {len(reasons)} workers that ran this test was lost. If the test ends "
             "them, as one that takes too much memory, run it on one machine: without "
             "--pallas-fleet, with --pallas-isolate=always",
-            facts=tuple(facts),
+            facts=tuple(Fact("worker", reason) for reason in reasons),
         )
         headline = getattr(item, "headline", item.name)
         self.fail(item, FleetError.explained(explanation, headline))
-
-    def _error_of_end(self, item: pytest.Item, result: TestResult) -> Exception:
-        assert result.death is not None
-        self.session.builders.clear()
-        ended: Any = vars(result.death)
-        return self.isolator.error_of_end(item, JobResult(**ended))
-
-    def _keep_changes(self, changes: Sequence[Change]) -> None:
-        """Make the changes of a worker in the database of this session."""
-        from pytest_pallas.draw.database import make_changes
-
-        if changes and self.session.database is not None:
-            make_changes(self.session.database, changes)
 
     def _keep_goldens(self, goldens: Mapping[str, bytes]) -> None:
         """Write the goldens of a worker, unless it has the same folder."""
@@ -201,10 +196,7 @@ class ResultReplayer:
         trace = self.session.options.trace
         for name, content in files.items():
             if trace is not None and Path(name).parent.name != FOLDER:
-                handle, place = tempfile.mkstemp(dir=trace.parent, prefix=f".{trace.name}.")
-                with os.fdopen(handle, "wb") as file:
-                    file.write(content)
-                moved[name] = place
+                moved[name] = str(_written(trace.parent, trace.name, content))
         return moved
 
 
@@ -212,19 +204,22 @@ def _stem(path: str) -> str:
     return str(Path(path).with_suffix("")) if Path(path).suffix in _SUFFIXES else path
 
 
-_SUFFIXES = (".py", ".npz", SUFFIX)
-
-
 def _write_if_new(path: Path, content: bytes) -> None:
     """Write a file in one step, unless it has this content."""
     if path.is_file() and path.read_bytes() == content:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = _written(path.parent, path.name, content)
+    temporary.chmod(0o644)
+    temporary.replace(path)
+
+
+def _written(folder: Path, name: str, content: bytes) -> Path:
+    """Write a new file, whose name begins with a dot and ``name``."""
+    handle, path = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
     with os.fdopen(handle, "wb") as file:
         file.write(content)
-    Path(temporary).chmod(0o644)
-    Path(temporary).replace(path)
+    return Path(path)
 
 
 def _moved(value: Any, moved: Mapping[str, str]) -> Any:
@@ -245,27 +240,3 @@ def _moved_content(path: str, content: bytes, moved: Mapping[str, str]) -> bytes
     if not path.endswith(".py"):
         return content
     return _moved(content.decode(errors="replace"), moved).encode(errors="replace")
-
-
-def example_files(database: Any, most: int) -> dict[str, bytes] | None:
-    """The files of a database in a folder, by path; None for another database.
-
-    Args:
-      database: a database of Hypothesis.
-      most: limit on their size in bytes; the newest files are kept.
-    """
-    from hypothesis.database import DirectoryBasedExampleDatabase
-
-    if not isinstance(database, DirectoryBasedExampleDatabase):
-        return None
-    folder = Path(database.path)
-    found: dict[str, bytes] = {}
-    if not folder.is_dir():
-        return found
-    paths = [path for path in folder.rglob("*") if path.is_file()]
-    for path in sorted(paths, key=lambda path: -path.stat().st_mtime_ns):
-        most -= path.stat().st_size
-        if most < 0:
-            break
-        found[path.relative_to(folder).as_posix()] = path.read_bytes()
-    return found

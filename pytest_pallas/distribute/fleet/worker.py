@@ -12,32 +12,25 @@ import os
 import platform
 import tempfile
 import threading
+import uuid
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pytest_pallas.distribute.fleet.messages import (
-    ENTRY,
     Answer,
-    ChildReply,
-    ChildRequest,
-    Death,
-    ProjectQuestion,
+    FleetTask,
     RunSetup,
-    Task,
-    TestRequest,
     TestResult,
-    child_message,
     decoded,
     encoded,
-    of_child,
 )
 from pytest_pallas.isolate import messages
-from pytest_pallas.isolate.messages import Opening, WorkerRequest, run_in, worker_setup
+from pytest_pallas.isolate.messages import Opening, WorkerReply, WorkerRequest
+from pytest_pallas.isolate.supervise import run_in, worker_setup
 from pytest_pallas.pytest_session import RAISED_ON
 from pytest_pallas.workers.pool import WorkerPool
-from pytest_pallas.workers.process import JobResult
 
 #: Seconds that a child without a task stays.
 IDLE_SECONDS = 60.0
@@ -62,7 +55,7 @@ def place_of_answer(key: str) -> str:
 
 
 def work(setup: str, task: str) -> str:
-    """Run the tests of an encoded ``Task``.
+    """Run the tests of an encoded ``FleetTask``.
 
     The answer, an encoded ``Answer``, goes to the scheduler before this returns: what a function
     returns stays with the worker, and a later test may end that.
@@ -72,7 +65,7 @@ def work(setup: str, task: str) -> str:
     """
     from distributed import get_client
 
-    run, todo = decoded(RunSetup, setup), decoded(Task, task)
+    run, todo = decoded(RunSetup, setup), decoded(FleetTask, task)
     before = _claim(todo.key)
     if before:
         return encoded(Answer(worker=name(), before=before))
@@ -145,9 +138,9 @@ class Child:
             **self.setup.options,
             # Files of failures go into the folder beside the results.
             **{
-                f"pallas_{each}": str(self.scratch / f"{each}.json")
-                for each in ("results", "trace")
-                if self.setup.options.get(f"pallas_{each}")
+                f"pallas_{kind}": str(self.scratch / f"{kind}.json")
+                for kind in ("results", "trace")
+                if self.setup.options.get(f"pallas_{kind}")
             },
         }
         self.folder = here if os.path.isdir(here) else os.getcwd()
@@ -160,70 +153,67 @@ class Child:
         self._close.close()
 
     def compared(self) -> Answer:
-        """Whether its project is that of the controller."""
-        question = ProjectQuestion(opening=self.opening, project=self.setup.project)
-        asked = child_message(question)
-        done = self.pool.submit(self._worker, asked, timeout=_COMPARISON).result()
+        """Compare its project with that of the controller."""
+        request = WorkerRequest(
+            opening=self.opening,
+            nodeid="",
+            path=None,
+            timeout=_COMPARISON,
+            plain=True,
+            project=self.setup.project,
+        )
+        done = self.pool.submit(
+            self._worker, messages.encoded(request), timeout=_COMPARISON
+        ).result()
         if done.status == "done":
-            return Answer(worker=name(), differences=of_child(ChildReply, done.value).differences)
+            reply = messages.decoded(WorkerReply, done.value)
+            return Answer(worker=name(), differences=reply.differences)
         text = f"{done.message}\n{done.output}".strip()
         last = text.splitlines()[-1:] or ["no message"]
         return Answer(
             worker=name(), problem=f"pytest cannot be started in {self.folder}: {last[0]}"
         )
 
-    def run(self, task: Task) -> list[TestResult]:
+    def run(self, task: FleetTask) -> list[TestResult]:
         """Run the tests of a task until one ends its process."""
         results: list[TestResult] = []
         raised, changes, failures = dict(task.raised), task.changes, 0
         for test in task.tests:
-            request = self._request(test, raised)
-            message = ChildRequest(test=request, examples=self.setup.examples, changes=changes)
+            request = dataclasses.replace(
+                test,
+                opening=self.opening,
+                journal=None if test.journal is None else self._journal(),
+                raised=raised,
+                plain=True,
+                changes=changes,
+                examples=self.setup.examples,
+            )
             goldens = _stamps(self._goldens)
-            done = run_in(self.pool, self._worker, request, child_message(message))
+            done = run_in(self.pool, self._worker, request)
             files = self._written()
             if done.status != "done":
-                results.append(TestResult(nodeid=test.nodeid, files=files, death=_death(done)))
+                results.append(TestResult(nodeid=test.nodeid, files=files, death=done))
                 return results
-            result = of_child(ChildReply, done.value).result
-            assert result is not None  # the answer to such a request
-            changes = result.changes
+            reply = messages.decoded(WorkerReply, done.value)
+            changes = reply.changes
             written = _changed(self._goldens, goldens)
-            own: Any = vars(result)
-            whole = TestResult(nodeid=test.nodeid, files=files, goldens=written, **own)
-            results.append(whole)
-            self.retired += result.stained
-            for report in result.reports:
-                if (found := report.get(RAISED_ON)) is not None:
-                    place, check, item, expected = found
-                    raised.setdefault(place, (check, item, expected))
-            failures += any(report.get("outcome") == "failed" for report in result.reports)
-            if result.exit is not None or (task.most and failures >= task.most):
+            fields: dict[str, Any] = {**vars(reply), "files": files, "goldens": written}
+            results.append(TestResult(nodeid=test.nodeid, **fields))
+            self.retired += reply.stained
+            for report in reply.reports:
+                if (mark := report.get(RAISED_ON)) is not None:
+                    kernel, check, item, expected = mark
+                    raised.setdefault(kernel, (check, item, expected))
+            failures += any(report.get("outcome") == "failed" for report in reply.reports)
+            if reply.exit is not None or (task.most and failures >= task.most):
                 return results
         return results
 
-    def _request(self, test: TestRequest, raised: Mapping[str, Any]) -> WorkerRequest:
-        journal = None
-        if test.mutates:
-            handle, journal = tempfile.mkstemp(dir=self._journals)
-            os.close(handle)
-            os.unlink(journal)
-        return WorkerRequest(
-            opening=self.opening,
-            nodeid=test.nodeid,
-            path=test.path,
-            timeout=test.timeout,
-            seconds=test.seconds,
-            journal=journal,
-            part=test.part,
-            raised=dict(raised),
-        )
-
-    @property
-    def _journals(self) -> Path:
+    def _journal(self) -> str:
+        """The name of a file for the verdicts of a test, which does not exist."""
         folder = self.scratch / "journals"
         folder.mkdir(exist_ok=True)
-        return folder
+        return str(folder / uuid.uuid4().hex)
 
     @property
     def _goldens(self) -> Path | None:
@@ -233,18 +223,18 @@ class Child:
 
     def _written(self) -> dict[str, bytes]:
         """The files that a test wrote for a person, which are taken away."""
-        found: dict[str, bytes] = {}
+        files: dict[str, bytes] = {}
         for path in sorted(self.scratch.rglob("*")):
             if path.is_file() and path.parent.name != "journals":
                 if path.stat().st_size <= _MOST_BYTES:
-                    found[str(path)] = path.read_bytes()
+                    files[str(path)] = path.read_bytes()
                 path.unlink()
-        return found
+        return files
 
     @property
     def _worker(self) -> Any:
         environment = {**self.setup.environment, "PYTEST_PALLAS_RUN": self.setup.run}
-        return worker_setup(ENTRY, str(self.retired), self.setup.gigabytes, **environment)
+        return worker_setup(self.retired, self.setup.gigabytes, **environment)
 
 
 def _stamps(folder: Path | None) -> dict[Path, tuple[int, int]]:
@@ -263,11 +253,6 @@ def _changed(folder: Path | None, before: Mapping[Path, tuple[int, int]]) -> dic
         for path, stamp in _stamps(folder).items()
         if before.get(path) != stamp and not path.name.startswith(".")
     }
-
-
-def _death(done: JobResult) -> Death:
-    own = {each.name: getattr(done, each.name) for each in dataclasses.fields(Death)}
-    return Death(**own)
 
 
 #: Children without a task, and what is known of this worker in the current run.

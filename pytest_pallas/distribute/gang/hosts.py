@@ -1,4 +1,8 @@
-"""The processes of a gang: how many, on which hosts, and which devices each of them sees."""
+"""The hosts of a gang: which processes each starts, with which devices, and what hosts tell others.
+
+``on_this_host`` and ``of_cluster`` make the ``Layout`` of a host. ``ServedStore`` on host 0 and
+``RemoteStore`` on the others are the keys and values by which they agree.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
 from socketserver import ThreadingMixIn
-from typing import Any, Protocol
+from typing import Any
 from xmlrpc.server import SimpleXMLRPCRequestHandler, SimpleXMLRPCServer
 
 from pallas_sim.chips import Label
@@ -107,13 +111,15 @@ def on_this_host(
 def _divided(count: int, found: Accelerators) -> Layout:
     """Processes that have parts of the accelerators."""
     each = len(found.ids) // count
-    environments: list[dict[str, str]] = []
-    for number in range(count):
-        ids = found.ids[number * each : (number + 1) * each]
-        environments.append({VARIABLES[found.platform]: ",".join(ids), PROCESS: str(number)})
-    if found.platform == "tpu":
-        for number, more in enumerate(_tpu_variables(count, each)):
-            environments[number] |= more
+    more = _tpu_variables(count, each) if found.platform == "tpu" else [{}] * count
+    environments = [
+        {
+            VARIABLES[found.platform]: ",".join(found.ids[number * each : (number + 1) * each]),
+            PROCESS: str(number),
+            **more[number],
+        }
+        for number in range(count)
+    ]
     words = f"{count} processes with {each} of {len(found.ids)} {found.platform.upper()}s each"
     return Layout(host=0, hosts=1, first=0, environments=environments, words=words)
 
@@ -220,27 +226,6 @@ _LOOK, _ANSWER = 0.1, 20.0
 _HOLD = 5.0
 
 
-class HostStore(Protocol):
-    """Keys and values that all hosts see."""
-
-    def put(self, key: str, value: bytes) -> None:
-        """Set a key."""
-
-    def get(self, key: str, seconds: float) -> bytes | None:
-        """The value of a key; None if it is not set within so many seconds."""
-
-    def keys(self, prefix: str) -> Sequence[str]:
-        """The keys that begin with ``prefix``."""
-        ...
-
-    def live(self) -> Sequence[int]:
-        """The hosts that were heard of within ``SILENCE`` seconds."""
-        ...
-
-    def close(self) -> None:
-        """Leave."""
-
-
 @dataclass
 class LocalStore:
     """The store of host 0, which other hosts reach through ``serve``."""
@@ -285,7 +270,7 @@ class _Handler(SimpleXMLRPCRequestHandler):
     rpc_paths = ("/RPC2",)
 
     @property
-    def _served(self) -> _Server:
+    def _served(self) -> _StoreServer:
         server: Any = self.server
         return server
 
@@ -310,7 +295,7 @@ class _Handler(SimpleXMLRPCRequestHandler):
         super().do_POST()
 
 
-class _Server(ThreadingMixIn, SimpleXMLRPCServer):
+class _StoreServer(ThreadingMixIn, SimpleXMLRPCServer):
     daemon_threads = True
 
     def __init__(self, family: int, address: tuple[str, int], hosts: int) -> None:
@@ -354,14 +339,9 @@ class ServedStore(LocalStore):
         """
         super().__init__()
         self._server = _served(place, seconds)
-        answers: dict[str, Any] = {
-            "put": self._put,
-            "get": self._get,
-            "keys": self._keys,
-            "live": self._live,
-        }
-        for name, function in answers.items():
-            self._server.register_function(function, name)
+        answers: list[Any] = [self._put, self._get, self._keys, self._live]
+        for function in answers:
+            self._server.register_function(function, function.__name__.removeprefix("_"))
         serving = threading.Thread(target=self._server.serve_forever, args=(_LOOK,), daemon=True)
         serving.start()
 
@@ -396,7 +376,7 @@ class ServedStore(LocalStore):
         return {*self.live()} - left - {0}
 
 
-def _served(place: Place, seconds: float) -> _Server:
+def _served(place: Place, seconds: float) -> _StoreServer:
     """A server at the first of a place's addresses that this machine has.
 
     Raises:
@@ -415,7 +395,7 @@ def _served(place: Place, seconds: float) -> _Server:
     problem: OSError | None = None
     for family, *_, address in found:
         try:
-            return _Server(family, (str(address[0]), int(address[1])), place.count)
+            return _StoreServer(family, (str(address[0]), int(address[1])), place.count)
         except OSError as error:
             problem = error
     raise GangError(_not_served(place, problem or OSError("it has no address")))
@@ -515,3 +495,7 @@ class RemoteStore:
             yield
         except (OSError, HTTPException, xmlrpc.client.Error) as error:
             raise GangError(f"host 0 at {self._address} has gone ({error})") from None
+
+
+#: Keys and values that all hosts see.
+type HostStore = LocalStore | RemoteStore

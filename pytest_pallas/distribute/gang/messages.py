@@ -1,28 +1,30 @@
 """Messages to and from the processes of a gang, and between its hosts.
 
-Those between hosts, and those to a process, are JSON, read by their types. What a process replies
-to the host that has started it is a pickle, which comes over a pipe of the two.
+A process gets ``Start`` once and ``RunTest`` for each test: JSON, read by its type. It replies with
+``Collected``, and with a message about absent processes and its ``WorkerReply``: pickles (see
+``isolate.messages``). The hosts exchange lists of ``Collected``, ``StartFailure`` and ``TestEnd``:
+JSON again.
 """
 
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from pallas_sim.findings import Text
 from pytest_pallas.compat.distributed import Place
 from pytest_pallas.decoding import DataError, Exact, Seconds, decode, parse, tagged, untagged
+from pytest_pallas.distribute.reports import PlainReport, checked_report
 from pytest_pallas.isolate.messages import Opening, WorkerReply
 from pytest_pallas.record import NotApplicable
-from pytest_pallas.report import PlainReport, checked_report
 from pytest_pallas.results import Location
 from pytest_pallas.workers.process import JobResult
 
-#: The entry of the processes; see ``workers.WorkerSetup``.
-ENTRY = "pytest_pallas.distribute.gang.process:serve"
+#: The module of the processes, and their entry; see ``workers.WorkerSetup``.
+MODULE = "pytest_pallas.distribute.gang.process"
+ENTRY = f"{MODULE}:serve"
 
 #: The attribute of a report with the processes whose failure made the test fail in this one.
 BECAUSE = "pallas_because_of"
@@ -127,8 +129,8 @@ STEPS = ("", "joining", "start", "collection", "done")
 
 #: What hosts tell each other, by name.
 _TYPES = {
-    each.__name__: each
-    for each in (TestEnd, Collected, StartFailure, NotApplicable, WorkerReply, JobResult)
+    kind.__name__: kind
+    for kind in (TestEnd, Collected, StartFailure, NotApplicable, WorkerReply, JobResult)
 }
 
 
@@ -137,7 +139,7 @@ def to_json(messages: Sequence[TestEnd | Collected | StartFailure | str]) -> byt
 
     Warnings are left out, because each host has those of its own processes only.
     """
-    return json.dumps([tagged(_lean(each), _TYPES, repr) for each in messages]).encode()
+    return json.dumps([tagged(_lean(message), _TYPES, repr) for message in messages]).encode()
 
 
 def _lean(message: TestEnd | Collected | StartFailure | str) -> Any:
@@ -153,27 +155,27 @@ def from_json(body: bytes) -> list[Any]:
     Raises:
       DataError: they are none.
     """
-    found = untagged(parse(body), _TYPES)
-    if not isinstance(found, list) or not all(map(_is_message, found)):  # pyright: ignore[reportUnknownArgumentType]
+    plain: Any = untagged(parse(body), _TYPES)
+    if not isinstance(plain, list):
         raise DataError("has no messages of a host")
-    return [_checked(each) for each in found]  # pyright: ignore[reportUnknownVariableType]
-
-
-def _is_message(value: Any) -> bool:
-    return isinstance(value, TestEnd | Collected | StartFailure | str)
+    return list(map(_checked, cast("list[Any]", plain)))
 
 
 def _checked(message: Any) -> Any:
-    """A message whose text and reports are fit to be shown."""
-    if isinstance(message, str):
-        return decode(str, message)
-    if isinstance(message, TestEnd) and message.reply is not None:
-        reports = [checked_report(each) for each in message.reply.reports]
-        return replace(message, reply=replace(message.reply, reports=reports, warnings=()))
-    return message
+    """Check that text and reports of a message are fit to be shown."""
+    match message:
+        case str():
+            return decode(str, message)
+        case TestEnd(reply=WorkerReply() as reply):
+            reports = [checked_report(report) for report in reply.reports]
+            return replace(message, reply=replace(reply, reports=reports, warnings=()))
+        case TestEnd() | Collected() | StartFailure():
+            return message
+        case _:
+            raise DataError("has no messages of a host")
 
 
-_REQUESTS = {each.__name__: each for each in (Start, RunTest, Place, Opening)}
+_REQUESTS = {kind.__name__: kind for kind in (Start, RunTest, Place, Opening)}
 
 
 def request_to_json(message: Start | RunTest) -> bytes:
@@ -188,13 +190,3 @@ def request_from_json(body: bytes) -> Start | RunTest:
       DataError: it is none.
     """
     return decode(Start | RunTest, untagged(parse(body), _REQUESTS))
-
-
-def packed(reply: Collected | tuple[str, WorkerReply | None]) -> bytes:
-    """The reply of a process as bytes."""
-    return pickle.dumps(reply)
-
-
-def unpacked(body: bytes) -> Any:
-    """The reply, of a process that this one has started."""
-    return pickle.loads(body)

@@ -1,4 +1,9 @@
-"""Start the processes of a host, have all of them run a test, and start them anew when one died."""
+"""The plugin of a host of a gang: its processes collect and run the tests, and host 0 reports.
+
+``register_gang`` registers it at the start of a session. ``GangPlugin`` replaces the collection and
+the run loop of pytest; ``GangProcesses`` starts the processes, has all of them run a test, and
+starts them anew when one died.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +13,15 @@ import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from pallas_sim.errors import OptionError
 from pytest_pallas.backends.devices import accelerators
+from pytest_pallas.backends.ending import longest
 from pytest_pallas.backends.registry import Selection, parse
-from pytest_pallas.compat.distributed import Place
+from pytest_pallas.compat.distributed import Place, detect
 from pytest_pallas.decoding import DataError
 from pytest_pallas.distribute.gang.hosts import (
     HostStore,
@@ -28,9 +33,15 @@ from pytest_pallas.distribute.gang.hosts import (
     of_cluster,
     on_this_host,
 )
-from pytest_pallas.distribute.gang.merging import Named, ended_report, merged_reports
+from pytest_pallas.distribute.gang.merging import (
+    Named,
+    ended_report,
+    failed_report,
+    merged_reports,
+)
 from pytest_pallas.distribute.gang.messages import (
     ENTRY,
+    MODULE,
     STEPS,
     Collected,
     RunTest,
@@ -40,303 +51,91 @@ from pytest_pallas.distribute.gang.messages import (
     from_json,
     request_to_json,
     to_json,
-    unpacked,
 )
 from pytest_pallas.errors import GangError
-from pytest_pallas.isolate.messages import Opening, StepNote, longest, opening_of, preloads
+from pytest_pallas.isolate.messages import StepNote, unpickled
+from pytest_pallas.isolate.supervise import opening_of, preloads
 from pytest_pallas.pytest_session import PytestSession, note_raised
 from pytest_pallas.workers.pool import WorkerPool
 from pytest_pallas.workers.process import JobResult, WorkerSetup
 
-if TYPE_CHECKING:
-    from pytest_pallas.compat.distributed import Place
-
-#: Seconds until the processes that wait for one that died are killed, and for one that failed:
-#: they may be about to fail as well.
-DIED_SECONDS, FAILED_SECONDS = 1.0, 3.0
-
-#: Seconds between looks at other hosts.
-_LOOK = 0.25
-
-#: Seconds after a process's own time limits until it is killed.
-_GRACE = 15.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class GangSettings:
-    """What all processes of a gang have in common.
-
-    Attributes:
-      opening: the configuration of their sessions.
-      address: name of the first host, for the coordinator of the processes.
-      host: the name of this host.
-      join_seconds: time limit for all processes to start and to collect.
-      memory_bytes: limit on the memory of each.
-    """
-
-    opening: Opening
-    address: str
-    host: str
-    join_seconds: float
-    memory_bytes: int
-
-
-class Gang:
-    """The processes of this host, and the agreement with other hosts about each test."""
-
-    def __init__(self, layout: Layout, store: HostStore, settings: GangSettings) -> None:
-        """Create without starting a process."""
-        self.layout, self.settings = layout, settings
-        self.hosts: tuple[str, ...] = ()
-        self._store = store
-        self._generation = -1
-        self._number = 0
-        self._timeout = 0.0
-        self._pool: WorkerPool | None = None
-
-    @property
-    def leads(self) -> bool:
-        """Whether this host reports."""
-        return self.layout.host == 0
-
-    def start(self) -> Collected:
-        """Start all processes, and let them collect.
-
-        Returns:
-          What process 0 has collected.
-
-        Raises:
-          GangError: a process did not start, or collected other tests.
-        """
-        if not self.hosts:
-            self.hosts = self._meet_hosts()
-        self._generation += 1
-        address = self._address()
-        self._pool = WorkerPool(len(self.layout.processes))
-        limit = self.settings.join_seconds
-        futures = {
-            number: self._submit(number, self._start_message(number, address), 2 * limit + _GRACE)
-            for number in self.layout.processes
-        }
-        wait(futures.values(), timeout=2 * limit)
-        late = [number for number, future in futures.items() if not future.done()]
-        if late:
-            self.close_processes()
-        found = [self._started(n, future.result(), n in late) for n, future in futures.items()]
-        every = self._shared(f"started/{self._generation}", found, 2 * limit + 2 * _GRACE)
-        failures = [each for each in every if isinstance(each, StartFailure)]
-        if failures:
-            self.close_processes()
-            raise GangError(_start_failures(failures, self.layout.count))
-        first = every[0] if every else None
-        if not isinstance(first, Collected):
-            raise GangError(self._absent(0, "sent no collection"))
-        self._timeout = first.timeout
-        return first
-
-    def run(self, nodeid: str, raised: Mapping[str, tuple[str, str, bool]]) -> Sequence[TestEnd]:
-        """Run a test in all processes; starts them if one has died before.
-
-        Args:
-          nodeid: its node id.
-          raised: the kernels that raised in earlier tests, as in ``PytestSession``.
-
-        Returns:
-          The end of the test in each process of all hosts.
-
-        Raises:
-          GangError: the processes cannot start, or a host has gone.
-        """
-        if self._pool is None:
-            self.start()
-        self._number += 1
-        key = f"{self._generation}/{self._number}"
-        message = RunTest(nodeid=nodeid, key=key, raised=raised)
-        futures = {
-            number: self._submit(number, message, longest(self._timeout) + _GRACE)
-            for number in self.layout.processes
-        }
-        ends = self._gathered(futures)
-        every = self._shared(f"ends/{key}", ends, None)
-        if any(end.died is not None or end.stopped or end.absent for end in every):
-            self.close_processes()
-        return every
-
-    def close_processes(self) -> None:
-        """Kill the processes of this host."""
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
-
-    def close(self) -> None:
-        """Kill the processes, and leave the other hosts."""
-        self.close_processes()
-        self._store.close()
-
-    def _meet_hosts(self) -> tuple[str, ...]:
-        """The name of the host of each process.
-
-        Raises:
-          GangError: a host did not come.
-        """
-        names = [self.settings.host] * len(self.layout.processes)
-        found = self._shared("hosts", names, self.settings.join_seconds)
-        return tuple(map(str, found))
-
-    def _address(self) -> str:
-        """The coordinator of the next generation: a free port of the first host."""
-        key = f"address/{self._generation}"
-        if self.leads:
-            self._store.put(key, f"{self.settings.address}:{free_port()}".encode())
-        found = self._store.get(key, self.settings.join_seconds)
-        if found is None:
-            raise GangError(
-                f"{self.hosts[0]}, the first host, did not start within "
-                f"{self.settings.join_seconds:g} s"
-            )
-        return found.decode(errors="replace")
-
-    def _start_message(self, number: int, address: str) -> Start:
-        return Start(
-            place=Place(address, self.layout.count, number, self.layout.devices),
-            opening=self.settings.opening,
-            seconds=self.settings.join_seconds,
-        )
-
-    def _submit(self, number: int, message: Start | RunTest, timeout: float) -> Future[JobResult]:
-        assert self._pool is not None
-        environment = self.layout.environments[number - self.layout.first]
-        setup = WorkerSetup(
-            name=f"process {number}",
-            job="the test",
-            entry=ENTRY,
-            environment=tuple(environment.items()),
-            memory_bytes=self.settings.memory_bytes,
-            talks=True,
-            # Drivers of accelerators start in processes of their own.
-            preloads=preloads() if environment.get("JAX_PLATFORMS") == "cpu" else (),
-        )
-        return self._pool.submit(setup, request_to_json(message), timeout=timeout)
-
-    def _started(self, number: int, result: JobResult, late: bool) -> Collected | StartFailure:
-        """What a process has collected, or why it cannot be used."""
-        if result.status == "done":
-            collected: Collected = unpacked(result.value)
-            if not collected.problem:
-                return collected
-            reason, step = collected.problem, len(STEPS) - 1
-        else:
-            note = StepNote.decode(result.note)
-            # Other steps are of kernels that run while tests are collected.
-            known = note is None or note.step in STEPS
-            step = STEPS.index("" if note is None else note.step if known else "collection")
-            reason = result.fate or result.message
-            if late:
-                reason = f"did not start within {2 * self.settings.join_seconds:g} s"
-            if note is not None:
-                reason += f" (step: {note.step})"
-            if not late and result.output.strip():
-                reason += f"\n{result.output.strip()}"
-        return StartFailure(process=number, host=self.settings.host, reason=reason, step=step)
-
-    def _gathered(self, futures: Mapping[int, Future[JobResult]]) -> list[TestEnd]:
-        """Wait for the processes of this host, and kill those that can only wait for another."""
-        until: float | None = None
-        while pending := [number for number, each in futures.items() if not each.done()]:
-            if until is not None and time.monotonic() > until:
-                self.close_processes()
-                wait(futures.values())
-                return [self._end(n, each, stopped=n in pending) for n, each in futures.items()]
-            waiting = [futures[number] for number in pending]
-            wait(waiting, timeout=_LOOK, return_when=FIRST_COMPLETED)
-            if until is None and (grace := self._patience(futures.values())) is not None:
-                until = time.monotonic() + grace
-        return [self._end(number, each) for number, each in futures.items()]
-
-    def _patience(self, futures: Collection[Future[JobResult]]) -> float | None:
-        """Seconds that the processes of this host may still take; None for their own limits."""
-        lost = f"lost/{self._generation}"
-        found = [_grace(each.result()) for each in futures if each.done()]
-        graces = [grace for grace in found if grace is not None]
-        if graces and self.layout.hosts > 1:
-            self._store.put(f"{lost}/{self.layout.host}", b"")
-        if not graces and self.layout.hosts > 1 and self._store.keys(f"{lost}/"):
-            graces = [DIED_SECONDS]
-        return min(graces, default=None)
-
-    def _end(self, number: int, future: Future[JobResult], *, stopped: bool = False) -> TestEnd:
-        result = future.result()
-        end = TestEnd(process=number, host=self.settings.host, stopped=stopped)
-        if stopped or result.status != "done":
-            return dataclasses.replace(end, died=result)
-        absent, reply = unpacked(result.value)
-        return dataclasses.replace(end, absent=absent, reply=reply)
-
-    def _shared(self, key: str, mine: Sequence[Any], seconds: float | None) -> list[Any]:
-        """The lists of all hosts, one after the other.
-
-        Args:
-          key: a new one each time.
-          mine: the list of this host.
-          seconds: time limit; None to wait as long as the other hosts live.
-
-        Raises:
-          GangError: a host did not answer, or has gone.
-        """
-        self._store.put(f"{key}/{self.layout.host}", to_json(mine))
-        until = None if seconds is None else time.monotonic() + seconds
-        found: list[Any] = []
-        for host in range(self.layout.hosts):
-            if host == self.layout.host:
-                found += mine
-                continue
-            while (body := self._store.get(f"{key}/{host}", 1.0)) is None:
-                if until is not None and time.monotonic() > until:
-                    raise GangError(self._absent(host, f"did not answer within {seconds:g} s"))
-                if until is None and host not in self._store.live():
-                    raise GangError(self._absent(host, "has gone: nothing was heard of it"))
-            try:
-                found += from_json(body)
-            except DataError as error:
-                raise GangError(self._absent(host, f"sent what cannot be read: {error}")) from None
-        return found
-
-    def _absent(self, host: int, what: str) -> str:
-        name = f" ({self.hosts[host]})" if self.hosts else ""
-        return (
-            f"host {host} of {self.layout.hosts}{name} {what}. Start pytest with the same "
-            "arguments on every host"
-        )
-
-
-def _grace(result: JobResult) -> float | None:
-    """Seconds that others may take after this end of a test in one process; None for no limit."""
-    if result.status != "done":
-        return DIED_SECONDS
-    absent, reply = unpacked(result.value)
-    failed = absent or any(report["outcome"] == "failed" for report in reply.reports)
-    return FAILED_SECONDS if failed else None
-
-
-def _start_failures(failures: Sequence[StartFailure], count: int) -> str:
-    """The message for processes that cannot be used.
-
-    Those that came less far than others are the cause: the others wait for them.
-    """
-    first = min(each.step for each in failures)
-    causes = [each for each in failures if each.step == first]
-    lines = [f"process {each.process} ({each.host}): {each.reason}" for each in causes]
-    if len(causes) < len(failures):
-        rest = ", ".join(str(each.process) for each in failures if each.step != first)
-        lines.append(f"waiting for it: process {rest}")
-    return f"the {count} processes cannot run the tests:\n" + "\n".join(lines)
-
-
-# The plugin of a host of a gang: its processes collect and run the tests, and host 0 reports.
-
-
 #: The name of the registered plugin.
 PLUGIN = "pallas-gang"
+
+#: Options that a gang cannot use, by their name in messages, and the reasons.
+_UNUSABLE = {
+    "trace": "a timeline would run the kernel again in one process; run it without",
+    "mutate": "a mutant that hangs or dies would take all processes with it; run it without",
+}
+
+
+def register_gang(state: PytestSession) -> None:
+    """Register the plugin of this host.
+
+    Raises:
+      GangError: another option contradicts, there are too few devices, or the first host cannot
+        be reached.
+    """
+    config, options = state.config, state.options
+    flag = "--pallas-processes" if options.processes else "--pallas-distributed"
+    _check_options(state, flag)
+    state.delegates = True
+    store: HostStore | None = None
+    if options.processes:
+        found = accelerators(os.environ)
+        layout = on_this_host(options.processes, options.devices, found, options.backend)
+    else:
+        place = _place(state)
+        layout = of_cluster(place, options.devices, os.environ)
+        if layout.host:
+            store = RemoteStore(place, options.join_timeout)
+            _be_silent(state, layout)
+        else:
+            store = ServedStore(place, options.join_timeout)
+    config.pluginmanager.register(GangPlugin(state, layout, store), PLUGIN)
+
+
+def _check_options(state: PytestSession, flag: str) -> None:
+    """Reject options that a gang cannot use."""
+    config, options = state.config, state.options
+    if options.processes and options.distributed:
+        raise GangError("give either --pallas-processes or --pallas-distributed")
+    if getattr(config.option, "dist", "no") != "no" or hasattr(config, "workerinput"):
+        raise GangError(
+            f"{flag} runs each test in all processes at once: leave out -n of pytest-xdist"
+        )
+    if config.option.usepdb or config.option.trace:
+        raise GangError(f"{flag}: a debugger needs a terminal, which several processes do not have")
+    if options.isolate == "always":
+        raise GangError(
+            f"{flag}: its tests run in processes of their own; leave out --pallas-isolate=always"
+        )
+    for name, why in _UNUSABLE.items():
+        if getattr(options, name) is not None:
+            raise GangError(f"--pallas-{name.replace('_', '-')} with {flag}: {why}")
+
+
+def _place(state: PytestSession) -> Place:
+    """The place of this host among the hosts."""
+    given = state.options.distributed
+    assert given is not None
+    if given.address:
+        return Place(given.address, given.count, given.index)
+    place = detect(state.options.join_timeout)
+    if place is None:
+        raise GangError(
+            "--pallas-distributed=auto: JAX finds no TPU pod, Slurm, Open MPI or Kubernetes job "
+            "here; give --pallas-distributed=I/N@HOST:PORT"
+        )
+    return place
+
+
+def _be_silent(state: PytestSession, layout: Layout) -> None:
+    """Let the first host report: print no tests, and write no files."""
+    state.reports = False
+    state.options = dataclasses.replace(state.options, results=None, html=None, trace=None)
+    state.config.pluginmanager.unregister(name="terminalreporter")
+    print(f"pallas: {layout.words}; process 0 reports", flush=True)  # noqa: T201
 
 
 class GangPlugin:
@@ -347,15 +146,7 @@ class GangPlugin:
     ) -> None:
         """Create for a session; ``store`` is that of several hosts."""
         self.session, self.layout = session, layout
-        options = session.options
-        settings = GangSettings(
-            opening=opening_of(session, chooses=True),
-            address=layout.address,
-            host=socket.gethostname(),
-            join_seconds=options.join_timeout,
-            memory_bytes=int(options.worker_memory * 2**30),
-        )
-        self.gang = Gang(layout, store or LocalStore(), settings)
+        self.gang = GangProcesses(session, layout, store or LocalStore())
         self.tests: Sequence[Named] = ()
         session.config.add_cleanup(self.gang.close)
 
@@ -425,7 +216,7 @@ class GangPlugin:
             ends = self.gang.run(nodeid, self.session.raised)
         except GangError as error:
             session.shouldstop = "the processes of the gang cannot go on"
-            reports = [_report(test, str(error)), ended_report(test)]
+            reports = [failed_report(test, str(error)), ended_report(test)]
         else:
 
             def load(data: Mapping[str, Any]) -> pytest.TestReport:
@@ -444,94 +235,255 @@ class GangPlugin:
         hook.pytest_runtest_logfinish(nodeid=nodeid, location=location)
 
 
-def _report(test: Named, text: str) -> pytest.TestReport:
-    """The report of a test that could not run."""
-    return pytest.TestReport(
-        nodeid=test[0],
-        location=test[1],
-        keywords={},
-        outcome="failed",
-        longrepr=text,
-        when="call",
-    )
+# The processes of a host.
 
 
-# Settle the gang of a session at its start: its processes, and the other hosts.
+#: Seconds until the processes that wait for one that died are killed, and for one that failed:
+#: they may be about to fail as well.
+DIED_SECONDS, FAILED_SECONDS = 1.0, 3.0
+
+#: Seconds between looks at other hosts.
+_LOOK = 0.25
+
+#: Seconds after a process's own time limits until it is killed.
+_GRACE = 15.0
 
 
-#: Options that a gang cannot use, by their name in messages, and the reasons.
-_UNUSABLE = {
-    "trace": "a timeline would run the kernel again in one process; run it without",
-    "mutate": "a mutant that hangs or dies would take all processes with it; run it without",
-}
+class GangProcesses:
+    """The processes of this host, and the agreement with other hosts about each test."""
 
+    def __init__(self, session: PytestSession, layout: Layout, store: HostStore) -> None:
+        """Create without starting a process."""
+        self.layout = layout
+        self.hosts: tuple[str, ...] = ()
+        self._store = store
+        self._host = socket.gethostname()
+        self._opening = opening_of(session, chooses=True)
+        self._join_seconds = session.options.join_timeout
+        self._memory_bytes = int(session.options.worker_memory * 2**30)
+        self._generation = -1
+        self._number = 0
+        self._timeout = 0.0
+        self._pool: WorkerPool | None = None
 
-def settle_gang(state: PytestSession) -> None:
-    """Register the plugin of this host.
+    def start(self) -> Collected:
+        """Start all processes, and let them collect.
 
-    Raises:
-      GangError: another option contradicts, there are too few devices, or the first host cannot
-        be reached.
-    """
-    config, options = state.config, state.options
-    flag = "--pallas-processes" if options.processes else "--pallas-distributed"
-    _check_options(state, flag)
-    state.delegates = True
-    store: HostStore | None = None
-    if options.processes:
-        found = accelerators(os.environ)
-        layout = on_this_host(options.processes, options.devices, found, options.backend)
-    else:
-        place = _place(state)
-        layout = of_cluster(place, options.devices, os.environ)
-        if layout.host:
-            store = RemoteStore(place, options.join_timeout)
-            _be_silent(state, layout)
+        Returns:
+          What process 0 has collected.
+
+        Raises:
+          GangError: a process did not start, or collected other tests.
+        """
+        limit = self._join_seconds
+        if not self.hosts:  # the name of the host of each process
+            names = [self._host] * len(self.layout.processes)
+            self.hosts = tuple(map(str, self._shared("hosts", names, limit)))
+        self._generation += 1
+        address = self._address()
+        self._pool = WorkerPool(len(self.layout.processes))
+        futures = {
+            number: self._submit(number, self._start_message(number, address), 2 * limit + _GRACE)
+            for number in self.layout.processes
+        }
+        wait(futures.values(), timeout=2 * limit)
+        late = [number for number, future in futures.items() if not future.done()]
+        if late:
+            self.close_processes()
+        starts = [self._started(n, future.result(), n in late) for n, future in futures.items()]
+        every = self._shared(f"started/{self._generation}", starts, 2 * limit + 2 * _GRACE)
+        failures = [start for start in every if isinstance(start, StartFailure)]
+        if failures:
+            self.close_processes()
+            raise GangError(_start_failures(failures, self.layout.count))
+        first = every[0] if every else None
+        if not isinstance(first, Collected):
+            raise GangError(self._absent(0, "sent no collection"))
+        self._timeout = first.timeout
+        return first
+
+    def run(self, nodeid: str, raised: Mapping[str, tuple[str, str, bool]]) -> Sequence[TestEnd]:
+        """Run a test in all processes; starts them if one has died before.
+
+        Args:
+          nodeid: its node id.
+          raised: the kernels that raised in earlier tests, as in ``PytestSession``.
+
+        Returns:
+          The end of the test in each process of all hosts.
+
+        Raises:
+          GangError: the processes cannot start, or a host has gone.
+        """
+        if self._pool is None:
+            self.start()
+        self._number += 1
+        key = f"{self._generation}/{self._number}"
+        message = RunTest(nodeid=nodeid, key=key, raised=raised)
+        futures = {
+            number: self._submit(number, message, longest(self._timeout) + _GRACE)
+            for number in self.layout.processes
+        }
+        ends = self._gathered(futures)
+        every = self._shared(f"ends/{key}", ends, None)
+        if any(end.died is not None or end.stopped or end.absent for end in every):
+            self.close_processes()
+        return every
+
+    def close_processes(self) -> None:
+        """Kill the processes of this host."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def close(self) -> None:
+        """Kill the processes, and leave the other hosts."""
+        self.close_processes()
+        self._store.close()
+
+    def _address(self) -> str:
+        """The coordinator of the next generation: a free port of the first host."""
+        key = f"address/{self._generation}"
+        if self.layout.host == 0:
+            self._store.put(key, f"{self.layout.address}:{free_port()}".encode())
+        found = self._store.get(key, self._join_seconds)
+        if found is None:
+            raise GangError(
+                f"{self.hosts[0]}, the first host, did not start within {self._join_seconds:g} s"
+            )
+        return found.decode(errors="replace")
+
+    def _start_message(self, number: int, address: str) -> Start:
+        return Start(
+            place=Place(address, self.layout.count, number, self.layout.devices),
+            opening=self._opening,
+            seconds=self._join_seconds,
+        )
+
+    def _submit(self, number: int, message: Start | RunTest, timeout: float) -> Future[JobResult]:
+        assert self._pool is not None
+        environment = self.layout.environments[number - self.layout.first]
+        setup = WorkerSetup(
+            name=f"process {number}",
+            job="the test",
+            entry=ENTRY,
+            environment=tuple(environment.items()),
+            memory_bytes=self._memory_bytes,
+            talks=True,
+            # Drivers of accelerators start in processes of their own.
+            preloads=(*preloads(), MODULE) if environment.get("JAX_PLATFORMS") == "cpu" else (),
+        )
+        return self._pool.submit(setup, request_to_json(message), timeout=timeout)
+
+    def _started(self, number: int, result: JobResult, late: bool) -> Collected | StartFailure:
+        """What a process has collected, or why it cannot be used."""
+        if result.status == "done":
+            collected: Collected = unpickled(result.value)
+            if not collected.problem:
+                return collected
+            reason, step = collected.problem, len(STEPS) - 1
         else:
-            store = ServedStore(place, options.join_timeout)
-    config.pluginmanager.register(GangPlugin(state, layout, store), PLUGIN)
+            note = StepNote.decode(result.note)
+            # Other steps are of kernels that run while tests are collected.
+            known = note is None or note.step in STEPS
+            step = STEPS.index("" if note is None else note.step if known else "collection")
+            reason = result.fate or result.message
+            if late:
+                reason = f"did not start within {2 * self._join_seconds:g} s"
+            if note is not None:
+                reason += f" (step: {note.step})"
+            if not late and result.output.strip():
+                reason += f"\n{result.output.strip()}"
+        return StartFailure(process=number, host=self._host, reason=reason, step=step)
 
+    def _gathered(self, futures: Mapping[int, Future[JobResult]]) -> list[TestEnd]:
+        """Wait for the processes of this host, and kill those that can only wait for another."""
+        until: float | None = None
+        while pending := [number for number, each in futures.items() if not each.done()]:
+            if until is not None and time.monotonic() > until:
+                self.close_processes()
+                wait(futures.values())
+                return [self._end(n, each, stopped=n in pending) for n, each in futures.items()]
+            waiting = [futures[number] for number in pending]
+            wait(waiting, timeout=_LOOK, return_when=FIRST_COMPLETED)
+            if until is None and (grace := self._patience(futures.values())) is not None:
+                until = time.monotonic() + grace
+        return [self._end(number, each) for number, each in futures.items()]
 
-def _check_options(state: PytestSession, flag: str) -> None:
-    """Reject options that a gang cannot use."""
-    config, options = state.config, state.options
-    if options.processes and options.distributed:
-        raise GangError("give either --pallas-processes or --pallas-distributed")
-    if getattr(config.option, "dist", "no") != "no" or hasattr(config, "workerinput"):
-        raise GangError(
-            f"{flag} runs each test in all processes at once: leave out -n of pytest-xdist"
+    def _patience(self, futures: Collection[Future[JobResult]]) -> float | None:
+        """Seconds that the processes of this host may still take; None for their own limits."""
+        lost = f"lost/{self._generation}"
+        ends = [_grace(future.result()) for future in futures if future.done()]
+        graces = [grace for grace in ends if grace is not None]
+        if graces and self.layout.hosts > 1:
+            self._store.put(f"{lost}/{self.layout.host}", b"")
+        if not graces and self.layout.hosts > 1 and self._store.keys(f"{lost}/"):
+            graces = [DIED_SECONDS]
+        return min(graces, default=None)
+
+    def _end(self, number: int, future: Future[JobResult], *, stopped: bool = False) -> TestEnd:
+        result = future.result()
+        end = TestEnd(process=number, host=self._host, stopped=stopped)
+        if stopped or result.status != "done":
+            return dataclasses.replace(end, died=result)
+        absent, reply = unpickled(result.value)
+        return dataclasses.replace(end, absent=absent, reply=reply)
+
+    def _shared(self, key: str, mine: Sequence[Any], seconds: float | None) -> list[Any]:
+        """The lists of all hosts, one after the other.
+
+        Args:
+          key: a new one each time.
+          mine: the list of this host.
+          seconds: time limit; None to wait as long as the other hosts live.
+
+        Raises:
+          GangError: a host did not answer, or has gone.
+        """
+        self._store.put(f"{key}/{self.layout.host}", to_json(mine))
+        until = None if seconds is None else time.monotonic() + seconds
+        found: list[Any] = []
+        for host in range(self.layout.hosts):
+            if host == self.layout.host:
+                found += mine
+                continue
+            while (body := self._store.get(f"{key}/{host}", 1.0)) is None:
+                if until is not None and time.monotonic() > until:
+                    raise GangError(self._absent(host, f"did not answer within {seconds:g} s"))
+                if until is None and host not in self._store.live():
+                    raise GangError(self._absent(host, "has gone: nothing was heard of it"))
+            try:
+                found += from_json(body)
+            except DataError as error:
+                raise GangError(self._absent(host, f"sent what cannot be read: {error}")) from None
+        return found
+
+    def _absent(self, host: int, what: str) -> str:
+        name = f" ({self.hosts[host]})" if self.hosts else ""
+        return (
+            f"host {host} of {self.layout.hosts}{name} {what}. Start pytest with the same "
+            "arguments on every host"
         )
-    if config.option.usepdb or config.option.trace:
-        raise GangError(f"{flag}: a debugger needs a terminal, which several processes do not have")
-    if options.isolate == "always":
-        raise GangError(
-            f"{flag}: its tests run in processes of their own; leave out --pallas-isolate=always"
-        )
-    for name, why in _UNUSABLE.items():
-        if getattr(options, name) is not None:
-            raise GangError(f"--pallas-{name.replace('_', '-')} with {flag}: {why}")
 
 
-def _place(state: PytestSession) -> Place:
-    """The place of this host among the hosts."""
-    from pytest_pallas.compat.distributed import Place, detect
-
-    given = state.options.distributed
-    assert given is not None
-    if given.address:
-        return Place(given.address, given.count, given.index)
-    place = detect(state.options.join_timeout)
-    if place is None:
-        raise GangError(
-            "--pallas-distributed=auto: JAX finds no TPU pod, Slurm, Open MPI or Kubernetes job "
-            "here; give --pallas-distributed=I/N@HOST:PORT"
-        )
-    return place
+def _grace(result: JobResult) -> float | None:
+    """Seconds that others may take after this end of a test in one process; None for no limit."""
+    if result.status != "done":
+        return DIED_SECONDS
+    absent, reply = unpickled(result.value)
+    failed = absent or any(report["outcome"] == "failed" for report in reply.reports)
+    return FAILED_SECONDS if failed else None
 
 
-def _be_silent(state: PytestSession, layout: Layout) -> None:
-    """Let the first host report: print no tests, and write no files."""
-    state.reports = False
-    state.options = dataclasses.replace(state.options, results=None, html=None, trace=None)
-    state.config.pluginmanager.unregister(name="terminalreporter")
-    print(f"pallas: {layout.words}; process 0 reports", flush=True)  # noqa: T201
+def _start_failures(failures: Sequence[StartFailure], count: int) -> str:
+    """The message for processes that cannot be used.
+
+    Those that came less far than others are the cause: the others wait for them.
+    """
+    first = min(each.step for each in failures)
+    causes = [each for each in failures if each.step == first]
+    lines = [f"process {each.process} ({each.host}): {each.reason}" for each in causes]
+    if len(causes) < len(failures):
+        rest = ", ".join(str(each.process) for each in failures if each.step != first)
+        lines.append(f"waiting for it: process {rest}")
+    return f"the {count} processes cannot run the tests:\n" + "\n".join(lines)

@@ -1,4 +1,9 @@
-"""``@given`` tests in a gang: all processes draw the same examples, and agree on each of them."""
+"""A process of a gang: a session of pytest that runs each test together with the others.
+
+``serve`` answers the process of pytest that started it. The processes agree on the tests that they
+collect, on the beginning and the end of each, and on each example of a ``@given`` test: all draw
+the same, and a failure in one of them is a failure in all (``keep_in_step``).
+"""
 
 from __future__ import annotations
 
@@ -15,6 +20,7 @@ from typing import Any
 import pytest
 
 from pallas_sim.errors import OptionError, PallasError
+from pytest_pallas.backends.ending import longest
 from pytest_pallas.backends.processes import agree, begin_scope, end_scope
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.compat.distributed import join
@@ -28,134 +34,14 @@ from pytest_pallas.distribute.gang.messages import (
     Collected,
     RunTest,
     Start,
-    packed,
     request_from_json,
 )
 from pytest_pallas.errors import GangError, PeerError
-from pytest_pallas.isolate.messages import StepNote, WorkerReply, decoded, encoded, longest
-from pytest_pallas.isolate.worker import Host
+from pytest_pallas.isolate.messages import StepNote, WorkerReply, pickled
+from pytest_pallas.isolate.worker import WorkerSession
 from pytest_pallas.option_values import Options
 from pytest_pallas.pytest_session import current
 from pytest_pallas.run.together import of_all
-
-#: Seconds that a process with a failed example waits for the others, to fail together with them.
-PATIENCE = 2.0
-
-#: Set on the function of a test that agrees already.
-_AGREES = "pallas_agrees"
-
-
-class FailedExampleError(Exception):
-    """An example that failed in some process.
-
-    All processes raise it at one line, so that Hypothesis sees one failure, and shrinks it in the
-    same way in all of them.
-    """
-
-    def __init__(self, error: Exception) -> None:
-        """With the error of this process."""
-        super().__init__(str(error))
-        self.error = error
-
-    def original(self) -> Exception:
-        """The error of this process, with Hypothesis' notes about the example."""
-        for note in getattr(self, "__notes__", ()):
-            self.error.add_note(note)
-        return self.error
-
-
-class OutOfStepError(BaseException):
-    """A failure that the other processes do not know, because they wait in a collective.
-
-    Not an ``Exception``, so that Hypothesis does not run further examples, in which this process
-    would be alone.
-    """
-
-    def __init__(self, error: Exception) -> None:
-        """With the failure."""
-        super().__init__(str(error))
-        self.error = error
-
-    def original(self) -> Exception:
-        """The failure."""
-        return self.error
-
-
-def settle_given(item: pytest.Item, *, seed: int, seconds: float) -> None:
-    """Let a ``@given`` test draw the same in all processes, which agree on each example.
-
-    Args:
-      item: the test; nothing is done for others.
-      seed: of the draws, unless the test has a seed of its own.
-      seconds: how long to wait for the other processes at the end of an example.
-    """
-    test: Any = getattr(item, "obj", None)
-    test = getattr(test, "__func__", test)
-    if not getattr(test, "is_hypothesis_test", False):
-        return
-    inner = test.hypothesis.inner_test
-    if getattr(inner, _AGREES, False):
-        return
-    import hypothesis
-
-    own = hypothesis_settings(test) or hypothesis.settings.default
-    assert own is not None  # it is the current profile
-    if hypothesis_seed(test) is None and not own.derandomize:
-        hypothesis.seed(seed)(test)
-    changes: dict[str, Any] = {
-        # Decisions by the clock would differ between processes.
-        "deadline": None,
-        "suppress_health_check": list(hypothesis.HealthCheck),
-        "phases": [phase for phase in own.phases if phase.name != "explain"],
-        "report_multiple_bugs": False,
-        "database": of_all(own.database),
-    }
-    set_hypothesis_settings(test, hypothesis.settings(own, **changes))
-
-    @functools.wraps(inner)
-    def together(*args: Any, **rest: Any) -> Any:
-        __tracebackhide__ = True
-        found: Any = None
-        failed: Exception | None = None
-        try:
-            found = inner(*args, **rest)
-        except Exception as error:
-            failed = error
-        failed = _agreed(failed, seconds)
-        if failed is None:
-            return found
-        raise FailedExampleError(failed)
-
-    setattr(together, _AGREES, True)
-    test.hypothesis.inner_test = together
-
-
-def _agreed(failed: Exception | None, seconds: float) -> Exception | None:
-    """The error of an example, here or in another process; None if it passed everywhere.
-
-    Raises:
-      OutOfStepError: the other processes did not come to the end of the example.
-    """
-    if getattr(failed, "shared", False):
-        return failed  # all processes know of it, and are here
-    if isinstance(failed, PeerError):
-        if failed.step == "example":
-            return failed
-        raise OutOfStepError(failed)
-    problem = "" if failed is None else f"{type(failed).__name__}: {failed}"
-    try:
-        statements = agree(
-            "example", problem=problem, timeout=seconds if failed is None else PATIENCE
-        )
-    except PeerError as error:
-        return error
-    if failed is not None and len(statements) == 1:
-        raise OutOfStepError(failed)
-    return failed
-
-
-# A process of a gang: a session of pytest that runs each test together with the others.
-
 
 #: Seconds after which JAX counts a silent process as dead.
 HEARTBEAT = 20.0
@@ -167,15 +53,21 @@ PART = 0.9
 _LISTED = 6
 
 #: The host of this process, once it has started.
-_hosts: list[GangHost] = []
+_hosts: list[GangSession] = []
+
+#: Seconds that a process with a failed example waits for the others, to fail together with them.
+PATIENCE = 2.0
+
+#: Set on the function of a test that agrees already.
+_AGREES = "pallas_agrees"
 
 
 def serve(payload: bytes, say: Callable[[bytes], None]) -> bytes:
     """Answer one message: ``Start`` with ``Collected``, ``RunTest`` with ``absent`` and a reply."""
     message = request_from_json(payload)
     if isinstance(message, Start):
-        return packed(_started(message, say))
-    return packed(_hosts[0].run_together(message))
+        return pickled(_started(message, say))
+    return pickled(_hosts[0].run_together(message))
 
 
 def _started(start: Start, say: Callable[[bytes], None]) -> Collected:
@@ -184,14 +76,14 @@ def _started(start: Start, say: Callable[[bytes], None]) -> Collected:
     say(StepNote(step="joining", limit=start.seconds).encode())
     join(start.place, start.seconds, HEARTBEAT)
     try:
-        host = GangHost(start, say)
+        host = GangSession(start, say)
     except pytest.UsageError as error:
         return Collected(problem=str(error))
     _hosts.append(host)
     return host.collect(start.seconds)
 
 
-class GangHost(Host):
+class GangSession(WorkerSession):
     """The session of pytest of this process."""
 
     def __init__(self, start: Start, say: Callable[[bytes], None]) -> None:
@@ -273,8 +165,7 @@ class GangHost(Host):
                 agree("end", timeout=limit)
         else:
             end_scope(outcome)
-        # What cannot be pickled becomes text here, and not in the message around it.
-        return "", decoded(encoded(reply))
+        return "", reply
 
 
 def _options_of(item: pytest.Item) -> Options:
@@ -326,11 +217,13 @@ class _Together:
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """Let a ``@given`` test run each example in all processes."""
         options = _options_of(item)
-        settle_given(item, seed=options.seed, seconds=PART * longest(options.timeout))
+        keep_in_step(item, seed=options.seed, seconds=PART * longest(options.timeout))
         try:
             return (yield)
-        except (FailedExampleError, OutOfStepError) as found:
-            raise found.original() from None
+        except (FailedExampleError, OutOfStepError) as failure:
+            for note in getattr(failure, "__notes__", ()):  # Hypothesis' about the example
+                failure.error.add_note(note)
+            raise failure.error from None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -342,3 +235,105 @@ class _Together:
         if isinstance(error, PeerError):
             setattr(report, BECAUSE, list(error.processes))
         return report
+
+
+# The examples of ``@given`` tests.
+
+
+class FailedExampleError(Exception):
+    """An example that failed in some process, with the ``error`` of this one.
+
+    All processes raise it at one line, so that Hypothesis sees one failure, and shrinks it in the
+    same way in all of them.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        """With the error of this process."""
+        super().__init__(str(error))
+        self.error = error
+
+
+class OutOfStepError(BaseException):
+    """A failure that the other processes do not know, because they wait in a collective.
+
+    Not an ``Exception``, so that Hypothesis does not run further examples, in which this process
+    would be alone.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        """With the failure."""
+        super().__init__(str(error))
+        self.error = error
+
+
+def keep_in_step(item: pytest.Item, *, seed: int, seconds: float) -> None:
+    """Let a ``@given`` test draw the same in all processes, which agree on each example.
+
+    Args:
+      item: the test; nothing is done for others.
+      seed: of the draws, unless the test has a seed of its own.
+      seconds: how long to wait for the other processes at the end of an example.
+    """
+    test: Any = getattr(item, "obj", None)
+    test = getattr(test, "__func__", test)
+    if not getattr(test, "is_hypothesis_test", False):
+        return
+    inner = test.hypothesis.inner_test
+    if getattr(inner, _AGREES, False):
+        return
+    import hypothesis
+
+    own = hypothesis_settings(test) or hypothesis.settings.default
+    assert own is not None  # it is the current profile
+    if hypothesis_seed(test) is None and not own.derandomize:
+        hypothesis.seed(seed)(test)
+    changes: dict[str, Any] = {
+        # Decisions by the clock would differ between processes.
+        "deadline": None,
+        "suppress_health_check": list(hypothesis.HealthCheck),
+        "phases": [phase for phase in own.phases if phase.name != "explain"],
+        "report_multiple_bugs": False,
+        "database": of_all(own.database),
+    }
+    set_hypothesis_settings(test, hypothesis.settings(own, **changes))
+
+    @functools.wraps(inner)
+    def together(*args: Any, **rest: Any) -> Any:
+        __tracebackhide__ = True
+        found: Any = None
+        failed: Exception | None = None
+        try:
+            found = inner(*args, **rest)
+        except Exception as error:
+            failed = error
+        failed = _agreed(failed, seconds)
+        if failed is None:
+            return found
+        raise FailedExampleError(failed)
+
+    setattr(together, _AGREES, True)
+    test.hypothesis.inner_test = together
+
+
+def _agreed(failed: Exception | None, seconds: float) -> Exception | None:
+    """The error of an example, here or in another process; None if it passed everywhere.
+
+    Raises:
+      OutOfStepError: the other processes did not come to the end of the example.
+    """
+    if getattr(failed, "shared", False):
+        return failed  # all processes know of it, and are here
+    if isinstance(failed, PeerError):
+        if failed.step == "example":
+            return failed
+        raise OutOfStepError(failed)
+    problem = "" if failed is None else f"{type(failed).__name__}: {failed}"
+    try:
+        statements = agree(
+            "example", problem=problem, timeout=seconds if failed is None else PATIENCE
+        )
+    except PeerError as error:
+        return error
+    if failed is not None and len(statements) == 1:
+        raise OutOfStepError(failed)
+    return failed

@@ -159,11 +159,9 @@ def test_a_worker_that_is_spoilt_is_retired(project):
             from pytest_pallas.isolate import leaks
 
             def refuse(name, value):
-                def undo():
-                    raise RuntimeError("no")
-                return undo
+                raise RuntimeError("no")
 
-            monkeypatch.setattr(leaks, "_setter", refuse)
+            monkeypatch.setattr(leaks, "_set_variable", refuse)
         """,
     )
     result = run(project, "-rP")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pytest_pallas import CrashError, HangError, IsolationError, OutOfMemoryError
-from pytest_pallas.isolate.messages import StepNote, error_of, place_of
+from pytest_pallas.isolate.messages import StepNote
+from pytest_pallas.isolate.supervise import error_of, place_of
 from pytest_pallas.workers.process import JobResult
 
 NOTE = StepNote(
@@ -85,5 +86,4 @@ def test_a_death_of_which_nothing_is_known():
     ],
 )
 def test_the_thread_that_matters(dump, place):
-    found = place_of(dump)
-    assert (None if found is None else str(found)) == place
+    assert place_of(dump) == place

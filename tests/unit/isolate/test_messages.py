@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from pytest_pallas.isolate.messages import StepNote, WorkerReply, decoded, encoded
+from pytest_pallas.isolate.messages import StepNote, WorkerReply, pickled, unpickled
 
 
 def test_a_note_survives_its_encoding():
@@ -15,7 +15,7 @@ def test_a_note_survives_its_encoding():
 
 def test_what_cannot_be_pickled_becomes_its_repr():
     reports = [{"user_properties": [("lock", threading.Lock()), ("n", 1)], "longrepr": (1, "a")}]
-    [report] = decoded(encoded(WorkerReply(reports=reports))).reports
+    [report] = unpickled(pickled(WorkerReply(reports=reports))).reports
     assert report["longrepr"] == (1, "a")
     [(_, lock), n] = report["user_properties"]
     assert "lock" in lock

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from pytest_pallas.workers import child as exchange
 from pytest_pallas.workers import pool as work
+from pytest_pallas.workers import process as exchange
 from pytest_pallas.workers.process import WorkerSetup
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc or pidfd")

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_pallas.workers.child import JOB, exchange, header
+from pytest_pallas.workers.child import JOB, header
 from pytest_pallas.workers.pool import WorkerPool
-from pytest_pallas.workers.process import Worker, WorkerSetup
+from pytest_pallas.workers.process import Worker, WorkerSetup, exchange
 
 SUPPORT = Path(__file__).parents[2] / "support"
 

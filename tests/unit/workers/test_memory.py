@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from pytest_pallas.workers.child import resident_bytes
+from pytest_pallas.workers.process import resident_bytes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

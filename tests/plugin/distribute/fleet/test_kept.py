@@ -7,10 +7,10 @@ import shutil
 import signal
 
 import pytest
-from tests.plugin.fleet.test_parts import CHANGED, CONFTEST, SELDOM, without_times
 
 from pytest_pallas.__main__ import main
 from pytest_pallas.distribute.fleet import controller as runner
+from tests.plugin.distribute.fleet.test_parts import CHANGED, CONFTEST, SELDOM, without_times
 from tests.plugin.mutate.test_specs import KERNELS, SPECS
 
 pytestmark = pytest.mark.usefixtures("dask")

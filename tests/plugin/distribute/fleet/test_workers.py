@@ -19,8 +19,7 @@ from pathlib import Path
 import pytest
 
 from pytest_pallas.distribute.fleet import ledger
-from pytest_pallas.distribute.fleet.cluster import Cluster
-from pytest_pallas.distribute.fleet.ledger import Workers
+from pytest_pallas.distribute.fleet.cluster import DaskCluster, Workers
 
 pytestmark = pytest.mark.usefixtures("dask")
 
@@ -190,7 +189,7 @@ def test_killed_stopped_and_late_workers(fleet, monkeypatch):
     killed, stopped, steady = (fleet.worker("--name", name, holds=True) for name in names)
     late = []
     is_stopped, are_greeted = threading.Event(), threading.Event()
-    workers, greeted = Cluster.workers, Workers.greeted
+    workers, greeted = DaskCluster.workers, Workers.greeted
 
     def heard(self):
         states = fleet.scheduler.workers
@@ -208,7 +207,7 @@ def test_killed_stopped_and_late_workers(fleet, monkeypatch):
             are_greeted.set()
         return found
 
-    monkeypatch.setattr(Cluster, "workers", heard)
+    monkeypatch.setattr(DaskCluster, "workers", heard)
     monkeypatch.setattr(Workers, "greeted", greet)
 
     def meanwhile():
@@ -271,7 +270,7 @@ def test_an_answer_outlives_its_worker(fleet, monkeypatch):
     """The next test may end the worker before the answer to the last one was read."""
     fleet.project.write(test_it="def test_it(): pass")
     worker = fleet.worker()
-    ended = Cluster.ended
+    ended = DaskCluster.ended
 
     def late(self, key):
         if not key.startswith("pallas-greeting"):
@@ -279,7 +278,7 @@ def test_an_answer_outlives_its_worker(fleet, monkeypatch):
             worker.wait()
         return ended(self, key)
 
-    monkeypatch.setattr(Cluster, "ended", late)
+    monkeypatch.setattr(DaskCluster, "ended", late)
     _, text = fleet.run()
     assert "1 passed" in text
     assert fleet.results()["fleet"]["repeated"] == 0

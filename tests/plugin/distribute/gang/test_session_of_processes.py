@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_pallas.distribute.gang import plugin as supervisor
-from pytest_pallas.distribute.gang.messages import unpacked
+from pytest_pallas.isolate.messages import unpickled
 
 TESTS = Path(__file__).parent / "tests_of_processes.py"
 
@@ -29,7 +29,7 @@ def session(project, monkeypatch):
         seconds = grace(result)
         if seconds != supervisor.FAILED_SECONDS:
             return seconds
-        _, reply = unpacked(result.value)
+        _, reply = unpickled(result.value)
         hangs = reply is not None and HANGS in reply.reports[0]["nodeid"]
         return 0.01 if hangs else 3600.0
 

@@ -11,7 +11,7 @@ import pytest
 
 from pallas_sim.errors import OptionError
 from pytest_pallas.distribute.fleet import cluster
-from pytest_pallas.distribute.fleet.cluster import Cluster
+from pytest_pallas.distribute.fleet.cluster import DaskCluster
 from pytest_pallas.option_values import FleetPlace
 from pytest_pallas.options import fleet
 
@@ -51,13 +51,13 @@ def test_nobody_answers(listens, monkeypatch):
         with pytest.raises(
             OptionError, match=r"no Dask scheduler can be reached there within 0\.5 s"
         ):
-            Cluster(place)
+            DaskCluster(place)
         assert time.monotonic() - begin < 5
 
 
 def test_a_scheduler_that_stops_is_lost(monkeypatch):
     monkeypatch.setattr(cluster, "ANSWER_SECONDS", 0.1)
-    made = object.__new__(Cluster)
+    made = object.__new__(DaskCluster)
     made._client = SimpleNamespace(processing=lambda workers: time.sleep(2))
     with pytest.raises(cluster.ClusterLostError, match=r"it does not answer within 0\.1 s"):
         made.tasks_on("tcp://127.0.0.1:1")
@@ -69,4 +69,4 @@ def test_distributed_is_not_installed(monkeypatch):
         importlib.util, "find_spec", lambda name: None if name == "distributed" else find(name)
     )
     with pytest.raises(OptionError, match=r"pip install 'pytest-pallas\[fleet\]'"):
-        Cluster(FleetPlace(workers=1))
+        DaskCluster(FleetPlace(workers=1))

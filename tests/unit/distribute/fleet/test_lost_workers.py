@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_pallas.distribute.fleet.cluster import Ended, WorkerInfo
-from pytest_pallas.distribute.fleet.ledger import CLOSED, Workers
+from pytest_pallas.distribute.fleet.cluster import CLOSED, Ended, WorkerInfo, Workers
 from pytest_pallas.distribute.fleet.messages import Answer, encoded
 from pytest_pallas.pytest_session import FleetFacts
 

@@ -6,19 +6,11 @@ import json
 import math
 import warnings
 
-from pytest_pallas.distribute.fleet.messages import (
-    Answer,
-    Death,
-    Task,
-    decoded,
-    encoded,
-    plain_warning,
-    warning_of,
-)
-from pytest_pallas.distribute.fleet.messages import TestRequest as Request
+from pytest_pallas.distribute.fleet.messages import Answer, FleetTask, decoded, encoded
 from pytest_pallas.distribute.fleet.messages import TestResult as Result
-from pytest_pallas.distribute.fleet.project import Difference
-from pytest_pallas.isolate.messages import Part
+from pytest_pallas.isolate.messages import Part, WorkerRequest, plain_warning, warning_of
+from pytest_pallas.isolate.project import Difference
+from pytest_pallas.workers.process import JobResult
 
 #: A report of pytest as plain values.
 REPORT = {
@@ -28,11 +20,13 @@ REPORT = {
 
 
 def test_messages_come_back_as_they_were():
-    request = Request(nodeid="a", path="a.py", timeout=3.0, part=Part("rounds", 0, 3))
-    task = Task(
+    request = WorkerRequest(
+        opening=b"", nodeid="a", path="a.py", timeout=3.0, part=Part("rounds", 0, 3)
+    )
+    task = FleetTask(
         key="k", tests=[request], raised={"p": ("c", "n", True)}, changes=[("save", "YQ==", "YQ==")]
     )
-    assert decoded(Task, encoded(task)) == task
+    assert decoded(FleetTask, encoded(task)) == task
     report = {
         **REPORT, "longrepr": ("a.py", 3, "Skipped: é"),
         "nested": [{"tuple": (1, (2,))}, None, 1.5],
@@ -41,7 +35,7 @@ def test_messages_come_back_as_they_were():
         worker="w",
         results=[
             Result(nodeid="a", reports=[report], files={"/tmp/a": b"\0\xff"}),
-            Result(nodeid="b", death=Death(status="crashed", note=b"note", silence=math.inf)),
+            Result(nodeid="b", death=JobResult(status="crashed", note=b"note", silence=math.inf)),
         ],
         differences=[Difference("jax", "1", "2")],
     )

@@ -5,10 +5,11 @@ import pytest
 from pytest_pallas.distribute.gang.merging import merged_reports
 from pytest_pallas.distribute.gang.messages import BECAUSE, TestEnd
 from pytest_pallas.distribute.resume import EndedTests
-from pytest_pallas.isolate.messages import Alarm, StepNote, WorkerReply
+from pytest_pallas.isolate.messages import StepNote, WorkerReply
+from pytest_pallas.isolate.worker import Alarm
+from pytest_pallas.pytest_session import RECORDS
 from pytest_pallas.record import Record, to_json
 from pytest_pallas.report.collect import records_of
-from pytest_pallas.report.reporter import ATTRIBUTE
 from pytest_pallas.run.result import ResultBuilder
 from pytest_pallas.workers.process import JobResult
 
@@ -128,7 +129,7 @@ def test_the_record_of_a_process_that_died_joins_those_of_the_others():
         mesh={"x": 2},
         outcome="failed",
     )
-    other = end(0, "failed", "peer", **{ATTRIBUTE: [to_json(record)]})
+    other = end(0, "failed", "peer", **{RECORDS: [to_json(record)]})
     _, _, reports = merged(other, died(1, note=notes[-1]))
     [joined] = [each for report in reports for each in records_of(report)]
     assert (joined.outcome, joined.family, dict(joined.mesh)) == ("failed", "f", {"x": 2})

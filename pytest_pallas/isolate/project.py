@@ -1,4 +1,4 @@
-"""Whether a worker has the same project as the controller: versions, and digests of files."""
+"""Whether two processes have the same project: versions, and digests of files."""
 
 from __future__ import annotations
 
@@ -6,15 +6,10 @@ import hashlib
 import importlib.util
 import platform
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-
-import pytest
-
-from pytest_pallas.pytest_session import current
-from pytest_pallas.run.collection import locate
 
 #: The distributions that decide what a test computes.
 _PACKAGES = ("jax", "jaxlib", "pytest-pallas", "numpy", "ml_dtypes", "hypothesis", "pytest")
@@ -55,12 +50,12 @@ class Project:
 
 @dataclass(frozen=True)
 class Difference:
-    """Something that a worker has in another version, or not at all.
+    """Something that a process has in another version, or not at all.
 
     Attributes:
       name: of a package, or the path of a file.
-      own: version or digest that the worker has; "" if it does not have it.
-      wanted: that of the controller.
+      own: version or digest that it has; "" if it has none.
+      wanted: that of the process that asks.
     """
 
     name: str
@@ -88,34 +83,35 @@ def versions() -> dict[str, str]:
     return found
 
 
-def project_of(config: pytest.Config, items: Sequence[pytest.Item]) -> Project:
-    """The project of a session after its collection.
+def project_of(
+    root: Path, files: Iterable[Path], suites: Iterable[tuple[str, Sequence[Path]]]
+) -> Project:
+    """Describe the project of a session after its collection.
 
     Its files are those of the suites, and what the collection has imported from pytest's root
     folder: test modules, conftest.py, and the modules that they import.
+
+    Args:
+      root: pytest's root folder.
+      files: those of the collected tests, and of all plugins.
+      suites: the importable name of each suite, and its files and folders.
     """
-    root = config.rootpath
-    paths: dict[Path, None] = {}
-    for item in items:
-        paths[item.path] = None
-    for module in (*sys.modules.values(), *config.pluginmanager.get_plugins()):
-        file = getattr(module, "__file__", None)
-        if isinstance(file, str) and file.endswith(".py"):
-            paths[Path(file)] = None
-    found: dict[tuple[str, str], ProjectFile] = {}
-    for path in paths:
-        if path.is_relative_to(root) and _is_source(path.relative_to(root)) and path.is_file():
-            inside = path.relative_to(root).as_posix()
-            found["", inside] = ProjectFile("", inside, digest_of(path))
-    for module in current(config).options.suite:
-        for package, file, base in _suite_files(module, config.invocation_params.dir):
-            if not file.is_relative_to(root) or not _is_source(file.relative_to(root)):
-                inside = file.relative_to(base).as_posix()
-                found[package, inside] = ProjectFile(package, inside, digest_of(file))
-            else:
-                inside = file.relative_to(root).as_posix()
-                found["", inside] = ProjectFile("", inside, digest_of(file))
-    return Project(versions(), [found[key] for key in sorted(found)])
+    imported = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    sources = [Path(file) for file in imported if isinstance(file, str) and file.endswith(".py")]
+    digests: dict[tuple[str, str], str] = {}
+    for path in {*files, *sources}:
+        if _in_project(path, root) and path.is_file():
+            digests["", path.relative_to(root).as_posix()] = digest_of(path)
+    for module, places in suites:
+        package = module.partition(".")[0]
+        folder = _folder_of(package)
+        for place in places:
+            for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+                if folder is None or not file.is_relative_to(folder):
+                    continue
+                name, base = ("", root) if _in_project(file, root) else (package, folder)
+                digests[name, file.relative_to(base).as_posix()] = digest_of(file)
+    return Project(versions(), [ProjectFile(*key, digests[key]) for key in sorted(digests)])
 
 
 def differences(project: Project, root: Path) -> list[Difference]:
@@ -146,19 +142,11 @@ def digest_of(path: Path) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def _is_source(inside: Path) -> bool:
-    """Whether a file in the root folder belongs to the project, and not to an environment in it."""
-    return not any(part.startswith(".") or part.endswith("-packages") for part in inside.parts)
-
-
-def _suite_files(module: str, directory: Path) -> Iterator[tuple[str, Path, Path]]:
-    """The files of a suite: the importable name of their package, and its folder."""
-    top = module.partition(".")[0]
-    folder = _folder_of(top)
-    for place in locate(module, directory).paths:
-        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
-            if folder is not None and file.is_relative_to(folder):
-                yield top, file, folder
+def _in_project(path: Path, root: Path) -> bool:
+    """Whether a file is in the root folder, and not in an environment in it."""
+    return path.is_relative_to(root) and not any(
+        part.startswith(".") or part.endswith("-packages") for part in path.relative_to(root).parts
+    )
 
 
 def _folder_of(package: str) -> Path | None:
