@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pytest_pallas.backends.protocol import Backend
     from pytest_pallas.compile.service import CompileReport
     from pytest_pallas.fixture_types import (
+        CheckKeywords,
         PallasBenchmark,
         PallasCheck,
         PallasCompile,
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
         PallasRun,
     )
     from pytest_pallas.pytest_session import PytestSession
-    from pytest_pallas.run.calls import PropertyKeywords
     from pytest_pallas.spec import KernelSpec
 
 
@@ -149,28 +149,13 @@ def pallas_check(pallas_backend: Backend | str, request: pytest.FixtureRequest) 
         /,
         *args: Any,
         reference: Callable[..., Any] | None = None,
-        options: Mapping[str, Any] | None = None,
-        tuning: Mapping[str, Any] | None = None,
-        checks: str | Sequence[str] = (),
-        mesh: Mesh | Mapping[str, int] | None = None,
-        **properties: Unpack[PropertyKeywords],
+        **keywords: Unpack[CheckKeywords],
     ) -> Any:
         __tracebackhide__ = True
         from pytest_pallas.run.calls import check_kernel
 
         answers = [
-            check_kernel(
-                session,
-                backend,
-                kernel,
-                args,
-                properties,
-                reference=reference,
-                options=options,
-                tuning=tuning,
-                checks=checks,
-                mesh=mesh,
-            )
+            check_kernel(session, backend, kernel, args, reference, keywords)
             for backend in _backends(pallas_backend, session)
         ]
         return answers[0]

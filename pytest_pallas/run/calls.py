@@ -9,7 +9,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -32,6 +32,7 @@ from pytest_pallas.errors import (
     SpecError,
     TooFewDevicesError,
 )
+from pytest_pallas.fixture_types import CheckKeywords, Peers, SpecKeywords
 from pytest_pallas.option_values import choose
 from pytest_pallas.record import Note
 from pytest_pallas.run.applicability import unmet_by_kernels
@@ -59,39 +60,15 @@ from pytest_pallas.run.context import BoundCheck, Subject, bind, lacks_mesh, mis
 from pytest_pallas.run.item import ANOTHER, expected_failure, item_name, run_bound
 from pytest_pallas.run.result import ResultBuilder
 from pytest_pallas.session import Session
-from pytest_pallas.spec import AnyRelation, ExpectedFailure, KernelSpec, Raises
+from pytest_pallas.spec import ExpectedFailure, KernelSpec
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-    from pytest_pallas.judge.tolerance import Tolerance
 
-#: Names of the backends that a kernel is compared with, or a function to run there by name.
-type Peers = Sequence[str] | Mapping[str, Callable[..., Any]]
-
-
-class PropertyKeywords(TypedDict, total=False):
-    """The properties of a function besides its reference. See ``pytest_pallas.check``."""
-
-    exact: bool | int
-    differentiable: Sequence[int]
-    batch_axes: Sequence[int | None]
-    relations: Sequence[AnyRelation]
-    implementations: Mapping[str, Callable[..., Any]]
-    peers: Peers
-    ignored: Callable[..., Any] | None
-    raises: Sequence[Raises]
-    claimed: Sequence[str]
-    tolerance: Tolerance | Mapping[str, Tolerance] | None
-    deterministic: bool
-    nan_ok: bool
-    check_dtype: bool
-    jit: bool
-    name: str
-
-
-#: Keyword arguments that are no properties.
-_OF_THE_CALL = ("reference", "options", "tuning", "checks", "mesh")
+#: The keyword arguments of ``pallas_check``, and how many of them a spec takes, too.
+_KEYWORDS = ("reference", *CheckKeywords.__annotations__)
+_OF_SPECS = 1 + len(SpecKeywords.__annotations__)
 
 
 def check_kernel(
@@ -99,14 +76,10 @@ def check_kernel(
     backend: Backend,
     kernel: Callable[..., Any] | KernelSpec,
     args: tuple[Any, ...],
-    properties: Mapping[str, Any],
+    reference: Callable[..., Any] | None,
+    keywords: CheckKeywords,
     *,
-    reference: Callable[..., Any] | None = None,
-    options: Mapping[str, Any] | None = None,
-    tuning: Mapping[str, Any] | None = None,
-    checks: str | Sequence[str] = (),
-    mesh: Mesh | Mapping[str, int] | None = None,
-    keywords: Sequence[str] = (),
+    also: Sequence[str] = (),
 ) -> Any:
     """Check a function on arguments, or a spec on arguments that are given or drawn.
 
@@ -115,13 +88,10 @@ def check_kernel(
       backend: where the kernel runs.
       kernel: the function or the spec.
       args: positional arguments, or one ``Arguments``; none for what the spec draws.
-      properties: what must hold; see ``PropertyKeywords``.
       reference: the same function in jnp; a spec has its own.
-      options: keyword arguments of kernel and reference.
-      tuning: keyword arguments of the kernel only.
-      checks: names; by default those of the spec, those that the test's mark names, or ``forward``.
-      mesh: to run on, or its sizes by axis; the kernel and the reference get it as ``mesh=``.
-      keywords: other keyword arguments that the caller takes, for messages.
+      keywords: the others, as they were given. ``checks`` are by default those of the spec, those
+        that the test's mark names, or ``forward``.
+      also: keyword arguments that the caller takes besides, for messages.
 
     Returns:
       What the kernel returned, or the report of its compiler; None for drawn examples.
@@ -133,20 +103,21 @@ def check_kernel(
     """
     __tracebackhide__ = True
     refuse_others(kernel)
-    _refuse_unknown(kernel, reference, backend, properties, keywords)
-    call = _call(args, options, tuning)
+    given: dict[str, Any] = dict(keywords)
+    _refuse_unknown(kernel, reference, backend, given, also)
+    call = _call(args, given.pop("options", None), given.pop("tuning", None))
     _refuse_spread(call)
-    names = [checks] if isinstance(checks, str) else list(checks)
+    asked, mesh = listed(given.pop("checks", ())), given.pop("mesh", None)
+    names = [each if isinstance(each, str) else each.name for each in asked]
     if isinstance(kernel, KernelSpec):
-        _refuse_properties(kernel, reference, properties)
-        given = call if args else None
-        if given is None and (call.options or call.tuning):
+        _refuse_properties(kernel, reference, given)
+        if not args and (call.options or call.tuning):
             raise OptionError(
                 f"{kernel.name}: the spec draws options and tuning with its examples; leave out "
                 "options= and tuning=, or give the arguments of a call, too"
             )
-        return check_spec(session, backend, kernel, given, names=names, mesh=mesh)
-    name = properties.get("name") or name_of(kernel)
+        return check_spec(session, backend, kernel, call if args else None, names=names, mesh=mesh)
+    name = given.get("name") or name_of(kernel)
     if reference is None and backend.kind != "compiling":
         raise TypeError(
             f"{name}: reference= is missing: give the same function in jnp; only a KernelSpec has "
@@ -160,7 +131,7 @@ def check_kernel(
             f"{name}: the kernel needs mesh=: give the sizes of its axes, such as "
             'mesh={"x": 4}, or a jax.sharding.Mesh'
         )
-    subject = _subject(session, backend, kernel, reference, properties, name, sizes, mesh)
+    subject = _subject(session, backend, kernel, reference, given, name, sizes, mesh)
     chosen = names or _marked_checks(session)
     moved = backend
     with (
@@ -170,10 +141,16 @@ def check_kernel(
         moved = backend_of_call(session, backend, subject.kernel, call)
         refuse_too_large(session, moved, subject, call, chosen)
     if moved is not backend:
-        subject = _subject(session, moved, kernel, reference, properties, name, sizes, mesh)
+        subject = _subject(session, moved, kernel, reference, given, name, sizes, mesh)
         backend = moved
     place = Place(session=session, backend=backend, mesh=sizes)
     return check_function(place, subject, call, chosen)
+
+
+def listed[T](given: T | Sequence[T]) -> list[T]:
+    """The members of what may be a single one, such as the name of a check."""
+    several = isinstance(given, Sequence) and not isinstance(given, str)
+    return list(given) if several else [given]  # pyright: ignore[reportReturnType]
 
 
 def arguments_to_run(
@@ -225,7 +202,7 @@ def _refuse_to_run_with(function: Callable[..., Any], word: str) -> None:
     if taken is None or word in taken:
         return
     name = name_of(function)
-    if word in (*_OF_THE_CALL, *PropertyKeywords.__annotations__):
+    if word in _KEYWORDS:
         raise TypeError(
             f"{name} takes no keyword argument {word!r}: it is one of pallas_check, which compares "
             "the kernel with a reference; pallas_run only runs it"
@@ -375,16 +352,16 @@ def _refuse_unknown(
     kernel: Callable[..., Any] | KernelSpec,
     reference: Callable[..., Any] | None,
     backend: Backend,
-    properties: Mapping[str, Any],
-    keywords: Sequence[str],
+    keywords: Mapping[str, Any],
+    also: Sequence[str],
 ) -> None:
     """Reject unknown keyword arguments, and name the place for the kernel's own."""
     __tracebackhide__ = True
-    known = (*_OF_THE_CALL, *keywords, *PropertyKeywords.__annotations__)
+    known = (*_KEYWORDS[:_OF_SPECS], *also, *_KEYWORDS[_OF_SPECS:])
     function: Any = kernel
     if isinstance(kernel, KernelSpec):
         function, reference = kernel.kernel_for(backend.platform), kernel.reference
-    for word in properties:
+    for word in keywords:
         if word in known:
             continue
         near = difflib.get_close_matches(word, known, 1)
