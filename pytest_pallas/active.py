@@ -250,7 +250,7 @@ def pytest_runtest_protocol(
     state = current(item.config)
     state.item = item
     processes.begin_scope(item.nodeid)
-    state.builders.clear()
+    state.results.clear()
     for each in (item, nextitem):
         if getattr(getattr(each, "backend", None), "kind", None) == "compiling":
             from pytest_pallas.run import item as precompile
@@ -279,7 +279,7 @@ def pytest_runtest_makereport(
     if call.excinfo is not None or report.when == "teardown":
         processes.end_scope(_problem(call.excinfo))
     state = current(item.config)
-    if state.builders or hasattr(item, "builder"):
+    if state.results or hasattr(item, "result"):
         from pytest_pallas.report.collect import attach
 
         attach(state, item, report, call.excinfo)

@@ -85,15 +85,15 @@ def pallas_run(pallas_backend: Backend | str, request: pytest.FixtureRequest) ->
         __tracebackhide__ = True
         from pytest_pallas.backends.protocol import Call, label
         from pytest_pallas.checks.context import as_kernel_error
-        from pytest_pallas.run.calls import arguments_to_run, name_of
-        from pytest_pallas.run.context import settings_for
+        from pytest_pallas.run.calls import arguments_to_run
+        from pytest_pallas.run.check_run import name_of
 
         given = arguments_to_run(function, args, keywords, options=options, tuning=tuning)
         call = Call(
             function=function,
             args=given.args,
             options=given.options,
-            settings=settings_for(session, session.options_for(session.item), backend),
+            settings=session.settings(session.options_for(session.item), backend),
         )
         session.note_run(name_of(function), backend, lambda: call)
         outcome = backend.run(call)
@@ -261,39 +261,25 @@ def pallas_compile(request: pytest.FixtureRequest) -> PallasCompile:
         __tracebackhide__ = True
         from pallas_sim.chips import TARGETS
         from pytest_pallas.backends.registry import parse
-        from pytest_pallas.checks.verdict import run_check
         from pytest_pallas.draw.arguments import Arguments
-        from pytest_pallas.run.call_checks import Place
-        from pytest_pallas.run.calls import name_of
-        from pytest_pallas.run.context import Subject, context_for
+        from pytest_pallas.run.check_run import check_run, run_example
 
         if target not in TARGETS:
             from pallas_sim.errors import OptionError
 
             raise OptionError(f"unknown target {target!r}; known: {', '.join(TARGETS)}")
-        settings = session.options_for(session.item)
         [backend] = parse(f"{TARGETS[target].platform}-compile:{target}", session.families)
         missing = backend.available()
         if missing is not None:
-            if settings.missing == "error":
+            if session.options_for(session.item).missing == "error":
                 from pytest_pallas.errors import BackendUnavailableError
 
                 raise BackendUnavailableError(f"{target} cannot be compiled for: {missing}")
             pytest.skip(f"{target} cannot be compiled for: {missing}")
-        subject = Subject(name=name or name_of(function), kernel=function, reference=None)
-        arguments = Arguments(args, dict(options or {}))
-        place = Place(session=session, backend=backend)
-        builder = place.begin(subject.name, session.base.name, arguments)
-        context = context_for(
-            session,
-            subject,
-            arguments,
-            check=session.base,
-            backend=backend,
-            node=session.item,
-            options=settings,
-        ).with_settings(mutant=None)  # mutants run where kernels are executed
-        finding = run_check(session.base, context, subject.name, found=builder.add)
+        named = {"name": name} if name else {}
+        run = check_run(session, backend, function, **named)
+        finding = run_example(run, Arguments(args, dict(options or {})))
+        assert finding is not None
         assert finding.outcome is not None
         return finding.outcome.report
 

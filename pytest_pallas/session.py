@@ -28,7 +28,7 @@ from pytest_pallas.option_values import MARK_ONLY, Options, choose
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
 
-    from pytest_pallas.backends.protocol import Backend, Call
+    from pytest_pallas.backends.protocol import Backend, Call, RunSettings
     from pytest_pallas.backends.registry import Family, Selection
     from pytest_pallas.checks import Check
     from pytest_pallas.checks.golden import Goldens
@@ -106,8 +106,8 @@ class Session:
 
     options: Options
     harness: Harness = field(default_factory=Harness)
-    #: Results of the running test so far, by (kernel, check, backend); see ``ResultBuilder``.
-    builders: dict[tuple[str, str, str], Any] = field(default_factory=dict[Any, Any])
+    #: Results of the running test so far, by kernel, check and place; see ``CheckRun``.
+    results: dict[tuple[str, str, str], Any] = field(default_factory=dict[Any, Any])
     #: Drawn calls for compiling backends, by spec and count; see ``items.precompile``.
     drawn: LastUsed[tuple[Any, ...]] = field(default_factory=lambda: LastUsed(64))
     #: Sizes of blocks by dim, for the specs that were bound; see ``bindings.learning``.
@@ -281,6 +281,22 @@ class Session:
     def cost_file(self) -> Path:
         """The file of recorded costs."""
         return self.harness.root / self.options.cost_file
+
+    def settings(self, options: Options, backend: Backend, **rest: Any) -> RunSettings:
+        """How kernels run on a backend; ``rest`` are other fields of ``RunSettings``."""
+        from pytest_pallas.backends.protocol import RunSettings
+
+        watched = self.watches(options)
+        return RunSettings(
+            timeout=self.timeout(options),
+            races="races" in watched,
+            dma="dma" in watched,
+            observer=self.observer,
+            # Mutants run where kernels are executed.
+            mutant=None if backend.kind == "compiling" else self.mutant,
+            arithmetic=self.arithmetic(options, backend),
+            **rest,
+        )
 
     def timeout(self, options: Options) -> float:
         """The time limit of blocked devices in seconds: shorter with a mutant, which may hang."""

@@ -52,9 +52,8 @@ from pytest_pallas.record import Record, to_json
 from pytest_pallas.report.collect import add_properties, attach, records_of
 from pytest_pallas.report.pictures import examples_of
 from pytest_pallas.report.reporter import ATTRIBUTE
-from pytest_pallas.run.context import new_builder
 from pytest_pallas.run.item import SpecItem, not_applicable
-from pytest_pallas.run.result import ResultBuilder
+from pytest_pallas.run.result import Result
 from pytest_pallas.run.rounds import (
     EXHAUSTED,
     RoundOutcome,
@@ -308,7 +307,7 @@ def _settled_record(
         name = record.kernel if item == f"{record.kernel}-{record.check}" else item
         merged = merge_verdicts(map(from_json, record.mutants), name=name, killed=killed)
         return dataclasses.replace(record, mutants=tuple(map(verdict_to_json, merged)))
-    builder = ResultBuilder(kernel=record.kernel, check=record.check, backend=record.backend)
+    builder = Result(kernel=record.kernel, check=record.check, backend=record.backend)
     merge_into(builder, [result], name=record.kernel, killed=killed)
     return dataclasses.replace(
         record,
@@ -324,7 +323,7 @@ def _merged_mutants(
     """The reports of an item whose parts are mutants."""
     results = [part.result for part in parts if part.result is not None]
     check_whole(item, len(results))
-    builder = item.new_builder()
+    builder = item.new_result()
     missing = merge_into(builder, results, name=item.spec.name, killed=killed)
     if missing:
         raise ValueError(f"{item.nodeid}: mutants {list(missing)} are in no part")
@@ -352,7 +351,7 @@ def _read(item: SpecItem, reply: Sequence[Mapping[str, Any]]) -> _PartReports:
 
 def _merged_rounds(item: SpecItem, parts: Sequence[_PartReports]) -> list[pytest.TestReport]:
     """The reports of an item whose parts are rounds."""
-    builder = new_builder(item.spec, item.check.name, item.backend, item.mesh)
+    builder = item.new_result()
     owners: dict[int, _PartReports] = {}
     rounds: list[RoundOutcome] = []
     for part in parts:
@@ -391,7 +390,7 @@ def _failed_round(part: _PartReports) -> bool:
 
 
 def _reports(
-    item: SpecItem, used: Sequence[_PartReports], base: _PartReports, builder: ResultBuilder
+    item: SpecItem, used: Sequence[_PartReports], base: _PartReports, builder: Result
 ) -> list[pytest.TestReport]:
     """The reports of one part, with the results of all."""
     report = base.call
@@ -414,7 +413,7 @@ def _concluded(
     item: SpecItem,
     used: Sequence[_PartReports],
     base: _PartReports,
-    builder: ResultBuilder,
+    builder: Result,
     call: pytest.CallInfo[None],
 ) -> list[pytest.TestReport]:
     """The reports of an item that fails over all of its examples."""
@@ -422,20 +421,20 @@ def _concluded(
     report = pytest.TestReport.from_item_and_call(item, call)
     report.duration = sum(part.call.duration for part in used)
     report.sections = _sections(used)
-    before = dict(session.builders)
-    session.builders.clear()
-    session.builders[item.spec.name, item.check.name, label(item.backend)] = builder
+    before = dict(session.results)
+    session.results.clear()
+    session.results[item.spec.name, item.check.name, label(item.backend)] = builder
     try:
         attach(session, item, report, call.excinfo)
     finally:
-        session.builders.clear()
-        session.builders.update(before)
+        session.results.clear()
+        session.results.update(before)
     reports = {**base.reports, "call": report}
     reports["teardown"].user_properties = list(report.user_properties)
     return list(reports.values())
 
 
-def _record(record: Record, builder: ResultBuilder, seconds: float, reason: str) -> Record:
+def _record(record: Record, builder: Result, seconds: float, reason: str) -> Record:
     """The record of a part, with the results of all."""
     whole = builder.record(test=record.test, outcome=record.outcome, seconds=seconds, reason=reason)
     of_end = ("message", "explanation", "findings", "others", "seed", "replay", "script", "example")

@@ -33,7 +33,7 @@ from pytest_pallas.isolate.messages import (
 from pytest_pallas.isolate.policy import History
 from pytest_pallas.isolate.worker import ENTRY
 from pytest_pallas.pytest_session import PytestSession, note_raised
-from pytest_pallas.run.result import ResultBuilder
+from pytest_pallas.run.result import Result
 from pytest_pallas.workers.pool import WorkerPool
 from pytest_pallas.workers.process import JobResult, WorkerSetup
 
@@ -67,7 +67,7 @@ class _HazardObserver:
         """For a test without another reason."""
         self.reason = reason
 
-    def example(self, builder: ResultBuilder, facts: Sequence[Fact]) -> None:
+    def example(self, builder: Result, facts: Sequence[Fact]) -> None:
         """Nothing to do."""
 
     def traced(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
@@ -131,7 +131,7 @@ class Isolator:
                 self.history.add(policy.key_of(item), str(found))
         finally:
             self.session.observer = None
-        self.session.builders.clear()
+        self.session.results.clear()
         return self.apart(item)
 
     def apart(self, item: Any) -> None:
@@ -254,11 +254,12 @@ class Isolator:
         """The error for a worker that did not answer; counts its examples."""
         note = StepNote.decode(result.note)
         if note is not None and note.examples:
-            key = (note.kernel, note.check, note.backend)
-            made = ResultBuilder(kernel=note.kernel, check=note.check, backend=note.backend)
-            own = getattr(item, "builder", None)
-            builder = self.session.builders.setdefault(key, own or made)
-            builder.examples = note.examples
+            result: Result | None = getattr(item, "result", None)
+            if result is None:
+                result = Result(kernel=note.kernel, check=note.check, backend=note.backend)
+                key = (note.kernel, note.check, note.backend)
+                result = self.session.results.setdefault(key, result)
+            result.examples = note.examples
         return error_of(result, getattr(item, "headline", item.name))
 
     @pytest.hookimpl(wrapper=True)
@@ -342,7 +343,7 @@ class _SimulatedTests:
         try:
             return (yield)
         except NeedsIsolation:
-            session.builders.clear()
+            session.results.clear()
         finally:
             session.observer = before
         isolator.apart(pyfuncitem)

@@ -266,7 +266,7 @@ class Alarm:
           step: the first step.
           timeout: the limit of kernels.
           limit: that of the step, in seconds; by default that of any step.
-          builder: the ``ResultBuilder`` of the test, if it is that of a spec.
+          builder: the ``Result`` of the test, if it is that of a spec.
         """
         self._timeout = timeout
         self.hazards = None

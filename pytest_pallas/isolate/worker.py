@@ -111,7 +111,7 @@ class Host:
           item: the test.
           timeout: time limit in seconds for one step of a kernel.
         """
-        self.alarm.begin("set-up", timeout, builder=getattr(item, "builder", None))
+        self.alarm.begin("set-up", timeout, builder=getattr(item, "result", None))
         self.recorder.clear()
         try:
             self.config.hook.pytest_runtest_protocol(item=item, nextitem=None)

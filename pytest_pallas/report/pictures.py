@@ -22,7 +22,7 @@ from pytest_pallas.judge.explanation import in_words
 from pytest_pallas.judge.tolerance import Comparison, measure
 
 if TYPE_CHECKING:
-    from pytest_pallas.run.result import ResultBuilder
+    from pytest_pallas.run.result import Result
 
 #: Cells of a picture along each side, at most: of a larger array, the first rows and columns.
 CELLS = 32
@@ -292,7 +292,7 @@ def _programs(kernel: Any, output: int, failed: Comparison) -> dict[str, Any]:
 # All pictures of one failure.
 
 
-def pictures_of(error: BaseException, builder: ResultBuilder) -> dict[str, Any]:
+def pictures_of(error: BaseException, builder: Result) -> dict[str, Any]:
     """The pictures of a failure; at most about 15 KiB as JSON.
 
     A picture must not break its report: if one cannot be made, the entry ``unavailable`` has the
@@ -321,7 +321,7 @@ def shown_of(error: PallasError) -> Mapping[str, Any]:
     return found
 
 
-def examples_of(builder: ResultBuilder) -> list[dict[str, Any]]:
+def examples_of(builder: Result) -> list[dict[str, Any]]:
     """The errors of the examples that were measured, if dims were drawn."""
     return [
         {

@@ -21,7 +21,7 @@ from pytest_pallas.run.applicability import leave_out, unmet_by_kernels
 from pytest_pallas.run.backends import backends_before, on_claimed_chips, without_replaced
 from pytest_pallas.run.collection import specs_in
 from pytest_pallas.run.item import SpecItem, node_id
-from pytest_pallas.run.result import ResultBuilder
+from pytest_pallas.run.result import Result
 from pytest_pallas.session import SpecFacts
 from pytest_pallas.spec import KernelSpec
 
@@ -252,16 +252,11 @@ class UnclaimedItem(pytest.Item):
         return self
 
     @property
-    def builder(self) -> ResultBuilder:
-        """The builder of this item, which stays empty."""
-        return current(self.config).builders.setdefault(
+    def result(self) -> Result:
+        """The result of this item, which stays empty."""
+        return current(self.config).results.setdefault(
             (self.spec.name, "all", label(self.backend)),
-            ResultBuilder(
-                kernel=self.spec.name,
-                family=self.spec.family,
-                check="all",
-                backend=label(self.backend),
-            ),
+            Result.of(self.spec, "all", self.backend),
         )
 
     def runtest(self) -> None:

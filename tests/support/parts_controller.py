@@ -104,7 +104,7 @@ def _run(item: pytest.Item, part: Part) -> list[dict[str, Any]]:
 
 def _here(item: pytest.Item, part: Part) -> list[dict[str, Any]]:
     item.stash[PART] = part
-    current(item.config).builders.clear()
+    current(item.config).results.clear()
     try:
         reports = runtestprotocol(item, log=False, nextitem=None)
     finally:

@@ -45,8 +45,7 @@ from pytest_pallas.mutate.item import MutantsItem
 from pytest_pallas.option_values import place_of
 from pytest_pallas.pytest_session import FleetFacts, PytestSession, current
 from pytest_pallas.report.reporter import Progress, Reporter
-from pytest_pallas.run.item import SpecItem
-from pytest_pallas.run.rounds import weights
+from pytest_pallas.run.item import SpecItem, weights
 
 #: Variables that workers get, by name and by prefix: options of pytest, JAX, XLA and Hypothesis,
 #: which has another profile where ``CI`` is set.

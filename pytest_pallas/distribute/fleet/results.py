@@ -128,13 +128,13 @@ class ResultReplayer:
         Its marks count: an expected failure may be of this type.
         """
 
-        builders = dict(self.session.builders)
+        builders = dict(self.session.results)
 
         def runtest() -> None:
             __tracebackhide__ = True
-            self.session.builders.update(builders)  # which the protocol clears
+            self.session.results.update(builders)  # which the protocol clears
             if isinstance(item, SpecItem):
-                _ = item.builder  # for the record of this item
+                _ = item.result  # for the record of this item
                 if isinstance(error, PallasError):
                     settle(item, error)
             raise error
@@ -157,7 +157,7 @@ class ResultReplayer:
 
     def _error_of_end(self, item: pytest.Item, result: TestResult) -> Exception:
         assert result.death is not None
-        self.session.builders.clear()
+        self.session.results.clear()
         ended: Any = vars(result.death)
         return self.isolator.error_of_end(item, JobResult(**ended))
 

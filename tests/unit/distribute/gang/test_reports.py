@@ -9,7 +9,7 @@ from pytest_pallas.isolate.messages import Alarm, StepNote, WorkerReply
 from pytest_pallas.record import Record, to_json
 from pytest_pallas.report.collect import records_of
 from pytest_pallas.report.reporter import ATTRIBUTE
-from pytest_pallas.run.result import ResultBuilder
+from pytest_pallas.run.result import Result
 from pytest_pallas.workers.process import JobResult
 
 TEST = ("t.py::test_a", ("t.py", 3, "test_a"))
@@ -112,7 +112,7 @@ def test_a_test_whose_process_died_has_ended_and_failed():
 
 
 def test_the_record_of_a_process_that_died_joins_those_of_the_others():
-    builder = ResultBuilder(kernel="k", check="forward", backend="tpu", family="f", mesh={"x": 2})
+    builder = Result(kernel="k", check="forward", backend="tpu", family="f", mesh={"x": 2})
     notes = []
     alarm = Alarm(notes.append, 2)
     try:
