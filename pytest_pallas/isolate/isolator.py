@@ -254,12 +254,12 @@ class Isolator:
         """The error for a worker that did not answer; counts its examples."""
         note = StepNote.decode(result.note)
         if note is not None and note.examples:
-            result: Result | None = getattr(item, "result", None)
-            if result is None:
-                result = Result(kernel=note.kernel, check=note.check, backend=note.backend)
+            own: Result | None = getattr(item, "result", None)
+            if own is None:
+                made = Result(kernel=note.kernel, check=note.check, backend=note.backend)
                 key = (note.kernel, note.check, note.backend)
-                result = self.session.results.setdefault(key, result)
-            result.examples = note.examples
+                own = self.session.results.setdefault(key, made)
+            own.examples = note.examples
         return error_of(result, getattr(item, "headline", item.name))
 
     @pytest.hookimpl(wrapper=True)

@@ -170,13 +170,14 @@ def check_run(
         check is by default ``forward``, the test that which is running.
     """
     sizes = sizes or {}
-    spec = kernel if isinstance(kernel, KernelSpec) else None
     node: pytest.Item | None = fields.setdefault("node", session.item)
-    stated: dict[str, Any] = {"reference": None, "others": ()}
-    if spec is None:
+    stated: dict[str, Any] = {"reference": None, "others": (), "spec": None}
+    if not isinstance(kernel, KernelSpec):
         stated |= {"name": name_of(kernel), "kernel": kernel}
     else:
+        spec = kernel
         stated |= {
+            "spec": spec,
             "name": spec.name,
             "kernel": spec.kernel_for(backend.platform),
             "reference": spec.reference,
@@ -199,7 +200,6 @@ def check_run(
         backend=backend,
         mesh=mesh,
         sizes=sizes,
-        spec=spec,
         options=session.options_for(node),
         **stated,
     )

@@ -187,7 +187,7 @@ class Result:
             self.notes.append(note)
 
     def record(
-        self, *, test: str, outcome: str, seconds: float, reason: str = "", **rest: object
+        self, *, test: str, outcome: str, seconds: float, reason: str = "", **rest: Any
     ) -> Record:
         """The record of a test that ended with ``outcome``."""
         drawn: dict[str, Any] = {}
@@ -218,7 +218,7 @@ class Result:
             used_goldens=tuple(self.used_goldens),
             mutants=tuple(self.mutants),
             **drawn,
-            **rest,  # pyright: ignore[reportArgumentType]
+            **rest,
         )
 
 
