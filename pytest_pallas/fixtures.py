@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from pytest_pallas.backends.protocol import Backend
     from pytest_pallas.compile.service import CompileReport
     from pytest_pallas.fixture_types import (
-        CheckKeywords,
         PallasBenchmark,
         PallasCheck,
         PallasCompile,
@@ -149,7 +148,7 @@ def pallas_check(pallas_backend: Backend | str, request: pytest.FixtureRequest) 
         /,
         *args: Any,
         reference: Callable[..., Any] | None = None,
-        **keywords: Unpack[CheckKeywords],
+        **keywords: Any,
     ) -> Any:
         __tracebackhide__ = True
         from pytest_pallas.run.calls import check_kernel
@@ -262,7 +261,7 @@ def pallas_compile(request: pytest.FixtureRequest) -> PallasCompile:
         from pallas_sim.chips import TARGETS
         from pytest_pallas.backends.registry import parse
         from pytest_pallas.draw.arguments import Arguments
-        from pytest_pallas.run.check_run import check_run, run_example
+        from pytest_pallas.run.check_run import check_run, name_of, run_example
 
         if target not in TARGETS:
             from pallas_sim.errors import OptionError
@@ -276,8 +275,7 @@ def pallas_compile(request: pytest.FixtureRequest) -> PallasCompile:
 
                 raise BackendUnavailableError(f"{target} cannot be compiled for: {missing}")
             pytest.skip(f"{target} cannot be compiled for: {missing}")
-        named = {"name": name} if name else {}
-        run = check_run(session, backend, function, **named)
+        run = check_run(session, backend, function, name=name or name_of(function))
         finding = run_example(run, Arguments(args, dict(options or {})))
         assert finding is not None
         assert finding.outcome is not None

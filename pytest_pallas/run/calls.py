@@ -48,7 +48,7 @@ def check_kernel(
     kernel: Callable[..., Any] | KernelSpec,
     args: tuple[Any, ...],
     reference: Callable[..., Any] | None,
-    keywords: CheckKeywords,
+    keywords: Mapping[str, Any],
     *,
     also: Sequence[str] = (),
 ) -> Any:
