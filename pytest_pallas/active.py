@@ -88,7 +88,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(DatabaseReporter(state), "pallas-database-reporter")
     if state.options.mutate is not None:
         from pytest_pallas.mutate.own_tests import PLUGIN as MUTANTS
-        from pytest_pallas.mutate.own_tests import TestMutantRunner
+        from pytest_pallas.mutate.own_tests import TestMutantRunner, mutants_instead
         from pytest_pallas.mutate.runner import earlier_run
 
         try:
@@ -102,6 +102,7 @@ def pytest_configure(config: pytest.Config) -> None:
         state.killed |= earlier.killed
         state.marked |= earlier.marked
         config.pluginmanager.register(TestMutantRunner(state, reseed), MUTANTS)
+        state.replace_items = mutants_instead
     isolated = state.in_worker  # this process is for those
     if not isolated and not gang:
         from pytest_pallas.isolate.isolator import PLUGIN, Isolator

@@ -43,11 +43,10 @@ import pytest
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.checks.verdict import conclude
 from pytest_pallas.decoding import decode
-from pytest_pallas.isolate.messages import Part
 from pytest_pallas.mutate.item import MUTANTS_PER_PART, MutantsItem, MutantsPart, merge_into
 from pytest_pallas.mutate.runner import from_json, merge_verdicts
 from pytest_pallas.mutate.runner import to_json as verdict_to_json
-from pytest_pallas.pytest_session import PART_RESULT, PytestSession, current
+from pytest_pallas.pytest_session import PART_RESULT, Part, PytestSession, current
 from pytest_pallas.record import Record, to_json
 from pytest_pallas.report.collect import add_properties, attach, records_of
 from pytest_pallas.report.pictures import examples_of

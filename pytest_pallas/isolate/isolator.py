@@ -14,7 +14,7 @@ import pytest
 
 from pallas_sim.errors import Fact
 from pytest_pallas.backends.protocol import Call
-from pytest_pallas.errors import IsolationError
+from pytest_pallas.errors import IsolationError, NeedsIsolation
 from pytest_pallas.grid.kernel_calls import hazards
 from pytest_pallas.isolate import policy
 from pytest_pallas.isolate.messages import (
@@ -42,18 +42,6 @@ PLUGIN = "pallas-isolation"
 
 #: The reports of a worker, by ``when``.
 _REPORTS = pytest.StashKey[dict[str, pytest.TestReport]]()
-
-
-class NeedsIsolation(BaseException):
-    """A traced call should run in its own process.
-
-    Not an ``Exception``, so that neither Hypothesis nor a kernel handles it as a failure.
-    """
-
-    def __init__(self, reasons: Sequence[str], *, kept: bool = False) -> None:
-        """With these reasons; ``kept`` if they apply to later sessions, too."""
-        super().__init__(", ".join(reasons))
-        self.kept = kept
 
 
 class _HazardObserver:
@@ -101,6 +89,7 @@ class Isolator:
         self._retired = 0
         self._numbers = itertools.count()
         session.config.add_cleanup(self.close)
+        session.run_item = self.run
         session.config.pluginmanager.register(_SimulatedTests(self), f"{PLUGIN}-simulated")
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ from pytest_pallas.decoding import (
     untagged,
 )
 from pytest_pallas.errors import CrashError, HangError, IsolationError, OutOfMemoryError, is_own
-from pytest_pallas.pytest_session import PytestSession
+from pytest_pallas.pytest_session import Part, PytestSession
 from pytest_pallas.session import SpecFacts
 from pytest_pallas.workers.pool import WorkerPool
 from pytest_pallas.workers.process import JobResult, WorkerSetup
@@ -70,22 +70,6 @@ _Base64 = Annotated[
 
 #: A change of the database of failing examples, see ``database.recorded``: what, key and value.
 type Change = tuple[Literal["save", "delete"], _Base64, _Base64]
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of an item; see ``items.parts``.
-
-    Attributes:
-      kind: ``"rounds"`` of fuzzing, or ``"mutants"``.
-      first: number of its first round or mutant, from 0.
-      last: number of its last one, which is included. Numbers beyond the end of the item are left
-        out.
-    """
-
-    kind: Literal["rounds", "mutants"]
-    first: int
-    last: int
 
 
 @dataclass(frozen=True, kw_only=True)

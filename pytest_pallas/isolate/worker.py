@@ -16,22 +16,15 @@ from pytest_pallas.isolate.messages import (
     LEAST,
     Alarm,
     Opening,
-    Part,
     WorkerReply,
     WorkerRequest,
     encoded,
     requested,
 )
-from pytest_pallas.pytest_session import JOURNAL, WORKER, current
+from pytest_pallas.pytest_session import JOURNAL, PART, SECONDS, WORKER, current
 
 #: The entry of the workers; see ``workers.WorkerSetup``.
 ENTRY = "pytest_pallas.isolate.worker:serve"
-
-#: Time in seconds for an item to fuzz, from the parent.
-SECONDS = pytest.StashKey[float]()
-
-#: The part of an item to run, from the parent.
-PART = pytest.StashKey[Part]()
 
 
 def serve(payload: bytes, say: Callable[[bytes], None]) -> bytes:

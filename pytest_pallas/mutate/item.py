@@ -22,7 +22,6 @@ from pytest_pallas.checks.schedule import Runs
 from pytest_pallas.decoding import Between, DataError, decode
 from pytest_pallas.draw.diversity import shared, words_of
 from pytest_pallas.errors import MutantError
-from pytest_pallas.isolate.messages import Part
 from pytest_pallas.mutate import Mutant, mutants_of, mutated
 from pytest_pallas.mutate.programs import canonical
 from pytest_pallas.mutate.runner import (
@@ -36,7 +35,7 @@ from pytest_pallas.mutate.runner import (
     to_json,
     unknown,
 )
-from pytest_pallas.pytest_session import JOURNAL, PART_OUTCOME, current
+from pytest_pallas.pytest_session import JOURNAL, PART, PART_OUTCOME, SECONDS, Part, current
 from pytest_pallas.record import Note, PlainNote
 from pytest_pallas.run.check_run import CheckRun, context_of, run_example, subjects_of
 from pytest_pallas.run.fuzzing import drawn_calls
@@ -479,8 +478,6 @@ class MutantsItem(SpecItem):
 
     def slot(self) -> float | None:
         """Its time limit in seconds, of the session's time; None for no limit."""
-        from pytest_pallas.isolate.worker import PART, SECONDS
-
         options = current(self.config).options_for(self)
         if PART in self.stash:
             return self.stash.get(SECONDS, None)
@@ -499,8 +496,6 @@ class MutantsItem(SpecItem):
             self._try_all()
 
     def _try_all(self) -> None:
-        from pytest_pallas.isolate.messages import Part
-        from pytest_pallas.isolate.worker import PART
         from pytest_pallas.mutate.runner import Journal, sampled, try_mutants
 
         __tracebackhide__ = True

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import inspect
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,9 +21,21 @@ from pytest_pallas.mutate.programs import canonical
 from pytest_pallas.mutate.runner import Journal, KilledBy, MutantRun, run_mutants, sampled
 from pytest_pallas.pytest_session import JOURNAL, PytestSession
 from pytest_pallas.run.result import Result
+from pytest_pallas.spec import KernelSpec
 
 #: The name of the registered plugin.
 PLUGIN = "pallas-mutants"
+
+
+def mutants_instead(
+    parent: pytest.Collector, spec: KernelSpec, items: Iterable[pytest.Item]
+) -> Iterable[pytest.Item]:
+    """The item of a spec's mutants in place of its items; these if there is none."""
+    from pytest_pallas.mutate.item import mutants_item
+
+    items = list(items)
+    item = mutants_item(parent, spec, items)
+    return items if item is None else (item,)
 
 
 class _TraceRecorder:

@@ -26,7 +26,7 @@ from pytest_pallas.draw.arguments import Arguments, as_arguments
 from pytest_pallas.draw.database import Recorded
 from pytest_pallas.draw.diversity import BASE, choose, shared
 from pytest_pallas.errors import CompilerFailedError, GoldenError
-from pytest_pallas.isolate.messages import Part
+from pytest_pallas.pytest_session import Part
 from pytest_pallas.replay.values import call_of, read
 from pytest_pallas.run.check_run import CheckRun, run_example, subjects_of
 from pytest_pallas.run.fuzzing import Fuzz, drawn_calls, fuzz, replay

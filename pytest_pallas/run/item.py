@@ -27,10 +27,16 @@ from pytest_pallas.budget import DEFAULT_MAX_BYTES, option_text
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import as_kernel_error, call
 from pytest_pallas.checks.verdict import start
-from pytest_pallas.errors import DIED, EXPECTED, KERNEL_RUNS, RAISED_BY_KERNEL, PeerError
-from pytest_pallas.isolate.isolator import NeedsIsolation
+from pytest_pallas.errors import (
+    DIED,
+    EXPECTED,
+    KERNEL_RUNS,
+    RAISED_BY_KERNEL,
+    NeedsIsolation,
+    PeerError,
+)
 from pytest_pallas.isolate.leaks import leaving_nothing
-from pytest_pallas.pytest_session import PART_OUTCOME, RAISED, STOPPED_BY, current
+from pytest_pallas.pytest_session import PART, PART_OUTCOME, RAISED, SECONDS, STOPPED_BY, current
 from pytest_pallas.run.backends import expected_failure, mesh_or_skip
 from pytest_pallas.run.check_run import CheckRun, check_run, context_of, item_name, place_name
 from pytest_pallas.run.drawn import PartRun, calls_to_compile, part_to_json, run_drawn
@@ -174,16 +180,10 @@ class SpecItem(pytest.Item):
 
     def runtest(self) -> None:
         """Run the check, here or in its own process."""
-        from pytest_pallas.isolate.isolator import isolator_of
-
         __tracebackhide__ = True
         skip_if_raised(self)
-        isolator = isolator_of(self.config)
         try:
-            if isolator is None:  # this is that process
-                self._run_here()
-            else:
-                isolator.run(self, self._run_here)
+            current(self.config).run_item(self, self._run_here)
         except PallasError as error:
             settle(self, error)
             raise
@@ -201,8 +201,6 @@ class SpecItem(pytest.Item):
             self._run()
 
     def _run(self) -> None:
-        from pytest_pallas.isolate.worker import PART
-
         __tracebackhide__ = True
         progress: Any = self.config.pluginmanager.get_plugin("pallas-progress")
 
@@ -246,8 +244,6 @@ class SpecItem(pytest.Item):
 
         Computed when the item starts, because earlier items leave unused time.
         """
-        from pytest_pallas.isolate.worker import PART, SECONDS
-
         options = current(self.config).options_for(self)
         if PART in self.stash:
             return self.stash.get(SECONDS, None)
@@ -260,8 +256,6 @@ class SpecItem(pytest.Item):
 
     def rounds(self) -> Iterable[int] | None:
         """The numbers of the rounds to fuzz; None without ``--pallas-fuzz-rounds`` and parts."""
-        from pytest_pallas.isolate.worker import PART
-
         count = current(self.config).options_for(self).fuzz_rounds
         part = self.stash.get(PART, None)
         if part is not None:

@@ -15,7 +15,6 @@ from pallas_sim.errors import OptionError
 from pytest_pallas.backends.protocol import Backend, label
 from pytest_pallas.checks import Check
 from pytest_pallas.errors import SpecError
-from pytest_pallas.mutate.item import mutants_item
 from pytest_pallas.pytest_session import PytestSession, current
 from pytest_pallas.run.applicability import leave_out, unmet_by_kernels
 from pytest_pallas.run.backends import backends_before, on_claimed_chips, without_replaced
@@ -39,13 +38,7 @@ def spec_items(parent: pytest.Collector, spec: KernelSpec) -> Iterator[pytest.It
     if facts.problem is not None:
         raise SpecError(f"spec {spec.name!r} in {spec.file}: {facts.problem}")
     spec = on_its_platform(session, spec, facts)
-    items = _spec_items(session, parent, spec, facts)
-    if session.options.mutate is not None:
-        items = list(items)
-        item = mutants_item(parent, spec, items)
-        yield from items if item is None else (item,)
-        return
-    yield from items
+    yield from session.replace_items(parent, spec, _spec_items(session, parent, spec, facts))
 
 
 def _learn(

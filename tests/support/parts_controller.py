@@ -29,9 +29,8 @@ from pytest_pallas.distribute.parts import (
     settle_kills,
 )
 from pytest_pallas.isolate.isolator import isolator_of
-from pytest_pallas.isolate.messages import Part, WorkerRequest, decoded, encoded
-from pytest_pallas.isolate.worker import PART
-from pytest_pallas.pytest_session import current
+from pytest_pallas.isolate.messages import WorkerRequest, decoded, encoded
+from pytest_pallas.pytest_session import PART, Part, current
 from pytest_pallas.run.item import SpecItem
 
 #: Rounds of an item that only the time ends.

@@ -30,9 +30,8 @@ from pytest_pallas.distribute.fleet.messages import (
 )
 from pytest_pallas.distribute.parts import Division, endless, remaining, result_of
 from pytest_pallas.distribute.resume import PLUGIN, RunKeeper
-from pytest_pallas.isolate.messages import Part
 from pytest_pallas.option_values import place_of
-from pytest_pallas.pytest_session import FleetFacts
+from pytest_pallas.pytest_session import FleetFacts, Part
 
 #: How often a test is sent to a worker that is lost.
 TRIES = 3

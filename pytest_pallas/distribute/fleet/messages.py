@@ -20,7 +20,8 @@ from pallas_sim.findings import Text
 from pytest_pallas.decoding import Accepts, AsWritten, Exact, Matching, decode, parse, tagged
 from pytest_pallas.decoding import untagged as _untagged
 from pytest_pallas.distribute.fleet.project import Difference, Project, ProjectFile
-from pytest_pallas.isolate.messages import Change, Part, WorkerRequest
+from pytest_pallas.isolate.messages import Change, WorkerRequest
+from pytest_pallas.pytest_session import Part
 from pytest_pallas.report import PlainReport
 
 #: The name of a file in a folder of goldens; see ``goldens.store``.

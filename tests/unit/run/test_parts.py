@@ -13,7 +13,7 @@ import pytest
 from pytest_pallas.checks.forward import forward
 from pytest_pallas.distribute.parts import Division, endless, part, remaining, rounds_needed
 from pytest_pallas.draw.arguments import Arguments
-from pytest_pallas.isolate.messages import Part
+from pytest_pallas.pytest_session import Part
 from pytest_pallas.record import Note
 from pytest_pallas.run.result import ExamplePoint, Result
 from pytest_pallas.run.rounds import (

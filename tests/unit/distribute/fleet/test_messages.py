@@ -18,7 +18,7 @@ from pytest_pallas.distribute.fleet.messages import (
 from pytest_pallas.distribute.fleet.messages import TestRequest as Request
 from pytest_pallas.distribute.fleet.messages import TestResult as Result
 from pytest_pallas.distribute.fleet.project import Difference
-from pytest_pallas.isolate.messages import Part
+from pytest_pallas.pytest_session import Part
 
 #: A report of pytest as plain values.
 REPORT = {
