@@ -243,8 +243,8 @@ class Isolator:
         """The error for a worker that did not answer; counts its examples."""
         note = StepNote.decode(result.note)
         if note is not None and note.examples:
-            own: Result | None = getattr(item, "result", None)
-            if own is None:
+            own = getattr(item, "result", None)
+            if not isinstance(own, Result):
                 made = Result(kernel=note.kernel, check=note.check, backend=note.backend)
                 key = (note.kernel, note.check, note.backend)
                 own = self.session.results.setdefault(key, made)

@@ -228,11 +228,12 @@ def run_example(
     session, arguments = run.session, as_arguments(drawn)
     counts = trial is None
     result = run.result if counts else Result.of(run.name, run.check.name, run.backend)
-    context = context_of(run, arguments, typical=typical, trial=trial)
     if counts:
         result.begin(arguments)
         if session.observer is not None:
             session.observer.example(result, list(drawn_facts(arguments)))
+    context = context_of(run, arguments, typical=typical, trial=trial)
+    if counts:
         made = functools.partial(call, context, context.kernel, arguments.args)
         session.note_run(run.name, run.backend, made)
     try:
@@ -241,7 +242,7 @@ def run_example(
                 with_goldens(run) if counts else run.check, context, run.name, found=result.add
             )
     except Exception as error:
-        rejected = is_rejection(error)
+        rejected = counts and is_rejection(error)
         if not run.drawn or not (rejected or isinstance(error, NotApplicableError)):
             raise
         if counts:
