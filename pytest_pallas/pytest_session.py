@@ -63,7 +63,7 @@ class PytestSession(Session):
     collected: int = 0
     #: Checks that do not apply, by their node id.
     not_applicable: dict[str, NotApplicable] = field(default_factory=dict[str, "NotApplicable"])
-    #: The check that raised first, by kernel, backend and mesh; see ``items.item``.
+    #: The check that raised first, by kernel, backend and mesh; see ``run.item``.
     raised: dict[str, tuple[str, str, bool]] = field(
         default_factory=dict[str, tuple[str, str, bool]]
     )
