@@ -20,6 +20,7 @@ from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import CheckContext, call
 from pytest_pallas.checks.schedule import Runs
 from pytest_pallas.decoding import Between, DataError, decode
+from pytest_pallas.draw.arguments import as_arguments
 from pytest_pallas.draw.diversity import shared, words_of
 from pytest_pallas.errors import MutantError
 from pytest_pallas.mutate import Mutant, mutants_of, mutated
@@ -35,7 +36,7 @@ from pytest_pallas.mutate.runner import (
     to_json,
     unknown,
 )
-from pytest_pallas.pytest_session import JOURNAL, PART, PART_OUTCOME, SECONDS, Part, current
+from pytest_pallas.pytest_session import JOURNAL, PART, PART_OUTCOME, SECONDS, Part
 from pytest_pallas.record import Note, PlainNote
 from pytest_pallas.run.check_run import CheckRun, context_of, run_example, subjects_of
 from pytest_pallas.run.fuzzing import drawn_calls
@@ -277,7 +278,7 @@ class SpecMutantRunner:
 
     def _programs(self, check_call: CheckCall) -> Iterator[tuple[Any, Any]]:
         """The programs of a drawn call and its gradient, by place."""
-        context = context_of(check_call.run, check_call.drawn)
+        context = context_of(check_call.run, as_arguments(check_call.drawn))
         for differentiated in (False, True):
             check = check_call.part.check
             if differentiated and (check.differentiates != "only" or check.program is None):
@@ -376,7 +377,7 @@ class SpecMutantRunner:
         self, each: CheckCall, mutant: Mutant | None, runs: dict[Any, Runs]
     ) -> Exception | None:
         """The error of a check; None if it passes."""
-        session = current(each.part.config)
+        session = each.run.session
         session.mutant = mutant
         kept = runs.setdefault((each.part.backend, *each.part.mesh.items()), Runs())
         try:
@@ -457,7 +458,7 @@ class MutantsItem(SpecItem):
     @property
     def result(self) -> Result:
         """The result of this item, made at its first use."""
-        results, key = current(self.config).results, (self.spec.name, MUTANTS.name, "all")
+        results, key = self.state.results, (self.spec.name, MUTANTS.name, "all")
         return results.setdefault(key, self.new_result())
 
     def new_result(self) -> Result:
@@ -478,7 +479,7 @@ class MutantsItem(SpecItem):
 
     def slot(self) -> float | None:
         """Its time limit in seconds, of the session's time; None for no limit."""
-        options = current(self.config).options_for(self)
+        options = self.options
         if PART in self.stash:
             return self.stash.get(SECONDS, None)
         if not options.mutate_time:
@@ -499,8 +500,7 @@ class MutantsItem(SpecItem):
         from pytest_pallas.mutate.runner import Journal, sampled, try_mutants
 
         __tracebackhide__ = True
-        session = current(self.config)
-        options = session.options_for(self)
+        session, options = self.state, self.options
         seconds = self.slot()
         until = None if seconds is None else time.monotonic() + seconds
         runner = SpecMutantRunner(self.parts, session.operators)
@@ -548,7 +548,7 @@ class MutantsItem(SpecItem):
 
 def _tell(item: MutantsItem, verdict: MutantVerdict) -> None:
     """Notify the observer of the mutant."""
-    observer = current(item.config).observer
+    observer = item.state.observer
     if observer is not None:
         observer.example(item.result, [Fact("mutant", f"{verdict.operator}: {verdict.change}")])
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -234,15 +234,16 @@ def run_example(
             session.observer.example(result, list(drawn_facts(arguments)))
     context = context_of(run, arguments, typical=typical, trial=trial)
     if counts:
-        made = functools.partial(call, context, context.kernel, arguments.args)
-        session.note_run(run.name, run.backend, made)
+        session.note_run(
+            run.name, run.backend, lambda: call(context, context.kernel, arguments.args)
+        )
     try:
-        with rejecting():
+        with rejecting() if run.drawn else nullcontext():
             finding = run_check(
                 with_goldens(run) if counts else run.check, context, run.name, found=result.add
             )
     except Exception as error:
-        rejected = counts and is_rejection(error)
+        rejected = run.drawn and counts and is_rejection(error)
         if not run.drawn or not (rejected or isinstance(error, NotApplicableError)):
             raise
         if counts:
@@ -282,14 +283,14 @@ def _applying_after_all(run: CheckRun, finding: CheckResult) -> Iterator[Check]:
 
 
 def context_of(
-    run: CheckRun, drawn: Any, *, typical: bool = False, trial: Runs | None = None
+    run: CheckRun, arguments: Arguments, *, typical: bool = False, trial: Runs | None = None
 ) -> CheckContext:
-    """What the check gets of one example; the arguments are those of ``run_example``.
+    """Make what the check gets of one example; the arguments are those of ``run_example``.
 
     Raises:
       OptionError: a mark of the test has an argument that it cannot have.
     """
-    session, arguments, node = run.session, as_arguments(drawn), run.node
+    session, node = run.session, run.node
     runs = session.runs if session.mutant is None else Runs()
     tolerance, given_by = tolerance_for(run, dtypes_of(arguments.args))
     # Drawn calls change with Hypothesis' version; typical calls of a spec do not.

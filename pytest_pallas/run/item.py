@@ -36,7 +36,16 @@ from pytest_pallas.errors import (
     PeerError,
 )
 from pytest_pallas.isolate.leaks import leaving_nothing
-from pytest_pallas.pytest_session import PART, PART_OUTCOME, RAISED, SECONDS, STOPPED_BY, current
+from pytest_pallas.option_values import Options
+from pytest_pallas.pytest_session import (
+    PART,
+    PART_OUTCOME,
+    RAISED,
+    SECONDS,
+    STOPPED_BY,
+    PytestSession,
+    current,
+)
 from pytest_pallas.run.backends import expected_failure, mesh_or_skip
 from pytest_pallas.run.check_run import CheckRun, check_run, context_of, item_name, place_name
 from pytest_pallas.run.drawn import PartRun, calls_to_compile, part_to_json, run_drawn
@@ -57,11 +66,11 @@ def begin(item: pytest.Item | None) -> None:
     if not isinstance(item, SpecItem) or _BEGUN in item.stash:
         return
     item.stash[_BEGUN] = True
-    if any(item.iter_markers("skip")) or current(item.config).options.replay.blob:
+    if any(item.iter_markers("skip")) or item.state.options.replay.blob:
         return
-    session = current(item.config)
+    session = item.state
     with contextlib.suppress(Exception, OverdueError, pytest.skip.Exception):
-        timeout = session.timeout(session.options_for(item))
+        timeout = session.timeout(item.options)
         with leaving_nothing(session), ending_whole(timeout):
             run = item.check_run()
             for arguments, typical in calls_to_compile(run):
@@ -70,7 +79,7 @@ def begin(item: pytest.Item | None) -> None:
 
 def skip_if_raised(item: SpecItem) -> None:
     """Skip an item if its kernel raised in an earlier item of this process."""
-    found = current(item.config).raised.get(item.place)
+    found = item.state.raised.get(item.place)
     if found is None or item.check.base:
         return
     check, name, expected = found
@@ -81,7 +90,7 @@ def skip_if_raised(item: SpecItem) -> None:
     pytest.skip(f"{check} raised; see `{name}`")
 
 
-def settle(item: SpecItem, error: PallasError) -> None:
+def record_raise(item: SpecItem, error: PallasError) -> None:
     """Record on an item whether its kernel raised, for its report."""
     if _raises(item, error):
         item.stash[RAISED] = (item.place, item.check.name, item.name, item.expected)
@@ -104,7 +113,7 @@ def _raises(item: SpecItem, error: PallasError) -> bool:
 
     context = error.failure.context
     try:
-        with leaving_nothing(current(item.config)):
+        with leaving_nothing(item.state):
             outcome = context.backend.run(call(context, context.kernel, context.arguments.args))
     except NeedsIsolation:  # it must not be executed in this process
         return False
@@ -153,6 +162,16 @@ class SpecItem(pytest.Item):
         return self
 
     @property
+    def state(self) -> PytestSession:
+        """The state of the plugin."""
+        return current(self.config)
+
+    @property
+    def options(self) -> Options:
+        """The options as they hold for this item."""
+        return self.state.options_for(self)
+
+    @property
     def place(self) -> str:
         """The key of kernel, backend and mesh; items with this key stop if the kernel raises."""
         return self.id_of("")
@@ -165,7 +184,7 @@ class SpecItem(pytest.Item):
     @property
     def result(self) -> Result:
         """The result of this item, made at its first use."""
-        results = current(self.config).results
+        results = self.state.results
         key = (self.spec.name, self.check.name, place_name(self.backend, self.mesh))
         return results.setdefault(key, self.new_result())
 
@@ -183,9 +202,9 @@ class SpecItem(pytest.Item):
         __tracebackhide__ = True
         skip_if_raised(self)
         try:
-            current(self.config).run_item(self, self._run_here)
+            self.state.run_item(self, self._run_here)
         except PallasError as error:
-            settle(self, error)
+            record_raise(self, error)
             raise
 
     def _run_here(self) -> None:
@@ -197,7 +216,7 @@ class SpecItem(pytest.Item):
             import jax
 
             jax.devices("cpu")  # starting JAX changes settings
-        with guarded(current(self.config), self.headline, self.place):
+        with guarded(self.state, self.headline, self.place):
             self._run()
 
     def _run(self) -> None:
@@ -223,7 +242,7 @@ class SpecItem(pytest.Item):
 
     def check_run(self) -> CheckRun:
         """The run of the check; skips if there are too few devices."""
-        session = current(self.config)
+        session = self.state
         return check_run(
             session,
             self.backend,
@@ -244,9 +263,9 @@ class SpecItem(pytest.Item):
 
         Computed when the item starts, because earlier items leave unused time.
         """
-        options = current(self.config).options_for(self)
         if PART in self.stash:
             return self.stash.get(SECONDS, None)
+        options = self.options
         if not options.fuzz_time or not self.fuzzes:
             return None
         if SECONDS not in self.stash:
@@ -256,7 +275,7 @@ class SpecItem(pytest.Item):
 
     def rounds(self) -> Iterable[int] | None:
         """The numbers of the rounds to fuzz; None without ``--pallas-fuzz-rounds`` and parts."""
-        count = current(self.config).options_for(self).fuzz_rounds
+        count = self.options.fuzz_rounds
         part = self.stash.get(PART, None)
         if part is not None:
             last = min(part.last, count - 1) if count else part.last
@@ -266,7 +285,7 @@ class SpecItem(pytest.Item):
     @property
     def fuzzes(self) -> bool:
         """Whether it may draw more than a fixed number of examples."""
-        replay = current(self.config).options_for(self).replay
+        replay = self.options.replay
         return not replay and self.backend.kind != "compiling" and not self.expected
 
     @property
@@ -276,7 +295,7 @@ class SpecItem(pytest.Item):
 
     def replay(self, error: BaseException) -> str:
         """The command that runs the failing example again."""
-        options = current(self.config).options_for(self)
+        options = self.options
         words = ["pytest"]
         if options.suite:
             words.append(f"--pallas-suite={','.join(options.suite)}")
@@ -315,7 +334,7 @@ class SpecItem(pytest.Item):
         from pytest_pallas.isolate.leaks import leaving_nothing
         from pytest_pallas.replay.saved import save
 
-        session = current(self.config)
+        session = self.state
         with leaving_nothing(session):  # it may trace the kernel again
             saved = save(session, self, error, command, number=number)
         example = getattr(saved, "example", None)

@@ -27,7 +27,7 @@ from pytest_pallas.replay.saved import (
     test_of_script,
 )
 from pytest_pallas.replay.script import NoScriptError
-from pytest_pallas.run.item import SpecItem, settle
+from pytest_pallas.run.item import SpecItem, record_raise
 from pytest_pallas.workers.process import JobResult
 
 
@@ -136,7 +136,7 @@ class ResultReplayer:
             if isinstance(item, SpecItem):
                 _ = item.result  # for the record of this item
                 if isinstance(error, PallasError):
-                    settle(item, error)
+                    record_raise(item, error)
             raise error
 
         item.setup = lambda: None
