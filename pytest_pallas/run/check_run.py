@@ -25,7 +25,7 @@ from pytest_pallas.checks.context import CheckContext, CheckResult, ComparisonPe
 from pytest_pallas.checks.schedule import Runs
 from pytest_pallas.checks.verdict import drawn_facts, run_check
 from pytest_pallas.compat.fuzzing import is_rejection, rejecting
-from pytest_pallas.draw.arguments import as_arguments
+from pytest_pallas.draw.arguments import Arguments, as_arguments
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.judge.tolerance import Tolerance
 from pytest_pallas.option_values import Options
