@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -159,7 +159,8 @@ def pallas_check(pallas_backend: Backend | str, request: pytest.FixtureRequest) 
         ]
         return answers[0]
 
-    return check
+    # pyright takes an unpacked TypedDict for the type of every other keyword.
+    return cast("PallasCheck", check)
 
 
 @pytest.fixture
