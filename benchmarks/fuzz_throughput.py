@@ -203,10 +203,10 @@ def specs() -> dict[str, Any]:
 
 def pytest_configure() -> None:
     """As a plugin of our runs: note when the first test starts, and when an example first fails."""
-    from pytest_pallas.run import item as items
+    from pytest_pallas.run import drawn
     from pytest_pallas.run.item import SpecItem
 
-    path, ask = Path(os.environ[SEEN]), items.run_example
+    path, ask = Path(os.environ[SEEN]), drawn.run_example
     run = SpecItem.runtest
     seen: dict[str, Any] = {"examples": 0, "shapes": 0, "failed": False}
     shapes = set[str]()
@@ -232,7 +232,7 @@ def pytest_configure() -> None:
             raise
         finally:
             seen["examples"] += 1
-            shapes.update(each.signature for each in args[0].builder.inputs[-1:])
+            shapes.update(each.signature for each in args[0].result.inputs[-1:])
             note()
 
     def running(item: SpecItem) -> None:
@@ -242,7 +242,7 @@ def pytest_configure() -> None:
             note(failed=True)
             raise
 
-    items.run_example, SpecItem.runtest = timed, running
+    drawn.run_example, SpecItem.runtest = timed, running
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:

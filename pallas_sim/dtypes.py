@@ -58,7 +58,7 @@ def is_float(dtype: npt.DTypeLike) -> bool:
     return not is_complex(dtype) and not is_exact(dtype) and _has_float_facts(dtype)
 
 
-def is_inexact(dtype: npt.DTypeLike) -> bool:
+def is_inexact(dtype: Any) -> bool:
     """Whether it is a floating or complex dtype, narrow ones included."""
     return is_float(dtype) or is_complex(dtype)
 

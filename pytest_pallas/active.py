@@ -90,7 +90,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(databases, "pallas-database-reporter")
     if state.options.mutate is not None:
         from pytest_pallas.mutate.own_tests import PLUGIN as MUTANTS
-        from pytest_pallas.mutate.own_tests import TestMutantRunner
+        from pytest_pallas.mutate.own_tests import TestMutantRunner, mutants_instead
         from pytest_pallas.mutate.runner import earlier_run
 
         try:
@@ -104,6 +104,7 @@ def pytest_configure(config: pytest.Config) -> None:
         state.killed |= earlier.killed
         state.marked |= earlier.marked
         config.pluginmanager.register(TestMutantRunner(state, reseed), MUTANTS)
+        state.replace_items = mutants_instead
     isolated = state.in_worker  # this process is for those
     if not isolated and not gang:
         from pytest_pallas.isolate.isolator import PLUGIN, Isolator
@@ -250,7 +251,7 @@ def pytest_runtest_protocol(
     state = current(item.config)
     state.item = item
     processes.begin_scope(item.nodeid)
-    state.builders.clear()
+    state.results.clear()
     for each in (item, nextitem):
         if getattr(getattr(each, "backend", None), "kind", None) == "compiling":
             from pytest_pallas.run import item as precompile
@@ -279,7 +280,7 @@ def pytest_runtest_makereport(
     if call.excinfo is not None or report.when == "teardown":
         processes.end_scope(_problem(call.excinfo))
     state = current(item.config)
-    if state.builders or hasattr(item, "builder"):
+    if state.results or hasattr(item, "result"):
         from pytest_pallas.report.collect import attach
 
         attach(state, item, report, call.excinfo)

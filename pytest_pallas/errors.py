@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pallas_sim
@@ -18,6 +19,18 @@ class DrawTooLargeError(SpecError):
 
 class NotApplicableError(SpecError):
     """A check does not apply to this kernel, or on this backend."""
+
+
+class NeedsIsolation(BaseException):
+    """A traced call should run in its own process.
+
+    Not an ``Exception``, so that neither Hypothesis nor a kernel handles it as a failure.
+    """
+
+    def __init__(self, reasons: Sequence[str], *, kept: bool = False) -> None:
+        """With these reasons; ``kept`` if they apply to later sessions, too."""
+        super().__init__(", ".join(reasons))
+        self.kept = kept
 
 
 class UnsupportedKernelError(NotApplicableError):

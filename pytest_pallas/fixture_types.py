@@ -2,20 +2,82 @@
 
 pytest gives a test its fixtures by name, so an editor knows nothing of them. With the annotation it
 completes their arguments, and a type checker checks them.
+
+The keyword arguments of ``pallas_check`` and ``pytest_pallas.check`` are declared here, once:
+their types in ``CheckKeywords``, their defaults in ``DEFAULTS``. ``spelled_out`` makes signatures
+of both.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Unpack, overload, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack, overload, runtime_checkable
+
+from pytest_pallas.spec import CallProperties
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
+    from pytest_pallas.checks import Check
     from pytest_pallas.compile.service import CompileReport
     from pytest_pallas.judge.tolerance import Tolerance
-    from pytest_pallas.run.calls import Peers, PropertyKeywords
     from pytest_pallas.spec import AnyRelation, KernelSpec, Raises
+
+#: Names of the backends that a kernel is compared with, or a function to run there by name.
+type Peers = Sequence[str] | Mapping[str, Callable[..., Any]]
+
+
+class SpecKeywords(TypedDict, total=False):
+    """The keyword arguments of ``pallas_check`` for a spec, which has its own properties."""
+
+    options: Mapping[str, Any] | None
+    tuning: Mapping[str, Any] | None
+    checks: str | Check | Sequence[str | Check]
+    mesh: Mesh | Mapping[str, int] | None
+
+
+class CheckKeywords(SpecKeywords, total=False):
+    """The keyword arguments of ``pallas_check`` for a function, besides ``reference``."""
+
+    exact: bool | int
+    differentiable: Sequence[int]
+    batch_axes: Sequence[int | None]
+    relations: Sequence[AnyRelation]
+    implementations: Mapping[str, Callable[..., Any]]
+    peers: Peers
+    ignored: Callable[..., Any] | None
+    raises: Sequence[Raises]
+    tolerance: Tolerance | Mapping[str, Tolerance] | None
+    claimed: Sequence[str]
+    deterministic: bool
+    nan_ok: bool
+    check_dtype: bool
+    jit: bool
+    name: str
+
+
+#: The default of each of ``CheckKeywords``; properties have theirs.
+DEFAULTS: Mapping[str, Any] = {
+    **dict.fromkeys(("options", "tuning", "mesh")),
+    **dict.fromkeys(("checks", "peers"), ()),
+    "implementations": {},
+    "name": "",
+    **{each.name: each.default for each in dataclasses.fields(CallProperties)},
+}
+
+
+def spelled_out[F: Callable[..., Any]](function: F) -> F:
+    """Show the arguments that ``**keywords: Unpack[CheckKeywords]`` stands for in a signature."""
+    *own, rest = inspect.signature(function).parameters.values()
+    assert rest.kind is rest.VAR_KEYWORD
+    stated = [
+        inspect.Parameter(name, rest.KEYWORD_ONLY, default=DEFAULTS[name], annotation=typed)
+        for name, typed in CheckKeywords.__annotations__.items()
+    ]
+    vars(function)["__signature__"] = inspect.Signature([*own, *stated], return_annotation=Any)
+    return function
 
 
 # Checkable when run, so that annotations can be checked by beartype and the like.
@@ -64,50 +126,22 @@ class PallasCheck(Protocol):
         /,
         *args: Any,
         reference: Callable[..., Any] | None,
-        options: Mapping[str, Any] | None = None,
-        tuning: Mapping[str, Any] | None = None,
-        checks: str | Sequence[str] = (),
-        mesh: Mesh | Mapping[str, int] | None = None,
-        **properties: Unpack[PropertyKeywords],
+        **keywords: Unpack[CheckKeywords],
     ) -> Any: ...
 
     @overload
     def __call__(
-        self,
-        kernel: KernelSpec,
-        /,
-        *args: Any,
-        options: Mapping[str, Any] | None = None,
-        tuning: Mapping[str, Any] | None = None,
-        checks: str | Sequence[str] = (),
-        mesh: Mesh | Mapping[str, int] | None = None,
+        self, kernel: KernelSpec, /, *args: Any, **keywords: Unpack[SpecKeywords]
     ) -> Any: ...
 
+    @spelled_out
     def __call__(
         self,
         kernel: Callable[..., Any] | KernelSpec,
         /,
         *args: Any,
         reference: Callable[..., Any] | None = None,
-        options: Mapping[str, Any] | None = None,
-        tuning: Mapping[str, Any] | None = None,
-        checks: str | Sequence[str] = (),
-        mesh: Mesh | Mapping[str, int] | None = None,
-        exact: bool | int = False,
-        differentiable: Sequence[int] = (),
-        batch_axes: Sequence[int | None] = (),
-        relations: Sequence[AnyRelation] = (),
-        implementations: Mapping[str, Callable[..., Any]] = ...,
-        peers: Peers = (),
-        ignored: Callable[..., Any] | None = None,
-        raises: Sequence[Raises] = (),
-        tolerance: Tolerance | Mapping[str, Tolerance] | None = None,
-        claimed: Sequence[str] = (),
-        deterministic: bool = True,
-        nan_ok: bool = False,
-        check_dtype: bool = True,
-        jit: bool = True,
-        name: str = "",
+        **keywords: Unpack[CheckKeywords],
     ) -> Any:
         """Verify a kernel against its reference, or by a spec, on the backend of the test.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         PallasRun,
     )
     from pytest_pallas.pytest_session import PytestSession
-    from pytest_pallas.run.calls import PropertyKeywords
     from pytest_pallas.spec import KernelSpec
 
 
@@ -85,15 +84,15 @@ def pallas_run(pallas_backend: Backend | str, request: pytest.FixtureRequest) ->
         __tracebackhide__ = True
         from pytest_pallas.backends.protocol import Call, label
         from pytest_pallas.checks.context import as_kernel_error
-        from pytest_pallas.run.calls import arguments_to_run, name_of
-        from pytest_pallas.run.context import settings_for
+        from pytest_pallas.run.calls import arguments_to_run
+        from pytest_pallas.run.check_run import name_of
 
         given = arguments_to_run(function, args, keywords, options=options, tuning=tuning)
         call = Call(
             function=function,
             args=given.args,
             options=given.options,
-            settings=settings_for(session, session.options_for(session.item), backend),
+            settings=session.settings(session.options_for(session.item), backend),
         )
         session.note_run(name_of(function), backend, lambda: call)
         outcome = backend.run(call)
@@ -149,33 +148,19 @@ def pallas_check(pallas_backend: Backend | str, request: pytest.FixtureRequest) 
         /,
         *args: Any,
         reference: Callable[..., Any] | None = None,
-        options: Mapping[str, Any] | None = None,
-        tuning: Mapping[str, Any] | None = None,
-        checks: str | Sequence[str] = (),
-        mesh: Mesh | Mapping[str, int] | None = None,
-        **properties: Unpack[PropertyKeywords],
+        **keywords: Any,
     ) -> Any:
         __tracebackhide__ = True
         from pytest_pallas.run.calls import check_kernel
 
         answers = [
-            check_kernel(
-                session,
-                backend,
-                kernel,
-                args,
-                properties,
-                reference=reference,
-                options=options,
-                tuning=tuning,
-                checks=checks,
-                mesh=mesh,
-            )
+            check_kernel(session, backend, kernel, args, reference, keywords)
             for backend in _backends(pallas_backend, session)
         ]
         return answers[0]
 
-    return check
+    # pyright takes an unpacked TypedDict for the type of every other keyword.
+    return cast("PallasCheck", check)
 
 
 @pytest.fixture
@@ -276,39 +261,24 @@ def pallas_compile(request: pytest.FixtureRequest) -> PallasCompile:
         __tracebackhide__ = True
         from pallas_sim.chips import TARGETS
         from pytest_pallas.backends.registry import parse
-        from pytest_pallas.checks.verdict import run_check
         from pytest_pallas.draw.arguments import Arguments
-        from pytest_pallas.run.call_checks import Place
-        from pytest_pallas.run.calls import name_of
-        from pytest_pallas.run.context import Subject, context_for
+        from pytest_pallas.run.check_run import check_run, name_of, run_example
 
         if target not in TARGETS:
             from pallas_sim.errors import OptionError
 
             raise OptionError(f"unknown target {target!r}; known: {', '.join(TARGETS)}")
-        settings = session.options_for(session.item)
         [backend] = parse(f"{TARGETS[target].platform}-compile:{target}", session.families)
         missing = backend.available()
         if missing is not None:
-            if settings.missing == "error":
+            if session.options_for(session.item).missing == "error":
                 from pytest_pallas.errors import BackendUnavailableError
 
                 raise BackendUnavailableError(f"{target} cannot be compiled for: {missing}")
             pytest.skip(f"{target} cannot be compiled for: {missing}")
-        subject = Subject(name=name or name_of(function), kernel=function, reference=None)
-        arguments = Arguments(args, dict(options or {}))
-        place = Place(session=session, backend=backend)
-        builder = place.begin(subject.name, session.base.name, arguments)
-        context = context_for(
-            session,
-            subject,
-            arguments,
-            check=session.base,
-            backend=backend,
-            node=session.item,
-            options=settings,
-        ).with_settings(rewriting=None)  # mutants run where kernels are executed
-        finding = run_check(session.base, context, subject.name, found=builder.add)
+        run = check_run(session, backend, function, name=name or name_of(function))
+        finding = run_example(run, Arguments(args, dict(options or {})))
+        assert finding is not None
         assert finding.outcome is not None
         return finding.outcome.report
 

@@ -127,15 +127,15 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         activate(item.config)
     uses = "pallas_backend" in fixtures
     if uses or hasattr(item, "spec"):
-        from pytest_pallas.run.parametrize import apply_marks, settle_hypothesis
+        from pytest_pallas.run.parametrize import apply_marks, seed_given_test
 
         apply_marks(item)
         if uses:
-            settle_hypothesis(item)
+            seed_given_test(item)
     elif item.config.pluginmanager.has_plugin("pallas-active"):
-        from pytest_pallas.run.parametrize import settle_examples
+        from pytest_pallas.run.parametrize import limit_examples
 
-        settle_examples(item)
+        limit_examples(item)
 
 
 def pytest_pycollect_makeitem(

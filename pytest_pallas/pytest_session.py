@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import pytest
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pytest_pallas.mutate import Operator
     from pytest_pallas.record import NotApplicable
     from pytest_pallas.replay.goldens import LoadedExample
+    from pytest_pallas.spec import KernelSpec
 
 
 @dataclass(kw_only=True)
@@ -62,7 +63,7 @@ class PytestSession(Session):
     collected: int = 0
     #: Checks that do not apply, by their node id.
     not_applicable: dict[str, NotApplicable] = field(default_factory=dict[str, "NotApplicable"])
-    #: The check that raised first, by kernel, backend and mesh; see ``items.item``.
+    #: The check that raised first, by kernel, backend and mesh; see ``run.item``.
     raised: dict[str, tuple[str, str, bool]] = field(
         default_factory=dict[str, tuple[str, str, bool]]
     )
@@ -76,6 +77,13 @@ class PytestSession(Session):
     done_items: list[pytest.Item] = field(default_factory=list[pytest.Item])
     #: A line about the shard that runs; "" for the whole.
     shard_line: str = ""
+    #: Runs the check of an item by the function, which runs it here. ``isolate`` may do so in
+    #: another process.
+    run_item: Callable[[Any, Callable[[], None]], None] = lambda _, here: here()
+    #: Replaces the items of a spec, by node and spec. ``mutate`` makes one of them.
+    replace_items: Callable[[Any, KernelSpec, Iterable[pytest.Item]], Iterable[pytest.Item]] = (
+        lambda _, __, items: items
+    )
     #: The workers of ``--pallas-fleet``; None without it.
     fleet: FleetFacts | None = None
     #: Whether other shards have all tests.
@@ -189,7 +197,28 @@ RAISED = pytest.StashKey[tuple[str, str, str, bool]]()
 #: Set on an item that does not run because the kernel raised: the name of the item where it did.
 STOPPED_BY = pytest.StashKey[str]()
 
-#: The result of a part of an item, as plain JSON values; see ``items.parts``.
+
+@dataclass(frozen=True)
+class Part:
+    """A part of an item; see ``distribute.parts``.
+
+    Attributes:
+      kind: ``"rounds"`` of fuzzing, or ``"mutants"``.
+      first: number of its first round or mutant, from 0.
+      last: number of its last one, which is included. Numbers beyond the end of the item are left
+        out.
+    """
+
+    kind: Literal["rounds", "mutants"]
+    first: int
+    last: int
+
+
+#: The part of an item to run, and the seconds to fuzz it, if another process asks for them.
+PART = pytest.StashKey[Part]()
+SECONDS = pytest.StashKey[float]()
+
+#: The result of a part of an item, as plain JSON values.
 PART_OUTCOME = pytest.StashKey[dict[str, Any]]()
 
 #: The attribute of a report with the records of its test as plain JSON values.

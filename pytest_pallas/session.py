@@ -28,7 +28,7 @@ from pytest_pallas.option_values import MARK_ONLY, Options, choose
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
 
-    from pytest_pallas.backends.protocol import Backend, Call
+    from pytest_pallas.backends.protocol import Backend, Call, RunSettings
     from pytest_pallas.backends.registry import Family, Selection
     from pytest_pallas.checks import Check
     from pytest_pallas.checks.golden import Goldens
@@ -106,15 +106,15 @@ class Session:
 
     options: Options
     harness: Harness = field(default_factory=Harness)
-    #: Results of the running test so far, by (kernel, check, backend); see ``ResultBuilder``.
-    builders: dict[tuple[str, str, str], Any] = field(default_factory=dict[Any, Any])
-    #: Drawn calls for compiling backends, by spec and count; see ``items.precompile``.
+    #: Results of the running test so far, by kernel, check and place; see ``CheckRun``.
+    results: dict[tuple[str, str, str], Any] = field(default_factory=dict[Any, Any])
+    #: Drawn calls for compiling backends, by spec and count; see ``run.drawn``.
     drawn: LastUsed[tuple[Any, ...]] = field(default_factory=lambda: LastUsed(64))
-    #: Sizes of blocks by dim, for the specs that were bound; see ``bindings.learning``.
+    #: Sizes of blocks by dim, for the specs that ran; see ``run.backends.adapted``.
     tiles: dict[Any, dict[str, tuple[int, ...]]] = field(default_factory=dict[Any, Any])
-    #: Sources of examples, by spec; see ``sampling.diversity``.
+    #: Sources of examples, by spec; see ``draw.diversity``.
     sources: dict[Any, Any] = field(default_factory=dict[Any, Any])
-    #: The traces of one spec; see ``items.applicability``.
+    #: The traces of one spec; see ``run.applicability``.
     traces: dict[Any, Any] = field(default_factory=dict[Any, Any])
     #: What collection has learned of specs, by file and name.
     facts: dict[tuple[str, str], SpecFacts] = field(default_factory=dict[Any, Any])
@@ -124,13 +124,13 @@ class Session:
     lost_places: dict[str, str] = field(default_factory=dict[str, str])
     #: Receives events of examples and calls in isolated tests; see ``isolation``.
     observer: Any = None
-    #: The current ``mutation.Mutant`` of kernels, or None.
+    #: The current ``mutate.Mutant`` of kernels, or None.
     mutant: Any = None
     #: The last call of the running test, for ``--pallas-trace`` only.
     ran: LastRun | None = None
-    #: The state that each kernel left changed, and a failed test has told: see ``isolation.leaks``.
+    #: The state that each kernel left changed, and a failed test has told: see ``isolate.leaks``.
     leaked: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
-    #: State that was left changed before a check, and could not be undone (``isolation.leaks``).
+    #: State that was left changed before a check, and could not be undone (``isolate.leaks``).
     untold: list[Any] = field(default_factory=list[Any])
     #: Whether a check changed state of this process that could not be undone.
     stained: bool = False
@@ -281,6 +281,22 @@ class Session:
     def cost_file(self) -> Path:
         """The file of recorded costs."""
         return self.harness.root / self.options.cost_file
+
+    def settings(self, options: Options, backend: Backend, **rest: Any) -> RunSettings:
+        """How kernels run on a backend; ``rest`` are other fields of ``RunSettings``."""
+        from pytest_pallas.backends.protocol import RunSettings
+
+        watched = self.watches(options)
+        return RunSettings(
+            timeout=self.timeout(options),
+            races="races" in watched,
+            dma="dma" in watched,
+            observer=self.observer,
+            # Mutants run where kernels are executed.
+            rewriting=None if backend.kind == "compiling" else self.mutant,
+            arithmetic=self.arithmetic(options, backend),
+            **rest,
+        )
 
     def timeout(self, options: Options) -> float:
         """The time limit of blocked devices in seconds: shorter with a mutant, which may hang."""

@@ -61,6 +61,23 @@ class Properties:
     raises: Sequence[Raises] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class CallProperties(Properties):
+    """Properties that a call of ``pallas_check`` gives. A spec has the first in ``Marks``.
+
+    Attributes:
+      tolerance: replaces the default judgement; see ``Marks``.
+      check_dtype: whether the kernel must return the reference's dtypes.
+      jit: False for a kernel that needs the values of its arguments.
+      claimed: the backends that the kernel is written for; see ``KernelSpec``.
+    """
+
+    tolerance: Tolerance | Mapping[str, Tolerance] | None = None
+    check_dtype: bool = True
+    jit: bool = True
+    claimed: Sequence[str] = ()
+
+
 def properties_of(holder: Properties) -> dict[str, Any]:
     """The properties of an object, as keyword arguments for another one."""
     return {each.name: getattr(holder, each.name) for each in dataclasses.fields(Properties)}

@@ -8,6 +8,7 @@ measured, as a kernel of its own.
 
     uv run python scripts/way.py            the table
     uv run python scripts/way.py --modules  the modules of each request, too
+    uv run python scripts/way.py --moves    the moves of each request, too
 """
 
 from __future__ import annotations
@@ -257,6 +258,7 @@ def main() -> None:
     """Print the table and the counts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--modules", action="store_true", help="name the modules of each request")
+    parser.add_argument("--moves", action="store_true", help="list the moves of each request, too")
     given = parser.parse_args()
     print("| request | modules outside of the machine | in it | moves outside | in it | depth |")
     print("| --- | --- | --- | --- | --- | --- |")
@@ -274,6 +276,10 @@ def main() -> None:
     if given.modules:
         for title, way in ways.items():
             print(f"\n{title}:", *sorted(way.outside()), sep="\n  ")
+    if given.moves:
+        for title, way in ways.items():
+            lines = [f"{':'.join(a)} -> {':'.join(b)}" for a, b in sorted(way.moves)]
+            print(f"\n{title}:", *lines, sep="\n  ")
 
 
 if __name__ == "__main__":

@@ -222,8 +222,12 @@ class Configured:
     dma = _setting(lambda settings: settings.dma)
     dump = _setting(lambda settings: settings.dump)
     observer = _setting(lambda settings: settings.observer)
-    rewriting = _setting(lambda settings: settings.rewriting)
     arithmetic = _setting(lambda settings: settings.arithmetic)
+
+    @property
+    def rewriting(self) -> Callable[[Any], Any] | None:
+        """See ``RunSettings``; a type checker would bind a function that a descriptor gives."""
+        return self.settings.rewriting
 
     def with_settings(self, **changes: Any) -> Self:
         """A copy with other settings.

@@ -48,17 +48,15 @@ from pytest_pallas.distribute.reports import (
     reports_by_phase,
     take_part_result,
 )
-from pytest_pallas.isolate.messages import Part
 from pytest_pallas.mutate.item import MUTANTS_PER_PART, MutantsItem, merge_into
 from pytest_pallas.mutate.runner import from_json, merge_verdicts
 from pytest_pallas.mutate.runner import to_json as verdict_to_json
-from pytest_pallas.pytest_session import PART_RESULT, RECORDS, PytestSession, current
+from pytest_pallas.pytest_session import PART_RESULT, RECORDS, Part, PytestSession, current
 from pytest_pallas.record import Record
 from pytest_pallas.report.collect import add_properties, attach, records_of
 from pytest_pallas.report.pictures import examples_of
-from pytest_pallas.run.context import new_builder
 from pytest_pallas.run.item import SpecItem, not_applicable
-from pytest_pallas.run.result import ResultBuilder
+from pytest_pallas.run.result import Result
 from pytest_pallas.run.rounds import EXHAUSTED, RoundOutcome, merge_rounds, rounds_from_json
 
 #: Number of rounds in a part.
@@ -258,7 +256,7 @@ def _merged_mutants(
 ) -> list[pytest.TestReport]:
     results = [part.result for part in parts if part.result is not None]
     _require_first(item, len(results))
-    builder = item.new_builder()
+    builder = item.new_result()
     missing = merge_into(builder, results, name=item.spec.name, killed=killed)
     if missing:
         raise ValueError(f"{item.nodeid}: mutants {list(missing)} are in no part")
@@ -269,7 +267,7 @@ def _merged_mutants(
 
 
 def _merged_rounds(item: SpecItem, parts: Sequence[_PartReports]) -> list[pytest.TestReport]:
-    builder = new_builder(item.spec, item.check.name, item.backend, item.mesh)
+    builder = item.new_result()
     owners: dict[int, _PartReports] = {}
     rounds: list[RoundOutcome] = []
     for part in parts:
@@ -308,7 +306,7 @@ def _require_first(item: pytest.Item, count: int) -> None:
 
 
 def _reports(
-    item: SpecItem, used: Sequence[_PartReports], base: _PartReports, builder: ResultBuilder
+    item: SpecItem, used: Sequence[_PartReports], base: _PartReports, builder: Result
 ) -> list[pytest.TestReport]:
     """Return the reports of one part, with the results of all."""
     report = base.call
@@ -331,21 +329,21 @@ def _failed_over_all(
     item: SpecItem,
     used: Sequence[_PartReports],
     base: _PartReports,
-    builder: ResultBuilder,
+    builder: Result,
     call: pytest.CallInfo[None],
 ) -> list[pytest.TestReport]:
     """Make the reports of an item that fails over all of its examples."""
     session = current(item.config)
     report = pytest.TestReport.from_item_and_call(item, call)
     _join_output(report, used)
-    before = dict(session.builders)
-    session.builders.clear()
-    session.builders[item.spec.name, item.check.name, label(item.backend)] = builder
+    before = dict(session.results)
+    session.results.clear()
+    session.results[item.spec.name, item.check.name, label(item.backend)] = builder
     try:
         attach(session, item, report, call.excinfo)
     finally:
-        session.builders.clear()
-        session.builders.update(before)
+        session.results.clear()
+        session.results.update(before)
     return _with_properties({**base.reports, "call": report}, report)
 
 
@@ -368,7 +366,7 @@ def _with_properties(
     return list(reports.values())
 
 
-def _record(record: Record, builder: ResultBuilder, seconds: float, reason: str) -> Record:
+def _record(record: Record, builder: Result, seconds: float, reason: str) -> Record:
     """Make a record with the end of that of a part, and the results of all."""
     whole = builder.record(test=record.test, outcome=record.outcome, seconds=seconds, reason=reason)
     of_end = ("message", "explanation", "findings", "others", "seed", "replay", "script", "example")

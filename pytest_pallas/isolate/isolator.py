@@ -20,7 +20,7 @@ import pytest
 from pallas_sim.errors import Fact
 from pytest_pallas.backends.ending import longest
 from pytest_pallas.backends.protocol import Call
-from pytest_pallas.errors import IsolationError
+from pytest_pallas.errors import IsolationError, NeedsIsolation
 from pytest_pallas.grid.kernel_calls import hazards
 from pytest_pallas.isolate import policy
 from pytest_pallas.isolate.messages import (
@@ -33,7 +33,7 @@ from pytest_pallas.isolate.messages import (
 from pytest_pallas.isolate.policy import History
 from pytest_pallas.isolate.supervise import GRACE, error_of, opening_of, run_in, worker_setup
 from pytest_pallas.pytest_session import PytestSession, note_raised
-from pytest_pallas.run.result import ResultBuilder
+from pytest_pallas.run.result import Result
 from pytest_pallas.workers.pool import WorkerPool
 from pytest_pallas.workers.process import JobResult, WorkerSetup
 
@@ -42,18 +42,6 @@ PLUGIN = "pallas-isolation"
 
 #: The reports of a worker, by ``when``.
 _REPORTS = pytest.StashKey[dict[str, pytest.TestReport]]()
-
-
-class NeedsIsolation(BaseException):
-    """A traced call should run in its own process.
-
-    Not an ``Exception``, so that neither Hypothesis nor a kernel handles it as a failure.
-    """
-
-    def __init__(self, reasons: Sequence[str], *, kept: bool = False) -> None:
-        """With these reasons; ``kept`` if they apply to later sessions, too."""
-        super().__init__(", ".join(reasons))
-        self.kept = kept
 
 
 class _HazardObserver:
@@ -67,7 +55,7 @@ class _HazardObserver:
         """For a test without another reason."""
         self.reason = reason
 
-    def example(self, builder: ResultBuilder, facts: Sequence[Fact]) -> None:
+    def example(self, builder: Result, facts: Sequence[Fact]) -> None:
         """Nothing to do."""
 
     def traced(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
@@ -100,6 +88,7 @@ class Isolator:
         self._retired = 0
         self._numbers = itertools.count()
         session.config.add_cleanup(self.close)
+        session.run_item = self.run
         session.config.pluginmanager.register(_SimulatedTests(self), f"{PLUGIN}-simulated")
 
     def close(self) -> None:
@@ -130,7 +119,7 @@ class Isolator:
                 self.history.add(policy.key_of(item), str(needs))
         finally:
             self.session.observer = None
-        self.session.builders.clear()
+        self.session.results.clear()
         return self.apart(item)
 
     def apart(self, item: Any) -> None:
@@ -249,11 +238,12 @@ class Isolator:
         """The error for a worker that did not answer; counts its examples."""
         note = StepNote.decode(result.note)
         if note is not None and note.examples:
-            key = (note.kernel, note.check, note.backend)
-            made = ResultBuilder(kernel=note.kernel, check=note.check, backend=note.backend)
-            own = getattr(item, "builder", None)
-            builder = self.session.builders.setdefault(key, own or made)
-            builder.examples = note.examples
+            own = getattr(item, "result", None)
+            if not isinstance(own, Result):
+                made = Result(kernel=note.kernel, check=note.check, backend=note.backend)
+                key = (note.kernel, note.check, note.backend)
+                own = self.session.results.setdefault(key, made)
+            own.examples = note.examples
         return error_of(result, getattr(item, "headline", item.name))
 
     @pytest.hookimpl(wrapper=True)
@@ -337,7 +327,7 @@ class _SimulatedTests:
         try:
             return (yield)
         except NeedsIsolation:
-            session.builders.clear()
+            session.results.clear()
         finally:
             session.observer = before
         isolator.apart(pyfuncitem)

@@ -29,6 +29,7 @@ from pytest_pallas.decoding import (
     untagged,
 )
 from pytest_pallas.isolate.project import Difference, Project, ProjectFile
+from pytest_pallas.pytest_session import Part
 from pytest_pallas.session import SpecFacts
 
 
@@ -58,22 +59,6 @@ _Base64 = Annotated[
 
 #: A change of the database of failing examples, see ``database.recorded``: what, key and value.
 type Change = tuple[Literal["save", "delete"], _Base64, _Base64]
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of an item; see ``items.parts``.
-
-    Attributes:
-      kind: ``"rounds"`` of fuzzing, or ``"mutants"``.
-      first: number of its first round or mutant, from 0.
-      last: number of its last one, which is included. Numbers beyond the end of the item are left
-        out.
-    """
-
-    kind: Literal["rounds", "mutants"]
-    first: int
-    last: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,6 @@ from pytest_pallas.compat.testing import capture_is_closed, configured
 from pytest_pallas.isolate.messages import (
     Change,
     Opening,
-    Part,
     StepNote,
     WorkerReply,
     WorkerRequest,
@@ -36,7 +35,7 @@ from pytest_pallas.isolate.messages import (
     plain_warning,
 )
 from pytest_pallas.isolate.project import differences
-from pytest_pallas.pytest_session import JOURNAL, WORKER, PytestSession, current
+from pytest_pallas.pytest_session import JOURNAL, PART, SECONDS, WORKER, PytestSession, current
 
 if TYPE_CHECKING:
     from pytest_pallas.backends.protocol import Call
@@ -44,12 +43,6 @@ if TYPE_CHECKING:
 
 #: The profile of Hypothesis with the database apart.
 _PROFILE = "pallas-fleet"
-
-#: Time in seconds for an item to fuzz, from the parent.
-SECONDS = pytest.StashKey[float]()
-
-#: The part of an item to run, from the parent.
-PART = pytest.StashKey[Part]()
 
 
 def serve(payload: bytes, say: Callable[[bytes], None]) -> bytes:
@@ -141,7 +134,7 @@ class WorkerSession:
           item: the test.
           timeout: time limit in seconds for one step of a kernel.
         """
-        self.alarm.begin("set-up", timeout, builder=getattr(item, "builder", None))
+        self.alarm.begin("set-up", timeout, builder=getattr(item, "result", None))
         self.recorder.clear()
         try:
             self.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
@@ -309,7 +302,7 @@ class Alarm:
           step: the first step.
           timeout: the limit of kernels.
           limit: that of the step, in seconds; by default that of any step.
-          builder: the ``ResultBuilder`` of the test, if it is that of a spec.
+          builder: the ``Result`` of the test, if it is that of a spec.
         """
         self._timeout = timeout
         self.hazards = None

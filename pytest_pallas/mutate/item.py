@@ -19,11 +19,10 @@ from pytest_pallas.backends.tracing import jitted, split
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import CheckContext, call
 from pytest_pallas.checks.schedule import Runs
-from pytest_pallas.checks.verdict import run_check
 from pytest_pallas.decoding import Between, DataError, decode
+from pytest_pallas.draw.arguments import as_arguments
 from pytest_pallas.draw.diversity import shared, words_of
-from pytest_pallas.errors import MutantError, NotApplicableError
-from pytest_pallas.isolate.messages import Part
+from pytest_pallas.errors import MutantError
 from pytest_pallas.mutate import Mutant, mutants_of, mutated
 from pytest_pallas.mutate.canonical import canonical
 from pytest_pallas.mutate.runner import (
@@ -37,12 +36,12 @@ from pytest_pallas.mutate.runner import (
     to_json,
     unknown,
 )
-from pytest_pallas.pytest_session import JOURNAL, PART_OUTCOME, current
+from pytest_pallas.pytest_session import JOURNAL, PART, PART_OUTCOME, SECONDS, Part
 from pytest_pallas.record import Note
-from pytest_pallas.run.context import BoundCheck, context_of, subjects_of
+from pytest_pallas.run.check_run import CheckRun, context_of, run_example, subjects_of
 from pytest_pallas.run.fuzzing import drawn_calls
-from pytest_pallas.run.item import SpecItem
-from pytest_pallas.run.result import ResultBuilder
+from pytest_pallas.run.item import SpecItem, time_budget_of
+from pytest_pallas.run.result import Result
 from pytest_pallas.spec import EquivalentMutant, KernelSpec
 
 if TYPE_CHECKING:
@@ -92,17 +91,17 @@ class MergedMutants:
 
 
 def add_verdicts(
-    builder: ResultBuilder,
+    result: Result,
     verdicts: Sequence[MutantVerdict],
     notes_of: Mapping[str, Sequence[Note]],
     *,
     equivalents: Sequence[EquivalentMutant],
     whole: bool,
 ) -> None:
-    """Add the verdicts on a spec's mutants to a builder.
+    """Add the verdicts on a spec's mutants to a result.
 
     Args:
-      builder: of the item.
+      result: of the item.
       verdicts: of ``try_mutants``.
       notes_of: notes by key of the mutant.
       equivalents: the marks of the spec, which apply now.
@@ -110,13 +109,13 @@ def add_verdicts(
     """
     marked = [settled(verdict, equivalents) for verdict in verdicts]
     whole = whole and all(verdict.status != "untried" for verdict in marked)
-    builder.examples = sum(verdict.examples for verdict in marked)
-    builder.mutants = [to_json(verdict) for verdict in marked]
-    builder.notes += stale(equivalents, marked, whole=whole)
+    result.examples = sum(verdict.examples for verdict in marked)
+    result.mutants = [to_json(verdict) for verdict in marked]
+    result.notes += stale(equivalents, marked, whole=whole)
     for verdict in verdicts:
         if verdict.how != ELSEWHERE:
             for note in notes_of.get(verdict.key, ()):
-                builder.add_note(note)
+                result.add_note(note)
 
 
 def mutants_to_json(
@@ -151,20 +150,20 @@ def mutants_to_json(
 
 
 def merge_into(
-    builder: ResultBuilder,
+    result: Result,
     results: Sequence[Mapping[str, Any]],
     *,
     name: str,
     killed: dict[str, str],
 ) -> Sequence[int]:
-    """Merge the results of parts into the builder of their item; see ``merge_mutants``.
+    """Merge the results of parts into the result of their item; see ``merge_mutants``.
 
     Returns:
       The numbers of the mutants that no part has.
     """
     merged = merge_mutants(results, name=name, killed=killed)
     add_verdicts(
-        builder,
+        result,
         merged.verdicts,
         merged.notes,
         equivalents=merged.equivalents,
@@ -216,7 +215,7 @@ class CheckCall:
 
     Attributes:
       part: the check.
-      bound: the bound check of its part.
+      run: the run of that check.
       drawn: the call.
       number: the number of the call, from 0.
       unsound: why it does not count, if it fails without a mutant; "" if it passes, None if that
@@ -224,7 +223,7 @@ class CheckCall:
     """
 
     part: SpecItem
-    bound: BoundCheck
+    run: CheckRun
     drawn: Any
     number: int
     unsound: str | None = None
@@ -232,8 +231,7 @@ class CheckCall:
     @property
     def place(self) -> str:
         """The backend, with the sizes of the mesh."""
-        mesh = "".join(f"-{axis}{size}" for axis, size in self.part.mesh.items())
-        return f"{label(self.part.backend)}{mesh}"
+        return self.run.place
 
 
 @dataclass
@@ -268,9 +266,9 @@ class SpecMutantRunner:
         """
         found: dict[Mutant, None] = {}
         for part in self.parts:
-            bound = part.bound()
-            for number, drawn in enumerate(_drawn(part, bound)):
-                self.calls.append(CheckCall(part, bound, drawn, number))
+            run = part.check_run()
+            for number, drawn in enumerate(_drawn(run)):
+                self.calls.append(CheckCall(part, run, drawn, number))
                 for place, program in self._programs(self.calls[-1]):
                     mutants = mutants_of(program, self.operators)
                     self.where[place] = program
@@ -280,7 +278,7 @@ class SpecMutantRunner:
 
     def _programs(self, check_call: CheckCall) -> Iterator[tuple[Any, Any]]:
         """The programs of a drawn call and its gradient, by place."""
-        context = context_of(check_call.bound, check_call.drawn)
+        context = context_of(check_call.run, as_arguments(check_call.drawn))
         for differentiated in (False, True):
             check = check_call.part.check
             if differentiated and (check.differentiates != "only" or check.program is None):
@@ -379,18 +377,11 @@ class SpecMutantRunner:
         self, each: CheckCall, mutant: Mutant | None, runs: dict[Any, Runs]
     ) -> Exception | None:
         """The error of a check; None if it passes."""
-        session = current(each.part.config)
+        session = each.run.session
         session.mutant = mutant
-        context = context_of(
-            each.bound,
-            each.drawn,
-            explained=mutant is None,
-            runs=runs.setdefault((each.part.backend, *each.part.mesh.items()), Runs()),
-        ).with_settings(dump=None)
+        kept = runs.setdefault((each.part.backend, *each.part.mesh.items()), Runs())
         try:
-            run_check(each.part.check, context, each.part.spec.name)
-        except NotApplicableError:
-            return None
+            run_example(each.run, each.drawn, trial=kept)
         except Exception as error:
             return _mutant_error(error) or error
         finally:
@@ -407,10 +398,10 @@ def _mutant_error(error: BaseException | None) -> MutantError | None:
     return None
 
 
-def _drawn(part: SpecItem, bound: BoundCheck) -> list[Any]:
+def _drawn(run: CheckRun) -> list[Any]:
     """The calls of a check."""
-    source = shared(current(part.config).sources, bound.source, bound.strategy)
-    return list(drawn_calls(source, bound.options.seed, bound.examples, subjects_of(bound)))
+    source = shared(run.session.sources, run.source, run.strategy)
+    return list(drawn_calls(source, run.options.seed, run.examples, subjects_of(run)))
 
 
 def _traced(context: CheckContext, made: Any) -> Any:
@@ -465,14 +456,14 @@ class MutantsItem(SpecItem):
         return self
 
     @property
-    def builder(self) -> ResultBuilder:
-        """The builder of this item, made at its first use."""
-        builders, key = current(self.config).builders, (self.spec.name, MUTANTS.name, "all")
-        return builders.setdefault(key, self.new_builder())
+    def result(self) -> Result:
+        """The result of this item, made at its first use."""
+        results, key = self.state.results, (self.spec.name, MUTANTS.name, "all")
+        return results.setdefault(key, self.new_result())
 
-    def new_builder(self) -> ResultBuilder:
-        """A builder without mutants."""
-        return ResultBuilder(
+    def new_result(self) -> Result:
+        """A result without mutants."""
+        return Result(
             kernel=self.spec.name, family=self.spec.family, check=MUTANTS.name, backend="all"
         )
 
@@ -488,10 +479,7 @@ class MutantsItem(SpecItem):
 
     def slot(self) -> float | None:
         """Its time limit in seconds, of the session's time; None for no limit."""
-        from pytest_pallas.isolate.worker import PART, SECONDS
-        from pytest_pallas.run.rounds import time_budget_of
-
-        options = current(self.config).options_for(self)
+        options = self.options
         if PART in self.stash:
             return self.stash.get(SECONDS, None)
         if not options.mutate_time:
@@ -509,13 +497,10 @@ class MutantsItem(SpecItem):
             self._try_all()
 
     def _try_all(self) -> None:
-        from pytest_pallas.isolate.messages import Part
-        from pytest_pallas.isolate.worker import PART
         from pytest_pallas.mutate.runner import Journal, sampled, try_mutants
 
         __tracebackhide__ = True
-        session = current(self.config)
-        options = session.options_for(self)
+        session, options = self.state, self.options
         seconds = self.slot()
         until = None if seconds is None else time.monotonic() + seconds
         runner = SpecMutantRunner(self.parts, session.operators)
@@ -546,7 +531,7 @@ class MutantsItem(SpecItem):
         whole = len(chosen) == len(found) and not session.chosen_operators
         marks = self.spec.equivalent
         add_verdicts(
-            self.builder,
+            self.result,
             verdicts,
             runner.notes,
             equivalents=marks,
@@ -563,9 +548,9 @@ class MutantsItem(SpecItem):
 
 def _tell(item: MutantsItem, verdict: MutantVerdict) -> None:
     """Notify the observer of the mutant."""
-    observer = current(item.config).observer
+    observer = item.state.observer
     if observer is not None:
-        observer.example(item.builder, [Fact("mutant", f"{verdict.operator}: {verdict.change}")])
+        observer.example(item.result, [Fact("mutant", f"{verdict.operator}: {verdict.change}")])
 
 
 def _fails(item: SpecItem) -> bool:

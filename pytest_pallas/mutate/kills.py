@@ -13,7 +13,7 @@ from typing import Any
 from pytest_pallas.mutate.item import merge_into
 from pytest_pallas.mutate.runner import from_json, merge_verdicts, to_json
 from pytest_pallas.record import Record
-from pytest_pallas.run.result import ResultBuilder
+from pytest_pallas.run.result import Result
 
 
 def credit_first_kills(
@@ -39,7 +39,7 @@ def _credited(record: Record, result: Mapping[str, Any] | None, killed: dict[str
         name = record.kernel if item == f"{record.kernel}-{record.check}" else item
         merged = merge_verdicts(map(from_json, record.mutants), name=name, killed=killed)
         return dataclasses.replace(record, mutants=tuple(map(to_json, merged)))
-    builder = ResultBuilder(kernel=record.kernel, check=record.check, backend=record.backend)
+    builder = Result(kernel=record.kernel, check=record.check, backend=record.backend)
     merge_into(builder, [result], name=record.kernel, killed=killed)
     return dataclasses.replace(
         record,

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import inspect
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,10 +20,22 @@ from pytest_pallas.mutate import Mutant, mutants_of, mutated
 from pytest_pallas.mutate.canonical import canonical
 from pytest_pallas.mutate.runner import Journal, KilledBy, MutantRun, run_mutants, sampled
 from pytest_pallas.pytest_session import JOURNAL, PytestSession
-from pytest_pallas.run.result import ResultBuilder
+from pytest_pallas.run.result import Result
+from pytest_pallas.spec import KernelSpec
 
 #: The name of the registered plugin.
 PLUGIN = "pallas-mutants"
+
+
+def mutants_instead(
+    parent: pytest.Collector, spec: KernelSpec, items: Iterable[pytest.Item]
+) -> Iterable[pytest.Item]:
+    """The item of a spec's mutants in place of its items; these if there is none."""
+    from pytest_pallas.mutate.item import mutants_item
+
+    items = list(items)
+    item = mutants_item(parent, spec, items)
+    return items if item is None else (item,)
 
 
 class _TraceRecorder:
@@ -95,7 +107,7 @@ class TestMutantRunner:
         found = list(dict.fromkeys(mutant for each in inside for mutant in each))
         path = item.stash.get(JOURNAL, None)
         journal = Journal(None if path is None else Path(path))
-        builders = dict(session.builders)
+        results = dict(session.results)
         place = _place(item)
 
         def same(mutant: Mutant) -> str:
@@ -126,18 +138,21 @@ class TestMutantRunner:
             until=until,
             same=same,
         )
-        session.builders.clear()
-        session.builders.update(builders)
+        session.results.clear()
+        session.results.update(results)
         for kernel in dict.fromkeys(verdict.kernel for verdict in verdicts):
             of_kernel = [verdict for verdict in verdicts if verdict.kernel == kernel]
-            builder = ResultBuilder(kernel=kernel, check="mutants", backend=place)
-            builder.mutants = [dataclasses.asdict(verdict) for verdict in of_kernel]
-            session.builders[kernel, "mutants", place] = builder
+            session.results[kernel, "mutants", place] = Result(
+                kernel=kernel,
+                check="mutants",
+                backend=place,
+                mutants=[dataclasses.asdict(verdict) for verdict in of_kernel],
+            )
 
     def _failure(self, item: pytest.Function, mutant: Mutant) -> BaseException | None:
         """The error of the test with a mutant; None if it passes."""
         session = self.session
-        session.builders.clear()
+        session.results.clear()
         self.reseed(session)
         session.mutant = mutant
         try:

@@ -122,7 +122,7 @@ def attach(
     if error is not None and outcome == "failed":
         locate(item, report, error)
     records: list[Record] = []
-    builders = list(session.builders.values())
+    builders = list(session.results.values())
     for builder in builders:
         # of several checks in one test, the last one ended it
         ended = outcome if builder is builders[-1] or outcome == "skipped" else "passed"

@@ -28,10 +28,10 @@ from pytest_pallas.judge.tolerance import Comparison, measure
 from pytest_pallas.report.drawings import LEVELS
 
 if TYPE_CHECKING:
-    from pytest_pallas.run.result import ResultBuilder
+    from pytest_pallas.run.result import Result
 
 
-def pictures_of(error: BaseException, builder: ResultBuilder) -> dict[str, Any]:
+def pictures_of(error: BaseException, builder: Result) -> dict[str, Any]:
     """The pictures of a failure.
 
     A picture must not break its report: if one cannot be made, the entry ``unavailable`` has the
@@ -59,7 +59,7 @@ def shown_of(error: PallasError) -> Mapping[str, Any]:
     return pictures
 
 
-def examples_of(builder: ResultBuilder) -> list[dict[str, Any]]:
+def examples_of(builder: Result) -> list[dict[str, Any]]:
     """The errors of the examples that were measured, if dims were drawn."""
     return [
         {

@@ -1,1 +1,1 @@
-"""From a kernel to a record: what is collected, bound, drawn, run and added up."""
+"""From a kernel to a record: what is collected, drawn, run and added up."""

@@ -19,7 +19,8 @@ from pytest_pallas.compat.testing import keywords_match
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.pytest_session import PytestSession, current
 from pytest_pallas.record import Aspect, NotApplicable
-from pytest_pallas.run.item import SpecItem, item_name, node_id
+from pytest_pallas.run.check_run import item_name
+from pytest_pallas.run.item import SpecItem, node_id
 from pytest_pallas.session import Session
 from pytest_pallas.spec import KernelSpec
 

@@ -21,7 +21,7 @@ from pytest_pallas.draw.dims import around, probing
 from pytest_pallas.errors import TooFewDevicesError
 from pytest_pallas.grid.kernel_calls import KernelCall, is_mosaic_gpu, tiles_of
 from pytest_pallas.session import Session, SpecFacts
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import ExpectedFailure, KernelSpec
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -124,6 +124,22 @@ def _expected_to_fail(spec: KernelSpec, backend: Backend, checks: Sequence[Check
         ):
             return True
     return False
+
+
+def expected_failure(spec: KernelSpec, backend: Backend, check: Check) -> ExpectedFailure | None:
+    """The expected failure of a spec for a backend and check, by label first, then by name.
+
+    Hardware has those of its simulator besides, unless these say otherwise.
+    """
+    own = (label(backend), backend.name)
+    simulated = tuple(key.replace(backend.name, f"{backend.platform}-sim", 1) for key in own)
+    for key in (*own, *(simulated if backend.kind == "hardware" else ())):
+        failure = spec.xfail.get(key)
+        if failure is None or not failure.covers(check.name, executes=check.executes):
+            continue
+        if key in own or failure.hardware:
+            return failure
+    return None
 
 
 def on_claimed_chips(

@@ -2,7 +2,9 @@
 
 A spec is in the module of its kernel, ``matmul.py``, or beside it, in ``matmul_spec.py``, so that
 the kernel can be imported and copied without the plugin. The name of the kernel's module selects
-both.
+both. ``suite`` and a hook name specs that are somewhere else.
+
+Importing this module does not import jax: the controller of pytest-xdist collects nothing.
 """
 
 from __future__ import annotations
@@ -11,10 +13,11 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -196,12 +199,94 @@ def suite(*sources: KernelSpec | str) -> Suite:
     return Suite(sources)
 
 
-__all__ = ["Suite", "suite"]
+# The nodes of files and suites, whose items are made when they are collected.
+
+
+#: The modules of a suite that were collected, and whether they define specs.
+DEFINED = pytest.StashKey[dict[str, bool]]()
+
+
+class SpecFile(pytest.File):
+    """A Python file of a suite; collects the specs that it defines."""
+
+    @classmethod
+    def from_parent(cls, parent: Any, *, module: str, **rest: Any) -> SpecFile:
+        """The node for the file of ``module``."""
+        self = super().from_parent(parent, **rest)
+        self.module = module
+        return self
+
+    module: str
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        """The items of every spec in the file."""
+        try:
+            specs = specs_in(self.module)
+        except SpecError as error:
+            raise self.CollectError(str(error)) from None
+        self.config.stash.setdefault(DEFINED, {})[self.module] = bool(specs)
+        for spec in specs:
+            yield from _nodes_of(self, spec)
+
+
+class SpecSuite(pytest.Collector):
+    """Specs that do not come from a file of a suite: from a hook, or from a test module."""
+
+    @classmethod
+    def from_parent(
+        cls, parent: Any, *, specs: Callable[[], Iterable[KernelSpec | SpecError]], **rest: Any
+    ) -> SpecSuite:
+        """The node for the specs that ``specs()`` returns."""
+        self = super().from_parent(parent, **rest)
+        self.specs = specs
+        return self
+
+    specs: Callable[[], Iterable[KernelSpec | SpecError]]
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        """The items of every spec, and a node for every error."""
+        names: set[str] = set()
+        for spec in self.specs():
+            if isinstance(spec, SpecError):
+                yield WrongSpec.from_parent(self, name=self.name, problem=str(spec))
+            elif spec.name in names:
+                problem = f"{self.name} has two specs with the name {spec.name!r}; see {spec.file}"
+                yield WrongSpec.from_parent(self, name=spec.name, problem=problem)
+            else:
+                names.add(spec.name)
+                yield from _nodes_of(self, spec)
+
+
+class WrongSpec(pytest.Collector):
+    """A spec that cannot be verified: a collection error, which does not stop other specs."""
+
+    problem: str
+
+    @classmethod
+    def from_parent(cls, parent: Any, *, problem: str, **rest: Any) -> WrongSpec:
+        """The node that reports ``problem``."""
+        self = super().from_parent(parent, **rest)
+        self.problem = problem
+        return self
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        """Report the problem."""
+        raise self.CollectError(self.problem)
+
+
+def _nodes_of(
+    parent: pytest.Collector, spec: KernelSpec
+) -> Iterator[pytest.Item | pytest.Collector]:
+    """The items of one spec, or one node that reports its problem."""
+    from pytest_pallas.run.nodes import spec_items
+
+    try:
+        yield from spec_items(parent, spec)
+    except SpecError as error:
+        yield WrongSpec.from_parent(parent, name=spec.name, problem=str(error))
 
 
 # Add suites to pytest's collection.
-#
-# Importing this module does not import jax: the controller of pytest-xdist collects nothing.
 
 
 #: The locations that were added whole to the session's arguments, so that all files are collected.
@@ -252,8 +337,6 @@ def require_specs(config: pytest.Config) -> None:
     Raises:
       pytest.UsageError: a package of ``--pallas-suite`` has none.
     """
-    from pytest_pallas.run.nodes import DEFINED
-
     if current(config).in_worker:
         return  # xdist collects one file at a time
     defined = config.stash.get(DEFINED, {})
@@ -287,8 +370,6 @@ def collect_file(path: Path, parent: pytest.Collector) -> pytest.Collector | Non
     for location in parent.config.stash.get(_LOCATIONS, []):
         module = location.module_of(path.resolve())
         if module is not None:
-            from pytest_pallas.run.nodes import SpecFile
-
             return SpecFile.from_parent(parent, path=path, module=module)
     return None
 
@@ -298,8 +379,6 @@ def reported_once(collector: pytest.Collector, report: pytest.CollectReport) -> 
 
     pytest imports a file of a suite, too, if it is named like a test module or on the command line.
     """
-    from pytest_pallas.run.nodes import SpecFile
-
     if not isinstance(collector, SpecFile | pytest.Module):
         return
     seen = collector.config.stash.setdefault(_FAILED, {})
@@ -311,8 +390,6 @@ def collect_suite(
     collector: pytest.Module | pytest.Class, name: str, value: object
 ) -> pytest.Collector | None:
     """The node for a ``suite(...)`` in a test module, or None for another object."""
-    from pytest_pallas.run.nodes import SpecSuite
-
     if not isinstance(value, Suite):
         return None
 
@@ -323,8 +400,6 @@ def collect_hooked(
     session: pytest.Session, items: list[pytest.Item], specs: Sequence[KernelSpec]
 ) -> None:
     """Add the items of specs that a hook returned."""
-    from pytest_pallas.run.nodes import SpecSuite
-
     node = SpecSuite.from_parent(
         session, name="pytest_pallas_specs", nodeid="pytest_pallas_specs", specs=lambda: specs
     )

@@ -470,6 +470,9 @@ class ExampleRunner:
 #: Relative to the output's scale: 16 roundings of bfloat16. More is no rounding error.
 _SMALL = 1 / 16
 
+#: Begins each further failure of a check.
+ANOTHER = "another failure, of another cause"
+
 #: How many failures of a check are reported.
 MOST_CAUSES = 3
 

@@ -24,7 +24,7 @@ from pytest_pallas.isolate import policy
 from pytest_pallas.isolate.isolator import Isolator, isolator_of
 from pytest_pallas.isolate.leaks import leaving_nothing
 from pytest_pallas.pytest_session import PytestSession
-from pytest_pallas.run.context import lacks_mesh, misfit
+from pytest_pallas.run.check_run import lacks_mesh, misfit
 from pytest_pallas.session import SpecFacts
 from pytest_pallas.spec import KernelSpec
 

@@ -1,9 +1,9 @@
-"""Specs as pytest nodes: a file or suite collects one item per spec, check, backend and mesh."""
+"""The items of a spec: one for each check, backend and mesh. Importing this imports JAX."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,109 +15,30 @@ from pallas_sim.errors import OptionError
 from pytest_pallas.backends.protocol import Backend, label
 from pytest_pallas.checks import Check
 from pytest_pallas.errors import SpecError
-from pytest_pallas.mutate.item import mutants_item
 from pytest_pallas.pytest_session import PytestSession, current
 from pytest_pallas.run.applicability import leave_out, unmet_by_kernels
 from pytest_pallas.run.backends import backends_before, on_claimed_chips, without_replaced
-from pytest_pallas.run.collection import specs_in
 from pytest_pallas.run.item import SpecItem, node_id
-from pytest_pallas.run.result import ResultBuilder
+from pytest_pallas.run.result import Result
 from pytest_pallas.session import SpecFacts
 from pytest_pallas.spec import KernelSpec
 
-#: The modules of a suite that were collected, and whether they define specs.
-DEFINED = pytest.StashKey[dict[str, bool]]()
 
+def spec_items(parent: pytest.Collector, spec: KernelSpec) -> Iterator[pytest.Item]:
+    """The items of one spec.
 
-class SpecFile(pytest.File):
-    """A Python file of a suite; collects the specs that it defines."""
-
-    @classmethod
-    def from_parent(cls, parent: Any, *, module: str, **rest: Any) -> SpecFile:
-        """The node for the file of ``module``."""
-        self = super().from_parent(parent, **rest)
-        self.module = module
-        return self
-
-    module: str
-
-    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        """The items of every spec in the file."""
-        try:
-            specs = specs_in(self.module)
-        except SpecError as error:
-            raise self.CollectError(str(error)) from None
-        self.config.stash.setdefault(DEFINED, {})[self.module] = bool(specs)
-        for spec in specs:
-            yield from spec_nodes(self, spec)
-
-
-class SpecSuite(pytest.Collector):
-    """Specs that do not come from a file of a suite: from a hook, or from a test module."""
-
-    @classmethod
-    def from_parent(
-        cls, parent: Any, *, specs: Callable[[], Iterable[KernelSpec | SpecError]], **rest: Any
-    ) -> SpecSuite:
-        """The node for the specs that ``specs()`` returns."""
-        self = super().from_parent(parent, **rest)
-        self.specs = specs
-        return self
-
-    specs: Callable[[], Iterable[KernelSpec | SpecError]]
-
-    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        """The items of every spec, and a node for every error."""
-        names: set[str] = set()
-        for spec in self.specs():
-            if isinstance(spec, SpecError):
-                yield WrongSpec.from_parent(self, name=self.name, problem=str(spec))
-            elif spec.name in names:
-                problem = f"{self.name} has two specs with the name {spec.name!r}; see {spec.file}"
-                yield WrongSpec.from_parent(self, name=spec.name, problem=problem)
-            else:
-                names.add(spec.name)
-                yield from spec_nodes(self, spec)
-
-
-class WrongSpec(pytest.Collector):
-    """A spec that cannot be verified: a collection error, which does not stop other specs."""
-
-    problem: str
-
-    @classmethod
-    def from_parent(cls, parent: Any, *, problem: str, **rest: Any) -> WrongSpec:
-        """The node that reports ``problem``."""
-        self = super().from_parent(parent, **rest)
-        self.problem = problem
-        return self
-
-    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        """Report the problem."""
-        raise self.CollectError(self.problem)
-
-
-def spec_nodes(
-    parent: pytest.Collector, spec: KernelSpec
-) -> Iterator[pytest.Item | pytest.Collector]:
-    """The items of one spec, or one node that reports its problem."""
+    Raises:
+      SpecError: the spec cannot be verified.
+    """
     from pytest_pallas.run.backends import on_its_platform
     from pytest_pallas.run.learning import facts_of
 
     session = current(parent.config)
     facts = facts_of(session, parent, spec, functools.partial(_learn, session, parent, spec))
     if facts.problem is not None:
-        text = f"spec {spec.name!r} in {spec.file}: {facts.problem}"
-        yield WrongSpec.from_parent(parent, name=spec.name, problem=text)
-        return
+        raise SpecError(f"spec {spec.name!r} in {spec.file}: {facts.problem}")
     spec = on_its_platform(session, spec, facts)
-    items = _spec_items(session, parent, spec, facts)
-    if session.options.mutate is not None:
-        items = list(items)
-        item = mutants_item(parent, spec, items)
-        yield from items if item is None else (item,)
-        return
-    yield from items
+    yield from session.replace_items(parent, spec, _spec_items(session, parent, spec, facts))
 
 
 def _learn(
@@ -252,16 +173,11 @@ class UnclaimedItem(pytest.Item):
         return self
 
     @property
-    def builder(self) -> ResultBuilder:
-        """The builder of this item, which stays empty."""
-        return current(self.config).builders.setdefault(
+    def result(self) -> Result:
+        """The result of this item, which stays empty."""
+        return current(self.config).results.setdefault(
             (self.spec.name, "all", label(self.backend)),
-            ResultBuilder(
-                kernel=self.spec.name,
-                family=self.spec.family,
-                check="all",
-                backend=label(self.backend),
-            ),
+            Result.of(self.spec, "all", self.backend),
         )
 
     def runtest(self) -> None:

@@ -83,7 +83,7 @@ def _expected(mark: pytest.Mark, families: Any) -> tuple[str, pytest.MarkDecorat
     return name, pytest.mark.xfail(True, strict=strict, **rest)
 
 
-def settle_hypothesis(item: pytest.Item) -> None:
+def seed_given_test(item: pytest.Item) -> None:
     """Seed a ``@given`` test, and remove the deadline, which its first, compiling example exceeds.
 
     Settings of the test itself stay. ``--pallas-max-examples`` and ``--pallas-profile``, if given,
@@ -120,7 +120,7 @@ def settle_hypothesis(item: pytest.Item) -> None:
     set_hypothesis_settings(test, hypothesis.settings(own, **changes))
 
 
-def settle_examples(item: pytest.Item) -> None:
+def limit_examples(item: pytest.Item) -> None:
     """Let a ``@given`` test without fixtures that draws from our strategies heed the profile.
 
     It need not have to do with a backend, so its seed, deadline and database stay.

@@ -1,107 +1,21 @@
-"""Which tolerance holds, and who gave it: mark > call or spec > hook > default."""
+"""``Result``: what a check has found so far in one test; at the end it makes the ``Record``."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
-from pallas_sim.errors import OptionError
 from pytest_pallas.backends.protocol import Backend, label
-from pytest_pallas.backends.registry import parse
 from pytest_pallas.record import Note, Record, note_of
-from pytest_pallas.session import Session
 
 if TYPE_CHECKING:
     from pytest_pallas.checks.context import CheckResult
     from pytest_pallas.checks.inputs import Inputs
     from pytest_pallas.draw.arguments import Arguments
-    from pytest_pallas.judge.tolerance import Comparison, Tolerance
-
-
-def tolerance_for(
-    session: Session,
-    marks: Sequence[pytest.Mark],
-    given: Tolerance | Mapping[str, Tolerance] | None,
-    *,
-    kernel: str,
-    check: str,
-    backend: Backend,
-    dtypes: Sequence[str],
-) -> tuple[Tolerance, str]:
-    """The tolerance for one call, and where it is given, in words; "" for the default.
-
-    Args:
-      session: has the hook and the backends.
-      marks: the ``pallas_tolerance`` marks of the test, closest first.
-      given: the tolerance of the call or the spec, or a mapping whose keys are a dtype, a backend,
-        or both (``"bfloat16"``, ``"gpu"``, ``"gpu bfloat16"``); the most specific wins.
-      kernel: name of the kernel.
-      check: name of the check.
-      backend: where it runs.
-      dtypes: names of the dtypes of its array arguments.
-
-    Raises:
-      OptionError: a mark has a wrong argument.
-    """
-    from pytest_pallas.judge.tolerance import Tolerance
-
-    names = (backend.name, label(backend))
-    for mark in marks:
-        limits = dict(mark.kwargs)
-        only_backend, only_dtype = limits.pop("backend", None), limits.pop("dtype", None)
-        _known(session, only_backend, only_dtype)
-        if only_backend not in (None, *names) or only_dtype not in (None, *dtypes):
-            continue
-        try:
-            return Tolerance(**limits), "@pytest.mark.pallas_tolerance"
-        except TypeError as error:
-            raise OptionError(
-                f"mark pallas_tolerance: {error}; it takes backend, dtype, factor, floor, rtol, "
-                "atol, ulp and fraction"
-            ) from None
-    chosen = _most_specific(given, names, dtypes) if isinstance(given, Mapping) else given
-    if chosen is not None:
-        return chosen, "tolerance= of the spec or call"
-    chosen = session.harness.tolerance(kernel=kernel, check=check, backend=backend, dtypes=dtypes)
-    if chosen is not None:
-        return chosen, "the hook pytest_pallas_tolerance"
-    return Tolerance(), ""
-
-
-def _known(session: Session, backend: str | None, dtype: str | None) -> None:
-    """Reject unknown names in a mark, which would never match."""
-    import jax
-
-    if backend is not None:
-        parse(backend, session.families)
-    try:
-        jax.numpy.dtype(dtype)
-    except TypeError:
-        raise OptionError(f"mark pallas_tolerance: unknown dtype {dtype!r}") from None
-
-
-def _most_specific(
-    given: Mapping[str, Tolerance], names: Sequence[str], dtypes: Sequence[str]
-) -> Tolerance | None:
-    keys: list[str] = [f"{name} {dtype}" for name in reversed(names) for dtype in dtypes]
-    keys += [*reversed(names), *dtypes]
-    return next((given[key] for key in keys if key in given), None)
-
-
-def dtypes_of(args: Any) -> list[str]:
-    """Names of the dtypes of the arrays in a pytree, without repetition."""
-    import jax
-
-    leaves = jax.tree.leaves(args)
-    return list(dict.fromkeys(str(leaf.dtype) for leaf in leaves if hasattr(leaf, "dtype")))
-
-
-# The results of a running test: one builder for each kernel and check, which makes one record.
-
+    from pytest_pallas.judge.tolerance import Comparison
+    from pytest_pallas.spec import KernelSpec
 
 #: Number of examples whose errors are kept; of later ones, only failures are kept.
 MOST_POINTS = 128
@@ -125,12 +39,22 @@ class ExamplePoint:
 
 
 @dataclass(kw_only=True)
-class ResultBuilder:
-    """The accumulated examples of one check of one kernel in one test.
+class Result:
+    """The examples of one check of one kernel in one test, which grow to a ``Record``.
 
     Attributes:
+      kernel: its name; ``family``, ``check``, ``backend`` and ``mesh`` as in ``Record``.
+      examples: number of examples that count.
+      error: the worst error against the oracle in ulps; None if none was measured. ``baseline`` and
+        ``multiple`` belong to it.
+      compiled: the reports of compilers, as plain values.
+      inputs: what was drawn; one for each example.
+      evidence: what ``Check.conclude`` gets.
+      withdrawn: why the check does not apply to the last example to which it does not.
       failed: whether an example failed.
-      earlier: number of examples that other builders of the same test counted before.
+      earlier: number of examples of the same test that another result counted before.
+      points: the errors of examples, for a picture.
+      mutants: the verdicts on mutants, as plain values.
     """
 
     kernel: str
@@ -155,6 +79,20 @@ class ResultBuilder:
     used_goldens: dict[str, None] = field(default_factory=dict[str, None])
     points: list[ExamplePoint] = field(default_factory=list["ExamplePoint"])
     mutants: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+    @classmethod
+    def of(
+        cls,
+        kernel: KernelSpec | str,
+        check: str,
+        backend: Backend,
+        sizes: Mapping[str, int] | None = None,
+    ) -> Result:
+        """A result without examples, of a spec or of a kernel's name."""
+        name, family = (kernel, "") if isinstance(kernel, str) else (kernel.name, kernel.family)
+        return cls(
+            kernel=name, family=family, check=check, backend=label(backend), mesh=sizes or {}
+        )
 
     def begin(self, arguments: Arguments) -> None:
         """Count an example at its start."""
@@ -184,14 +122,20 @@ class ResultBuilder:
             self.unverified.update(dict.fromkeys(finding.outcome.unverified))
         report = None if finding.outcome is None else finding.outcome.report
         if report is not None:
-            from pytest_pallas.compile.service import to_json
+            from pytest_pallas.compile.service import to_json as report_to_json
 
-            plain = to_json(report)
+            plain = report_to_json(report)
             if plain not in self.compiled:
                 self.compiled.append(plain)
-        self._mark(finding)
-        if finding.failed is not None:
-            self.fail(finding.failed)
+        failed = finding.failed
+        measured = [each for each in finding.comparisons if each.kind in ("close", "exact")]
+        worst = failed or max(measured, key=lambda each: each.error, default=None)
+        if worst is not None and self.points:
+            point = self.points[-1]
+            point.error, point.baseline = worst.error, worst.baseline_error
+            point.failed = failed is not None
+        if failed is not None:
+            self.fail(failed)
             return
         for comparison in finding.comparisons:
             if comparison.kind != "close":
@@ -209,8 +153,8 @@ class ResultBuilder:
         self.baseline = failed.baseline_error
         self.multiple = failed.multiple
 
-    def absorb(self, later: ResultBuilder) -> None:
-        """Add the examples of another builder of the same test, which ran later."""
+    def absorb(self, later: Result) -> None:
+        """Add the examples of another result of the same test, which ran later."""
         self.examples += later.examples
         self.kernel_seconds += later.kernel_seconds
         self.compiled += [each for each in later.compiled if each not in self.compiled]
@@ -242,19 +186,15 @@ class ResultBuilder:
         if note not in self.notes:
             self.notes.append(note)
 
-    def _mark(self, finding: CheckResult) -> None:
-        """Keep the error of the current example."""
-        measured = [each for each in finding.comparisons if each.kind in ("close", "exact")]
-        worst = finding.failed or max(measured, key=lambda each: each.error, default=None)
-        if worst is not None and self.points:
-            point = self.points[-1]
-            point.error, point.baseline = worst.error, worst.baseline_error
-            point.failed = not worst.passed
-
     def record(
-        self, *, test: str, outcome: str, seconds: float, reason: str = "", **rest: object
+        self, *, test: str, outcome: str, seconds: float, reason: str = "", **rest: Any
     ) -> Record:
-        """The record of this builder for a test that ended with ``outcome``."""
+        """The record of a test that ended with ``outcome``."""
+        drawn: dict[str, Any] = {}
+        if self.inputs:  # imported lazily, because most runs of pytest draw none
+            from pytest_pallas.checks.inputs import signatures, to_json
+
+            drawn = {"inputs": to_json(self.inputs), "signatures": signatures(self.inputs)}
         return Record(
             test=test,
             kernel=self.kernel,
@@ -274,33 +214,16 @@ class ResultBuilder:
             notes=tuple(self.notes),
             unverified=tuple(self.unverified),
             compiled=tuple(self.compiled),
-            inputs=self._inputs(),
-            signatures=self._signatures(),
             goldens=dict(self.goldens),
             used_goldens=tuple(self.used_goldens),
             mutants=tuple(self.mutants),
-            **rest,  # pyright: ignore[reportArgumentType]
+            **drawn,
+            **rest,
         )
 
-    def _inputs(self) -> dict[str, Any]:
-        """The inputs of the examples. Imported lazily, because most pytest runs draw none."""
-        if not self.inputs:
-            return {}
-        from pytest_pallas.checks.inputs import to_json
 
-        return to_json(self.inputs)
-
-    def _signatures(self) -> tuple[str, ...]:
-        """The distinct shapes of the examples."""
-        if not self.inputs:
-            return ()
-        from pytest_pallas.checks.inputs import signatures
-
-        return signatures(self.inputs)
-
-
-def _is_worse(later: ResultBuilder, earlier: ResultBuilder) -> bool:
-    """Whether the error of a later builder is the worst so far; exact comparisons have none."""
+def _is_worse(later: Result, earlier: Result) -> bool:
+    """Whether the error of a later result is the worst so far; exact comparisons have none."""
     if later.error is None or later.multiple is None:
         return False
     return earlier.multiple is None or later.multiple >= earlier.multiple

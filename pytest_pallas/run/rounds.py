@@ -8,11 +8,9 @@ import itertools
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
-
-import pytest
 
 from pallas_sim.findings import Text
 from pytest_pallas import record as notes
@@ -34,81 +32,11 @@ from pytest_pallas.draw.arguments import Declared
 from pytest_pallas.draw.diversity import words_of
 from pytest_pallas.errors import SpecError
 from pytest_pallas.isolate.messages import Change
-from pytest_pallas.pytest_session import current
 from pytest_pallas.record import Aspect, Note
-from pytest_pallas.run.context import BoundCheck, separate_builder
+from pytest_pallas.run.check_run import CheckRun, run_example
 from pytest_pallas.run.fuzzing import Fuzz, fuzz, fuzz_round, fuzz_until
-from pytest_pallas.run.result import ExamplePoint, ResultBuilder
+from pytest_pallas.run.result import ExamplePoint, Result
 from pytest_pallas.run.together import agreed
-
-#: The clock of a session, made when its first item starts.
-CLOCK = pytest.StashKey["TimeBudget"]()
-
-
-@dataclass
-class TimeBudget:
-    """Distributes the time over items.
-
-    All kernels get equal times, which their items share. Later items share the unused time of
-    earlier ones. Under xdist, each process distributes the time over its own items.
-
-    Attributes:
-      seconds: the time of the session.
-      weights: weights of the items that fuzz, by node id; those of a kernel add up to 1.
-      processes: number of processes that run the items.
-      started: start of the first item, by ``time.monotonic``.
-    """
-
-    seconds: float
-    weights: Mapping[str, float]
-    processes: int = 1
-    started: float = field(default_factory=lambda: time.monotonic())
-    done: float = 0.0
-
-    def slot(self, nodeid: str) -> float:
-        """Seconds for an item that starts now."""
-        weight = self.weights.get(nodeid, 0.0)
-        left = max(sum(self.weights.values()) - self.processes * self.done, weight)
-        self.done += weight
-        spent = time.monotonic() - self.started
-        return max(0.0, self.seconds - spent) * self.processes * weight / left if left else 0.0
-
-
-def time_budget_of(config: pytest.Config, items: list[pytest.Item], seconds: float) -> TimeBudget:
-    """The clock of a session, which starts at the first call.
-
-    Tests that an earlier part of the run has done had their part of the time.
-    """
-    if CLOCK not in config.stash:
-        workers = getattr(config, "workerinput", {}).get("workercount", 1)  # of pytest-xdist
-        weigh = weights([*current(config).done_items, *items])
-        left = {item.nodeid: weigh.get(item.nodeid, 0.0) for item in items}
-        every = sum(weigh.values())
-        share = sum(left.values()) / every if every else 1.0
-        config.stash[CLOCK] = TimeBudget(seconds * share, left, workers)
-    return config.stash[CLOCK]
-
-
-def weights(items: Sequence[pytest.Item]) -> Mapping[str, float]:
-    """The share of each item that fuzzes, by node id; those of a kernel add up to 1."""
-    fuzzed = {item.nodeid: item.spec.name for item in _fuzzing(items)}
-    counts = Counter(fuzzed.values())
-    return {nodeid: 1 / counts[name] for nodeid, name in fuzzed.items()}
-
-
-def _fuzzing(items: Sequence[pytest.Item]) -> Iterator[Any]:
-    """The items that use all of their time."""
-    from pytest_pallas.run.item import SpecItem
-
-    for item in items:
-        if (
-            isinstance(item, SpecItem)
-            and item.backend.kind != "compiling"
-            and not any(item.iter_markers("skip"))
-            and not any(item.iter_markers("xfail"))
-        ):
-            yield item
-
 
 #: Number of rounds without a new example after which fuzzing stops.
 EXHAUSTED = 3
@@ -155,12 +83,12 @@ class ExampleOutcome:
 
     Attributes:
       digest: of the words that identify it among the examples of its item.
-      builder: the builder of this example alone.
+      result: the result of this example alone.
       passed: whether it raised nothing.
     """
 
     digest: str
-    builder: ResultBuilder
+    result: Result
     passed: bool = False
 
 
@@ -184,24 +112,24 @@ class MergedRounds:
     """Rounds, in order, as one process would have run them.
 
     Attributes:
-      builder: the builder of the whole item.
+      result: the result of the whole item.
       count: number of rounds that count: those before the first one that is missing, up to the
         first that failed, or the last that an exhausted item needs.
       failed: the round whose failure is that of the item, or None.
       exhausted: whether the last rounds brought nothing new, so that no further one is needed.
     """
 
-    builder: ResultBuilder
+    result: Result
     count: int
     failed: int | None = None
     exhausted: bool = False
 
 
-def merge_rounds(builder: ResultBuilder, rounds: Iterable[RoundOutcome]) -> MergedRounds:
+def merge_rounds(result: Result, rounds: Iterable[RoundOutcome]) -> MergedRounds:
     """Merge rounds from several processes.
 
     Args:
-      builder: of the item, without examples.
+      result: of the item, without examples.
       rounds: the rounds, in any order, some perhaps more than once.
     """
     by_number: dict[int, RoundOutcome] = {}
@@ -213,16 +141,16 @@ def merge_rounds(builder: ResultBuilder, rounds: Iterable[RoundOutcome]) -> Merg
         found, before = by_number[number], len(passed)
         for example in found.examples:
             if example.digest not in passed:
-                builder.absorb(example.builder)
+                result.absorb(example.result)
             if example.passed:
                 passed.add(example.digest)
         if found.failed:
-            return MergedRounds(builder, number + 1, failed=number)
+            return MergedRounds(result, number + 1, failed=number)
         idle = idle + 1 if number and len(passed) == before else 0
         number += 1
         if idle == EXHAUSTED:
-            return MergedRounds(builder, number, exhausted=True)
-    return MergedRounds(builder, number)
+            return MergedRounds(result, number, exhausted=True)
+    return MergedRounds(result, number)
 
 
 def digest_of(words: str) -> str:
@@ -291,7 +219,7 @@ def rounds_to_json(rounds: Sequence[RoundOutcome], check: Check) -> dict[str, An
     inputs: dict[Inputs, int] = {}
     for each in rounds:
         for example in each.examples:
-            for call in example.builder.inputs:
+            for call in example.result.inputs:
                 inputs.setdefault(call, len(inputs))
     for call in inputs:
         for one in call.declared:
@@ -322,14 +250,12 @@ def rounds_to_json(rounds: Sequence[RoundOutcome], check: Check) -> dict[str, An
     }
 
 
-def rounds_from_json(
-    plain: Mapping[str, Any], like: ResultBuilder, check: Check
-) -> list[RoundOutcome]:
+def rounds_from_json(plain: Mapping[str, Any], like: Result, check: Check) -> list[RoundOutcome]:
     """The rounds of a ``RoundsPart``. Nothing of it is executed.
 
     Args:
       plain: from ``rounds_to_json``.
-      like: a builder of the same item.
+      like: a result of the same item.
       check: that of the item.
 
     Raises:
@@ -362,25 +288,25 @@ def rounds_from_json(
 
 def _example(example: ExampleOutcome, inputs: Mapping[Inputs, int], check: Check) -> dict[str, Any]:
     """An example as plain values; those of most examples, which are empty, are left out."""
-    builder = example.builder
+    result = example.result
     plain = {
         "digest": example.digest,
         "passed": example.passed,
-        "examples": builder.examples,
-        "errors": [builder.error, builder.baseline, builder.multiple],
-        "failed": builder.failed,
-        "kernel_seconds": builder.kernel_seconds,
-        "withdrawn": builder.withdrawn,
-        "inputs": [inputs[call] for call in builder.inputs],
+        "examples": result.examples,
+        "errors": [result.error, result.baseline, result.multiple],
+        "failed": result.failed,
+        "kernel_seconds": result.kernel_seconds,
+        "withdrawn": result.withdrawn,
+        "inputs": [inputs[call] for call in result.inputs],
         "points": [
-            [dict(each.dims), each.error, each.baseline, each.failed] for each in builder.points
+            [dict(each.dims), each.error, each.baseline, each.failed] for each in result.points
         ],
-        "compiled": builder.compiled,
-        "notes": [notes.note_to_json(note) for note in builder.notes],
-        "unverified": list(builder.unverified),
-        "goldens": dict(builder.goldens),
-        "used_goldens": list(builder.used_goldens),
-        "evidence": [_plain_evidence(each, check) for each in builder.evidence],
+        "compiled": result.compiled,
+        "notes": [notes.note_to_json(note) for note in result.notes],
+        "unverified": list(result.unverified),
+        "goldens": dict(result.goldens),
+        "used_goldens": list(result.used_goldens),
+        "evidence": [_plain_evidence(each, check) for each in result.evidence],
     }
     return {name: value for name, value in plain.items() if value or name in _ALWAYS}
 
@@ -411,10 +337,10 @@ _ALWAYS = ("digest", "errors")
 
 
 def _example_from(
-    plain: _PlainExample, inputs: Sequence[Inputs], like: ResultBuilder, check: Check
+    plain: _PlainExample, inputs: Sequence[Inputs], like: Result, check: Check
 ) -> ExampleOutcome:
     error, baseline, multiple = plain["errors"]
-    builder = ResultBuilder(
+    result = Result(
         kernel=like.kernel,
         check=like.check,
         backend=like.backend,
@@ -439,7 +365,7 @@ def _example_from(
         used_goldens=dict.fromkeys(plain.get("used_goldens", ())),
         evidence=[_evidence(each, check) for each in plain.get("evidence", ())],
     )
-    return ExampleOutcome(plain["digest"], builder, plain.get("passed", False))
+    return ExampleOutcome(plain["digest"], result, plain.get("passed", False))
 
 
 # Rounds of fuzzing in a fixed order, so that any process can run any of them.
@@ -454,7 +380,7 @@ def seed_of(seed: int, number: int) -> int:
 
 
 def run_rounds(
-    bound: BoundCheck,
+    run: CheckRun,
     what: Fuzz,
     numbers: Iterable[int],
     *,
@@ -466,7 +392,7 @@ def run_rounds(
     """Run rounds in ascending order, until some in a row bring nothing new, or the time is over.
 
     Args:
-      bound: the bound check.
+      run: of the check.
       what: the check to fuzz.
       numbers: the numbers of the rounds.
       first_round: runs round 0, which is that of a run without rounds.
@@ -487,12 +413,12 @@ def run_rounds(
         if log is not None:
             log.append(outcome)
         before = len(what.passed)
-        noted = dataclasses.replace(what, run=_noting(bound, what, outcome, keep=log is not None))
+        noted = dataclasses.replace(what, run=_noting(run, outcome, keep=log is not None))
         try:
             if number == 0:
                 first_round(noted)
             else:
-                fuzz_round(noted, seed=seed_of(bound.options.seed, number))
+                fuzz_round(noted, seed=seed_of(run.options.seed, number))
         except Exception:
             outcome.failed = True
             raise
@@ -502,20 +428,21 @@ def run_rounds(
             return
 
 
-def _noting(
-    bound: BoundCheck, what: Fuzz, outcome: RoundOutcome, *, keep: bool
-) -> Callable[[Any], object]:
-    """``what.run``, with a builder of its own for each example, which the outcome keeps."""
+def _noting(run: CheckRun, outcome: RoundOutcome, *, keep: bool) -> Callable[[Any], object]:
+    """Run an example with a result of its own, which the outcome keeps."""
 
-    def run(drawn: Any) -> object:
+    def run_alone(drawn: Any) -> object:
         __tracebackhide__ = True
-        with separate_builder(bound) as builder:
-            if not keep:
-                return what.run(drawn)
-            example = ExampleOutcome(digest_of(words_of(drawn)), builder)
+        whole, alone = run.result, dataclasses.replace(run, results={})
+        alone.result.earlier = whole.examples
+        example = ExampleOutcome(digest_of(words_of(drawn)), alone.result)
+        if keep:
             outcome.examples.append(example)
-            result = what.run(drawn)
-            example.passed = True
-            return result
+        try:
+            finding = run_example(alone, drawn)
+        finally:
+            whole.absorb(alone.result)
+        example.passed = True
+        return finding
 
-    return run
+    return run_alone

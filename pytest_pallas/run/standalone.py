@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from pallas_sim.chips import accumulations
 from pallas_sim.errors import OptionError, PallasError
@@ -15,15 +15,13 @@ from pytest_pallas.backends.registry import select
 from pytest_pallas.checks import Check
 from pytest_pallas.compile.service import Service
 from pytest_pallas.database import parse_places
+from pytest_pallas.fixture_types import CheckKeywords, spelled_out
 from pytest_pallas.option_values import Options
 from pytest_pallas.options import PROFILES
 from pytest_pallas.run.backends import on_claimed_chips, without_replaced
-from pytest_pallas.run.calls import PropertyKeywords, check_kernel, refuse_others
+from pytest_pallas.run.calls import check_kernel, listed, refuse_others
 from pytest_pallas.session import Harness, Session, SpecFacts
 from pytest_pallas.spec import KernelSpec
-
-if TYPE_CHECKING:
-    from jax.sharding import Mesh
 
 #: The keyword arguments that ``pallas_check`` takes from pytest's options and marks.
 _OF_THE_RUN = (
@@ -31,23 +29,20 @@ _OF_THE_RUN = (
 )
 
 
+@spelled_out
 def check(
     kernel: Callable[..., Any] | KernelSpec,
     /,
     *args: Any,
     reference: Callable[..., Any] | None = None,
     backend: str = "auto",
-    checks: str | Check | Sequence[str | Check] = (),
-    options: Mapping[str, Any] | None = None,
-    tuning: Mapping[str, Any] | None = None,
-    mesh: Mesh | Mapping[str, int] | None = None,
     seed: int = 0,
     timeout: float = 60.0,
     sanitize: str | Sequence[str] = "all",
     max_examples: int | None = None,
     devices: int | None = None,
     arithmetic: str = "",
-    **properties: Unpack[PropertyKeywords],
+    **keywords: Unpack[CheckKeywords],
 ) -> Any:
     """Verify a kernel against its reference: ``check(kernel, *args, reference=jnp_function)``.
 
@@ -118,28 +113,15 @@ def check(
     refuse_others(kernel)
     set_platforms(os.environ)
     count = simulate(devices or Options.devices, os.environ, explicit=devices is not None)
-    given = [checks] if isinstance(checks, (str, Check)) else list(checks)
-    own = tuple(each for each in given if isinstance(each, Check))
-    peers = _names_of_peers(kernel, properties)
+    own = tuple(each for each in listed(keywords.get("checks", ())) if isinstance(each, Check))
+    peers = _names_of_peers(kernel, keywords)
     run = _run_options(seed, timeout, sanitize, max_examples, count, (*peers, backend), arithmetic)
     session = _Session(options=run, harness=Harness(checks=lambda: own))
     try:
         chosen = _backend(session, kernel, backend, peers)
         if arithmetic and chosen.kind == "simulating":
             accumulations(chip_of(chosen).name, arithmetic)  # which rejects what is not known
-        return check_kernel(
-            session,
-            chosen,
-            kernel,
-            args,
-            properties,
-            reference=reference,
-            options=options,
-            tuning=tuning,
-            checks=[each if isinstance(each, str) else each.name for each in given],
-            mesh=mesh,
-            keywords=_OF_THE_RUN,
-        )
+        return check_kernel(session, chosen, kernel, args, reference, keywords, also=_OF_THE_RUN)
     except PallasError as error:
         # A traceback through this package would hide the message.
         raise error.with_traceback(None) from error.__cause__
@@ -183,11 +165,11 @@ def _run_options(
     return usual.replaced(where="check", **values)
 
 
-def _names_of_peers(kernel: Any, properties: Any) -> tuple[str, ...]:
+def _names_of_peers(kernel: Any, keywords: Any) -> tuple[str, ...]:
     """The peers of a spec, which are names of backends."""
     if not isinstance(kernel, KernelSpec):
         return ()
-    peers = properties.pop("peers", ())
+    peers = keywords.pop("peers", ())
     if isinstance(peers, Mapping):
         raise OptionError(f"{kernel.name}: peers= of a spec must be names of backends")
     return (peers,) if isinstance(peers, str) else tuple(peers)

@@ -65,7 +65,7 @@ from pytest_pallas.results import (
     plain_test,
     read_results,
 )
-from pytest_pallas.run.result import ResultBuilder
+from pytest_pallas.run.result import Result
 from pytest_pallas.run.rounds import ExampleOutcome, RoundOutcome, rounds_from_json, rounds_to_json
 
 #: A module beside the files: whoever imports it has executed something of a file.
@@ -112,7 +112,7 @@ def _verdict(status: Any) -> MutantVerdict:
 
 
 def _part_results() -> Iterator[dict[str, Any]]:
-    made = ResultBuilder(kernel="softmax", check="forward", backend="tpu-sim")
+    made = Result(kernel="softmax", check="forward", backend="tpu-sim")
     made.begin(Arguments((np.ones((8, 4), np.float32),)))
     made.error, made.baseline, made.multiple = 1.0, 2.0, 0.5
     made.evidence = [Evidence((Attempt("zeros", "output", True, "1"),), Tolerance(rtol=0.1))]
@@ -432,7 +432,7 @@ class Readers:
                 warning_of(warning)
             part = result_of(result.reports)
             if part is not None and part["kind"] == "rounds":
-                like = ResultBuilder(kernel="k", check="forward", backend="tpu-sim")
+                like = Result(kernel="k", check="forward", backend="tpu-sim")
                 for check in (forward, oracle_strength):
                     with contextlib.suppress(ValueError):
                         rounds_from_json(part, like, check)

@@ -29,9 +29,8 @@ from pytest_pallas.distribute.parts import (
     result_of,
 )
 from pytest_pallas.isolate.isolator import isolator_of
-from pytest_pallas.isolate.messages import Part, WorkerRequest, encoded, unpickled
-from pytest_pallas.isolate.worker import PART
-from pytest_pallas.pytest_session import current
+from pytest_pallas.isolate.messages import WorkerRequest, encoded, unpickled
+from pytest_pallas.pytest_session import PART, Part, current
 from pytest_pallas.run.item import SpecItem
 
 #: Rounds of an item that only the time ends.
@@ -104,7 +103,7 @@ def _run(item: pytest.Item, part: Part) -> list[dict[str, Any]]:
 
 def _here(item: pytest.Item, part: Part) -> list[dict[str, Any]]:
     item.stash[PART] = part
-    current(item.config).builders.clear()
+    current(item.config).results.clear()
     try:
         reports = runtestprotocol(item, log=False, nextitem=None)
     finally:

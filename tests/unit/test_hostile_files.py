@@ -26,7 +26,7 @@ from pytest_pallas.distribute.fleet.messages import TestResult, from_plain, to_p
 from pytest_pallas.isolate.messages import warning_of
 from pytest_pallas.options import replay
 from pytest_pallas.results import read_results
-from pytest_pallas.run.result import ResultBuilder
+from pytest_pallas.run.result import Result
 from pytest_pallas.run.rounds import ExampleOutcome, RoundOutcome, rounds_from_json, rounds_to_json
 
 pytest.importorskip("safetensors")
@@ -103,7 +103,7 @@ PICKLED = base64.b64encode(pickle.dumps(Evil())).decode()
 
 
 def part(check=forward, **changes):
-    made = ResultBuilder(kernel="k", check="forward", backend="tpu-sim")
+    made = Result(kernel="k", check="forward", backend="tpu-sim")
     made.evidence = changes.pop("evidence", [3])
     plain = rounds_to_json([RoundOutcome(0, [ExampleOutcome("d", made, True)])], check)
     return {"kind": "rounds", "first": 0, "last": 0, **plain}
@@ -111,13 +111,13 @@ def part(check=forward, **changes):
 
 def test_evidence_is_data(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    like = ResultBuilder(kernel="k", check="forward", backend="tpu-sim")
+    like = Result(kernel="k", check="forward", backend="tpu-sim")
     plain = part(evidence=[(1, "a"), 3])
     [outcome] = rounds_from_json(json.loads(json.dumps(plain)), like, forward)
-    assert outcome.examples[0].builder.evidence == [(1, "a"), 3]
+    assert outcome.examples[0].result.evidence == [(1, "a"), 3]
     plain["rounds"][0]["examples"][0]["evidence"] = [PICKLED]
     [outcome] = rounds_from_json(plain, like, forward)
-    assert outcome.examples[0].builder.evidence == [PICKLED]  # a text
+    assert outcome.examples[0].result.evidence == [PICKLED]  # a text
     assert not (tmp_path / "executed").exists()
     with pytest.raises(SpecError, match="the evidence of the check forward is a Evil, which is no"):
         part(evidence=[Evil()])

@@ -44,7 +44,7 @@ from pytest_pallas.option_values import place_of
 from pytest_pallas.pytest_session import FleetFacts, PytestSession, current
 from pytest_pallas.report.reporter import Progress, Reporter
 from pytest_pallas.run.collection import locate
-from pytest_pallas.run.rounds import weights
+from pytest_pallas.run.item import weights
 
 #: The name of the registered plugin.
 PLUGIN = "pallas-fleet"

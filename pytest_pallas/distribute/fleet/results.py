@@ -29,7 +29,7 @@ from pytest_pallas.replay.saved import (
     test_of_script,
 )
 from pytest_pallas.replay.script import NoScriptError
-from pytest_pallas.run.item import SpecItem, settle
+from pytest_pallas.run.item import SpecItem, record_raise
 
 #: The files of a failure: its script, and the arrays beside it.
 _SUFFIXES = (".py", ".npz", SUFFIX)
@@ -52,7 +52,7 @@ class ResultReplayer:
         """
         if result.death is not None:
             # The records of a test that dies have its script neither here nor on the worker.
-            self.session.builders.clear()
+            self.session.results.clear()
             self.fail(item, self.isolator.error_of_end(item, result.death))
             return
         self._keep_goldens(result.goldens)
@@ -137,15 +137,15 @@ class ResultReplayer:
         Its marks count: an expected failure may be of this type.
         """
 
-        builders = dict(self.session.builders)
+        builders = dict(self.session.results)
 
         def runtest() -> None:
             __tracebackhide__ = True
-            self.session.builders.update(builders)  # which the protocol clears
+            self.session.results.update(builders)  # which the protocol clears
             if isinstance(item, SpecItem):
-                _ = item.builder  # for the record of this item
+                _ = item.result  # for the record of this item
                 if isinstance(error, PallasError):
-                    settle(item, error)
+                    record_raise(item, error)
             raise error
 
         item.setup = lambda: None

@@ -389,7 +389,7 @@ def test_the_folder_is_removed_in_the_middle(suite):
 def test_time_goes_to_what_is_left(suite):
     """A run of a minute, half of whose tests are done, has half a minute."""
     from pytest_pallas.pytest_session import current
-    from pytest_pallas.run.rounds import CLOCK, time_budget_of
+    from pytest_pallas.run.item import CLOCK, time_budget_of
 
     seen = {}
 

@@ -12,7 +12,7 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.checks.inputs import inputs_of, to_json
 from pytest_pallas.draw.arrays import draw_once
 from pytest_pallas.record import DTYPE, VALUES, Aspect, aspects_from_json
-from pytest_pallas.run.result import ResultBuilder
+from pytest_pallas.run.result import Result
 
 X, Y = np.ones((8, 128), np.float32), np.ones((), np.int32)
 
@@ -116,7 +116,7 @@ def test_signatures_are_the_same_in_every_process():
 
 
 def test_a_tally_forgets_what_was_withdrawn():
-    builder = ResultBuilder(kernel="k", check="c", backend="b")
+    builder = Result(kernel="k", check="c", backend="b")
     builder.begin(pst.Arguments((X,)))
     builder.begin(pst.Arguments((Y,)))
     builder.withdraw()

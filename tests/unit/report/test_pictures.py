@@ -15,7 +15,7 @@ from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.judge.judgement import compare
 from pytest_pallas.record import from_json, to_json
 from pytest_pallas.report.pictures import ERROR_CELLS, arguments_of, errors_of, level, pictures_of
-from pytest_pallas.run.result import MOST_POINTS, ResultBuilder
+from pytest_pallas.run.result import MOST_POINTS, Result
 
 
 def finding(actual, oracle, baseline=None):
@@ -27,7 +27,7 @@ def finding(actual, oracle, baseline=None):
 
 
 def builder():
-    return ResultBuilder(kernel="k", check="forward", backend="interpret")
+    return Result(kernel="k", check="forward", backend="interpret")
 
 
 def test_each_level_of_errors_doubles_the_last():

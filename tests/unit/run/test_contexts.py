@@ -9,14 +9,22 @@ import pytest
 
 from pytest_pallas.checks.check import Check
 from pytest_pallas.option_values import Options
-from pytest_pallas.run.context import with_goldens
+from pytest_pallas.run.check_run import with_goldens
 
 CHECK = Check(name="forward", asks="?", run=lambda context: context)  # pyright: ignore[reportArgumentType]
 
 
 def wrapped(goldens: Any, mutant: Any = None) -> Check:
-    session: Any = SimpleNamespace(goldens=goldens, mutant=mutant)
-    return with_goldens(session, CHECK, "add", test="t", options=Options())
+    run: Any = SimpleNamespace(
+        session=SimpleNamespace(goldens=goldens, mutant=mutant),
+        check=CHECK,
+        name="add",
+        test="t",
+        sizes={},
+        options=Options(),
+        examples=0,
+    )
+    return with_goldens(run)
 
 
 def test_without_the_option_the_check_runs_as_it_is() -> None:

@@ -9,7 +9,7 @@ from pytest_pallas.backends.hardware import gpu, tpu
 from pytest_pallas.backends.simulators import gpu_sim, tpu_sim
 from pytest_pallas.checks.forward import forward
 from pytest_pallas.checks.jit import jit
-from pytest_pallas.run.item import expected_failure
+from pytest_pallas.run.backends import expected_failure
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
 from pytest_pallas.strategies import arrays
 

@@ -13,9 +13,9 @@ import pytest
 from pytest_pallas.checks.forward import forward
 from pytest_pallas.distribute.parts import Division, endless, part, remaining, rounds_needed
 from pytest_pallas.draw.arguments import Arguments
-from pytest_pallas.isolate.messages import Part
+from pytest_pallas.pytest_session import Part
 from pytest_pallas.record import Note
-from pytest_pallas.run.result import ExamplePoint, ResultBuilder
+from pytest_pallas.run.result import ExamplePoint, Result
 from pytest_pallas.run.rounds import (
     ExampleOutcome,
     MergedRounds,
@@ -26,8 +26,8 @@ from pytest_pallas.run.rounds import (
 )
 
 
-def builder() -> ResultBuilder:
-    return ResultBuilder(kernel="k", check="forward", backend="tpu-sim")
+def builder() -> Result:
+    return Result(kernel="k", check="forward", backend="tpu-sim")
 
 
 def example(words: str, *, passed: bool = True, multiple: float | None = 1.0) -> ExampleOutcome:
@@ -71,16 +71,16 @@ def merged(rounds: list[RoundOutcome]) -> MergedRounds:
 def test_rounds_in_any_order_some_twice_are_those_of_one_process(order):
     whole = merged(ROUNDS)
     assert [whole.count, whole.failed, whole.exhausted] == [5, None, False]
-    assert whole.builder.evidence == ["a", "b", "cc", "dd"]
-    assert (whole.builder.examples, whole.builder.kernel_seconds) == (4, 2.0)
-    assert len(whole.builder.notes) == 2
+    assert whole.result.evidence == ["a", "b", "cc", "dd"]
+    assert (whole.result.examples, whole.result.kernel_seconds) == (4, 2.0)
+    assert len(whole.result.notes) == 2
     twice = [ROUNDS[number] for number in (*order, *order[:2])]
-    assert merged(twice).builder == whole.builder
+    assert merged(twice).result == whole.result
 
 
 def test_rounds_survive_json():
     plain = result(ROUNDS)
-    assert merged(rounds_from_json(plain, builder(), forward)).builder == merged(ROUNDS).builder
+    assert merged(rounds_from_json(plain, builder(), forward)).result == merged(ROUNDS).result
 
 
 def test_only_rounds_before_the_first_gap_count():
@@ -92,8 +92,8 @@ def test_the_first_failure_is_that_of_the_item():
     rounds = [ROUNDS[0], fuzzed(1, "cc", fails="e"), fuzzed(2, "f", fails="g")]
     found = merged(rounds)
     assert (found.count, found.failed) == (2, 1)
-    assert found.builder.evidence == ["a", "b", "cc", "e"]
-    assert found.builder.multiple == 99.0
+    assert found.result.evidence == ["a", "b", "cc", "e"]
+    assert found.result.multiple == 99.0
     assert rounds_needed([result(rounds[1:]), result(rounds[:1])]) == 2
 
 
@@ -113,12 +113,12 @@ def test_the_first_round_may_bring_nothing():
 
 def test_worse_errors_and_points_are_those_of_one_builder():
     first, second, third = example("a", multiple=2.0), example("b", multiple=2.0), example("c")
-    first.builder.points[0].error = 1.0
-    third.builder.error, third.builder.multiple = None, 0.0  # exact comparisons
-    second.builder.error = 7.0
-    found = merged([RoundOutcome(0, [third, first, second, third])]).builder
+    first.result.points[0].error = 1.0
+    third.result.error, third.result.multiple = None, 0.0  # exact comparisons
+    second.result.error = 7.0
+    found = merged([RoundOutcome(0, [third, first, second, third])]).result
     assert (found.error, found.multiple) == (7.0, 2.0)
-    assert found.points[1] == ExamplePoint(dims=first.builder.points[0].dims, error=1.0)
+    assert found.points[1] == ExamplePoint(dims=first.result.points[0].dims, error=1.0)
 
 
 def test_a_part_that_did_not_begin_ends_the_item():

@@ -5,7 +5,7 @@ from pathlib import Path
 import hypothesis.strategies as st
 import pytest
 
-from pytest_pallas.run.item import example_key
+from pytest_pallas.run.drawn import example_key
 from pytest_pallas.spec import KernelSpec
 
 

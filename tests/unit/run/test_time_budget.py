@@ -10,7 +10,8 @@ from pytest_pallas.run import fuzzing
 from pytest_pallas.run import fuzzing as example_runner
 from pytest_pallas.run import rounds as time_budget
 from pytest_pallas.run.fuzzing import Fuzz
-from pytest_pallas.run.rounds import TimeBudget, fuzz_for
+from pytest_pallas.run.item import TimeBudget
+from pytest_pallas.run.rounds import fuzz_for
 
 WEIGHTS = {"a1": 0.5, "a2": 0.5, "b": 1.0}
 

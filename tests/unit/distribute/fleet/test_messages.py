@@ -8,8 +8,9 @@ import warnings
 
 from pytest_pallas.distribute.fleet.messages import Answer, FleetTask, decoded, encoded
 from pytest_pallas.distribute.fleet.messages import TestResult as Result
-from pytest_pallas.isolate.messages import Part, WorkerRequest, plain_warning, warning_of
+from pytest_pallas.isolate.messages import WorkerRequest, plain_warning, warning_of
 from pytest_pallas.isolate.project import Difference
+from pytest_pallas.pytest_session import Part
 from pytest_pallas.workers.process import JobResult
 
 #: A report of pytest as plain values.

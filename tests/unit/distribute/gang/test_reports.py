@@ -10,7 +10,7 @@ from pytest_pallas.isolate.worker import Alarm
 from pytest_pallas.pytest_session import RECORDS
 from pytest_pallas.record import Record, to_json
 from pytest_pallas.report.collect import records_of
-from pytest_pallas.run.result import ResultBuilder
+from pytest_pallas.run.result import Result
 from pytest_pallas.workers.process import JobResult
 
 TEST = ("t.py::test_a", ("t.py", 3, "test_a"))
@@ -113,7 +113,7 @@ def test_a_test_whose_process_died_has_ended_and_failed():
 
 
 def test_the_record_of_a_process_that_died_joins_those_of_the_others():
-    builder = ResultBuilder(kernel="k", check="forward", backend="tpu", family="f", mesh={"x": 2})
+    builder = Result(kernel="k", check="forward", backend="tpu", family="f", mesh={"x": 2})
     notes = []
     alarm = Alarm(notes.append, 2)
     try:

@@ -1,0 +1,460 @@
+"""``CheckRun``: one check of one kernel in one place, and the way of an example through it.
+
+All take this way: items of specs, ``pallas_check``, ``pytest_pallas.check``, replays, and trials of
+mutants. ``check_run`` makes a ``CheckRun`` from a spec or from a call. ``run_example`` runs the
+check on one example, and adds what comes out to the run's ``Result``.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pallas_sim.errors import OptionError
+from pytest_pallas.backends.processes import gang
+from pytest_pallas.backends.protocol import Backend, label
+from pytest_pallas.backends.registry import parse
+from pytest_pallas.checks import Check
+from pytest_pallas.checks.context import CheckContext, CheckResult, ComparisonPeer, call
+from pytest_pallas.checks.schedule import Runs
+from pytest_pallas.checks.verdict import drawn_facts, run_check
+from pytest_pallas.compat.fuzzing import is_rejection, rejecting
+from pytest_pallas.draw.arguments import Arguments, as_arguments
+from pytest_pallas.errors import NotApplicableError
+from pytest_pallas.judge.tolerance import Tolerance
+from pytest_pallas.option_values import Options
+from pytest_pallas.record import Note
+from pytest_pallas.run.backends import adapted, others_of
+from pytest_pallas.run.result import Result
+from pytest_pallas.session import Session
+from pytest_pallas.spec import CallProperties, KernelSpec, properties_of
+
+if TYPE_CHECKING:
+    from pytest_pallas.draw.diversity import Subjects
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckRun(CallProperties):
+    """A check of a kernel on a backend and a mesh, in one test.
+
+    ``CallProperties`` has the properties of the kernel, of a spec or of a call.
+
+    Attributes:
+      session: of the run.
+      results: gets the result, by kernel, check and place; those of the running test.
+      check: the check.
+      name: of the kernel, for records and messages.
+      kernel: the function on the mesh; see ``CheckContext``.
+      reference: likewise; None on a backend that executes nothing.
+      backend: where the kernel runs.
+      sizes: of the mesh, by axis; empty without one.
+      mesh: the ``jax.sharding.Mesh`` to run on, or None.
+      others: the peers to compare with.
+      spec: the spec; None for a function.
+      drawn: whether examples are drawn from the spec, rather than given by a call.
+      node: the test whose marks hold: an item of a spec or a test function; None outside of tests.
+      options: as they hold for that test.
+      test: the name of the test in goldens.
+      before: the backends of the spec to compare with.
+      expected: whether it is expected to fail, so that it does not shrink.
+      left_out: returns whether collection left out a check, by name.
+    """
+
+    session: Session
+    results: dict[tuple[str, str, str], Result]
+    check: Check
+    name: str
+    kernel: Callable[..., Any]
+    reference: Callable[..., Any] | None
+    backend: Backend
+    sizes: Mapping[str, int]
+    mesh: Any
+    others: Sequence[ComparisonPeer]
+    spec: KernelSpec | None
+    drawn: bool
+    node: pytest.Item | None
+    options: Options
+    test: str
+    before: Sequence[Backend] = ()
+    expected: bool = False
+    left_out: Callable[[str], bool] = lambda _: False
+
+    @property
+    def place(self) -> str:
+        """The backend with the sizes of the mesh, which tells its result from others."""
+        return place_name(self.backend, self.sizes)
+
+    @property
+    def headline(self) -> str:
+        """The start of its messages."""
+        return f"{self.name}: {self.check.name} on {self.place}"
+
+    @property
+    def result(self) -> Result:
+        """Its result, made at its first use."""
+        key = (self.name, self.check.name, self.place)
+        if key not in self.results:
+            self.results[key] = Result.of(
+                self.spec or self.name, self.check.name, self.backend, self.sizes
+            )
+        return self.results[key]
+
+    def drop_result(self) -> None:
+        """Make no record: the check applies to nothing."""
+        self.results.pop((self.name, self.check.name, self.place), None)
+
+    @property
+    def devices(self) -> int:
+        """The number of devices that the kernel runs on."""
+        return 1 if self.mesh is None else self.mesh.size
+
+    @property
+    def owner(self) -> str:
+        """The name of its item, whether there is one or not: its failing examples are under it."""
+        assert self.spec is not None
+        return item_name(self.spec, self.check.name, self.backend, self.sizes)
+
+    @property
+    def examples(self) -> int:
+        """The number of examples to draw, without a time limit."""
+        if not self.drawn:
+            return 0
+        return self.check.examples(self.options.examples_on(self.backend.kind, self.devices))
+
+    @property
+    def strategy(self) -> Any:
+        """The strategy of the spec's examples."""
+        return adapted(self.session, self.spec, self.mesh, self.sizes) if self.spec else None
+
+    @property
+    def source(self) -> tuple[Any, ...]:
+        """The key of its examples' source among those of other specs and meshes."""
+        assert self.spec is not None
+        return (self.spec.file, self.spec.name, *self.sizes.items())
+
+
+def place_name(backend: Backend, sizes: Mapping[str, int]) -> str:
+    """A backend with the sizes of a mesh: ``tpu-sim:v6e-x4``."""
+    return label(backend) + "".join(f"-{axis}{size}" for axis, size in sizes.items())
+
+
+def item_name(spec: KernelSpec, check: str, backend: Backend, sizes: Mapping[str, int]) -> str:
+    """The name of the item of a check, which owns its failing examples."""
+    return f"{spec.name}-{check}[{place_name(backend, sizes)}]"
+
+
+def check_run(
+    session: Session,
+    backend: Backend,
+    kernel: KernelSpec | Callable[..., Any],
+    *,
+    mesh: Any = None,
+    sizes: Mapping[str, int] | None = None,
+    **fields: Any,
+) -> CheckRun:
+    """Make the run of a kernel's check, from a spec or from the arguments of a call.
+
+    Args:
+      session: of the run.
+      backend: where the kernel runs.
+      kernel: a spec, which has its properties, or a function.
+      mesh: the ``jax.sharding.Mesh`` that kernel and reference get, or None.
+      sizes: of the mesh, by axis.
+      **fields: other fields of ``CheckRun``; those of a function are its properties, too. The
+        check is by default ``forward``, the test that which is running.
+    """
+    sizes = sizes or {}
+    node: pytest.Item | None = fields.setdefault("node", session.item)
+    stated: dict[str, Any] = {"reference": None, "others": (), "spec": None}
+    if not isinstance(kernel, KernelSpec):
+        stated |= {"name": name_of(kernel), "kernel": kernel}
+    else:
+        spec = kernel
+        stated |= {
+            "spec": spec,
+            "name": spec.name,
+            "kernel": spec.kernel_for(backend.platform),
+            "reference": spec.reference,
+            "others": others_of(spec, backend, sizes, fields.get("before", ())),
+            "tolerance": spec.tolerance,
+            "claimed": spec.claimed,
+            **properties_of(spec),
+        }
+    stated |= fields
+    if mesh is not None:
+        for role in ("kernel", "reference"):
+            if stated[role] is not None:
+                stated[role] = functools.partial(stated[role], mesh=mesh)
+    stated.setdefault("check", session.base)
+    stated.setdefault("drawn", False)
+    stated.setdefault("test", "" if node is None else node.nodeid.partition("[")[0])
+    return CheckRun(
+        session=session,
+        results=session.results,
+        backend=backend,
+        mesh=mesh,
+        sizes=sizes,
+        options=session.options_for(node),
+        **stated,
+    )
+
+
+def run_example(
+    run: CheckRun, drawn: Any, *, typical: bool = False, trial: Runs | None = None
+) -> CheckResult | None:
+    """Run the check on one example, and add what comes out to the result.
+
+    Args:
+      run: the run.
+      drawn: the call, as ``Arguments`` or as a strategy draws it.
+      typical: whether the spec names it as typical.
+      trial: for a trial of a mutant, where its runs are kept; nothing is counted or reported then.
+
+    Returns:
+      The result of the check; None for a drawn example to which the check does not apply: it does
+      not count.
+
+    Raises:
+      NotApplicableError: the check does not apply to a given call.
+      PallasError: the output is wrong, or the kernel raised.
+    """
+    __tracebackhide__ = True
+    session, arguments = run.session, as_arguments(drawn)
+    counts = trial is None
+    result = run.result if counts else Result.of(run.name, run.check.name, run.backend)
+    if counts:
+        result.begin(arguments)
+        if session.observer is not None:
+            session.observer.example(result, list(drawn_facts(arguments)))
+    context = context_of(run, arguments, typical=typical, trial=trial)
+    if counts:
+        session.note_run(
+            run.name, run.backend, lambda: call(context, context.kernel, arguments.args)
+        )
+    try:
+        with rejecting() if run.drawn else nullcontext():
+            finding = run_check(
+                with_goldens(run) if counts else run.check, context, run.name, found=result.add
+            )
+    except Exception as error:
+        rejected = run.drawn and counts and is_rejection(error)
+        if not run.drawn or not (rejected or isinstance(error, NotApplicableError)):
+            raise
+        if counts:
+            result.withdraw(
+                "hypothesis rejected every example (assume() or reject())"
+                if rejected
+                else getattr(error, "plain", "")
+            )
+        return None
+    for check in _applying_after_all(run, finding) if counts else ():
+        text = (
+            f"ran {check.name}, too: it applies to this example, and to none that was traced at "
+            "collection"
+        )
+        result.add_note(Note(text, "run"))
+        with suppress(NotApplicableError):
+            run_check(check, context, run.name)
+    return finding
+
+
+def _applying_after_all(run: CheckRun, finding: CheckResult) -> Iterator[Check]:
+    """The checks that collection left out, and that apply to the kernels of an example.
+
+    The traced calls need not include every kernel: an example of another shape or dtype may have a
+    DMA that none of them has.
+    """
+    spec, outcome = run.spec, finding.outcome
+    if spec is None or not run.check.base or outcome is None or not outcome.kernels:
+        return
+    for check in run.session.checks.values():
+        if check.requires_kernels is None or not run.left_out(check.name):
+            continue
+        if check.unmet(spec, run.backend, run.before) is not None:
+            continue
+        if check.requires_kernels(spec, run.backend, outcome.kernels) is None:
+            yield check
+
+
+def context_of(
+    run: CheckRun, arguments: Arguments, *, typical: bool = False, trial: Runs | None = None
+) -> CheckContext:
+    """Make what the check gets of one example; the arguments are those of ``run_example``.
+
+    Raises:
+      OptionError: a mark of the test has an argument that it cannot have.
+    """
+    session, node = run.session, run.node
+    runs = session.runs if session.mutant is None else Runs()
+    tolerance, given_by = tolerance_for(run, dtypes_of(arguments.args))
+    # Drawn calls change with Hypothesis' version; typical calls of a spec do not.
+    costs = typical or not run.drawn or not (run.spec and run.spec.typical)
+    return CheckContext(
+        kernel=run.kernel,
+        reference=run.reference,
+        arguments=arguments,
+        backend=run.backend,
+        settings=session.settings(
+            run.options,
+            run.backend,
+            devices=run.devices,
+            jit=run.jit,
+            dump=None if node is None or trial is not None else session.dump_folder(node.name),
+        ),
+        others=run.others,
+        tolerance=tolerance,
+        tolerance_given_by=given_by,
+        check_dtype=run.check_dtype,
+        runs=runs if trial is None else trial,
+        cache=session.cache,
+        typical=typical,
+        costs=session.costs if costs else None,
+        claimed=run.claimed,
+        explained=trial is None or session.mutant is None,
+        **properties_of(run),
+    )
+
+
+def with_goldens(run: CheckRun) -> Check:
+    """The check as it is run: with ``--pallas-golden`` its answers are kept, or compared.
+
+    A mutant's answers are neither.
+    """
+    session = run.session
+    if session.goldens is None or session.mutant is not None:
+        return run.check
+    if gang() is not None:
+        raise OptionError(
+            "--pallas-golden keeps whole outputs, and in a program of several processes each holds "
+            "a part of them: record and compare goldens in one process"
+        )
+    from pytest_pallas.checks.golden import GoldenRequest, keeping
+
+    request = GoldenRequest(
+        goldens=session.goldens,
+        test=run.test,
+        mesh=run.sizes,
+        seed=run.options.seed,
+        examples=run.examples,
+    )
+    return keeping(run.check, run.name, request)
+
+
+def subjects_of(run: CheckRun) -> Subjects | None:
+    """The parts of the check that apply to a draw; None if they are the same for all draws."""
+    spec, subjects = run.spec, run.check.subjects
+    if subjects is None or spec is None:
+        return None
+
+    def of(drawn: Any) -> Collection[Any]:
+        try:
+            return subjects(spec, as_arguments(drawn))
+        except Exception as error:
+            return (type(error),)  # running the check raises the same error
+
+    return of
+
+
+# Which tolerance holds, and who gave it: mark > call or spec > hook > default.
+
+
+def tolerance_for(run: CheckRun, dtypes: Sequence[str]) -> tuple[Tolerance, str]:
+    """The tolerance for one call, and where it is given, for messages; "" for the default.
+
+    The closest ``pallas_tolerance`` mark of the test wins. Of a mapping, whose keys are a dtype, a
+    backend, or both (``"bfloat16"``, ``"gpu"``, ``"gpu bfloat16"``), the most specific entry does.
+
+    Args:
+      run: has the marks, the properties and the hook.
+      dtypes: names of the dtypes of the array arguments.
+
+    Raises:
+      OptionError: a mark has a wrong argument.
+    """
+    backend, given = run.backend, run.tolerance
+    names = (backend.name, label(backend))
+    for mark in () if run.node is None else run.node.iter_markers("pallas_tolerance"):
+        limits = dict(mark.kwargs)
+        only_backend, only_dtype = limits.pop("backend", None), limits.pop("dtype", None)
+        _refuse_unknown(run.session, only_backend, only_dtype)
+        if only_backend not in (None, *names) or only_dtype not in (None, *dtypes):
+            continue
+        try:
+            return Tolerance(**limits), "@pytest.mark.pallas_tolerance"
+        except TypeError as error:
+            raise OptionError(
+                f"mark pallas_tolerance: {error}; it takes backend, dtype, factor, floor, rtol, "
+                "atol, ulp and fraction"
+            ) from None
+    if isinstance(given, Mapping):
+        keys = [f"{name} {dtype}" for name in reversed(names) for dtype in dtypes]
+        keys += [*reversed(names), *dtypes]
+        given = next((given[key] for key in keys if key in given), None)
+    if given is not None:
+        return given, "tolerance= of the spec or call"
+    hooked = run.session.harness.tolerance(
+        kernel=run.name, check=run.check.name, backend=backend, dtypes=dtypes
+    )
+    return (Tolerance(), "") if hooked is None else (hooked, "the hook pytest_pallas_tolerance")
+
+
+def _refuse_unknown(session: Session, backend: str | None, dtype: str | None) -> None:
+    """Reject unknown names in a mark, which would never match."""
+    import jax
+
+    if backend is not None:
+        parse(backend, session.families)
+    try:
+        jax.numpy.dtype(dtype)
+    except TypeError:
+        raise OptionError(f"mark pallas_tolerance: unknown dtype {dtype!r}") from None
+
+
+def dtypes_of(args: Any) -> list[str]:
+    """Names of the dtypes of the arrays in a pytree, without repetition."""
+    import jax
+
+    leaves = jax.tree.leaves(args)
+    return list(dict.fromkeys(str(leaf.dtype) for leaf in leaves if hasattr(leaf, "dtype")))
+
+
+# How functions are called.
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """The default name of a function in reports."""
+    inner: Any = getattr(function, "func", function)  # a functools.partial
+    return getattr(inner, "__name__", type(inner).__name__)
+
+
+def lacks_mesh(
+    function: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> bool:
+    """Whether a function can be called so with ``mesh=``, and not without."""
+    return misfit(function, args, keywords) is not None and (
+        misfit(function, args, {**keywords, "mesh": None}) is None
+    )
+
+
+def misfit(
+    function: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> str | None:
+    """Which function cannot be called so, and why; None if it can, or nobody knows."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None  # some builtins have none
+    try:
+        signature.bind(*args, **keywords)
+    except TypeError as error:
+        inner: Any = inspect.unwrap(getattr(function, "func", function))
+        code = getattr(inner, "__code__", None)
+        where = "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
+        return f"{getattr(inner, '__name__', repr(inner))}{signature}{where}: {error}"
+    return None

@@ -1,0 +1,314 @@
+"""Run the examples that are drawn from a spec: ``run_drawn``.
+
+What runs depends on the options: the usual number of examples, rounds, as many as fit a time, one
+replayed example, or the calls of goldens. A compiling backend compiles the typical calls of the
+spec, and half as many drawn ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import jax
+
+from pallas_sim.errors import PallasError
+from pytest_pallas.backends.tracing import shape_of
+from pytest_pallas.checks import Check
+from pytest_pallas.checks.golden import Goldens, written_call
+from pytest_pallas.checks.verdict import conclude
+from pytest_pallas.draw.arguments import Arguments, as_arguments
+from pytest_pallas.draw.database import Recorded
+from pytest_pallas.draw.diversity import BASE, choose, shared
+from pytest_pallas.errors import CompilerFailedError, GoldenError
+from pytest_pallas.pytest_session import Part
+from pytest_pallas.replay.values import call_of, read
+from pytest_pallas.run.check_run import CheckRun, run_example, subjects_of
+from pytest_pallas.run.fuzzing import Fuzz, drawn_calls, fuzz, replay
+from pytest_pallas.run.rounds import RoundOutcome, fuzz_for, rounds_to_json, run_rounds
+from pytest_pallas.run.together import of_all
+from pytest_pallas.spec import KernelSpec
+
+if TYPE_CHECKING:
+    from pytest_pallas.draw.diversity import ExampleSource
+    from pytest_pallas.replay.goldens import Golden
+
+
+@dataclass
+class PartRun:
+    """What a part of an item brought, besides its result.
+
+    Attributes:
+      rounds: its rounds.
+      fail: the error, baseline and multiple of its failure, as in the record; None if nothing
+        failed, or a failure has no such.
+      database: keeps the changes of the database of failing examples, if there is one.
+    """
+
+    rounds: list[RoundOutcome] = field(default_factory=list[RoundOutcome])
+    fail: tuple[float | None, float | None, float | None] | None = None
+    database: Recorded | None = None
+
+
+def part_to_json(part: Part, outcome: PartRun, check: Check) -> dict[str, Any]:
+    """The result of a part of rounds as plain JSON values.
+
+    Raises:
+      SpecError: the evidence of the check is no data.
+    """
+    return {
+        "kind": part.kind,
+        "first": part.first,
+        "last": part.last,
+        **rounds_to_json(outcome.rounds, check),
+        "fail": None if outcome.fail is None else list(outcome.fail),
+        "database": [] if outcome.database is None else outcome.database.changes,
+    }
+
+
+def run_drawn(
+    run: CheckRun,
+    *,
+    slot: Callable[[], float | None] = lambda: None,
+    pulse: Callable[[], None] = lambda: None,
+    rounds: Iterable[int] | None = None,
+    part: PartRun | None = None,
+) -> str:
+    """Run the check on as many examples as the options give.
+
+    Args:
+      run: of the check, whose examples are drawn.
+      slot: returns the seconds to fuzz, when fuzzing starts; None for a number of examples.
+      pulse: called after each round of fuzzing.
+      rounds: numbers of the rounds to run; None for a number of examples, or a time.
+      part: if these rounds are a part of the item, gets what they brought. Nothing is concluded
+        then, and the database does not change.
+
+    Returns:
+      The reason why the check applies to no example; "" if it ran on one.
+
+    Raises:
+      PallasError: an output is wrong, or the kernel raised.
+    """
+    __tracebackhide__ = True
+    replayed = bool(run.options.replay)
+    if run.backend.kind == "compiling" and not replayed:
+        _compile(run, slot, pulse)
+        return "" if run.result.examples else run.result.withdrawn
+    result = run.result
+    try:
+        missing = _fuzz(run, slot, pulse, rounds, part)
+    except PallasError as error:
+        finding = None if error.failure is None else error.failure.finding
+        if finding is not None and finding.failed is not None:
+            result.fail(finding.failed)  # later examples may have failed, too
+            if part is not None:
+                part.fail = (result.error, result.baseline, result.multiple)
+        raise
+    if missing or (not result.examples and result.withdrawn):
+        return missing or result.withdrawn
+    if not replayed and part is None:
+        conclude(run.check, result.evidence, run.name, run.backend)
+    return ""
+
+
+def example_key(spec: KernelSpec, check: str, root: Path) -> str:
+    """The key of the failing examples of a check: ``mykernels/matmul_spec.py::matmul/forward``.
+
+    Two specs of one name in two files share no examples. Machines do, wherever their folders are.
+
+    Args:
+      spec: the spec.
+      check: name of the check.
+      root: the folder that paths are relative to, as far as they are in it.
+    """
+    return f"{_same_on_all_machines(Path(spec.file), root)}::{spec.name}/{check}"
+
+
+def _same_on_all_machines(file: Path, root: Path) -> str:
+    installed = [n for n, part in enumerate(file.parts) if part.endswith("-packages")]
+    if installed:
+        return "/".join(file.parts[installed[-1] + 1 :])
+    folders = [root, *sorted(map(Path, sys.path), key=lambda path: -len(path.parts))]
+    folder = next((each for each in folders if each in file.parents), file.parent)
+    return file.relative_to(folder).as_posix()
+
+
+def _compile(run: CheckRun, slot: Callable[[], float | None], pulse: Callable[[], None]) -> None:
+    """Compile calls; a failure is shrunk by fuzzing."""
+    __tracebackhide__ = True
+    try:
+        for arguments, typical in calls_to_compile(run):
+            run_example(run, arguments, typical=typical)
+    except PallasError as error:
+        # Each attempt to shrink these may take the whole time limit.
+        slow = error.timed_out or isinstance(error, CompilerFailedError)
+        if not (run.expected or slow):
+            _fuzz(run, slot, pulse)  # finds the same failure, and shrinks it
+        raise
+
+
+def _fuzz(
+    run: CheckRun,
+    slot: Callable[[], float | None],
+    pulse: Callable[[], None],
+    rounds: Iterable[int] | None = None,
+    part: PartRun | None = None,
+) -> str:
+    """Run examples; returns the reason why there are none."""
+    __tracebackhide__ = True
+    session, options = run.session, run.options
+    assert run.spec is not None
+    mutated = session.mutant is not None  # its saved failures are not replayed
+    through: Any = None
+    if part is not None and session.database is not None:
+        through = Recorded(session.database)
+        part.database = through
+    what = Fuzz(
+        run=functools.partial(run_example, run),
+        source=shared(session.sources, run.source, run.strategy),
+        key=example_key(run.spec, run.check.name, session.harness.root),
+        subjects=subjects_of(run),
+        shrink=not run.expected and not mutated,
+        database=None if mutated else of_all(session.database_for(run.owner, through=through)),
+        elsewhere=(
+            None
+            if mutated
+            else of_all(session.database_for(run.owner, others=True, through=through))
+        ),
+    )
+    goldens = session.goldens
+    if session.replayed is not None:
+        run_example(run, Arguments(*session.replayed.call))
+    elif options.replay.blob:
+        replay(what, options.replay.blob)
+    elif goldens is not None and goldens.mode == "replay":
+        return replay_goldens(run, goldens, what.source)
+    elif rounds is not None:
+        first = functools.partial(_fuzz_examples, run)
+        log = None if part is None else part.rounds
+        run_rounds(run, what, rounds, first_round=first, seconds=slot(), pulse=pulse, log=log)
+    elif (seconds := slot()) is not None:
+        fuzz_for(what, seconds, seed=options.seed, max_examples=run.examples, pulse=pulse)
+    else:
+        _fuzz_examples(run, what)
+    return ""
+
+
+def _fuzz_examples(run: CheckRun, what: Fuzz) -> None:
+    """Run the usual number of examples."""
+    __tracebackhide__ = True
+    fuzz(what, seed=run.options.seed, max_examples=run.examples)
+    if not run.result.examples and run.examples < BASE:
+        _fuzz_until_one_counts(run, what)
+
+
+def _fuzz_until_one_counts(run: CheckRun, what: Fuzz) -> None:
+    """Continue with further examples, if the check did not apply to the first ones."""
+    __tracebackhide__ = True
+    seed = run.options.seed
+    for number, drawn in enumerate(drawn_calls(what.source, seed, BASE, what.subjects), 1):
+        try:
+            what.run(drawn)
+        except Exception:
+            fuzz(what, seed=seed, max_examples=number)  # finds the same failure, and shrinks it
+            raise
+        if run.result.examples:
+            return
+
+
+# Compile the calls of a spec.
+
+
+def calls_to_compile(run: CheckRun) -> Iterator[tuple[Any, bool]]:
+    """The calls that an item compiles, and whether they are typical."""
+    typical: Any = run.spec.typical if run.spec else ()
+    calls = cast("Sequence[Any]", typical(run.mesh) if callable(typical) else typical)
+    for given in calls:
+        yield as_arguments(given), True
+    for arguments in _drawn(run):
+        yield arguments, False
+
+
+def _drawn(run: CheckRun) -> tuple[Any, ...]:
+    """Drawn calls without their values, which are the same for every target."""
+    options, drawn = run.options, run.session.drawn
+    count = max(1, run.check.examples(options.max_examples) // 2)
+    key = (*run.source, options.seed, count)
+    found = drawn.get(key)
+    if found is None:
+        choice = choose(run.strategy, seed=options.seed, examples=count)
+        found = tuple(_abstract(as_arguments(each)) for each in choice.chosen.values())
+        drawn.add(key, found)
+    return found
+
+
+def _abstract(arguments: Any) -> Any:
+    """Arguments with shapes and dtypes instead of arrays, because a session keeps many."""
+    args = jax.tree.map(
+        lambda leaf: shape_of(leaf) if hasattr(leaf, "dtype") else leaf, arguments.args
+    )
+    return dataclasses.replace(arguments, args=args)
+
+
+# Run the calls of goldens, instead of new draws: ``--pallas-golden=replay``.
+
+
+def replay_goldens(run: CheckRun, goldens: Goldens, source: ExampleSource) -> str:
+    """Run the check on the call of every golden.
+
+    A call that was not kept is drawn again; if the draw is a different call now, the record counts
+    it as lost.
+
+    Returns:
+      The reason why no call ran; "" if one ran.
+
+    Raises:
+      PallasError: an output is wrong, or differs from a golden.
+    """
+    __tracebackhide__ = True
+    found = goldens.of(run.name, run.check.name, run.sizes)
+    if not found:
+        return "the folder has no golden of it"
+
+    subjects = subjects_of(run)
+
+    @functools.cache
+    def drawn(seed: int, examples: int) -> dict[str, Arguments]:
+        calls = (as_arguments(call) for call in drawn_calls(source, seed, examples, subjects))
+        return {written_call(call).digest: call for call in calls}
+
+    for golden in found:
+        kept = golden.call
+        if kept.complete:
+            run_example(run, _kept(goldens, golden))
+        elif call := drawn(kept.seed, kept.examples).get(kept.digest):
+            run_example(run, call)
+        else:
+            run.result.goldens["lost"] += 1
+    if run.result.examples:
+        return ""
+    return (
+        "the calls of its goldens were too large to keep, and the same seed now draws different "
+        "ones; record again"
+    )
+
+
+def _kept(goldens: Goldens, golden: Golden) -> Arguments:
+    """The call of a golden.
+
+    Raises:
+      GoldenError: it is damaged.
+    """
+    try:
+        call = Arguments(*call_of(read(golden.call.plain, goldens.store.inputs(golden))))
+    except GoldenError as error:
+        raise GoldenError(f"{golden}: {error}; record again") from None
+    if written_call(call).digest != golden.call.digest:
+        raise GoldenError(f"{golden}: the call in the file was changed; record again")
+    return call
