@@ -131,13 +131,13 @@ def direct(target: str, **environment: str) -> Callable[[Path], float]:
         text=True,
     )
 
-    def compile(path: Path) -> float:
+    def compile_apart(path: Path) -> float:
         assert process.stdin is not None
         assert process.stdout is not None
         print(path, file=process.stdin, flush=True)
         return json.loads(process.stdout.readline())
 
-    return compile
+    return compile_apart
 
 
 def child(target: str) -> None:
@@ -148,11 +148,11 @@ def child(target: str) -> None:
     from pytest_pallas.compile import libtpu as programs
 
     seconds: list[float] = []
-    compile = stages.Lowered.compile
+    compile_program = stages.Lowered.compile
 
     def timed(self: stages.Lowered, *args: Any, **options: Any) -> stages.Compiled:
         started = time.perf_counter()
-        compiled = compile(self, *args, **options)
+        compiled = compile_program(self, *args, **options)
         seconds.append(time.perf_counter() - started)
         return compiled
 
@@ -169,7 +169,7 @@ def supervised(target: str) -> Callable[[Path], float]:
 
     service = Service(workers=1, memory_bytes=2**34, cache=None)
 
-    def compile(path: Path) -> float:
+    def compile_by_service(path: Path) -> float:
         module, devices = path.read_bytes(), _devices_of(path)
         # Another dump folder each time: the service compiles nothing twice.
         service._running.clear()
@@ -179,7 +179,7 @@ def supervised(target: str) -> Callable[[Path], float]:
         assert report.status == "compiled", report.text
         return time.perf_counter() - started
 
-    return compile
+    return compile_by_service
 
 
 def _devices_of(path: Path) -> int:

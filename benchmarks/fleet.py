@@ -108,7 +108,7 @@ def speed(count: int) -> None:
 def cluster(workers: int) -> Generator[Any]:
     """A scheduler with workers on this machine."""
     from pytest_pallas.distribute.fleet.cluster import DaskCluster
-    from pytest_pallas.option_values import FleetPlace
+    from pytest_pallas.options import FleetPlace
 
     made = DaskCluster(FleetPlace(workers=workers))
     try:

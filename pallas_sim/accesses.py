@@ -155,7 +155,7 @@ def bounds_error(thread: Thread, message: str, line: str, **facts: Any) -> Bound
 
 def report_input_write(thread: Thread, ref: Ref, line: str) -> None:
     """Report a write to the window of an input; of any other reference, do nothing."""
-    if not ref.input:
+    if not ref.is_input:
         return
     message = (
         f"store to the window of the input {ref.name}, which is not aliased to an output: "

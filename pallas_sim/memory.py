@@ -123,21 +123,21 @@ class Ref:
       data: its elements. A reference may share them with another one.
       name: of the parameter or variable that it is bound to, for messages.
       space: its memory space, such as ``"vmem"``.
-      input: whether it is the window of an input that shares no memory with an output.
+      is_input: whether it is the window of an input that shares no memory with an output.
       key: names the same memory on another device or core; None where there is none.
       left: whether it is the window of an output's block that the grid had left before.
       block: of a program of a GPU's grid: which memory of all programs it is part of; else None.
       reached: the threads on other devices or cores that have reached it, with the line.
     """
 
-    __slots__ = ("block", "data", "input", "key", "left", "name", "reached", "space")
+    __slots__ = ("block", "data", "is_input", "key", "left", "name", "reached", "space")
 
     def __init__(
         self,
         data: np.ndarray[Any, Any],
         name: str = "",
         space: str = "",
-        input: bool = False,
+        is_input: bool = False,
         key: AllocationKey | None = None,
         left: bool = False,
         block: Any = None,
@@ -146,7 +146,7 @@ class Ref:
         self.data = data
         self.name = name
         self.space = space
-        self.input = input
+        self.is_input = is_input
         self.key = key
         self.left = left
         self.block = block

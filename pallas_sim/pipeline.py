@@ -246,7 +246,7 @@ def enter(this: CoreRun, window: BlockWindow, buffer: BlockBuffer, start: BlockS
     buffer.fetched = None
     buffer.start = start
     left = not window.loaded and start in buffer.left
-    buffer.ref = Ref(data, name, window.home, input=window.is_input_of(this.kernel), left=left)
+    buffer.ref = Ref(data, name, window.home, is_input=window.is_input_of(this.kernel), left=left)
     if this.thread.recorded:
         this.thread.publish(buffer.ref, "operand", window.number, shared=window.in_place)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,76 +22,10 @@ from pytest_pallas.database import DatabasePlace
 if TYPE_CHECKING:
     from pallas_sim.errors import OptionError
     from pytest_pallas.database import DatabasePlace
-from pytest_pallas.options import PROFILES, TABLE, Option
+from pytest_pallas.options import PROFILES, TABLE, Distributed, FleetPlace, Option, Replay, Shard
 
 #: Arguments of the ``pallas`` mark that are not options.
 MARK_ONLY = ("backends", "targets", "reason")
-
-
-@dataclass(frozen=True)
-class Shard:
-    """Part ``index`` of ``count`` of the tests, counted from 1; see ``--pallas-shard``."""
-
-    index: int
-    count: int
-
-    def __str__(self) -> str:
-        return f"{self.index}/{self.count}"
-
-
-@dataclass(frozen=True)
-class Distributed:
-    """The place of this host among several; see ``--pallas-distributed``.
-
-    Attributes:
-      address: ``host:port`` of the first host; "" to detect the place.
-      index: the number of this host, from 0.
-      count: the number of hosts.
-    """
-
-    address: str = ""
-    index: int = 0
-    count: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.index}/{self.count}@{self.address}" if self.address else "auto"
-
-
-@dataclass(frozen=True)
-class FleetPlace:
-    """The workers of ``--pallas-fleet``.
-
-    Attributes:
-      address: of a Dask scheduler; "" for workers on this machine.
-      workers: number of worker processes to start on this machine; 0 with an address.
-    """
-
-    address: str = ""
-    workers: int = 0
-
-    def __str__(self) -> str:
-        """The text of the command line."""
-        return self.address or f"local:{self.workers}"
-
-
-@dataclass(frozen=True)
-class Replay:
-    """The example to run in place of all others; nothing by default.
-
-    Attributes:
-      file: a saved example.
-      blob: an example as Hypothesis prints it.
-    """
-
-    file: Path | None = None
-    blob: str = ""
-
-    def __bool__(self) -> bool:
-        return self.file is not None or bool(self.blob)
-
-    def __str__(self) -> str:
-        """The text of the command line."""
-        return self.blob if self.file is None else str(self.file)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +64,7 @@ class Options:
     cost_limit: float = 5.0
     golden: str = "off"
     golden_dir: Path = Path("pallas_goldens")
-    replay: Replay = Replay()
+    replay: Replay = field(default_factory=Replay)
     shard: Shard | None = None
     shard_by: Path | None = None
     processes: int = 0

@@ -17,7 +17,10 @@ import pytest
 if TYPE_CHECKING:
     from pallas_sim.errors import OptionError
     from pytest_pallas.database import DatabasePlace
-    from pytest_pallas.option_values import Distributed, FleetPlace, Replay, Shard
+
+if TYPE_CHECKING:
+    from pallas_sim.errors import OptionError
+    from pytest_pallas.database import DatabasePlace
 
 
 def wrong(problem: str) -> OptionError:
@@ -115,7 +118,6 @@ _MOST_BLOB = 2**20
 
 def replay(text: str) -> Replay:
     """A file or a blob: Hypothesis' text in base64, which begins with a byte 0 or 1."""
-    from pytest_pallas.option_values import Replay
 
     try:
         content = base64.b64decode(text, validate=True)
@@ -135,7 +137,6 @@ def replay(text: str) -> Replay:
 
 def distributed(text: str) -> Distributed | None:
     """``auto``, or ``I/N@HOST:PORT``."""
-    from pytest_pallas.option_values import Distributed
 
     if text in ("", "auto"):
         return Distributed() if text else None
@@ -163,7 +164,6 @@ _JOBS = (
 
 def shard(text: str) -> Shard | None:
     """``I/N``, ``auto/N`` with the number of the job from the environment, or ``auto``."""
-    from pytest_pallas.option_values import Shard
 
     if not text:
         return None
@@ -185,7 +185,6 @@ def shard(text: str) -> Shard | None:
 
 def fleet(text: str) -> FleetPlace | None:
     """``local:N``, or the address of a Dask scheduler: ``HOST:PORT``, also with a scheme."""
-    from pytest_pallas.option_values import FleetPlace
 
     if not text:
         return None
@@ -548,3 +547,69 @@ def add_options(parser: pytest.Parser) -> None:
 def any_given(config: pytest.Config) -> bool:
     """Whether a run has one of these options, or its ini value."""
     return any(config.getoption(option.ini) or config.getini(option.ini) for option in TABLE)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Part ``index`` of ``count`` of the tests, counted from 1; see ``--pallas-shard``."""
+
+    index: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+
+@dataclass(frozen=True)
+class Distributed:
+    """The place of this host among several; see ``--pallas-distributed``.
+
+    Attributes:
+      address: ``host:port`` of the first host; "" to detect the place.
+      index: the number of this host, from 0.
+      count: the number of hosts.
+    """
+
+    address: str = ""
+    index: int = 0
+    count: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}@{self.address}" if self.address else "auto"
+
+
+@dataclass(frozen=True)
+class FleetPlace:
+    """The workers of ``--pallas-fleet``.
+
+    Attributes:
+      address: of a Dask scheduler; "" for workers on this machine.
+      workers: number of worker processes to start on this machine; 0 with an address.
+    """
+
+    address: str = ""
+    workers: int = 0
+
+    def __str__(self) -> str:
+        """The text of the command line."""
+        return self.address or f"local:{self.workers}"
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The example to run in place of all others; nothing by default.
+
+    Attributes:
+      file: a saved example.
+      blob: an example as Hypothesis prints it.
+    """
+
+    file: Path | None = None
+    blob: str = ""
+
+    def __bool__(self) -> bool:
+        return self.file is not None or bool(self.blob)
+
+    def __str__(self) -> str:
+        """The text of the command line."""
+        return self.blob if self.file is None else str(self.file)

@@ -75,7 +75,7 @@ class GridOperand:
       memory: the array that they are in.
       name: of the body's parameter.
       space: memory space of the body's reference.
-      input: whether it is an input that shares no memory with an output.
+      is_input: whether it is an input that shares no memory with an output.
       codes: what an element beyond the edge is, for each axis.
     """
 
@@ -83,7 +83,7 @@ class GridOperand:
     memory: SharedArray
     name: str
     space: str
-    input: bool
+    is_input: bool
     codes: Sequence[int]
 
 
@@ -117,7 +117,7 @@ def block_of(
             for axis, (first, size) in enumerate(zip(start, sizes, strict=True))
         )
         key = (*key, ...)  # so that a single element is an array, too
-        ref = Ref(array[key], operand.name, operand.space, input=operand.input)
+        ref = Ref(array[key], operand.name, operand.space, is_input=operand.is_input)
         ref.block = ProgramBlock(memory, program, key, waiting=waiting)
         return ref
     numbers: Array = np.zeros((1,) * len(sizes), np.int64)
@@ -135,7 +135,7 @@ def block_of(
     numbers = numbers.reshape([size for axis, size in enumerate(sizes) if axis not in squeezed])
     data = machine.uninitialized(numbers.shape, array.dtype, "padding")
     data[numbers >= 0] = array.reshape(-1)[numbers[numbers >= 0]]
-    ref = Ref(data, operand.name, operand.space, input=operand.input)
+    ref = Ref(data, operand.name, operand.space, is_input=operand.is_input)
     ref.block = ProgramBlock(memory, program, None, numbers, waiting)
     return ref
 

@@ -241,7 +241,7 @@ def _operands(
                 memory=memories[id(array)],
                 name=kernel.names[window.number],
                 space="gmem" if window.home == "default" else window.home,
-                input=window.is_input_of(kernel),
+                is_input=window.is_input_of(kernel),
                 codes=_codes(window),
             )
         )

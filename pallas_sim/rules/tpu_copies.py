@@ -44,7 +44,7 @@ def _dma_start(eqn: Equation) -> Evaluate:
         to: Ref = operands[parts.target.position]
         if not source.size:
             return ()
-        if to.input:
+        if to.is_input:
             report_input_write(thread, to, eqn.line)
         peer = peer_of(thread, parts.peer, operands)
         target = _accessed(thread, parts.target, to_part, operands, "copy to", line)

@@ -27,7 +27,7 @@ from pytest_pallas.compile.machine_code import Cost
 from pytest_pallas.compile.service import CompileReply, CompileRequest, divert, overhear_log
 
 #: What a worker calls.
-ENTRY = "pytest_pallas.compile.cuda:compile"
+ENTRY = "pytest_pallas.compile.cuda:compile_payload"
 
 #: Where a worker makes the folders that compilers write to.
 _SCRATCH = "PYTEST_PALLAS_SCRATCH"
@@ -123,7 +123,7 @@ def environment(
     }
 
 
-def compile(payload: bytes) -> bytes:
+def compile_payload(payload: bytes) -> bytes:
     """Compile one ``CompileRequest``; the answer is a ``CompileReply``. Runs in the worker."""
     request = CompileRequest.decode(payload)
     learn(request.target, request.chip)

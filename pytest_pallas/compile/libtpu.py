@@ -37,7 +37,7 @@ from pytest_pallas.compile.refusals import full_text
 from pytest_pallas.compile.service import CompileReply, CompileRequest
 
 #: What a worker calls.
-ENTRY = "pytest_pallas.compile.libtpu:compile"
+ENTRY = "pytest_pallas.compile.libtpu:compile_payload"
 
 #: The variable that says where a worker makes the folder that libtpu writes to; set in workers
 #: for TPUs only, where importing this module loads libtpu.
@@ -151,7 +151,7 @@ def _shapes(dims: int) -> Iterator[tuple[int, ...]]:
 # In a worker.
 
 
-def compile(payload: bytes) -> bytes:
+def compile_payload(payload: bytes) -> bytes:
     """Compile one ``CompileRequest``; the answer is a ``CompileReply``."""
     request = CompileRequest.decode(payload)
     learn(request.target, request.chip)

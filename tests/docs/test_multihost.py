@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from pytest_pallas.distribute.gang.hosts import free_port
-from pytest_pallas.option_values import Distributed, read_options
+from pytest_pallas.option_values import read_options
+from pytest_pallas.options import Distributed
 
 TEXT = (Path(__file__).parents[2] / "docs/multihost.md").read_text()
 

@@ -27,7 +27,7 @@ from pallas_sim.errors import OptionError, one_line
 from pytest_pallas.decoding import DataError
 from pytest_pallas.distribute.fleet import worker
 from pytest_pallas.distribute.fleet.messages import Answer, decoded
-from pytest_pallas.option_values import FleetPlace
+from pytest_pallas.options import FleetPlace
 from pytest_pallas.pytest_session import FleetFacts
 from pytest_pallas.workers import forks
 

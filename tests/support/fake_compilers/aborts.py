@@ -5,12 +5,12 @@ import sys
 
 from fake_compilers import environment, flags, good_reply, version
 
-__all__ = ["ENTRY", "compile", "environment", "flags", "version"]
+__all__ = ["ENTRY", "compile_payload", "environment", "flags", "version"]
 
-ENTRY = "fake_compilers.aborts:compile"
+ENTRY = "fake_compilers.aborts:compile_payload"
 
 
-def compile(payload: bytes) -> bytes:
+def compile_payload(payload: bytes) -> bytes:
     """Abort, or accept."""
     if b"hang_here" in payload:
         sys.stderr.write("LLVM ERROR: Cannot select: intrinsic %llvm.nvvm.elect.sync\n")

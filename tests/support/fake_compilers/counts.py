@@ -8,9 +8,9 @@ from typing import Any
 from fake_compilers import flags, good_reply, version
 from pytest_pallas.compile.service import CompileReply, CompileRequest
 
-__all__ = ["ENTRY", "compile", "environment", "flags", "version"]
+__all__ = ["ENTRY", "compile_payload", "environment", "flags", "version"]
 
-ENTRY = "fake_compilers.counts:compile"
+ENTRY = "fake_compilers.counts:compile_payload"
 
 
 def environment(
@@ -20,7 +20,7 @@ def environment(
     return {"FAKE_NOTES": str(scratch), "FAKE_EVERYTHING": str(everything)}
 
 
-def compile(payload: bytes) -> bytes:
+def compile_payload(payload: bytes) -> bytes:
     """Note it in a file named by the process; refuse, abort or accept."""
     request = CompileRequest.decode(payload)
     with Path(os.environ["FAKE_NOTES"], str(os.getpid())).open("a") as notes:

@@ -4,12 +4,12 @@ import time
 
 from fake_compilers import environment, flags, good_reply, version
 
-__all__ = ["ENTRY", "compile", "environment", "flags", "version"]
+__all__ = ["ENTRY", "compile_payload", "environment", "flags", "version"]
 
-ENTRY = "fake_compilers.hangs:compile"
+ENTRY = "fake_compilers.hangs:compile_payload"
 
 
-def compile(payload: bytes) -> bytes:
+def compile_payload(payload: bytes) -> bytes:
     """Hang, or accept."""
     while b"hang_here" in payload:
         time.sleep(1)

@@ -2,12 +2,12 @@
 
 from fake_compilers import environment, flags, good_reply, version
 
-__all__ = ["ENTRY", "compile", "environment", "flags", "version"]
+__all__ = ["ENTRY", "compile_payload", "environment", "flags", "version"]
 
-ENTRY = "fake_compilers.works:compile"
+ENTRY = "fake_compilers.works:compile_payload"
 
 
-def compile(payload: bytes) -> bytes:
+def compile_payload(payload: bytes) -> bytes:
     """Accept."""
     del payload
     return good_reply()

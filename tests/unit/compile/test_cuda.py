@@ -26,7 +26,7 @@ WORKER = """
 import pathlib, sys
 from pytest_pallas.compile import cuda
 for path in sys.argv[1:]:
-    reply = cuda.compile(pathlib.Path(path).read_bytes())
+    reply = cuda.compile_payload(pathlib.Path(path).read_bytes())
     pathlib.Path(path + ".reply").write_bytes(reply)
 """
 

@@ -8,7 +8,7 @@ import pytest
 from pallas_sim.errors import OptionError
 from pytest_pallas import options as parsing
 from pytest_pallas.distribute.shards import Group, assign, expected_groups, recorded_seconds
-from pytest_pallas.option_values import Shard
+from pytest_pallas.options import Shard
 
 
 def groups(count):

@@ -12,8 +12,7 @@ import pytest
 from pallas_sim.errors import OptionError
 from pytest_pallas.distribute.fleet import cluster
 from pytest_pallas.distribute.fleet.cluster import DaskCluster
-from pytest_pallas.option_values import FleetPlace
-from pytest_pallas.options import fleet
+from pytest_pallas.options import FleetPlace, fleet
 
 
 @pytest.mark.parametrize(
