@@ -28,8 +28,9 @@ def shown() -> dict[str, set[str]]:
 
 def there(package: str) -> set[str]:
     """The modules and folders of a package, without those that begin with ``_``."""
-    inside = (ROOT / package).iterdir()
-    names = {f"{path.name}/" if path.is_dir() else path.name for path in inside}
+    inside = list((ROOT / package).iterdir())
+    names = {path.name for path in inside if path.is_file()}
+    names |= {f"{path.name}/" for path in inside if (path / "__init__.py").exists()}
     return {name for name in names if re.fullmatch(r"[a-z]\w*(\.py|/)", name)}
 
 

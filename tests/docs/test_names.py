@@ -29,7 +29,9 @@ CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 DOTTED = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
 
 #: Names of other projects, of variables and of files, like those of our modules and classes.
-OTHERS = frozenset({"Precision", "checks", "cross", "dma", "errors", "memory", "report", "results"})
+OTHERS = frozenset(
+    ["Precision", "checks", "cross", "dma", "drawn", "errors", "memory", "report", "results"]
+)
 
 #: How paths of other projects begin: JAX's, and those of users in examples.
 FOREIGN = ("jax/", "mosaic/", "mosaic_gpu/", "mykernels/", "tests/pallas/", "tests/test_")
