@@ -83,7 +83,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
         add_suite(config)
     if state.options.database:
-        from pytest_pallas.draw.database import DatabaseReporter
+        from pytest_pallas.database import DatabaseReporter
 
         names = ", ".join(place.shown for place in state.options.database)
         databases = DatabaseReporter(names, lambda: state.database, state.lost_places)

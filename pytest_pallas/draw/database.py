@@ -20,7 +20,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from zipfile import BadZipFile
 
 import hypothesis
-import pytest
 from hypothesis.database import (
     DirectoryBasedExampleDatabase,
     ExampleDatabase,
@@ -353,54 +352,3 @@ def _instead(local: ExampleDatabase | None, kept: bool) -> str:
     path = getattr(local, "path", None)
     where = "in memory" if path is None else f"in {os.path.relpath(path)}"
     return f"failing examples are kept {where} instead"
-
-
-# What people are told of the databases, and once of each that cannot be reached.
-
-#: Key of the data that an xdist worker sends to the controller at its end.
-_OUTPUT = "pallas_lost_places"
-
-
-class DatabaseReporter:
-    """Reports the databases that could not be reached, also by workers."""
-
-    def __init__(
-        self, names: str, database: Callable[[], ExampleDatabase | None], lost: dict[str, str]
-    ) -> None:
-        """Report on the databases of these names; ``lost`` says which could not be reached."""
-        self.names, self.database, self.lost = names, database, lost
-        self.reported: set[str] = set()
-
-    def pytest_report_header(self) -> list[str]:
-        """List the databases, and try to reach each server."""
-        database = self.database()
-        if database is not None:
-            list(database.fetch(b"reached"))  # what fails is remembered
-        lines = [f"pallas: examples in {self.names}", *self._warnings()]
-        self.reported = set(self.lost)
-        return lines
-
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Send the lost databases of a worker to the controller."""
-        output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
-        if output is not None:
-            output[_OUTPUT] = dict(self.lost)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        """Receive the lost databases of a worker. A crashed worker sends nothing."""
-        output: dict[str, Any] = getattr(node, "workeroutput", None) or {}
-        for name, text in output.get(_OUTPUT, {}).items():
-            self.lost.setdefault(name, text)
-
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Report databases that were lost after the header."""
-        for line in self._warnings():
-            terminalreporter.write_line(line, yellow=True)
-
-    def _warnings(self) -> list[str]:
-        return [
-            f"pallas: warning: database {name} {text}"
-            for name, text in self.lost.items()
-            if name not in self.reported
-        ]

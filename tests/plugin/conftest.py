@@ -203,12 +203,10 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Itera
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
     """The time of fuzzing, which each look at it advances by a hundredth of a second."""
     from pytest_pallas.report import reporter as progress
-    from pytest_pallas.run import fuzzing, rounds
-    from pytest_pallas.run import fuzzing as example_runner
-    from pytest_pallas.run import rounds as time_budget
+    from pytest_pallas.run import fuzzing, item, rounds
 
     looks = itertools.count(1)
     ticking = SimpleNamespace(monotonic=lambda: next(looks) / 100)
-    for module in (example_runner, fuzzing, progress, rounds, time_budget):
+    for module in (fuzzing, item, progress, rounds):
         monkeypatch.setattr(module, "time", ticking)
     return ticking.monotonic

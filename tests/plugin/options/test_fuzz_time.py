@@ -5,7 +5,7 @@ import re
 import pytest
 
 from pytest_pallas.report import reporter as progress
-from pytest_pallas.run import rounds as time_budget
+from pytest_pallas.run import item as time_budget
 
 SPEC = 'name="add", kernel=add, inputs=pst.arrays("m n, m n", around=[8, 16, 32])'
 WRONG = 'name="add_off", kernel=add_off'
