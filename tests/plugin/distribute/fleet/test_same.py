@@ -60,7 +60,7 @@ TESTS = """
     def test_skips(pallas_run):
         pytest.skip("enough")
 
-    # Not integers: of a checkout, hypothesis draws the constants of the plugin's modules, too, and a
+    # Not integers: in a checkout, hypothesis draws constants of the plugin's modules, too, and a
     # worker has imported others.
     @given(n=st.sampled_from(range(1, 300)))
     def test_draws(pallas_run, n):
