@@ -50,7 +50,6 @@ copybutton_prompt_text = "$ "
 
 add_module_names = False
 autodoc_member_order = "bysource"
-autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
 napoleon_use_ivar = True
 python_maximum_signature_line_length = 90
@@ -59,7 +58,7 @@ python_use_unqualified_type_names = True
 nitpicky = True
 nitpick_ignore_regex = [
     # Of other packages, whose indexes lie on the web: a build needs no network.
-    (r"py:.*", r"(collections|hypothesis|jax|np|numpy|pathlib|pytest|types|typing)\..*"),
+    (r"py:.*", r"(collections|hypothesis|jax|np|numpy|pathlib|pytest|types|typing|weakref)\..*"),
     (
         r"py:class",
         r"Callable|Collection|Iterator|Mapping|Sequence|WeakKeyDictionary|deque|Mesh"
@@ -68,7 +67,6 @@ nitpick_ignore_regex = [
 ]
 #: Types of the plugin that public ones hold and that no page describes: aliases, and internals.
 _INNER = (
-    "analysis.grid.model.GridWindow",
     "backends.protocol.Observer",
     "checks.check.KernelRequirement",
     "checks.check.Program",
@@ -76,38 +74,33 @@ _INNER = (
     "checks.context.ComparedOutputs",
     "checks.context.ComparisonPeer",
     "checks.context.Related",
-    "collection.suite.Suite",
-    "compat.grids.GridFacts",
-    "compat.source.Spot",
-    "compilers.costs.RecordedCosts",
+    "compile.costs.RecordedCosts",
     "decoding.Accepts",
     "decoding.Between",
-    "findings.Lines",
-    "fixture_types.Peers",
+    "draw.arguments.Declared",
+    "draw.arguments.VariantSource",
+    "draw.sizes.Constraint",
     "fixture_types.CheckKeywords",
-    "inline.Inline",
-    "mutation.declaring.OperateOnCall",
-    "notes._known",
+    "fixture_types.Peers",
+    "fixture_types.SpecKeywords",
+    "grid.model.GridWindow",
+    "judge.oracle.ExpectedCache",
+    "judge.tolerance.Scalar",
+    "mutate.model.EnclosingJaxpr",
+    "pytest_session.PytestSession",
     "record.Mesh",
     "record._Other",
-    "mutation.model.EnclosingJaxpr",
-    "numerics.comparison.Scalar",
-    "numerics.dtypes.Array",
-    "oracle.expected.ExpectedCache",
-    "relations.AnyRelation",
-    "relations.When",
+    "record._known",
     "report.section.Lines",
-    "session.pytest_session.PytestSession",
-    "simulator.machine.Machine",
-    "strategies.declared.Declared",
-    "strategies.sizes.constraints.Constraint",
-    "strategies.value_variants.VariantSource",
+    "run.collection.Suite",
+    "spec.AnyRelation",
+    "spec.When",
 )
 #: The same of the simulator.
 _INNER_OF_SIMULATOR = (
     "chips.Accumulation",
-    "copies.Copy",
-    "copies.Semaphore",
+    "compat.grids.GridFacts",
+    "compat.source.Spot",
     "errors.Inline",
     "evaluation.Program",
     "evaluation.Step",
@@ -116,8 +109,11 @@ _INNER_OF_SIMULATOR = (
     "inspector.Inspector",
     "inspector._Watched",
     "machine.Device",
+    "machine.StepObserver",
     "recorders.RecordedLoad",
+    "recording.Copy",
     "recording.Recording",
+    "recording.Semaphore",
     "simulation.Value",
     "timeline.Arrow",
     "timeline.CopySpan",
@@ -129,7 +125,7 @@ nitpick_ignore = [
     for package, names in (("pytest_pallas", _INNER), ("pallas_sim", _INNER_OF_SIMULATOR))
     for inner in names
     for name in (f"{package}.{inner}", inner.rpartition(".")[2])
-]
+] + [("py:exc", "DataError")]
 
 #: Pages that are written elsewhere, by where they are on the site.
 PAGES = {

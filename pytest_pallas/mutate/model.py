@@ -99,7 +99,7 @@ class KernelSite:
 
     @property
     def axes_counted(self) -> list[int]:
-        """The axes of the grid that the body counts: those that ``vmap`` added are not."""
+        """The axes of the grid that the body counts, without those that ``vmap`` added."""
         if self.facts is None:
             return []
         return [axis for axis in range(len(self.facts.grid)) if axis not in self.facts.vmapped]
