@@ -131,7 +131,7 @@ def test_the_script_for_slurm_runs(example):
     folder.mkdir()
     (folder / "srun").write_text(SRUN.format(python=sys.executable, job=free_port()))
     (folder / "srun").chmod(0o755)
-    script = SBATCH.replace("venv/folder/pytest", f"{sys.executable} -m pytest")
+    script = SBATCH.replace("venv/bin/pytest", f"{sys.executable} -m pytest")
     script = script.replace("--pallas-backend=gpu", "--pallas-backend=interpret")
     path = os.pathsep.join([str(folder), os.environ["PATH"]])
     for text in ("2 processes collected 1 test", "resumed: 1 of 1 tests were done"):
