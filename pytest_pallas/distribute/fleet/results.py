@@ -96,7 +96,11 @@ class ResultReplayer:
         replies: list[Any] = []
         for number, result in enumerate(results):
             # Two parts on one worker write files of one name.
-            apart = {path: f"{path}.part{number}{Path(path).suffix}" for path in result.files}
+            paths = {path: Path(path) for path in result.files}
+            apart = {
+                name: str(path.with_suffix(f".part{number}{path.suffix}"))
+                for name, path in paths.items()
+            }
             replies.append(_moved(result.reports, apart))
             files |= {
                 apart[path]: _moved_content(path, content, apart)
@@ -184,7 +188,7 @@ class ResultReplayer:
             own = {path: content for path, content in files.items() if _stem(path) == stem}
             script = own.get(f"{stem}.py", b"").decode(errors="replace")
             test = test_of_script(script) or item.nodeid
-            name = re.sub(r"\.(py|npz|safetensors)\.part\d+$", "", Path(stem).name)
+            name = re.sub(r"\.part\d+$", "", Path(stem).name)
             path = free_path(folder, script_name(name), test)
             moved |= {
                 name: str(path.with_suffix(Path(name).suffix))
