@@ -11,7 +11,7 @@ import pkgutil
 
 
 def import_modules() -> None:
-    """Import the plugin and what it imports late."""
+    """Import the plugin, the simulator and what they import late."""
     import hypothesis.strategies  # noqa: F401
     import jax.experimental.pallas.mosaic_gpu
     import jax.experimental.pallas.tpu
@@ -24,10 +24,12 @@ def import_modules() -> None:
     import scipy.special  # noqa: F401
     from hypothesis.internal.conjecture import providers
 
+    import pallas_sim
     import pytest_pallas
 
-    for module in pkgutil.walk_packages(pytest_pallas.__path__, "pytest_pallas."):
-        importlib.import_module(module.name)
+    for package in (pallas_sim, pytest_pallas):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
     # What hypothesis reads of the source of all these, once: else it parses them where first a test
     # of a new folder draws, a second each time.
     getattr(providers, "_get_local_constants", lambda: None)()
