@@ -177,7 +177,7 @@ ACCUMULATIONS: Mapping[int, Accumulations] = MappingProxyType(
     }
 )
 
-#: Compute capabilities of which a chip gave the same bits: there ``"chip"`` is the default.
+#: Compute capabilities whose sums agree with a chip to the bit: ``"chip"`` is their default.
 COMPARED = frozenset({9})
 
 

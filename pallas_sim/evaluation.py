@@ -384,7 +384,7 @@ def run(program: Program, thread: Thread, args: Sequence[Any]) -> list[Any]:
 
 
 def _place(error: BoundsError, step: Step, machine: Machine) -> None:
-    """Give an access that JAX composed, of which no line is the user's, the line around it."""
+    """Attribute an access that JAX composed to the enclosing line of the user."""
     finding, line = error.finding, step.line
     if finding is None or finding.line or not line:
         return

@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from pallas_sim.errors import OptionError
     from pytest_pallas.database import DatabasePlace
 
-if TYPE_CHECKING:
-    from pallas_sim.errors import OptionError
-    from pytest_pallas.database import DatabasePlace
-
 
 def wrong(problem: str) -> OptionError:
     """The error for a wrong value."""

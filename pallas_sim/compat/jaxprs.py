@@ -227,7 +227,7 @@ def owner_of_space(space: Any) -> str | None:
 
 
 def space_of(aval: Any) -> str:
-    """``"gmem"``, ``"smem"``, ``"tmem"`` or ``"regs"``; "" of what is no reference."""
+    """``"gmem"``, ``"smem"``, ``"tmem"`` or ``"regs"``; "" if it is no reference."""
     return name_of_space(getattr(aval, "memory_space", None))
 
 
