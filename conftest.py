@@ -8,7 +8,7 @@ import sys
 import tempfile
 
 import pytest
-from pinned_xla import pin_xla
+from pallas_test_support.pinned_xla import pin_xla
 
 pytest_plugins = ["pytester"]
 
@@ -75,7 +75,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """Keep what was imported and collected out of each later search for garbage."""
-    from garbage import freeze
+    from pallas_test_support.garbage import freeze
 
     freeze()
 
@@ -84,7 +84,7 @@ def pytest_collection_finish() -> None:
 def _kept_programs(request: pytest.FixtureRequest) -> None:
     """Compile no program of XLA's CPU compiler that an earlier run compiled."""
     if (cache := getattr(request.config, "cache", None)) is not None:
-        from compiled_programs import keep_programs
+        from pallas_test_support.compiled_programs import keep_programs
 
         keep_programs(cache.mkdir("programs"))
 

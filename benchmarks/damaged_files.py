@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
 
-from hostile_files import run
+from pallas_test_support.hostile_files import run
 
 
 def main() -> None:

@@ -2,10 +2,11 @@
 
     uv run python benchmarks/order_proof.py [--programs 50000] [--runs 2] [--seed 0] [--devices 256]
 
-The programs are those of ``tests/support/order_programs.py``: 2 to 4 threads that signal, wait,
-start copies with one or two semaphores, meet, and pass on tokens. A claim says how far another
-thread has come, whether a copy has read its source or written its target, or whether two accesses
-have no order. It is wrong if it does not hold in some interleaving, and weak if more holds in all.
+The programs are those of ``tests/support/pallas_test_support/order_programs.py``: 2 to 4 threads
+that signal, wait, start copies with one or two semaphores, meet, and pass on tokens. A claim says
+how far another thread has come, whether a copy has read its source or written its target, or
+whether two accesses have no order. It is wrong if it does not hold in some interleaving, and weak
+if more holds in all.
 Where a semaphore has one thread that takes from it, no claim may be wrong or weak, but for sources
 that two semaphores together prove to be read; with several, none may be wrong. Otherwise the exit
 status is 1.
@@ -30,7 +31,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/support")]
 
-from order_programs import Comparison, Program, Signal, Wait, compare, record  # noqa: E402
+from pallas_test_support.order_programs import Comparison, Program, Signal, Wait, compare, record  # noqa: E402
 
 from pallas_sim.findings import Owner  # noqa: E402
 from pallas_sim.order.disorder import disorder  # noqa: E402

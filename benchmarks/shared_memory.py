@@ -15,7 +15,7 @@ from pathlib import Path
 os.environ["JAX_PLATFORMS"] = "cpu"
 sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
 
-from lowered_shared_memory import counted_and_lowered, tunings
+from pallas_test_support.lowered_shared_memory import counted_and_lowered, tunings
 
 from pallas_sim.chips import GPUS
 from pytest_pallas import suite

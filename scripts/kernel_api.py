@@ -27,7 +27,7 @@ Of the other {inside}, {used} are used, {share:.1%}.
 
 def main() -> None:
     """Write the page."""
-    import api_coverage
+    from pallas_test_support import api_coverage
 
     names, inside, used = api_coverage.share()
     parts = [

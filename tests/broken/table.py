@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from catches import CONTROLS, ONLY_ON_HARDWARE
-from forked_python import run_python
+from pallas_test_support.forked_python import run_python
 
 from pytest_pallas.checks import declared_sanitizers
 from pytest_pallas.run.collection import suite

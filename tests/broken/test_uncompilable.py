@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from compile_service import compile_service, in_parallel
+from pallas_test_support.compile_service import compile_service, in_parallel
 from uncompilable import CASES, GPUS, TPUS, Case
 
 from pallas_sim.chips import TARGETS

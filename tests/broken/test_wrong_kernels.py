@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 import wrong_kernels
 from catches import BACKEND, CATCHES, CONTROLS, ONLY_ON_HARDWARE, Catch
-from failure_scripts import repeat, run_scripts
-from forked_python import run_python
+from pallas_test_support.failure_scripts import repeat, run_scripts
+from pallas_test_support.forked_python import run_python
 from wrong_kernels.copies import read_before_wait
 
 from pytest_pallas.run.collection import suite

@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("jinja2", reason="jinja2 is not installed: pip install 'pytest-pallas[report]'")
 
-from mutant_samples import SOURCE, mutant_samples
-from report_samples import ENVIRONMENT, OPTIONS, samples
+from pallas_test_support.mutant_samples import SOURCE, mutant_samples
+from pallas_test_support.report_samples import ENVIRONMENT, OPTIONS, samples
 
 from pytest_pallas.report.html import page
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from imported import import_everything
+from pallas_test_support.imported import import_everything
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,7 +1,7 @@
 """The examples of docs/adding-a-rule.md: a rule for a primitive that JAX does not have."""
 
 import pytest
-from forked_python import run_python
+from pallas_test_support.forked_python import run_python
 
 PAGE = "docs/adding-a-rule.md"
 

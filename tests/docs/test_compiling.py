@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from forked_python import run_python
+from pallas_test_support.forked_python import run_python
 
 from pytest_pallas.compile import libtpu
 from pytest_pallas.compile import report as costs

@@ -2,7 +2,7 @@
 
 import pytest
 from _pytest.pytester import LineMatcher
-from forked_python import run_python
+from pallas_test_support.forked_python import run_python
 
 KERNELS = """
 import jax

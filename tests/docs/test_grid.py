@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from forked_python import run_python
+from pallas_test_support.forked_python import run_python
 
 from pallas_sim.chips import TPUS
 from pytest_pallas.grid.findings import Kind

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from forked_python import run_python
+from pallas_test_support.forked_python import run_python
 
 from pytest_pallas.checks import declared_checks, declared_sanitizers
 from pytest_pallas.mutate import declared_operators

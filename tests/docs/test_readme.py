@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from forked_python import run_python
+from pallas_test_support.forked_python import run_python
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

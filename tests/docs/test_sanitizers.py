@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from forked_python import run_python
+from pallas_test_support.forked_python import run_python
 
 from pytest_pallas.checks import SANITIZERS as NAMES
 from pytest_pallas.checks import declared_sanitizers

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from forked_python import run_python
+from pallas_test_support.forked_python import run_python
 
 from pallas_sim.findings import Kind
 

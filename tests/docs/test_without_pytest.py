@@ -1,7 +1,7 @@
 """The example of docs/reference.md that needs no pytest session."""
 
 import pytest
-from forked_python import run_python
+from pallas_test_support.forked_python import run_python
 
 KERNEL = """
 import jax

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 
-import api_coverage
 import jax
 import pytest
+from pallas_test_support import api_coverage
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import copied_kernels
 import pytest
-from bare_python import run_bare
+from pallas_test_support import copied_kernels
+from pallas_test_support.bare_python import run_bare
 
 import reference_kernels
 from pallas_sim.chips import TARGETS, Target, attributes

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
-from operands import i32
+from pallas_test_support.operands import i32
 
 from pallas_sim.chips import TARGETS
 from pallas_sim.errors import PallasError

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from operands import f32, i32, refuses
+from pallas_test_support.operands import f32, i32, refuses
 
 from reference_kernels.attention import batched_mha, flash_attention, mha
 from reference_kernels.basics import add_blocks, add_vectors, iota

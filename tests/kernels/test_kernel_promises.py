@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from operands import normal
-from simulating import simulating
+from pallas_test_support.operands import normal
+from pallas_test_support.simulating import simulating
 
 import reference_kernels
 from pytest_pallas.spec import KernelSpec

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from simulating import simulating
+from pallas_test_support.simulating import simulating
 
 
 def call(body: Any, *scratch: Any) -> Any:

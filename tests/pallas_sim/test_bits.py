@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental.pallas import tpu as pltpu
-from rules_of_jax import assert_same_bits, assert_within_ulps, drawn
+from pallas_test_support.rules_of_jax import assert_same_bits, assert_within_ulps, drawn
 
 from pallas_sim import simulate
 from pallas_sim.dtypes import rounded_to_bits

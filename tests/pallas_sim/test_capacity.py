@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from grid_kernels import analyze
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from pallas_test_support.grid_kernels import analyze
 
 from pallas_sim import simulate
 from pallas_sim.evaluation import prepare_equation

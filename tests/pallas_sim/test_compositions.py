@@ -14,7 +14,7 @@ from jax.experimental import io_callback, sparse
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.extend.core import jaxpr_as_fun
-from rules_of_jax import assert_same_bits, assert_within_ulps, both, drawn
+from pallas_test_support.rules_of_jax import assert_same_bits, assert_within_ulps, both, drawn
 
 from pallas_sim import simulate
 from pallas_sim.errors import SimulationError

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from rules_of_jax import assert_same_bits, both
+from pallas_test_support.rules_of_jax import assert_same_bits, both
 
 from pallas_sim import simulate
 from pallas_sim.products import multiplier

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from jax import lax
-from rules_of_jax import assert_same_bits, bits, drawn
+from pallas_test_support.rules_of_jax import assert_same_bits, bits, drawn
 
 from pallas_sim.dtypes import (
     bit_width,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from rules_of_jax import assert_same_bits, assert_within_ulps, both, drawn
+from pallas_test_support.rules_of_jax import assert_same_bits, assert_within_ulps, both, drawn
 
 from pallas_sim import simulate
 

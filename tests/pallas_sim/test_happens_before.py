@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from order_programs import Operation, Program, Signal, Start, Wait, claims, compare
+from pallas_test_support.order_programs import (
+    Operation,
+    Program,
+    Signal,
+    Start,
+    Wait,
+    claims,
+    compare,
+)
 
 from pallas_sim.findings import Owner
 from pallas_sim.order import disorder as order_findings

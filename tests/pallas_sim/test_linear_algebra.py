@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.lax import linalg
-from rules_of_jax import both
+from pallas_test_support.rules_of_jax import both
 
 from pallas_sim import simulate
 

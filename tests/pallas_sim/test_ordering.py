@@ -7,9 +7,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drawn_arrays import drawn, special
 from jax import lax
-from rules_of_jax import assert_same_bits, assert_within_ulps, both
+from pallas_test_support.drawn_arrays import drawn, special
+from pallas_test_support.rules_of_jax import assert_same_bits, assert_within_ulps, both
 
 DTYPES = [np.float32, jnp.bfloat16, jnp.float8_e5m2, np.int32, np.int8, np.uint32, np.bool_]
 NUMBERS = [dtype for dtype in DTYPES if dtype is not np.bool_]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental.pallas import tpu as pltpu
-from rules_of_jax import assert_same_bits, both
+from pallas_test_support.rules_of_jax import assert_same_bits, both
 
 from pallas_sim.dtypes import round_by_bits
 from pallas_sim.machine import Machine

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drawn_arrays import drawn, special
 from jax import lax
-from rules_of_jax import assert_same_bits, both
+from pallas_test_support.drawn_arrays import drawn, special
+from pallas_test_support.rules_of_jax import assert_same_bits, both
 
 DTYPES = [
     *(np.float32, jnp.bfloat16, np.float16, jnp.float8_e5m2, jnp.float8_e4m3fn, jnp.float4_e2m1fn),

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drawn_arrays import drawn, special
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from rules_of_jax import assert_same_bits
+from pallas_test_support.drawn_arrays import drawn, special
+from pallas_test_support.rules_of_jax import assert_same_bits
 
 from pallas_sim import simulate
 

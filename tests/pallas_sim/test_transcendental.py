@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from rules_of_jax import assert_within_ulps, bits, both
+from pallas_test_support.rules_of_jax import assert_within_ulps, bits, both
 
 #: Where each function is compared, and the largest difference in ulps of float32 (measured, and
 #: rounded up): XLA approximates, and the larger ones are its own errors.

@@ -19,8 +19,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from forked_python import ForkedProcess, run_python
-from imported import import_dask, import_everything
+from pallas_test_support.forked_python import ForkedProcess, run_python
+from pallas_test_support.imported import import_dask, import_everything
 
 KERNELS = Path(__file__).parent / "kernels_source.py"
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from forked_python import run_python
+from pallas_test_support.forked_python import run_python
 
 ROOT = Path(__file__).parents[2]
 

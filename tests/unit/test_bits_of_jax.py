@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import bits_of_jax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import rules_of_jax
-from rules_of_jax import LITERAL, assert_same_bits, digest_of
+from pallas_test_support import bits_of_jax, rules_of_jax
+from pallas_test_support.rules_of_jax import LITERAL, assert_same_bits, digest_of
 
 X = np.arange(7, dtype=np.float32)
 

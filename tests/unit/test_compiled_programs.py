@@ -9,8 +9,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from compiled_programs import DAYS, Programs, keep_programs
 from jax._src import compilation_cache, monitoring
+from pallas_test_support.compiled_programs import DAYS, Programs, keep_programs
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from forked_python import ForkedProcess, run_python
+from pallas_test_support.forked_python import ForkedProcess, run_python
 
 LOOK = """
 import os, sys

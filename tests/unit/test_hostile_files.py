@@ -11,9 +11,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-import hostile_files
 import pytest
-from hostile_files import EVIL, MistakeError, Readers, bomb, watched, write_right
+from pallas_test_support import hostile_files
+from pallas_test_support.hostile_files import (
+    EVIL,
+    MistakeError,
+    Readers,
+    bomb,
+    watched,
+    write_right,
+)
 
 import pallas_sim
 import pytest_pallas

@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from forked_python import run_python
-from pinned_xla import PIN, pin_xla, pinned, require_pin
-from rules_of_jax import assert_same_bits
+from pallas_test_support.forked_python import run_python
+from pallas_test_support.pinned_xla import PIN, pin_xla, pinned, require_pin
+from pallas_test_support.rules_of_jax import assert_same_bits
 
 SHOW = "import os; print(os.environ['XLA_FLAGS'])"
 

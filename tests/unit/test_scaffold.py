@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from forked_python import run_python
+from pallas_test_support.forked_python import run_python
 
 from pytest_pallas.__main__ import main
 from pytest_pallas.scaffold_read import Described, described

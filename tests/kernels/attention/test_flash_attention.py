@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from operands import f32, i32
-from simulating import simulating
+from pallas_test_support.operands import f32, i32
+from pallas_test_support.simulating import simulating
 
 from reference_kernels.attention import batched_mha, flash_attention
 from reference_kernels.attention._flash_blocks import Blocks

@@ -8,8 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from operands import f32, i32, refuses
-from simulating import simulating
+from pallas_test_support.operands import f32, i32, refuses
+from pallas_test_support.simulating import simulating
 
 from reference_kernels.attention import paged_attention
 from reference_kernels.attention.paged_attention import reference

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from operands import f32, i32, refuses
-from simulating import simulating
+from pallas_test_support.operands import f32, i32, refuses
+from pallas_test_support.simulating import simulating
 
 from reference_kernels.attention import ragged_paged_attention, update_kv_pages
 from reference_kernels.attention.ragged_paged_attention import reference

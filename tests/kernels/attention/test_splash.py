@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from operands import f32, i32, refuses
-from simulating import simulating
+from pallas_test_support.operands import f32, i32, refuses
+from pallas_test_support.simulating import simulating
 
 from reference_kernels.attention._splash_mask import EMPTY, FIRST, LAST, PARTIAL, plan
 from reference_kernels.attention.splash_attention import ArrayMask, Mask, splash_attention

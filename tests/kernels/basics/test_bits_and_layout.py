@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from simulating import simulating
+from pallas_test_support.simulating import simulating
 
 from reference_kernels import basics
 from reference_kernels.basics.fp6 import dequantize_reference, split_reference

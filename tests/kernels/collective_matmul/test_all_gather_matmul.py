@@ -9,9 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from machine_code import bundles_of, places
-from operands import f32, i32, refuses
-from several_devices import five_times, mesh_of, numbers, on_each, operations, same_bits
+from pallas_test_support.machine_code import bundles_of, places
+from pallas_test_support.operands import f32, i32, refuses
+from pallas_test_support.several_devices import (
+    five_times,
+    mesh_of,
+    numbers,
+    on_each,
+    operations,
+    same_bits,
+)
 
 from reference_kernels.collective_matmul.all_gather_matmul import (
     all_gather_matmul,

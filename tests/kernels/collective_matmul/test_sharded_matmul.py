@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from operands import f32, i32, normal, refuses
-from several_devices import mesh_of
+from pallas_test_support.operands import f32, i32, normal, refuses
+from pallas_test_support.several_devices import mesh_of
 
 from reference_kernels.collective_matmul import sharded_matmul
 

@@ -9,8 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from operands import f32, refuses
-from several_devices import five_times, mesh_of, numbers, on_each, operations, same_bits
+from pallas_test_support.operands import f32, refuses
+from pallas_test_support.several_devices import (
+    five_times,
+    mesh_of,
+    numbers,
+    on_each,
+    operations,
+    same_bits,
+)
 
 from reference_kernels.collectives import all_gather, all_gather_on_mesh
 

@@ -7,8 +7,15 @@ from typing import Any
 
 import jax
 import pytest
-from operands import f32, refuses
-from several_devices import five_times, mesh_of, numbers, on_each, operations, same_bits
+from pallas_test_support.operands import f32, refuses
+from pallas_test_support.several_devices import (
+    five_times,
+    mesh_of,
+    numbers,
+    on_each,
+    operations,
+    same_bits,
+)
 
 from reference_kernels.collectives import all_to_all, all_to_all_on_mesh
 

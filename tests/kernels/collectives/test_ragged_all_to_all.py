@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from operands import f32, refuses
-from several_devices import five_times, mesh_of, numbers, operations, same_bits
+from pallas_test_support.operands import f32, refuses
+from pallas_test_support.several_devices import five_times, mesh_of, numbers, operations, same_bits
 
 from reference_kernels import _mesh
 from reference_kernels.collectives import ragged_all_to_all, ragged_all_to_all_on_mesh

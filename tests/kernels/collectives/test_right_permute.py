@@ -8,8 +8,15 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from operands import f32, refuses
-from several_devices import five_times, mesh_of, numbers, on_each, operations, same_bits
+from pallas_test_support.operands import f32, refuses
+from pallas_test_support.several_devices import (
+    five_times,
+    mesh_of,
+    numbers,
+    on_each,
+    operations,
+    same_bits,
+)
 
 from reference_kernels.collectives import right_permute, right_permute_on_mesh
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
-from operands import f32, refuses
+from pallas_test_support.operands import f32, refuses
 
 from reference_kernels.dma import add_one_pipelined
 

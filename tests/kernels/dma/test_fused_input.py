@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from operands import f32, refuses
+from pallas_test_support.operands import f32, refuses
 
 from reference_kernels.dma import multiply_add_one
 

@@ -8,7 +8,7 @@ import jax
 import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from operands import f32, refuses
+from pallas_test_support.operands import f32, refuses
 
 from reference_kernels.dma import add_one_from, add_one_from_host, add_one_placed
 

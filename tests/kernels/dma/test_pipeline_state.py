@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from operands import f32, refuses
+from pallas_test_support.operands import f32, refuses
 
 from reference_kernels.dma import add_in_place, add_one_by_parts, add_one_prefetched
 

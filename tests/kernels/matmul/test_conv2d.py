@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from operands import f32, refuses
+from pallas_test_support.operands import f32, refuses
 
 from reference_kernels.matmul import conv2d
 

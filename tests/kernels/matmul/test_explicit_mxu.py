@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh
-from operands import refuses
+from pallas_test_support.operands import refuses
 
 from reference_kernels.matmul import matmul_explicit_mxu
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operands import f32, normal, refuses
-from simulating import simulating
+from pallas_test_support.operands import f32, normal, refuses
+from pallas_test_support.simulating import simulating
 
 from reference_kernels.matmul import gmm, tgmm
 from reference_kernels.matmul._group_schedule import group_schedule

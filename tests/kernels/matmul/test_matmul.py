@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
-from operands import f32, normal, refuses
-from simulating import simulating
+from pallas_test_support.operands import f32, normal, refuses
+from pallas_test_support.simulating import simulating
 
 from reference_kernels._tpu import divisor, fit_axis, vmem_limit
 from reference_kernels.matmul import batched_matmul, matmul

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from operands import refuses
+from pallas_test_support.operands import refuses
 
 from reference_kernels.mosaic_gpu import blackwell_scaled_matmul
 from reference_kernels.mosaic_gpu.blackwell_scaled_matmul import (

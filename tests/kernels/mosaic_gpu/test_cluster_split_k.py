@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from operands import f32, refuses
+from pallas_test_support.operands import f32, refuses
 
 from pallas_sim import simulate
 from reference_kernels import _gpu

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from lowered_shared_memory import counted
-from operands import f32, refuses
-from simulating import simulating
+from pallas_test_support.lowered_shared_memory import counted
+from pallas_test_support.operands import f32, refuses
+from pallas_test_support.simulating import simulating
 
 from pallas_sim.chips import GPUS
 from reference_kernels.attention.grouped_query import reference

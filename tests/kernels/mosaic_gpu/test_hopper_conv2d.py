@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from operands import f32, refuses
-from simulating import simulating
+from pallas_test_support.operands import f32, refuses
+from pallas_test_support.simulating import simulating
 
 from reference_kernels.matmul.conv2d import reference
 from reference_kernels.mosaic_gpu import hopper_conv2d

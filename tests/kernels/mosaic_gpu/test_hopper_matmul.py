@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from operands import f32, refuses
+from pallas_test_support.operands import f32, refuses
 
 from reference_kernels.mosaic_gpu import hopper_matmul
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from operands import f32, refuses
-from simulating import simulating
+from pallas_test_support.operands import f32, refuses
+from pallas_test_support.simulating import simulating
 
 from reference_kernels.mosaic_gpu import hopper_matmul_persistent
 

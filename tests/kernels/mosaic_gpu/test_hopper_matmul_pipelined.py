@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from operands import f32, refuses
+from pallas_test_support.operands import f32, refuses
 
 from pallas_sim import simulate
 from reference_kernels.mosaic_gpu import hopper_matmul_pipelined

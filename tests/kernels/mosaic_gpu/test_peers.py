@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from operands import f32, i32, refuses
+from pallas_test_support.operands import f32, i32, refuses
 
 from reference_kernels import _gpu
 from reference_kernels.mosaic_gpu.peer_all_gather import peer_all_gather_on_mesh

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import pytest
-from lowered_shared_memory import counted_and_lowered, tunings
+from pallas_test_support.lowered_shared_memory import counted_and_lowered, tunings
 
 from pallas_sim.chips import GPUS
 from pytest_pallas import suite

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
-from operands import f32, i32, refuses
+from pallas_test_support.operands import f32, i32, refuses
 
 from pytest_pallas import RaceError
 from reference_kernels.mpmd import hand_off, lookup_matmul, staged_map

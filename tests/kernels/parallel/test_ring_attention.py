@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from compile_service import compile_service
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
-from operands import f32, refuses
+from pallas_test_support.compile_service import compile_service
+from pallas_test_support.operands import f32, refuses
 
 from pallas_sim.chips import TARGETS
 from pytest_pallas.backends.protocol import Call, RunSettings

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType
-from operands import f32, i32, refuses
+from pallas_test_support.operands import f32, i32, refuses
 
 from pytest_pallas.grid.kernel_calls import kernel_calls
 from reference_kernels.parallel import sharded_attention, softmax_by_columns, softmax_by_rows

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from operands import refuses
-from simulating import simulating
+from pallas_test_support.operands import refuses
+from pallas_test_support.simulating import simulating
 
 from reference_kernels.reductions import accumulate_sum, accumulate_sum_by_rows
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
-from operands import f32, refuses
+from pallas_test_support.operands import f32, refuses
 
 from reference_kernels.refs import kernel_matmul
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 import pytest
-from operands import f32, refuses
-from simulating import simulating
+from pallas_test_support.operands import f32, refuses
+from pallas_test_support.simulating import simulating
 
 from reference_kernels.refs import octuple, octuple_counted
 

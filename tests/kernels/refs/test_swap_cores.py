@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
-from operands import f32, refuses
+from pallas_test_support.operands import f32, refuses
 
 from pytest_pallas import RaceError
 from reference_kernels.refs import sum_on_cores, swap_cores

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from operands import f32, refuses
+from pallas_test_support.operands import f32, refuses
 
 from reference_kernels.sparse import halo_stencil, halo_stencil_padded
 

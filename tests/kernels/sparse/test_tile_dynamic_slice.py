@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from operands import f32, i32, refuses
-from simulating import simulating
+from pallas_test_support.operands import f32, i32, refuses
+from pallas_test_support.simulating import simulating
 
 from reference_kernels.sparse import tile_dynamic_slice
 

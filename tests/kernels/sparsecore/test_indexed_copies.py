@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from operands import f32, i32, normal, refuses
+from pallas_test_support.operands import f32, i32, normal, refuses
 
 from reference_kernels.sparsecore import gather, gather_pipelined, gather_sum, scatter_add
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from operands import f32, i32, refuses
+from pallas_test_support.operands import f32, i32, refuses
 
 from pytest_pallas import KernelError
 from reference_kernels.sparsecore import (

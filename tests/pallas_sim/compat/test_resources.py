@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from lowered_shared_memory import counted, counted_and_lowered
+from pallas_test_support.lowered_shared_memory import counted, counted_and_lowered
 
 from pytest_pallas.backends.protocol import Call
 

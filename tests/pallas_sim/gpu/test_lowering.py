@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compile_service import compile_service
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
+from pallas_test_support.compile_service import compile_service
 
 from pallas_sim.chips import GPUS, TARGETS
 from pallas_sim.errors import SimulationError

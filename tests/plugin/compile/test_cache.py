@@ -1,7 +1,7 @@
 """A second run compiles nothing, whatever is wrong with the cache is mended."""
 
 import pytest
-from fake_compilers import works
+from pallas_test_support.fake_compilers import works
 
 from pytest_pallas.compile import service
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from failure_scripts import repeat
+from pallas_test_support.failure_scripts import repeat
 
 SPEC = """
     import jax

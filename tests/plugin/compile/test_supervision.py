@@ -26,7 +26,7 @@ pytestmark = pytest.mark.without_libtpu
 
 
 def run(compiling, monkeypatch, name, *args):
-    module = importlib.import_module(f"fake_compilers.{name}")
+    module = importlib.import_module(f"pallas_test_support.fake_compilers.{name}")
     monkeypatch.setattr(service, "compiler_of", lambda platform: module)
     monkeypatch.setattr("pytest_pallas.compile.libtpu.missing", lambda: None)
     compiling.write(test_it=TESTS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from forked_python import run_python
+from pallas_test_support.forked_python import run_python
 
 CONFTEST = """
 import dataclasses

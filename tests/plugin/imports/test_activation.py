@@ -10,7 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from forked_python import run_python
+from pallas_test_support.forked_python import run_python
 
 KERNELS = Path(__file__).parents[1] / "kernels_source.py"
 

@@ -237,7 +237,7 @@ class TestTheSimulator:
         project.write(
             waiting=WAITING,
             hidden="""
-            from unknown_primitive import unknown
+            from pallas_test_support.unknown_primitive import unknown
             from waiting import waits
 
             def hidden_waits(x, y):

@@ -160,7 +160,7 @@ COPY = """
 
 UNKNOWN = """
     from kernels import add
-    from unknown_primitive import unknown
+    from pallas_test_support.unknown_primitive import unknown
 
     def first(x, y):
         return unknown(add(x, y))
@@ -274,7 +274,7 @@ PORTABLE = """
         return add(x, -y)
 
     def unknown_add(x, y):
-        from unknown_primitive import unknown
+        from pallas_test_support.unknown_primitive import unknown
 
         return unknown(add(x, y))
 """

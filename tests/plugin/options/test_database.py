@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis.database import DirectoryBasedExampleDatabase, choices_from_bytes, choices_to_bytes
-from redis_server import free_port
+from pallas_test_support.redis_server import free_port
 
 from .test_validation import refusal
 

@@ -6,7 +6,7 @@ import socket
 import time
 
 import pytest
-import redis_server
+from pallas_test_support import redis_server
 
 from .test_database import FIND, LOOK, OWN, example_of, files_of, picky, seen
 

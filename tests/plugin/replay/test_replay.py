@@ -23,7 +23,7 @@ def add(x, y):
 OWN = """
 import numpy as np
 import pytest
-from sample_kernels import add_one
+from pallas_test_support.sample_kernels import add_one
 
 
 def wrong(x):

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("jinja2", reason="jinja2 is not installed: pip install 'pytest-pallas[report]'")
 
-from mutant_samples import SOURCE, mutant_samples, mutated, verdict
-from report_samples import ENVIRONMENT, HOSTILE, OPTIONS, samples
+from pallas_test_support.mutant_samples import SOURCE, mutant_samples, mutated, verdict
+from pallas_test_support.report_samples import ENVIRONMENT, HOSTILE, OPTIONS, samples
 
 from pytest_pallas.report.html import page
 

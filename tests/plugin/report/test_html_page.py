@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("jinja2", reason="jinja2 is not installed: pip install 'pytest-pallas[report]'")
 
-from report_samples import ENVIRONMENT, HOSTILE, OPTIONS, samples
+from pallas_test_support.report_samples import ENVIRONMENT, HOSTILE, OPTIONS, samples
 
 from pytest_pallas.compile.costs import RecordedCost
 from pytest_pallas.record import Record

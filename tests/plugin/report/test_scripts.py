@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from failure_scripts import message_of, repeat, run_script, run_scripts
+from pallas_test_support.failure_scripts import message_of, repeat, run_script, run_scripts
 
 #: Kernels that are wrong, each for one check, unless the environment says that they are mended.
 KERNELS = """

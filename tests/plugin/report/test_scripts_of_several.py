@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from failure_scripts import repeat
+from pallas_test_support.failure_scripts import repeat
 
 #: Kernels that are wrong, each for one check, unless the environment says that they are mended.
 #: Those of metamorphic checks share the mistake with their references.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from failure_scripts import run_scripts
+from pallas_test_support.failure_scripts import run_scripts
 
 EXPORT = ("--pallas-suite=specs", "--pallas-checks=export", "--pallas-max-examples=8")
 

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from forked_python import run_python
+from pallas_test_support.forked_python import run_python
 
 PROJECT = Path(__file__).parents[2] / "support/newcomer"
 RIGHT = {"layer_norm", "softmax", "matmul", "doubled", "shifted"}

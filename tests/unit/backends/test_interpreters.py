@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import sample_kernels as kernels
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from pallas_test_support import sample_kernels as kernels
 
 from pallas_sim.chips import TARGETS
 from pallas_sim.errors import DeadlockError

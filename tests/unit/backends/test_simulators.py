@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import sample_kernels as kernels
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plmgpu
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as plgpu
-from unknown_primitive import unknown
+from pallas_test_support import sample_kernels as kernels
+from pallas_test_support.unknown_primitive import unknown
 
 from pallas_sim.errors import BoundsError, MissingRuleError, OptionError, SimulationLimitError
 from pytest_pallas import CapacityError, DmaError, NoPallasCallError, RaceError

@@ -8,9 +8,9 @@ import os
 import subprocess
 import sys
 
-import gpu_programs
 import jax.numpy as jnp
 import pytest
+from pallas_test_support import gpu_programs
 
 from pytest_pallas.compile import cuda
 from pytest_pallas.compile.service import CompileReply, CompileRequest

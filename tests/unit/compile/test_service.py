@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from fake_compilers import counts
+from pallas_test_support.fake_compilers import counts
 
 from pallas_sim.errors import PallasError
 from pytest_pallas.compile import service as services
@@ -56,7 +56,7 @@ def make(monkeypatch, tmp_path):
 
     def compiler_of(platform):
         assert platform == "tpu"
-        module = type(counts)("fake_compilers.counts")
+        module = type(counts)("pallas_test_support.fake_compilers.counts")
         module.__dict__.update(counts.__dict__, environment=made[-1].environment)
         return module
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies
 from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.database import InMemoryExampleDatabase, choices_to_bytes
-from redis_server import free_port
+from pallas_test_support.redis_server import free_port
 
 from pallas_sim.errors import OptionError
 from pytest_pallas.compat.fuzzing import hypothesis_profile

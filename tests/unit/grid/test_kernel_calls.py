@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 import pytest
-import sample_kernels as kernels
 from jax.experimental import pallas as pl
+from pallas_test_support import sample_kernels as kernels
 
 from pytest_pallas.grid.kernel_calls import kernel_calls, mutated_operands
 from pytest_pallas.grid.unwritten import describe_writer

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import sample_kernels as kernels
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
+from pallas_test_support import sample_kernels as kernels
 
 from pytest_pallas.grid.kernel_calls import (
     is_mosaic_gpu,

@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from grid_kernels import F32, Shape, call, kinds, only
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as plgpu
+from pallas_test_support.grid_kernels import F32, Shape, call, kinds, only
 
 #: 40 columns in blocks of 16: the last block has 8.
 X = Shape((8, 40), F32)

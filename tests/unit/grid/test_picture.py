@@ -2,9 +2,9 @@
 
 import jax
 import jax.numpy as jnp
-from grid_kernels import F32, Shape, analyze, call, copy, rows
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from pallas_test_support.grid_kernels import F32, Shape, analyze, call, copy, rows
 
 WIDE = Shape((64, 128), F32)
 

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from grid_kernels import F32, Shape, copy, kinds, only, rows
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec as P
+from pallas_test_support.grid_kernels import F32, Shape, copy, kinds, only, rows
 
 from pytest_pallas import NoPallasCallError
 from pytest_pallas.backends.analyzing import analyze

@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from grid_kernels import F32, Shape, analyze, call, copy, rows
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from pallas_test_support.grid_kernels import F32, Shape, analyze, call, copy, rows
 
 from pallas_sim.chips import TPUS, padded
 from pytest_pallas.grid.analysis import analyze_jaxpr

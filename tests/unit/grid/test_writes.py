@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from grid_kernels import F32, Shape, call, copy, kinds, only, rows, semantics
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as plgpu
+from pallas_test_support.grid_kernels import F32, Shape, call, copy, kinds, only, rows, semantics
 
 from pytest_pallas.backends.analyzing import analyze
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from mutated import VMEM, X, kernel, traced
+from pallas_test_support.mutated import VMEM, X, kernel, traced
 
 from pytest_pallas.mutate.canonical import canonical
 

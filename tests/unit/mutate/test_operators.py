@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from mutated import VMEM, X, found, kernel, one, ran, traced
+from pallas_test_support.mutated import VMEM, X, found, kernel, one, ran, traced
 
 from pallas_sim.dtypes import epsilon
 from pallas_sim.errors import KernelError, OptionError

@@ -12,7 +12,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, PartitionSpec
-from mutated import BACKEND, X, found, kernel, one, ran, traced
+from pallas_test_support.mutated import BACKEND, X, found, kernel, one, ran, traced
 
 from pytest_pallas.backends.protocol import Call, RunSettings
 from pytest_pallas.errors import MutantError

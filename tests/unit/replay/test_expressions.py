@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-import places_of_functions as places
 import pytest
 from jax.sharding import PartitionSpec
+from pallas_test_support import places_of_functions as places
 
 import pytest_pallas
 from pytest_pallas.replay import script as literals

@@ -11,7 +11,7 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
-from report_samples import GRID, HOSTILE, RACE, WAITS, error_pictures
+from pallas_test_support.report_samples import GRID, HOSTILE, RACE, WAITS, error_pictures
 
 from pallas_sim.findings import Owner, Wait
 from pytest_pallas.record import Record

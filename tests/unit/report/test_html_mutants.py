@@ -7,8 +7,8 @@ import html
 import re
 
 import pytest
-from mutant_samples import SOURCE, mutant_samples, mutated, verdict
-from report_samples import samples
+from pallas_test_support.mutant_samples import SOURCE, mutant_samples, mutated, verdict
+from pallas_test_support.report_samples import samples
 
 from pytest_pallas.mutate.report import mutants, others
 from pytest_pallas.report.html import template

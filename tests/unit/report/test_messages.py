@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import message_samples as samples
 import pytest
-from report_samples import ENVIRONMENT, OPTIONS
-from stored_text import assert_stored, words_of_page
+from pallas_test_support import message_samples as samples
+from pallas_test_support.report_samples import ENVIRONMENT, OPTIONS
+from pallas_test_support.stored_text import assert_stored, words_of_page
 
 from pytest_pallas import errors, record
 from pytest_pallas.compile import refusals as message

@@ -12,12 +12,12 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from forked_python import run_python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from sample_kernels import add_one
+from pallas_test_support.forked_python import run_python
+from pallas_test_support.sample_kernels import add_one
 
 import pytest_pallas
 from pytest_pallas import (
@@ -290,7 +290,7 @@ def test_in_a_plain_script(tmp_path):
         """
         import numpy as np
         import pytest_pallas
-        from sample_kernels import add_one
+        from pallas_test_support.sample_kernels import add_one
 
         X = np.ones((8, 128), np.float32)
         print(pytest_pallas.check(add_one, X, reference=lambda x: x + 1).sum())
@@ -315,7 +315,7 @@ def test_in_unittest_and_absltest(tmp_path):
         import numpy as np
         import pytest_pallas
         from absl.testing import absltest, parameterized
-        from sample_kernels import add_one
+        from pallas_test_support.sample_kernels import add_one
 
         warnings.simplefilter("error")
         X = np.ones((8, 128), np.float32)

@@ -45,7 +45,7 @@ def preloads() -> tuple[str, ...]:
 def setup_for(preloads) -> Callable[..., WorkerSetup]:
     def make(entry: str, **rest) -> WorkerSetup:
         options = {"name": "test", "preloads": preloads, **rest}
-        return WorkerSetup(entry=f"worker_entries:{entry}", **options)
+        return WorkerSetup(entry=f"pallas_test_support.worker_entries:{entry}", **options)
 
     return make
 

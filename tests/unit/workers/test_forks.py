@@ -148,7 +148,7 @@ ASKS = """
 import sys
 from pytest_pallas.workers.pool import WorkerPool
 from pytest_pallas.workers.process import WorkerSetup
-setup = WorkerSetup(name="t", entry="worker_entries:parent", preloads=("json",))
+setup = WorkerSetup(name="t", entry="pallas_test_support.worker_entries:parent", preloads=("json",))
 with WorkerPool(1) as pool:
     print(pool.submit(setup, b"", timeout=20).result().value.decode(), flush=True)
     sys.stdin.read()

@@ -163,7 +163,7 @@ def test_a_function_that_is_not_there(pool, setup_for):
 
 
 def test_a_worker_that_dies_at_its_start(pool):
-    setup = WorkerSetup(name="frail", entry="worker_that_dies_at_import:run")
+    setup = WorkerSetup(name="frail", entry="pallas_test_support.worker_that_dies_at_import:run")
     for _ in range(2):  # The second job has its own attempt.
         result = pool.submit(setup, b"", timeout=5).result(timeout=10)
         assert result.status == "crashed"
@@ -173,7 +173,7 @@ def test_a_worker_that_dies_at_its_start(pool):
 
 def test_a_worker_that_hangs_at_its_start(pool, monkeypatch):
     monkeypatch.setattr(work, "START_SECONDS", 0.5)
-    setup = WorkerSetup(name="slow", entry="worker_that_hangs_at_import:run")
+    setup = WorkerSetup(name="slow", entry="pallas_test_support.worker_that_hangs_at_import:run")
     result = pool.submit(setup, b"", timeout=5).result(timeout=10)
     assert result.status == "timed out"
     assert "its start exceeded its time limit of 0.5 s" in result.message
@@ -198,7 +198,7 @@ def test_a_worker_that_cannot_start_is_not_tried_for_ever(pool, tmp_path):
     starts = tmp_path / "starts"
     setup = WorkerSetup(
         name="counted",
-        entry="worker_that_dies_at_import:run",
+        entry="pallas_test_support.worker_that_dies_at_import:run",
         environment=(("COUNT_STARTS", str(starts)),),
     )
     results = [pool.submit(setup, b"", timeout=5.0).result() for _ in range(5)]
@@ -208,7 +208,7 @@ def test_a_worker_that_cannot_start_is_not_tried_for_ever(pool, tmp_path):
 
 
 def test_another_worker_may_start_all_the_same(pool, setup_for):
-    broken = WorkerSetup(name="frail", entry="worker_that_dies_at_import:run")
+    broken = WorkerSetup(name="frail", entry="pallas_test_support.worker_that_dies_at_import:run")
     for _ in range(3):
         pool.submit(broken, b"", timeout=5.0).result()
     result = pool.submit(setup_for("echo"), b"here", timeout=5.0).result()

@@ -25,7 +25,8 @@ sys.path.insert(0, {str(SUPPORT)!r})
 from pytest_pallas.workers.pool import WorkerPool
 from pytest_pallas.workers.process import WorkerSetup
 def submit(entry, payload=b"", timeout=60):
-    setup = WorkerSetup(name="t", entry="worker_entries:" + entry, preloads=preloads)
+    entry = "pallas_test_support.worker_entries:" + entry
+    setup = WorkerSetup(name="t", entry=entry, preloads=preloads)
     return pool.submit(setup, payload, timeout=timeout)
 pool = WorkerPool(2)
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from gang_processes import Program, processes
+from pallas_test_support.gang_processes import Program, processes
 
 
 @pytest.fixture(scope="session")

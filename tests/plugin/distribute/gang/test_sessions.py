@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gang_processes import Program
+from pallas_test_support.gang_processes import Program
 
 from pytest_pallas.distribute.gang.merging import ProcessResult, merge_processes
 from pytest_pallas.record import from_json
@@ -20,7 +20,13 @@ import functools
 import jax
 import numpy as np
 import pytest
-from gang_cases import double, doubled, doubled_but_in_process_1, raises_in_process_1, summed
+from pallas_test_support.gang_cases import (
+    double,
+    doubled,
+    doubled_but_in_process_1,
+    raises_in_process_1,
+    summed,
+)
 from hypothesis import given, settings, strategies as st
 
 import pytest_pallas

@@ -6,7 +6,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from hostile_files import EVIL, write_right
+from pallas_test_support.hostile_files import EVIL, write_right
 
 from pytest_pallas.distribute.fleet.ledger import KeptResults
 from pytest_pallas.results import read_results

@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from report_samples import samples
 
 from pallas_sim.errors import PallasError
+from pallas_test_support.report_samples import samples
 from pytest_pallas.checks.forward import forward
 from pytest_pallas.checks.oracle_strength import Attempt, Evidence, oracle_strength
 from pytest_pallas.compile import costs

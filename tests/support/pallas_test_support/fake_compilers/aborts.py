@@ -3,11 +3,11 @@
 import os
 import sys
 
-from fake_compilers import environment, flags, good_reply, version
+from pallas_test_support.fake_compilers import environment, flags, good_reply, version
 
 __all__ = ["ENTRY", "compile_payload", "environment", "flags", "version"]
 
-ENTRY = "fake_compilers.aborts:compile_payload"
+ENTRY = "pallas_test_support.fake_compilers.aborts:compile_payload"
 
 
 def compile_payload(payload: bytes) -> bytes:

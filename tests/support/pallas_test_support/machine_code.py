@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compile_service import compile_service
 
 from pallas_sim.chips import TARGETS
+from pallas_test_support.compile_service import compile_service
 from pytest_pallas.backends.protocol import Call, RunSettings
 from pytest_pallas.compile.backends import Compiler, Lowering
 from pytest_pallas.compile.machine_code import split_bundles

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fake_compilers import flags, good_reply, version
+from pallas_test_support.fake_compilers import flags, good_reply, version
 from pytest_pallas.compile.service import CompileReply, CompileRequest
 
 __all__ = ["ENTRY", "compile_payload", "environment", "flags", "version"]
 
-ENTRY = "fake_compilers.counts:compile_payload"
+ENTRY = "pallas_test_support.fake_compilers.counts:compile_payload"
 
 
 def environment(

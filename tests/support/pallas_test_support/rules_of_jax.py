@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import bits_of_jax
 import jax
 import ml_dtypes
 import numpy as np
-from pinned_xla import require_pin
 
 from pallas_sim import simulate
 from pallas_sim.dtypes import is_integer
+from pallas_test_support import bits_of_jax
+from pallas_test_support.pinned_xla import require_pin
 
 #: Each value rounded to its own dtype, as the simulator does.
 LITERAL = {"xla_allow_excess_precision": False, "xla_backend_optimization_level": 0}

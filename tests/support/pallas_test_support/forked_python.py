@@ -62,7 +62,7 @@ sys.path.append(support)
 if ours:
     from _pytest.config import _prepareconfig
     config = _prepareconfig(["--noconftest", "-c", os.devnull])
-    from imported import import_modules
+    from pallas_test_support.imported import import_modules
     import_modules()
     config._ensure_unconfigure()
 else:
@@ -72,7 +72,7 @@ else:
     for name in ("hypothesis", "_hypothesis_globals"):
         sys.modules[name].__doc__ = "PYTEST_DONT_REWRITE"
 if programs:
-    from compiled_programs import keep_programs
+    from pallas_test_support.compiled_programs import keep_programs
     from pathlib import Path
     keep_programs(Path(programs))
 from hypothesis.configuration import set_hypothesis_home_dir
@@ -242,10 +242,10 @@ def _server(read: tuple[tuple[str, str], ...], ours: bool) -> subprocess.Popen[s
     for name in _READ_BY_FORKS:
         others.pop(name, None)
     programs = jax.config.jax_compilation_cache_dir or ""
-    words = [str(Path(__file__).parent), programs, "ours" * ours, *_MODULES]
+    words = [str(Path(__file__).parents[1]), programs, "ours" * ours, *_MODULES]
     server = subprocess.Popen(
         [sys.executable, "-c", SERVER, *words],
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

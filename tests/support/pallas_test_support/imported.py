@@ -39,8 +39,8 @@ def import_everything() -> None:
     """Import all of that, and run each interpreter once."""
     import_modules()
     import numpy as np
-    import sample_kernels
 
+    from pallas_test_support import sample_kernels
     from pytest_pallas.backends.protocol import Call
     from pytest_pallas.backends.registry import FAMILIES
 

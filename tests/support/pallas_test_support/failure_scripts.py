@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forked_python import run_python
-from forked_scripts import Ended
+from pallas_test_support.forked_python import run_python
+from pallas_test_support.forked_scripts import Ended
 
 
 def run_scripts(

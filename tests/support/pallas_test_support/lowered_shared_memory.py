@@ -11,12 +11,12 @@ from typing import Any, cast
 import jax
 from jax import export
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from several_devices import mesh_of
 
 from pallas_sim.chips import TARGETS, Label
 from pallas_sim.compat.compilers import requested_shared_bytes
 from pallas_sim.compat.jaxprs import open_jaxpr
 from pallas_sim.cores import equations
+from pallas_test_support.several_devices import mesh_of
 from pytest_pallas.backends.protocol import Call
 from pytest_pallas.backends.tracing import abstract
 from pytest_pallas.compile.backends import Lowered, Lowering

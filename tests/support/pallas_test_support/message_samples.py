@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, get_args
 
 import numpy as np
-from mutant_samples import mutated, verdict
-from report_samples import RACE, WAITS
 
 from pallas_sim import errors as sim_errors
 from pallas_sim.errors import Explanation, Fact, explanation_of
 from pallas_sim.findings import Access, Finding, Kind, Owner, Signal, SourceLine, Wait
+from pallas_test_support.mutant_samples import mutated, verdict
+from pallas_test_support.report_samples import RACE, WAITS
 from pytest_pallas import errors
 from pytest_pallas.compile.service import CompileReport, Status, to_json
 from pytest_pallas.grid.findings import GridFinding

@@ -1,10 +1,10 @@
 """A compiler that accepts everything."""
 
-from fake_compilers import environment, flags, good_reply, version
+from pallas_test_support.fake_compilers import environment, flags, good_reply, version
 
 __all__ = ["ENTRY", "compile_payload", "environment", "flags", "version"]
 
-ENTRY = "fake_compilers.works:compile_payload"
+ENTRY = "pallas_test_support.fake_compilers.works:compile_payload"
 
 
 def compile_payload(payload: bytes) -> bytes:

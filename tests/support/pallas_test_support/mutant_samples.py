@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from report_samples import HOSTILE
-
+from pallas_test_support.report_samples import HOSTILE
 from pytest_pallas.record import Note, Record
 
 #: A line that is no markup, with all that would be.

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import jax
-from forked_scripts import Ended, run_forked
+
+from pallas_test_support.forked_scripts import Ended, run_forked
 
 #: jax, numpy and what they cannot be imported without; folders of libraries included.
 PACKAGES = (

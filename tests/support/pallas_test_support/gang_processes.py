@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pinned_xla import pinned
+from pallas_test_support.pinned_xla import pinned
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 #: How often a start is tried: between the choice of a port and its use, another may take it.
 STARTS = 3
@@ -56,7 +56,7 @@ class Worker:
             "JAX_PLATFORMS": "cpu",
             "JAX_NUM_CPU_DEVICES": str(devices),
             "XLA_FLAGS": pinned(),
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)]),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parents[1])]),
         }
         self.process = subprocess.Popen(
             words,
