@@ -29,6 +29,8 @@ Operation = Literal["add", "max", "min", "and", "or", "xor"]
 
 _THREADS = 128  # of a block
 
+_AHEAD = 8  # rows whose loads are under way at a time
+
 #: What two elements become, and what an element of memory and one of a register become.
 _PAIRS: dict[Operation, Callable[..., jax.Array]] = {
     "add": jnp.add,
@@ -68,8 +70,18 @@ def _kernel(x_gmem: Any, o_gmem: Any, *, op: Operation, block_rows: int, width: 
     def row(i: Any) -> jax.Array:
         return plgpu.load(x_gmem.at[i, columns], layout=layout)
 
+    def add_some(i: Any, total: jax.Array) -> jax.Array:
+        rows = [row(first + i * _AHEAD + j) for j in range(_AHEAD)]
+        return functools.reduce(_PAIRS[op], rows, total)
+
+    def add_one(i: Any, total: jax.Array) -> jax.Array:
+        return _PAIRS[op](total, row(i))
+
     end = jnp.minimum(first + block_rows, x_gmem.shape[0])
-    total = jax.lax.fori_loop(first + 1, end, lambda i, some: _PAIRS[op](some, row(i)), row(first))
+    groups = jax.lax.div(end - first, _AHEAD)
+    total = plgpu.layout_cast(jnp.full((width,), _neutral(op, x_gmem.dtype), x_gmem.dtype), layout)
+    total = jax.lax.fori_loop(0, groups, add_some, total)
+    total = jax.lax.fori_loop(first + groups * _AHEAD, end, add_one, total)
     _atomic(op)(o_gmem.at[columns], total)
 
 
