@@ -191,7 +191,7 @@ def wgmma(a: Any, b: Any, times: int = 1, *, sums: Any = None, from_registers: b
             left = a_smem
             if from_registers:
                 layout = plgpu.Layout.WGMMA if a.dtype.itemsize == 2 else plgpu.Layout.WGMMA_8BIT
-                left = plgpu.load(a_smem, (), layout=layout)
+                left = plgpu.load(a_smem, layout=layout)
             for _ in range(times):
                 plgpu.wgmma(acc, left, b_smem.T)
             return acc[...]
@@ -402,7 +402,11 @@ def _recorded(record: Recorder, call: tuple[str, list[Array]]) -> Array | str:
     try:
         return _stored(np.asarray(record(kernel, values)))
     except Exception as error:  # what this GPU or this JAX does not have costs no other call
-        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        return _first_line(error)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 def _on_device(kernel: Kernel, values: list[Array]) -> Any:
@@ -436,11 +440,18 @@ def main(words: list[str] | None = None) -> int:
         record = load(given.file, given.target)
     except OptionError as error:
         parser.error(str(error))
-    wrong = {name: different(record, name) for name in record.calls}
-    for name, count in wrong.items():
-        mark = "" if is_claimed(name) else ", whose bits are not claimed"
-        print(f"{name}: {count} of {record.arrays[f'{name}.o'].size} elements differ{mark}")
-    return int(any(count for name, count in wrong.items() if is_claimed(name)))
+    wrong = False
+    for name in record.calls:
+        try:
+            count = different(record, name)
+        except Exception as error:
+            result = f"gpu-sim raised {_first_line(error)}"
+            wrong |= is_claimed(name)
+        else:
+            result = f"{count} of {record.arrays[f'{name}.o'].size} elements differ"
+            wrong |= is_claimed(name) and count > 0
+        print(f"{name}: {result}" + ("" if is_claimed(name) else ", whose bits are not claimed"))
+    return int(wrong)
 
 
 if __name__ == "__main__":
