@@ -142,7 +142,7 @@ class Copy:
     @property
     def sides(self) -> list[tuple[Region, bool]]:
         """The memory that it accesses, and whether it writes it."""
-        sides = [(self.source, False), *((each, False) for each in self.lists)]
+        sides = [(self.source, False), *((indices, False) for indices in self.lists)]
         return sides if self.target is None else [*sides, (self.target, True)]
 
     @property

@@ -180,11 +180,11 @@ class OrderPass:
             history = self.semaphores[semaphore] = SemaphoreHistory()
         return history
 
-    def memory(self, place: int) -> AllocationHistory:
+    def memory(self, allocation: int) -> AllocationHistory:
         """What was done to an allocation so far."""
-        history = self.memories.get(place)
+        history = self.memories.get(allocation)
         if history is None:
-            history = self.memories[place] = AllocationHistory()
+            history = self.memories[allocation] = AllocationHistory()
         return history
 
     def token(self, token: Token) -> TokenKnowledge:
@@ -289,17 +289,17 @@ def _users_of(
     """
     users: dict[Any, frozenset[int]] = {}
 
-    def use(place: Any, *threads: int) -> None:
-        before = users.get(place, frozenset())
+    def use(shared: Any, *threads: int) -> None:
+        before = users.get(shared, frozenset())
         if not before.issuperset(threads):
-            users[place] = _with_threads(before, *threads)
+            users[shared] = _with_threads(before, *threads)
 
     for event in events:
         if isinstance(event, Waited):
             use(event.semaphore, event.thread)
         elif isinstance(event, (Touched, Started)):
             for region in located[event]:
-                use(region.place, event.thread)
+                use(region.allocation, event.thread)
         elif isinstance(event, Forked):
             for side in event.operation.sides:
                 # The engine is a user of its own.
@@ -317,13 +317,13 @@ def _with_threads(threads: frozenset[int], *others: int) -> frozenset[int]:
 
 
 def _touch(this: OrderPass, event: Touched) -> None:
-    ((region, _, place, bounds),) = this.located[event]
-    memory = this.memories.get(place)
-    shared = len(this.users[place]) > 1
+    ((region, _, allocation, bounds),) = this.located[event]
+    memory = this.memories.get(allocation)
+    shared = len(this.users[allocation]) > 1
     if memory is None:
         if not shared:
             return
-        memory = this.memory(place)
+        memory = this.memory(allocation)
     thread = event.thread
     row = this.clocks[thread]
     if event.earlier is None:  # an access of an earlier kernel is no new one
@@ -428,10 +428,10 @@ def _start(this: OrderPass, event: Started) -> None:
         increment = Increment(thread, copy.size, clock, event, copy)
         this.semaphore(semaphore).increase(increment, this.order)
     flights = this.flights[copy] = []
-    for region, writes, place, bounds in this.located[event]:
+    for region, writes, allocation, bounds in this.located[event]:
         adds = writes and copy.adds
-        flight = SideInFlight(copy, region, writes, adds, thread, clock, bounds, place)
-        memory = this.memory(place)
+        flight = SideInFlight(copy, region, writes, adds, thread, clock, bounds, allocation)
+        memory = this.memory(allocation)
         check_races(this, memory, flight, bounds, clock)
         memory.begin(flight)
         flights.append(flight)
@@ -463,7 +463,7 @@ def _wait(this: OrderPass, event: Waited) -> None:
         if known == taken:
             break
         taken = known
-    if history.given + amount_of(racing) <= taken:
+    if history.total + amount_of(racing) <= taken:
         for increment in history.prove_copies(thread):
             increment.done = True
             increment.close(waiters, number)
@@ -484,8 +484,8 @@ def _end_copy(this: OrderPass, copy: Copy, semaphore: Semaphore, thread: int) ->
         if flight.past is not None:  # another wait has proved it, to another thread
             flight.past.learn(thread, time)
             continue
-        memory = this.memory(flight.place)
-        if memory.end(flight) and len(this.users[flight.place]) > 1:
+        memory = this.memory(flight.allocation)
+        if memory.end(flight) and len(this.users[flight.allocation]) > 1:
             flight.past = flight.past_at(thread, time)
             memory.ordered.add(flight.bounds, flight.past)
 
@@ -566,7 +566,7 @@ def _fork(this: OrderPass, event: Forked) -> None:
     flights = this.flights[operation] = []
     for side in operation.sides:
         apart = side.proxied and side.writes and operation.apart
-        place = id(root(side.region))
+        allocation = id(root(side.region))
         flight = SideInFlight(
             operation,
             side.region,
@@ -575,14 +575,14 @@ def _fork(this: OrderPass, event: Forked) -> None:
             thread,
             clock,
             bounds_of(side.region),
-            place,
+            allocation,
             side,
             proxy_clock if side.proxied else None,
             converged if apart else None,
             tensor_clock if side.tensor_core else None,
             operation.chain,
         )
-        memory = this.memory(place)
+        memory = this.memory(allocation)
         check_races(this, memory, flight, flight.bounds, clock)
         if operation.chain is not None:
             _note_before(this, memory, flight, operation)
@@ -644,7 +644,7 @@ def _end_sides(
             if past.event is flight:  # no later access has taken its place
                 past.learn(thread, time)  # another thread has learnt before
             continue
-        memory = this.memories[flight.place]
+        memory = this.memories[flight.allocation]
         memory.end(flight)
         _join(row, flight.clock)
         if flight.tensor_clock is not None:
