@@ -16,7 +16,7 @@ import numpy as np
 from pallas_sim.compat.jaxprs import open_jaxpr, sub_jaxprs
 from pallas_sim.compat.places import names_a_device
 from pallas_sim.errors import MissingRuleError, SimulationError
-from pallas_sim.findings import Access, Wait
+from pallas_sim.findings import Wait
 from pallas_sim.machine import Thread
 from pallas_sim.memory import AllocationKey, Ref
 from pallas_sim.order.disorder import report_disorder
@@ -480,39 +480,26 @@ def reach(
     if key.core:
         key = key._replace(core=tuple((axis, where.core.get(axis, at)) for axis, at in key.core))
     memory = device.memory.get(key)
+    at = (line, thread.program, thread.kernel, _REMEDIES[machine.platform])
+    event = Reached(thread.number, (where.device, key), ref.name, how, *at)
     # What a line of a thread has reached it reaches again: only the first time can be too early.
     if memory is None or (thread.number, line) not in memory.reached:
-        at = (line, thread.program, thread.kernel, _REMEDIES[machine.platform])
-        event = Reached(thread.number, (where.device, key), ref.name, how, *at)
         machine.recording.events.append(event)
         if memory is not None:
             memory.reached.add((thread.number, line))
     if memory is not None:
         act(memory)
     elif key.launch in device.left or key in device.freed:
-        _report_too_late(thread, where, ref, line, how)
+        message = (
+            f"{thread.owner} {how} {ref.name} of device {where.device}, which has left the kernel "
+            "without waiting for that"
+        )
+        accesses = (event.access(thread.owner),)
+        thread.report("entry", message, line, ref=ref.name, accesses=accesses, seed=machine.seed)
         return False
     else:
         device.expected.setdefault(key, []).append(act)
     return True
-
-
-def _report_too_late(thread: Thread, where: CoreAddress, ref: Ref, line: str, how: Reach) -> None:
-    access = Access(
-        kind="write",
-        ref=ref.name,
-        owner=thread.owner,
-        home=where.device,
-        line=line,
-        program=thread.program,
-        copy=how == "copies to",
-    )
-    message = (
-        f"{thread.owner} {how} {ref.name} of device {where.device}, which has left the kernel "
-        "without waiting for that"
-    )
-    seed = thread.machine.seed
-    thread.report("entry", message, line, ref=ref.name, accesses=(access,), seed=seed)
 
 
 @dataclass(frozen=True, slots=True)

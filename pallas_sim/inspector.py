@@ -278,7 +278,7 @@ class _Frame:
 
 
 def stopped(
-    where: str,
+    place: str,
     refs: Mapping[str, Array],
     values: Mapping[str, Any],
     operands: Sequence[Any],
@@ -288,14 +288,14 @@ def stopped(
     """Where the debugger is when a run stops before an equation; ``c`` goes on.
 
     Args:
-      where: line, primitive, program, kernel and core.
+      place: line, primitive, program, kernel and core.
       refs: the memory of references, by name: an assignment to its elements changes it.
       values: results so far, by the name that the kernel's line gives them.
       operands: of the equation.
       program: the grid point.
       thread: the core, as the simulator has it.
     """
-    _ = (where, refs, values, operands, program, thread)  # to be looked at in the debugger
+    _ = (place, refs, values, operands, program, thread)  # to be looked at in the debugger
     sys.breakpointhook()
 
 

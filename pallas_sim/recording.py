@@ -278,6 +278,18 @@ class Reached:
     kernel: str
     remedy: str
 
+    def access(self, owner: Owner) -> Access:
+        """Return it as an access to the memory of the other device, by an owner."""
+        return Access(
+            kind="write",
+            ref=self.name,
+            owner=owner,
+            home=self.key[0],
+            line=self.line,
+            program=self.program,
+            copy=self.how == "copies to",
+        )
+
 
 @dataclass(slots=True, eq=False)
 class Token:

@@ -44,6 +44,7 @@ thread that knows that it is done. Each thread has three more clocks:
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -154,8 +155,12 @@ class OrderPass:
     proxy_clocks: Array = field(init=False)
     tensor_clocks: Array = field(init=False)
     converged: Array = field(init=False)
-    semaphores: dict[Semaphore, SemaphoreHistory] = field(default_factory=dict)
-    memories: dict[int, AllocationHistory] = field(default_factory=dict)
+    semaphores: dict[Semaphore, SemaphoreHistory] = field(
+        default_factory=lambda: defaultdict(SemaphoreHistory)
+    )
+    memories: dict[int, AllocationHistory] = field(
+        default_factory=lambda: defaultdict(AllocationHistory)
+    )
     flights: dict[Copy | Asynchronous, list[SideInFlight]] = field(default_factory=dict)
     entered: dict[Any, tuple[int, int]] = field(default_factory=dict)
     tokens: dict[Token, TokenKnowledge] = field(default_factory=dict)
@@ -172,20 +177,6 @@ class OrderPass:
             (4, count, count), np.int32
         )
         np.fill_diagonal(self.clocks, 1)
-
-    def semaphore(self, semaphore: Semaphore) -> SemaphoreHistory:
-        """What a semaphore was given so far, and the waits on it."""
-        history = self.semaphores.get(semaphore)
-        if history is None:
-            history = self.semaphores[semaphore] = SemaphoreHistory()
-        return history
-
-    def memory(self, allocation: int) -> AllocationHistory:
-        """What was done to an allocation so far."""
-        history = self.memories.get(allocation)
-        if history is None:
-            history = self.memories[allocation] = AllocationHistory()
-        return history
 
     def token(self, token: Token) -> TokenKnowledge:
         """What a token passes on so far."""
@@ -318,12 +309,10 @@ def _with_threads(threads: frozenset[int], *others: int) -> frozenset[int]:
 
 def _touch(this: OrderPass, event: Touched) -> None:
     ((region, _, allocation, bounds),) = this.located[event]
-    memory = this.memories.get(allocation)
     shared = len(this.users[allocation]) > 1
-    if memory is None:
-        if not shared:
-            return
-        memory = this.memory(allocation)
+    if not shared and allocation not in this.memories:
+        return
+    memory = this.memories[allocation]
     thread = event.thread
     row = this.clocks[thread]
     if event.earlier is None:  # an access of an earlier kernel is no new one
@@ -426,12 +415,12 @@ def _start(this: OrderPass, event: Started) -> None:
     clock = this.tick(thread)
     for semaphore in copy.semaphores:
         increment = Increment(thread, copy.size, clock, event, copy)
-        this.semaphore(semaphore).increase(increment, this.order)
+        this.semaphores[semaphore].increase(increment, this.order)
     flights = this.flights[copy] = []
     for region, writes, allocation, bounds in this.located[event]:
         adds = writes and copy.adds
         flight = SideInFlight(copy, region, writes, adds, thread, clock, bounds, allocation)
-        memory = this.memory(allocation)
+        memory = this.memories[allocation]
         check_races(this, memory, flight, bounds, clock)
         memory.begin(flight)
         flights.append(flight)
@@ -441,11 +430,11 @@ def _signal(this: OrderPass, event: Signalled) -> None:
     clock = this.tick(event.thread)
     # A signal that subtracts gives nothing, and no wait may rely on what it took.
     increment = Increment(event.thread, max(event.amount, 0), clock, event)
-    this.semaphore(event.semaphore).increase(increment, this.order)
+    this.semaphores[event.semaphore].increase(increment, this.order)
 
 
 def _wait(this: OrderPass, event: Waited) -> None:
-    history = this.semaphore(event.semaphore)
+    history = this.semaphores[event.semaphore]
     thread, number = event.thread, this.order
     row = this.clocks[thread]
     racing = this.racing.get(number, ())
@@ -484,7 +473,7 @@ def _end_copy(this: OrderPass, copy: Copy, semaphore: Semaphore, thread: int) ->
         if flight.past is not None:  # another wait has proved it, to another thread
             flight.past.learn(thread, time)
             continue
-        memory = this.memory(flight.allocation)
+        memory = this.memories[flight.allocation]
         if memory.end(flight) and len(this.users[flight.allocation]) > 1:
             flight.past = flight.past_at(thread, time)
             memory.ordered.add(flight.bounds, flight.past)
@@ -582,7 +571,7 @@ def _fork(this: OrderPass, event: Forked) -> None:
             tensor_clock if side.tensor_core else None,
             operation.chain,
         )
-        memory = this.memory(allocation)
+        memory = this.memories[allocation]
         check_races(this, memory, flight, flight.bounds, clock)
         if operation.chain is not None:
             _note_before(this, memory, flight, operation)

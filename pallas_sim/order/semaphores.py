@@ -14,6 +14,7 @@ knew. So only a few of each thread can be the T-th smallest, and a wait looks at
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -126,7 +127,7 @@ class SemaphoreHistory:
 
     total: int = 0
     increments: dict[int, ThreadIncrements] = field(default_factory=dict[int, ThreadIncrements])
-    waits: dict[int, ThreadWaits] = field(default_factory=dict[int, ThreadWaits])
+    waits: dict[int, ThreadWaits] = field(default_factory=lambda: defaultdict(ThreadWaits))
     copies: list[Increment] = field(default_factory=list[Increment])
     proved: dict[int, int] = field(default_factory=dict[int, int])
 
@@ -159,10 +160,7 @@ class SemaphoreHistory:
           number: of the wait, among the events.
           taken: how many units it took.
         """
-        waits = self.waits.get(thread)
-        if waits is None:
-            waits = self.waits[thread] = ThreadWaits()
-        waits.add(time, number, taken)
+        self.waits[thread].add(time, number, taken)
 
     def taken_before(self, clock: Array) -> int:
         """What was taken by waits that a clock knows.
