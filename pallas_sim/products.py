@@ -48,7 +48,7 @@ def multiplier(lhs: Any, rhs: Any, out: Any, depth: int, *, batched: bool = Fals
     lhs, rhs, out = np.dtype(lhs), np.dtype(rhs), np.dtype(out)
     # Without a sum, so that a product of a zero and a negative number keeps its sign.
     product: Multiply = np.multiply if depth == 1 else (_batched if batched else _single)
-    if all(is_integer(each) or each == np.bool_ for each in (lhs, rhs, out)):
+    if all(is_integer(dtype) or dtype == np.bool_ for dtype in (lhs, rhs, out)):
         return _of_integers(product, lhs, rhs, out, depth)
     work = working_dtype(lhs, rhs, out)
     if lhs == rhs == out == work:
@@ -71,8 +71,8 @@ def _batched(a: Array, b: Array) -> Array:
 
 def working_dtype(*dtypes: Dtype) -> Dtype:
     """The dtype in which these floats or complex numbers are multiplied."""
-    wide = any(each.char in "dD" for each in dtypes)
-    if any(each.kind == "c" for each in dtypes):
+    wide = any(dtype.char in "dD" for dtype in dtypes)
+    if any(dtype.kind == "c" for dtype in dtypes):
         return np.dtype(np.complex128 if wide else np.complex64)
     return np.dtype(np.float64 if wide else np.float32)
 
@@ -263,7 +263,9 @@ def _exponents(array: Array, least: int) -> Array:
 
 def _in_range(of_a: Array, of_b: Array) -> bool:
     """Whether float32 has all products of numbers with these exponents."""
-    lowest = sum(int(each.min(initial=0, where=each > _NONE)) for each in (of_a, of_b))
+    lowest = sum(
+        int(exponents.min(initial=0, where=exponents > _NONE)) for exponents in (of_a, of_b)
+    )
     return lowest >= -_RANGE and int(of_a.max()) + int(of_b.max()) <= _RANGE
 
 
@@ -297,8 +299,8 @@ def chip_product(
             result = sums.astype(np.float32)
         small = np.abs(sums) < _TINY
         overflows = ~np.isfinite(result)
-        given = [each for each in (odd_rows, odd_columns, doubtful) if each is not None]
-        if not given and not small.any() and not overflows.any():
+        special = [mask for mask in (odd_rows, odd_columns, doubtful) if mask is not None]
+        if not special and not small.any() and not overflows.any():
             return result
         other = usual(a, b, c)
         other_rules = overflows | (small & (np.abs(other) < _TINY))
