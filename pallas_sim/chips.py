@@ -148,8 +148,8 @@ def _of(instruction: str, names: str, accumulation: Accumulation) -> Accumulatio
 _SIXTEEN = "bfloat16 float16"
 _EIGHT = "float8_e4m3fn float8_e5m2"
 
-#: Triton gives a thread 4 elements of 8 bits in a row, as two pairs of float16: an instruction of 16
-#: products takes the first pairs of 32 elements, the next one the second pairs.
+#: Triton gives a thread 4 elements of 8 bits in a row, as two pairs of float16: an instruction of
+#: 16 products takes the first pairs of 32 elements, the next one the second pairs.
 _IN_PAIRS = (*(k for k in range(32) if k % 4 < 2), *(k for k in range(32) if k % 4 >= 2))
 
 #: By CUDA's major compute capability.

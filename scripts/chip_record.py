@@ -4,9 +4,9 @@
     python scripts/chip_record.py compare FILE [--target h200]
 
 A record has products of ``wgmma`` (Hopper) and of Triton's ``dot``, conversions to float8, and
-elementwise functions of 16-bit operands. The simulator claims the bits of some of them only: the
-exit status of ``compare`` is 1 if one of those differs, and 2 for a file that cannot be compared.
-The others are counted and marked. ``write`` leaves out what the GPU or this JAX refuses, and prints
+elementwise functions. The simulator claims the bits of products and conversions: the exit status of
+``compare`` is 1 if one of those differs, and 2 for a file that cannot be compared. Differences of
+functions are counted. ``write`` leaves out what the GPU or this JAX refuses, and prints
 why.
 """
 
@@ -62,8 +62,10 @@ _NARROW = ("float8_e4m3fn", "float8_e5m2")
 _WGMMA = ("bfloat16", "float16", *_NARROW)
 _DOT = (("bfloat16", "None"), ("float16", "None"), ("float32", "None"), ("float32", "highest"))
 
-#: Kinds of operands of a product whose bits the simulator claims.
-_KINDS = ("normal", "wide", "cancel", "one_large")
+#: Operands of products: ordinary ones, wide exponents, cancelling ones, one large term among small
+#: ones; NaN and infinities, subnormal operands, subnormal sums, and sums beyond float32.
+_EASY = ("normal", "wide", "cancel", "one_large")
+_HARD = ("special", "subnormal", "tiny", "huge")
 
 #: Operands of an elementwise function at a time.
 _PIECE = 1024
@@ -81,10 +83,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 
 def is_claimed(name: str) -> bool:
     """Whether the simulator claims the bits of a call (docs/simulator.md)."""
-    route, dtype, how = name.split(".")
-    if route == "wgmma":
-        return dtype in _WGMMA and how in _KINDS
-    return (dtype, how) in _DOT if route == "tdot" else route == "to"
+    return name.rpartition(".")[2] not in _FUNCTIONS
 
 
 @dataclass(frozen=True)
@@ -226,27 +225,29 @@ def dot(precision: Any = None, out: Any = jnp.float32) -> Kernel:
 
 
 def elementwise(function: Callable[..., Any], *, mosaic: bool, approx: bool = False) -> Kernel:
-    """A kernel that applies a function to its operand, for Triton or Mosaic GPU."""
+    """A kernel that applies a function to its operand, for Triton or Mosaic GPU.
 
-    def body(x: Any, o: Any) -> None:
-        o[...] = function(x[...])
-
-    def in_pieces(x: Any, o: Any) -> None:
-        @pl.loop(0, x.shape[0] // _PIECE)
-        def _piece(i: Any) -> None:
-            piece = pl.ds(i * _PIECE, _PIECE)
-            o[piece] = function(x[piece])
+    It takes ``_PIECE`` elements at a time, and a smaller operand at once.
+    """
 
     def call(x: Any) -> Any:
-        out = jax.eval_shape(function, x)
+        out, piece = jax.eval_shape(function, x), min(_PIECE, x.shape[0])
+
+        def body(x: Any, o: Any) -> None:
+            o[...] = function(x[...])
+
+        def in_pieces(x: Any, o: Any) -> None:
+            @pl.loop(0, x.shape[0] // piece)
+            def _piece(i: Any) -> None:
+                here = pl.ds(i * piece, piece)
+                o[here] = function(x[here])
+
         if mosaic:
             options = plgpu.CompilerParams(approx_math=approx)
             return plgpu.kernel(in_pieces, out_type=out, compiler_params=options)(x)
-        block = pl.BlockSpec((_PIECE,), lambda i: (i,))
-        grid = x.shape[0] // _PIECE
-        return pl.pallas_call(body, out_shape=out, grid=(grid,), in_specs=[block], out_specs=block)(
-            x
-        )
+        block = pl.BlockSpec((piece,), lambda i: (i,))
+        grid = (x.shape[0] // piece,)
+        return pl.pallas_call(body, out_shape=out, grid=grid, in_specs=[block], out_specs=block)(x)
 
     return call
 
@@ -294,25 +295,35 @@ def operands() -> Iterator[tuple[str, list[Array]]]:
     """Calls to record: what is easy, and what shows each number of the model."""
     rng = np.random.default_rng(0)
     for dtype in _WGMMA:
-        for kind in _KINDS:
+        for kind in _EASY:
             yield f"wgmma.{dtype}.{kind}", _pair(rng, dtype, kind)
     for dtype, precision in _DOT:
         x, y = (_drawn(rng, (64, 64), dtype, "normal") for _ in range(2))
         yield f"tdot.{dtype}.{precision}", [x, y]
     for dtype in _NARROW:
         yield f"to.{dtype}.bfloat16", [_finite("bfloat16")]
-    # What is not simulated to the bit.
-    for dtype in _WGMMA:
-        for kind in ("special", "subnormal"):
-            yield f"wgmma.{dtype}.{kind}", _pair(rng, dtype, kind)
-    for kind in (*_KINDS, "special", "subnormal"):
-        yield f"wgmma.float32.{kind}", _pair(rng, "float32", kind)
-        yield f"wgmma_f16.float16.{kind}", _pair(rng, "float16", kind)
-        yield f"wgmma_f16.float8_e4m3fn.{kind}", _pair(rng, "float8_e4m3fn", kind)
-        for dtype in _WGMMA:
-            yield f"wgmma_registers.{dtype}.{kind}", _pair(rng, dtype, kind)
-        for dtype in ("bfloat16", "float16", *_NARROW, "float32"):
-            yield f"tdot.{dtype}.{kind}", [each[:, :64] for each in _pair(rng, dtype, kind)]
+    hard = {
+        "wgmma": {
+            "float32": ("wide", "cancel", "special", "tiny", "huge"),
+            "bfloat16": ("special", "tiny", "huge"),
+            **dict.fromkeys(("float16", *_NARROW), ("special",)),
+        },
+        "wgmma_registers": dict.fromkeys(_WGMMA, ("wide", "special")),
+        "wgmma_f16": {
+            "float16": ("wide", "cancel", "special", "subnormal"),
+            "float8_e4m3fn": ("wide", "special"),
+        },
+        "tdot": {
+            **dict.fromkeys(("bfloat16", "float32"), ("special", "tiny", "huge")),
+            **dict.fromkeys(_NARROW, ("wide", "special")),
+        },
+    }
+    for route, by_dtype in hard.items():
+        depth = 64 if route == "tdot" else 128
+        for dtype, kinds in by_dtype.items():
+            for kind in kinds:
+                x, y = _pair(rng, dtype, kind)
+                yield f"{route}.{dtype}.{kind}", [x[:, :depth], y[:, :depth]]
     for route in ("wgmma", "wgmma_registers", "tdot"):
         x, y = (rng.integers(-128, 128, (64, 128)).astype(np.int8) for _ in range(2))
         yield f"{route}.int8.normal", [x[:, :64], y[:, :64]] if route == "tdot" else [x, y]
@@ -352,8 +363,9 @@ def _drawn(rng: np.random.Generator, shape: tuple[int, int], dtype: str, kind: s
         values = np.where(
             (np.arange(shape[0]) % 4 == 0)[:, None] & (rng.random(shape) < 0.02), rare, values
         )
-    elif kind == "subnormal":  # operands around the smallest normal one
-        values *= float(jnp.finfo(dtype).tiny) * np.exp2(rng.integers(-6, 3, shape))
+    elif kind in _HARD:
+        scale = {"subnormal": float(jnp.finfo(dtype).tiny), "tiny": 2.0**-66, "huge": 2.0**62}
+        values *= scale[kind] * np.exp2(rng.integers(-4, 3, shape))
     return values.astype(jnp.dtype(dtype))
 
 

@@ -279,6 +279,7 @@ def hopper_matmul(
     out_dtype = _tiles.out_dtype(x.dtype) if out_dtype is None else out_dtype
     _tiles.check_out_dtype(out_dtype)
     block_k = _tiles.width(x.dtype) if block_k is None else block_k
+    _require.positive(block_m=block_m)
     if block_n is None:
         n = y.shape[0 if transpose_rhs else 1]
         block_n = _WIDE if _keeps_busy(x.shape[0], n, block_m, _WIDE) else 128
