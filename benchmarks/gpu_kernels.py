@@ -14,7 +14,8 @@ and measures nothing. A GPU measures the rows of its generation. Kernels of seve
 
 Targets on an H200, as times of ours over theirs: bf16 products of 4096 and 8192 at most 1 / 0.9 of
 cuBLAS; attention, d = 128, 8192 queries and keys, causal and not, at most 1 / 0.9 of cuDNN; softmax
-and RMS norm at least 0.9 of the bandwidth of the copy; ragged_dot at most XLA's. Not measured yet.
+and RMS norm at least 0.9 of the bandwidth of the copy; ragged_dot at most XLA's. docs/gpu.md has
+what was measured.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ TPUS: dict[str, Tpu] = {
 # truncated to multiples of one unit, which the largest exponent among them decides; they are added
 # exactly, and the sum is truncated to the bits of the accumulator.
 #
-# - Compute capability 9 was compared with an H200: 430,080 sums, no wrong bit (docs/simulator.md).
+# - Compute capability 9 was compared with an H200: 610,000 sums, no wrong bit (docs/simulator.md).
 # - Capabilities 8 and 10 are published measurements, which were not compared with a chip here: Xie,
 #   Wang, Yang and Yang, "MMA-Sim: Bit-Accurate Reference Model of Tensor Cores and Matrix Cores",
 #   arXiv:2511.10909.

@@ -4,7 +4,9 @@
 
 Each kernel runs in a process of its own: some end with a launch failure, after which a process can
 launch nothing, and some never end. FILE gets the answers by kernel as JSON: ``"right"``,
-``"wrong"``, ``"launch failure"``, ``"hang"``, or ``"error"`` with what was said in ``messages``.
+``"wrong"``, ``"launch failure"``, ``"never ends"``, ``"refused"`` for more shared memory than there
+is, or ``"error"``; and what was said in ``messages``. tests/broken/h200.json has the answers of an
+H200.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 #: Seconds that a kernel has, with the start of its process.
-TIMEOUT = 60
+TIMEOUT = 40
 
 #: Errors of CUDA after which a process can launch nothing.
 STICKY = (
@@ -98,13 +100,15 @@ def ask(name: str, folder: Path, backend: str = "gpu", examples: int = 4) -> Ans
             timeout=TIMEOUT,
         )
     except subprocess.TimeoutExpired:
-        return Answer("hang", f"no answer in {TIMEOUT} s")
+        return Answer("never ends", f"no answer in {TIMEOUT} s")
     output = done.stdout + done.stderr
     records = json.loads(results.read_text())["records"] if results.exists() else []
     outcomes = {record["outcome"] for record in records}
     message = "\n".join(record["message"] for record in records) or output[-2000:]
     if any(error in output for error in STICKY):
         return Answer("launch failure", message)
+    if "RESOURCE_EXHAUSTED" in message:
+        return Answer("refused", message)
     if outcomes == {"passed"}:
         return Answer("right")
     wrong = outcomes == {"failed"} and "raised" not in message

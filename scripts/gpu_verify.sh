@@ -74,14 +74,14 @@ else
 fi
 
 suite=(--pallas-suite=reference_kernels.mosaic_gpu,reference_kernels.portable --pallas-profile=quick)
-step 150 report "$python" -m pytest "${pallas[@]}" -p no:cacheprovider -n 12 "${suite[@]}" \
+step 120 report "$python" -m pytest "${pallas[@]}" -p no:cacheprovider -n 12 "${suite[@]}" \
   --pallas-backend=gpu "--pallas-results=$out/results.json" "${goldens[@]}"
-step 90 answers "$python" scripts/chip_answers.py "$out/answers.json" --processes 12
+step 80 answers "$python" scripts/chip_answers.py "$out/answers.json" --processes 12
 # The bits of its products and functions, for scripts/chip_record.py compare anywhere.
-step 60 chip_record "$python" scripts/chip_record.py write "$out/chip.npz" --processes 12
-step 110 cross "$python" -m pytest "${pallas[@]}" -p no:cacheprovider -n 14 "${suite[@]}" \
+step 40 chip_record "$python" scripts/chip_record.py write "$out/chip.npz" --processes 12
+step 60 cross "$python" -m pytest "${pallas[@]}" -p no:cacheprovider -n 14 "${suite[@]}" \
   --pallas-backend=gpu-sim,gpu --pallas-checks=cross --pallas-max-examples=1 \
   "--pallas-results=$out/cross.json"
-step 120 gpu_kernels "$python" benchmarks/gpu_kernels.py --rounds 20 "--json=$out/gpu_kernels.json"
+step 220 gpu_kernels "$python" benchmarks/gpu_kernels.py --rounds 20 "--json=$out/gpu_kernels.json"
 rm -rf "$out/venv"
 exit "$status"
