@@ -95,14 +95,14 @@ def trace(call: Call, static: StaticPart, arrays: list[Any]) -> tuple[KernelCall
       NoPallasCallError: there is no kernel, although the call needs one.
       BaseException: the call's observer prevents the execution.
     """
-    if not call.jit:
-        if call.observer is not None:
-            call.observer.traced(call, None, ())
+    if not call.settings.jit:
+        if call.settings.observer is not None:
+            call.settings.observer.traced(call, None, ())
         return ()
     jaxpr = jitted(static).trace(arrays).jaxpr
     kernels = kernels_of(call, jaxpr)
-    if call.observer is not None:
-        call.observer.traced(call, jaxpr, kernels)
+    if call.settings.observer is not None:
+        call.settings.observer.traced(call, jaxpr, kernels)
     return kernels
 
 
@@ -165,8 +165,8 @@ def execute(
             raise
         error = readable(raised)
     finally:
-        if call.observer is not None:
-            call.observer.ended(call)
+        if call.settings.observer is not None:
+            call.settings.observer.ended(call)
     return Outcome(
         values=values,
         inputs=inputs,
@@ -191,16 +191,16 @@ def _prepared(call: Call, prepare: Preparer) -> _Prepared:
     """
     processes = gang()
     if processes is not None:
-        if call.jit:
+        if call.settings.jit:
             return _prepared_together(call, processes, prepare)
-        if call.devices > 1:  # what it is spread over is not known before it runs
-            agree("run", subject=describe_call(call), timeout=call.timeout)
+        if call.settings.devices > 1:  # what it is spread over is not known before it runs
+            agree("run", subject=describe_call(call), timeout=call.settings.timeout)
     static, arrays = split(call)
     return arrays, trace(call, static, arrays), _runner(call, prepare, static)
 
 
 def _runner(call: Call, prepare: Preparer, static: StaticPart) -> Callable[[list[Any]], Any]:
-    if not call.jit:
+    if not call.settings.jit:
         return functools.partial(apply, static)
     return lambda arrays: prepare(static, arrays)(arrays)
 
@@ -231,7 +231,7 @@ def _prepared_together(call: Call, processes: Gang, prepare: Preparer) -> _Prepa
         subject=describe_call(call),
         problem="" if problem is None else f"{type(problem).__name__}: {problem}",
         kernel_raised=problem is not None,
-        timeout=call.timeout,
+        timeout=call.settings.timeout,
     )
     if problem is not None:
         vars(problem)["shared"] = True  # see PallasError

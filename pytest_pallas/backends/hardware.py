@@ -236,7 +236,7 @@ def prepared(backend: Backend, call: Call) -> Generator[Callable[[], Any]]:
     with executing.context():
         static, arrays = split(call)
         execution.trace(call, static, arrays)
-        if isinstance(backend, Hardware) and call.jit and call.needs_kernel:
+        if isinstance(backend, Hardware) and call.settings.jit and call.needs_kernel:
             compiled = compile_proven(static, arrays, backend.platform)
             yield lambda: jax.block_until_ready(compiled(arrays))
         else:

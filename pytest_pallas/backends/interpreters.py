@@ -99,7 +99,7 @@ class Interpreter:
         """
         from pytest_pallas.backends import execution
 
-        with watchdog(call.timeout) as stopped:
+        with watchdog(call.settings.timeout) as stopped:
             outcome = execution.execute(call, self.context, self._prepare)
         if outcome.error is not None:
             execution.recover()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, Self, cast, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, Target
 from pallas_sim.findings import Finding
@@ -200,46 +200,8 @@ class RunSettings:
     arithmetic: str = ""
 
 
-def _setting[T](read: Callable[[RunSettings], T]) -> T:
-    """A property that reads one of the settings, with the type of the setting."""
-    return cast("T", property(lambda configured: read(configured.settings)))
-
-
 @dataclass(frozen=True, kw_only=True)
-class Configured:
-    """Base of classes with ``RunSettings``, whose fields are attributes, too.
-
-    Attributes:
-      settings: how it runs.
-    """
-
-    settings: RunSettings = field(default_factory=RunSettings)
-
-    devices = _setting(lambda settings: settings.devices)
-    jit = _setting(lambda settings: settings.jit)
-    timeout = _setting(lambda settings: settings.timeout)
-    races = _setting(lambda settings: settings.races)
-    dma = _setting(lambda settings: settings.dma)
-    dump = _setting(lambda settings: settings.dump)
-    observer = _setting(lambda settings: settings.observer)
-    arithmetic = _setting(lambda settings: settings.arithmetic)
-
-    @property
-    def rewriting(self) -> Callable[[Any], Any] | None:
-        """See ``RunSettings``; a type checker would bind a function that a descriptor gives."""
-        return self.settings.rewriting
-
-    def with_settings(self, **changes: Any) -> Self:
-        """A copy with other settings.
-
-        Raises:
-          TypeError: ``RunSettings`` has no such field.
-        """
-        return replace(self, settings=replace(self.settings, **changes))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Call(Configured):
+class Call:
     """One call to execute: ``function(*args, **options)``.
 
     Attributes:
@@ -261,6 +223,15 @@ class Call(Configured):
     fill: Fill | None = None
     probe: Probe = ""
     schedule: Schedule = field(default_factory=Schedule)
+    settings: RunSettings = field(default_factory=RunSettings)
+
+    def with_settings(self, **changes: Any) -> Call:
+        """Return the same call with other settings.
+
+        Raises:
+          TypeError: ``RunSettings`` has no such field.
+        """
+        return replace(self, settings=replace(self.settings, **changes))
 
 
 @dataclass(frozen=True, kw_only=True)

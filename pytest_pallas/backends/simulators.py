@@ -80,7 +80,7 @@ class Simulator:
         from pallas_sim import prepare
 
         try:
-            with ending(call.timeout):
+            with ending(call.settings.timeout):
                 jaxpr = _traced(self, call).jaxpr
                 prepare(jaxpr)
         except MissingRuleError as error:
@@ -92,12 +92,12 @@ class Simulator:
 
         A call without jit may depend on other state, so it runs each time.
         """
-        key = _key(call) if call.jit else None
+        key = _key(call) if call.settings.jit else None
         found = None if key is None else self._kept.get(key)
         if found is not None and (found.monitored or not _is_monitored(call)):
             _tell(call, found.jaxpr, found.outcome.kernels)
-            if call.observer is not None:
-                call.observer.ended(call)
+            if call.settings.observer is not None:
+                call.settings.observer.ended(call)
             return self._judged(dataclasses.replace(found.outcome, seconds=0.0), call)
         outcome, jaxpr = self._run(call)
         if isinstance(outcome.error, MissingRuleError) and self.otherwise is not None:
@@ -133,8 +133,8 @@ class Simulator:
         found = outcome.findings
         excesses = [each for each in found if self.platform == "gpu" and each.kind == "capacity"]
         beyond = [each for each in found if each.kind == "bounds"]
-        races = [each for each in found if call.races and each.kind == "race"]
-        others = [each for each in found if call.dma and each.kind in OF_TRANSFERS]
+        races = [each for each in found if call.settings.races and each.kind == "race"]
+        others = [each for each in found if call.settings.dma and each.kind in OF_TRANSFERS]
         if outcome.error is not None or not (excesses or beyond or races or others):
             return outcome
         if excesses:
@@ -159,8 +159,8 @@ class Simulator:
         started = time.perf_counter()
         outcome, program = Outcome(), None
         try:
-            with ending(call.timeout):
-                program = _program(self, call) if call.jit else None
+            with ending(call.settings.timeout):
+                program = _program(self, call) if call.settings.jit else None
                 outcome = _evaluated(self, call, program, timeline)
                 if outcome.error is None and any(map(_reads_at_0, outcome.findings)):
                     outcome = _without_unused_reads(self, call, program, outcome)
@@ -169,8 +169,8 @@ class Simulator:
                 raise
             outcome = Outcome(error=error, kernels=() if program is None else program.kernels)
         finally:
-            if call.observer is not None:
-                call.observer.ended(call)
+            if call.settings.observer is not None:
+                call.settings.observer.ended(call)
         outcome = dataclasses.replace(outcome, seconds=time.perf_counter() - started)
         return outcome, None if program is None else program.jaxpr
 
@@ -192,8 +192,8 @@ class _CachedRun:
 
 def _tell(call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
     """Notify the call's observer that it is simulated."""
-    if call.observer is not None:
-        call.observer.simulated(call, jaxpr, kernels)
+    if call.settings.observer is not None:
+        call.settings.observer.simulated(call, jaxpr, kernels)
 
 
 def _traced(backend: Simulator, call: Call) -> Any:
@@ -226,7 +226,7 @@ def _program(backend: Simulator, call: Call) -> _TracedProgram:
     from pytest_pallas.backends.execution import kernels_of
 
     traced = _traced(backend, call)
-    jaxpr = traced.jaxpr if call.rewriting is None else call.rewriting(traced.jaxpr)
+    jaxpr = traced.jaxpr if call.settings.rewriting is None else call.settings.rewriting(traced.jaxpr)
     return _TracedProgram(jaxpr, jax.tree.structure(traced.out_info), kernels_of(call, jaxpr))
 
 
@@ -311,7 +311,7 @@ def _eager_run(
 
     _tell(call, None, ())
     static, arrays = on_host(call.with_settings(rewriting=None))
-    change = call.rewriting or (lambda jaxpr: jaxpr)
+    change = call.settings.rewriting or (lambda jaxpr: jaxpr)
     with backend.context():
         values = run_eagerly(lambda *given: apply(static, [*given]), machine, arrays, change)
     return Outcome(
@@ -326,7 +326,7 @@ def _eager_run(
 
 def _is_monitored(call: Call) -> bool:
     """Whether a call enables the detection of races or leftover DMAs."""
-    return call.races or call.dma
+    return call.settings.races or call.settings.dma
 
 
 def _machine(
@@ -346,7 +346,7 @@ def _machine(
         separate=call.probe == "separate",
         monitored=_is_monitored(call),
         timeline=timeline,
-        arithmetic=call.arithmetic,
+        arithmetic=call.settings.arithmetic,
         shared_bytes=_counter(backend, call),
     )
     accumulations(machine.target, machine.arithmetic)  # which rejects what is not known
@@ -359,12 +359,12 @@ def _machine(
 
 def _counter(backend: Simulator, call: Call) -> Callable[[Any], int | None] | None:
     """What counts the shared memory of a kernel; None if no compiler is there."""
-    if call.rewriting is not None:
+    if call.settings.rewriting is not None:
         return lambda _: 0  # whether the kernel fits is not asked of a mistake that was put in
     compiler = backend.compiler
     if compiler is None or compiler.available() is not None:
         return None
-    return lambda kernel: compiler.shared_bytes(kernel, call.timeout)
+    return lambda kernel: compiler.shared_bytes(kernel, call.settings.timeout)
 
 
 def _notes(machine: Any) -> tuple[Note, ...]:
@@ -398,8 +398,8 @@ def _key(call: Call) -> Hashable:
     return (
         identity(call.function),
         digest((call.args, dict(call.options))),
-        (call.jit, call.devices, call.needs_kernel, call.fill, call.probe, call.schedule),
-        (call.rewriting, call.arithmetic),
+        (call.settings.jit, call.settings.devices, call.needs_kernel, call.fill, call.probe, call.schedule),
+        (call.settings.rewriting, call.settings.arithmetic),
     )
 
 

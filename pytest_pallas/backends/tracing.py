@@ -101,8 +101,8 @@ def _taken_apart(call: Call, convert: Callable[[Any], Any]) -> tuple[StaticPart,
         else:
             rest.append((position, leaf))
     statics = tuple((position, identity(leaf)) for position, leaf in rest)
-    key = (identity(call.function), tree, statics, call.rewriting)
-    return StaticPart(call.function, tree, tuple(rest), key, call.rewriting), arrays
+    key = (identity(call.function), tree, statics, call.settings.rewriting)
+    return StaticPart(call.function, tree, tuple(rest), key, call.settings.rewriting), arrays
 
 
 def _copied(leaf: Any) -> Any:
@@ -326,7 +326,7 @@ def _traced(call: Call, context: Callable[[], AbstractContextManager[Any]]) -> A
 
     try:
         static, shapes = abstract(call)
-        with context(), ending(call.timeout):
+        with context(), ending(call.settings.timeout):
             return jitted(static).trace(shapes)
     except Exception:  # tracing runs user code; the item will raise the same
         return None

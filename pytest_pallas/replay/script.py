@@ -126,7 +126,7 @@ def _preamble(writer: Writer, session: Session, failure: Failure) -> Iterator[st
         imports.add("from pytest_pallas.replay.parts import load")
     if writer.arrays:
         imports.add("from pathlib import Path")
-    several = failure.check == "sharding" or context.devices > 1 or writer.meshes
+    several = failure.check == "sharding" or context.settings.devices > 1 or writer.meshes
     simulated = several and context.backend.kind != "hardware"
     if simulated:
         imports |= {"import os", "from pytest_pallas.backends.devices import simulate"}
@@ -194,8 +194,8 @@ def _check_lines(
     if of_project(failure.check):
         check = writer.named(f"the check {failure.check}", session.checks[failure.check])
     given += [f'backend="{backend}"', f"checks={check}"]
-    if context.arithmetic:
-        given.append(f'arithmetic="{context.arithmetic}"')
+    if context.settings.arithmetic:
+        given.append(f'arithmetic="{context.settings.arithmetic}"')
     if mesh is not None:
         given.append(f"mesh={writer.mapping(mesh.shape)}")
     for name, value in promises_of(failure, kernel).items():
