@@ -6,7 +6,7 @@ Nothing here imports hypothesis: where tests first import it decides what they d
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qs, urlsplit
@@ -136,10 +136,13 @@ class DatabaseReporter:
     """Reports the databases that could not be reached, also by workers."""
 
     def __init__(
-        self, names: str, database: Callable[[], ExampleDatabase | None], lost: dict[str, str]
+        self,
+        places: Sequence[DatabasePlace],
+        database: Callable[[], ExampleDatabase | None],
+        lost: dict[str, str],
     ) -> None:
-        """Report on the databases of these names; ``lost`` says which could not be reached."""
-        self.names, self.database, self.lost = names, database, lost
+        """Report on these databases; ``lost`` says which could not be reached."""
+        self.places, self.database, self.lost = places, database, lost
         self.reported: set[str] = set()
 
     def pytest_report_header(self) -> list[str]:
@@ -147,7 +150,8 @@ class DatabaseReporter:
         database = self.database()
         if database is not None:
             list(database.fetch(b"reached"))  # what fails is remembered
-        lines = [f"pallas: examples in {self.names}", *self._warnings()]
+        names = ", ".join(place.shown for place in self.places)
+        lines = [f"pallas: examples in {names}", *self._warnings()]
         self.reported = set(self.lost)
         return lines
 

@@ -33,7 +33,8 @@ def activate(config: pytest.Config) -> None:
     """
     name = "pallas-active"
     if not config.pluginmanager.has_plugin(name):
-        config.pluginmanager.register(importlib.import_module("pytest_pallas.active"), name)
+        active = importlib.import_module("pytest_pallas.active")
+        config.pluginmanager.register(active.KernelTests(config), name)
 
 
 def current(config: pytest.Config) -> PytestSession:

@@ -226,7 +226,9 @@ def _program(backend: Simulator, call: Call) -> _TracedProgram:
     from pytest_pallas.backends.execution import kernels_of
 
     traced = _traced(backend, call)
-    jaxpr = traced.jaxpr if call.settings.rewriting is None else call.settings.rewriting(traced.jaxpr)
+    jaxpr = (
+        traced.jaxpr if call.settings.rewriting is None else call.settings.rewriting(traced.jaxpr)
+    )
     return _TracedProgram(jaxpr, jax.tree.structure(traced.out_info), kernels_of(call, jaxpr))
 
 
@@ -398,7 +400,14 @@ def _key(call: Call) -> Hashable:
     return (
         identity(call.function),
         digest((call.args, dict(call.options))),
-        (call.settings.jit, call.settings.devices, call.needs_kernel, call.fill, call.probe, call.schedule),
+        (
+            call.settings.jit,
+            call.settings.devices,
+            call.needs_kernel,
+            call.fill,
+            call.probe,
+            call.schedule,
+        ),
         (call.settings.rewriting, call.settings.arithmetic),
     )
 

@@ -74,7 +74,9 @@ def _exposed(context: CheckContext, first: Outcome) -> bool:
     """Whether a kernel could read beyond an edge, and the backend controls the values there."""
     if not getattr(context.backend, "fills", False):
         return False
-    return not context.settings.jit or any(overhanging_blocks(kernel.eqn) for kernel in first.kernels)
+    return not context.settings.jit or any(
+        overhanging_blocks(kernel.eqn) for kernel in first.kernels
+    )
 
 
 def _why_not(backend: Backend) -> str:

@@ -142,7 +142,9 @@ class Compiler:
             target=self.chip.name,
             module=lowered.module,
             devices=lowered.devices,
-            dump="" if call.settings.dump is None else str(_dump(call.settings.dump, self.chip.name, lowered)),
+            dump=""
+            if call.settings.dump is None
+            else str(_dump(call.settings.dump, self.chip.name, lowered)),
         )
         future = self.service().submit(request, timeout=call.settings.timeout)
         return lambda: self._outcome(
@@ -379,7 +381,9 @@ def lower(call: Call, static: Any, arrays: list[Any], platform: str, into: Lower
             '@pytest.mark.pallas(backends=["interpret", ...]).'
         )
     into.signature = signature(call)
-    with ending(call.settings.timeout, "still not traced after {:g} s; the limit is --pallas-timeout"):
+    with ending(
+        call.settings.timeout, "still not traced after {:g} s; the limit is --pallas-timeout"
+    ):
         traced = jitted(static).trace(arrays)
     into.traced = True
     into.jaxpr = traced.jaxpr
