@@ -242,7 +242,7 @@ class KernelTests:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Remove not applicable checks that the run does not select."""
         if self.session.not_applicable:
-            from pytest_pallas.run.applicability import keep_selected
+            from pytest_pallas.run.nodes import keep_selected
 
             narrowed = self.session.collected > len(session.items)
             keep_selected(session.config, session.items, narrowed=narrowed)

@@ -114,7 +114,7 @@ class Session:
     tiles: dict[Any, dict[str, tuple[int, ...]]] = field(default_factory=dict[Any, Any])
     #: Sources of examples, by spec; see ``draw.diversity``.
     sources: dict[Any, Any] = field(default_factory=dict[Any, Any])
-    #: The traces of one spec; see ``run.applicability``.
+    #: The traces of one spec; see ``run.nodes``.
     traces: dict[Any, Any] = field(default_factory=dict[Any, Any])
     #: What collection has learned of specs, by file and name.
     facts: dict[tuple[str, str], SpecFacts] = field(default_factory=dict[Any, Any])

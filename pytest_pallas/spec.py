@@ -329,8 +329,8 @@ class Relation:
 AnyRelation = Linear | Permuted | Relation
 
 
-def problem_with(relations: Sequence[AnyRelation], count: int) -> str | None:
-    """What is wrong with relations of a kernel of ``count`` positional arguments, or None."""
+def problem_with_relations(relations: Sequence[AnyRelation], count: int) -> str | None:
+    """Say what is wrong with relations of a kernel of ``count`` positional arguments, or None."""
     for relation in relations:
         beyond = [position for position in relation.positions if position >= count]
         if beyond:

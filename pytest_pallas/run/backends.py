@@ -40,9 +40,14 @@ def backends_before(
     """
     if _expected_to_fail(spec, backend, checks):
         return ()
-    before = chosen[: [label(each) for each in chosen].index(label(backend))]
-    executing = [each for each in before if each.kind != "compiling" and spec.claims(label(each))]
-    return tuple(each for each in executing if not _expected_to_fail(spec, each, checks))
+    before = chosen[: list(map(label, chosen)).index(label(backend))]
+    return tuple(
+        other
+        for other in before
+        if other.kind != "compiling"
+        and spec.claims(label(other))
+        and not _expected_to_fail(spec, other, checks)
+    )
 
 
 def others_of(
@@ -59,10 +64,10 @@ def others_of(
     from pytest_pallas.checks.context import ComparisonPeer
 
     backends: list[ComparisonPeer] = []
-    for each in before:
+    for other in before:
         with contextlib.suppress(TooFewDevicesError):
-            function = on_mesh(sizes, each, spec.kernel_for(each.platform))
-            backends.append(ComparisonPeer(name=label(each), function=function, backend=each))
+            function = on_mesh(sizes, other, spec.kernel_for(other.platform))
+            backends.append(ComparisonPeer(name=label(other), function=function, backend=other))
     return (*backends, *implementations_of(spec.implementations, backend, sizes))
 
 
@@ -159,19 +164,19 @@ def on_claimed_chips(
     Returns:
       The backends, and the labels of those that were not named.
     """
-    found: dict[str, Backend] = {}
+    chosen: dict[str, Backend] = {}
     unnamed = set(automatic)
-    for each in backends:
-        backend = each
-        if each.kind == "simulating" and each.target is None and not spec.claims(label(each)):
-            names = map(Label.of, spec.claimed)
-            claimed = [found.target for found in names if found.name == each.name and found.target]
-            if claimed:
-                backend = with_target(each, claimed[0], session.families)
-                if label(each) in automatic:
+    for selected in backends:
+        backend, name = selected, label(selected)
+        if backend.kind == "simulating" and backend.target is None and not spec.claims(name):
+            labels = map(Label.of, spec.claimed)
+            chips = [chip.target for chip in labels if chip.name == backend.name and chip.target]
+            if chips:
+                backend = with_target(backend, chips[0], session.families)
+                if name in automatic:
                     unnamed.add(label(backend))
-        found.setdefault(label(backend), backend)
-    return tuple(found.values()), unnamed
+        chosen.setdefault(label(backend), backend)
+    return tuple(chosen.values()), unnamed
 
 
 def without_replaced(
@@ -194,13 +199,13 @@ def without_replaced(
       timeout: time limit in seconds of a trace.
     """
     dropped: set[str] = set()
-    for each in backends:
-        if each.kind != "simulating" or label(each) not in automatic:
-            continue
-        simulated = spec.claims(label(each)) and lacks(facts, spec, each, timeout) is None
-        dropped.update(REPLACED.get(each.name, ()) if simulated else (each.name,))
+    unnamed = [backend for backend in backends if label(backend) in automatic]
+    for backend in unnamed:
+        if backend.kind == "simulating":
+            simulated = spec.claims(label(backend)) and lacks(facts, spec, backend, timeout) is None
+            dropped.update(REPLACED.get(backend.name, ()) if simulated else (backend.name,))
     return tuple(
-        each for each in backends if label(each) not in automatic or each.name not in dropped
+        backend for backend in backends if backend not in unnamed or backend.name not in dropped
     )
 
 
@@ -215,19 +220,11 @@ def lacks(facts: SpecFacts, spec: KernelSpec, simulator: Any, timeout: float) ->
 
 
 def _lacks(spec: KernelSpec, simulator: Any, timeout: float) -> str | None:
-    from pytest_pallas.draw.arrays import draw_once
-
     if spec.meshes:
         return None  # a call on a mesh shows this only when it runs
     try:
         drawn = draw_once(spec.inputs)
-        call = Call(
-            function=spec.kernel_for(simulator.platform),
-            args=drawn.args,
-            options={**drawn.options, **drawn.tuning},
-            settings=RunSettings(timeout=timeout),
-        )
-        return simulator.lacks(call)
+        return simulator.lacks(call_of(spec.kernel_for(simulator.platform), drawn, timeout))
     except Exception:
         return None  # its checks will raise and report the same error
 
@@ -246,7 +243,7 @@ def on_its_platform(
     if isinstance(spec.kernel, Mapping) or spec.backends is not None or spec.meshes:
         return spec
     if not session.selection.automatic and all(
-        each.platform != "gpu" for each in session.selection.backends
+        backend.platform != "gpu" for backend in session.selection.backends
     ):
         return spec
     facts = facts or SpecFacts()
@@ -259,8 +256,6 @@ def on_its_platform(
 
 def _draws_for_gpus(spec: KernelSpec, timeout: float) -> bool:
     """Whether a drawn call of a spec's plain function has Mosaic GPU kernels only."""
-    from pytest_pallas.draw.arrays import draw_once
-
     try:
         drawn = draw_once(spec.inputs)
     except Exception:  # an error of the strategy, which the item will raise, too
@@ -287,13 +282,9 @@ def backend_of_spec(session: Session, backend: Backend, spec: KernelSpec) -> Bac
 
     A backend that was named stays.
     """
-    found, _ = on_claimed_chips(
-        session,
-        spec,
-        [backend, *_other_simulators(session, backend)],
-        session.selection.automatic,
-    )
-    return next((each for each in found if spec.claims(label(each))), found[0])
+    simulators = [backend, *_other_simulators(session, backend)]
+    chosen, _ = on_claimed_chips(session, spec, simulators, session.selection.automatic)
+    return next((simulator for simulator in chosen if spec.claims(label(simulator))), chosen[0])
 
 
 def _other_simulators(session: Session, backend: Backend) -> Sequence[Backend]:
@@ -301,26 +292,33 @@ def _other_simulators(session: Session, backend: Backend) -> Sequence[Backend]:
     if backend.kind != "simulating" or getattr(backend, "otherwise", None) is None:
         return ()
     return [
-        each
-        for each in session.selection.backends
-        if each.kind == "simulating"
-        and each.platform != backend.platform
-        and label(each) in session.selection.automatic
+        other
+        for other in session.selection.backends
+        if other.kind == "simulating"
+        and other.platform != backend.platform
+        and label(other) in session.selection.automatic
     ]
 
 
 def _is_for_gpus(function: Any, arguments: Arguments, timeout: float) -> bool:
     """Whether a call has kernels, and all are Mosaic GPU kernels."""
-    call = Call(
-        function=function,
-        args=arguments.args,
-        options={**arguments.options, **arguments.tuning},
-        settings=RunSettings(timeout=timeout),
-    )
+    call = call_of(function, arguments, timeout)
     kernels = _traced(call, "tpu")
     if kernels is None:  # some kernels ask for what only a GPU has
         kernels = _traced(call, "gpu")
     return bool(kernels) and all(map(is_mosaic_gpu, kernels))
+
+
+def call_of(
+    function: Callable[..., Any], arguments: Arguments, timeout: float, *, jit: bool = True
+) -> Call:
+    """Make the call of a function with drawn arguments, to trace it within some seconds."""
+    return Call(
+        function=function,
+        args=arguments.args,
+        options={**arguments.options, **arguments.tuning},
+        settings=RunSettings(timeout=timeout, jit=jit),
+    )
 
 
 def _traced(call: Call, platform: str) -> Sequence[KernelCall] | None:
@@ -366,22 +364,12 @@ def learned(spec: KernelSpec, strategy: Any, mesh: Any) -> dict[str, tuple[int, 
             drawn = draw_once(strategy)
         except Exception:  # an error of the strategy with abstract arrays
             return {}
-    found: dict[str, set[int]] = {}
-    for platform in _platforms(spec) if probe.sizes else ():
+    blocks: dict[str, set[int]] = {}
+    platforms = tuple(spec.kernel) if isinstance(spec.kernel, Mapping) else ("tpu",)
+    for platform in platforms if probe.sizes else ():
         kernel = spec.kernel_for(platform)
-        call = Call(
-            function=kernel if mesh is None else functools.partial(kernel, mesh=mesh),
-            args=drawn.args,
-            options={**drawn.options, **drawn.tuning},
-            settings=RunSettings(timeout=SECONDS),
-        )
-        chip = TARGETS[DEFAULT_TARGETS[platform]]
-        kernels = kernels_of(call, functools.partial(tracing_for, chip)) or ()
+        function = kernel if mesh is None else functools.partial(kernel, mesh=mesh)
+        kernels = _traced(call_of(function, drawn, SECONDS), platform) or ()
         for name, tiles in tiles_of(kernels, probe.sizes).items():
-            found.setdefault(name, set()).update(tiles)
-    return {name: tuple(sorted(tiles)) for name, tiles in found.items()}
-
-
-def _platforms(spec: KernelSpec) -> tuple[str, ...]:
-    """The platforms that the kernels of a spec are written for."""
-    return tuple(spec.kernel) if isinstance(spec.kernel, Mapping) else ("tpu",)
+            blocks.setdefault(name, set()).update(tiles)
+    return {name: tuple(sorted(tiles)) for name, tiles in blocks.items()}
