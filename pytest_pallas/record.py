@@ -141,7 +141,7 @@ _PlainFinding = Annotated[Mapping[str, Any], Checked(lambda: Finding)]
 _PlainVerdict = Annotated[Mapping[str, Any], Checked(lambda: MutantVerdict)]
 _PlainInputs = Annotated[Mapping[str, Any], Checked(lambda: PlainInputs | _Empty)]
 _PlainPictures = Annotated[Mapping[str, Any], Checked(lambda: _Pictures)]
-_PlainCompiled = Annotated[
+PlainCompiled = Annotated[
     Mapping[str, Any], Checked(lambda: _compiler().CompileReport, lambda r: _compiler().to_json(r))
 ]
 
@@ -362,7 +362,7 @@ class Record:
     replay: Text = ""
     script: str = ""
     example: str = ""
-    compiled: tuple[_PlainCompiled, ...] = ()
+    compiled: tuple[PlainCompiled, ...] = ()
     notes: tuple[Note, ...] = ()
     unverified: tuple[Text, ...] = ()
     inputs: _PlainInputs = dataclasses.field(default_factory=dict[str, Any])

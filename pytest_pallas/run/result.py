@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pallas_sim.findings import Text
 from pytest_pallas.backends.protocol import Backend, label
-from pytest_pallas.record import Note, Record, note_of
+from pytest_pallas.decoding import Count, Seconds
+from pytest_pallas.record import Note, PlainCompiled, Record, note_of
 
 if TYPE_CHECKING:
     from pytest_pallas.checks.context import CheckResult
@@ -32,28 +34,51 @@ class ExamplePoint:
       failed: whether an output was wrong.
     """
 
-    dims: Mapping[str, int]
+    dims: Mapping[str, Count]
     error: float | None = None
     baseline: float | None = None
     failed: bool = False
 
 
 @dataclass(kw_only=True)
-class Result:
-    """The examples of one check of one kernel in one test, which grow to a ``Record``.
+class ExampleResults:
+    """The results of some examples, as data; see ``rounds``.
 
     Attributes:
-      kernel: its name; ``family``, ``check``, ``backend`` and ``mesh`` as in ``Record``.
       examples: number of examples that count.
       error: the worst error against the oracle in ulps; None if none was measured. ``baseline`` and
         ``multiple`` belong to it.
       compiled: the reports of compilers, as plain values.
-      inputs: what was drawn; one for each example.
       evidence: what ``Check.conclude`` gets.
       withdrawn: why the check does not apply to the last example to which it does not.
       failed: whether an example failed.
-      earlier: number of examples of the same test that another result counted before.
       points: the errors of examples, for a picture.
+    """
+
+    examples: Count = 0
+    error: float | None = None
+    baseline: float | None = None
+    multiple: float | None = None
+    kernel_seconds: Seconds = 0.0
+    compiled: list[PlainCompiled] = field(default_factory=list[Mapping[str, Any]])
+    notes: list[Note] = field(default_factory=list[Note])
+    unverified: dict[Text, None] = field(default_factory=dict[str, None])
+    evidence: list[Any] = field(default_factory=list[Any])
+    withdrawn: Text = ""
+    failed: bool = False
+    goldens: dict[str, Count] = field(default_factory=Counter[str])
+    used_goldens: dict[str, None] = field(default_factory=dict[str, None])
+    points: list[ExamplePoint] = field(default_factory=list[ExamplePoint])
+
+
+@dataclass(kw_only=True)
+class Result(ExampleResults):
+    """The examples of one check of one kernel in one test, which grow to a ``Record``.
+
+    Attributes:
+      kernel: its name; ``family``, ``check``, ``backend`` and ``mesh`` as in ``Record``.
+      inputs: what was drawn; one for each example.
+      earlier: number of examples of the same test that another result counted before.
       mutants: the verdicts on mutants, as plain values.
     """
 
@@ -62,22 +87,8 @@ class Result:
     backend: str
     family: str = ""
     mesh: Mapping[str, int] = field(default_factory=dict[str, int])
-    examples: int = 0
-    error: float | None = None
-    baseline: float | None = None
-    multiple: float | None = None
-    kernel_seconds: float = 0.0
-    compiled: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    notes: list[Note] = field(default_factory=list[Note])
-    unverified: dict[str, None] = field(default_factory=dict[str, None])
     inputs: list[Inputs] = field(default_factory=list["Inputs"])
-    evidence: list[Any] = field(default_factory=list[Any])
-    withdrawn: str = ""
-    failed: bool = False
     earlier: int = 0
-    goldens: Counter[str] = field(default_factory=Counter[str])
-    used_goldens: dict[str, None] = field(default_factory=dict[str, None])
-    points: list[ExamplePoint] = field(default_factory=list["ExamplePoint"])
     mutants: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     @classmethod
