@@ -312,7 +312,7 @@ def promises_of(failure: Failure, kernel: Any) -> dict[str, Any]:
     context = failure.context
     promises: dict[str, Any] = {}
     for name, usual in _USUAL.items():
-        value = getattr(context, name)
+        value = getattr(context.settings if name in ("jit", "timeout") else context, name)
         differs = bool(value) if usual == () else value != usual
         if differs and reads(failure.check, name):
             promises[name] = value
