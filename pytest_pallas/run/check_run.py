@@ -377,7 +377,7 @@ def tolerance_for(run: CheckRun, dtypes: Sequence[str]) -> tuple[Tolerance, str]
     Raises:
       OptionError: a mark has a wrong argument.
     """
-    backend, given = run.backend, run.tolerance
+    backend, tolerance = run.backend, run.tolerance
     names = (backend.name, label(backend))
     for mark in () if run.node is None else run.node.iter_markers("pallas_tolerance"):
         limits = dict(mark.kwargs)
@@ -392,12 +392,12 @@ def tolerance_for(run: CheckRun, dtypes: Sequence[str]) -> tuple[Tolerance, str]
                 f"mark pallas_tolerance: {error}; it takes backend, dtype, factor, floor, rtol, "
                 "atol, ulp and fraction"
             ) from None
-    if isinstance(given, Mapping):
+    if isinstance(tolerance, Mapping):
         keys = [f"{name} {dtype}" for name in reversed(names) for dtype in dtypes]
         keys += [*reversed(names), *dtypes]
-        given = next((given[key] for key in keys if key in given), None)
-    if given is not None:
-        return given, "tolerance= of the spec or call"
+        tolerance = next((tolerance[key] for key in keys if key in tolerance), None)
+    if tolerance is not None:
+        return tolerance, "tolerance= of the spec or call"
     hooked = run.session.harness.tolerance(
         kernel=run.name, check=run.check.name, backend=backend, dtypes=dtypes
     )

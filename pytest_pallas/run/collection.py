@@ -85,23 +85,23 @@ def locate(module: str, directory: Path) -> Location:
     Raises:
       pytest.UsageError: there is no such module, or it fails to import.
     """
-    found = _find(module)
-    if found is None and str(directory) not in sys.path:
+    spec = _find(module)
+    if spec is None and str(directory) not in sys.path:
         sys.path.append(str(directory))
-        found = _find(module)
-    if found is None:
+        spec = _find(module)
+    if spec is None:
         remedy = "install the package, or add its folder to the pythonpath ini value"
         if module.partition(".")[0] == "reference_kernels":
             remedy = "pip install pytest-pallas-kernels, or run pytest in a checkout"
         raise pytest.UsageError(
             f"--pallas-suite: no module named {module!r}. It must be importable: {remedy}."
         )
-    if found.submodule_search_locations:
-        path = Path(next(iter(found.submodule_search_locations))).resolve()
-    elif found.origin is None:
+    if spec.submodule_search_locations:
+        path = Path(next(iter(spec.submodule_search_locations))).resolve()
+    elif spec.origin is None:
         raise pytest.UsageError(f"--pallas-suite: module {module!r} has no source file")
     else:
-        path = Path(found.origin).resolve()
+        path = Path(spec.origin).resolve()
     return Location(module, path, spec_file_of(path))
 
 
@@ -123,8 +123,8 @@ def modules_of(module: str) -> Iterator[str]:
     """
     yield module
     loaded = sys.modules.get(module)  # a module whose import failed has no submodules
-    for each in pkgutil.walk_packages(getattr(loaded, "__path__", []), f"{module}."):
-        yield each.name
+    for submodule in pkgutil.walk_packages(getattr(loaded, "__path__", []), f"{module}."):
+        yield submodule.name
     if _find(beside(module)) is not None:
         yield beside(module)
 
@@ -137,16 +137,16 @@ def specs_in(module: str) -> list[KernelSpec]:
     """
     loaded = importlib.import_module(module)
     file = str(getattr(loaded, "__file__", ""))
-    found: dict[int, KernelSpec] = {}
+    specs: dict[int, KernelSpec] = {}
     for value in vars(loaded).values():
         for spec in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(spec, KernelSpec) and spec.file == file:
-                found[id(spec)] = spec
-    names = [spec.name for spec in found.values()]
+                specs[id(spec)] = spec
+    names = [spec.name for spec in specs.values()]
     for name in names:
         if names.count(name) > 1:
             raise SpecError(f"{file} defines two specs with the name {name!r}")
-    return list(found.values())
+    return list(specs.values())
 
 
 # Specs as tests: found in packages, by a hook, or by one line in a test module.
@@ -309,10 +309,10 @@ def add_suite(config: pytest.Config) -> None:
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args[:] = []
     _add_spec_files(config, locations)
-    given = [Path(directory, arg.partition("::")[0]).resolve() for arg in config.args]
+    paths = [Path(directory, arg.partition("::")[0]).resolve() for arg in config.args]
     config.stash[_WHOLE] = []
     for location in locations:
-        if not any(at == path or at in path.parents for at in location.paths for path in given):
+        if not any(at == path or at in path.parents for at in location.paths for path in paths):
             config.args.extend(str(path) for path in location.paths)
             config.stash[_WHOLE].append(location)
 
@@ -320,11 +320,11 @@ def add_suite(config: pytest.Config) -> None:
 def _add_spec_files(config: pytest.Config, locations: Sequence[Location]) -> None:
     """The file of a kernel stands for its specs, which may be in the file beside it."""
     directory = config.invocation_params.dir
-    given = [Path(directory, arg).resolve() for arg in config.args if "::" not in arg]
-    for path in given:
+    paths = [Path(directory, arg).resolve() for arg in config.args if "::" not in arg]
+    for path in paths:
         file = spec_file_of(path) if path.suffix == ".py" else None
         inside = any(location.module_of(path) is not None for location in locations)
-        if inside and file is not None and file not in given:
+        if inside and file is not None and file not in paths:
             config.args.append(str(file))
 
 

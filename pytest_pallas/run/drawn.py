@@ -29,9 +29,8 @@ from pytest_pallas.errors import CompilerFailedError, GoldenError
 from pytest_pallas.pytest_session import Part
 from pytest_pallas.replay.values import call_of, read
 from pytest_pallas.run.check_run import CheckRun, run_example, subjects_of
-from pytest_pallas.run.fuzzing import Fuzz, drawn_calls, fuzz, replay
+from pytest_pallas.run.fuzzing import Fuzz, drawn_calls, fuzz, of_all, replay
 from pytest_pallas.run.rounds import RoundOutcome, fuzz_for, rounds_to_json, run_rounds
-from pytest_pallas.run.together import of_all
 from pytest_pallas.spec import KernelSpec
 
 if TYPE_CHECKING:
@@ -135,7 +134,7 @@ def _same_on_all_machines(file: Path, root: Path) -> str:
     if installed:
         return "/".join(file.parts[installed[-1] + 1 :])
     folders = [root, *sorted(map(Path, sys.path), key=lambda path: -len(path.parts))]
-    folder = next((each for each in folders if each in file.parents), file.parent)
+    folder = next((path for path in folders if path in file.parents), file.parent)
     return file.relative_to(folder).as_posix()
 
 
@@ -229,8 +228,8 @@ def calls_to_compile(run: CheckRun) -> Iterator[tuple[Any, bool]]:
     """The calls that an item compiles, and whether they are typical."""
     typical: Any = run.spec.typical if run.spec else ()
     calls = cast("Sequence[Any]", typical(run.mesh) if callable(typical) else typical)
-    for given in calls:
-        yield as_arguments(given), True
+    for call in calls:
+        yield as_arguments(call), True
     for arguments in _drawn(run):
         yield arguments, False
 
@@ -240,12 +239,12 @@ def _drawn(run: CheckRun) -> tuple[Any, ...]:
     options, drawn = run.options, run.session.drawn
     count = max(1, run.check.examples(options.max_examples) // 2)
     key = (*run.source, options.seed, count)
-    found = drawn.get(key)
-    if found is None:
+    calls = drawn.get(key)
+    if calls is None:
         choice = choose(run.strategy, seed=options.seed, examples=count)
-        found = tuple(_abstract(as_arguments(each)) for each in choice.chosen.values())
-        drawn.add(key, found)
-    return found
+        calls = tuple(_abstract(as_arguments(drawn_call)) for drawn_call in choice.chosen.values())
+        drawn.add(key, calls)
+    return calls
 
 
 def _abstract(arguments: Any) -> Any:
@@ -272,8 +271,8 @@ def replay_goldens(run: CheckRun, goldens: Goldens, source: ExampleSource) -> st
       PallasError: an output is wrong, or differs from a golden.
     """
     __tracebackhide__ = True
-    found = goldens.of(run.name, run.check.name, run.sizes)
-    if not found:
+    kept_goldens = goldens.of(run.name, run.check.name, run.sizes)
+    if not kept_goldens:
         return "the folder has no golden of it"
 
     subjects = subjects_of(run)
@@ -283,7 +282,7 @@ def replay_goldens(run: CheckRun, goldens: Goldens, source: ExampleSource) -> st
         calls = (as_arguments(call) for call in drawn_calls(source, seed, examples, subjects))
         return {written_call(call).digest: call for call in calls}
 
-    for golden in found:
+    for golden in kept_goldens:
         kept = golden.call
         if kept.complete:
             run_example(run, _kept(goldens, golden))

@@ -79,10 +79,10 @@ def begin(item: pytest.Item | None) -> None:
 
 def skip_if_raised(item: SpecItem) -> None:
     """Skip an item if its kernel raised in an earlier item of this process."""
-    found = item.state.raised.get(item.place)
-    if found is None or item.check.base:
+    raised = item.state.raised.get(item.place)
+    if raised is None or item.check.base:
         return
-    check, name, expected = found
+    check, name, expected = raised
     if expected and not item.expected:
         return
     _ = item.result  # for the record of this item
@@ -296,23 +296,23 @@ class SpecItem(pytest.Item):
     def replay(self, error: BaseException) -> str:
         """The command that runs the failing example again."""
         options = self.options
-        words = ["pytest"]
+        command = ["pytest"]
         if options.suite:
-            words.append(f"--pallas-suite={','.join(options.suite)}")
-        words.append(f"--pallas-backend={label(self.backend)}")
+            command.append(f"--pallas-suite={','.join(options.suite)}")
+        command.append(f"--pallas-backend={label(self.backend)}")
         if options.devices != 8:
-            words.append(f"--pallas-devices={options.devices}")
-        words += process_words()
+            command.append(f"--pallas-devices={options.devices}")
+        command += process_words()
         if options.max_bytes != DEFAULT_MAX_BYTES:  # it determines the drawn shapes
-            words.append(f"--pallas-max-bytes={option_text(options.max_bytes)}")
+            command.append(f"--pallas-max-bytes={option_text(options.max_bytes)}")
         if options.arithmetic:
-            words.append(f"--pallas-arithmetic={options.arithmetic}")
+            command.append(f"--pallas-arithmetic={options.arithmetic}")
         again = options.replay.file or blob_of(error) or options.replay.blob
-        words.append(f"--pallas-replay={again}" if again else f"--pallas-seed={options.seed}")
+        command.append(f"--pallas-replay={again}" if again else f"--pallas-seed={options.seed}")
         if isinstance(error, DIED):
-            words.append("--pallas-isolate=always")
-        words.append(self.nodeid)
-        return " ".join(shlex.quote(word) for word in words)
+            command.append("--pallas-isolate=always")
+        command.append(self.nodeid)
+        return " ".join(shlex.quote(word) for word in command)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """The explanation and the replay command; a traceback only for unexpected errors."""
@@ -338,8 +338,8 @@ class SpecItem(pytest.Item):
         with leaving_nothing(session):  # it may trace the kernel again
             saved = save(session, self, error, command, number=number)
         example = getattr(saved, "example", None)
-        words = "" if example is None else f"\n  example   {example}"
-        return f"\n  script    {saved}{words}"
+        line = "" if example is None else f"\n  example   {example}"
+        return f"\n  script    {saved}{line}"
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """The file of the spec and the name of the item."""

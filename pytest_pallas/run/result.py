@@ -139,8 +139,8 @@ class Result(ExampleResults):
             if plain not in self.compiled:
                 self.compiled.append(plain)
         failed = finding.failed
-        measured = [each for each in finding.comparisons if each.kind in ("close", "exact")]
-        worst = failed or max(measured, key=lambda each: each.error, default=None)
+        measured = [one for one in finding.comparisons if one.kind in ("close", "exact")]
+        worst = failed or max(measured, key=lambda one: one.error, default=None)
         if worst is not None and self.points:
             point = self.points[-1]
             point.error, point.baseline = worst.error, worst.baseline_error
@@ -168,7 +168,7 @@ class Result(ExampleResults):
         """Add the examples of another result of the same test, which ran later."""
         self.examples += later.examples
         self.kernel_seconds += later.kernel_seconds
-        self.compiled += [each for each in later.compiled if each not in self.compiled]
+        self.compiled += [report for report in later.compiled if report not in self.compiled]
         for note in later.notes:
             self.add_note(note)
         self.unverified.update(later.unverified)

@@ -113,7 +113,7 @@ def check(
     refuse_others(kernel)
     set_platforms(os.environ)
     count = simulate(devices or Options.devices, os.environ, explicit=devices is not None)
-    own = tuple(each for each in listed(keywords.get("checks", ())) if isinstance(each, Check))
+    own = tuple(one for one in listed(keywords.get("checks", ())) if isinstance(one, Check))
     peers = _names_of_peers(kernel, keywords)
     run = _run_options(seed, timeout, sanitize, max_examples, count, (*peers, backend), arithmetic)
     session = _Session(options=run, harness=Harness(checks=lambda: own))
@@ -193,10 +193,11 @@ def _backend(session: Session, kernel: Any, word: str, peers: Sequence[str]) -> 
         return session.backends_for([])[0][0]
     backends, automatic = on_claimed_chips(session, kernel, chosen.backends, chosen.automatic)
     backends = without_replaced(SpecFacts(), kernel, backends, automatic, session.options.timeout)
-    claimed = [each for each in backends if kernel.claims(label(each)) and label(each) not in peers]
+    labels = {label(backend): backend for backend in backends}
+    claimed = [name for name in labels if kernel.claims(name) and name not in peers]
     if not claimed:
         raise OptionError(
-            f"{kernel.name} claims none of {', '.join(map(label, backends))}, which backend="
+            f"{kernel.name} claims none of {', '.join(labels)}, which backend="
             f"{word!r} means; give backend=, one of {', '.join(kernel.claimed)}"
         )
-    return claimed[0]
+    return labels[claimed[0]]
