@@ -326,7 +326,7 @@ def look_for_named_backends(session: PytestSession) -> None:
         if session.pinning is not None or session.delegates:
             for word in session.options.backend:
                 if word not in WORDS:
-                    parse(word, session.families, words=WORDS)
+                    parse(word, session.families, others=WORDS)
             return
         session.selection  # noqa: B018 - found at its first use
     except (OptionError, BackendUnavailableError) as error:

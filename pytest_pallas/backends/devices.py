@@ -122,8 +122,8 @@ def simulate(count: int, environ: MutableMapping[str, str], *, explicit: bool) -
 
 def _already(environ: MutableMapping[str, str]) -> int | None:
     """The count that the environment sets, or None."""
-    words = [word for word in environ.get("XLA_FLAGS", "").split() if _COUNT_FLAG in word]
-    text = words[-1].partition("=")[2] if words else environ.get(_COUNT, "")
+    flags = [word for word in environ.get("XLA_FLAGS", "").split() if _COUNT_FLAG in word]
+    text = flags[-1].partition("=")[2] if flags else environ.get(_COUNT, "")
     return int(text) if text.isdigit() else None
 
 
@@ -150,12 +150,12 @@ class Pinning:
     Attributes:
       variable: the variable that decides it.
       values: its value for each worker, in order; more workers begin anew.
-      words: for the header of the run.
+      text: for the header of the run.
     """
 
     variable: str
     values: tuple[str, ...]
-    words: str
+    text: str
 
 
 def accelerators(
@@ -192,7 +192,7 @@ def accelerators(
 
 
 def pinning(
-    found: Accelerators | None,
+    accelerators: Accelerators | None,
     workers: int,
     backends: Collection[str],
     environ: Mapping[str, str],
@@ -204,7 +204,7 @@ def pinning(
     the accelerator.
 
     Args:
-      found: the accelerators.
+      accelerators: those of this host.
       workers: the number of workers.
       backends: of the run: ``auto``, ``all``, ``NAME`` or ``NAME:TARGET``.
       environ: the environment.
@@ -215,39 +215,39 @@ def pinning(
     from pallas_sim.chips import Label
     from pallas_sim.errors import DeviceError
 
-    if found is None or workers < 2:
+    if accelerators is None or workers < 2:
         return None
-    named = any(Label.of(word).name == found.platform for word in backends)
+    named = any(Label.of(word).name == accelerators.platform for word in backends)
     if not named and not {"auto", "all"} & set(backends):
         return None
-    variable, count = VARIABLES[found.platform], len(found.ids)
-    chips = f"{found.platform.upper()}{'s' if count > 1 else ''}"
+    variable, count = VARIABLES[accelerators.platform], len(accelerators.ids)
+    chips = f"{accelerators.platform.upper()}{'s' if count > 1 else ''}"
     if workers <= count:
-        words = f"each of {workers} workers has one of {count} {chips} ({variable})"
-        return Pinning(variable, found.ids[:workers], words)
-    if found.platform == "gpu" and _shares_memory(environ):
-        words = f"{workers} workers share {count} {chips} ({variable})"
-        return Pinning(variable, tuple(found.ids[n % count] for n in range(workers)), words)
+        text = f"each of {workers} workers has one of {count} {chips} ({variable})"
+        return Pinning(variable, accelerators.ids[:workers], text)
+    if accelerators.platform == "gpu" and _shares_memory(environ):
+        text = f"{workers} workers share {count} {chips} ({variable})"
+        return Pinning(variable, tuple(accelerators.ids[n % count] for n in range(workers)), text)
     why = (
         "one process at a time can open a TPU"
-        if found.platform == "tpu"
+        if accelerators.platform == "tpu"
         else "JAX takes three quarters of a GPU's memory for one process"
     )
     if named:
         share = (
             ", or set XLA_PYTHON_CLIENT_PREALLOCATE=false to share them"
-            if found.platform == "gpu"
+            if accelerators.platform == "gpu"
             else ""
         )
         raise DeviceError(
             f"{workers} workers are more than {count} {chips}, and {why}; give -n {count} or less"
             f"{share}"
         )
-    words = (
+    text = (
         f"{workers} workers run on the simulators (JAX_PLATFORMS=cpu): they are more than {count} "
         f"{chips}, and {why}"
     )
-    return Pinning("JAX_PLATFORMS", ("cpu",) * workers, words)
+    return Pinning("JAX_PLATFORMS", ("cpu",) * workers, text)
 
 
 def _shares_memory(environ: Mapping[str, str]) -> bool:

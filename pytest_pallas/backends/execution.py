@@ -24,7 +24,13 @@ import numpy as np
 from pallas_sim.errors import BoundsError, KernelError, PallasError
 from pytest_pallas.backends.processes import Gang, agree, gang
 from pytest_pallas.backends.protocol import Call, Outcome
-from pytest_pallas.backends.spreading import LocalShards, Spread, local_shards, place, spread_of
+from pytest_pallas.backends.spreading import (
+    LocalShards,
+    Spread,
+    local_shards,
+    spread_array,
+    spread_of,
+)
 from pytest_pallas.backends.tracing import (
     StaticPart,
     apply,
@@ -220,7 +226,7 @@ def _prepared_together(call: Call, processes: Gang, prepare: Preparer) -> _Prepa
         kernels = trace(call, static, arrays)
         if spread is None:
             return split(call)[1], kernels, run
-        arrays = [place(array, s) for array, s in zip(arrays, spread.shardings, strict=True)]
+        arrays = [spread_array(array, s) for array, s in zip(arrays, spread.shardings, strict=True)]
         run = prepare(static, arrays, spread=True)
     except Exception as error:  # it is raised below, when the others know
         problem = error

@@ -54,10 +54,10 @@ class Hardware:
         try:
             devices = jax.local_devices(backend=self.platform)
         except RuntimeError:
-            found = sorted({device.device_kind for device in jax.devices()})
+            kinds = sorted({device.device_kind for device in jax.devices()})
             return (
                 f"jax.devices({self.platform!r}) finds no {self.platform.upper()}, only "
-                f"{', '.join(found)}; it needs a {self.platform.upper()} and "
+                f"{', '.join(kinds)}; it needs a {self.platform.upper()} and "
                 f"pip install 'pytest-pallas[{self.platform}]'"
             )
         if self.target is not None and devices[0].device_kind != self.target.device_kind:
@@ -160,10 +160,10 @@ def device_seconds(call: Callable[[], Any], *, calls: int = 10) -> float | None:
         with jax.profiler.trace(folder):
             for _ in range(calls):
                 jax.block_until_ready(call())
-        found = sorted(Path(folder).rglob("*.xplane.pb"))
-        if not found:
+        files = sorted(Path(folder).rglob("*.xplane.pb"))
+        if not files:
             return None
-        profile = jax.profiler.ProfileData.from_file(str(found[0]))
+        profile = jax.profiler.ProfileData.from_file(str(files[0]))
         return median_seconds(spans(profile), calls)
 
 

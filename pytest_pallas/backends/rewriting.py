@@ -52,7 +52,7 @@ def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
         new = change(inner)
         return value if new is inner else value.replace(jaxpr=new)
     if isinstance(value, (tuple, list)):
-        parts: list[Any] = [_changed(each, change) for each in value]  # pyright: ignore[reportUnknownVariableType]
+        parts: list[Any] = [_changed(part, change) for part in value]  # pyright: ignore[reportUnknownVariableType]
         if all(new is old for new, old in zip(parts, value, strict=True)):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
             return value  # pyright: ignore[reportUnknownVariableType]
         return type(value)(parts)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]

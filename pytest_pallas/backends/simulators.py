@@ -93,12 +93,12 @@ class Simulator:
         A call without jit may depend on other state, so it runs each time.
         """
         key = _key(call) if call.settings.jit else None
-        found = None if key is None else self._kept.get(key)
-        if found is not None and (found.monitored or not _is_monitored(call)):
-            _tell(call, found.jaxpr, found.outcome.kernels)
+        cached = None if key is None else self._kept.get(key)
+        if cached is not None and (cached.monitored or not _is_monitored(call)):
+            _tell(call, cached.jaxpr, cached.outcome.kernels)
             if call.settings.observer is not None:
                 call.settings.observer.ended(call)
-            return self._judged(dataclasses.replace(found.outcome, seconds=0.0), call)
+            return self._judged(dataclasses.replace(cached.outcome, seconds=0.0), call)
         outcome, jaxpr = self._run(call)
         if isinstance(outcome.error, MissingRuleError) and self.otherwise is not None:
             return self._run_otherwise(call)
@@ -130,18 +130,21 @@ class Simulator:
 
         A GPU does not launch a kernel that needs more memory than it has, whatever the call checks.
         """
-        found = outcome.findings
-        excesses = [each for each in found if self.platform == "gpu" and each.kind == "capacity"]
-        beyond = [each for each in found if each.kind == "bounds"]
-        races = [each for each in found if call.settings.races and each.kind == "race"]
-        others = [each for each in found if call.settings.dma and each.kind in OF_TRANSFERS]
-        if outcome.error is not None or not (excesses or beyond or races or others):
+        if outcome.error is not None or not outcome.findings:
             return outcome
-        if excesses:
+
+        def of_kinds(*kinds: str) -> list[Finding]:
+            return [finding for finding in outcome.findings if finding.kind in kinds]
+
+        if self.platform == "gpu" and (excesses := of_kinds("capacity")):
             return dataclasses.replace(outcome, error=CapacityError.of(*excesses))
+        beyond = of_kinds("bounds")
+        races = of_kinds("race") if call.settings.races else []
+        others = of_kinds(*OF_TRANSFERS) if call.settings.dma else []
+        if not (beyond or races or others):
+            return outcome
         kind = BoundsError if beyond else RaceError if races else DmaError
-        error = kind.of(*beyond, *races, *others)
-        return dataclasses.replace(outcome, error=error)
+        return dataclasses.replace(outcome, error=kind.of(*beyond, *races, *others))
 
     def _run_otherwise(self, call: Call) -> Outcome:
         assert self.otherwise is not None
@@ -241,16 +244,38 @@ def _evaluated(
     drops_indices: bool = True,
 ) -> Outcome:
     """The outcome of a run: of a traced program, or without jit."""
+    import jax
+
+    from pallas_sim import evaluate, prepare, run_eagerly
+    from pytest_pallas.backends.execution import to_numpy
+    from pytest_pallas.backends.tracing import apply, on_host
+
     machine, probe_results = _machine(backend, call, timeline)
     machine.drops_indices = drops_indices
+    static, arrays = on_host(call.with_settings(rewriting=None))
     if program is None:
-        return _eager_run(backend, call, machine, probe_results)
-    return _traced_run(call, program, machine, probe_results)
+        _tell(call, None, ())
+        change = call.settings.rewriting or (lambda jaxpr: jaxpr)
+        with backend.context():
+            values = run_eagerly(lambda *leaves: apply(static, [*leaves]), machine, arrays, change)
+    else:
+        prepare(program.jaxpr)  # which raises for programs that cannot be simulated yet
+        _tell(call, program.jaxpr, program.kernels)
+        values = jax.tree.unflatten(program.structure, evaluate(program.jaxpr, machine, arrays))
+    return Outcome(
+        values=jax.tree.map(_read_only, values),
+        inputs=tuple(_read_only(to_numpy(array)) for array in arrays),  # of random keys, the data
+        kernels=() if program is None else program.kernels,
+        probe_results=tuple(probe_results),
+        findings=tuple(machine.findings),
+        notes=_notes(machine),
+        unverified=tuple(machine.notes),
+    )
 
 
 def _reads_at_0(finding: Finding) -> bool:
     """Whether a finding is that of a load that lost its index: it read a block in the array."""
-    return finding.kind == "bounds" and [each.kind for each in finding.accesses] == ["read"]
+    return finding.kind == "bounds" and [access.kind for access in finding.accesses] == ["read"]
 
 
 def _without_unused_reads(
@@ -265,7 +290,7 @@ def _without_unused_reads(
     other = _evaluated(backend, unseen, program, None, drops_indices=False)
     if not _same_bits(outcome, other):
         return outcome
-    kept = tuple(each for each in outcome.findings if not _reads_at_0(each))
+    kept = tuple(finding for finding in outcome.findings if not _reads_at_0(finding))
     return dataclasses.replace(outcome, findings=kept)
 
 
@@ -278,52 +303,6 @@ def _same_bits(one: Outcome, other: Outcome) -> bool:
         strict=True,
     )
     return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
-
-
-def _traced_run(
-    call: Call, program: _TracedProgram, machine: Machine, probe_results: list[Any]
-) -> Outcome:
-    import jax
-
-    from pallas_sim import evaluate, prepare
-    from pytest_pallas.backends.tracing import on_host
-
-    prepare(program.jaxpr)  # which raises for programs that cannot be simulated yet
-    _tell(call, program.jaxpr, program.kernels)
-    _, arrays = on_host(call)
-    values = [_read_only(value) for value in evaluate(program.jaxpr, machine, arrays)]
-    return Outcome(
-        values=jax.tree.unflatten(program.structure, values),
-        inputs=_inputs(arrays),
-        kernels=program.kernels,
-        probe_results=tuple(probe_results),
-        findings=tuple(machine.findings),
-        notes=_notes(machine),
-        unverified=tuple(machine.notes),
-    )
-
-
-def _eager_run(
-    backend: Simulator, call: Call, machine: Machine, probe_results: list[Any]
-) -> Outcome:
-    import jax
-
-    from pallas_sim import run_eagerly
-    from pytest_pallas.backends.tracing import apply, on_host
-
-    _tell(call, None, ())
-    static, arrays = on_host(call.with_settings(rewriting=None))
-    change = call.settings.rewriting or (lambda jaxpr: jaxpr)
-    with backend.context():
-        values = run_eagerly(lambda *given: apply(static, [*given]), machine, arrays, change)
-    return Outcome(
-        values=jax.tree.map(_read_only, values),
-        inputs=_inputs(arrays),
-        probe_results=tuple(probe_results),
-        findings=tuple(machine.findings),
-        notes=_notes(machine),
-        unverified=tuple(machine.notes),
-    )
 
 
 def _is_monitored(call: Call) -> bool:
@@ -376,13 +355,6 @@ def _notes(machine: Any) -> tuple[Note, ...]:
         if names
         else ()
     )
-
-
-def _inputs(arrays: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments after a call, for its outcome: for random keys, their data."""
-    from pytest_pallas.backends.execution import to_numpy
-
-    return tuple(_read_only(to_numpy(array)) for array in arrays)
 
 
 def _read_only(value: Any) -> Any:

@@ -1,9 +1,9 @@
 """Programs and arrays that are spread over the processes of one JAX program.
 
 A call is spread over the processes if its program has a mesh with devices of all of them
-(``spread_of``); each process then makes its own shards of the arguments (``place``), and holds its
-own shards of the outputs (``LocalShards``). Other calls run on this process's own devices, whatever
-the others do.
+(``spread_of``); each process then makes its own shards of the arguments (``spread_array``), and
+holds its own shards of the outputs (``LocalShards``). Other calls run on this process's own
+devices, whatever the others do.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ def spread_of(jaxpr: Any, processes: Gang) -> Spread | None:
                 f"{processes.count}: a mesh has devices of every process, or only of the process "
                 "that runs the call (jax.local_devices()); pallas_mesh makes one over all of them"
             )
-    wanted = dict(_shardings(jaxpr, {var: n for n, var in enumerate(jaxpr.invars)}))
+    stated = dict(_shardings(jaxpr, {var: n for n, var in enumerate(jaxpr.invars)}))
     replicated = NamedSharding(meshes[0], PartitionSpec())
-    found = tuple(wanted.get(position, replicated) for position in range(len(jaxpr.invars)))
-    return Spread(meshes[0], found)
+    shardings = tuple(stated.get(position, replicated) for position in range(len(jaxpr.invars)))
+    return Spread(meshes[0], shardings)
 
 
-def place(array: Any, sharding: NamedSharding) -> jax.Array:
-    """An argument with a sharding; this process makes only the shards on its own devices.
+def spread_array(array: Any, sharding: NamedSharding) -> jax.Array:
+    """Give an argument a sharding; this process makes only the shards on its own devices.
 
     Args:
       array: a numpy array, equal in all processes; or a JAX array that is spread already.
@@ -105,7 +105,7 @@ def _meshes(jaxpr: Any) -> Iterator[Mesh]:
         if isinstance(mesh, Mesh) and mesh.size:
             yield mesh
         for name in ("in_shardings", "out_shardings"):  # of jax.jit
-            yield from (each.mesh for each in eqn.params.get(name, ()) if _is_concrete(each))
+            yield from (one.mesh for one in eqn.params.get(name, ()) if _is_concrete(one))
         if _is_concrete(eqn.params.get("sharding")):
             yield eqn.params["sharding"].mesh
         for inner in sub_jaxprs(eqn):
@@ -136,10 +136,10 @@ def _shardings(jaxpr: Any, inputs: dict[Any, int]) -> Iterator[tuple[int, NamedS
             yield from _shardings(
                 inner, {v: inputs[outer] for v, outer in names.items() if _known(outer, inputs)}
             )
-            given = eqn.params.get("in_shardings", ())
+            jitted = eqn.params.get("in_shardings", ())
             for operand, position in taken:
-                if operand < len(given) and _is_concrete(given[operand]):
-                    yield position, given[operand]
+                if operand < len(jitted) and _is_concrete(jitted[operand]):
+                    yield position, jitted[operand]
 
 
 def _is_concrete(sharding: Any) -> bool:
@@ -155,7 +155,7 @@ def _known(variable: Any, inputs: dict[Any, int]) -> bool:
 
 
 @dataclass(frozen=True)
-class Shard:
+class LocalShard:
     """The part of an array on one device of this process.
 
     Attributes:
@@ -184,7 +184,7 @@ class LocalShards:
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    shards: tuple[Shard, ...]
+    shards: tuple[LocalShard, ...]
     _array: Any = field(default=None, repr=False, compare=False)
 
     @property
@@ -203,12 +203,12 @@ class LocalShards:
         layers = self.layers()
         if len(layers) > 1:
             raise GangError(
-                f"the devices of this process hold different copies of {self._words()}; see .shards"
+                f"the devices of this process hold different copies of {self._type()}; see .shards"
             )
         values, present = layers[0]
         if not present.all():
             raise GangError(
-                f"this process holds only a part of {self._words()}: compare each of .shards with "
+                f"this process holds only a part of {self._type()}: compare each of .shards with "
                 "the same part of what is expected (shard.data, shard.index), or call .gather() in "
                 "all processes"
             )
@@ -238,17 +238,17 @@ class LocalShards:
             layers = [(np.zeros(self.shape, self.dtype), np.zeros(self.shape, np.bool_))]
         return layers
 
-    def holders(self, index: Sequence[int], value: Any = None) -> list[Shard]:
+    def holders(self, index: Sequence[int], value: Any = None) -> list[LocalShard]:
         """The shards with the element at ``index``; those that have ``value`` there, if given."""
-        found = [
+        shards = [
             shard
             for shard in self.shards
             if all(_within(i, part) for i, part in zip(index, shard.index, strict=True))
         ]
         if value is None:
-            return found
-        same = [shard for shard in found if _same_bits(_at(shard, index), np.asarray(value))]
-        return same or found
+            return shards
+        same = [shard for shard in shards if _same_bits(_at(shard, index), np.asarray(value))]
+        return same or shards
 
     def gather(self) -> Array:
         """The whole array, from all processes. All of them must call it."""
@@ -259,15 +259,17 @@ class LocalShards:
             return layers[0][0]
         return np.asarray(multihost_utils.process_allgather(self._array, tiled=True))
 
-    def _words(self) -> str:
+    def _type(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
 def local_shards(array: Any) -> LocalShards:
     """What this process holds of a ``jax.Array``."""
     shards = [
-        Shard(_whole_index(each.index, array.shape), str(each.device), np.asarray(each.data))
-        for each in array.addressable_shards
+        LocalShard(
+            _whole_index(shard.index, array.shape), str(shard.device), np.asarray(shard.data)
+        )
+        for shard in array.addressable_shards
     ]
     return LocalShards(tuple(array.shape), np.dtype(array.dtype), tuple(shards), array)
 
@@ -286,7 +288,7 @@ def _within(position: int, part: slice) -> bool:
     return part.start <= position < part.stop
 
 
-def _at(shard: Shard, index: Sequence[int]) -> Array:
+def _at(shard: LocalShard, index: Sequence[int]) -> Array:
     inside = (i - part.start for i, part in zip(index, shard.index, strict=True))
     return np.asarray(shard.data[tuple(inside)])
 

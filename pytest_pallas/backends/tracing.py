@@ -128,17 +128,17 @@ def shape_of(array: Any) -> jax.ShapeDtypeStruct:
 
 def signature(call: Call) -> str:
     """Dtypes and shapes of the arrays of a call, and its options, for messages and keys."""
-    words = [
+    parts = [
         f"{leaf.dtype}[{','.join(map(str, np.shape(leaf)))}]"
         if hasattr(leaf, "dtype") and hasattr(leaf, "shape")
         else repr(leaf)
         for leaf in jax.tree.leaves(call.args)
     ]
-    words += [
+    parts += [
         f"{name}={getattr(value, '__name__', None) or value}"
         for name, value in sorted(call.options.items())
     ]
-    return " ".join(words)
+    return " ".join(parts)
 
 
 def apply(static: StaticPart, arrays: list[Any]) -> Any:
@@ -224,17 +224,17 @@ class JittedCalls:
     def get(self, static: StaticPart) -> _JittedCall:
         """The jitted call of a static part."""
         with self._lock:
-            found = self._kept.pop(static, None)
-            if found is not None and found.count.traces > self.most:
-                self._drop(found)
-                found = None
-            if found is None:
+            call = self._kept.pop(static, None)
+            if call is not None and call.count.traces > self.most:
+                self._drop(call)
+                call = None
+            if call is None:
                 limit_traces(MOST_OF_JAX)
-                found = self._made(static)
+                call = self._made(static)
             while self._kept and max(self.traces, len(self) + 1) > self.most:
                 self._drop(self._kept.popitem(last=False)[1])
-            self._kept[static] = found
-        return found
+            self._kept[static] = call
+        return call
 
     def _drop(self, call: _JittedCall) -> None:
         call.count.kept = False

@@ -52,16 +52,16 @@ def detect(seconds: float) -> Place | None:
       The place; None if JAX knows no cluster here.
     """
     clusters: Any = importlib.import_module("jax._src.clusters")
-    found = clusters.ClusterEnv.auto_detect_unset_distributed_params(
+    params = clusters.ClusterEnv.auto_detect_unset_distributed_params(
         None, None, None, None, None, int(seconds)
     )
-    address, count, index, devices = found
+    address, count, index, devices = params
     if address is None or count is None or index is None:
         return None
     return Place(address, count, index, None if devices is None else tuple(devices))
 
 
-def join(place: Place, seconds: float, heartbeat: float) -> None:
+def join(program: Place, seconds: float, heartbeat: float) -> None:
     """Make this process one of a JAX program. JAX ends it if not all join in time.
 
     Args:
@@ -72,12 +72,12 @@ def join(place: Place, seconds: float, heartbeat: float) -> None:
     import jax
 
     jax.distributed.initialize(
-        place.address,
-        place.count,
-        place.index,
-        local_device_ids=place.devices,
+        program.address,
+        program.count,
+        program.index,
+        local_device_ids=program.devices,
         # Otherwise process 0 listens on every address of its host.
-        coordinator_bind_address=place.address,
+        coordinator_bind_address=program.address,
         cluster_detection_method="deactivate",
         initialization_timeout=max(1, int(seconds)),
         heartbeat_timeout_seconds=max(1, int(heartbeat)),

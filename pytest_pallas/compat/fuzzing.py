@@ -67,19 +67,19 @@ def draws_from(test: Any, package: str) -> bool:
     Also if it was mapped, filtered, or is part of a choice.
     """
     handle = getattr(test, "hypothesis", None)
-    given = list(getattr(handle, "_given_kwargs", {}).values())
+    strategies = list(getattr(handle, "_given_kwargs", {}).values())
     seen: set[int] = set()
-    while given:
-        strategy = given.pop()
+    while strategies:
+        strategy = strategies.pop()
         if id(strategy) in seen:
             continue
         seen.add(id(strategy))
         module = getattr(getattr(strategy, "definition", None), "__module__", "")
         if module == package or module.startswith(f"{package}."):
             return True
-        given += [getattr(strategy, name) for name in _INNER if hasattr(strategy, name)]
+        strategies += [getattr(strategy, name) for name in _INNER if hasattr(strategy, name)]
         for name in ("original_strategies", "element_strategies"):
-            given += getattr(strategy, name, ())
+            strategies += getattr(strategy, name, ())
     return False
 
 
@@ -97,8 +97,10 @@ def sampled_elements(strategy: Any) -> tuple[Any, ...] | None:
 
     parts = getattr(strategy, "original_strategies", None)
     if parts is not None:
-        each = [sampled_elements(part) for part in parts]
-        return None if None in each else tuple(value for one in each for value in one or ())
+        choices = [sampled_elements(part) for part in parts]
+        if None in choices:
+            return None
+        return tuple(value for values in choices for value in values or ())
     booleans: Any = st.booleans()  # made lazily, as others are
     if isinstance(strategy, type(booleans)):
         strategy = strategy.wrapped_strategy

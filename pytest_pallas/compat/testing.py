@@ -23,10 +23,10 @@ _REPORTING = ("terminalreporter", "stepwiseplugin", "_cov", "rerunfailures")
 _CHOOSING = ("lfplugin", "nfplugin")
 
 
-def keywords_match(expression: str, words: Iterable[str]) -> bool:
+def keywords_match(expression: str, names: Iterable[str]) -> bool:
     """Whether ``-k EXPRESSION`` chooses a test that has these words, as pytest decides."""
     module: Any = importlib.import_module("_pytest.mark.expression")
-    lower = [word.lower() for word in words]
+    lower = [word.lower() for word in names]
 
     def matches(name: str, /, **_: Any) -> bool:
         return any(name.lower() in word for word in lower)
@@ -130,5 +130,6 @@ def worker_count(config: Any) -> int:
     """
     if hasattr(config, "workerinput") or getattr(config.option, "dist", "no") == "no":
         return 0
-    counts = [str(each).partition("*") for each in getattr(config.option, "tx", None) or ()]
+    specifications = getattr(config.option, "tx", None) or ()
+    counts = [str(specification).partition("*") for specification in specifications]
     return sum(int(first) if star and first.isdigit() else 1 for first, star, _ in counts)

@@ -21,7 +21,7 @@ import pytest
 
 from pallas_sim.errors import PallasError
 from pytest_pallas.backends.ending import OverdueError, ending_whole
-from pytest_pallas.backends.processes import gang, process_words
+from pytest_pallas.backends.processes import gang, process_arguments
 from pytest_pallas.backends.protocol import Backend, label
 from pytest_pallas.budget import DEFAULT_MAX_BYTES, option_text
 from pytest_pallas.checks import Check
@@ -302,7 +302,7 @@ class SpecItem(pytest.Item):
         command.append(f"--pallas-backend={label(self.backend)}")
         if options.devices != 8:
             command.append(f"--pallas-devices={options.devices}")
-        command += process_words()
+        command += process_arguments()
         if options.max_bytes != DEFAULT_MAX_BYTES:  # it determines the drawn shapes
             command.append(f"--pallas-max-bytes={option_text(options.max_bytes)}")
         if options.arithmetic:
