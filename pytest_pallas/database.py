@@ -63,30 +63,30 @@ def parse_places(text: str) -> tuple[DatabasePlace, ...]:
         if places and places[-1].kind == "redis" and "@" in word and "://" not in word:
             # the rest of a password with a comma would become a folder, and would be shown
             raise OptionError("write a comma in the password of a URL as %2C")
-        places.append(_place(word))
+        places.append(_database(word))
     if not places:
         raise OptionError(f"gives no database; {FORMS}")
-    if len(places) > 1 and any(place.kind == "none" for place in places):
+    if len(places) > 1 and any(database.kind == "none" for database in places):
         raise OptionError("none must stand alone: it turns the database off")
     return tuple(places)
 
 
-def _place(word: str) -> DatabasePlace:
+def _database(word: str) -> DatabasePlace:
     if word.startswith("readonly+"):
-        place = _place(word.removeprefix("readonly+"))
-        if place.kind == "none":
+        database = _database(word.removeprefix("readonly+"))
+        if database.kind == "none":
             raise OptionError("none must stand alone, without readonly+")
-        shown = f"readonly+{place.shown.removeprefix('readonly+')}"
-        return replace(place, shown=shown, read_only=True)
+        shown = f"readonly+{database.shown.removeprefix('readonly+')}"
+        return replace(database, shown=shown, read_only=True)
     if word == "none":
         return DatabasePlace(kind="none", address="", shown="none")
-    found = _SCHEME.match(word)
-    scheme = found.group(1).lower() if found else "file"
+    match = _SCHEME.match(word)
+    scheme = match.group(1).lower() if match else "file"
     if scheme in _REDIS:
         return DatabasePlace(kind="redis", address=word, shown=_redis_shown(word, scheme))
-    rest = word[found.end() :] if found else word
+    rest = word[match.end() :] if match else word
     if scheme == "file":
-        folder = rest.removeprefix("//") if found else rest
+        folder = rest.removeprefix("//") if match else rest
         if not folder:
             raise OptionError(f"file: has no folder; {FORMS}")
         return DatabasePlace(kind="folder", address=folder, shown=folder)
@@ -150,7 +150,7 @@ class DatabaseReporter:
         database = self.database()
         if database is not None:
             list(database.fetch(b"reached"))  # what fails is remembered
-        names = ", ".join(place.shown for place in self.places)
+        names = ", ".join(database.shown for database in self.places)
         lines = [f"pallas: examples in {names}", *self._warnings()]
         self.reported = set(self.lost)
         return lines

@@ -103,7 +103,7 @@ def installation_of(plugins: Sequence[tuple[str, str]], environ: Mapping[str, st
         system=f"{platform.platform()}, {platform.machine()}, {cpus} CPUs",
         packages=tuple(_package(name, _version(name)) for name in PACKAGES),
         plugins=tuple(sorted({f"{name} {version}" for name, version in plugins})),
-        extras={name: Package(each, _version(each)) for name, each in EXTRAS.items()},
+        extras={name: Package(package, _version(package)) for name, package in EXTRAS.items()},
         environment={name: environ[name] for name in sorted(environ) if _VARIABLES.match(name)},
     )
 
@@ -135,13 +135,13 @@ class Trial:
     Attributes:
       backend: its label.
       status: ``OK``, ``MISSING`` or ``FAILED``.
-      words: what was compiled or run, why the backend is missing and what to install, or the error.
+      text: what was compiled or run, why the backend is missing and what to install, or the error.
       seconds: of the first call.
     """
 
     backend: str
     status: str
-    words: str
+    text: str
     seconds: float = 0.0
 
 
@@ -171,10 +171,10 @@ def tried(backend: Backend) -> Trial:
         begin = time.perf_counter()
         outcome = backend.run(Call(function=add_one, args=(x,)))
     except Exception as error:
-        return Trial(name, FAILED, _words(error), time.perf_counter() - begin)
+        return Trial(name, FAILED, _text_of(error), time.perf_counter() - begin)
     seconds = time.perf_counter() - begin
     if outcome.error is not None:
-        return Trial(name, FAILED, _words(outcome.error), seconds)
+        return Trial(name, FAILED, _text_of(outcome.error), seconds)
     if backend.kind == "compiling":
         return Trial(name, OK, "compiled", seconds)
     if not np.array_equal(np.asarray(outcome.values), x + 1):
@@ -185,13 +185,13 @@ def tried(backend: Backend) -> Trial:
 def devices() -> tuple[str, ...]:
     """The devices that JAX finds, as ``8 x cpu (cpu)``; or why it finds none."""
     try:
-        found = [f"{device.platform} ({device.device_kind})" for device in jax.devices()]
+        names = [f"{device.platform} ({device.device_kind})" for device in jax.devices()]
     except RuntimeError as error:
         return (f"JAX does not start: {brief(str(error), lines=3)}",)
-    return tuple(f"{found.count(each)} x {each}" for each in dict.fromkeys(found))
+    return tuple(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
 
 
-def _words(error: Exception) -> str:
+def _text_of(error: Exception) -> str:
     return f"{type(error).__name__}: {brief(str(error), lines=4)}"
 
 
@@ -244,7 +244,7 @@ def _package_line(package: Package) -> str:
 
 def _trial(trial: Trial) -> Iterator[str]:
     seconds = "" if trial.status == MISSING else f"{trial.seconds:6.2f} s"
-    first, *rest = trial.words.splitlines() or [""]
+    first, *rest = trial.text.splitlines() or [""]
     yield f"  {trial.backend:<{_WIDTH}} {trial.status:<8}{seconds:<10}{first}"
     for line in rest:
         yield f"  {'':<{_WIDTH}} {'':<18}{line}"
@@ -270,9 +270,8 @@ def _lines(config: pytest.Config, environ: dict[str, str]) -> Iterator[str]:
     from pytest_pallas.session import Session
 
     session = Session(options=Options(), harness=harness_of(config))
-    plugins = [
-        (each.project_name, each.version) for _, each in config.pluginmanager.list_plugin_distinfo()
-    ]
+    distributions = config.pluginmanager.list_plugin_distinfo()
+    plugins = [(plugin.project_name, plugin.version) for _, plugin in distributions]
     installation = installation_of(plugins, environ)
     try:
         yield from lines(installation, devices(), trials(session.families.values()))

@@ -88,11 +88,11 @@ def pallas_run(pallas_backend: Backend | str, request: pytest.FixtureRequest) ->
         from pytest_pallas.run.calls import arguments_to_run
         from pytest_pallas.run.check_run import name_of
 
-        given = arguments_to_run(function, args, keywords, options=options, tuning=tuning)
+        arguments = arguments_to_run(function, args, keywords, options=options, tuning=tuning)
         call = Call(
             function=function,
-            args=given.args,
-            options=given.options,
+            args=arguments.args,
+            options=arguments.options,
             settings=session.settings(session.options_for(session.item), backend),
         )
         session.note_run(name_of(function), backend, lambda: call)
@@ -211,24 +211,24 @@ def pallas_benchmark(
         if backend.kind == "compiling":
             pytest.skip(f"{label(backend)} executes nothing that could be timed")
         plain = dict(options or {})
-        told: dict[str, Any] = {"backend": label(backend)}
+        info: dict[str, Any] = {"backend": label(backend)}
         call = Call(function=function, args=args, options={**plain, **(tuning or {})})
         with prepared(backend, call) as run:
             # Not before: it warns of tests that end without it.
             benchmark: Any = request.getfixturevalue("benchmark")
             values = benchmark.pedantic(run, rounds=rounds, warmup_rounds=warmup)
             mine = times(run, rounds)
-        told["device_seconds"] = mine.device
+        info["device_seconds"] = mine.device
         if baseline is not None:
             call = Call(function=baseline, args=args, options=plain, needs_kernel=False)
             with prepared(backend, call) as run:
                 for _ in range(warmup):
                     run()
                 theirs = times(run, rounds)
-            told["baseline_seconds"] = theirs.wall
-            told["baseline_device_seconds"] = theirs.device
-            told["times_baseline"] = mine.over(theirs)
-        benchmark.extra_info.update(told)
+            info["baseline_seconds"] = theirs.wall
+            info["baseline_device_seconds"] = theirs.device
+            info["times_baseline"] = mine.over(theirs)
+        benchmark.extra_info.update(info)
         return to_numpy(values)
 
     return measure
@@ -366,15 +366,15 @@ def _backends(value: Backend | str, session: PytestSession) -> Sequence[Backend]
         return (value,)
     from pytest_pallas.backends.registry import parse
 
-    found = parse(value, session.families)
-    if len(found) != 1:
+    backends = parse(value, session.families)
+    if len(backends) != 1:
         from pallas_sim.errors import OptionError
 
         raise OptionError(f"pallas_backend must return one backend, and {value!r} means several")
-    reason = found[0].available()
+    reason = backends[0].available()
     if reason is not None:
         pytest.skip(f"{value}: {reason}")
-    return found
+    return backends
 
 
 def _chosen(session: PytestSession) -> Sequence[Backend]:

@@ -136,8 +136,8 @@ def read_options(config: pytest.Config) -> Options:
 def place_of(config: pytest.Config, name: str) -> str:
     """The source of an option's value: command line or ini file."""
     option = next(option for option in TABLE if option.name == name)
-    given = config.getoption(option.ini) is not None
-    return option.flag if given else f"ini value {option.ini}"
+    is_given = config.getoption(option.ini) is not None
+    return option.flag if is_given else f"ini value {option.ini}"
 
 
 def choose(
@@ -164,8 +164,8 @@ def choose(
     return tuple(dict.fromkeys(names))
 
 
-def _parsed(option: Option, text: str, place: str) -> Any:
+def _parsed(option: Option, text: str, source: str) -> Any:
     try:
         return option.parse(text)
     except OptionError as error:
-        raise OptionError(f"{place}: {error}") from None
+        raise OptionError(f"{source}: {error}") from None

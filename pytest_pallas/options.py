@@ -26,50 +26,51 @@ def wrong(problem: str) -> OptionError:
     return OptionError(problem)
 
 
-def words(text: str) -> tuple[str, ...]:
-    """A comma-separated list."""
+def listed(text: str) -> tuple[str, ...]:
+    """Parse a comma-separated list."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def whole(least: int) -> Callable[[str], int]:
-    """Parse an integer of at least ``least``."""
+def _number[T: (int, float)](
+    kind: Callable[[str], T | None], accepts: Callable[[T], bool], description: str
+) -> Callable[[str], T]:
+    """Make the parser of numbers of a kind, which refuses others by their description."""
 
-    def parse(text: str) -> int:
+    def parse(text: str) -> T:
         try:
-            number = int(text)
+            number = kind(text)
         except ValueError:
-            number = least - 1
-        if number < least:
-            raise wrong(f"must be an integer of at least {least}, not {text!r}")
+            number = None
+        if number is None or not accepts(number):
+            raise wrong(f"must be {description}, not {text!r}")
         return number
 
     return parse
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """Make the parser of integers of at least ``least``."""
+    return _number(int, lambda number: number >= least, f"an integer of at least {least}")
 
 
 def amount(unit: str, *, zero: bool = False) -> Callable[[str], float]:
-    """Parse a number of ``unit`` above 0, or of at least 0 with ``zero``."""
+    """Make the parser of numbers of ``unit`` above 0, or of at least 0 with ``zero``."""
+    least = "of at least 0" if zero else "above 0"
 
-    def parse(text: str) -> float:
-        try:
-            number = float(text)
-        except ValueError:
-            number = -1.0
-        if not (0 < number < float("inf") or (zero and number == 0)):
-            least = "of at least 0" if zero else "above 0"
-            raise wrong(f"must be a number of {unit} {least}, not {text!r}")
-        return number
+    def accepts(number: float) -> bool:
+        return 0 < number < float("inf") or (zero and number == 0)
 
-    return parse
+    return _number(float, accepts, f"a number of {unit} {least}")
 
 
-def size(text: str) -> int:
-    """A number of bytes, such as ``64MiB``."""
+def _bytes(text: str) -> int | None:
     from pytest_pallas.budget import parse_bytes
 
-    number = parse_bytes(text.strip())
-    if number is None:
-        raise wrong(f"must be a number of bytes such as 64MiB, 1GiB or 65536, not {text!r}")
-    return number
+    return parse_bytes(text.strip())
+
+
+#: Parses a number of bytes, such as ``64MiB``.
+size = _number(_bytes, lambda _: True, "a number of bytes such as 64MiB, 1GiB or 65536")
 
 
 def mutants(text: str) -> int | None:
@@ -136,8 +137,8 @@ def distributed(text: str) -> Distributed | None:
 
     if text in ("", "auto"):
         return Distributed() if text else None
-    place, at, address = text.partition("@")
-    index, slash, count = place.partition("/")
+    position, at, address = text.partition("@")
+    index, slash, count = position.partition("/")
     host, colon, port = address.rpartition(":")
     numbers = index.isdigit() and count.isdigit() and port.isdigit()
     if not (at and slash and colon and host and numbers and int(index) < int(count)):
@@ -165,11 +166,11 @@ def shard(text: str) -> Shard | None:
         return None
     index, _, count = text.partition("/")
     if index == "auto":
-        jobs = [each for each in _JOBS if each[0] in os.environ]
-        if not jobs:
-            names = ", ".join(each[0] for each in _JOBS)
+        name, total, first = next((job for job in _JOBS if job[0] in os.environ), ("", "", 0))
+        if not name:
+            names = ", ".join(job[0] for job in _JOBS)
             raise wrong(f"auto reads the number of the job from {names}, and none is set")
-        index, total, first = os.environ[jobs[0][0]], jobs[0][1], jobs[0][2]
+        index = os.environ[name]
         count = count or os.environ.get(total, "")
         if not count:
             raise wrong(f"auto: {total} is not set; write auto/N for N jobs")
@@ -233,7 +234,7 @@ PROFILES: Mapping[str, Mapping[str, Any]] = {
 TABLE: tuple[Option, ...] = (
     Option(
         name="backend",
-        parse=words,
+        parse=listed,
         metavar="LIST",
         help="backends to run on: auto (default: the accelerator if there is one, otherwise the "
         "simulators, and JAX's interpreters for what they do not simulate), interpreters, all, or "
@@ -241,7 +242,7 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         name="suite",
-        parse=words,
+        parse=listed,
         metavar="PACKAGE",
         help="verify every KernelSpec in these packages or modules, without a test file",
     ),
@@ -297,14 +298,14 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         name="checks",
-        parse=words,
+        parse=listed,
         metavar="LIST",
         help="checks to run on specs, such as forward,gradient (default: all)",
         marked=True,
     ),
     Option(
         name="sanitize",
-        parse=words,
+        parse=listed,
         metavar="LIST",
         help="sanitizers to run: all (default), none, or a list, such as races",
         marked=True,
@@ -491,7 +492,7 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         name="mutate_operators",
-        parse=words,
+        parse=listed,
         metavar="LIST",
         help="mutation operators to use, such as mask,guard (default: all); docs/mutation.md "
         "lists them",

@@ -101,7 +101,8 @@ class PytestSession(Session):
         from pytest_pallas.mutate import added_operators, known_operators
 
         extra = self.config.hook.pytest_pallas_mutation_operators(config=self.config)
-        own = [operator for each in cast("list[Sequence[Operator]]", extra) for operator in each]
+        added = cast("list[Sequence[Operator]]", extra)
+        own = [operator for operators in added for operator in operators]
         adding = contextlib.ExitStack()
         adding.enter_context(added_operators(own))
         self.config.add_cleanup(adding.close)
@@ -114,8 +115,8 @@ class PytestSession(Session):
         Raises:
           OptionError: an unknown name.
         """
-        place = place_of(self.config, "mutate_operators")
-        return choose(self.options.mutate_operators, self.operator_names, place)
+        source = place_of(self.config, "mutate_operators")
+        return choose(self.options.mutate_operators, self.operator_names, source)
 
     @property
     def chosen_operators(self) -> bool:
@@ -162,11 +163,11 @@ def harness_of(config: pytest.Config) -> Harness:
 
     def families() -> Sequence[Family]:
         extra = config.hook.pytest_pallas_backends(config=config)
-        return [family for each in cast("list[Sequence[Family]]", extra) for family in each]
+        return [family for families in cast("list[Sequence[Family]]", extra) for family in families]
 
     def checks() -> Sequence[Check]:
         extra = config.hook.pytest_pallas_checks(config=config)
-        return [check for each in cast("list[Sequence[Check]]", extra) for check in each]
+        return [check for checks in cast("list[Sequence[Check]]", extra) for check in checks]
 
     def tolerance(**call: Any) -> Tolerance | None:
         return config.hook.pytest_pallas_tolerance(config=config, **call)
@@ -254,8 +255,8 @@ def note_raised(session: PytestSession, report: pytest.TestReport) -> None:
     """
     raised = getattr(report, RAISED_ON, None)
     if raised is not None:
-        place, check, name, expected = raised
-        session.raised.setdefault(place, (check, name, expected))
+        key, check, name, expected = raised
+        session.raised.setdefault(key, (check, name, expected))
 
 
 def variant_of(item: pytest.Item) -> str:
@@ -268,8 +269,8 @@ def variant_of(item: pytest.Item) -> str:
     backend = callspec.params.get("pallas_backend")
     if backend is None or isinstance(backend, str):
         return callspec.id
-    words = callspec.id.replace(label(backend), "", 1)
-    return "-".join(word for word in words.split("-") if word)
+    text = callspec.id.replace(label(backend), "", 1)
+    return "-".join(word for word in text.split("-") if word)
 
 
 def start(config: pytest.Config) -> PytestSession:
@@ -358,13 +359,13 @@ class Done:
 
     def plain(self) -> dict[str, Any]:
         """As plain values, for a worker of pytest-xdist."""
-        raised = [[place, *found] for place, found in self.raised.items()]
+        raised = [[key, *values] for key, values in self.raised.items()]
         return {"tests": sorted(self.tests), "raised": raised, "killed": dict(self.killed)}
 
 
 def done_from_plain(plain: Mapping[str, Any]) -> Done:
     """From ``Done.plain``."""
-    raised = {place: (check, name, expected) for place, check, name, expected in plain["raised"]}
+    raised = {key: (check, name, expected) for key, check, name, expected in plain["raised"]}
     return Done(frozenset(plain["tests"]), raised, dict(plain["killed"]))
 
 
@@ -374,8 +375,8 @@ def done_of(results: RunResults) -> Done:
     raised: dict[str, tuple[str, str, bool]] = {}
     for test in results.tests:
         if test.raised:
-            place, check, name, expected = test.raised
-            raised.setdefault(place, (check, name, expected))
+            key, check, name, expected = test.raised
+            raised.setdefault(key, (check, name, expected))
     killed: dict[str, str] = {}
     # A kill counts for the tests after it only.
     first = frozenset(takewhile(ended.__contains__, results.collected))

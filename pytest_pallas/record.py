@@ -48,9 +48,9 @@ class Note:
         return self.text
 
 
-def note_of(given: Note | str) -> Note:
+def note_of(note: Note | str) -> Note:
     """The note; a plain string becomes a note of no kind."""
-    return given if isinstance(given, Note) else Note(given)
+    return note if isinstance(note, Note) else Note(note)
 
 
 def note_to_json(note: Note) -> dict[str, str]:
@@ -90,9 +90,9 @@ class Aspect(NamedTuple):
 DTYPE, VALUES = Aspect("dtype"), Aspect("values")
 
 
-def aspects_to_json(words: Mapping[Aspect, Iterable[str]]) -> list[dict[str, Any]]:
-    """Words by aspect for JSON: a list of objects with role, name and words."""
-    return [{**aspect._asdict(), "words": list(each)} for aspect, each in words.items()]
+def aspects_to_json(choices: Mapping[Aspect, Iterable[str]]) -> list[dict[str, Any]]:
+    """Return words by aspect for JSON: a list of objects with role, name and words."""
+    return [{**aspect._asdict(), "words": list(group)} for aspect, group in choices.items()]
 
 
 def aspects_from_json(data: Iterable[Mapping[str, Any]]) -> dict[Aspect, tuple[str, ...]]:

@@ -140,7 +140,7 @@ class RunResults:
     @property
     def unfinished(self) -> Sequence[str]:
         """Node ids of the tests that did not end."""
-        ended = {each.test for each in self.tests}
+        ended = {test.test for test in self.tests}
         return [name for name in self.collected if name not in ended]
 
 
@@ -176,8 +176,8 @@ def text_parts(fields: Mapping[str, Any]) -> Iterator[str]:
             yield json.dumps(value, indent=1).replace("\n", "\n ")
             continue
         before = "["
-        for each in value:
-            yield f"{before}\n  " + json.dumps(each, indent=1).replace("\n", "\n  ")
+        for element in value:
+            yield f"{before}\n  " + json.dumps(element, indent=1).replace("\n", "\n  ")
             before = ","
         yield "[]" if before == "[" else "\n ]"
     yield "\n}\n"
@@ -195,7 +195,7 @@ def plain_tests(
       tests: the tests that ended.
       parts: of those that did not, as in ``RunResults``.
     """
-    ended = {each.test: each for each in tests}
+    ended = {test.test: test for test in tests}
     names = dict.fromkeys((*collected, *ended))
     for name in names:
         if name in ended:
@@ -422,9 +422,9 @@ def _document(name: str, content: bytes) -> RunResults:
     return RunResults(
         **_about(name, plain),
         records=records,
-        collected=[each.test for each in tests],
-        tests=[each for each in tests if each.outcome != NOT_RUN],
-        parts={each.test: each.parts for each in tests if each.outcome == NOT_RUN and each.parts},
+        collected=[test.test for test in tests],
+        tests=[test for test in tests if test.outcome != NOT_RUN],
+        parts={test.test: test.parts for test in tests if test.outcome == NOT_RUN and test.parts},
     )
 
 
@@ -483,8 +483,8 @@ def _field(plain: Mapping[str, Any], name: str, schema: Any, otherwise: Any = No
 
 def _about(name: str, plain: Mapping[str, Any]) -> dict[str, Any]:
     """What file and journal have in common."""
-    names = [each.name for each in dataclasses.fields(_About)]
-    about: _About = decode(_About, {each: plain[each] for each in names if each in plain})
+    names = [name.name for name in dataclasses.fields(_About)]
+    about: _About = decode(_About, {name: plain[name] for name in names if name in plain})
     _field(about.options, "backends", list[str], [])
     _field(about.options, "shard", tuple[_ShardNumber, _ShardNumber] | tuple[()], [])
     return {"path": name, **vars(about)}

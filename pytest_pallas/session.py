@@ -366,7 +366,8 @@ class Session:
             names = tuple(dict.fromkeys((*names, *watching)))
         chosen = [self.checks[name] for name in names]
         opted = {check.name for check in chosen if check.opt_in and check.name in options.checks}
-        return [each for each in chosen if each.kind == "check" or each.name in {*watching, *opted}]
+        run = {*watching, *opted}
+        return [check for check in chosen if check.kind == "check" or check.name in run]
 
     def sanitizers_for(self, options: Options) -> tuple[str, ...]:
         """Names of the sanitizers that ``--pallas-sanitize`` or a mark selects.
@@ -402,15 +403,15 @@ class Session:
 
         names, targets, reason = names_and_targets(marks)
         if names is not None:
-            wanted = [backend for name in names for backend in parse(name, self.families)]
+            backends = [backend for name in names for backend in parse(name, self.families)]
         else:
-            wanted = [b for b in self.selection.backends if every or self._takes(b)]
+            backends = [b for b in self.selection.backends if every or self._takes(b)]
         if targets is not None:
-            wanted = with_targets(wanted, targets, self.families)
-        missing = {label(b): why for b in wanted if (why := b.available()) is not None}
-        found = [backend for backend in wanted if label(backend) not in missing]
-        if found:
-            return found, ""
+            backends = with_targets(backends, targets, self.families)
+        missing = {label(b): why for b in backends if (why := b.available()) is not None}
+        available = [backend for backend in backends if label(backend) not in missing]
+        if available:
+            return available, ""
         why = "; ".join(f"{name}: {text}" for name, text in missing.items())
         if not missing:
             have = ", ".join(label(backend) for backend in self.selection.backends)
@@ -468,9 +469,9 @@ def _names(value: Any) -> list[str]:
 
 
 def with_targets(
-    wanted: Sequence[Backend], targets: Sequence[str], families: Mapping[str, Family]
+    backends: Sequence[Backend], targets: Sequence[str], families: Mapping[str, Family]
 ) -> list[Backend]:
-    """Backends for selected targets: one without a target gets each of its family's.
+    """Return backends for selected targets: one without a target gets each of its family's.
 
     Raises:
       OptionError: no family has such a target.
@@ -483,15 +484,15 @@ def with_targets(
         raise OptionError(
             f"the pallas mark names unknown targets {unknown}; known: {', '.join(sorted(known))}"
         )
-    found: list[Backend] = []
-    for backend in wanted:
+    targeted: list[Backend] = []
+    for backend in backends:
         family = families[backend.name]
         if not family.targets:
-            found.append(backend)  # it has no targets
+            targeted.append(backend)  # it has no targets
         elif backend.target is None:
             for target in targets:
                 if target in family.targets:
-                    found.append(with_target(backend, target, families))
+                    targeted.append(with_target(backend, target, families))
         elif backend.target.name in targets:
-            found.append(backend)
-    return found
+            targeted.append(backend)
+    return targeted

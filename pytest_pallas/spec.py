@@ -78,9 +78,12 @@ class CallProperties(Properties):
     claimed: Sequence[str] = ()
 
 
+_PROPERTIES = tuple(field.name for field in dataclasses.fields(Properties))
+
+
 def properties_of(holder: Properties) -> dict[str, Any]:
     """The properties of an object, as keyword arguments for another one."""
-    return {each.name: getattr(holder, each.name) for each in dataclasses.fields(Properties)}
+    return {name: getattr(holder, name) for name in _PROPERTIES}
 
 
 # ``Raises``: a call that a kernel must reject, and the error with which it must reject it.
@@ -126,9 +129,9 @@ class Raises:
         return self.error if isinstance(self.error, tuple) else (self.error,)
 
     @property
-    def wanted(self) -> str:
+    def description(self) -> str:
         """The error in words, such as ``ValueError matching 'rows'``."""
-        types = " or ".join(each.__name__ for each in self.errors)
+        types = " or ".join(kind.__name__ for kind in self.errors)
         return f"{types} matching {self.match!r}" if self.match else types
 
     def accepts(self, error: Exception) -> bool:
@@ -140,26 +143,26 @@ class Raises:
         return re.search(self.match, str(error)) is not None
 
 
-def _problem(given: Raises) -> str | None:
+def _problem(raises: Raises) -> str | None:
     """What is wrong with the fields, or None."""
-    args: Any = given.args
+    args: Any = raises.args
     if not callable(args) and not isinstance(args, tuple) and not hasattr(args, "recipe"):
         return (
             "args must be a tuple of positional arguments, strategies.Arguments, or a function of "
             f"a drawn call, not {type(args).__name__}; one array is (array,)"
         )
-    errors: tuple[Any, ...] = given.errors
+    errors: tuple[Any, ...] = raises.errors
     if not errors or not all(isinstance(e, type) and issubclass(e, Exception) for e in errors):
-        return f"error must be a type of exception, or a tuple of them, not {given.error!r}"
+        return f"error must be a type of exception, or a tuple of them, not {raises.error!r}"
     if Exception in errors:
         return (
             "error must be more specific than Exception, which a mistake in the spec raises, too; "
             "give the type that the kernel raises, such as ValueError"
         )
     try:
-        re.compile(given.match)
+        re.compile(raises.match)
     except (re.error, TypeError) as error:
-        return f"match must be a regular expression, and {given.match!r} is none: {error}"
+        return f"match must be a regular expression, and {raises.match!r} is none: {error}"
     return None
 
 
@@ -274,8 +277,8 @@ class Permuted:
         return tuple(self.output)
 
     def __str__(self) -> str:
-        words = ", ".join(f"axis {axis} of argument {n}" for n, axis in self.args.items())
-        return f"permuted along {words}"
+        axes = ", ".join(f"axis {axis} of argument {n}" for n, axis in self.args.items())
+        return f"permuted along {axes}"
 
 
 @dataclass(frozen=True)
@@ -534,10 +537,10 @@ class KernelSpec(Properties, Scope, Marks):
 
         A name alone stands for the default chip of its platform, as it does on the command line.
         """
-        found = Label.of(backend)
-        chips = [found.target] if found.target else DEFAULT_TARGETS.values()
-        return found.name in self.claimed or any(
-            f"{found.name}:{chip}" in self.claimed for chip in chips
+        chosen = Label.of(backend)
+        chips = [chosen.target] if chosen.target else DEFAULT_TARGETS.values()
+        return chosen.name in self.claimed or any(
+            f"{chosen.name}:{chip}" in self.claimed for chip in chips
         )
 
     def kernel_for(self, platform: str) -> Callable[..., Any]:
@@ -584,12 +587,12 @@ def _problems(spec: KernelSpec) -> list[str]:
     others: Mapping[str, Any] = spec.implementations
     if not all(callable(function) for function in others.values()):
         problems.append(f"implementations must map names to functions, not {dict(others)!r}")
-    unknown: list[Any] = [each for each in spec.relations if not isinstance(each, _RELATIONS)]
+    unknown: list[Any] = [one for one in spec.relations if not isinstance(one, _RELATIONS)]
     if unknown:
         problems.append(
             f"relations must be Linear(...), Permuted(...) or Relation(...), not {unknown[0]!r}"
         )
-    wrong: list[Any] = [each for each in spec.raises if not isinstance(each, Raises)]  # pyright: ignore[reportUnnecessaryIsInstance]
+    wrong: list[Any] = [one for one in spec.raises if not isinstance(one, Raises)]  # pyright: ignore[reportUnnecessaryIsInstance]
     if wrong:
         problems.append(f"raises must hold Raises(args, error, match=...), not {wrong[0]!r}")
     if axes and spec.meshes:
