@@ -282,11 +282,17 @@ class Session:
         """The file of recorded costs."""
         return self.harness.root / self.options.cost_file
 
-    def settings(self, options: Options, backend: Backend, **rest: Any) -> RunSettings:
-        """How kernels run on a backend; ``rest`` are other fields of ``RunSettings``."""
+    def settings(
+        self, options: Options, backend: Backend, *, test: str = "", **rest: Any
+    ) -> RunSettings:
+        """Return how kernels run on a backend, in the test with this name, if it may dump them.
+
+        ``rest`` are other fields of ``RunSettings``.
+        """
         from pytest_pallas.backends.protocol import RunSettings
 
         watched = self.watches(options)
+        dump = self.options.dump if test else None
         return RunSettings(
             timeout=self.timeout(options),
             races="races" in watched,
@@ -295,6 +301,7 @@ class Session:
             # Mutants run where kernels are executed.
             rewriting=None if backend.kind == "compiling" else self.mutant,
             arithmetic=self.arithmetic(options, backend),
+            dump=dump and str(dump / re.sub(r"[^\w.-]+", "-", test).strip("-")),
             **rest,
         )
 
@@ -328,12 +335,6 @@ class Session:
         for backend in self.selection.backends:
             if backend.kind == "simulating":
                 accumulations(chip_of(backend).name, self.arithmetic(self.options, backend))
-
-    def dump_folder(self, name: str) -> str | None:
-        """The dump folder of a test with this name; None without ``--pallas-dump``."""
-        if self.options.dump is None:
-            return None
-        return str(self.options.dump / re.sub(r"[^\w.-]+", "-", name).strip("-"))
 
     def options_for(self, node: pytest.Item | pytest.Collector | None) -> Options:
         """The session's options with the marks of a test.

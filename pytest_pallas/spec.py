@@ -551,63 +551,50 @@ class KernelSpec(Properties, Scope, Marks):
 
 
 def _problems(spec: KernelSpec) -> list[str]:
-    """The errors in the fields of ``spec``, without drawing or running."""
-    problems: list[str] = []
-    if not _NAME.fullmatch(spec.name):
-        problems.append("name must be a Python identifier, because test ids are built from it")
-    if isinstance(spec.kernel, Mapping):
-        unknown = sorted(set(spec.kernel) - set(CLAIMED))
-        if unknown or not spec.kernel:
-            problems.append(
-                f"kernel must map a platform of {sorted(CLAIMED)} to a function, "
-                f"but its keys are {sorted(spec.kernel)}"
-            )
-        functions: list[Any] = list(spec.kernel.values())
-    else:
-        functions = [spec.kernel]
-    if not all(callable(function) for function in functions):
-        problems.append("kernel must be a function, or a mapping from platform to function")
-    if not callable(spec.reference):
-        problems.append(
-            f"reference must be a function in jnp, not {spec.reference!r}; without "
-            "one there is nothing to compare with"
-        )
+    """Return the errors in the fields of ``spec``, without drawing or running."""
+    kernels: Any = spec.kernel if isinstance(spec.kernel, Mapping) else {"tpu": spec.kernel}
     axes = list(spec.batch_axes)
-    named = [axis for axis in axes if axis is not None]
-    if any(not isinstance(axis, int) or axis < 0 for axis in named) or (axes and not named):  # pyright: ignore[reportUnnecessaryIsInstance]
-        problems.append(
-            "batch_axes must hold the number of an axis, from 0, or None for each positional "
-            f"argument, and one axis at least, not {spec.batch_axes!r}"
-        )
-    if not isinstance(spec.exact, int) or spec.exact < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
-        problems.append(
-            "exact must be True, False or the largest integer that is exact, such as 2**20, not "
-            f"{spec.exact!r}"
-        )
+    numbers: list[Any] = [axis for axis in axes if axis is not None]
     others: Mapping[str, Any] = spec.implementations
-    if not all(callable(function) for function in others.values()):
-        problems.append(f"implementations must map names to functions, not {dict(others)!r}")
-    unknown: list[Any] = [one for one in spec.relations if not isinstance(one, _RELATIONS)]
-    if unknown:
-        problems.append(
-            f"relations must be Linear(...), Permuted(...) or Relation(...), not {unknown[0]!r}"
-        )
-    wrong: list[Any] = [one for one in spec.raises if not isinstance(one, Raises)]  # pyright: ignore[reportUnnecessaryIsInstance]
-    if wrong:
-        problems.append(f"raises must hold Raises(args, error, match=...), not {wrong[0]!r}")
-    if axes and spec.meshes:
-        problems.append("batch_axes and meshes exclude each other: the kernel shards itself")
-    if spec.meshes and not callable(spec.inputs):
-        problems.append("with meshes, inputs must be a function from the mesh to a strategy")
-    if callable(spec.typical) != bool(spec.meshes and spec.typical):
-        problems.append(
-            "typical must be a sequence of calls; with meshes, a function from the mesh to one"
-        )
-    if spec.ignored is not None and not callable(spec.ignored):  # pyright: ignore[reportUnnecessaryComparison]
-        problems.append(
-            "ignored must be a function that returns None or a bool array for each positional "
-            f"argument, not {spec.ignored!r}"
-        )
-    if not spec.meshes and not hasattr(spec.inputs, "example"):
-        problems.append("inputs must be a hypothesis strategy, such as strategies.arrays(...)")
-    return problems
+    no_relations = [one for one in spec.relations if not isinstance(one, _RELATIONS)]
+    no_raises = [one for one in spec.raises if not isinstance(one, Raises)]  # pyright: ignore[reportUnnecessaryIsInstance]
+    exact: Any = spec.exact
+    ignored: Any = spec.ignored
+    wrong = {
+        "name must be a Python identifier, because test ids are built from it": (
+            not _NAME.fullmatch(spec.name)
+        ),
+        f"kernel must map a platform of {sorted(CLAIMED)} to a function, "
+        f"but its keys are {sorted(kernels)}": not kernels or set(kernels) - set(CLAIMED),
+        "kernel must be a function, or a mapping from platform to function": (
+            not all(map(callable, kernels.values()))
+        ),
+        f"reference must be a function in jnp, not {spec.reference!r}; without "
+        "one there is nothing to compare with": not callable(spec.reference),
+        "batch_axes must hold the number of an axis, from 0, or None for each positional "
+        f"argument, and one axis at least, not {spec.batch_axes!r}": (
+            any(not isinstance(axis, int) or axis < 0 for axis in numbers) or (axes and not numbers)
+        ),
+        "exact must be True, False or the largest integer that is exact, such as 2**20, not "
+        f"{exact!r}": not isinstance(exact, int) or exact < 0,
+        f"implementations must map names to functions, not {dict(others)!r}": (
+            not all(map(callable, others.values()))
+        ),
+        "relations must be Linear(...), Permuted(...) or Relation(...), not "
+        f"{[*no_relations, None][0]!r}": no_relations,
+        "raises must hold Raises(args, error, match=...), not "
+        f"{[*no_raises, None][0]!r}": no_raises,
+        "batch_axes and meshes exclude each other: the kernel shards itself": axes and spec.meshes,
+        "with meshes, inputs must be a function from the mesh to a strategy": (
+            spec.meshes and not callable(spec.inputs)
+        ),
+        "typical must be a sequence of calls; with meshes, a function from the mesh to one": (
+            callable(spec.typical) != bool(spec.meshes and spec.typical)
+        ),
+        "ignored must be a function that returns None or a bool array for each positional "
+        f"argument, not {ignored!r}": ignored is not None and not callable(ignored),
+        "inputs must be a hypothesis strategy, such as strategies.arrays(...)": (
+            not spec.meshes and not hasattr(spec.inputs, "example")
+        ),
+    }
+    return [problem for problem, applies in wrong.items() if applies]

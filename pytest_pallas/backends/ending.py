@@ -231,6 +231,13 @@ def uncaught() -> Generator[None]:
         raise UncaughtError(raised) from raised
 
 
+@contextmanager
+def uncaught_with_interrupts() -> Generator[None]:
+    """Apply ``uncaught`` where interrupts of the terminal are told from those of a function."""
+    with noting_interrupts(), uncaught():
+        yield
+
+
 def _is_noted() -> bool:
     """Whether an interrupt of the terminal would be counted, or cannot come.
 

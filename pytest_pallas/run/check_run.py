@@ -36,7 +36,7 @@ from pytest_pallas.session import Session
 from pytest_pallas.spec import CallProperties, KernelSpec, properties_of
 
 if TYPE_CHECKING:
-    from pytest_pallas.draw.diversity import Subjects
+    from pytest_pallas.draw.diversity import ExampleSource, Subjects
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,15 +128,18 @@ class CheckRun(CallProperties):
         return self.check.examples(self.options.examples_on(self.backend.kind, self.devices))
 
     @property
-    def strategy(self) -> Any:
-        """The strategy of the spec's examples."""
-        return adapted(self.session, self.spec, self.mesh, self.sizes) if self.spec else None
-
-    @property
-    def source(self) -> tuple[Any, ...]:
+    def source_key(self) -> tuple[Any, ...]:
         """The key of its examples' source among those of other specs and meshes."""
         assert self.spec is not None
         return (self.spec.file, self.spec.name, *self.sizes.items())
+
+    @property
+    def source(self) -> ExampleSource:
+        """The source of the spec's examples, which its checks and backends share."""
+        from pytest_pallas.draw.diversity import shared
+
+        strategy = adapted(self.session, self.spec, self.mesh, self.sizes) if self.spec else None
+        return shared(self.session.sources, self.source_key, strategy)
 
 
 def place_name(backend: Backend, sizes: Mapping[str, int]) -> str:
@@ -305,7 +308,7 @@ def context_of(
             run.backend,
             devices=run.devices,
             jit=run.jit,
-            dump=None if node is None or trial is not None else session.dump_folder(node.name),
+            test="" if node is None or trial is not None else node.name,
         ),
         others=run.others,
         tolerance=tolerance,

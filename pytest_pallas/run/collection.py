@@ -209,14 +209,10 @@ DEFINED = pytest.StashKey[dict[str, bool]]()
 class SpecFile(pytest.File):
     """A Python file of a suite; collects the specs that it defines."""
 
-    @classmethod
-    def from_parent(cls, parent: Any, *, module: str, **rest: Any) -> SpecFile:
-        """The node for the file of ``module``."""
-        self = super().from_parent(parent, **rest)
+    def __init__(self, *, module: str, **rest: Any) -> None:
+        """Make the node for the file of ``module``."""
+        super().__init__(**rest)
         self.module = module
-        return self
-
-    module: str
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
         """The items of every spec in the file."""
@@ -232,16 +228,12 @@ class SpecFile(pytest.File):
 class SpecSuite(pytest.Collector):
     """Specs that do not come from a file of a suite: from a hook, or from a test module."""
 
-    @classmethod
-    def from_parent(
-        cls, parent: Any, *, specs: Callable[[], Iterable[KernelSpec | SpecError]], **rest: Any
-    ) -> SpecSuite:
-        """The node for the specs that ``specs()`` returns."""
-        self = super().from_parent(parent, **rest)
+    def __init__(
+        self, *, specs: Callable[[], Iterable[KernelSpec | SpecError]], **rest: Any
+    ) -> None:
+        """Make the node for the specs that ``specs()`` returns."""
+        super().__init__(**rest)
         self.specs = specs
-        return self
-
-    specs: Callable[[], Iterable[KernelSpec | SpecError]]
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
         """The items of every spec, and a node for every error."""
@@ -260,14 +252,10 @@ class SpecSuite(pytest.Collector):
 class WrongSpec(pytest.Collector):
     """A spec that cannot be verified: a collection error, which does not stop other specs."""
 
-    problem: str
-
-    @classmethod
-    def from_parent(cls, parent: Any, *, problem: str, **rest: Any) -> WrongSpec:
-        """The node that reports ``problem``."""
-        self = super().from_parent(parent, **rest)
+    def __init__(self, *, problem: str, **rest: Any) -> None:
+        """Make the node that reports ``problem``."""
+        super().__init__(**rest)
         self.problem = problem
-        return self
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
         """Report the problem."""

@@ -24,7 +24,7 @@ from pytest_pallas.checks.golden import Goldens, written_call
 from pytest_pallas.checks.verdict import conclude
 from pytest_pallas.draw.arguments import Arguments, as_arguments
 from pytest_pallas.draw.database import Recorded
-from pytest_pallas.draw.diversity import BASE, choose, shared
+from pytest_pallas.draw.diversity import BASE, choose
 from pytest_pallas.errors import CompilerFailedError, GoldenError
 from pytest_pallas.pytest_session import Part
 from pytest_pallas.replay.values import call_of, read
@@ -170,7 +170,7 @@ def _fuzz(
         part.database = through
     what = Fuzz(
         run=functools.partial(run_example, run),
-        source=shared(session.sources, run.source, run.strategy),
+        source=run.source,
         key=example_key(run.spec, run.check.name, session.harness.root),
         subjects=subjects_of(run),
         shrink=not run.expected and not mutated,
@@ -238,10 +238,10 @@ def _drawn(run: CheckRun) -> tuple[Any, ...]:
     """Drawn calls without their values, which are the same for every target."""
     options, drawn = run.options, run.session.drawn
     count = max(1, run.check.examples(options.max_examples) // 2)
-    key = (*run.source, options.seed, count)
+    key = (*run.source_key, options.seed, count)
     calls = drawn.get(key)
     if calls is None:
-        choice = choose(run.strategy, seed=options.seed, examples=count)
+        choice = choose(run.source.strategy, seed=options.seed, examples=count)
         calls = tuple(_abstract(as_arguments(drawn_call)) for drawn_call in choice.chosen.values())
         drawn.add(key, calls)
     return calls
