@@ -9,7 +9,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict, cast
 
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.inputs import Inputs
@@ -271,7 +271,7 @@ def rounds_from_json(plain: Mapping[str, Any], like: Result, check: Check) -> li
     try:
         inputs = [
             Inputs(**{**call, "declared": tuple(declared[number] for number in call["declared"])})
-            for call in part["inputs"]
+            for call in cast("list[dict[str, Any]]", part["inputs"])
         ]
         return [
             RoundOutcome(
