@@ -265,7 +265,7 @@ def run(config: pytest.Config) -> int:
 
 def _lines(config: pytest.Config, environ: dict[str, str]) -> Iterator[str]:
     """The report."""
-    from pytest_pallas.option_values import Options
+    from pytest_pallas.options import Options
     from pytest_pallas.pytest_session import harness_of
     from pytest_pallas.session import Session
 

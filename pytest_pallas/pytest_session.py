@@ -15,7 +15,7 @@ import pytest
 from pallas_sim.errors import OptionError
 from pytest_pallas.backends.processes import gang
 from pytest_pallas.errors import GoldenError
-from pytest_pallas.option_values import choose, place_of, read_options
+from pytest_pallas.options import choose, place_of, read_options
 from pytest_pallas.results import RunResults
 from pytest_pallas.session import Harness, Session, SpecFacts
 

@@ -23,7 +23,7 @@ from pytest_pallas.budget import LastUsed
 from pytest_pallas.checks import NAMES as CHECKS
 from pytest_pallas.checks import SANITIZERS
 from pytest_pallas.decoding import Exact
-from pytest_pallas.option_values import MARK_ONLY, Options, choose
+from pytest_pallas.options import MARK_ONLY, Options, choose
 
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase

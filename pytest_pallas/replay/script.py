@@ -43,7 +43,7 @@ from pytest_pallas.checks.verdict import Failure
 from pytest_pallas.errors import CostError, MismatchError
 from pytest_pallas.judge.references import flatten
 from pytest_pallas.judge.tolerance import Tolerance
-from pytest_pallas.option_values import Options
+from pytest_pallas.options import Options
 from pytest_pallas.replay.parts import compiled
 from pytest_pallas.session import Session
 

@@ -42,7 +42,7 @@ from pytest_pallas.errors import (
     UnsupportedKernelError,
 )
 from pytest_pallas.fixture_types import CheckKeywords, Peers, SpecKeywords
-from pytest_pallas.option_values import choose
+from pytest_pallas.options import choose
 from pytest_pallas.record import Note
 from pytest_pallas.run.backends import (
     backend_of_call,

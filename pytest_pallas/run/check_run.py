@@ -28,7 +28,7 @@ from pytest_pallas.compat.fuzzing import is_rejection, rejecting
 from pytest_pallas.draw.arguments import Arguments, as_arguments
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.judge.tolerance import Tolerance
-from pytest_pallas.option_values import Options
+from pytest_pallas.options import Options
 from pytest_pallas.record import Note
 from pytest_pallas.run.backends import adapted, others_of
 from pytest_pallas.run.result import Result

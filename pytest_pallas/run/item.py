@@ -23,7 +23,7 @@ from pallas_sim.errors import PallasError
 from pytest_pallas.backends.ending import OverdueError, ending_whole
 from pytest_pallas.backends.processes import gang, process_arguments
 from pytest_pallas.backends.protocol import Backend, label
-from pytest_pallas.budget import DEFAULT_MAX_BYTES, option_text
+from pytest_pallas.budget import option_text
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import as_kernel_error, call
 from pytest_pallas.checks.verdict import start
@@ -36,7 +36,7 @@ from pytest_pallas.errors import (
     PeerError,
 )
 from pytest_pallas.isolate.leaks import leaving_nothing
-from pytest_pallas.option_values import Options
+from pytest_pallas.options import Options
 from pytest_pallas.pytest_session import (
     PART,
     PART_OUTCOME,
@@ -303,7 +303,7 @@ class SpecItem(pytest.Item):
         if options.devices != 8:
             command.append(f"--pallas-devices={options.devices}")
         command += process_arguments()
-        if options.max_bytes != DEFAULT_MAX_BYTES:  # it determines the drawn shapes
+        if options.max_bytes != Options.max_bytes:  # it determines the drawn shapes
             command.append(f"--pallas-max-bytes={option_text(options.max_bytes)}")
         if options.arithmetic:
             command.append(f"--pallas-arithmetic={options.arithmetic}")

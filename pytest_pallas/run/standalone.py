@@ -16,8 +16,7 @@ from pytest_pallas.checks import Check
 from pytest_pallas.compile.service import Service
 from pytest_pallas.database import parse_places
 from pytest_pallas.fixture_types import CheckKeywords, spelled_out
-from pytest_pallas.option_values import Options
-from pytest_pallas.options import PROFILES
+from pytest_pallas.options import PROFILES, Options
 from pytest_pallas.run.backends import on_claimed_chips, without_replaced
 from pytest_pallas.run.calls import check_kernel, listed, refuse_others
 from pytest_pallas.session import Harness, Session, SpecFacts

@@ -39,7 +39,7 @@ from pytest_pallas.distribute.gang.messages import (
 from pytest_pallas.errors import GangError, PeerError
 from pytest_pallas.isolate.messages import StepNote, WorkerReply, pickled
 from pytest_pallas.isolate.worker import WorkerSession
-from pytest_pallas.option_values import Options
+from pytest_pallas.options import Options
 from pytest_pallas.pytest_session import current
 from pytest_pallas.run.fuzzing import of_all
 
