@@ -22,10 +22,11 @@ import pytest
 from jax.experimental import pallas as pl
 
 from pytest_pallas._version import __version__
-from pytest_pallas.backends.devices import DEFAULT_COUNT, set_platforms, simulate
+from pytest_pallas.backends.devices import set_platforms, simulate
 from pytest_pallas.backends.execution import brief
 from pytest_pallas.backends.protocol import Backend, Call, label
 from pytest_pallas.backends.registry import Family
+from pytest_pallas.options import Options
 from pytest_pallas.tested import TESTED
 
 #: Packages whose version decides what happens, in the order of the report.
@@ -257,7 +258,7 @@ def run(config: pytest.Config) -> int:
     """Print the report. Returns pytest's exit status, 0 whatever is found."""
     environ = dict(os.environ)  # as it was set, without what follows
     set_platforms(os.environ)
-    simulate(DEFAULT_COUNT, os.environ, explicit=False)
+    simulate(Options.devices, os.environ, explicit=False)
     for line in _lines(config, environ):
         print(line, flush=True)  # noqa: T201
     return pytest.ExitCode.OK
@@ -265,7 +266,6 @@ def run(config: pytest.Config) -> int:
 
 def _lines(config: pytest.Config, environ: dict[str, str]) -> Iterator[str]:
     """The report."""
-    from pytest_pallas.options import Options
     from pytest_pallas.pytest_session import harness_of
     from pytest_pallas.session import Session
 

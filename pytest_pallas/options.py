@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_pallas.backends.devices import DEFAULT_COUNT
-
 if TYPE_CHECKING:
     from pallas_sim.errors import OptionError
     from pytest_pallas.database import DatabasePlace
@@ -347,9 +345,7 @@ class Options:
         "PACKAGE",
         "verify every KernelSpec in these packages or modules, without a test file",
     )
-    devices: int = _option(
-        DEFAULT_COUNT, whole(1), "N", "simulated devices to start JAX with (default: 8)"
-    )
+    devices: int = _option(8, whole(1), "N", "simulated devices to start JAX with (default: 8)")
     profile: str = _option(
         "ci",
         one_of(*PROFILES),

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pytest_pallas import hookspecs
-from pytest_pallas.backends.devices import DEFAULT_COUNT, set_platforms, simulate
+from pytest_pallas.backends.devices import set_platforms, simulate
 from pytest_pallas.fixtures import (
     activate,
     pallas_backend,
@@ -26,7 +26,7 @@ from pytest_pallas.fixtures import (
     pallas_rng,
     pallas_run,
 )
-from pytest_pallas.options import DOCTOR_FIELD, add_options, any_given
+from pytest_pallas.options import DOCTOR_FIELD, Options, add_options, any_given
 
 __all__ = [
     "pallas_backend",
@@ -94,7 +94,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if any_given(config) or _is_part_of_a_run(config) or _extended(config):
         activate(config)
     else:
-        simulate(DEFAULT_COUNT, os.environ, explicit=False)
+        simulate(Options.devices, os.environ, explicit=False)
 
 
 def _is_part_of_a_run(config: pytest.Config) -> bool:

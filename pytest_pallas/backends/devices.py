@@ -22,9 +22,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-#: Devices that JAX simulates where nobody says how many.
-DEFAULT_COUNT = 8
-
 _PLATFORMS = "JAX_PLATFORMS"
 _COUNT = "JAX_NUM_CPU_DEVICES"
 _COUNT_FLAG = "xla_force_host_platform_device_count"
