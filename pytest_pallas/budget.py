@@ -32,7 +32,7 @@ _max_bytes: ContextVar[int] = ContextVar("pallas_max_bytes", default=DEFAULT_MAX
 
 
 def max_bytes() -> int:
-    """The most bytes that all arrays of one draw may have together."""
+    """Return the most bytes that all arrays of one draw may have together."""
     return _max_bytes.get()
 
 
@@ -81,7 +81,7 @@ class LastUsed[Value]:
         return len(self._kept)
 
     def get(self, key: Hashable) -> Value | None:
-        """The value of a key, which is used by that; None if there is none."""
+        """Return the value of a key, which is used by that; None if there is none."""
         if key not in self._kept:
             return None
         self._kept.move_to_end(key)
@@ -98,7 +98,7 @@ class LastUsed[Value]:
 
 
 def available_bytes() -> int | None:
-    """The memory in bytes that this process can still take; None if the system does not say.
+    """Return the memory in bytes that this process can still take; None if the system does not say.
 
     It is the least of what the machine, the control group and the limit of the address space leave.
     """

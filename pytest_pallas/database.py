@@ -50,7 +50,7 @@ class DatabasePlace:
 
 
 def parse_places(text: str) -> tuple[DatabasePlace, ...]:
-    """The places of a comma-separated list.
+    """Return the places of a comma-separated list.
 
     Raises:
       OptionError: a scheme that does not exist, or an address that cannot be one. The message
@@ -100,7 +100,7 @@ def _database(word: str) -> DatabasePlace:
 
 
 def _redis_shown(url: str, scheme: str) -> str:
-    """A Redis URL without user, password and query; an error if these cannot be separated.
+    """Return a Redis URL without user, password and query; an error if these cannot be separated.
 
     Messages do not show a URL that cannot be parsed, because any part may be the password.
     """

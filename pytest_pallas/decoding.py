@@ -122,7 +122,7 @@ Shape = Annotated[list[Count], Sized(64)]
 
 
 def parse(content: str | bytes, *, most: int = MOST_BYTES) -> Any:
-    """The value of a JSON text.
+    """Return the value of a JSON text.
 
     Args:
       content: the text; bytes are UTF-8.
@@ -147,7 +147,7 @@ def parse(content: str | bytes, *, most: int = MOST_BYTES) -> Any:
 
 
 def parse_object(content: str, lazily: Collection[str]) -> dict[str, Any]:
-    """The fields of a JSON object; those named that are lists as iterables that parse anew.
+    """Return the fields of a JSON object; those named that are lists as iterables that parse anew.
 
     A list of records takes several times the memory of its text, and a reader needs one at a time.
 
@@ -181,14 +181,14 @@ _JSON, _SPACE = json.JSONDecoder(), re.compile(r"[^ \t\n\r]|$")
 
 
 def _skip(content: str, at: int) -> int:
-    """The position after white space."""
+    """Return the position after white space."""
     match = _SPACE.search(content, at)
     assert match is not None
     return match.start()
 
 
 def _after(content: str, at: int, sign: str, *, end: bool = False) -> int:
-    """The position after a sign and the white space around it."""
+    """Return the position after a sign and the white space around it."""
     at = _skip(content, at)
     if not content.startswith(sign, at):
         raise ValueError
@@ -215,7 +215,7 @@ class LazyList:
         return (value for value, _ in self._pairs() if value is not _END)
 
     def ends(self) -> Iterator[int]:
-        """The positions after each element, and after the list."""
+        """Return the positions after each element, and after the list."""
         return (end for _, end in self._pairs())
 
     def _pairs(self) -> Iterator[tuple[Any, int]]:
@@ -233,7 +233,7 @@ _END = object()
 
 
 def decode(schema: Any, plain: object) -> Any:
-    """The value of a schema that plain values stand for.
+    """Return the value of a schema that plain values stand for.
 
     Args:
       schema: a type; see the module.
@@ -246,7 +246,7 @@ def decode(schema: Any, plain: object) -> Any:
 
 
 def unpacked(content: bytes, most: int) -> bytes:
-    """What zlib has compressed, at most so many bytes.
+    """Return what zlib has compressed, at most so many bytes.
 
     Raises:
       DataError: it is more, or nothing that zlib has compressed.
@@ -264,7 +264,7 @@ def unpacked(content: bytes, most: int) -> bytes:
 
 
 def jsonable(value: Any) -> Any:
-    """A value of a schema as plain JSON values, which ``decode`` makes it of again.
+    """Return a value of a schema as plain JSON values, which ``decode`` makes it of again.
 
     Raises:
       DataError: a part of it is none of a number, a text, bytes, a collection or a dataclass.
@@ -324,7 +324,7 @@ def tagged(value: Any, types: Mapping[str, type] = MappingProxyType({}), other: 
 
 
 def untagged(plain: Any, types: Mapping[str, type] = MappingProxyType({}), depth: int = 0) -> Any:
-    """The value from ``tagged``, with its dataclasses checked.
+    """Return the value from ``tagged``, with its dataclasses checked.
 
     Raises:
       DataError: it is none.
@@ -371,7 +371,7 @@ _COMMAND = re.compile(r"^(\s*):(?=:[A-Za-z])|##(?=\[|vso\[)", re.MULTILINE)
 
 
 def shown(text: str, *, lines: bool = False) -> str:
-    """A text that is safe in a terminal; see the module.
+    """Return a text that is safe in a terminal; see the module.
 
     Args:
       text: from anywhere.
@@ -404,7 +404,7 @@ type _Reader = Callable[[Any], Any]
 
 @functools.cache
 def _reader(schema: Any, marks: tuple[Any, ...] = ()) -> _Reader:
-    """What reads a value of a schema that has these marks."""
+    """Return what reads a value of a schema that has these marks."""
     origin, arguments = typing.get_origin(schema), typing.get_args(schema)
     if isinstance(schema, TypeAliasType):
         return _reader(schema.__value__, marks)
@@ -626,7 +626,7 @@ def _fields(schema: Any) -> _Reader:
 
 
 def _bare(hint: Any) -> Any:
-    """A field of a TypedDict without ``Required`` and ``NotRequired``."""
+    """Return a field of a TypedDict without ``Required`` and ``NotRequired``."""
     if typing.get_origin(hint) in (typing.Required, typing.NotRequired):
         return typing.get_args(hint)[0]
     return hint

@@ -92,7 +92,7 @@ class Installation:
 
 
 def installation_of(plugins: Sequence[tuple[str, str]], environ: Mapping[str, str]) -> Installation:
-    """What is installed and set here.
+    """Return what is installed and set here.
 
     Args:
       plugins: name and version of the distributions of pytest's plugins.
@@ -184,7 +184,7 @@ def tried(backend: Backend) -> Trial:
 
 
 def devices() -> tuple[str, ...]:
-    """The devices that JAX finds, as ``8 x cpu (cpu)``; or why it finds none."""
+    """Return the devices that JAX finds, as ``8 x cpu (cpu)``; or why it finds none."""
     try:
         names = [f"{device.platform} ({device.device_kind})" for device in jax.devices()]
     except RuntimeError as error:
@@ -205,7 +205,7 @@ _WIDTH = 18
 def lines(
     installation: Installation, devices: Sequence[str], trials: Iterable[Trial]
 ) -> Iterator[str]:
-    """The report, line by line: a line of a backend comes when it was tried."""
+    """Yield the report, line by line: a line of a backend comes when it was tried."""
     yield f"pytest-pallas {__version__}"
     yield from ("", "versions", _package_line(installation.python))
     yield _row("system", installation.system)
@@ -265,7 +265,7 @@ def run(config: pytest.Config) -> int:
 
 
 def _lines(config: pytest.Config, environ: dict[str, str]) -> Iterator[str]:
-    """The report."""
+    """Yield the report."""
     from pytest_pallas.pytest_session import harness_of
     from pytest_pallas.session import Session
 

@@ -673,7 +673,7 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def any_given(config: pytest.Config) -> bool:
-    """Whether a run has one of these options, or its ini value."""
+    """Return whether a run has one of these options, or its ini value."""
     return any(config.getoption(option.ini) or config.getini(option.ini) for option in TABLE)
 
 

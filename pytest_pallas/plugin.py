@@ -98,13 +98,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _is_part_of_a_run(config: pytest.Config) -> bool:
-    """Whether this is an xdist controller or worker."""
+    """Return whether this is an xdist controller or worker."""
     distributed = getattr(config.option, "dist", "no") != "no"  # of pytest-xdist
     return distributed or config.pluginmanager.has_plugin("pallas-worker")
 
 
 def _extended(config: pytest.Config) -> bool:
-    """Whether a project implements a hook of the plugin."""
+    """Return whether a project implements a hook of the plugin."""
     names = (name for name in vars(hookspecs) if name.startswith("pytest_pallas_"))
     return any(getattr(config.hook, name).get_hookimpls() for name in names)
 

@@ -159,7 +159,7 @@ class PytestSession(Session):
 
 
 def harness_of(config: pytest.Config) -> Harness:
-    """The ``Harness`` of pytest."""
+    """Return the ``Harness`` of pytest."""
 
     def families() -> Sequence[Family]:
         extra = config.hook.pytest_pallas_backends(config=config)
@@ -260,7 +260,7 @@ def note_raised(session: PytestSession, report: pytest.TestReport) -> None:
 
 
 def variant_of(item: pytest.Item) -> str:
-    """The parameters of a user-written test, as in its node id, without the backend."""
+    """Return the parameters of a user-written test, as in its node id, without the backend."""
     callspec: Any = getattr(item, "callspec", None)
     if callspec is None:
         return ""
@@ -295,7 +295,7 @@ def start(config: pytest.Config) -> PytestSession:
 
 
 def current(config: pytest.Config) -> PytestSession:
-    """The session from ``start``."""
+    """Return the session from ``start``."""
     return config.stash[SESSION]
 
 
@@ -370,7 +370,7 @@ def done_from_plain(plain: Mapping[str, Any]) -> Done:
 
 
 def done_of(results: RunResults) -> Done:
-    """What a run has done so far."""
+    """Return what a run has done so far."""
     ended = frozenset(test.test for test in results.tests)
     raised: dict[str, tuple[str, str, bool]] = {}
     for test in results.tests:
@@ -427,7 +427,7 @@ class FleetFacts:
 
 
 def to_json(facts: FleetFacts) -> Mapping[str, Any]:
-    """The facts as plain JSON values."""
+    """Return the facts as plain JSON values."""
     return {**vars(facts), "refused": dict(facts.refused), "lost": dict(facts.lost)}
 
 

@@ -94,7 +94,7 @@ class FinishedTest:
 
 
 def plain_test(finished: FinishedTest) -> dict[str, Any]:
-    """A finished test as plain JSON values, without fields that are empty."""
+    """Return a finished test as plain JSON values, without fields that are empty."""
     return {name: jsonable(value) for name, value in vars(finished).items() if value}
 
 
@@ -163,7 +163,7 @@ def replacing(path: Path) -> Generator[IO[bytes]]:
 
 
 def text_parts(fields: Mapping[str, Any]) -> Iterator[str]:
-    """The text of a results file, in parts: memory holds one record as text, and not all.
+    """Yield the text of a results file, in parts: memory holds one record as text, and not all.
 
     Args:
       fields: of the document, as plain JSON values; an iterator is a list.
@@ -188,7 +188,7 @@ def plain_tests(
     tests: Sequence[FinishedTest],
     parts: Mapping[str, Sequence[Mapping[str, Any]]],
 ) -> Iterator[dict[str, Any]]:
-    """The field ``tests`` of a results file: all tests in their order, also those not run.
+    """Yield the field ``tests`` of a results file: all tests in their order, also those not run.
 
     Args:
       collected: the node ids of all tests.
@@ -217,7 +217,7 @@ SUFFIX = ".partial"
 
 
 def partial_path(path: Path) -> Path:
-    """The journal of the run that writes its results to ``path``."""
+    """Return the journal of the run that writes its results to ``path``."""
     return path.with_name(path.name + SUFFIX)
 
 
@@ -269,7 +269,7 @@ class RunJournal:
         self._torn = False
 
     def _is_there(self) -> bool:
-        """Whether the path is still this file, not removed or replaced by another run."""
+        """Return whether the path is still this file, not removed or replaced by another run."""
         try:
             return os.path.samestat(os.stat(self.path), os.fstat(self._handle))
         except OSError:
@@ -459,7 +459,7 @@ def _journal(file: str, content: bytes) -> RunResults:
 
 
 def _lines(content: bytes) -> Iterator[Any]:
-    """The lines of a journal, without those that were cut."""
+    """Yield the lines of a journal, without those that were cut."""
     for number, line in enumerate(_text(content).splitlines()):
         try:
             yield parse(line)
@@ -482,7 +482,7 @@ def _field(plain: Mapping[str, Any], name: str, schema: Any, otherwise: Any = No
 
 
 def _about(name: str, plain: Mapping[str, Any]) -> dict[str, Any]:
-    """What file and journal have in common."""
+    """Return what file and journal have in common."""
     names = [name.name for name in dataclasses.fields(_About)]
     about: _About = decode(_About, {name: plain[name] for name in names if name in plain})
     _field(about.options, "backends", list[str], [])
@@ -491,7 +491,7 @@ def _about(name: str, plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checked_schema(name: str, plain: Any) -> Mapping[str, Any]:
-    """An object of a schema that is known.
+    """Return an object of a schema that is known.
 
     Raises:
       OptionError: a newer pytest-pallas has written it.

@@ -310,7 +310,7 @@ class Session:
         return options.timeout if self.mutant is None else min(options.timeout, _MUTANT_SECONDS)
 
     def arithmetic(self, options: Options, backend: Backend) -> str:
-        """How a backend adds products: ``"chip"``, ``"float32"``, or "" for the default.
+        """Return how a backend adds products: ``"chip"``, ``"float32"``, or "" for the default.
 
         A simulator that only ``auto`` or ``all`` selected keeps its default where the arithmetic of
         its chip is not known.
@@ -337,7 +337,7 @@ class Session:
                 accumulations(chip_of(backend).name, self.arithmetic(self.options, backend))
 
     def options_for(self, node: pytest.Item | pytest.Collector | None) -> Options:
-        """The session's options with the marks of a test.
+        """Return the session's options with the marks of a test.
 
         Raises:
           OptionError: a mark has a wrong argument or value.
@@ -371,7 +371,7 @@ class Session:
         return [check for check in chosen if check.kind == "check" or check.name in run]
 
     def sanitizers_for(self, options: Options) -> tuple[str, ...]:
-        """Names of the sanitizers that ``--pallas-sanitize`` or a mark selects.
+        """Return names of the sanitizers that ``--pallas-sanitize`` or a mark selects.
 
         Raises:
           OptionError: an unknown name.
@@ -381,7 +381,7 @@ class Session:
         return choose(options.sanitize, known, "sanitize", usual)
 
     def watches(self, options: Options) -> frozenset[str]:
-        """The detectors that the selected sanitizers enable in the runs of all checks.
+        """Return the detectors that the selected sanitizers enable in the runs of all checks.
 
         Raises:
           OptionError: a sanitizer has an unknown name.
@@ -392,7 +392,7 @@ class Session:
     def backends_for(
         self, marks: Sequence[pytest.Mark], *, every: bool = False
     ) -> tuple[list[Backend], str]:
-        """The backends of a test with these marks (closest first), and the reason if none.
+        """Return the backends of a test with these marks (closest first), and the reason if none.
 
         With ``every``, also backends that run only some kernels.
 
@@ -420,7 +420,7 @@ class Session:
         return [], f"{reason}: {why}" if reason else why
 
     def _takes(self, backend: Backend) -> bool:
-        """Whether a kernel without a spec runs on a backend of the selection."""
+        """Return whether a kernel without a spec runs on a backend of the selection."""
         from pytest_pallas.backends.protocol import label
 
         chosen = self.selection
@@ -441,7 +441,7 @@ def _cores() -> int:
 def names_and_targets(
     marks: Sequence[pytest.Mark],
 ) -> tuple[list[str] | None, list[str] | None, str]:
-    """The names of backends and of targets, each None if no mark has them, and the reason.
+    """Return the names of backends and of targets, each None if no mark has them, and the reason.
 
     Args:
       marks: closest first.

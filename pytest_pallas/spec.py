@@ -82,7 +82,7 @@ _PROPERTIES = tuple(field.name for field in dataclasses.fields(Properties))
 
 
 def properties_of(holder: Properties) -> dict[str, Any]:
-    """The properties of an object, as keyword arguments for another one."""
+    """Return the properties of an object, as keyword arguments for another one."""
     return {name: getattr(holder, name) for name in _PROPERTIES}
 
 
@@ -135,16 +135,16 @@ class Raises:
         return f"{types} matching {self.match!r}" if self.match else types
 
     def accepts(self, error: Exception) -> bool:
-        """Whether an error has the type and the message."""
+        """Return whether an error has the type and the message."""
         return isinstance(error, self.errors) and self.matches(error)
 
     def matches(self, error: Exception) -> bool:
-        """Whether an error has the message."""
+        """Return whether an error has the message."""
         return re.search(self.match, str(error)) is not None
 
 
 def _problem(raises: Raises) -> str | None:
-    """What is wrong with the fields, or None."""
+    """Return what is wrong with the fields, or None."""
     args: Any = raises.args
     if not callable(args) and not isinstance(args, tuple) and not hasattr(args, "recipe"):
         return (
@@ -271,7 +271,7 @@ class Permuted:
         return tuple(self.args)
 
     def axes(self, leaves: int) -> tuple[int | None, ...]:
-        """The axis of each of so many leaves of the output."""
+        """Return the axis of each of so many leaves of the output."""
         if self.output is None or isinstance(self.output, int):
             return (self.output,) * leaves
         return tuple(self.output)
@@ -398,7 +398,7 @@ class ExpectedFailure:
             )
 
     def covers(self, check: str, *, executes: bool) -> bool:
-        """Whether a check is expected to fail.
+        """Return whether a check is expected to fail.
 
         Args:
           check: its name.
@@ -544,7 +544,7 @@ class KernelSpec(Properties, Scope, Marks):
         )
 
     def kernel_for(self, platform: str) -> Callable[..., Any]:
-        """The function to run on ``platform`` (``"tpu"``, ``"gpu"`` or ``"any"``)."""
+        """Return the function to run on ``platform`` (``"tpu"``, ``"gpu"`` or ``"any"``)."""
         if not isinstance(self.kernel, Mapping):
             return self.kernel
         return self.kernel.get(platform) or next(iter(self.kernel.values()))

@@ -118,7 +118,7 @@ def simulate(count: int, environ: MutableMapping[str, str], *, explicit: bool) -
 
 
 def _already(environ: MutableMapping[str, str]) -> int | None:
-    """The count that the environment sets, or None."""
+    """Return the count that the environment sets, or None."""
     flags = [word for word in environ.get("XLA_FLAGS", "").split() if _COUNT_FLAG in word]
     text = flags[-1].partition("=")[2] if flags else environ.get(_COUNT, "")
     return int(text) if text.isdigit() else None
@@ -161,7 +161,7 @@ def accelerators(
     devices: Path = Path("/dev"),
     installed: Callable[[str], Any] = importlib.util.find_spec,
 ) -> Accelerators | None:
-    """The accelerators of this host, found without JAX; None if there are none for JAX.
+    """Return the accelerators of this host, found without JAX; None if there are none for JAX.
 
     A variable that names them, such as ``CUDA_VISIBLE_DEVICES``, is believed.
 
@@ -194,7 +194,7 @@ def pinning(
     backends: Collection[str],
     environ: Mapping[str, str],
 ) -> Pinning | None:
-    """What each of several workers sees; None to leave all of them as they are.
+    """Return what each of several workers sees; None to leave all of them as they are.
 
     With more workers than accelerators, GPUs are shared if JAX does not take their memory at once.
     Otherwise all workers run on the simulators, or it is an error if a backend is named that needs
@@ -248,7 +248,7 @@ def pinning(
 
 
 def _shares_memory(environ: Mapping[str, str]) -> bool:
-    """Whether JAX leaves memory of a GPU to other processes."""
+    """Return whether JAX leaves memory of a GPU to other processes."""
     preallocates = environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "true").lower()
     return (
         preallocates in ("false", "0")
@@ -286,7 +286,7 @@ def pin(environ: MutableMapping[str, str]) -> None:
 
 
 def make_mesh(axes: Mapping[str, int], platform: str) -> Mesh:
-    """A mesh with named axes over the first devices of a platform.
+    """Return a mesh with named axes over the first devices of a platform.
 
     In a program of several processes it has the same number of devices of each of them, in the
     order of processes.
@@ -319,7 +319,7 @@ def make_mesh(axes: Mapping[str, int], platform: str) -> Mesh:
 
 
 def _devices(axes: Mapping[str, int], platform: str) -> Sequence[Any]:
-    """The devices of a mesh."""
+    """Return the devices of a mesh."""
     import jax
 
     from pytest_pallas.backends.processes import gang
@@ -347,7 +347,7 @@ def _devices(axes: Mapping[str, int], platform: str) -> Sequence[Any]:
 def _devices_of_all(
     axes: Mapping[str, int], platform: str, devices: Sequence[Any], count: int
 ) -> Sequence[Any]:
-    """The same number of devices of each process, in the order of processes."""
+    """Return the same number of devices of each process, in the order of processes."""
     from pytest_pallas.errors import TooFewDevicesError
 
     needed = math.prod(axes.values())

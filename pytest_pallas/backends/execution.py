@@ -74,7 +74,7 @@ def relieve() -> bool:
 
 
 def near_limit(maps: Path, limit: Path) -> bool:
-    """Whether the process uses too many of its maps.
+    """Return whether the process uses too many of its maps.
 
     Args:
       maps: a file with one line for each map.
@@ -95,7 +95,7 @@ Preparer = Callable[..., Callable[[list[Any]], Any]]
 
 
 def trace(call: Call, static: StaticPart, arrays: list[Any]) -> tuple[KernelCall, ...]:
-    """The Pallas kernels of a call, traced in the current context.
+    """Return the Pallas kernels of a call, traced in the current context.
 
     Raises:
       NoPallasCallError: there is no kernel, although the call needs one.
@@ -113,7 +113,7 @@ def trace(call: Call, static: StaticPart, arrays: list[Any]) -> tuple[KernelCall
 
 
 def kernels_of(call: Call, jaxpr: Any) -> tuple[KernelCall, ...]:
-    """The Pallas kernels of a call, from its jaxpr.
+    """Return the Pallas kernels of a call, from its jaxpr.
 
     Raises:
       NoPallasCallError: no output depends on a kernel, although the call needs one.
@@ -137,7 +137,7 @@ def kernels_of(call: Call, jaxpr: Any) -> tuple[KernelCall, ...]:
 
 @functools.lru_cache(maxsize=256)
 def _kernels(jaxpr: Any) -> tuple[tuple[KernelCall, ...], bool]:
-    """The kernels of a jaxpr, and whether one is no dead code.
+    """Return the kernels of a jaxpr, and whether one is no dead code.
 
     JAX returns the same jaxpr for equal shapes.
     """
@@ -187,7 +187,7 @@ _Prepared = tuple[list[Any], tuple[KernelCall, ...], Callable[[list[Any]], Any]]
 
 
 def _prepared(call: Call, prepare: Preparer) -> _Prepared:
-    """A call that is ready to run, in this process and, if it is spread, in all others.
+    """Return a call that is ready to run, in this process and, if it is spread, in all others.
 
     Raises:
       Exception: tracing, compiling or placing the arguments failed in this process.
@@ -246,7 +246,7 @@ def _prepared_together(call: Call, processes: Gang, prepare: Preparer) -> _Prepa
 
 
 def describe_call(call: Call) -> str:
-    """The name, the shapes and a digest of the values of a call."""
+    """Return the name, the shapes and a digest of the values of a call."""
     function: Any = getattr(call.function, "func", call.function)
     name = getattr(function, "__name__", type(function).__name__)
     leaves = [
@@ -289,7 +289,7 @@ _UNBOUND = "Only interpret mode is supported on CPU backend"
 
 
 def readable(error: Exception) -> Exception:
-    """The error in readable form: the interpreters wrap theirs in several tracebacks.
+    """Return the error in readable form: the interpreters wrap theirs in several tracebacks.
 
     Errors of this package, and errors while the function is traced, are returned unchanged: their
     tracebacks point to the user's line.
@@ -313,7 +313,7 @@ def readable(error: Exception) -> Exception:
 
 
 def brief(text: str, *, lines: int = 12, width: int = 300) -> str:
-    """A compiler's message without its location notes, cut to a readable size."""
+    """Return a compiler's message without its location notes, cut to a readable size."""
     kept = [line for line in text.splitlines() if line.strip() and " loc(" not in line]
     shown = [line if len(line) <= width else line[:width] + " ..." for line in kept[:lines]]
     return "\n".join(shown + ["..."] if len(kept) > lines else shown)

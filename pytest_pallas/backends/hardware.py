@@ -123,12 +123,12 @@ def prove(kernels: list[KernelCall], text: str, platform: str) -> None:
 
 
 def tpu(target: Target | None = None) -> Hardware:
-    """The TPU of this machine."""
+    """Return the TPU of this machine."""
     return Hardware("tpu", "tpu", target)
 
 
 def gpu(target: Target | None = None) -> Hardware:
-    """The GPU of this machine."""
+    """Return the GPU of this machine."""
     return Hardware("gpu", "gpu", target)
 
 
@@ -146,7 +146,7 @@ class BusyInterval(NamedTuple):
 
 
 def device_seconds(call: Callable[[], Any], *, calls: int = 10) -> float | None:
-    """The median time of a call on the accelerator, in seconds.
+    """Return the median time of a call on the accelerator, in seconds.
 
     Args:
       call: the function to time. It is called ``calls`` times, and must wait for its output. Call
@@ -184,7 +184,7 @@ def spans(profile: Any) -> list[BusyInterval]:
 
 
 def median_seconds(busy: Sequence[BusyInterval], calls: int) -> float | None:
-    """The median over ``calls`` equal calls, or the mean if they cannot be separated.
+    """Return the median over ``calls`` equal calls, or the mean if they cannot be separated.
 
     The time of a call is from the start of its first kernel to the end of its last.
     """

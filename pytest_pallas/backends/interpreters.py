@@ -50,7 +50,7 @@ def watchdog(timeout: float) -> Generator[list[DeadlockError]]:
 
 
 def _over(timeout: float) -> DeadlockError:
-    """The error of a kernel that exceeds its time limit."""
+    """Return the error of a kernel that exceeds its time limit."""
     error = DeadlockError(
         f"the kernel did not finish within {timeout:g} s and was stopped. Check that every wait on "
         "a semaphore, barrier or DMA receives its signal, on every device. If the kernel is only "

@@ -71,7 +71,7 @@ class Gang:
 
 
 def gang() -> Gang | None:
-    """The processes of the program that this one is part of; None if it is on its own."""
+    """Return the processes of the program that this one is part of; None if it is on its own."""
     program = distributed_program()
     if program is None:
         return None
@@ -79,7 +79,7 @@ def gang() -> Gang | None:
 
 
 def process_arguments() -> list[str]:
-    """The arguments by which one machine repeats what the processes of this program run."""
+    """Return the arguments by which one machine repeats what the processes of this program run."""
     processes = gang()
     return [] if processes is None else [f"--pallas-processes={processes.count}"]
 

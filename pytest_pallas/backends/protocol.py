@@ -28,7 +28,7 @@ Contents = Literal["high", "low", "zero"]
 
 
 def fill_value(fill: Contents, dtype: Any) -> Any:
-    """The value of a fill in an array of ``dtype``; None keeps the contents.
+    """Return the value of a fill in an array of ``dtype``; None keeps the contents.
 
     ``high`` is the largest finite number, and True. ``low`` is the lowest finite number of floats,
     0 of integers (which have their lowest anyway), False. ``zero`` is 0 and False, the usual
@@ -95,7 +95,7 @@ class Fill:
 
 
 def filler_of(fill: Fill | None) -> Callable[[Any, str], Any] | None:
-    """The simulator's fill value for a dtype and a place; None for its default."""
+    """Return the simulator's fill value for a dtype and a place; None for its default."""
     if fill is None:
         return None
     value, places = fill.value, PLACES[fill.where][0]
@@ -272,7 +272,7 @@ class Outcome:
         return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, np.ndarray))
 
     def unwrap(self) -> Any:
-        """The values.
+        """Return the values.
 
         Raises:
           Exception: ``error``, if the call raised.
@@ -326,11 +326,11 @@ class Backend(Protocol):
 
 
 def chip_of(backend: Backend) -> Target:
-    """The chip that a backend stands for; kernels for any platform run as on a TPU."""
+    """Return the chip that a backend stands for; kernels for any platform run as on a TPU."""
     platform = "gpu" if backend.platform == "gpu" else "tpu"
     return backend.target or TARGETS[DEFAULT_TARGETS[platform]]
 
 
 def label(backend: Backend) -> str:
-    """The backend as written on the command line: ``name`` or ``name:target``."""
+    """Return the backend as written on the command line: ``name`` or ``name:target``."""
     return backend.name if backend.target is None else f"{backend.name}:{backend.target.name}"

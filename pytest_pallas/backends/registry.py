@@ -37,7 +37,7 @@ class Family:
 
 
 def _family(name: str, kind: Kind, module: str, *, implied: bool = False) -> Family:
-    """A family whose backends a function of a module makes, imported when one is made.
+    """Return a family whose backends a function of a module makes, imported when one is made.
 
     Most pytest runs need none. The function is named like the family, which begins with its
     platform.
@@ -65,7 +65,7 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def compiling(service: Callable[[], Any]) -> tuple[Family, ...]:
-    """The compiling backends, and the simulated GPU that asks the compiler of GPUs.
+    """Return the compiling backends, and the simulated GPU that asks the compiler of GPUs.
 
     That one takes the place of the ``gpu-sim`` of ``FAMILIES``.
 
@@ -120,7 +120,7 @@ class Selection:
     automatic: frozenset[str] = frozenset()
 
     def replaced(self, backend: Backend) -> bool:
-        """Whether a simulator replaces a backend that ``auto`` selected."""
+        """Return whether a simulator replaces a backend that ``auto`` selected."""
         instead = any(backend.name in REPLACED.get(other.name, ()) for other in self.backends)
         return instead and label(backend) in self.automatic
 
@@ -136,7 +136,7 @@ REPLACED: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def select(names: Iterable[str], families: Mapping[str, Family]) -> Selection:
-    """The backends of a selection. Imports jax only for hardware.
+    """Return the backends of a selection. Imports jax only for hardware.
 
     Args:
       names: ``auto``, ``all``, ``interpreters``, ``NAME``, ``NAME:TARGET`` or ``NAME:all``.
@@ -181,7 +181,7 @@ def select(names: Iterable[str], families: Mapping[str, Family]) -> Selection:
 def parse(
     text: str, families: Mapping[str, Family], *, others: Sequence[str] = ()
 ) -> list[Backend]:
-    """The backends of ``NAME``, ``NAME:TARGET`` or ``NAME:all``, available or not.
+    """Return the backends of ``NAME``, ``NAME:TARGET`` or ``NAME:all``, available or not.
 
     Args:
       text: the name.
@@ -211,14 +211,14 @@ def parse(
 
 
 def with_target(backend: Backend, target: str, families: Mapping[str, Family]) -> Backend:
-    """A backend without a target, for one of its family's targets."""
+    """Return a backend without a target, for one of its family's targets."""
     made = families[backend.name].make(TARGETS[target])
     complete = getattr(backend, "otherwise", None) is not None
     return _complete(made, families) if complete else made
 
 
 def _auto(families: Mapping[str, Family]) -> list[Backend]:
-    """The hardware, if there is any, otherwise the simulators and all interpreters."""
+    """Return the hardware, if there is any, otherwise the simulators and all interpreters."""
     made = [(family, family.make(None)) for family in families.values()]
     hardware = [b for family, b in made if family.kind == "hardware" and b.available() is None]
     return hardware or [
@@ -229,7 +229,7 @@ def _auto(families: Mapping[str, Family]) -> list[Backend]:
 
 
 def _complete(backend: Backend, families: Mapping[str, Family]) -> Backend:
-    """A simulator with an interpreter for calls that it does not support yet."""
+    """Return a simulator with an interpreter for calls that it does not support yet."""
     name = next(iter(REPLACED.get(backend.name, ())[-1:]), "")
     if backend.kind != "simulating" or name not in families:
         return backend

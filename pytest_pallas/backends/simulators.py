@@ -66,7 +66,7 @@ class Simulator:
         return None
 
     def context(self) -> Any:
-        """The context to trace in."""
+        """Return the context to trace in."""
         from pallas_sim.tracing import tracing_for
 
         return tracing_for(self.chip)
@@ -126,7 +126,7 @@ class Simulator:
         return timeline, self._judged(outcome, call).error
 
     def _judged(self, outcome: Outcome, call: Call) -> Outcome:
-        """The outcome of a finished run; findings that the call checks become its error.
+        """Return the outcome of a finished run; findings that the call checks become its error.
 
         A GPU does not launch a kernel that needs more memory than it has, whatever the call checks.
         """
@@ -155,7 +155,7 @@ class Simulator:
         return dataclasses.replace(outcome, notes=(*outcome.notes, note))
 
     def _run(self, call: Call, timeline: Timeline | None = None) -> tuple[Outcome, Any]:
-        """The outcome of a call, with its findings, and the jaxpr that was simulated.
+        """Return the outcome of a call, with its findings, and the jaxpr that was simulated.
 
         A call without jit has no jaxpr.
         """
@@ -200,7 +200,7 @@ def _tell(call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
 
 
 def _traced(backend: Simulator, call: Call) -> Any:
-    """The trace of a call, without its rewriting; JAX caches it."""
+    """Return the trace of a call, without its rewriting; JAX caches it."""
     from pytest_pallas.backends.tracing import jitted, on_host
 
     static, arrays = on_host(call.with_settings(rewriting=None))
@@ -243,7 +243,7 @@ def _evaluated(
     *,
     drops_indices: bool = True,
 ) -> Outcome:
-    """The outcome of a run: of a traced program, or without jit."""
+    """Return the outcome of a run: of a traced program, or without jit."""
     import jax
 
     from pallas_sim import evaluate, prepare, run_eagerly
@@ -306,14 +306,14 @@ def _same_bits(one: Outcome, other: Outcome) -> bool:
 
 
 def _is_monitored(call: Call) -> bool:
-    """Whether a call enables the detection of races or leftover DMAs."""
+    """Return whether a call enables the detection of races or leftover DMAs."""
     return call.settings.races or call.settings.dma
 
 
 def _machine(
     backend: Simulator, call: Call, timeline: Timeline | None
 ) -> tuple[Machine, list[Any]]:
-    """The machine that a call runs on, and the list for the results of its probe."""
+    """Return the machine that a call runs on, and the list for the results of its probe."""
     from pallas_sim import LoadRecorder, Machine
     from pytest_pallas.backends.protocol import filler_of
 
@@ -339,7 +339,7 @@ def _machine(
 
 
 def _counter(backend: Simulator, call: Call) -> Callable[[Any], int | None] | None:
-    """What counts the shared memory of a kernel; None if no compiler is there."""
+    """Return what counts the shared memory of a kernel; None if no compiler is there."""
     if call.settings.rewriting is not None:
         return lambda _: 0  # whether the kernel fits is not asked of a mistake that was put in
     compiler = backend.compiler
@@ -365,7 +365,7 @@ def _read_only(value: Any) -> Any:
 
 
 def _key(call: Call) -> Hashable:
-    """The cache key: equal for calls with equal runs, whatever they do with findings."""
+    """Return the cache key: equal for calls with equal runs, whatever they do with findings."""
     from pytest_pallas.backends.execution import digest
     from pytest_pallas.backends.tracing import identity
 
@@ -385,12 +385,12 @@ def _key(call: Call) -> Hashable:
 
 
 def tpu_sim(target: Target | None = None) -> Simulator:
-    """The simulated TPU."""
+    """Return the simulated TPU."""
     return Simulator(target)
 
 
 def gpu_sim(target: Target | None = None) -> Simulator:
-    """The simulated GPU.
+    """Return the simulated GPU.
 
     It has no prefetching, and aliased operands share memory, so there are no probes for these.
     """

@@ -39,7 +39,7 @@ class Spread:
 
 
 def spread_of(jaxpr: Any, processes: Gang) -> Spread | None:
-    """How a program is spread over the processes; None if it runs on this process's devices.
+    """Return how a program is spread over the processes; None if it runs on this process's devices.
 
     An input has the sharding of the ``shard_map`` that takes it directly, or that of the first
     ``with_sharding_constraint`` on it. Others are replicated: every device has all of them.
@@ -88,7 +88,7 @@ def spread_array(array: Any, sharding: NamedSharding) -> jax.Array:
 
 
 def _placed_keys(keys: jax.Array, sharding: NamedSharding) -> jax.Array:
-    """Typed PRNG keys, whose data have more axes than they."""
+    """Return typed PRNG keys, whose data have more axes than they."""
     data = np.asarray(jax.random.key_data(keys))
     placed = jax.make_array_from_callback(data.shape, sharding, lambda index: data[index])
     return jax.random.wrap_key_data(placed, impl=jax.random.key_impl(keys))
@@ -99,7 +99,7 @@ def _is_local(mesh: Mesh, processes: Gang) -> bool:
 
 
 def _meshes(jaxpr: Any) -> Iterator[Mesh]:
-    """The meshes with devices that a program names, outside of kernels."""
+    """Yield the meshes with devices that a program names, outside of kernels."""
     for eqn in jaxpr.eqns:
         mesh = eqn.params.get("mesh")
         if isinstance(mesh, Mesh) and mesh.size:
@@ -113,7 +113,7 @@ def _meshes(jaxpr: Any) -> Iterator[Mesh]:
 
 
 def _shardings(jaxpr: Any, inputs: dict[Any, int]) -> Iterator[tuple[int, NamedSharding]]:
-    """The position and sharding of inputs of the program; the last ones of a position hold.
+    """Yield the position and sharding of inputs of the program; the last ones of a position hold.
 
     Args:
       jaxpr: a part of the program that is run once.
@@ -143,7 +143,7 @@ def _shardings(jaxpr: Any, inputs: dict[Any, int]) -> Iterator[tuple[int, NamedS
 
 
 def _is_concrete(sharding: Any) -> bool:
-    """Whether a sharding names devices."""
+    """Return whether a sharding names devices."""
     return isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh)
 
 
@@ -251,7 +251,7 @@ class LocalShards:
         return same or shards
 
     def gather(self) -> Array:
-        """The whole array, from all processes. All of them must call it."""
+        """Return the whole array, from all processes. All of them must call it."""
         from jax.experimental import multihost_utils
 
         layers = self.layers()
@@ -264,7 +264,7 @@ class LocalShards:
 
 
 def local_shards(array: Any) -> LocalShards:
-    """What this process holds of a ``jax.Array``."""
+    """Return what this process holds of a ``jax.Array``."""
     shards = [
         LocalShard(
             _whole_index(shard.index, array.shape), str(shard.device), np.asarray(shard.data)
@@ -275,12 +275,12 @@ def local_shards(array: Any) -> LocalShards:
 
 
 def describe_index(index: Sequence[slice]) -> str:
-    """A place in an array: ``[8:16, 0:128]``."""
+    """Return a place in an array: ``[8:16, 0:128]``."""
     return "[" + ", ".join(f"{part.start}:{part.stop}" for part in index) + "]"
 
 
 def _whole_index(index: Sequence[slice], shape: Sequence[int]) -> tuple[slice, ...]:
-    """An index with its bounds written out."""
+    """Return an index with its bounds written out."""
     return tuple(slice(*part.indices(size)[:2]) for part, size in zip(index, shape, strict=True))
 
 

@@ -127,7 +127,7 @@ def shape_of(array: Any) -> jax.ShapeDtypeStruct:
 
 
 def signature(call: Call) -> str:
-    """Dtypes and shapes of the arrays of a call, and its options, for messages and keys."""
+    """Return dtypes and shapes of the arrays of a call, and its options, for messages and keys."""
     parts = [
         f"{leaf.dtype}[{','.join(map(str, np.shape(leaf)))}]"
         if hasattr(leaf, "dtype") and hasattr(leaf, "shape")
@@ -222,7 +222,7 @@ class JittedCalls:
         return len(self._kept)
 
     def get(self, static: StaticPart) -> _JittedCall:
-        """The jitted call of a static part."""
+        """Return the jitted call of a static part."""
         with self._lock:
             call = self._kept.pop(static, None)
             if call is not None and call.count.traces > self.most:
@@ -272,7 +272,7 @@ def jitted(static: StaticPart, *, quick: bool = False) -> Any:
 
 
 def identity(value: Any) -> Hashable:
-    """A key that is equal for equivalent values, such as equal partials."""
+    """Return a key that is equal for equivalent values, such as equal partials."""
     if isinstance(value, functools.partial):
         keywords = tuple(sorted((name, identity(v)) for name, v in value.keywords.items()))
         return ("partial", identity(value.func), tuple(map(identity, value.args)), keywords)
@@ -287,7 +287,7 @@ def identity(value: Any) -> Hashable:
 def kernels_of(
     call: Call, context: Callable[[], AbstractContextManager[Any]]
 ) -> Sequence[KernelCall] | None:
-    """The kernels of a call; None if it cannot be traced within its time limit.
+    """Return the kernels of a call; None if it cannot be traced within its time limit.
 
     Args:
       call: the call to trace; its arrays may be abstract.
@@ -311,7 +311,7 @@ def traced_jaxpr(call: Call, backend: Backend) -> Any:
 
 
 def outputs_of(call: Call, backend: Backend) -> Sequence[Any]:
-    """Shapes and dtypes of the outputs of a call on a backend; () if it cannot be traced.
+    """Return shapes and dtypes of the outputs of a call on a backend; () if it cannot be traced.
 
     JAX caches the trace, which its run uses.
     """

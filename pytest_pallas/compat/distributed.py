@@ -115,7 +115,7 @@ def put(program: DistributedProgram, key: str, value: str) -> None:
 
 
 def read_folder(program: DistributedProgram, folder: str) -> dict[str, str]:
-    """The keys below a folder, by their last part, and their values."""
+    """Return the keys below a folder, by their last part, and their values."""
     return {
         key.rpartition("/")[2]: value for key, value in program.client.key_value_dir_get(folder)
     }

@@ -35,7 +35,7 @@ def is_of_shrinking(key: bytes) -> bool:
 
 
 def hypothesis_profile() -> str:
-    """The name of hypothesis' profile, without importing hypothesis for it.
+    """Return the name of hypothesis' profile, without importing hypothesis for it.
 
     ``get_current_profile_name`` is public in hypothesis 6.170 and missing in 6.131.
     """
@@ -47,7 +47,7 @@ def hypothesis_profile() -> str:
 
 
 def hypothesis_settings(test: Any) -> Any:
-    """The settings of a ``@given`` test, or None if it has none of its own."""
+    """Return the settings of a ``@given`` test, or None if it has none of its own."""
     return getattr(test, "_hypothesis_internal_use_settings", None)
 
 
@@ -57,7 +57,7 @@ def set_hypothesis_settings(test: Any, settings: Any) -> None:
 
 
 def hypothesis_seed(test: Any) -> int | None:
-    """The seed that ``@hypothesis.seed`` gave a test, or None."""
+    """Return the seed that ``@hypothesis.seed`` gave a test, or None."""
     return getattr(test, "_hypothesis_internal_use_seed", None)
 
 
@@ -88,7 +88,7 @@ _INNER = ("mapped_strategy", "filtered_strategy", "wrapped_strategy")
 
 
 def sampled_elements(strategy: Any) -> tuple[Any, ...] | None:
-    """What a strategy draws if it is a plain choice between values, else None.
+    """Return what a strategy draws if it is a plain choice between values, else None.
 
     That is ``sampled_from``, ``just``, ``none``, ``booleans``, and ``one_of`` these; not what was
     mapped or filtered.
@@ -161,6 +161,6 @@ def rejecting() -> Generator[None]:
 
 
 def is_rejection(error: BaseException) -> bool:
-    """Whether hypothesis rejects the example that is running: nothing failed."""
+    """Return whether hypothesis rejects the example that is running: nothing failed."""
     errors = sys.modules.get("hypothesis.errors")
     return errors is not None and isinstance(error, errors.UnsatisfiedAssumption)

@@ -59,7 +59,7 @@ def set_jax_setting(name: str, setting: Setting) -> None:
 
 
 def jax_setting_in_force(setting: Setting) -> Any:
-    """The value that holds in this thread."""
+    """Return the value that holds in this thread."""
     shared, local = setting
     unset = importlib.import_module("jax._src.config").config_ext.unset
     return shared if local is None or local is unset else local
@@ -101,7 +101,7 @@ def interpreter_modules() -> list[Any]:
 
 
 def interpreters_in_use() -> tuple[str, ...]:
-    """Which interpreters hold memory of a kernel: between two calls, none should."""
+    """Return which interpreters hold memory of a kernel: between two calls, none should."""
     return tuple(
         "the GPU interpreter" if "mosaic_gpu" in module.__name__ else "the TPU interpreter"
         for module in interpreter_modules()

@@ -24,7 +24,7 @@ _CHOOSING = ("lfplugin", "nfplugin")
 
 
 def keywords_match(expression: str, names: Iterable[str]) -> bool:
-    """Whether ``-k EXPRESSION`` chooses a test that has these words, as pytest decides."""
+    """Return whether ``-k EXPRESSION`` chooses a test that has these words, as pytest decides."""
     module: Any = importlib.import_module("_pytest.mark.expression")
     lower = [word.lower() for word in names]
 
@@ -64,7 +64,7 @@ def count_report(config: Any, report: pytest.TestReport) -> None:
 
 
 def fixture_is_overridden(metafunc: Any, name: str, module: str) -> bool:
-    """Whether a test sees another fixture ``name`` than the one that ``module`` defines."""
+    """Return whether a test sees another fixture ``name`` than the one that ``module`` defines."""
     definitions = metafunc._arg2fixturedefs.get(name, ())
     return bool(definitions) and definitions[-1].func.__module__ != module
 
@@ -77,7 +77,7 @@ def configured(
     *,
     chooses: bool = False,
 ) -> pytest.Config:
-    """The configuration that a command line gives, of a session that reports to nobody.
+    """Return the configuration that a command line gives, of a session that reports to nobody.
 
     pytest-xdist makes the sessions of its workers in the same way. ``attributes``, such as
     ``workerinput``, tell other plugins that this process is a worker.

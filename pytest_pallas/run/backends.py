@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def backends_before(
     spec: KernelSpec, backend: Backend, chosen: Sequence[Backend], checks: Sequence[Check]
 ) -> tuple[Backend, ...]:
-    """The selected backends before ``backend`` that execute the kernel; each pair runs once.
+    """Return the selected backends before ``backend`` that execute the kernel; each pair runs once.
 
     Backends on which one of ``checks`` is expected to fail are left out; if one is expected to fail
     on this backend, all are left out.
@@ -53,7 +53,7 @@ def backends_before(
 def others_of(
     spec: KernelSpec, backend: Backend, sizes: Mapping[str, int], before: Sequence[Backend]
 ) -> tuple[ComparisonPeer, ...]:
-    """The peers of a kernel on a backend, without backends that have too few devices.
+    """Return the peers of a kernel on a backend, without backends that have too few devices.
 
     Args:
       spec: the spec.
@@ -96,7 +96,7 @@ def on_mesh(
 
 
 def mesh_on(backend: Backend, sizes: Mapping[str, int]) -> Mesh:
-    """A mesh of a backend's devices, simulated or hardware.
+    """Return a mesh of a backend's devices, simulated or hardware.
 
     Raises:
       TooFewDevicesError: there are fewer devices.
@@ -121,7 +121,7 @@ def mesh_or_skip(session: Session, backend: Backend, sizes: Mapping[str, int]) -
 
 
 def _expected_to_fail(spec: KernelSpec, backend: Backend, checks: Sequence[Check]) -> bool:
-    """Whether one of some checks is expected to fail on a backend."""
+    """Return whether one of some checks is expected to fail on a backend."""
     for key in (label(backend), backend.name):
         failure = spec.xfail.get(key)
         if failure is not None and any(
@@ -132,7 +132,7 @@ def _expected_to_fail(spec: KernelSpec, backend: Backend, checks: Sequence[Check
 
 
 def expected_failure(spec: KernelSpec, backend: Backend, check: Check) -> ExpectedFailure | None:
-    """The expected failure of a spec for a backend and check, by label first, then by name.
+    """Return the expected failure of a spec for a backend and check, by label first, then by name.
 
     Hardware has those of its simulator besides, unless these say otherwise.
     """
@@ -150,7 +150,7 @@ def expected_failure(spec: KernelSpec, backend: Backend, check: Check) -> Expect
 def on_claimed_chips(
     session: Session, spec: KernelSpec, backends: Sequence[Backend], automatic: Collection[str]
 ) -> tuple[Sequence[Backend], Collection[str]]:
-    """The backends of a spec, with each simulator for a chip that the spec claims.
+    """Return the backends of a spec, with each simulator for a chip that the spec claims.
 
     A simulator without a target is for the default chip of its platform. For a spec that claims
     only other chips, such as a kernel for Blackwell, it is for the first of them.
@@ -186,7 +186,7 @@ def without_replaced(
     automatic: Container[str],
     timeout: float,
 ) -> tuple[Backend, ...]:
-    """The selected backends that run a spec.
+    """Return the selected backends that run a spec.
 
     With ``auto``, a simulator replaces the interpreters of its platform for a spec that it can
     simulate, and they replace it for others. Named backends are kept.
@@ -235,7 +235,7 @@ def _lacks(spec: KernelSpec, simulator: Any, timeout: float) -> str | None:
 def on_its_platform(
     session: Session, spec: KernelSpec, facts: SpecFacts | None = None
 ) -> KernelSpec:
-    """The spec, with ``kernel={"gpu": ...}`` if its plain function is a Mosaic GPU kernel.
+    """Return the spec, with ``kernel={"gpu": ...}`` if its plain function is a Mosaic GPU kernel.
 
     One call is drawn and traced, unless the facts say it already. A spec that names backends or
     meshes stays as it is, and so does every spec if only backends for TPUs were named.
@@ -255,7 +255,7 @@ def on_its_platform(
 
 
 def _draws_for_gpus(spec: KernelSpec, timeout: float) -> bool:
-    """Whether a drawn call of a spec's plain function has Mosaic GPU kernels only."""
+    """Return whether a drawn call of a spec's plain function has Mosaic GPU kernels only."""
     try:
         drawn = draw_once(spec.inputs)
     except Exception:  # an error of the strategy, which the item will raise, too
@@ -266,7 +266,7 @@ def _draws_for_gpus(spec: KernelSpec, timeout: float) -> bool:
 def backend_of_call(
     session: Session, backend: Backend, function: Any, arguments: Arguments
 ) -> Backend:
-    """The backend for a call of a function: the simulated GPU for a Mosaic GPU kernel.
+    """Return the backend for a call of a function: the simulated GPU for a Mosaic GPU kernel.
 
     A backend that was named stays, and so does every one but the simulated TPU.
     """
@@ -301,7 +301,7 @@ def _other_simulators(session: Session, backend: Backend) -> Sequence[Backend]:
 
 
 def _is_for_gpus(function: Any, arguments: Arguments, timeout: float) -> bool:
-    """Whether a call has kernels, and all are Mosaic GPU kernels."""
+    """Return whether a call has kernels, and all are Mosaic GPU kernels."""
     call = call_of(function, arguments, timeout)
     kernels = _traced(call, "tpu")
     if kernels is None:  # some kernels ask for what only a GPU has
@@ -334,7 +334,7 @@ SECONDS = 5.0
 
 
 def adapted(session: Session, spec: KernelSpec, mesh: Any, sizes: Mapping[str, int]) -> Any:
-    """The strategy of a spec, with draws around the kernel's blocks for unspecified dims.
+    """Return the strategy of a spec, with draws around the kernel's blocks for unspecified dims.
 
     Args:
       session: caches the learned tiles.
@@ -354,7 +354,7 @@ def adapted(session: Session, spec: KernelSpec, mesh: Any, sizes: Mapping[str, i
 
 
 def learned(spec: KernelSpec, strategy: Any, mesh: Any) -> dict[str, tuple[int, ...]]:
-    """The blocks of a spec's kernels along the dims that its strategy does not specify.
+    """Return the blocks of a spec's kernels along the dims that its strategy does not specify.
 
     Empty if the strategy specifies all dims, computes with drawn values, or the kernel cannot be
     traced with large sizes.

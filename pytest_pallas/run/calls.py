@@ -476,7 +476,7 @@ def _check_once(run: CheckRun, arguments: Arguments, named: bool) -> Any:
 
 
 def _is_of(example: Any, kernel: str, check: str) -> bool:
-    """Whether a saved example is one of a check of a kernel."""
+    """Return whether a saved example is one of a check of a kernel."""
     return (example.kernel, example.check) == (kernel, check)
 
 
@@ -632,7 +632,7 @@ def _check_spec(
 
 
 def _claimed(session: Session, spec: KernelSpec, backend: Backend) -> Backend:
-    """The backend, for a chip that the spec claims.
+    """Return the backend, for a chip that the spec claims.
 
     The test is skipped if it claims none of it.
 
@@ -653,7 +653,7 @@ def _claimed(session: Session, spec: KernelSpec, backend: Backend) -> Backend:
 def _meshes(
     session: Session, spec: KernelSpec, backend: Backend, mesh: Mesh | Mapping[str, int] | None
 ) -> Sequence[tuple[Mapping[str, int], Mesh | None]]:
-    """The meshes to run on with their sizes, without those of too few devices."""
+    """Return the meshes to run on with their sizes, without those of too few devices."""
     __tracebackhide__ = True
     if mesh is not None and not spec.meshes:
         raise OptionError(f"{spec.name}: the spec in {spec.file} has no meshes; leave out mesh=")
@@ -674,7 +674,7 @@ def _meshes(
 
 
 def _before(run: CheckRun, spec: KernelSpec, check: Check) -> Sequence[Backend]:
-    """The backends of the test that a check compares this one with."""
+    """Return the backends of the test that a check compares this one with."""
     session = run.session
     marks = () if session.item is None else list(session.item.iter_markers("pallas"))
     chosen, _ = session.backends_for(marks)
@@ -720,7 +720,7 @@ def _applying(run: CheckRun, names: Sequence[str], *, drawn: bool) -> Iterator[C
 
 
 def _are_named(names: Sequence[str]) -> bool:
-    """Whether these are names of checks, rather than all that apply."""
+    """Return whether these are names of checks, rather than all that apply."""
     return bool(names) and list(names) != ["all"]
 
 
@@ -784,7 +784,7 @@ def _run(run: CheckRun) -> str:
 
 
 def _with_others(error: PallasError) -> PallasError:
-    """The error whose text has the failures of other causes, too; its data stay."""
+    """Return the error whose text has the failures of other causes, too; its data stay."""
     if not error.others:
         return error
     text = "\n".join([str(error), *(f"{ANOTHER}:\n{other}" for other in error.others)])
@@ -794,7 +794,7 @@ def _with_others(error: PallasError) -> PallasError:
 
 
 def _replays(run: CheckRun, check: Check) -> bool:
-    """Whether a check runs: with ``--pallas-replay`` only what the example is of."""
+    """Return whether a check runs: with ``--pallas-replay`` only what the example is of."""
     if (replayed := run.session.replayed) is None:
         return True
     here = dict(replayed.example.mesh) in ({}, dict(run.sizes))

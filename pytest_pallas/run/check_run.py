@@ -143,12 +143,12 @@ class CheckRun(CallProperties):
 
 
 def place_name(backend: Backend, sizes: Mapping[str, int]) -> str:
-    """A backend with the sizes of a mesh: ``tpu-sim:v6e-x4``."""
+    """Return a backend with the sizes of a mesh: ``tpu-sim:v6e-x4``."""
     return label(backend) + "".join(f"-{axis}{size}" for axis, size in sizes.items())
 
 
 def item_name(spec: KernelSpec, check: str, backend: Backend, sizes: Mapping[str, int]) -> str:
-    """The name of the item of a check, which owns its failing examples."""
+    """Return the name of the item of a check, which owns its failing examples."""
     return f"{spec.name}-{check}[{place_name(backend, sizes)}]"
 
 
@@ -268,7 +268,7 @@ def run_example(
 
 
 def _applying_after_all(run: CheckRun, finding: CheckResult) -> Iterator[Check]:
-    """The checks that collection left out, and that apply to the kernels of an example.
+    """Yield the checks that collection left out, and that apply to the kernels of an example.
 
     The traced calls need not include every kernel: an example of another shape or dtype may have a
     DMA that none of them has.
@@ -325,7 +325,7 @@ def context_of(
 
 
 def with_goldens(run: CheckRun) -> Check:
-    """The check as it is run: with ``--pallas-golden`` its answers are kept, or compared.
+    """Return the check as it is run: with ``--pallas-golden`` its answers are kept, or compared.
 
     A mutant's answers are neither.
     """
@@ -368,7 +368,7 @@ def subjects_of(run: CheckRun) -> Subjects | None:
 
 
 def tolerance_for(run: CheckRun, dtypes: Sequence[str]) -> tuple[Tolerance, str]:
-    """The tolerance for one call, and where it is given, for messages; "" for the default.
+    """Return the tolerance for one call, and where it is given, for messages; "" for the default.
 
     The closest ``pallas_tolerance`` mark of the test wins. Of a mapping, whose keys are a dtype, a
     backend, or both (``"bfloat16"``, ``"gpu"``, ``"gpu bfloat16"``), the most specific entry does.
@@ -420,7 +420,7 @@ def _refuse_unknown(session: Session, backend: str | None, dtype: str | None) ->
 
 
 def dtypes_of(args: Any) -> list[str]:
-    """Names of the dtypes of the arrays in a pytree, without repetition."""
+    """Return names of the dtypes of the arrays in a pytree, without repetition."""
     import jax
 
     leaves = jax.tree.leaves(args)
@@ -431,7 +431,7 @@ def dtypes_of(args: Any) -> list[str]:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """The default name of a function in reports."""
+    """Return the default name of a function in reports."""
     inner: Any = getattr(function, "func", function)  # a functools.partial
     return getattr(inner, "__name__", type(inner).__name__)
 
@@ -439,7 +439,7 @@ def name_of(function: Callable[..., Any]) -> str:
 def lacks_mesh(
     function: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> bool:
-    """Whether a function can be called so with ``mesh=``, and not without."""
+    """Return whether a function can be called so with ``mesh=``, and not without."""
     return misfit(function, args, keywords) is not None and (
         misfit(function, args, {**keywords, "mesh": None}) is None
     )
@@ -448,7 +448,7 @@ def lacks_mesh(
 def misfit(
     function: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> str | None:
-    """Which function cannot be called so, and why; None if it can, or nobody knows."""
+    """Return which function cannot be called so, and why; None if it can, or nobody knows."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):

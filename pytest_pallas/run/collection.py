@@ -46,13 +46,13 @@ class Location:
         return (self.path,) if self.beside is None else (self.path, self.beside)
 
     def holds(self, module: str) -> bool:
-        """Whether a module is this one, a submodule, or the spec module beside it."""
+        """Return whether a module is this one, a submodule, or the spec module beside it."""
         return f"{module}.".startswith(f"{self.module}.") or (
             self.beside is not None and module == beside(self.module)
         )
 
     def module_of(self, file: Path) -> str | None:
-        """The importable name of a Python file at this location, or None."""
+        """Return the importable name of a Python file at this location, or None."""
         if file == self.path:
             return self.module
         if file == self.beside:
@@ -65,12 +65,12 @@ class Location:
 
 
 def beside(module: str) -> str:
-    """The name of the spec module beside a module."""
+    """Return the name of the spec module beside a module."""
     return f"{module}_spec"
 
 
 def spec_file_of(path: Path) -> Path | None:
-    """The spec file beside a module's file or a package's folder, if there is one."""
+    """Return the spec file beside a module's file or a package's folder, if there is one."""
     file = path.with_name(f"{beside(path.stem)}.py")
     return file if file.is_file() else None
 
@@ -117,7 +117,7 @@ def _find(module: str) -> ModuleSpec | None:
 
 
 def modules_of(module: str) -> Iterator[str]:
-    """The names of a module, of its submodules, and of the spec module beside it.
+    """Yield the names of a module, of its submodules, and of the spec module beside it.
 
     The module is imported when the second name is read.
     """
@@ -215,7 +215,7 @@ class SpecFile(pytest.File):
         self.module = module
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        """The items of every spec in the file."""
+        """Yield the items of every spec in the file."""
         try:
             specs = specs_in(self.module)
         except SpecError as error:
@@ -236,7 +236,7 @@ class SpecSuite(pytest.Collector):
         self.specs = specs
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        """The items of every spec, and a node for every error."""
+        """Yield the items of every spec, and a node for every error."""
         names: set[str] = set()
         for spec in self.specs():
             if isinstance(spec, SpecError):
@@ -265,7 +265,7 @@ class WrongSpec(pytest.Collector):
 def _nodes_of(
     parent: pytest.Collector, spec: KernelSpec
 ) -> Iterator[pytest.Item | pytest.Collector]:
-    """The items of one spec, or one node that reports its problem."""
+    """Yield the items of one spec, or one node that reports its problem."""
     from pytest_pallas.run.nodes import spec_items
 
     try:
@@ -354,7 +354,7 @@ def require_checks(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
 
 
 def collect_file(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """The node for a file of a suite, or None for another file."""
+    """Return the node for a file of a suite, or None for another file."""
     for location in parent.config.stash.get(_LOCATIONS, []):
         module = location.module_of(path.resolve())
         if module is not None:
@@ -377,7 +377,7 @@ def reported_once(collector: pytest.Collector, report: pytest.CollectReport) -> 
 def collect_suite(
     collector: pytest.Module | pytest.Class, name: str, value: object
 ) -> pytest.Collector | None:
-    """The node for a ``suite(...)`` in a test module, or None for another object."""
+    """Return the node for a ``suite(...)`` in a test module, or None for another object."""
     if not isinstance(value, Suite):
         return None
 

@@ -55,7 +55,7 @@ class PartRun:
 
 
 def part_to_json(part: Part, outcome: PartRun, check: Check) -> dict[str, Any]:
-    """The result of a part of rounds as plain JSON values.
+    """Return the result of a part of rounds as plain JSON values.
 
     Raises:
       SpecError: the evidence of the check is no data.
@@ -225,7 +225,7 @@ def _fuzz_until_one_counts(run: CheckRun, what: Fuzz) -> None:
 
 
 def calls_to_compile(run: CheckRun) -> Iterator[tuple[Any, bool]]:
-    """The calls that an item compiles, and whether they are typical."""
+    """Yield the calls that an item compiles, and whether they are typical."""
     typical: Any = run.spec.typical if run.spec else ()
     calls = cast("Sequence[Any]", typical(run.mesh) if callable(typical) else typical)
     for call in calls:
@@ -299,7 +299,7 @@ def replay_goldens(run: CheckRun, goldens: Goldens, source: ExampleSource) -> st
 
 
 def _kept(goldens: Goldens, golden: Golden) -> Arguments:
-    """The call of a golden.
+    """Return the call of a golden.
 
     Raises:
       GoldenError: it is damaged.

@@ -119,7 +119,7 @@ def fuzz(what: Fuzz, *, seed: int, max_examples: int, until: float | None = None
 def drawn_calls(
     source: ExampleSource, seed: int, max_examples: int, subjects: Subjects | None = None
 ) -> Iterator[Any]:
-    """The calls that ``fuzz`` runs."""
+    """Return the calls that ``fuzz`` runs."""
     return (planned.call for planned in _planned(source, seed, max_examples, subjects)[1])
 
 
@@ -166,7 +166,7 @@ def fuzz_round(what: Fuzz, *, seed: int) -> None:
 
 
 def _new(what: Fuzz, drawn: Any) -> Collection[Any]:
-    """The new parts of a draw: none if its shape ran before, otherwise all."""
+    """Return the new parts of a draw: none if its shape ran before, otherwise all."""
     shape = _shape(drawn)
     if shape in what.shapes:
         return ()
@@ -176,7 +176,7 @@ def _new(what: Fuzz, drawn: Any) -> Collection[Any]:
 
 
 def _shape(drawn: Any) -> str:
-    """The signature of a draw that is complete."""
+    """Return the signature of a draw that is complete."""
     return inputs_of(as_arguments(drawn)).signature
 
 
@@ -218,7 +218,7 @@ class _PlannedCall:
 def _planned(
     source: ExampleSource, seed: int, examples: int, subjects: Subjects | None
 ) -> tuple[int, Iterator[_PlannedCall]]:
-    """The number of draws for so many examples, and the calls to run."""
+    """Return the number of draws for so many examples, and the calls to run."""
     draws, most = effort(examples)
     choice = source.choose(seed, draws, subjects)
     most = min(MOST_VARIANTS, max(most, math.ceil(examples / max(1, len(choice.chosen)))))
@@ -310,7 +310,7 @@ def replay(what: Fuzz, blob: str) -> None:
 
 
 def blob_of(error: BaseException) -> str:
-    """The text with which ``replay`` runs the failing example again, or ""."""
+    """Return the text with which ``replay`` runs the failing example again, or ""."""
     for note in reversed(getattr(error, "__notes__", ())):
         blob = _BLOB.search(note)
         if blob:
@@ -319,7 +319,7 @@ def blob_of(error: BaseException) -> str:
 
 
 def effort(examples: int) -> tuple[int, int]:
-    """The number of draws for so many examples, and the number of calls of each.
+    """Return the number of draws for so many examples, and the number of calls of each.
 
     Up to ``DRAWS`` examples, each is a draw. Beyond that, draws and variants both grow with the
     square root, until each draw has ``EACH`` calls.
@@ -382,7 +382,7 @@ def _test(
     seed: int | None = None,
     database: Any = None,
 ) -> Any:
-    """A Hypothesis test of ``example``; ``database`` gets its failures."""
+    """Return a Hypothesis test of ``example``; ``database`` gets its failures."""
 
     def run_example(drawn: Any) -> None:
         __tracebackhide__ = True
@@ -482,7 +482,7 @@ MOST_CAUSES = 3
 
 
 def cause_of(error: BaseException) -> Hashable:
-    """The identity of the cause of a failure, without what only its example decides.
+    """Return the identity of the cause of a failure, without what only its example decides.
 
     For findings: kind, reference and lines. For a wrong output: which one, and whether it has
     another structure, NaN or infinity on one side, an error of the size of roundings, or a larger
@@ -530,7 +530,7 @@ class _Group:
     smallest: PallasError | None
 
     def joined(self, other: _Group) -> _Group:
-        """Both groups as one."""
+        """Return both groups as one."""
         cause = self.cause
         if isinstance(cause, frozenset) and isinstance(other.cause, frozenset):
             cause = cause | other.cause
@@ -541,7 +541,7 @@ class _Group:
 
 
 def _is_one(cause: Hashable, other: Hashable) -> bool:
-    """Whether two causes are the same, or have findings in common."""
+    """Return whether two causes are the same, or have findings in common."""
     if isinstance(cause, frozenset) and isinstance(other, frozenset):
         return not cause.isdisjoint(other)
     return cause == other
@@ -565,7 +565,7 @@ def _size(failed: Comparison) -> str:
 
 
 def _raised_at(error: BaseException) -> Hashable:
-    """The innermost line of a traceback."""
+    """Return the innermost line of a traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     return (frames[-1].filename, frames[-1].lineno) if frames else None
 
@@ -583,7 +583,7 @@ _TIMEOUT = 120.0
 
 
 def agreed(over: bool) -> bool:
-    """Whether the time of the first process is over, which decides for all of them."""
+    """Return whether the time of the first process is over, which decides for all of them."""
     if gang() is None:
         return over
     return bool(agree("time", value=over, timeout=_TIMEOUT)[0].value)
@@ -661,7 +661,7 @@ class FirstProcessDatabase(ExampleDatabase):
         return f"FirstProcessDatabase({self._database!r})"
 
     def fetch(self, key: bytes) -> Iterable[bytes]:
-        """The examples of the first process, in one order."""
+        """Return the examples of the first process, in one order."""
         values = [] if _is_other() else sorted(self._database.fetch(key))
         texts = [base64.b64encode(value).decode() for value in values]
         first = agree("examples", value=texts, timeout=_TIMEOUT)[0]
@@ -687,6 +687,6 @@ class FirstProcessDatabase(ExampleDatabase):
 
 
 def _is_other() -> bool:
-    """Whether this is one of several processes, and not the first."""
+    """Return whether this is one of several processes, and not the first."""
     processes = gang()
     return processes is not None and processes.process > 0

@@ -97,7 +97,7 @@ def record_raise(item: SpecItem, error: PallasError) -> None:
 
 
 def _raises(item: SpecItem, error: PallasError) -> bool:
-    """Whether the kernel itself raises, independent of the check."""
+    """Return whether the kernel itself raises, independent of the check."""
     if isinstance(error, PeerError):
         return error.kernel_raised and item.check.base
     if not isinstance(error, RAISED_BY_KERNEL) or isinstance(error, KERNEL_RUNS):
@@ -123,7 +123,7 @@ def _raises(item: SpecItem, error: PallasError) -> bool:
 
 
 def node_id(parent: pytest.Collector, name: str) -> str:
-    """The node id as text. pytest 9.2 changes a name in brackets, so that --lf fails."""
+    """Return the node id as text. pytest 9.2 changes a name in brackets, so that --lf fails."""
     return f"{parent.nodeid}::{name}"
 
 
@@ -149,7 +149,7 @@ class SpecItem(pytest.Item):
         name: str = "",
         **rest: Any,
     ) -> SpecItem:
-        """The item ``spec-check[backend-mesh]``, or with another name."""
+        """Return the item ``spec-check[backend-mesh]``, or with another name."""
         name = name or item_name(spec, check.name, backend, mesh)
         self = super().from_parent(parent, name=name, nodeid=node_id(parent, name), **rest)
         self.spec, self.check, self.backend, self.mesh = spec, check, backend, mesh
@@ -177,7 +177,7 @@ class SpecItem(pytest.Item):
         return self.id_of("")
 
     def id_of(self, check: str) -> str:
-        """The node id of another check of the same kernel, backend and mesh."""
+        """Return the node id of another check of the same kernel, backend and mesh."""
         assert self.parent is not None
         return node_id(self.parent, item_name(self.spec, check, self.backend, self.mesh))
 
@@ -189,7 +189,7 @@ class SpecItem(pytest.Item):
         return results.setdefault(key, self.new_result())
 
     def new_result(self) -> Result:
-        """A result without examples."""
+        """Return a result without examples."""
         return Result.of(self.spec, self.check.name, self.backend, self.mesh)
 
     @property
@@ -241,7 +241,7 @@ class SpecItem(pytest.Item):
             pytest.skip(not_applicable(self.check, requirement))
 
     def check_run(self) -> CheckRun:
-        """The run of the check; skips if there are too few devices."""
+        """Return the run of the check; skips if there are too few devices."""
         session = self.state
         return check_run(
             session,
@@ -294,7 +294,7 @@ class SpecItem(pytest.Item):
         return bool(list(self.iter_markers("xfail")))
 
     def replay(self, error: BaseException) -> str:
-        """The command that runs the failing example again."""
+        """Return the command that runs the failing example again."""
         options = self.options
         command = ["pytest"]
         if options.suite:
@@ -315,7 +315,7 @@ class SpecItem(pytest.Item):
         return " ".join(shlex.quote(word) for word in command)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """The explanation and the replay command; a traceback only for unexpected errors."""
+        """Return the explanation and the replay command; a traceback only for unexpected errors."""
         error = excinfo.value
         if not isinstance(error, PallasError):
             return super().repr_failure(excinfo, style)
@@ -328,7 +328,7 @@ class SpecItem(pytest.Item):
         return text
 
     def _script(self, error: PallasError, command: str, number: int = 1) -> str:
-        """The line with the path of a failure's script; "" without one."""
+        """Return the line with the path of a failure's script; "" without one."""
         if self.expected or error.failure is None:
             return ""
         from pytest_pallas.isolate.leaks import leaving_nothing
@@ -342,12 +342,12 @@ class SpecItem(pytest.Item):
         return f"\n  script    {saved}{line}"
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
-        """The file of the spec and the name of the item."""
+        """Return the file of the spec and the name of the item."""
         return Path(self.spec.file), 0, self.name  # pytest needs a line to report a skip
 
 
 def not_applicable(check: Check, requirement: str) -> str:
-    """The reason of an item whose check applies to no example."""
+    """Return the reason of an item whose check applies to no example."""
     return f"{check.name}: not applicable ({requirement})"
 
 
@@ -388,7 +388,7 @@ class TimeBudget:
 
 
 def time_budget_of(config: pytest.Config, items: list[pytest.Item], seconds: float) -> TimeBudget:
-    """The clock of a session, which starts at the first call.
+    """Return the clock of a session, which starts at the first call.
 
     Tests that an earlier part of the run has done had their part of the time.
     """
@@ -403,14 +403,14 @@ def time_budget_of(config: pytest.Config, items: list[pytest.Item], seconds: flo
 
 
 def weights(items: Sequence[pytest.Item]) -> Mapping[str, float]:
-    """The share of each item that fuzzes, by node id; those of a kernel add up to 1."""
+    """Return the share of each item that fuzzes, by node id; those of a kernel add up to 1."""
     fuzzed = {item.nodeid: item.spec.name for item in _fuzzing(items)}
     counts = Counter(fuzzed.values())
     return {nodeid: 1 / counts[name] for nodeid, name in fuzzed.items()}
 
 
 def _fuzzing(items: Sequence[pytest.Item]) -> Iterator[Any]:
-    """The items that use all of their time."""
+    """Yield the items that use all of their time."""
     for item in items:
         if (
             isinstance(item, SpecItem)

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 
 def spec_items(parent: pytest.Collector, spec: KernelSpec) -> Iterator[pytest.Item]:
-    """The items of one spec.
+    """Yield the items of one spec.
 
     Raises:
       SpecError: the spec cannot be verified.
@@ -99,7 +99,7 @@ class _Plan:
 def _planned(
     session: PytestSession, parent: pytest.Collector, spec: KernelSpec, facts: SpecFacts
 ) -> Iterator[_Plan | Backend]:
-    """The checks of one spec, and named backends that it does not claim.
+    """Yield the checks of one spec, and named backends that it does not claim.
 
     What the facts lack is learned, unless they are closed.
     """
@@ -126,7 +126,7 @@ def _planned(
 def _spec_items(
     session: PytestSession, parent: pytest.Collector, spec: KernelSpec, facts: SpecFacts
 ) -> Iterator[pytest.Item]:
-    """The items of one spec."""
+    """Yield the items of one spec."""
     for plan in _planned(session, parent, spec, facts):
         if not isinstance(plan, _Plan):
             yield UnclaimedItem.from_parent(parent, spec=spec, backend=plan)
@@ -148,7 +148,7 @@ def _spec_items(
 def _backends(
     session: PytestSession, parent: pytest.Collector
 ) -> tuple[Sequence[Backend], bool, Collection[str]]:
-    """The backends that the marks of a test module select, or else the session.
+    """Return the backends that the marks of a test module select, or else the session.
 
     Returns whether they were named, too, and the labels of those that were not.
     """
@@ -193,7 +193,7 @@ class UnclaimedItem(pytest.Item):
     def from_parent(
         cls, parent: Any, *, spec: KernelSpec, backend: Backend, **rest: Any
     ) -> UnclaimedItem:
-        """The item ``spec-unclaimed[backend]``."""
+        """Return the item ``spec-unclaimed[backend]``."""
         name = f"{spec.name}-unclaimed[{label(backend)}]"
         self = super().from_parent(parent, name=name, nodeid=node_id(parent, name), **rest)
         self.spec, self.backend = spec, backend
@@ -214,7 +214,7 @@ class UnclaimedItem(pytest.Item):
         pytest.skip(f"the spec claims only {', '.join(names) or 'no backend'}")
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
-        """The file of the spec and the name of the item."""
+        """Return the file of the spec and the name of the item."""
         return Path(self.spec.file), 0, self.name  # pytest needs a line to report a skip
 
 
@@ -238,7 +238,7 @@ PATIENCE = 5.0
 def facts_of(
     session: PytestSession, parent: pytest.Collector, spec: KernelSpec, learn: Learn
 ) -> SpecFacts:
-    """The facts of a spec, closed.
+    """Return the facts of a spec, closed.
 
     Args:
       session: of this process; keeps the facts.
@@ -375,7 +375,7 @@ def _say(config: pytest.Config, text: str) -> None:
 def problem_with(
     spec: KernelSpec, checks: Mapping[str, Check], families: Iterable[str]
 ) -> str | None:
-    """The reason why a spec cannot be verified, or None.
+    """Return the reason why a spec cannot be verified, or None.
 
     Args:
       spec: the spec.
@@ -486,14 +486,14 @@ def keep_selected(config: pytest.Config, items: Sequence[pytest.Item], *, narrow
 
 
 def _named(test: str, args: Sequence[str]) -> bool:
-    """Whether arguments select a test. Files and folders select all of their tests."""
+    """Return whether arguments select a test. Files and folders select all of their tests."""
     inner = test.split("::")[1:]
     named = [arg.split("::")[1:] for arg in args]
     return not named or any(inner[: len(names)] == names for names in named)
 
 
 def _parent(test: str) -> str:
-    """The node id of a test's parent."""
+    """Return the node id of a test's parent."""
     return test.rpartition("::")[0]
 
 
@@ -504,7 +504,7 @@ MOST_DRAWS, MOST_TRACES = 4, 4
 def unmet_by_kernels(
     session: Session, spec: KernelSpec, check: Check, backend: Backend, mesh: Mapping[str, int]
 ) -> str | None:
-    """The reason why a check applies to no kernel of a spec on a backend, or None.
+    """Return the reason why a check applies to no kernel of a spec on a backend, or None.
 
     A few calls are drawn and traced.
     """
@@ -558,7 +558,7 @@ class Traces:
 
 
 def _traces(session: Session, spec: KernelSpec, backend: Backend) -> Traces:
-    """The traces, which all checks and all backends of one chip share."""
+    """Return the traces, which all checks and all backends of one chip share."""
     target = chip_of(backend)
     kernel = spec.kernel_for(backend.platform)
     key = (spec.file, spec.name, target.name, id(kernel))
@@ -576,7 +576,7 @@ def _traces(session: Session, spec: KernelSpec, backend: Backend) -> Traces:
 
 
 def _calls(spec: KernelSpec, kernel: Any, timeout: float) -> Sequence[Call]:
-    """The calls to trace; none if they cannot be drawn, or do not cover all options."""
+    """Return the calls to trace; none if they cannot be drawn, or do not cover all options."""
     try:
         chosen = representative(spec.inputs)
     except Exception:  # an error of the strategy, which the item will raise, too
@@ -585,7 +585,7 @@ def _calls(spec: KernelSpec, kernel: Any, timeout: float) -> Sequence[Call]:
 
 
 def representative(strategy: Any) -> Sequence[Arguments]:
-    """Calls of a strategy that cover every kind of option and tuning; none if a few cannot.
+    """Return calls of a strategy that cover every kind of option and tuning; none if a few cannot.
 
     Numbers from 2 on are one kind: more programs or larger blocks make no different kernel.
     """
@@ -608,7 +608,7 @@ def representative(strategy: Any) -> Sequence[Arguments]:
 
 
 def _keywords(drawn: Arguments) -> Iterator[tuple[Aspect, str]]:
-    """Each keyword argument of a call, with the kind of its value."""
+    """Yield each keyword argument of a call, with the kind of its value."""
     for role, keywords in (("option", drawn.options), ("tuning", drawn.tuning)):
         for name, value in keywords.items():
             yield Aspect(role, name), keyword_kind(value)

@@ -66,7 +66,7 @@ def _apply_marks(item: pytest.Item) -> None:
 
 
 def _expected(mark: pytest.Mark, families: Any) -> tuple[str, pytest.MarkDecorator]:
-    """The backend and pytest's own mark of a ``pallas_xfail`` mark."""
+    """Return the backend and pytest's own mark of a ``pallas_xfail`` mark."""
     rest = dict(mark.kwargs)
     name = mark.args[0] if mark.args else rest.pop("backend", None)
     if len(mark.args) > 1 or not isinstance(name, str) or not rest.get("reason"):

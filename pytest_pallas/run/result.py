@@ -99,7 +99,7 @@ class Result(ExampleResults):
         backend: Backend,
         sizes: Mapping[str, int] | None = None,
     ) -> Result:
-        """A result without examples, of a spec or of a kernel's name."""
+        """Return a result without examples, of a spec or of a kernel's name."""
         name, family = (kernel, "") if isinstance(kernel, str) else (kernel.name, kernel.family)
         return cls(
             kernel=name, family=family, check=check, backend=label(backend), mesh=sizes or {}
@@ -200,7 +200,7 @@ class Result(ExampleResults):
     def record(
         self, *, test: str, outcome: str, seconds: float, reason: str = "", **rest: Any
     ) -> Record:
-        """The record of a test that ended with ``outcome``."""
+        """Return the record of a test that ended with ``outcome``."""
         drawn: dict[str, Any] = {}
         if self.inputs:  # imported lazily, because most runs of pytest draw none
             from pytest_pallas.checks.inputs import signatures, to_json
@@ -241,7 +241,7 @@ def _is_worse(later: Result, earlier: Result) -> bool:
 
 
 def _dims(arguments: Arguments) -> dict[str, int]:
-    """The drawn sizes of a call, by name; without names, those of its arrays."""
+    """Return the drawn sizes of a call, by name; without names, those of its arrays."""
     recipes = [arguments.recipe, *(getattr(arg, "recipe", {}) for arg in arguments.args)]
     named = {
         name: value

@@ -139,7 +139,7 @@ def merge_rounds(result: Result, rounds: Iterable[RoundOutcome]) -> MergedRounds
 
 
 def digest_of(words: str) -> str:
-    """A digest of an example's words."""
+    """Return a digest of an example's words."""
     return hashlib.blake2b(words.encode(), digest_size=12).hexdigest()
 
 
@@ -290,7 +290,7 @@ def rounds_from_json(plain: Mapping[str, Any], like: Result, check: Check) -> li
 
 
 def seed_of(seed: int, number: int) -> int:
-    """The seed of a round."""
+    """Return the seed of a round."""
     return zlib.crc32(f"{seed}/{number}".encode()) if number else seed
 
 

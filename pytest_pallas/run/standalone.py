@@ -149,7 +149,7 @@ def _run_options(
     backend: tuple[str, ...],
     arithmetic: str,
 ) -> Options:
-    """The options of one call."""
+    """Return the options of one call."""
     values: dict[str, Any] = {"seed": seed, "timeout": timeout, "sanitize": sanitize}
     if max_examples is not None:
         values["max_examples"] = max_examples
@@ -165,7 +165,7 @@ def _run_options(
 
 
 def _names_of_peers(kernel: Any, keywords: Any) -> tuple[str, ...]:
-    """The peers of a spec, which are names of backends."""
+    """Return the peers of a spec, which are names of backends."""
     if not isinstance(kernel, KernelSpec):
         return ()
     peers = keywords.pop("peers", ())
@@ -175,7 +175,7 @@ def _names_of_peers(kernel: Any, keywords: Any) -> tuple[str, ...]:
 
 
 def _backend(session: Session, kernel: Any, word: str, peers: Sequence[str]) -> Backend:
-    """The backend of a word.
+    """Return the backend of a word.
 
     Raises:
       OptionError: an unknown name, or a word for several backends, or for none of a spec's.
