@@ -177,19 +177,18 @@ MOST_OF_JAX = 2048
 
 
 @dataclass(eq=False)
-class _Count:
-    """How often JAX traced a call, and whether the call is kept."""
+class _JittedCall:
+    """A function of its own that is ``apply``, and its jitted forms, which share their traces.
 
+    Attributes:
+      function: the function; it counts its traces.
+      traces: how often JAX traced it.
+      kept: whether ``JittedCalls`` keeps it.
+    """
+
+    function: Callable[..., Any] = apply
     traces: int = 0
     kept: bool = True
-
-
-@dataclass(eq=False)
-class _JittedCall:
-    """A function of its own that is ``apply``, and its jitted forms, which share their traces."""
-
-    function: Callable[..., Any]
-    count: _Count
 
     @functools.cached_property
     def usual(self) -> Any:
@@ -225,7 +224,7 @@ class JittedCalls:
         """Return the jitted call of a static part."""
         with self._lock:
             call = self._kept.pop(static, None)
-            if call is not None and call.count.traces > self.most:
+            if call is not None and call.traces > self.most:
                 self._drop(call)
                 call = None
             if call is None:
@@ -237,19 +236,20 @@ class JittedCalls:
         return call
 
     def _drop(self, call: _JittedCall) -> None:
-        call.count.kept = False
-        self.traces -= call.count.traces
+        call.kept = False
+        self.traces -= call.traces
 
     def _made(self, static: StaticPart) -> _JittedCall:
-        count = _Count()
+        call = _JittedCall()
 
         def traced(arrays: list[Any]) -> Any:
-            count.traces += 1
-            self.traces += count.kept
+            call.traces += 1
+            self.traces += call.kept
             return apply(static, arrays)
 
         traced.__name__ = traced.__qualname__ = apply.__name__  # programs are named so
-        return _JittedCall(traced, count)
+        call.function = traced
+        return call
 
 
 _JITTED = JittedCalls()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -89,16 +90,11 @@ def seed_given_test(item: pytest.Item) -> None:
     Settings of the test itself stay. ``--pallas-max-examples`` and ``--pallas-profile``, if given,
     apply to tests without max_examples, and ``--pallas-database`` to tests without a database.
     """
-    import sys
-
-    test: Any = getattr(item, "obj", None)
-    test = getattr(test, "__func__", test)
-    if "hypothesis" not in sys.modules or not getattr(test, "is_hypothesis_test", False):
+    test = _given_test(item)
+    if test is None:
         return
     import hypothesis
 
-    if PROBLEM in item.stash:
-        return
     options = current(item.config).options_for(item)
     default = hypothesis.settings.default
     assert default is not None  # it is the current profile
@@ -125,15 +121,8 @@ def limit_examples(item: pytest.Item) -> None:
 
     It need not have to do with a backend, so its seed, deadline and database stay.
     """
-    import sys
-
-    test: Any = getattr(item, "obj", None)
-    test = getattr(test, "__func__", test)
-    if "pytest_pallas.draw" not in sys.modules:
-        return
-    if not getattr(test, "is_hypothesis_test", False) or PROBLEM in item.stash:
-        return
-    if not draws_from(test, "pytest_pallas.draw"):
+    test = _given_test(item) if "pytest_pallas.draw" in sys.modules else None
+    if test is None or not draws_from(test, "pytest_pallas.draw"):
         return
     import hypothesis
 
@@ -141,6 +130,17 @@ def limit_examples(item: pytest.Item) -> None:
     changes = _examples(item, own)
     if changes:
         set_hypothesis_settings(test, hypothesis.settings(own, **changes))
+
+
+def _given_test(item: pytest.Item) -> Any:
+    """Return the function of a ``@given`` test; None for other tests, and for one with wrong marks.
+
+    It does not import hypothesis.
+    """
+    test: Any = getattr(item, "obj", None)
+    test = getattr(test, "__func__", test)
+    is_given = "hypothesis" in sys.modules and getattr(test, "is_hypothesis_test", False)
+    return test if is_given and PROBLEM not in item.stash else None
 
 
 def _examples(item: pytest.Item, own: Any) -> dict[str, Any]:
