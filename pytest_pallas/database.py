@@ -1,4 +1,4 @@
-"""The places of ``--pallas-database``, parsed without opening them, and what is told of them.
+"""The places of ``--pallas-database``, parsed without opening them, and the report on them.
 
 Nothing here imports hypothesis: where tests first import it decides what they draw.
 """

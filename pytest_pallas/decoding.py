@@ -545,7 +545,7 @@ def _union(readers: Sequence[_Reader], schema: Any) -> _Reader:
                 try:
                     return read_one(plain)
                 except DataError as error:
-                    # of what comes furthest, the reader knows best
+                    # the reader that comes furthest knows best what is wrong
                     if error.other:
                         continue
                     if problem is None or len(error.where) > len(problem.where):

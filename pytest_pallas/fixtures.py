@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 def activate(config: pytest.Config) -> None:
-    """Let the rest of the plugin take part in a session from now on: ``active``.
+    """Register the rest of the plugin, ``active``, for the rest of the session.
 
-    By its name: that module registers what imports this one.
+    It is imported by its name, because it imports this module.
     """
     name = "pallas-active"
     if not config.pluginmanager.has_plugin(name):
@@ -38,7 +38,7 @@ def activate(config: pytest.Config) -> None:
 
 
 def current(config: pytest.Config) -> PytestSession:
-    """The session, begun if a fixture is what it begins with."""
+    """Return the session; activate the plugin on first use."""
     activate(config)
     from pytest_pallas.pytest_session import current
 
@@ -353,9 +353,9 @@ def reseed(session: PytestSession) -> None:
 
 
 def _backends(value: Backend | str, session: PytestSession) -> Sequence[Backend]:
-    """The backend that the fixture, or somebody's override of it, gives to the running test.
+    """Return the backend that the fixture, or an override of it, gives to the running test.
 
-    All of those that were chosen, where the test could not be repeated for each.
+    These are all chosen backends if the test could not be repeated for each.
     """
     __tracebackhide__ = True
     callspec: Any = getattr(session.item, "callspec", None)
@@ -378,7 +378,7 @@ def _backends(value: Backend | str, session: PytestSession) -> Sequence[Backend]
 
 
 def _chosen(session: PytestSession) -> Sequence[Backend]:
-    """The backends that were chosen for the running test, which is skipped if there is none."""
+    """Return the backends that were chosen for the running test; skip it if there is none."""
     marks = [] if session.item is None else list(session.item.iter_markers("pallas"))
     backends, reason = session.backends_for(marks)
     if not backends:

@@ -1,4 +1,4 @@
-"""Notes: additional facts of a record, as data."""
+"""``Record``: the result of a check in a test, with its notes and aspects, and their JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Properties of a kernel, which specs, calls in tests and checks share."""
+"""``KernelSpec``: what a kernel computes, how to draw its inputs, and where it runs.
+
+``Properties`` are shared by specs, by calls in tests and by the contexts of checks.
+"""
 
 from __future__ import annotations
 
@@ -178,7 +181,7 @@ When = Callable[["Arguments"], bool]
 
 
 def always(arguments: Arguments) -> bool:
-    """Whatever was drawn."""
+    """Hold for every drawn call."""
     del arguments
     return True
 
@@ -356,7 +359,7 @@ def _is_position(value: Any) -> bool:
     return _is_int(value) and value >= 0
 
 
-# ``KernelSpec``: what a kernel computes, how to draw its inputs, and where it runs.
+# The spec itself.
 
 
 #: The backends that a kernel for a platform claims by default.

@@ -47,7 +47,7 @@ def fill_value(fill: Contents, dtype: Any) -> Any:
     return jnp.finfo(dtype).max if fill == "high" else jnp.finfo(dtype).min
 
 
-#: By name, the text of messages.
+#: The value of each fill in words, for messages.
 WORDS: Mapping[str, str] = MappingProxyType(
     {
         "": "NaN (for integers, an end of their range)",
@@ -57,7 +57,7 @@ WORDS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-#: By name, the memory that is filled, and the text of messages.
+#: The memory that is filled, by name, and its description for messages.
 PLACES: Mapping[str, tuple[frozenset[Place], str]] = MappingProxyType(
     {
         "": (frozenset({"padding", "output", "scratch"}), "uninitialized memory"),

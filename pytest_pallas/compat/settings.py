@@ -13,8 +13,8 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-#: What a setting was: for the process, and for this thread; the latter as JAX says that there is
-#: nothing of its own.
+#: The values of a setting for the process and for this thread. A thread without one of its own has
+#: JAX's value for that.
 Setting = tuple[Any, Any]
 
 

@@ -121,24 +121,20 @@ def mesh_or_skip(session: Session, backend: Backend, sizes: Mapping[str, int]) -
 
 
 def _expected_to_fail(spec: KernelSpec, backend: Backend, checks: Sequence[Check]) -> bool:
-    """Return whether one of some checks is expected to fail on a backend."""
-    for key in (label(backend), backend.name):
-        failure = spec.xfail.get(key)
-        if failure is not None and any(
-            failure.covers(check.name, executes=check.executes) for check in checks
-        ):
-            return True
-    return False
+    """Return whether one of some checks is expected to fail on a backend itself."""
+    return any(expected_failure(spec, backend, check, inherits=False) for check in checks)
 
 
-def expected_failure(spec: KernelSpec, backend: Backend, check: Check) -> ExpectedFailure | None:
+def expected_failure(
+    spec: KernelSpec, backend: Backend, check: Check, *, inherits: bool = True
+) -> ExpectedFailure | None:
     """Return the expected failure of a spec for a backend and check, by label first, then by name.
 
-    Hardware has those of its simulator besides, unless these say otherwise.
+    Hardware ``inherits`` those of its simulator, unless these say otherwise.
     """
     own = (label(backend), backend.name)
     simulated = tuple(key.replace(backend.name, f"{backend.platform}-sim", 1) for key in own)
-    for key in (*own, *(simulated if backend.kind == "hardware" else ())):
+    for key in (*own, *(simulated if inherits and backend.kind == "hardware" else ())):
         failure = spec.xfail.get(key)
         if failure is None or not failure.covers(check.name, executes=check.executes):
             continue

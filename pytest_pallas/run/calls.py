@@ -583,14 +583,14 @@ def _check_spec(
     names: Sequence[str],
     mesh: Mesh | Mapping[str, int] | None,
 ) -> Any:
-    """Ask a spec's checks in the running test.
+    """Run the checks of a spec in the running test.
 
     Args:
       session: of the run.
       backend: of the test.
       spec: the spec.
-      arguments: the call to ask about; None for examples that the spec draws, as its items do.
-      names: of the checks; by default those that its items ask.
+      arguments: the call; None for examples that the spec draws, as its items do.
+      names: of the checks; by default those of its items.
       mesh: the mesh to run on, or its sizes by axis; by default every mesh of the spec.
 
     Returns:
@@ -685,7 +685,7 @@ def _before(run: CheckRun, spec: KernelSpec, check: Check) -> Sequence[Backend]:
 
 
 def _applying(run: CheckRun, names: Sequence[str], *, drawn: bool) -> Iterator[Check]:
-    """The checks to ask: those that are named, or that the items of the spec ask, and that apply.
+    """Yield the checks that apply, of those that are named, or else of those of the spec's items.
 
     Raises:
       NotApplicableError: a check that is named does not apply.
@@ -725,7 +725,7 @@ def _are_named(names: Sequence[str]) -> bool:
 
 
 def _check_drawn(made: Callable[..., CheckRun], names: Sequence[str]) -> None:
-    """Ask the checks about drawn examples, as the items of the spec do."""
+    """Run the checks on drawn examples, as the items of the spec do."""
     __tracebackhide__ = True
     plain = made()
     session, backend, spec = plain.session, plain.backend, plain.spec
@@ -773,7 +773,8 @@ def _check_drawn(made: Callable[..., CheckRun], names: Sequence[str]) -> None:
 def _run(run: CheckRun) -> str:
     """Run drawn examples; see ``run_drawn``. A failure is reported as that of a call.
 
-    Hypothesis' notes say to decorate a test that nobody wrote. What was drawn is in the message.
+    Hypothesis' notes go: they say how to decorate a test, and here is none. The message has the
+    drawn arguments.
     """
     __tracebackhide__ = True
     try:
@@ -802,7 +803,7 @@ def _replays(run: CheckRun, check: Check) -> bool:
 
 
 def _check_given(made: Callable[..., CheckRun], arguments: Arguments, names: Sequence[str]) -> Any:
-    """Ask the checks about one call."""
+    """Run the checks on one call."""
     __tracebackhide__ = True
     plain = made()
     spec = plain.spec
@@ -836,7 +837,7 @@ def _refuse_misfits(run: CheckRun, arguments: Arguments) -> None:
 
 
 def _note_expected(run: CheckRun, failure: ExpectedFailure) -> None:
-    """Let the record say that a failure was expected; where there will be none, warn."""
+    """Note for the record that a failure was expected; outside of tests, warn."""
     text = f"failed as expected: {failure.reason} (JAX {failure.jax})"
     run.result.add_note(Note(text, "run"))
     if run.session.item is None:

@@ -256,7 +256,7 @@ def run_example(
                 else getattr(error, "plain", "")
             )
         return None
-    for check in _applying_after_all(run, finding) if counts else ():
+    for check in _late_checks(run, finding) if counts else ():
         text = (
             f"ran {check.name}, too: it applies to this example, and to none that was traced at "
             "collection"
@@ -267,7 +267,7 @@ def run_example(
     return finding
 
 
-def _applying_after_all(run: CheckRun, finding: CheckResult) -> Iterator[Check]:
+def _late_checks(run: CheckRun, finding: CheckResult) -> Iterator[Check]:
     """Yield the checks that collection left out, and that apply to the kernels of an example.
 
     The traced calls need not include every kernel: an example of another shape or dtype may have a
@@ -439,7 +439,7 @@ def name_of(function: Callable[..., Any]) -> str:
 def lacks_mesh(
     function: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> bool:
-    """Return whether a function can be called so with ``mesh=``, and not without."""
+    """Return whether a function takes these arguments with ``mesh=`` only."""
     return misfit(function, args, keywords) is not None and (
         misfit(function, args, {**keywords, "mesh": None}) is None
     )
@@ -448,7 +448,7 @@ def lacks_mesh(
 def misfit(
     function: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> str | None:
-    """Return which function cannot be called so, and why; None if it can, or nobody knows."""
+    """Say why a function does not take these arguments; None if it does, or may do."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):

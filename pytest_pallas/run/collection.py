@@ -33,30 +33,30 @@ class Location:
     Attributes:
       module: its importable name.
       path: its folder if it is a package, else its file.
-      beside: the file ``<name>_spec.py`` that stands beside it, if there is one.
+      spec_file: the file ``<name>_spec.py`` beside it, if there is one.
     """
 
     module: str
     path: Path
-    beside: Path | None = None
+    spec_file: Path | None = None
 
     @property
     def paths(self) -> tuple[Path, ...]:
         """The paths that pytest collects."""
-        return (self.path,) if self.beside is None else (self.path, self.beside)
+        return (self.path,) if self.spec_file is None else (self.path, self.spec_file)
 
     def holds(self, module: str) -> bool:
         """Return whether a module is this one, a submodule, or the spec module beside it."""
         return f"{module}.".startswith(f"{self.module}.") or (
-            self.beside is not None and module == beside(self.module)
+            self.spec_file is not None and module == spec_module_of(self.module)
         )
 
     def module_of(self, file: Path) -> str | None:
         """Return the importable name of a Python file at this location, or None."""
         if file == self.path:
             return self.module
-        if file == self.beside:
-            return beside(self.module)
+        if file == self.spec_file:
+            return spec_module_of(self.module)
         if file.suffix != ".py" or not self.path.is_dir() or self.path not in file.parents:
             return None
         parts = file.relative_to(self.path).with_suffix("").parts
@@ -64,14 +64,14 @@ class Location:
         return ".".join((self.module, *parts))
 
 
-def beside(module: str) -> str:
+def spec_module_of(module: str) -> str:
     """Return the name of the spec module beside a module."""
     return f"{module}_spec"
 
 
 def spec_file_of(path: Path) -> Path | None:
     """Return the spec file beside a module's file or a package's folder, if there is one."""
-    file = path.with_name(f"{beside(path.stem)}.py")
+    file = path.with_name(f"{spec_module_of(path.stem)}.py")
     return file if file.is_file() else None
 
 
@@ -125,8 +125,8 @@ def modules_of(module: str) -> Iterator[str]:
     loaded = sys.modules.get(module)  # a module whose import failed has no submodules
     for submodule in pkgutil.walk_packages(getattr(loaded, "__path__", []), f"{module}."):
         yield submodule.name
-    if _find(beside(module)) is not None:
-        yield beside(module)
+    if _find(spec_module_of(module)) is not None:
+        yield spec_module_of(module)
 
 
 def specs_in(module: str) -> list[KernelSpec]:

@@ -501,11 +501,11 @@ def cause_of(error: BaseException) -> Hashable:
 
 
 def distinct(first: BaseException, others: Iterable[Exception]) -> Sequence[PallasError]:
-    """Of other failures those with causes of their own: of each cause the smallest example.
+    """Select the failures with other causes: the smallest example of each cause.
 
-    At most ``MOST`` with the first, in the order in which they were found. Failures
-    with a finding in common have one cause: which lines take part in a race depends on the example.
-    So have those that share findings with such failures.
+    These are at most ``MOST_CAUSES`` with the first, in the order of the failures. Failures with a
+    finding in common have one cause, and so have failures that share findings with these: which
+    lines take part in a race depends on the example.
     """
     groups: list[_Group] = [_Group(cause_of(first), None)]
     for error in others:
@@ -603,7 +603,7 @@ class SharedFailureError(Exception):
 
 
 def run_shared(example: Callable[[Any], None], drawn: Any) -> None:
-    """Run an example; of several processes, all of which it fails in, each raises the same error.
+    """Run an example so that all processes in which it fails raise the same error.
 
     Raises:
       Exception: the error of the example; of several processes a ``SharedFailureError``.

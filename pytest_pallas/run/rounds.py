@@ -59,7 +59,7 @@ def fuzz_for(
         idle = idle + 1 if len(what.passed) == before else 0
 
 
-# What rounds of fuzzing brought, as data that travels between processes, and merged again.
+# The results of rounds as data, which travels between processes and is merged again.
 
 
 @dataclass
