@@ -331,277 +331,122 @@ class Options:
       explicit: names of the fields given on the command line, in the ini file or by a mark.
     """
 
-    backend: tuple[str, ...] = _option(
-        ("auto",),
-        listed,
-        "LIST",
+    # fmt: off
+    backend: tuple[str, ...] = _option(("auto",), listed, "LIST",
         "backends to run on: auto (default: the accelerator if there is one, otherwise the "
         "simulators, and JAX's interpreters for what they do not simulate), interpreters, all, or "
-        "a list of NAME, NAME:TARGET, NAME:all, such as tpu-sim:v6e,gpu-sim",
-    )
-    suite: tuple[str, ...] = _option(
-        (),
-        listed,
-        "PACKAGE",
-        "verify every KernelSpec in these packages or modules, without a test file",
-    )
-    devices: int = _option(8, whole(1), "N", "simulated devices to start JAX with (default: 8)")
-    profile: str = _option(
-        "ci",
-        one_of(*PROFILES),
-        "NAME",
-        "number of examples for each check, unless --pallas-max-examples gives it: quick "
-        "(2), ci (8, the default) or thorough (128); on simulators quick draws 10 and ci "
-        "16, half as many on meshes",
-    )
-    max_examples: int = _option(
-        8,
-        whole(1),
-        "N",
-        "number of examples for each check of a spec (default: 8, on simulators 16, on "
-        "meshes 8; expensive checks draw fewer)",
-        marked=True,
-    )
-    max_bytes: int = _option(
-        64 * 2**20,  # ``budget.DEFAULT_MAX_BYTES``
-        size,
-        "BYTES",
-        "limit on the total size of the arrays of one example, such as 1GiB (default: "
-        "64MiB); a strategy with a smaller max_bytes= keeps its own limit",
-    )
-    fuzz_time: float = _option(
-        0.0,
-        amount("seconds", zero=True),
-        "SECONDS",
-        "keep drawing examples for about this long; the kernels share the time equally",
-    )
-    fuzz_rounds: int = _option(
-        0,
-        whole(0),
-        "N",
-        "rounds of examples for each check: 1 is a usual run, each further one has 32 more "
-        "draws with other values of each; the same on every machine (default: 0, no limit on the "
-        "rounds of --pallas-fuzz-time)",
-    )
-    seed: int = _option(
-        0,
-        whole(0),
-        "N",
-        "seed of all examples: the same seed draws the same examples (default: 0)",
-        marked=True,
-    )
-    checks: tuple[str, ...] = _option(
-        ("all",),
-        listed,
-        "LIST",
-        "checks to run on specs, such as forward,gradient (default: all)",
-        marked=True,
-    )
-    sanitize: tuple[str, ...] = _option(
-        ("all",),
-        listed,
-        "LIST",
-        "sanitizers to run: all (default), none, or a list, such as races",
-        marked=True,
-    )
-    arithmetic: str = _option(
-        "",
-        one_of("chip", "float32"),
-        "WHAT",
-        "how simulated GPUs add the products of tensor cores: chip, with the bits that they "
-        "keep, or float32 (default: chip on h100 and h200, which were compared with a chip)",
-        marked=True,
-    )
-    timeout: float = _option(
-        60.0,
-        amount("seconds"),
-        "SECONDS",
-        "time limit in seconds for blocked devices and for each compilation (default: 60)",
-        marked=True,
-    )
-    isolate: str = _option(
-        "auto",
-        one_of("auto", "always", "never"),
-        "WHEN",
-        "run tests in a worker process, so that a crash or a hang ends the worker only: "
-        "auto (default: collectives, kernels with semaphores or DMAs, tests that failed "
-        "before), always or never",
-        marked=True,
-    )
-    missing: str = _option(
-        "skip",
-        one_of("skip", "error"),
-        "WHAT",
-        "what to do with a test that needs more devices than are available: skip it "
-        "(default) or error",
-        marked=True,
-    )
-    results: Path | None = _option(
-        None,
-        path,
-        "FILE.json",
+        "a list of NAME, NAME:TARGET, NAME:all, such as tpu-sim:v6e,gpu-sim")
+    suite: tuple[str, ...] = _option((), listed, "PACKAGE",
+        "verify every KernelSpec in these packages or modules, without a test file")
+    devices: int = _option(8, whole(1), "N",
+        "simulated devices to start JAX with (default: 8)")
+    profile: str = _option("ci", one_of(*PROFILES), "NAME",
+        "number of examples for each check, unless --pallas-max-examples gives it: quick (2), ci "
+        "(8, the default) or thorough (128); on simulators quick draws 10 and ci 16, half as many "
+        "on meshes")
+    max_examples: int = _option(8, whole(1), "N",
+        "number of examples for each check of a spec (default: 8, on simulators 16, on meshes 8; "
+        "expensive checks draw fewer)", marked=True)
+    # The default is ``budget.DEFAULT_MAX_BYTES``.
+    max_bytes: int = _option(64 * 2**20, size, "BYTES",
+        "limit on the total size of the arrays of one example, such as 1GiB (default: 64MiB); a "
+        "strategy with a smaller max_bytes= keeps its own limit")
+    fuzz_time: float = _option(0.0, amount("seconds", zero=True), "SECONDS",
+        "keep drawing examples for about this long; the kernels share the time equally")
+    fuzz_rounds: int = _option(0, whole(0), "N",
+        "rounds of examples for each check: 1 is a usual run, each further one has 32 more draws "
+        "with other values of each; the same on every machine (default: 0, no limit on the rounds "
+        "of --pallas-fuzz-time)")
+    seed: int = _option(0, whole(0), "N",
+        "seed of all examples: the same seed draws the same examples (default: 0)", marked=True)
+    checks: tuple[str, ...] = _option(("all",), listed, "LIST",
+        "checks to run on specs, such as forward,gradient (default: all)", marked=True)
+    sanitize: tuple[str, ...] = _option(("all",), listed, "LIST",
+        "sanitizers to run: all (default), none, or a list, such as races", marked=True)
+    arithmetic: str = _option("", one_of("chip", "float32"), "WHAT",
+        "how simulated GPUs add the products of tensor cores: chip, with the bits that they keep, "
+        "or float32 (default: chip on h100 and h200, which were compared with a chip)", marked=True)
+    timeout: float = _option(60.0, amount("seconds"), "SECONDS",
+        "time limit in seconds for blocked devices and for each compilation (default: "
+        "60)", marked=True)
+    isolate: str = _option("auto", one_of("auto", "always", "never"), "WHEN",
+        "run tests in a worker process, so that a crash or a hang ends the worker only: auto "
+        "(default: collectives, kernels with semaphores or DMAs, tests that failed before), "
+        "always or never", marked=True)
+    missing: str = _option("skip", one_of("skip", "error"), "WHAT",
+        "what to do with a test that needs more devices than are available: skip it (default) or "
+        "error", marked=True)
+    results: Path | None = _option(None, path, "FILE.json",
         "write one record for each check to this file; while the run goes on, they are in "
-        "FILE.json.partial",
-    )
-    resume: Path | None = _option(
-        None,
-        path,
-        "FILE.json",
-        "take up the run that wrote these results (--pallas-results), or that was cut off: "
-        "tests that are done are not run again, and the results have all",
-    )
-    html: Path | None = _option(
-        None,
-        path,
-        "FILE.html",
-        "write a self-contained HTML report (pip install 'pytest-pallas[report]')",
-    )
-    trace: Path | None = _option(
-        None,
-        path,
-        "FILE.json",
-        "write a timeline of one simulated run, for https://ui.perfetto.dev or "
-        "chrome://tracing: the failing example of the last failed test; without failures, the last "
-        "example of the last test",
-    )
-    dump: Path | None = _option(
-        None,
-        path,
-        "DIR",
-        "write the jaxpr, Mosaic or Triton IR, HLO and machine code of each compiled kernel "
-        "to this folder",
-    )
-    cost: str = _option(
-        "off",
-        one_of("off", "record", "compare", "skip"),
-        "WHAT",
-        "record the costs of the machine code of each kernel, or compare them with the "
-        "recorded ones; compare fails on more spills, and on more bundles or VMEM than "
-        "--pallas-cost-limit allows; skip compiles for TPUs in less time and reports no costs "
-        "(default: off)",
-    )
-    cost_file: Path = _option(
-        Path("pallas_costs.json"),
-        path,
-        "FILE.json",
-        "the file of --pallas-cost, relative to pytest's root folder (default: pallas_costs.json)",
-    )
-    cost_limit: float = _option(
-        5.0,
-        amount("percent", zero=True),
-        "PERCENT",
-        "allowed growth of a kernel's cost in percent (default: 5)",
-    )
-    golden: str = _option(
-        "off",
-        one_of("off", "record", "update", "replay"),
-        "WHAT",
-        "record the outputs of kernels, for a comparison on another machine; update also "
-        "replaces outputs that differ if CI=true is set; replay runs the recorded calls and "
-        "compares (default: off)",
-    )
-    golden_dir: Path = _option(
-        Path("pallas_goldens"),
-        path,
-        "DIR",
-        "the folder of --pallas-golden, relative to pytest's root folder (default: pallas_goldens)",
-    )
-    replay: Replay = _option(
-        Replay(),
-        replay,
-        "EXAMPLE",
+        "FILE.json.partial")
+    resume: Path | None = _option(None, path, "FILE.json",
+        "take up the run that wrote these results (--pallas-results), or that was cut off: tests "
+        "that are done are not run again, and the results have all")
+    html: Path | None = _option(None, path, "FILE.html",
+        "write a self-contained HTML report (pip install 'pytest-pallas[report]')")
+    trace: Path | None = _option(None, path, "FILE.json",
+        "write a timeline of one simulated run, for https://ui.perfetto.dev or chrome://tracing: "
+        "the failing example of the last failed test; without failures, the last example of the "
+        "last test")
+    dump: Path | None = _option(None, path, "DIR",
+        "write the jaxpr, Mosaic or Triton IR, HLO and machine code of each compiled kernel to "
+        "this folder")
+    cost: str = _option("off", one_of("off", "record", "compare", "skip"), "WHAT",
+        "record the costs of the machine code of each kernel, or compare them with the recorded "
+        "ones; compare fails on more spills, and on more bundles or VMEM than --pallas-cost-limit "
+        "allows; skip compiles for TPUs in less time and reports no costs (default: off)")
+    cost_file: Path = _option(Path("pallas_costs.json"), path, "FILE.json",
+        "the file of --pallas-cost, relative to pytest's root folder (default: pallas_costs.json)")
+    cost_limit: float = _option(5.0, amount("percent", zero=True), "PERCENT",
+        "allowed growth of a kernel's cost in percent (default: 5)")
+    golden: str = _option("off", one_of("off", "record", "update", "replay"), "WHAT",
+        "record the outputs of kernels, for a comparison on another machine; update also replaces "
+        "outputs that differ if CI=true is set; replay runs the recorded calls and compares "
+        "(default: off)")
+    golden_dir: Path = _option(Path("pallas_goldens"), path, "DIR",
+        "the folder of --pallas-golden, relative to pytest's root folder (default: "
+        "pallas_goldens)")
+    replay: Replay = _option(Replay(), replay, "EXAMPLE",
         "run one example only: a file that a failure names, which also says the check, or the "
-        "blob that a failure prints, for the selected check",
-    )
-    shard: Shard | None = _option(
-        None,
-        shard,
-        "I/N",
-        "run part I of N of the tests, the same parts on every machine; auto reads I and N "
-        "from variables of CI services; pytest-pallas merge joins the results",
-    )
-    shard_by: Path | None = _option(
-        None,
-        path,
-        "FILE.json",
-        "results of an earlier run (--pallas-results): shards take equal times by its seconds",
-    )
-    processes: int = _option(
-        0,
-        whole(1),
-        "N",
+        "blob that a failure prints, for the selected check")
+    shard: Shard | None = _option(None, shard, "I/N",
+        "run part I of N of the tests, the same parts on every machine; auto reads I and N from "
+        "variables of CI services; pytest-pallas merge joins the results")
+    shard_by: Path | None = _option(None, path, "FILE.json",
+        "results of an earlier run (--pallas-results): shards take equal times by its seconds")
+    processes: int = _option(0, whole(1), "N",
         "run every test as N processes of one jax.distributed program, which divide the "
-        "accelerators of this machine or the simulated devices",
-    )
-    distributed: Distributed | None = _option(
-        None,
-        distributed,
-        "auto",
-        "this is one of several hosts whose processes form one jax.distributed program: auto "
-        "on TPU pods, under Slurm, Open MPI and Kubernetes, or I/N@HOST:PORT with the address of "
-        "host 0, which reports",
-    )
-    join_timeout: float = _option(
-        120.0,
-        amount("seconds"),
-        "SECONDS",
-        "time limit in seconds for all processes of --pallas-processes or "
-        "--pallas-distributed to start, and again to collect (default: 120)",
-    )
-    fleet: FleetPlace | None = _option(
-        None,
-        fleet,
-        "ADDRESS",
+        "accelerators of this machine or the simulated devices")
+    distributed: Distributed | None = _option(None, distributed, "auto",
+        "this is one of several hosts whose processes form one jax.distributed program: auto on "
+        "TPU pods, under Slurm, Open MPI and Kubernetes, or I/N@HOST:PORT with the address of "
+        "host 0, which reports")
+    join_timeout: float = _option(120.0, amount("seconds"), "SECONDS",
+        "time limit in seconds for all processes of --pallas-processes or --pallas-distributed to "
+        "start, and again to collect (default: 120)")
+    fleet: FleetPlace | None = _option(None, fleet, "ADDRESS",
         "run the tests on the workers of a Dask scheduler, tcp://HOST:8786, or on N worker "
-        "processes of this machine, local:N (pip install 'pytest-pallas[fleet]')",
-    )
-    worker_memory: float = _option(
-        8.0,
-        amount("GiB"),
-        "GIB",
-        "memory limit in GiB for each compiler and each isolated test (default: 8)",
-    )
-    mutate: int | None = _option(
-        None,
-        mutants,
-        "N",
-        "mutation testing: run the selected specs and tests on mutants, which are kernels "
-        "with one mistake each, and report the mutants that survive; N limits the mutants "
-        "of each kernel (default: off; without N: all)",
-        bare="all",
-    )
-    mutate_time: float = _option(
-        0.0,
-        amount("seconds", zero=True),
-        "SECONDS",
-        "time limit in seconds for mutation testing; the kernels share the time equally",
-    )
-    mutate_min: float = _option(
-        0.0,
-        amount("percent", zero=True),
-        "SCORE",
-        "fail the run if the checks kill less than this percentage of the mutants",
-    )
-    mutate_operators: tuple[str, ...] = _option(
-        ("all",),
-        listed,
-        "LIST",
-        "mutation operators to use, such as mask,guard (default: all); docs/mutation.md lists them",
-    )
-    mutate_after: Path | None = _option(
-        None,
-        path,
-        "FILE",
-        "results of an earlier run (--pallas-results): do not run the mutants that it killed",
-    )
-    database: tuple[DatabasePlace, ...] = _option(
-        (),
-        places,
-        "URL",
-        "database of failing examples, which later runs replay: a folder, "
-        "redis://HOST:PORT/N, github:OWNER/REPO, readonly+ before one of these, a list of "
-        "them, or none (default: that of Hypothesis' profile, .hypothesis/examples)",
-    )
+        "processes of this machine, local:N (pip install 'pytest-pallas[fleet]')")
+    worker_memory: float = _option(8.0, amount("GiB"), "GIB",
+        "memory limit in GiB for each compiler and each isolated test (default: 8)")
+    mutate: int | None = _option(None, mutants, "N",
+        "mutation testing: run the selected specs and tests on mutants, which are kernels with "
+        "one mistake each, and report the mutants that survive; N limits the mutants of each "
+        "kernel (default: off; without N: all)", bare="all")
+    mutate_time: float = _option(0.0, amount("seconds", zero=True), "SECONDS",
+        "time limit in seconds for mutation testing; the kernels share the time equally")
+    mutate_min: float = _option(0.0, amount("percent", zero=True), "SCORE",
+        "fail the run if the checks kill less than this percentage of the mutants")
+    mutate_operators: tuple[str, ...] = _option(("all",), listed, "LIST",
+        "mutation operators to use, such as mask,guard (default: all); docs/mutation.md lists "
+        "them")
+    mutate_after: Path | None = _option(None, path, "FILE",
+        "results of an earlier run (--pallas-results): do not run the mutants that it killed")
+    database: tuple[DatabasePlace, ...] = _option((), places, "URL",
+        "database of failing examples, which later runs replay: a folder, redis://HOST:PORT/N, "
+        "github:OWNER/REPO, readonly+ before one of these, a list of them, or none (default: that "
+        "of Hypothesis' profile, .hypothesis/examples)")
+    # fmt: on
     simulated_examples: int = 0
     explicit: frozenset[str] = frozenset()
 
