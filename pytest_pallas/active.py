@@ -330,7 +330,7 @@ class KernelTests:
 
 
 def _problem(excinfo: pytest.ExceptionInfo[BaseException] | None) -> str:
-    """What went wrong in a test, for the other processes of the program; "" for a skipped test."""
+    """Say what went wrong in a test, for other processes; "" for a skipped test."""
     if excinfo is None or isinstance(excinfo.value, pytest.skip.Exception):
         return ""
     return f"{excinfo.typename}: {first_line(excinfo.value)}"

@@ -159,7 +159,7 @@ def option_text(number: int) -> str:
 
 
 def parse_bytes(text: str) -> int | None:
-    """The bytes that ``"64MiB"``, ``"1.5GiB"`` or ``"4096"`` means, or None if it means none."""
+    """Parse a number of bytes, as ``"64MiB"``, ``"1.5GiB"`` or ``"4096"``; None if it is none."""
     unit = next((unit for unit in _UNITS if text.lower().endswith(unit.lower())), "")
     try:
         number = float(text[: len(text) - len(unit)]) * _UNITS.get(unit, 1)

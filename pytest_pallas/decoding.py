@@ -290,7 +290,7 @@ def jsonable(value: Any) -> Any:
 
 
 def tagged(value: Any, types: Mapping[str, type] = MappingProxyType({}), other: Any = None) -> Any:
-    """A value without a schema as plain JSON values; what JSON lacks is an object with one name.
+    """Make plain JSON of a value without a schema; objects with one name stand for other types.
 
     Args:
       value: numbers, texts, bytes, collections, and dataclasses of ``types``.

@@ -267,7 +267,7 @@ class Session:
     def database_for(
         self, owner: str, *, others: bool = False, through: ExampleDatabase | None = None
     ) -> ExampleDatabase | None:
-        """The failing examples of the test with this name, or of other tests with the same key.
+        """Return the failing examples of the test with this name, or of others with its key.
 
         ``through`` stands for the database, where there is one.
         """
@@ -306,7 +306,7 @@ class Session:
         )
 
     def timeout(self, options: Options) -> float:
-        """The time limit of blocked devices in seconds: shorter with a mutant, which may hang."""
+        """Return the seconds that devices may be blocked, which are fewer with a mutant."""
         return options.timeout if self.mutant is None else min(options.timeout, _MUTANT_SECONDS)
 
     def arithmetic(self, options: Options, backend: Backend) -> str:
@@ -353,7 +353,7 @@ class Session:
         return options
 
     def checks_for(self, options: Options) -> list[Check]:
-        """The checks that options select, without sanitizers that ``--pallas-sanitize`` leaves out.
+        """Return the checks that options select, without sanitizers that they leave out.
 
         Selected sanitizers, by name or ``all``, run in addition to selected checks.
 

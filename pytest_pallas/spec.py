@@ -536,7 +536,7 @@ class KernelSpec(Properties, Scope, Marks):
         return tuple(name for platform in platforms for name in CLAIMED[platform])
 
     def claims(self, backend: str) -> bool:
-        """Whether the kernel claims to run on a backend, given as ``NAME`` or ``NAME:TARGET``.
+        """Return whether the kernel claims a backend, given as ``NAME`` or ``NAME:TARGET``.
 
         A name alone stands for the default chip of its platform, as it does on the command line.
         """

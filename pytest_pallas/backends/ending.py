@@ -27,7 +27,7 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "
 
 
 def _line(frame: FrameType | None) -> str:
-    """The innermost line of user code, if one is running; "" while the simulator evaluates."""
+    """Return the innermost running line of user code; "" while the simulator evaluates."""
     while frame is not None:
         file = frame.f_code.co_filename
         if is_own(file):

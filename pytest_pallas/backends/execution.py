@@ -212,7 +212,7 @@ def _runner(call: Call, prepare: Preparer, static: StaticPart) -> Callable[[list
 
 
 def _prepared_together(call: Call, processes: Gang, prepare: Preparer) -> _Prepared:
-    """A jitted call in one of several processes, which go on together if it is spread over them.
+    """Prepare a jitted call in one of several processes; if it is spread, they go on together.
 
     All processes must then have an equal call, values included.
     """
@@ -261,7 +261,7 @@ def describe_call(call: Call) -> str:
 
 
 def to_numpy(values: Any) -> Any:
-    """A pytree with numpy arrays for jax arrays. It waits for them, so it raises their errors.
+    """Convert the JAX arrays of a pytree to numpy. It waits for them, and raises their errors.
 
     Arrays that are spread over several processes become ``LocalShards``, which it leaves alone.
     """
@@ -332,7 +332,7 @@ def recover() -> None:
 
 
 def digest(tree: Any) -> Hashable:
-    """A key that is equal for pytrees of equal arrays; other leaves are compared directly."""
+    """Return a key that is equal for pytrees of equal arrays and equal other leaves."""
     leaves, structure = jax.tree.flatten(tree)
     parts: list[Hashable] = [structure]
     for leaf in leaves:

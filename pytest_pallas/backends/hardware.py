@@ -75,7 +75,7 @@ class Hardware:
             yield
 
     def _prepare(self, static: Any, arrays: list[Any], *, spread: bool = False) -> Any:
-        """The executable of a call, for one process or several: see ``execution.Preparer``."""
+        """Compile a call, for one process or several: see ``execution.Preparer``."""
         del spread
         places = (array.sharding if array.committed else None for array in arrays)
         shapes = ((array.shape, str(array.dtype)) for array in arrays)
@@ -168,7 +168,7 @@ def device_seconds(call: Callable[[], Any], *, calls: int = 10) -> float | None:
 
 
 def spans(profile: Any) -> list[BusyInterval]:
-    """The busy intervals of the first accelerator of a ``jax.profiler.ProfileData``, in order.
+    """Return the busy intervals of the first accelerator of a ``ProfileData`` of JAX, in order.
 
     A TPU has a line with whole programs; a GPU has a line for each stream, with kernels and copies.
     """
@@ -212,7 +212,7 @@ class Times:
     device: float | None = None
 
     def over(self, other: Times) -> float:
-        """The ratio to the time of another call: on the device, if both have device times."""
+        """Return the ratio to another call's time: on the device, if both have device times."""
         if self.device and other.device:
             return self.device / other.device
         return self.wall / other.wall

@@ -78,7 +78,7 @@ def _of_other(effect: Any, names: Mapping[Any, Any]) -> Any:
 def equations_of(
     function: Callable[..., Any], atoms: Sequence[Any], like: Any
 ) -> tuple[list[Any], list[Any]]:
-    """The equations that a function of arrays traces to, on operands of a jaxpr, and its results.
+    """Trace a function on operands of a jaxpr; return the equations and the results.
 
     Args:
       function: of arrays with the shapes and dtypes of ``atoms``, and of references where these
@@ -119,7 +119,7 @@ type ChangeKernel = Callable[[Any, Mapping[str, int]], Any]
 
 
 def with_kernels(jaxpr: Any, change: ChangeKernel, axes: Mapping[str, int] | None = None) -> Any:
-    """An open jaxpr with other kernels, also inside of ``jit``, ``vmap``, ``shard_map`` and loops.
+    """Replace the kernels of an open jaxpr, also in ``jit``, ``vmap``, ``shard_map`` and loops.
 
     Args:
       jaxpr: open; ``jaxpr`` itself is returned where no kernel changes.

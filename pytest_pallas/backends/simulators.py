@@ -72,7 +72,7 @@ class Simulator:
         return tracing_for(self.chip)
 
     def lacks(self, call: Call) -> str | None:
-        """The reason why a call cannot be simulated yet, or None. The call is traced, but not run.
+        """Say why a call cannot be simulated yet, or None. The call is traced, but not run.
 
         Raises:
           Exception: an error of the function while it is traced.
@@ -252,12 +252,13 @@ def _evaluated(
 
     machine, probe_results = _machine(backend, call, timeline)
     machine.drops_indices = drops_indices
-    static, arrays = on_host(call.with_settings(rewriting=None))
+    static, arrays = on_host(call)
     if program is None:
         _tell(call, None, ())
+        plain = dataclasses.replace(static, rewriting=None)
         change = call.settings.rewriting or (lambda jaxpr: jaxpr)
         with backend.context():
-            values = run_eagerly(lambda *leaves: apply(static, [*leaves]), machine, arrays, change)
+            values = run_eagerly(lambda *leaves: apply(plain, [*leaves]), machine, arrays, change)
     else:
         prepare(program.jaxpr)  # which raises for programs that cannot be simulated yet
         _tell(call, program.jaxpr, program.kernels)
@@ -274,7 +275,7 @@ def _evaluated(
 
 
 def _reads_at_0(finding: Finding) -> bool:
-    """Whether a finding is that of a load that lost its index: it read a block in the array."""
+    """Return whether a finding is of a load that lost its index, and read inside the array."""
     return finding.kind == "bounds" and [access.kind for access in finding.accesses] == ["read"]
 
 
@@ -358,7 +359,7 @@ def _notes(machine: Any) -> tuple[Note, ...]:
 
 
 def _read_only(value: Any) -> Any:
-    """A copy for the outcome: outcomes are cached, and results may share memory with inputs."""
+    """Make a view for outcomes, which are cached: results may share memory with inputs."""
     view = value.view()
     view.flags.writeable = False
     return view

@@ -215,7 +215,7 @@ class LocalShards:
         return values if dtype is None else values.astype(dtype)
 
     def layers(self) -> list[tuple[Array, Array]]:
-        """The shards as arrays of the whole shape, each with a mask of the elements that it has.
+        """Return the shards as arrays of the whole shape, each with a mask of its elements.
 
         One layer is enough unless two devices hold different copies of the same part. Elements that
         are not in a layer are 0.
@@ -239,7 +239,7 @@ class LocalShards:
         return layers
 
     def holders(self, index: Sequence[int], value: Any = None) -> list[LocalShard]:
-        """The shards with the element at ``index``; those that have ``value`` there, if given."""
+        """Return the shards with the element at ``index``, and with ``value`` there, if given."""
         shards = [
             shard
             for shard in self.shards

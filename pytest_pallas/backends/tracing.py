@@ -56,7 +56,7 @@ class _Identity:
 
 
 def split(call: Call) -> tuple[StaticPart, list[Any]]:
-    """The static part of a call, and copies of its arrays, so that the caller's stay unchanged.
+    """Return the static part of a call, and copies of its arrays, which a kernel may change.
 
     Numpy scalars are arrays among the arguments, and plain numbers among the options.
     """
@@ -300,12 +300,12 @@ def kernels_of(
 
 
 def traced_kernels(call: Call, backend: Backend) -> Sequence[KernelCall]:
-    """The kernels of a call on a backend, without its rewriting; () if it cannot be traced."""
+    """Return the kernels of a call without its rewriting; () if it cannot be traced."""
     return kernels_of(call.with_settings(rewriting=None), _context_of(backend)) or ()
 
 
 def traced_jaxpr(call: Call, backend: Backend) -> Any:
-    """The trace of a call on a backend, without its rewriting; None if it cannot be traced."""
+    """Return the trace of a call without its rewriting; None if it cannot be traced."""
     traced = _traced(call.with_settings(rewriting=None), _context_of(backend))
     return None if traced is None else traced.jaxpr
 

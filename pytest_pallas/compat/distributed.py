@@ -43,7 +43,7 @@ class Place:
 
 
 def detect(seconds: float) -> Place | None:
-    """The place of this process, by the variables of TPU pods, Slurm, Open MPI and Kubernetes.
+    """Detect the place of this process on TPU pods, under Slurm, Open MPI or Kubernetes.
 
     Args:
       seconds: time limit to find the coordinator's address.
@@ -99,7 +99,7 @@ class DistributedProgram(NamedTuple):
 
 
 def distributed_program() -> DistributedProgram | None:
-    """The program of several processes that this one is part of, or None. It starts no backend."""
+    """Return the program of several processes of this one, or None. It starts no backend."""
     if "jax" not in sys.modules:
         return None
     distributed: Any = importlib.import_module("jax._src.distributed")

@@ -26,7 +26,7 @@ def set_database_key(test: Any, key: str) -> None:
 
 
 def is_of_shrinking(key: bytes) -> bool:
-    """Whether a key of the example database is that of steps on the way to a failing example.
+    """Return whether a key of the example database is that of steps of shrinking.
 
     Hypothesis keeps the failing example under a digest, and what it was before it was simplified
     under the digest and one of these words.
@@ -62,7 +62,7 @@ def hypothesis_seed(test: Any) -> int | None:
 
 
 def draws_from(test: Any, package: str) -> bool:
-    """Whether a ``@given`` test draws from a strategy that a package defines by ``@composite``.
+    """Return whether a ``@given`` test draws from a ``@composite`` strategy of a package.
 
     Also if it was mapped, filtered, or is part of a choice.
     """

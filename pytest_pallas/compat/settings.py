@@ -92,7 +92,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def interpreter_modules() -> list[Any]:
-    """The modules that hold ``_shared_memory``, of the interpreters that were used so far."""
+    """Return the modules with ``_shared_memory`` of the interpreters that were used."""
     names = (
         "jax._src.pallas.mosaic.interpret.interpret_pallas_call",
         "jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks",

@@ -38,7 +38,7 @@ def keywords_match(expression: str, names: Iterable[str]) -> bool:
 
 
 def can_be_shown(plain: Mapping[str, Any]) -> bool:
-    """Whether pytest makes a report of plain values, and can print it: it checks nothing itself."""
+    """Return whether pytest can make a report of plain values, which it does not check."""
     reports: Any = importlib.import_module("_pytest.reports")
     writer: Any = importlib.import_module("_pytest._io").TerminalWriter
     try:
@@ -112,7 +112,7 @@ def configured(
 
 
 def capture_is_closed(config: pytest.Config) -> bool:
-    """Whether a test has closed the files that pytest captures output in: others would fail."""
+    """Return whether a test has closed the files that pytest captures output in."""
     capture: Any = config.pluginmanager.get_plugin("capturemanager")
     if capture is None or not capture.is_globally_capturing():
         return False
@@ -124,7 +124,7 @@ def capture_is_closed(config: pytest.Config) -> bool:
 
 
 def worker_count(config: Any) -> int:
-    """The number of workers that pytest-xdist starts from this process; 0 without it, or in one.
+    """Return the number of workers that pytest-xdist starts here; 0 without it, or in one.
 
     Its option ``tx`` has a specification of each, ``popen`` or ``3*popen``.
     """

@@ -74,7 +74,7 @@ def others_of(
 def implementations_of(
     functions: Mapping[str, Callable[..., Any]], backend: Backend, sizes: Mapping[str, int]
 ) -> Sequence[ComparisonPeer]:
-    """Other implementations, by name, as what a kernel is compared with; see ``others_of``."""
+    """Return the peers of a kernel that are other implementations; see ``others_of``."""
     from pytest_pallas.checks.context import ComparisonPeer
 
     return [
@@ -91,7 +91,7 @@ def implementations_of(
 def on_mesh(
     sizes: Mapping[str, int], backend: Backend, function: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """A function that gets a mesh of a backend's devices; itself where there are no sizes."""
+    """Return a function on a mesh of a backend's devices; the function itself without sizes."""
     return functools.partial(function, mesh=mesh_on(backend, sizes)) if sizes else function
 
 
@@ -206,7 +206,7 @@ def without_replaced(
 
 
 def lacks(facts: SpecFacts, spec: KernelSpec, simulator: Any, timeout: float) -> str | None:
-    """The reason why the simulator cannot run a spec, or None. One call is drawn and traced."""
+    """Say why the simulator cannot run a spec, or None. One call is drawn and traced."""
     name = label(simulator)
     if name not in facts.lacks:
         if facts.closed:
@@ -274,7 +274,7 @@ def backend_of_call(
 
 
 def backend_of_spec(session: Session, backend: Backend, spec: KernelSpec) -> Backend:
-    """The backend for a spec that claims no chip of the given one: another simulator, if it may.
+    """Return the backend for a spec: another simulator if it claims no chip of this one.
 
     A backend that was named stays.
     """
@@ -284,7 +284,7 @@ def backend_of_spec(session: Session, backend: Backend, spec: KernelSpec) -> Bac
 
 
 def _other_simulators(session: Session, backend: Backend) -> Sequence[Backend]:
-    """The simulators of other platforms that ``auto`` selected beside this one; () if named."""
+    """Return the simulators of other platforms that ``auto`` selected; () if this one is named."""
     if backend.kind != "simulating" or getattr(backend, "otherwise", None) is None:
         return ()
     return [

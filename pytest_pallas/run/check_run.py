@@ -350,7 +350,7 @@ def with_goldens(run: CheckRun) -> Check:
 
 
 def subjects_of(run: CheckRun) -> Subjects | None:
-    """The parts of the check that apply to a draw; None if they are the same for all draws."""
+    """Return a function from a draw to the parts of the check that apply; None if all do."""
     spec, subjects = run.spec, run.check.subjects
     if subjects is None or spec is None:
         return None

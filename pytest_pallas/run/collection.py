@@ -130,7 +130,7 @@ def modules_of(module: str) -> Iterator[str]:
 
 
 def specs_in(module: str) -> list[KernelSpec]:
-    """The specs that a module defines, in the order of definition; not those that it imports.
+    """Return the specs that a module defines, in their order, without those that it imports.
 
     Raises:
       SpecError: a spec is wrong, or two have one name.
@@ -159,7 +159,7 @@ class Suite:
     sources: tuple[KernelSpec | str, ...]
 
     def specs(self) -> Iterator[KernelSpec | SpecError]:
-        """The specs, with errors for those that cannot be loaded. Imports the named modules."""
+        """Yield the specs, or an error in place of one. It imports the named modules."""
         for source in self.sources:
             if isinstance(source, KernelSpec):
                 yield source
@@ -306,7 +306,7 @@ def add_suite(config: pytest.Config) -> None:
 
 
 def _add_spec_files(config: pytest.Config, locations: Sequence[Location]) -> None:
-    """The file of a kernel stands for its specs, which may be in the file beside it."""
+    """Add the files with the specs of the kernels whose files are given."""
     directory = config.invocation_params.dir
     paths = [Path(directory, arg).resolve() for arg in config.args if "::" not in arg]
     for path in paths:

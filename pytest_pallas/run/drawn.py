@@ -117,7 +117,7 @@ def run_drawn(
 
 
 def example_key(spec: KernelSpec, check: str, root: Path) -> str:
-    """The key of the failing examples of a check: ``mykernels/matmul_spec.py::matmul/forward``.
+    """Return the key of failing examples, as ``mykernels/matmul_spec.py::matmul/forward``.
 
     Two specs of one name in two files share no examples. Machines do, wherever their folders are.
 

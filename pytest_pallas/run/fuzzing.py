@@ -228,7 +228,7 @@ def _planned(
 def _calls(
     choice: SelectedExamples, most: int, enough: Callable[[], bool] = lambda: False
 ) -> Iterator[_PlannedCall]:
-    """The selected draws, each with its variants, ``most`` in all, until these are ``enough``."""
+    """Yield the selected draws, each with at most ``most`` variants, until it has ``enough``."""
     for text, drawn in choice.chosen.items():
         for number, call in enumerate(islice(chain([drawn], variants(drawn)), most)):
             yield _PlannedCall(call, text, number)
@@ -548,7 +548,7 @@ def _is_one(cause: Hashable, other: Hashable) -> bool:
 
 
 def _output_of(finding: CheckResult, failed: Comparison) -> int:
-    """The number of the wrong output; each run of the kernel has a comparison of every output."""
+    """Return the number of the wrong output: each run compares every output."""
     outputs = 1 if finding.outcome is None else len(flatten(finding.outcome.values))
     position = next(n for n, comparison in enumerate(finding.comparisons) if comparison is failed)
     return position % max(1, outputs)
@@ -639,7 +639,7 @@ def unshared(test: Callable[[], object]) -> None:
 
 
 def of_all(database: ExampleDatabase | None) -> ExampleDatabase | None:
-    """A database that returns the same examples in all processes: those of the first process."""
+    """Return a database that has the examples of the first process in all processes."""
     if database is None or gang() is None:
         return database
     return FirstProcessDatabase(database)

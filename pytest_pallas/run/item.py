@@ -274,7 +274,7 @@ class SpecItem(pytest.Item):
         return self.stash[SECONDS]
 
     def rounds(self) -> Iterable[int] | None:
-        """The numbers of the rounds to fuzz; None without ``--pallas-fuzz-rounds`` and parts."""
+        """Return the numbers of the rounds to fuzz; None if the item has no rounds."""
         count = self.options.fuzz_rounds
         part = self.stash.get(PART, None)
         if part is not None:

@@ -171,7 +171,7 @@ def _backends(
 def _checks(
     session: PytestSession, parent: pytest.Collector, spec: KernelSpec, backend: Backend
 ) -> Iterator[Check]:
-    """The selected checks of the spec; all selected checks if the spec does not limit them."""
+    """Yield the selected checks of the spec, which may limit them."""
     try:
         chosen = session.checks_for(session.options_for(parent))
     except OptionError as error:

@@ -144,7 +144,7 @@ def _given_test(item: pytest.Item) -> Any:
 
 
 def _examples(item: pytest.Item, own: Any) -> dict[str, Any]:
-    """The number of examples of a ``@given`` test, if it is given and the test has none itself.
+    """Return the number of examples of a ``@given`` test, if only the options give one.
 
     A profile of Hypothesis that the command line names says more of it than one of ours.
     """

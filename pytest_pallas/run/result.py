@@ -234,7 +234,7 @@ class Result(ExampleResults):
 
 
 def _is_worse(later: Result, earlier: Result) -> bool:
-    """Whether the error of a later result is the worst so far; exact comparisons have none."""
+    """Return whether the error of a later result is the worst; exact comparisons have none."""
     if later.error is None or later.multiple is None:
         return False
     return earlier.multiple is None or later.multiple >= earlier.multiple
