@@ -278,10 +278,10 @@ def pallas_compile(request: pytest.FixtureRequest) -> PallasCompile:
                 raise BackendUnavailableError(f"{target} cannot be compiled for: {missing}")
             pytest.skip(f"{target} cannot be compiled for: {missing}")
         run = check_run(session, backend, function, name=name or name_of(function))
-        finding = run_example(run, Arguments(args, dict(options or {})))
-        assert finding is not None
-        assert finding.outcome is not None
-        return finding.outcome.report
+        result = run_example(run, Arguments(args, dict(options or {})))
+        assert result is not None
+        assert result.outcome is not None
+        return result.outcome.report
 
     return compile_
 
@@ -298,19 +298,12 @@ def pallas_mesh(pallas_backend: Backend | str, request: pytest.FixtureRequest) -
 
     def mesh(**axes: int) -> Mesh:
         __tracebackhide__ = True
-        from pytest_pallas.backends.devices import make_mesh
-        from pytest_pallas.errors import TooFewDevicesError
+        from pytest_pallas.run.backends import mesh_or_skip
 
-        item = session.item
-        if not axes and item is not None:
-            mark = item.get_closest_marker("pallas_mesh")
+        if not axes and session.item is not None:
+            mark = session.item.get_closest_marker("pallas_mesh")
             axes = dict(mark.kwargs) if mark is not None else {}
-        try:
-            return make_mesh(axes, _platform(backend))
-        except TooFewDevicesError as error:
-            if session.options_for(item).missing == "error":
-                raise
-            pytest.skip(str(error))
+        return mesh_or_skip(session, backend, axes)
 
     return mesh
 
@@ -321,7 +314,7 @@ def pallas_devices(pallas_backend: Backend | str, request: pytest.FixtureRequest
     import jax
 
     [backend, *_] = _backends(pallas_backend, current(request.config))
-    return jax.devices(_platform(backend))
+    return jax.devices(backend.platform if backend.kind == "hardware" else "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -384,7 +377,3 @@ def _chosen(session: PytestSession) -> Sequence[Backend]:
     if not backends:
         pytest.skip(f"no backend for this test: {reason}")
     return backends
-
-
-def _platform(backend: Backend) -> str:
-    return backend.platform if backend.kind == "hardware" else "cpu"

@@ -242,7 +242,7 @@ def run_example(
         )
     try:
         with rejecting() if run.drawn else nullcontext():
-            finding = run_check(
+            check_result = run_check(
                 with_goldens(run) if counts else run.check, context, run.name, found=result.add
             )
     except Exception as error:
@@ -256,7 +256,7 @@ def run_example(
                 else getattr(error, "plain", "")
             )
         return None
-    for check in _late_checks(run, finding) if counts else ():
+    for check in _late_checks(run, check_result) if counts else ():
         text = (
             f"ran {check.name}, too: it applies to this example, and to none that was traced at "
             "collection"
@@ -264,16 +264,16 @@ def run_example(
         result.add_note(Note(text, "run"))
         with suppress(NotApplicableError):
             run_check(check, context, run.name)
-    return finding
+    return check_result
 
 
-def _late_checks(run: CheckRun, finding: CheckResult) -> Iterator[Check]:
+def _late_checks(run: CheckRun, check_result: CheckResult) -> Iterator[Check]:
     """Yield the checks that collection left out, and that apply to the kernels of an example.
 
     The traced calls need not include every kernel: an example of another shape or dtype may have a
     DMA that none of them has.
     """
-    spec, outcome = run.spec, finding.outcome
+    spec, outcome = run.spec, check_result.outcome
     if spec is None or not run.check.base or outcome is None or not outcome.kernels:
         return
     for check in run.session.checks.values():

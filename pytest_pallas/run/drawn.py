@@ -103,9 +103,9 @@ def run_drawn(
     try:
         missing = _fuzz(run, slot, pulse, rounds, part)
     except PallasError as error:
-        finding = None if error.failure is None else error.failure.finding
-        if finding is not None and finding.failed is not None:
-            result.fail(finding.failed)  # later examples may have failed, too
+        check_result = None if error.failure is None else error.failure.finding
+        if check_result is not None and check_result.failed is not None:
+            result.fail(check_result.failed)  # later examples may have failed, too
             if part is not None:
                 part.fail = (result.error, result.baseline, result.multiple)
         raise

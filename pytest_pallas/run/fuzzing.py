@@ -492,10 +492,10 @@ def cause_of(error: BaseException) -> Hashable:
         return (type(error), _raised_at(error))
     if error.findings:
         return frozenset(finding.key for finding in error.findings)
-    finding = None if error.failure is None else error.failure.finding
-    failed = None if finding is None else finding.failed
-    if finding is not None and failed is not None:
-        return (_output_of(finding, failed), _size(failed))
+    check_result = None if error.failure is None else error.failure.finding
+    failed = None if check_result is None else check_result.failed
+    if check_result is not None and failed is not None:
+        return (_output_of(check_result, failed), _size(failed))
     inner = error.kernel_error
     return (type(error), type(inner), None if inner is None else _raised_at(inner))
 
@@ -547,10 +547,12 @@ def _is_one(cause: Hashable, other: Hashable) -> bool:
     return cause == other
 
 
-def _output_of(finding: CheckResult, failed: Comparison) -> int:
+def _output_of(check_result: CheckResult, failed: Comparison) -> int:
     """Return the number of the wrong output: each run compares every output."""
-    outputs = 1 if finding.outcome is None else len(flatten(finding.outcome.values))
-    position = next(n for n, comparison in enumerate(finding.comparisons) if comparison is failed)
+    outputs = 1 if check_result.outcome is None else len(flatten(check_result.outcome.values))
+    position = next(
+        n for n, comparison in enumerate(check_result.comparisons) if comparison is failed
+    )
     return position % max(1, outputs)
 
 

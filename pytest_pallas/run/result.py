@@ -120,26 +120,26 @@ class Result(ExampleResults):
         self.inputs.pop()
         self.points.pop()
 
-    def add(self, finding: CheckResult) -> None:
+    def add(self, check_result: CheckResult) -> None:
         """Add the result of an example. Of a failed example, only the failure counts."""
-        self.kernel_seconds += finding.seconds
-        for note in map(note_of, finding.notes):
+        self.kernel_seconds += check_result.seconds
+        for note in map(note_of, check_result.notes):
             self.add_note(note)
-        self.goldens.update(finding.goldens)
-        self.used_goldens.update(dict.fromkeys(finding.used_goldens))
-        if finding.evidence is not None:
-            self.evidence.append(finding.evidence)
-        if finding.outcome is not None:
-            self.unverified.update(dict.fromkeys(finding.outcome.unverified))
-        report = None if finding.outcome is None else finding.outcome.report
+        self.goldens.update(check_result.goldens)
+        self.used_goldens.update(dict.fromkeys(check_result.used_goldens))
+        if check_result.evidence is not None:
+            self.evidence.append(check_result.evidence)
+        if check_result.outcome is not None:
+            self.unverified.update(dict.fromkeys(check_result.outcome.unverified))
+        report = None if check_result.outcome is None else check_result.outcome.report
         if report is not None:
             from pytest_pallas.compile.service import to_json as report_to_json
 
             plain = report_to_json(report)
             if plain not in self.compiled:
                 self.compiled.append(plain)
-        failed = finding.failed
-        measured = [one for one in finding.comparisons if one.kind in ("close", "exact")]
+        failed = check_result.failed
+        measured = [one for one in check_result.comparisons if one.kind in ("close", "exact")]
         worst = failed or max(measured, key=lambda one: one.error, default=None)
         if worst is not None and self.points:
             point = self.points[-1]
@@ -148,7 +148,7 @@ class Result(ExampleResults):
         if failed is not None:
             self.fail(failed)
             return
-        for comparison in finding.comparisons:
+        for comparison in check_result.comparisons:
             if comparison.kind != "close":
                 # exact comparisons have no error for the summary
                 self.multiple = self.multiple or 0.0
