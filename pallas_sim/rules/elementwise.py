@@ -146,8 +146,8 @@ def _rem(eqn: Equation) -> Evaluate:
         if not (x.ndim or y.ndim):
             a, b = int(x), int(y)
             return kind((-(-a % abs(b)) if a < 0 else a % abs(b)) if b else a)
-        found = np.fmod(x, y)
-        return found if _nonzero(y) else np.where(y == 0, x, found)
+        result = np.fmod(x, y)
+        return result if _nonzero(y) else np.where(y == 0, x, result)
 
     return elementwise(eqn, remainder)
 
@@ -188,10 +188,10 @@ def _extreme_of(
         return ufunc
 
     def extreme(x: Any, y: Any) -> Any:
-        found = ufunc(x, y)
-        if found.all():
-            return found
-        return np.where((x == 0) & (y == 0), of_zeros(x, y), found)
+        result = ufunc(x, y)
+        if result.all():
+            return result
+        return np.where((x == 0) & (y == 0), of_zeros(x, y), result)
 
     return extreme
 
@@ -263,10 +263,10 @@ def _polynomial(eqn: Equation) -> Evaluate:
 
     def horner(x: Any, *coefficients: Any) -> Any:
         rest = list(coefficients)
-        found = np.zeros(shape, x.dtype) if from_zero else rest.pop()
+        result = np.zeros(shape, x.dtype) if from_zero else rest.pop()
         while rest:
-            found = rounded(rounded(found * x) + rest.pop())
-        return found if np.shape(found) == shape else np.broadcast_to(found, shape)
+            result = rounded(rounded(result * x) + rest.pop())
+        return result if np.shape(result) == shape else np.broadcast_to(result, shape)
 
     return elementwise(eqn, horner)
 
@@ -282,9 +282,9 @@ def _complex(eqn: Equation) -> Evaluate:
 
     def from_parts(x: Any, y: Any) -> Any:
         # Not x + 1j * y, which loses the sign of zeros, and all of infinity.
-        found = np.empty(shape, dtype)
-        found.real, found.imag = x, y
-        return found
+        result = np.empty(shape, dtype)
+        result.real, result.imag = x, y
+        return result
 
     return from_parts
 
@@ -306,14 +306,14 @@ def _integer_pow(eqn: Equation) -> Evaluate:
     def power(x: Any) -> Any:
         if exponent == 0:
             return np.ones_like(x)
-        found, square, rest = None, x, abs(exponent)
+        result, square, rest = None, x, abs(exponent)
         while rest:
             if rest & 1:
-                found = square if found is None else rounded(found * square)
+                result = square if result is None else rounded(result * square)
             rest >>= 1
             if rest:
                 square = rounded(square * square)
-        return one / found if exponent < 0 else found
+        return one / result if exponent < 0 else result
 
     return elementwise(eqn, power)
 
@@ -399,11 +399,11 @@ def _reciprocal(eqn: Equation) -> Evaluate:
 
     def approximate(x: Any) -> Any:
         x = np.asarray(convert(x, FLOAT32))
-        found = rounded_to_bits(np.float32(1) / x, RECIPROCAL_BITS)
+        result = rounded_to_bits(np.float32(1) / x, RECIPROCAL_BITS)
         if not full_range:
-            inside = (np.abs(x) >= tiny) & (np.abs(found) > tiny) & np.isfinite(found)
-            found = np.where(inside, found, np.float32(np.nan))
-        return convert(found, dtype)
+            inside = (np.abs(x) >= tiny) & (np.abs(result) > tiny) & np.isfinite(result)
+            result = np.where(inside, result, np.float32(np.nan))
+        return convert(result, dtype)
 
     return approximate
 
@@ -428,9 +428,9 @@ def _polygamma(special: Any) -> Evaluate:
     def polygamma(order: Any, x: Any) -> Any:
         order, x = np.float64(order), np.float64(x)
         sign = np.where(order % 2 == 0, -1.0, 1.0)
-        found = sign * special.gamma(order + 1) * special.zeta(order + 1, x)
-        found = np.where(order == 0, special.digamma(x), found)
-        return np.where((order < 0) | (order != np.floor(order)), np.nan, found)
+        result = sign * special.gamma(order + 1) * special.zeta(order + 1, x)
+        result = np.where(order == 0, special.digamma(x), result)
+        return np.where((order < 0) | (order != np.floor(order)), np.nan, result)
 
     return polygamma
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, cast
 
-from pallas_sim.chips import TARGETS, ChipNames, Label, Target
+from pallas_sim.chips import TARGETS, Label, Target, targets_of
 from pallas_sim.errors import OptionError
 from pytest_pallas.backends.protocol import Backend, Kind, label
 from pytest_pallas.errors import BackendUnavailableError
@@ -32,7 +32,7 @@ class Family:
     name: str
     make: Callable[[Target | None], Backend]
     kind: Kind
-    targets: Sequence[str] = ()
+    targets: Collection[str] = ()
     implied: bool = False
 
 
@@ -47,8 +47,7 @@ def _family(name: str, kind: Kind, module: str, *, implied: bool = False) -> Fam
         function = f"pytest_pallas.backends.{module}:{name.replace('-', '_')}"
         return pkgutil.resolve_name(function)(target)
 
-    platform = name.partition("-")[0]
-    targets = ChipNames(platform) if platform in ("tpu", "gpu") else ()
+    targets = targets_of(name.partition("-")[0])
     return Family(name=name, make=make, kind=kind, targets=targets, implied=implied)
 
 
@@ -88,7 +87,7 @@ def compiling(service: Callable[[], Any]) -> tuple[Family, ...]:
         return make
 
     families = [
-        Family(name=f"{p}-compile", make=maker(p), kind="compiling", targets=ChipNames(p))
+        Family(name=f"{p}-compile", make=maker(p), kind="compiling", targets=targets_of(p))
         for p in ("tpu", "gpu")
     ]
 

@@ -68,7 +68,7 @@ def test_parts_have_the_record_of_the_whole(project, monkeypatch, division, made
     args = (*RUN, "--pallas-checks=forward,determinism", *options)
     whole = without_times(project.records(*args))
     monkeypatch.setenv("PARTS", division)
-    parts = without_times(project.records(*args, "-p", "parts_controller"))
+    parts = without_times(project.records(*args, "-p", "pallas_test_support.parts_controller"))
     assert parts == whole
     verdicts = [mutant for record in whole for mutant in record["mutants"]]
     if len(made) > 1 and made[0][0] != "off" and not options:
@@ -79,7 +79,7 @@ def test_kills_of_tests_count_in_their_order(project, monkeypatch):
     project.write(kernels=RELU, test_loose=LOOSE, test_strict=STRICT)
     whole = without_times(project.records("--pallas-mutate"))
     monkeypatch.setenv("PARTS", "1:0")
-    assert without_times(project.records("--pallas-mutate", "-p", "parts_controller")) == whole
+    assert without_times(project.records("--pallas-mutate", "-p", "pallas_test_support.parts_controller")) == whole
     hows = [mutant["how"] for record in whole for mutant in record["mutants"]]
     assert {"by another", "AssertionError", "MismatchError"} <= set(hows)
 
