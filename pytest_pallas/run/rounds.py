@@ -270,7 +270,7 @@ def rounds_from_json(plain: Mapping[str, Any], like: Result, check: Check) -> li
 
     try:
         inputs = [
-            Inputs(**call | {"declared": tuple(declared[number] for number in call["declared"])})
+            Inputs(**dict(call, declared=tuple(declared[n] for n in call["declared"])))
             for call in cast("list[dict[str, Any]]", part["inputs"])
         ]
         return [
