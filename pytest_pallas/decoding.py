@@ -311,7 +311,7 @@ def tagged(value: Any, types: Mapping[str, type] = MappingProxyType({}), other: 
     if isinstance(value, Mapping):
         return {"table": [[again(key), again(each)] for key, each in value.items()]}
     for name, kind in _COLLECTIONS.items():
-        if isinstance(value, kind) and (kind is tuple or other is None):
+        if isinstance(value, kind):
             return {name: [again(each) for each in value]}
     if isinstance(value, list):
         return [again(each) for each in value]

@@ -27,8 +27,9 @@ from pytest_pallas.isolate.messages import (
     StepNote,
     WorkerReply,
     WorkerRequest,
+    decoded,
     encoded,
-    unpickled,
+    warning_of,
 )
 from pytest_pallas.isolate.policy import History
 from pytest_pallas.isolate.supervise import GRACE, error_of, opening_of, run_in, worker_setup
@@ -148,7 +149,7 @@ class Isolator:
         result = run_in(self._pool, self._setup, request)
         if result.status != "done":
             raise self.error_of_end(item, result)
-        item.stash[_REPORTS] = self.accept(item, unpickled(result.value))
+        item.stash[_REPORTS] = self.accept(item, decoded(WorkerReply, result.value))
 
     def learn(
         self,
@@ -190,7 +191,7 @@ class Isolator:
             note = StepNote.decode(result.note)
             step = "" if note is None else note.step
             return str(error_of(result, "tracing it at collection")), step
-        reply: WorkerReply = unpickled(result.value)
+        reply = decoded(WorkerReply, result.value)
         if reply.exit is not None:
             pytest.exit(*reply.exit)
         if reply.facts is None:
@@ -218,7 +219,7 @@ class Isolator:
             report = hook.pytest_report_from_serializable(config=item.config, data=data)
             reports[report.when] = report
         for warning in reply.warnings:
-            hook.pytest_warning_recorded.call_historic(kwargs=dict(warning))
+            hook.pytest_warning_recorded.call_historic(kwargs=warning_of(warning))
         for name, lost in reply.lost_places.items():
             self.session.lost_places.setdefault(name, lost)
         self.session.killed |= reply.killed

@@ -26,12 +26,12 @@ from pytest_pallas.compat.testing import capture_is_closed, configured
 from pytest_pallas.isolate.messages import (
     Change,
     Opening,
+    PlainWarning,
     StepNote,
     WorkerReply,
     WorkerRequest,
     decoded,
     encoded,
-    pickled,
     plain_warning,
 )
 from pytest_pallas.isolate.project import differences
@@ -53,11 +53,10 @@ def serve(payload: bytes, say: Callable[[bytes], None]) -> bytes:
       say: sends a ``StepNote`` about the next step.
 
     Returns:
-      The reply: JSON if the request wants it plain, otherwise a pickle.
+      The encoded reply.
     """
     request = decoded(WorkerRequest, payload)
-    reply = host_for(request.opening, say).run(request)
-    return encoded(reply) if request.plain else pickled(reply)
+    return encoded(host_for(request.opening, say).run(request))
 
 
 @functools.cache
@@ -118,14 +117,11 @@ class WorkerSession:
         state = current(self.config)
         state.killed = {**state.killed_earlier, **request.killed}
         reply = self.run_item(item, request.timeout)
-        reply = dataclasses.replace(
+        return dataclasses.replace(
             reply,
             killed={key: by for key, by in state.killed.items() if key not in request.killed},
             changes=self._database_apart.changes if self._database_apart else (),
         )
-        if request.plain:
-            reply = dataclasses.replace(reply, warnings=list(map(plain_warning, reply.warnings)))
-        return reply
 
     def run_item(self, item: pytest.Item, timeout: float) -> WorkerReply:
         """Run a collected test, and return its reports.
@@ -240,7 +236,7 @@ class Recorder:
     def __init__(self) -> None:
         """Start empty."""
         self.reports: list[pytest.TestReport] = []
-        self.warnings: list[dict[str, Any]] = []
+        self.warnings: list[PlainWarning] = []
 
     def clear(self) -> None:
         """A new test begins."""
@@ -258,18 +254,9 @@ class Recorder:
     def pytest_warning_recorded(
         self, warning_message: warnings.WarningMessage, when: str, nodeid: str, location: Any
     ) -> None:
-        """Record a warning, without its source object."""
-        if when != "runtest":
-            return
-        plain = warnings.WarningMessage(
-            warning_message.message,
-            warning_message.category,
-            warning_message.filename,
-            warning_message.lineno,
-        )
-        self.warnings.append(
-            {"warning_message": plain, "when": when, "nodeid": nodeid, "location": location}
-        )
+        """Record a warning of a test."""
+        if when == "runtest":
+            self.warnings.append(plain_warning(warning_message, when, nodeid, location))
 
 
 #: Limits on the lines of an example and their length.

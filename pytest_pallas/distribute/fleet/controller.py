@@ -22,6 +22,7 @@ import pytest
 from pallas_sim.errors import OptionError
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.decoding import DataError
+from pytest_pallas.distribute.fleet import worker
 from pytest_pallas.distribute.fleet.cluster import CLOSED, ClusterLostError, DaskCluster, Workers
 from pytest_pallas.distribute.fleet.ledger import KeptResults, KernelGroup, Ledger, Parts, Sent
 from pytest_pallas.distribute.fleet.messages import (
@@ -29,14 +30,12 @@ from pytest_pallas.distribute.fleet.messages import (
     FleetTask,
     RunSetup,
     TestResult,
-    decoded,
-    encoded,
 )
 from pytest_pallas.distribute.fleet.results import ResultReplayer
 from pytest_pallas.distribute.parts import divisible, keep_examples, result_of
 from pytest_pallas.distribute.shards import scope_of
 from pytest_pallas.isolate.isolator import isolator_of
-from pytest_pallas.isolate.messages import WorkerRequest
+from pytest_pallas.isolate.messages import WorkerRequest, decoded, encoded
 from pytest_pallas.isolate.project import project_of
 from pytest_pallas.isolate.supervise import opening_of
 from pytest_pallas.mutate.item import MutantsItem
@@ -144,11 +143,10 @@ class FleetRunner:
         self.ledger = Ledger(groups, run, self._divided)
         self.facts.tasks = len(self.ledger.groups)
         self.setup = encoded(run_setup(self.state, session.items, run))
-        self.ends: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.workers = Workers(
             self.cluster,
             self.facts,
-            greet=partial(self.cluster.greet, setup=self.setup, ended=self.ends.put),
+            setup=self.setup,
             say=partial(_say, self.config),
             silence=self.silence,
         )
@@ -174,7 +172,7 @@ class FleetRunner:
                 self._send()
                 self._stop_if_wanted()
                 try:
-                    key = self.ends.get(timeout=POLL_SECONDS)
+                    key = self.cluster.ends.get(timeout=POLL_SECONDS)
                 except queue.Empty:
                     self._finish_parts()
                     self._progress()
@@ -228,7 +226,7 @@ class FleetRunner:
                     f"some with `dask worker {self.facts.place} --nthreads 1`"
                 )
             try:
-                self._ended(self.ends.get(timeout=0.2))
+                self._ended(self.cluster.ends.get(timeout=0.2))
             except queue.Empty:
                 continue
 
@@ -282,7 +280,7 @@ class FleetRunner:
             addresses = None if everyone else active
             self.restricted[key] = addresses
             task = encoded(self._task(key, sent))
-            self.cluster.submit(key, self.setup, task, addresses, self.ends.put)
+            self.cluster.call(key, worker.work, self.setup, task, addresses=addresses)
             self.facts.sent += 1
             room -= 1
 
@@ -346,10 +344,10 @@ class FleetRunner:
         self.facts.done = self.ledger.finished
         self._progress()
 
-    def _answered(self, sent: Sent, text: str) -> None:
+    def _answered(self, sent: Sent, body: bytes) -> None:
         """Use the answer of a worker to a task."""
         try:
-            answer = decoded(Answer, text)
+            answer = decoded(Answer, body)
         except DataError as error:
             self._lost(sent, f"a worker gave an answer that cannot be read: {error}")
         else:

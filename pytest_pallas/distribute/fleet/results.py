@@ -18,7 +18,6 @@ from pytest_pallas.distribute.parts import credit_kills, merged_reports
 from pytest_pallas.draw.database import make_changes
 from pytest_pallas.errors import FleetError
 from pytest_pallas.isolate.isolator import Isolator
-from pytest_pallas.isolate.messages import warning_of
 from pytest_pallas.pytest_session import PytestSession
 from pytest_pallas.replay.saved import (
     FOLDER,
@@ -62,7 +61,6 @@ class ResultReplayer:
         reply = dataclasses.replace(
             result,
             reports=[_moved(report, moved) for report in result.reports],
-            warnings=list(map(warning_of, result.warnings)),
             killed={},  # counted below, in the order of collection
             stained=False,  # a process of the worker
         )

@@ -23,11 +23,8 @@ from pytest_pallas.distribute.fleet.messages import (
     FleetTask,
     RunSetup,
     TestResult,
-    decoded,
-    encoded,
 )
-from pytest_pallas.isolate import messages
-from pytest_pallas.isolate.messages import Opening, WorkerReply, WorkerRequest
+from pytest_pallas.isolate.messages import Opening, WorkerReply, WorkerRequest, decoded, encoded
 from pytest_pallas.isolate.supervise import run_in, worker_setup
 from pytest_pallas.pytest_session import RAISED_ON
 from pytest_pallas.workers.pool import WorkerPool
@@ -42,7 +39,7 @@ _COMPARISON = 60.0
 _MOST_BYTES = 256 * 2**20
 
 
-def greet(setup: str) -> str:
+def greet(setup: bytes) -> bytes:
     """Answer whether this worker can take part in a run: an encoded ``Answer``."""
     run = decoded(RunSetup, setup)
     with _leased(run) as child:
@@ -54,14 +51,14 @@ def place_of_answer(key: str) -> str:
     return f"{key}-answer"
 
 
-def work(setup: str, task: str) -> str:
+def work(setup: bytes, task: bytes) -> bytes:
     """Run the tests of an encoded ``FleetTask``.
 
     The answer, an encoded ``Answer``, goes to the scheduler before this returns: what a function
     returns stays with the worker, and a later test may end that.
 
     Returns:
-      An encoded ``Answer`` if nothing ran; otherwise "".
+      An encoded ``Answer`` if nothing ran; otherwise no bytes.
     """
     from distributed import get_client
 
@@ -76,7 +73,7 @@ def work(setup: str, task: str) -> str:
         results = encoded(Answer(worker=answer.worker, results=child.run(todo)))
     client: Any = get_client()
     client.set_metadata([place_of_answer(todo.key)], results)
-    return ""
+    return b""
 
 
 def name() -> str:
@@ -144,9 +141,8 @@ class Child:
             },
         }
         self.folder = here if os.path.isdir(here) else os.getcwd()
-        self.opening = messages.encoded(
-            Opening(args=self.setup.args, folder=self.folder, options=options, attributes={})
-        )
+        opening = Opening(args=self.setup.args, folder=self.folder, options=options, attributes={})
+        self.opening = encoded(opening)
 
     def close(self) -> None:
         """End the process."""
@@ -159,14 +155,11 @@ class Child:
             nodeid="",
             path=None,
             timeout=_COMPARISON,
-            plain=True,
             project=self.setup.project,
         )
-        done = self.pool.submit(
-            self._worker, messages.encoded(request), timeout=_COMPARISON
-        ).result()
+        done = self.pool.submit(self._worker, encoded(request), timeout=_COMPARISON).result()
         if done.status == "done":
-            reply = messages.decoded(WorkerReply, done.value)
+            reply = decoded(WorkerReply, done.value)
             return Answer(worker=name(), differences=reply.differences)
         text = f"{done.message}\n{done.output}".strip()
         last = text.splitlines()[-1:] or ["no message"]
@@ -184,7 +177,6 @@ class Child:
                 opening=self.opening,
                 journal=None if test.journal is None else self._journal(),
                 raised=raised,
-                plain=True,
                 changes=changes,
                 examples=self.setup.examples,
             )
@@ -194,7 +186,7 @@ class Child:
             if done.status != "done":
                 results.append(TestResult(nodeid=test.nodeid, files=files, death=done))
                 return results
-            reply = messages.decoded(WorkerReply, done.value)
+            reply = decoded(WorkerReply, done.value)
             changes = reply.changes
             written = _changed(self._goldens, goldens)
             fields: dict[str, Any] = {**vars(reply), "files": files, "goldens": written}

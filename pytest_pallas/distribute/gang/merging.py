@@ -322,7 +322,7 @@ def merged_reports(test: Named, ends: Sequence[TestEnd], load: Load) -> list[pyt
     """
     every: list[_End] = []
     for end in ends:
-        loaded = map(load, end.reply.reports if end.reply else ())
+        loaded = map(load, end.reports)
         every.append(_End(end, {report.when: report for report in loaded}, len(ends)))
     if any(each.death or each.end.absent for each in every):
         reports = [_broken(test, every), ended_report(test)]

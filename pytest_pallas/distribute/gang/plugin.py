@@ -48,12 +48,10 @@ from pytest_pallas.distribute.gang.messages import (
     Start,
     StartFailure,
     TestEnd,
-    from_json,
-    request_to_json,
-    to_json,
+    of_host,
 )
 from pytest_pallas.errors import GangError
-from pytest_pallas.isolate.messages import StepNote, unpickled
+from pytest_pallas.isolate.messages import StepNote, decoded, encoded, warning_of
 from pytest_pallas.isolate.supervise import opening_of, preloads
 from pytest_pallas.pytest_session import PytestSession, note_raised
 from pytest_pallas.workers.pool import WorkerPool
@@ -223,13 +221,11 @@ class GangPlugin:
                 return hook.pytest_report_from_serializable(config=session.config, data=data)
 
             for end in ends:
-                if end.reply is not None and end.reply.exit is not None:
-                    pytest.exit(*end.reply.exit)
+                if end.exit is not None:
+                    pytest.exit(*end.exit)
             reports = merged_reports(test, ends, load)
-            for end in ends:
-                if end.process == 0 and end.reply is not None:
-                    for warning in end.reply.warnings:
-                        hook.pytest_warning_recorded.call_historic(kwargs=dict(warning))
+            for warning in ends[0].warnings:
+                hook.pytest_warning_recorded.call_historic(kwargs=warning_of(warning))
         for report in reports:
             hook.pytest_runtest_logreport(report=report)
         hook.pytest_runtest_logfinish(nodeid=nodeid, location=location)
@@ -247,6 +243,9 @@ _LOOK = 0.25
 
 #: Seconds after a process's own time limits until it is killed.
 _GRACE = 15.0
+
+#: How a process has started, or not.
+_Started = Collected | StartFailure
 
 
 class GangProcesses:
@@ -278,7 +277,7 @@ class GangProcesses:
         limit = self._join_seconds
         if not self.hosts:  # the name of the host of each process
             names = [self._host] * len(self.layout.processes)
-            self.hosts = tuple(map(str, self._shared("hosts", names, limit)))
+            self.hosts = tuple(map(str, self._shared(str, "hosts", names, limit)))
         self._generation += 1
         address = self._address()
         self._pool = WorkerPool(len(self.layout.processes))
@@ -291,7 +290,9 @@ class GangProcesses:
         if late:
             self.close_processes()
         starts = [self._started(n, future.result(), n in late) for n, future in futures.items()]
-        every = self._shared(f"started/{self._generation}", starts, 2 * limit + 2 * _GRACE)
+        every = self._shared(
+            _Started, f"started/{self._generation}", starts, 2 * limit + 2 * _GRACE
+        )
         failures = [start for start in every if isinstance(start, StartFailure)]
         if failures:
             self.close_processes()
@@ -325,7 +326,7 @@ class GangProcesses:
             for number in self.layout.processes
         }
         ends = self._gathered(futures)
-        every = self._shared(f"ends/{key}", ends, None)
+        every = self._shared(TestEnd, f"ends/{key}", ends, None)
         if any(end.died is not None or end.stopped or end.absent for end in every):
             self.close_processes()
         return every
@@ -373,12 +374,12 @@ class GangProcesses:
             # Drivers of accelerators start in processes of their own.
             preloads=(*preloads(), MODULE) if environment.get("JAX_PLATFORMS") == "cpu" else (),
         )
-        return self._pool.submit(setup, request_to_json(message), timeout=timeout)
+        return self._pool.submit(setup, encoded(message), timeout=timeout)
 
     def _started(self, number: int, result: JobResult, late: bool) -> Collected | StartFailure:
         """What a process has collected, or why it cannot be used."""
         if result.status == "done":
-            collected: Collected = unpickled(result.value)
+            collected = decoded(Collected, result.value)
             if not collected.problem:
                 return collected
             reason, step = collected.problem, len(STEPS) - 1
@@ -423,16 +424,15 @@ class GangProcesses:
 
     def _end(self, number: int, future: Future[JobResult], *, stopped: bool = False) -> TestEnd:
         result = future.result()
-        end = TestEnd(process=number, host=self._host, stopped=stopped)
-        if stopped or result.status != "done":
-            return dataclasses.replace(end, died=result)
-        absent, reply = unpickled(result.value)
-        return dataclasses.replace(end, absent=absent, reply=reply)
+        if not stopped and result.status == "done":
+            return decoded(TestEnd, result.value)
+        return TestEnd(process=number, host=self._host, stopped=stopped, died=result)
 
-    def _shared(self, key: str, mine: Sequence[Any], seconds: float | None) -> list[Any]:
+    def _shared(self, kind: Any, key: str, mine: Sequence[Any], seconds: float | None) -> list[Any]:
         """The lists of all hosts, one after the other.
 
         Args:
+          kind: the type of an element.
           key: a new one each time.
           mine: the list of this host.
           seconds: time limit; None to wait as long as the other hosts live.
@@ -440,7 +440,7 @@ class GangProcesses:
         Raises:
           GangError: a host did not answer, or has gone.
         """
-        self._store.put(f"{key}/{self.layout.host}", to_json(mine))
+        self._store.put(f"{key}/{self.layout.host}", encoded(mine))
         until = None if seconds is None else time.monotonic() + seconds
         found: list[Any] = []
         for host in range(self.layout.hosts):
@@ -453,7 +453,7 @@ class GangProcesses:
                 if until is None and host not in self._store.live():
                     raise GangError(self._absent(host, "has gone: nothing was heard of it"))
             try:
-                found += from_json(body)
+                found += of_host(kind, body)
             except DataError as error:
                 raise GangError(self._absent(host, f"sent what cannot be read: {error}")) from None
         return found
@@ -470,8 +470,8 @@ def _grace(result: JobResult) -> float | None:
     """Seconds that others may take after this end of a test in one process; None for no limit."""
     if result.status != "done":
         return DIED_SECONDS
-    absent, reply = unpickled(result.value)
-    failed = absent or any(report["outcome"] == "failed" for report in reply.reports)
+    end = decoded(TestEnd, result.value)
+    failed = end.absent or any(report["outcome"] == "failed" for report in end.reports)
     return FAILED_SECONDS if failed else None
 
 

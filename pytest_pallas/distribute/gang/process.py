@@ -8,11 +8,13 @@ the same, and a failure in one of them is a failure in all (``keep_in_step``).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import functools
 import hashlib
 import json
 import os
+import socket
 from collections.abc import Callable, Generator, Sequence
 from itertools import islice
 from typing import Any
@@ -34,10 +36,10 @@ from pytest_pallas.distribute.gang.messages import (
     Collected,
     RunTest,
     Start,
-    request_from_json,
+    TestEnd,
 )
 from pytest_pallas.errors import GangError, PeerError
-from pytest_pallas.isolate.messages import StepNote, WorkerReply, pickled
+from pytest_pallas.isolate.messages import StepNote, decoded, encoded
 from pytest_pallas.isolate.worker import WorkerSession
 from pytest_pallas.option_values import Options
 from pytest_pallas.pytest_session import current
@@ -62,12 +64,15 @@ PATIENCE = 2.0
 _AGREES = "pallas_agrees"
 
 
+_REQUEST: Any = Start | RunTest
+
+
 def serve(payload: bytes, say: Callable[[bytes], None]) -> bytes:
-    """Answer one message: ``Start`` with ``Collected``, ``RunTest`` with ``absent`` and a reply."""
-    message = request_from_json(payload)
-    if isinstance(message, Start):
-        return pickled(_started(message, say))
-    return pickled(_hosts[0].run_together(message))
+    """Answer one message: ``Start`` with ``Collected``, ``RunTest`` with ``TestEnd``."""
+    request: Start | RunTest = decoded(_REQUEST, payload)
+    if isinstance(request, Start):
+        return encoded(_started(request, say))
+    return encoded(_hosts[0].run_together(request))
 
 
 def _started(start: Start, say: Callable[[bytes], None]) -> Collected:
@@ -139,12 +144,9 @@ class GangSession(WorkerSession):
             f"together:\n{_listed(first.value, names, self._process)}"
         )
 
-    def run_together(self, request: RunTest) -> tuple[str, WorkerReply | None]:
-        """Run a test with all other processes.
-
-        Returns:
-          The message if others did not come, or "", and the reply.
-        """
+    def run_together(self, request: RunTest) -> TestEnd:
+        """Run a test with all other processes, and return how it ended."""
+        end = TestEnd(process=self._process, host=socket.gethostname())
         item = self.items[request.nodeid]
         timeout = _options_of(item).timeout
         self.alarm.begin("the start of the test", timeout)
@@ -154,7 +156,7 @@ class GangSession(WorkerSession):
             agree("begin", subject=request.nodeid, timeout=limit)
         except GangError as error:
             self.alarm.stop()
-            return str(error), None
+            return dataclasses.replace(end, absent=str(error))
         current(self.config).raised = dict(request.raised)
         reply = self.run_item(item, timeout)
         begin_scope(f"{request.key} end")
@@ -165,7 +167,7 @@ class GangSession(WorkerSession):
                 agree("end", timeout=limit)
         else:
             end_scope(outcome)
-        return "", reply
+        return dataclasses.replace(end, **vars(reply))
 
 
 def _options_of(item: pytest.Item) -> Options:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from pytest_pallas.distribute.gang import plugin as supervisor
-from pytest_pallas.isolate.messages import unpickled
+from pytest_pallas.distribute.gang.messages import TestEnd
+from pytest_pallas.isolate.messages import decoded
 
 TESTS = Path(__file__).parent / "tests_of_processes.py"
 
@@ -29,8 +30,8 @@ def session(project, monkeypatch):
         seconds = grace(result)
         if seconds != supervisor.FAILED_SECONDS:
             return seconds
-        _, reply = unpickled(result.value)
-        hangs = reply is not None and HANGS in reply.reports[0]["nodeid"]
+        reports = decoded(TestEnd, result.value).reports
+        hangs = reports and HANGS in reports[0]["nodeid"]
         return 0.01 if hangs else 3600.0
 
     monkeypatch.setattr(supervisor, "_grace", patience)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pytest_pallas.distribute.fleet.cluster import CLOSED, Ended, WorkerInfo, Workers
-from pytest_pallas.distribute.fleet.messages import Answer, encoded
+from pytest_pallas.distribute.fleet.messages import Answer
+from pytest_pallas.isolate.messages import encoded
 from pytest_pallas.pytest_session import FleetFacts
 
 
@@ -19,6 +20,9 @@ class FakeCluster:
         return {each: WorkerInfo(address=each, threads=1, silence=0.0) for each in self.known}
 
     def cancel(self, keys):
+        pass
+
+    def call(self, key, function, *args, addresses):
         pass
 
 
@@ -39,7 +43,7 @@ def said():
 
 @pytest.fixture
 def workers(cluster, facts, said):
-    return Workers(cluster, facts, greet=lambda **_: None, say=said.append, silence=30.0)
+    return Workers(cluster, facts, setup=b"", say=said.append, silence=30.0)
 
 
 def test_a_worker_that_runs_a_test_before_it_is_greeted(workers, facts, said):

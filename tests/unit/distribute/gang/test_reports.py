@@ -5,7 +5,7 @@ import pytest
 from pytest_pallas.distribute.gang.merging import merged_reports
 from pytest_pallas.distribute.gang.messages import BECAUSE, TestEnd
 from pytest_pallas.distribute.resume import EndedTests
-from pytest_pallas.isolate.messages import StepNote, WorkerReply
+from pytest_pallas.isolate.messages import StepNote
 from pytest_pallas.isolate.worker import Alarm
 from pytest_pallas.pytest_session import RECORDS
 from pytest_pallas.record import Record, to_json
@@ -20,8 +20,8 @@ def end(process, call="passed", text="", **rest):
     """The end of a test in a process: the outcome and text of its call."""
     rest = {"sections": [], "longrepr": text or None, **rest}
     reports = [{"when": "setup", "outcome": "passed"}, {"when": "call", "outcome": call, **rest}]
-    reply = WorkerReply(reports=[*reports, {"when": "teardown", "outcome": "passed"}])
-    return TestEnd(process=process, host=f"host{process}", reply=reply)
+    reports.append({"when": "teardown", "outcome": "passed"})
+    return TestEnd(process=process, host=f"host{process}", reports=reports)
 
 
 def died(process, *, seconds=1.0, stopped=False, note=b""):
