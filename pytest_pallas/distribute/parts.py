@@ -45,9 +45,9 @@ from pytest_pallas.checks.verdict import conclude
 from pytest_pallas.distribute.reports import (
     checked_result,
     put_records,
-    reports_by_phase,
     take_part_result,
 )
+from pytest_pallas.isolate.messages import reports_by_phase
 from pytest_pallas.mutate.item import MUTANTS_PER_PART, MutantsItem, merge_into
 from pytest_pallas.mutate.runner import from_json, merge_verdicts
 from pytest_pallas.mutate.runner import to_json as verdict_to_json

@@ -29,6 +29,7 @@ from pytest_pallas.isolate.messages import (
     WorkerRequest,
     decoded,
     encoded,
+    reports_by_phase,
     warning_of,
 )
 from pytest_pallas.isolate.policy import History
@@ -214,10 +215,7 @@ class Isolator:
                 "set. Make the name reproducible, or run the test with --pallas-isolate=never."
             )
         hook = self.session.config.hook
-        reports: dict[str, pytest.TestReport] = {}
-        for data in reply.reports:
-            report = hook.pytest_report_from_serializable(config=item.config, data=data)
-            reports[report.when] = report
+        reports = reports_by_phase(item.config, reply.reports)
         for warning in reply.warnings:
             hook.pytest_warning_recorded.call_historic(kwargs=warning_of(warning))
         for name, lost in reply.lost_places.items():

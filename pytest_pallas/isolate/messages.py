@@ -13,9 +13,11 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
+
+import pytest
 
 from pallas_sim.findings import Text
 from pytest_pallas.decoding import (
@@ -230,7 +232,22 @@ class StepNote:
             return None
 
 
-# Warnings of a test.
+# Reports and warnings of a test, as plain values and again as pytest's objects.
+
+
+def plain_reports(config: pytest.Config, reports: Iterable[Any]) -> list[dict[str, Any]]:
+    """Serialize reports of pytest."""
+    serialize = config.hook.pytest_report_to_serializable
+    return [serialize(config=config, report=report) for report in reports]
+
+
+def reports_by_phase(
+    config: pytest.Config, serialized: Iterable[Mapping[str, Any]]
+) -> dict[str, pytest.TestReport]:
+    """Make reports of serialized ones, by ``when``."""
+    load = config.hook.pytest_report_from_serializable
+    reports = [load(config=config, data=data) for data in serialized]
+    return {report.when: report for report in reports}
 
 
 def plain_warning(

@@ -32,6 +32,7 @@ from pytest_pallas.isolate.messages import (
     WorkerRequest,
     decoded,
     encoded,
+    plain_reports,
     plain_warning,
 )
 from pytest_pallas.isolate.project import differences
@@ -139,10 +140,7 @@ class WorkerSession:
         finally:
             self.alarm.stop()
         return WorkerReply(
-            reports=[
-                self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
-                for report in self.recorder.reports
-            ],
+            reports=plain_reports(self.config, self.recorder.reports),
             warnings=self.recorder.warnings,
             hazards=None if self.alarm.hazards is None else sorted(set(self.alarm.hazards)),
             stained=current(self.config).stained or capture_is_closed(self.config),

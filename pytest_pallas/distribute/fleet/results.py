@@ -18,6 +18,7 @@ from pytest_pallas.distribute.parts import credit_kills, merged_reports
 from pytest_pallas.draw.database import make_changes
 from pytest_pallas.errors import FleetError
 from pytest_pallas.isolate.isolator import Isolator
+from pytest_pallas.isolate.messages import plain_reports
 from pytest_pallas.pytest_session import PytestSession
 from pytest_pallas.replay.saved import (
     FOLDER,
@@ -104,7 +105,6 @@ class ResultReplayer:
                 apart[path]: _moved_content(path, content, apart)
                 for path, content in result.files.items()
             }
-        hook = self.session.config.hook
         try:
             merged = merged_reports(item, replies, self.session.killed)
         except ValueError as error:
@@ -114,10 +114,7 @@ class ResultReplayer:
             )
             self.fail(item, FleetError.explained(explanation, item.headline))
             return
-        reports = [
-            hook.pytest_report_to_serializable(config=item.config, report=report)
-            for report in merged
-        ]
+        reports = plain_reports(item.config, merged)
         text = repr(reports)
         used = {_stem(path) for path in files if path in text}
         warnings = {repr(warning): warning for result in results for warning in result.warnings}

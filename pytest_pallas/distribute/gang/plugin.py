@@ -216,14 +216,10 @@ class GangPlugin:
             session.shouldstop = "the processes of the gang cannot go on"
             reports = [failed_report(test, str(error)), ended_report(test)]
         else:
-
-            def load(data: Mapping[str, Any]) -> pytest.TestReport:
-                return hook.pytest_report_from_serializable(config=session.config, data=data)
-
             for end in ends:
                 if end.exit is not None:
                     pytest.exit(*end.exit)
-            reports = merged_reports(test, ends, load)
+            reports = merged_reports(session.config, test, ends)
             for warning in ends[0].warnings:
                 hook.pytest_warning_recorded.call_historic(kwargs=warning_of(warning))
         for report in reports:

@@ -39,7 +39,7 @@ from pytest_pallas.distribute.gang.messages import (
     TestEnd,
 )
 from pytest_pallas.errors import GangError, PeerError
-from pytest_pallas.isolate.messages import StepNote, decoded, encoded
+from pytest_pallas.isolate.messages import StepNote, decoded, encoded, plain_reports
 from pytest_pallas.isolate.worker import WorkerSession
 from pytest_pallas.option_values import Options
 from pytest_pallas.pytest_session import current
@@ -120,10 +120,7 @@ class GangSession(WorkerSession):
         return Collected(
             tests=[(item.nodeid, item.location) for item in items],
             problem=problem,
-            reports=[
-                self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
-                for report in self._collector.reports
-            ],
+            reports=plain_reports(self.config, self._collector.reports),
             backends=[label(backend) for backend in state.selection.backends],
             not_applicable=list(state.not_applicable.values()),
             shard=(state.shard_line, state.empty_shard),

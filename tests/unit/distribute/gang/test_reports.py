@@ -1,5 +1,7 @@
 """The reports of several processes as those of one test."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from pytest_pallas.distribute.gang.merging import merged_reports
@@ -31,14 +33,17 @@ def died(process, *, seconds=1.0, stopped=False, note=b""):
     return TestEnd(process=process, host=f"host{process}", died=result, stopped=stopped)
 
 
-def load(data):
+def load(config, data):
     data = {"longrepr": None, "sections": [], **data}
     return pytest.TestReport(nodeid=TEST[0], location=TEST[1], keywords={}, **data)
 
 
+CONFIG = SimpleNamespace(hook=SimpleNamespace(pytest_report_from_serializable=load))
+
+
 def merged(*ends):
     """The outcome of each phase, and the text of the failure."""
-    reports = merged_reports(TEST, ends, load)
+    reports = merged_reports(CONFIG, TEST, ends)
     text = "".join(report.longreprtext for report in reports)
     return {report.when: report.outcome for report in reports}, text, reports
 
