@@ -441,9 +441,9 @@ class Store:
         golden = dataclasses.replace(golden, tensors=hashlib.sha256(content).hexdigest())
         path = self.folder / "tensors" / f"{golden.tensors}.safetensors"
         if not path.is_file():
-            _write(path, content)
+            write_file(path, content)
         text = json.dumps(to_json(golden), indent=1, sort_keys=True) + "\n"
-        _write(self.folder / "goldens" / f"{golden.name}.json", text.encode())
+        write_file(self.folder / "goldens" / f"{golden.name}.json", text.encode())
         return golden
 
     def outputs(self, golden: Golden) -> dict[str, Array]:
@@ -504,7 +504,8 @@ def _require_file(path: Path) -> None:
         raise GoldenError(f"{path}: this is no file of its own; remove it")
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file in one step, in a folder that is made if it is not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         file.write(content)

@@ -22,9 +22,8 @@ from pytest_pallas._version import __version__
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.checks.golden import written_call
 from pytest_pallas.pytest_session import PytestSession, variant_of
-from pytest_pallas.replay.goldens import Example, content_of
+from pytest_pallas.replay.goldens import Example, content_of, write_file
 from pytest_pallas.replay.script import NoScriptError, script_of
-from pytest_pallas.results import replacing
 
 #: The folder of the scripts, beside the results or in pytest's cache.
 FOLDER = "pallas-failures"
@@ -165,8 +164,7 @@ def _write(path: Path, content: bytes | None) -> bool:
     if content is None:
         path.unlink(missing_ok=True)
         return False
-    with replacing(path) as file:
-        file.write(content)
+    write_file(path, content)
     return True
 
 

@@ -46,6 +46,7 @@ from pytest_pallas.judge.tolerance import Tolerance
 from pytest_pallas.option_values import Options
 from pytest_pallas.replay.parts import compiled
 from pytest_pallas.session import Session
+from pytest_pallas.spec import CallProperties
 
 
 class NoScriptError(Exception):
@@ -270,18 +271,8 @@ READERS: Mapping[str, tuple[str, ...]] = {
 
 #: The keyword arguments besides, with their defaults.
 _USUAL: Mapping[str, Any] = {
-    "exact": False,
-    "differentiable": (),
-    "batch_axes": (),
-    "relations": (),
-    "raises": (),
-    "ignored": None,
-    "claimed": (),
+    **{f.name: f.default for f in dataclasses.fields(CallProperties) if f.name != "vmappable"},
     "tolerance": Tolerance(),
-    "deterministic": True,
-    "nan_ok": False,
-    "check_dtype": True,
-    "jit": True,
     "timeout": Options.timeout,
 }
 
@@ -614,24 +605,14 @@ _PUBLIC = (
     "builtins",
 )
 
-#: The packages that define what is found there.
-_HOMES = (
-    *("", "jax", "numpy", "math", "builtins", "_operator", "jaxlib", "ml_dtypes"),
-    "pytest_pallas",
-    "pallas_sim",
-)
-
 
 def public_name(value: Any) -> str:
-    """The name of something public of JAX, numpy, Python or this package; else ""."""
-    home = str(getattr(value, "__module__", None) or "").partition(".")[0]
-    if home not in _HOMES:
-        return ""
-    for name in _PUBLIC:
-        module = sys.modules.get(name)
-        own = getattr(value, "__name__", "")
-        if module is not None and own and getattr(module, own, None) is value:
-            return f"{name}.{own}"
+    """Return the name of something public of JAX, numpy, Python or this package; else ""."""
+    own = getattr(value, "__name__", "")
+    if isinstance(own, str) and own:
+        for name in _PUBLIC:
+            if getattr(sys.modules.get(name), own, None) is value:
+                return f"{name}.{own}"
     return ""
 
 

@@ -12,7 +12,7 @@ import queue
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from pytest_pallas.distribute.fleet.messages import (
     TestResult,
 )
 from pytest_pallas.distribute.fleet.results import ResultReplayer
-from pytest_pallas.distribute.parts import divisible, keep_examples, result_of
+from pytest_pallas.distribute.parts import divisible, keep_examples
 from pytest_pallas.distribute.shards import scope_of
 from pytest_pallas.isolate.isolator import isolator_of
 from pytest_pallas.isolate.messages import WorkerRequest, decoded, encoded
@@ -150,7 +150,6 @@ class FleetRunner:
             say=partial(_say, self.config),
             silence=self.silence,
         )
-        self.restricted: dict[str, Collection[str] | None] = {}
         self.alone_since = time.monotonic()
         self.idle = 0
         self.seconds: Mapping[str, float] = {}
@@ -255,9 +254,8 @@ class FleetRunner:
 
     def _free_tasks_without_worker(self) -> None:
         """Take back tasks that only lost workers may run."""
-        for key, addresses in list(self.restricted.items()):
-            sent = self.ledger.sent.get(key)
-            if sent is None or addresses is None or self.workers.known.keys() & addresses:
+        for key, sent in list(self.ledger.sent.items()):
+            if sent.addresses is None or self.workers.known.keys() & sent.addresses:
                 continue
             begun = self.cluster.begun(key)
             self.cluster.cancel([key])
@@ -275,10 +273,9 @@ class FleetRunner:
         self.idle = 0  # until the next look
         coming = sum(info.threads for info in self.workers.known.values())
         everyone = len(active) == len(self.workers.known)
-        while active and room > 0 and (following := self.ledger.next(coming)):
+        addresses = None if everyone else active
+        while active and room > 0 and (following := self.ledger.next(coming, addresses)):
             key, sent = following
-            addresses = None if everyone else active
-            self.restricted[key] = addresses
             task = encoded(self._task(key, sent))
             self.cluster.call(key, worker.work, self.setup, task, addresses=addresses)
             self.facts.sent += 1
@@ -327,7 +324,6 @@ class FleetRunner:
     def _ended(self, key: str) -> None:
         """Use the answer of a worker."""
         ended = self.cluster.ended(key)
-        self.restricted.pop(key, None)
         if self.workers.greeted(key, ended):
             return
         sent = self.ledger.take(key)
@@ -404,13 +400,10 @@ class FleetRunner:
             self._cancel_parts(group)
             self.ledger.whole(group, result.nodeid)
             return
-        parts.results.append(result)
-        found = result_of(result.reports)
-        if found is None:  # it ended before it ran, as each part does
-            self._report_parts(group, parts)
-        else:
-            parts.found.append(found)
+        if parts.add(result):
             self.kept.keep(result)
+        else:  # it ended before it ran, as each part does
+            self._report_parts(group, parts)
 
     def _finish_parts(self) -> None:
         """Report the tests all of whose parts have results, or whose time is over."""

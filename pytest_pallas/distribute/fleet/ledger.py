@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +53,14 @@ class Parts:
     found: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
     sent: dict[str, tuple[Part, float]] = field(default_factory=dict[str, tuple[Part, float]])
     spent: float = 0.0
+
+    def add(self, result: TestResult) -> bool:
+        """Add the result of a test that is a part; False if that ended before it began to run."""
+        part_result = result_of(result.reports)
+        self.results.append(result)
+        if part_result is not None:
+            self.found.append(part_result)
+        return part_result is not None
 
     @property
     def left(self) -> float | None:
@@ -111,11 +119,19 @@ class KernelGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    """A task that is with a worker: some tests of a group, or a part of one."""
+    """A task that is with a worker: some tests of a group, or a part of one.
+
+    Attributes:
+      group: of the tests.
+      nodeids: node ids of the tests.
+      part: the part of the only test; None for whole tests.
+      addresses: the workers that may run it; None for all.
+    """
 
     group: KernelGroup
     nodeids: Sequence[str]
     part: Part | None = None
+    addresses: Collection[str] | None = None
 
     def name_of(self, nodeid: str) -> str:
         """The name under which losses of a test count."""
@@ -161,12 +177,15 @@ class Ledger:
         """The number of groups whose tests have results."""
         return sum(not group.todo for group in self.groups)
 
-    def next(self, threads: int = 0) -> tuple[str, Sent] | None:
+    def next(
+        self, threads: int = 0, addresses: Collection[str] | None = None
+    ) -> tuple[str, Sent] | None:
         """The next task to send, with its key; None if all are with workers.
 
         Args:
           threads: number of tasks that run at a time. With fewer than ``TAIL`` groups for each of
             them, tests are divided, so that all workers end at about the same time.
+          addresses: the workers that may run the task; None for all.
         """
         for _ in range(len(self._waiting)):
             group = self._waiting.popleft()
@@ -175,13 +194,13 @@ class Ledger:
             if group.parts is None:
                 group.parts = self._parts_of(group, scarce=len(self._waiting) + 1 < TAIL * threads)
             if group.parts is None:
-                return self._send(Sent(group=group, nodeids=self._whole_tests(group)))
+                return self._send(group, self._whole_tests(group), None, addresses)
             part = group.parts.next()
             if part is not None:
                 self._waiting.append(group)  # other workers may run the next part
-                found = self._send(Sent(group=group, nodeids=[group.parts.nodeid], part=part))
-                group.parts.sent[found[0]] = part, time.monotonic()
-                return found
+                key, sent = self._send(group, [group.parts.nodeid], part, addresses)
+                group.parts.sent[key] = part, time.monotonic()
+                return key, sent
         return None
 
     def _parts_of(self, group: KernelGroup, *, scarce: bool) -> Parts | None:
@@ -207,8 +226,15 @@ class Ledger:
             found.append(nodeid)
         return found
 
-    def _send(self, sent: Sent) -> tuple[str, Sent]:
+    def _send(
+        self,
+        group: KernelGroup,
+        nodeids: Sequence[str],
+        part: Part | None,
+        addresses: Collection[str] | None,
+    ) -> tuple[str, Sent]:
         key = next(self._keys)
+        sent = Sent(group=group, nodeids=nodeids, part=part, addresses=addresses)
         self.sent[key] = sent
         sent.group.keys.add(key)
         return key, sent
@@ -305,10 +331,7 @@ class KeptResults:
     def add_to(self, parts: Parts) -> Parts:
         """Begin a test with the parts of it that are done."""
         for result in self._resumed.get(parts.nodeid, ()):
-            found = result_of(result.reports)
-            if found is not None:
-                parts.results.append(result)
-                parts.found.append(found)
+            if parts.add(result):
                 parts.spent += sum(report.get("duration", 0.0) for report in result.reports)
         return parts
 

@@ -20,6 +20,7 @@ from pytest_pallas.errors import FleetError
 from pytest_pallas.isolate.isolator import Isolator
 from pytest_pallas.isolate.messages import plain_reports
 from pytest_pallas.pytest_session import PytestSession
+from pytest_pallas.replay.goldens import write_file
 from pytest_pallas.replay.saved import (
     FOLDER,
     SUFFIX,
@@ -205,12 +206,8 @@ def _stem(path: str) -> str:
 
 def _write_if_new(path: Path, content: bytes) -> None:
     """Write a file in one step, unless it has this content."""
-    if path.is_file() and path.read_bytes() == content:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _written(path.parent, path.name, content)
-    temporary.chmod(0o644)
-    temporary.replace(path)
+    if not path.is_file() or path.read_bytes() != content:
+        write_file(path, content)
 
 
 def _written(folder: Path, name: str, content: bytes) -> Path:

@@ -339,29 +339,27 @@ class ServedStore(LocalStore):
         """
         super().__init__()
         self._server = _served(place, seconds)
-        answers: list[Any] = [self._put, self._get, self._keys, self._live]
-        for function in answers:
-            self._server.register_function(function, function.__name__.removeprefix("_"))
+        self._server.register_instance(self)
         serving = threading.Thread(target=self._server.serve_forever, args=(_LOOK,), daemon=True)
         serving.start()
 
-    def _put(self, host: int, key: str, value: xmlrpc.client.Binary) -> bool:
+    def _dispatch(self, method: str, params: tuple[Any, ...]) -> Any:
+        """Answer another host, which says its number first."""
+        host, *arguments = params
         self.seen[host] = time.monotonic()
-        self.put(key, value.data)
-        return True
-
-    def _get(self, host: int, key: str, seconds: float) -> xmlrpc.client.Binary | None:
-        self.seen[host] = time.monotonic()
-        value = self.get(key, min(seconds, _HOLD))
-        return None if value is None else xmlrpc.client.Binary(value)
-
-    def _keys(self, host: int, prefix: str) -> list[str]:
-        self.seen[host] = time.monotonic()
-        return list(self.keys(prefix))
-
-    def _live(self, host: int) -> list[int]:
-        self.seen[host] = time.monotonic()
-        return list(self.live())
+        match method, arguments:
+            case "put", [key, value]:
+                self.put(key, value.data)
+                return True
+            case "get", [key, seconds]:
+                value = self.get(key, min(seconds, _HOLD))
+                return None if value is None else xmlrpc.client.Binary(value)
+            case "keys", [prefix]:
+                return list(self.keys(prefix))
+            case "live", []:
+                return list(self.live())
+            case _:
+                raise ValueError(f"there is no method {method!r}")
 
     def close(self) -> None:
         """Stop to serve, once the other hosts have read the last values and left."""

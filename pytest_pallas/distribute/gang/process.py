@@ -43,7 +43,7 @@ from pytest_pallas.isolate.messages import StepNote, decoded, encoded, plain_rep
 from pytest_pallas.isolate.worker import WorkerSession
 from pytest_pallas.option_values import Options
 from pytest_pallas.pytest_session import current
-from pytest_pallas.run.together import of_all
+from pytest_pallas.run.together import SharedFailureError, of_all
 
 #: Seconds after which JAX counts a silent process as dead.
 HEARTBEAT = 20.0
@@ -219,7 +219,7 @@ class _Together:
         keep_in_step(item, seed=options.seed, seconds=PART * longest(options.timeout))
         try:
             return (yield)
-        except (FailedExampleError, OutOfStepError) as failure:
+        except (SharedFailureError, OutOfStepError) as failure:
             for note in getattr(failure, "__notes__", ()):  # Hypothesis' about the example
                 failure.error.add_note(note)
             raise failure.error from None
@@ -237,19 +237,6 @@ class _Together:
 
 
 # The examples of ``@given`` tests.
-
-
-class FailedExampleError(Exception):
-    """An example that failed in some process, with the ``error`` of this one.
-
-    All processes raise it at one line, so that Hypothesis sees one failure, and shrinks it in the
-    same way in all of them.
-    """
-
-    def __init__(self, error: Exception) -> None:
-        """With the error of this process."""
-        super().__init__(str(error))
-        self.error = error
 
 
 class OutOfStepError(BaseException):
@@ -308,7 +295,7 @@ def keep_in_step(item: pytest.Item, *, seed: int, seconds: float) -> None:
         failed = _agreed(failed, seconds)
         if failed is None:
             return found
-        raise FailedExampleError(failed)
+        raise SharedFailureError(failed)
 
     setattr(together, _AGREES, True)
     test.hypothesis.inner_test = together
