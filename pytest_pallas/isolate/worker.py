@@ -229,10 +229,11 @@ def _copied(session: PytestSession, examples: Mapping[str, bytes]) -> Any:
 
 
 class Recorder:
-    """Records the reports and warnings of a test."""
+    """Records the reports and warnings of a test, and the failures of the collection."""
 
     def __init__(self) -> None:
         """Start empty."""
+        self.failed_collections: list[pytest.CollectReport] = []
         self.reports: list[pytest.TestReport] = []
         self.warnings: list[PlainWarning] = []
 
@@ -244,6 +245,11 @@ class Recorder:
     def pytest_configure(self, config: pytest.Config) -> None:
         """Mark the session as that of a worker, before other plugins check it."""
         config.pluginmanager.register(object(), WORKER)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Record a failure of the collection."""
+        if report.failed:
+            self.failed_collections.append(report)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Record a report."""

@@ -395,31 +395,33 @@ class GangProcesses:
 
     def _gathered(self, futures: Mapping[int, Future[JobResult]]) -> list[TestEnd]:
         """Wait for the processes of this host, and kill those that can only wait for another."""
+        ends: dict[int, TestEnd] = {}
         until: float | None = None
-        while pending := [number for number, each in futures.items() if not each.done()]:
+        while pending := {n: future for n, future in futures.items() if n not in ends}:
             if until is not None and time.monotonic() > until:
                 self.close_processes()
-                wait(futures.values())
-                return [self._end(n, each, stopped=n in pending) for n, each in futures.items()]
-            waiting = [futures[number] for number in pending]
-            wait(waiting, timeout=_LOOK, return_when=FIRST_COMPLETED)
-            if until is None and (grace := self._patience(futures.values())) is not None:
+                wait(pending.values())
+                ends |= {n: self._end(n, f.result(), stopped=True) for n, f in pending.items()}
+                break
+            wait(pending.values(), timeout=_LOOK, return_when=FIRST_COMPLETED)
+            ends |= {n: self._end(n, f.result()) for n, f in pending.items() if f.done()}
+            if until is None and (grace := self._patience(ends.values())) is not None:
                 until = time.monotonic() + grace
-        return [self._end(number, each) for number, each in futures.items()]
+        return [ends[number] for number in futures]
 
-    def _patience(self, futures: Collection[Future[JobResult]]) -> float | None:
-        """Seconds that the processes of this host may still take; None for their own limits."""
+    def _patience(self, ends: Collection[TestEnd]) -> float | None:
+        """Return the seconds that processes of this host may still take; None for no limit."""
         lost = f"lost/{self._generation}"
-        ends = [_grace(future.result()) for future in futures if future.done()]
-        graces = [grace for grace in ends if grace is not None]
-        if graces and self.layout.hosts > 1:
-            self._store.put(f"{lost}/{self.layout.host}", b"")
-        if not graces and self.layout.hosts > 1 and self._store.keys(f"{lost}/"):
-            graces = [DIED_SECONDS]
+        graces = [grace for end in ends if (grace := _grace(end)) is not None]
+        if self.layout.hosts > 1:
+            if graces:
+                self._store.put(f"{lost}/{self.layout.host}", b"")
+            elif self._store.keys(f"{lost}/"):
+                graces = [DIED_SECONDS]
         return min(graces, default=None)
 
-    def _end(self, number: int, future: Future[JobResult], *, stopped: bool = False) -> TestEnd:
-        result = future.result()
+    def _end(self, number: int, result: JobResult, *, stopped: bool = False) -> TestEnd:
+        """Return the end of a test in a process of this host."""
         if not stopped and result.status == "done":
             return decoded(TestEnd, result.value)
         return TestEnd(process=number, host=self._host, stopped=stopped, died=result)
@@ -462,11 +464,10 @@ class GangProcesses:
         )
 
 
-def _grace(result: JobResult) -> float | None:
-    """Seconds that others may take after this end of a test in one process; None for no limit."""
-    if result.status != "done":
+def _grace(end: TestEnd) -> float | None:
+    """Return the seconds that others may take after this end in one process; None for no limit."""
+    if end.died is not None:
         return DIED_SECONDS
-    end = decoded(TestEnd, result.value)
     failed = end.absent or any(report["outcome"] == "failed" for report in end.reports)
     return FAILED_SECONDS if failed else None
 

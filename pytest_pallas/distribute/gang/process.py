@@ -94,9 +94,7 @@ class GangSession(WorkerSession):
     def __init__(self, start: Start, say: Callable[[bytes], None]) -> None:
         """Configure pytest."""
         self._process = start.place.index
-        self._collector = _CollectReports()
         super().__init__(start.opening, say)
-        self.config.pluginmanager.register(self._collector)
         self.config.pluginmanager.register(_Together())
 
     def collect(self, seconds: float) -> Collected:
@@ -120,7 +118,7 @@ class GangSession(WorkerSession):
         return Collected(
             tests=[(item.nodeid, item.location) for item in items],
             problem=problem,
-            reports=plain_reports(self.config, self._collector.reports),
+            reports=plain_reports(self.config, self.recorder.failed_collections),
             backends=[label(backend) for backend in state.selection.backends],
             not_applicable=list(state.not_applicable.values()),
             shard=(state.shard_line, state.empty_shard),
@@ -194,19 +192,6 @@ def _listed(theirs: Sequence[str], ours: Sequence[str], process: int) -> str:
     more = len(lines) - _LISTED
     rest = [f"  and {more} more"] if more > 0 else []
     return "\n".join([*islice(lines, _LISTED), *rest])
-
-
-class _CollectReports:
-    """Records failed reports of collection."""
-
-    def __init__(self) -> None:
-        """Start empty."""
-        self.reports: list[pytest.CollectReport] = []
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Record a failure."""
-        if report.failed:
-            self.reports.append(report)
 
 
 class _Together:

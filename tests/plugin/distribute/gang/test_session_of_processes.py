@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 
 from pytest_pallas.distribute.gang import plugin as supervisor
-from pytest_pallas.distribute.gang.messages import TestEnd
-from pytest_pallas.isolate.messages import decoded
 
 TESTS = Path(__file__).parent / "tests_of_processes.py"
 
@@ -26,12 +24,11 @@ def session(project, monkeypatch):
     """
     grace = supervisor._grace
 
-    def patience(result):
-        seconds = grace(result)
+    def patience(end):
+        seconds = grace(end)
         if seconds != supervisor.FAILED_SECONDS:
             return seconds
-        reports = decoded(TestEnd, result.value).reports
-        hangs = reports and HANGS in reports[0]["nodeid"]
+        hangs = end.reports and HANGS in end.reports[0]["nodeid"]
         return 0.01 if hangs else 3600.0
 
     monkeypatch.setattr(supervisor, "_grace", patience)
