@@ -54,7 +54,7 @@ class _HazardObserver:
     """
 
     def __init__(self, reason: str = "") -> None:
-        """For a test without another reason."""
+        """Create for a test with a reason, or without."""
         self.reason = reason
 
     def example(self, builder: Result, facts: Sequence[Fact]) -> None:
@@ -234,7 +234,7 @@ class Isolator:
         return reports
 
     def error_of_end(self, item: Any, result: JobResult) -> Exception:
-        """The error for a worker that did not answer; counts its examples."""
+        """Make the error for a worker that did not answer; counts its examples."""
         note = StepNote.decode(result.note)
         if note is not None and note.examples:
             own = getattr(item, "result", None)
@@ -334,5 +334,5 @@ class _SimulatedTests:
 
 
 def isolator_of(config: pytest.Config) -> Isolator | None:
-    """The isolator plugin, or None in a worker."""
+    """Return the isolator plugin, or None in a worker."""
     return config.pluginmanager.get_plugin(PLUGIN)

@@ -220,12 +220,12 @@ class StepNote:
     running: Sequence[str] = ()
 
     def encode(self) -> bytes:
-        """The note as bytes; cheap, because each example has several."""
+        """Return the note as bytes; cheap, because each example has several."""
         return json.dumps(vars(self)).encode()
 
     @classmethod
     def decode(cls, body: bytes) -> StepNote | None:
-        """The note; None if there is none, or half of one."""
+        """Return the note; None if there is none, or half of one."""
         try:
             return decode(cls, parse(body)) if body else None
         except DataError:

@@ -189,7 +189,7 @@ class WorkerSession:
         return WorkerReply(facts=state.facts.pop(spec, None))
 
     def _item(self, request: WorkerRequest) -> pytest.Item | None:
-        """The test, from its file, or from the whole collection."""
+        """Return the test, from its file, or from the whole collection."""
         for path in (request.path and os.path.join(self.config.rootpath, request.path), None):
             if request.nodeid in self.items:
                 break
@@ -222,7 +222,9 @@ def _copied(session: PytestSession, examples: Mapping[str, bytes]) -> Any:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(value)
     copy = DirectoryBasedExampleDatabase(folder)
-    servers = [place for place in session.options.database if place.kind not in ("folder", "none")]
+    servers = [
+        server for server in session.options.database if server.kind not in ("folder", "none")
+    ]
     root, report = session.harness.root, session.lost_places.setdefault
     opened = open_places(servers, root, report) if servers else None
     return copy if opened is None else MultiplexedDatabase(copy, opened)
@@ -238,7 +240,7 @@ class Recorder:
         self.warnings: list[PlainWarning] = []
 
     def clear(self) -> None:
-        """A new test begins."""
+        """Forget the reports of the last test."""
         self.reports, self.warnings = [], []
 
     @pytest.hookimpl(tryfirst=True)
@@ -305,7 +307,7 @@ class Alarm:
         faulthandler.cancel_dump_traceback_later()
 
     def example(self, builder: Any, facts: Sequence[Fact]) -> None:
-        """An example of a builder starts."""
+        """Begin the step of an example."""
         note = StepNote(
             step="an example",
             limit=longest(self._timeout),
@@ -316,11 +318,11 @@ class Alarm:
         self._step(note)
 
     def traced(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
-        """A call starts to be compiled and executed."""
+        """Begin the step of a call that is compiled and executed."""
         self._begin_call(call, jaxpr, kernels, simulated=False)
 
     def simulated(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
-        """A call starts to be simulated."""
+        """Begin the step of a call that is simulated."""
         self._begin_call(call, jaxpr, kernels, simulated=True)
 
     def _begin_call(
@@ -335,7 +337,7 @@ class Alarm:
         self._step(dataclasses.replace(self._note, step="a kernel", limit=limit, running=running))
 
     def ended(self, call: Call) -> None:
-        """A call has finished."""
+        """Begin the step after a call."""
         del call
         limit = longest(self._timeout)
         self._step(dataclasses.replace(self._note, step="the rest", limit=limit, running=()))

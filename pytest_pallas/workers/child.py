@@ -33,12 +33,12 @@ RAISED = b"e"
 
 
 def header(kind: bytes, body: bytes) -> bytes:
-    """The header of ``body``."""
+    """Return the header of ``body``."""
     return _HEADER.pack(kind, len(body))
 
 
 def read(stream: BinaryIO) -> bytes | None:
-    """The body of the next message of a blocking stream, or None at its end."""
+    """Return the body of the next message of a blocking stream, or None at its end."""
     head = stream.read(_HEADER.size)
     if len(head) < _HEADER.size:
         return None

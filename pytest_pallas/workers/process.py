@@ -128,7 +128,7 @@ class Capture:
         fcntl.fcntl(self._file, fcntl.F_SETFL, flags | os.O_APPEND)
 
     def fileno(self) -> int:
-        """The descriptor for a process's stdout and stderr."""
+        """Return the descriptor for a process's stdout and stderr."""
         return self._file.fileno()
 
     def clear(self) -> None:
@@ -143,7 +143,7 @@ class Capture:
             os.ftruncate(self.fileno(), 0)
 
     def text(self) -> str:
-        """The end of the output since ``clear``; invalid UTF-8 is replaced."""
+        """Return the end of the output since ``clear``; invalid UTF-8 is replaced."""
         return self._tail().decode(errors="replace")
 
     def close(self) -> None:
@@ -220,7 +220,7 @@ class Worker:
         return self._process.pid
 
     def dies_within(self, seconds: float) -> bool:
-        """Whether it is dead, or dies within some seconds."""
+        """Return whether it is dead, or dies within some seconds."""
         poll = select.poll()
         if self.death is not None:
             poll.register(self.death, select.POLLIN)
@@ -316,7 +316,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident_bytes(pid: int) -> int:
-    """Resident memory of process ``pid`` and all its descendants, in bytes.
+    """Return the resident memory of process ``pid`` and all its descendants, in bytes.
 
     Shared pages count for each process. A process that ended, or cannot be read (there is no
     ``/proc`` outside Linux), counts as 0.
@@ -333,7 +333,7 @@ def _resident_pages(pid: int) -> int:
 
 
 def _family(pid: int) -> Iterator[int]:
-    """``pid`` and its descendants; a child is listed under the thread that started it."""
+    """Yield ``pid`` and its descendants, which are listed under the thread that started them."""
     waiting = [pid]
     while waiting:
         process = waiting.pop()
@@ -399,8 +399,8 @@ def exchange(
     begun = last = time.monotonic()
     note = b""
 
-    def ended(found: Exchange) -> Exchange:
-        return dataclasses.replace(found, note=note, silence=time.monotonic() - last)
+    def ended(end: Exchange) -> Exchange:
+        return dataclasses.replace(end, note=note, silence=time.monotonic() - last)
 
     unsent = [memoryview(part) for part in message if part]
     received = bytearray()

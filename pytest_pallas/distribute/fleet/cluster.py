@@ -85,18 +85,18 @@ class DaskCluster:
       ends: the keys of the calls that have ended.
     """
 
-    def __init__(self, place: FleetPlace) -> None:
-        """Connect to the scheduler of ``place``, or start one with workers on this machine.
+    def __init__(self, location: FleetPlace) -> None:
+        """Connect to the scheduler of ``location``, or start one with workers on this machine.
 
         Raises:
           OptionError: ``distributed`` is not installed, or the scheduler cannot be reached.
         """
         if importlib.util.find_spec("distributed") is None:
             raise OptionError(
-                f"--pallas-fleet={place} needs the package distributed: pip install "
+                f"--pallas-fleet={location} needs the package distributed: pip install "
                 "'pytest-pallas[fleet]'"
             )
-        self.place = place
+        self.location = location
         self.ends: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._close = contextlib.ExitStack()
         self._futures: dict[str, Any] = {}
@@ -113,7 +113,7 @@ class DaskCluster:
         set_options: Any = config.set  # pyright: ignore[reportPrivateImportUsage]
         self._close.enter_context(set_options({"distributed.admin.tick.limit": "1h"}))
         self._close.enter_context(_logging_critical())
-        address: Any = self.place.address
+        address: Any = self.location.address
         if not address:
             before = dict(os.environ)
             if forks.FOLDER not in os.environ:  # so that all workers import JAX once
@@ -125,7 +125,7 @@ class DaskCluster:
             self._close.enter_context(set_options({"logging.distributed": "critical", **methods}))
             local: Any = LocalCluster
             address = local(
-                n_workers=self.place.workers,
+                n_workers=self.location.workers,
                 threads_per_worker=1,
                 processes=True,
                 dashboard_address=None,
@@ -138,12 +138,12 @@ class DaskCluster:
             self._close.callback(_restore, {name: before.get(name) for name in changed})
             self._close.callback(_closed, address)
         try:
-            if self.place.address:
-                _require_scheduler(self.place.address)
+            if self.location.address:
+                _require_scheduler(self.location.address)
             client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
         except Exception as error:  # of any type: something else may listen there
             raise OptionError(
-                f"--pallas-fleet={self.place}: no Dask scheduler can be reached there within "
+                f"--pallas-fleet={self.location}: no Dask scheduler can be reached there within "
                 f"{CONNECT_SECONDS:g} s ({one_line(error)}). Start one with `dask scheduler`, "
                 "and workers with `dask worker ADDRESS --nthreads 1`, or write "
                 "--pallas-fleet=local:N"
@@ -158,30 +158,30 @@ class DaskCluster:
             self._close.close()
 
     def workers(self) -> Mapping[str, WorkerInfo]:
-        """The workers that the scheduler knows, by address.
+        """Return the workers that the scheduler knows, by address.
 
         Raises:
           ClusterLostError: the scheduler does not answer.
         """
         now = time.monotonic()
-        found: dict[str, WorkerInfo] = {}
-        known = self._ask("scheduler_info", n_workers=-1)  # some versions list five
-        if "workers" not in known:
+        workers: dict[str, WorkerInfo] = {}
+        answer = self._ask("scheduler_info", n_workers=-1)  # some versions list five
+        if "workers" not in answer:
             raise ClusterLostError("its connection was closed")
-        for address, data in known["workers"].items():
+        for address, data in answer["workers"].items():
             # Only differences of the scheduler's clock count, which may go wrong.
             stamp, since = self._heard.get(address, (0.0, now))
             if data["last_seen"] != stamp:
                 since = now
             self._heard[address] = (data["last_seen"], since)
-            found[address] = WorkerInfo(
+            workers[address] = WorkerInfo(
                 address=address, threads=int(data["nthreads"]), silence=now - since
             )
-        self._heard = {address: self._heard[address] for address in found}
-        return found
+        self._heard = {address: self._heard[address] for address in workers}
+        return workers
 
     def tasks_on(self, address: str) -> Collection[str]:
-        """The names of the tasks that a worker runs, or has been given.
+        """Return the names of the tasks that a worker runs, or has been given.
 
         Raises:
           ClusterLostError: the scheduler does not answer.
@@ -189,7 +189,7 @@ class DaskCluster:
         return [str(key) for key in self._ask("processing", [address]).get(address, ())]
 
     def idle(self, addresses: Collection[str]) -> int:
-        """The number of these workers that have no task.
+        """Return the number of these workers that have no task.
 
         Raises:
           ClusterLostError: the scheduler does not answer.
@@ -198,7 +198,7 @@ class DaskCluster:
         return sum(not busy.get(address) for address in addresses)
 
     def begun(self, key: str) -> str:
-        """The name of the worker that has begun a task; "" if none has.
+        """Return the name of the worker that has begun a task; "" if none has.
 
         Raises:
           ClusterLostError: the scheduler does not answer.
@@ -240,15 +240,15 @@ class DaskCluster:
         future.add_done_callback(lambda _: self.ends.put(key))
 
     def ended(self, key: str) -> Ended | None:
-        """The result of a task; None if it was cancelled."""
+        """Return the result of a task; None if it was cancelled."""
         future = self._futures.pop(key, None)
         if future is None or future.cancelled():
             return None
-        place = [worker.place_of_answer(key)]
-        answer = self._ask("get_metadata", place, default=b"")
+        path = [worker.answer_key(key)]
+        answer = self._ask("get_metadata", path, default=b"")
         try:
             if answer:
-                self._ask("set_metadata", place, b"")
+                self._ask("set_metadata", path, b"")
                 return Ended(key=key, answer=answer)
             with _quiet():
                 return Ended(key=key, answer=future.result(timeout=_GATHER_SECONDS))
@@ -320,7 +320,7 @@ class Workers:
         return sum(self.known[address].threads for address in self.active)
 
     def name_of(self, address: str) -> str:
-        """A worker in words."""
+        """Return a worker's name in messages."""
         return self._names.get(address, address)
 
     def look(self) -> Iterator[WorkerInfo]:
@@ -348,7 +348,7 @@ class Workers:
                 self._say(f"worker {self.name_of(address)} answers again")
 
     def _left(self, address: str) -> None:
-        """The scheduler does not know a worker any more."""
+        """Forget a worker that the scheduler does not know any more."""
         for key in [key for key, at in self.greetings.items() if at == address]:
             del self.greetings[key]
             self._cluster.cancel([key])
@@ -473,7 +473,7 @@ def _closed(closable: Any) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Generator[None]:
-    """Without Dask's warnings, such as of other versions: the projects are compared anyway."""
+    """Ignore Dask's warnings, such as of other versions: the projects are compared anyway."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -481,7 +481,7 @@ def _quiet() -> Generator[None]:
 
 @contextlib.contextmanager
 def _logging_critical() -> Generator[None]:
-    """Without Dask's log: lost workers are reported by the run."""
+    """Silence Dask's log: the run reports lost workers."""
     loggers = [logging.getLogger(name) for name in ("distributed", "tornado", "asyncio")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -103,9 +103,9 @@ class FleetRunner:
         """
         assert session.options.fleet is not None
         self.state, self.config = session, session.config
-        place = session.options.fleet
-        self.facts = session.fleet = FleetFacts(place=str(place), processes=place.workers)
-        self.cluster = DaskCluster(place)
+        location = session.options.fleet
+        self.facts = session.fleet = FleetFacts(place=str(location), processes=location.workers)
+        self.cluster = DaskCluster(location)
         session.config.add_cleanup(self.cluster.close)
         self.silence = _seconds(SILENT_VARIABLE, SILENT_SECONDS)
         self.patience = _seconds(WAIT_VARIABLE, WAIT_SECONDS)
@@ -186,7 +186,7 @@ class FleetRunner:
         finally:
             self.cluster.cancel([*self.ledger.sent, *self.workers.greetings])
             for parts in [group.parts for group in self.ledger.groups if group.parts]:
-                keep_examples(self.state, parts.found)  # of a test that did not end
+                keep_examples(self.state, parts.part_results)  # of a test that did not end
             for nodeid in list(self.ordered or ()):
                 if nodeid in self.pending:  # where an earlier one is missing
                     self.pending.pop(nodeid)()
@@ -288,7 +288,7 @@ class FleetRunner:
         return FleetTask(
             key=key,
             tests=[self._request(self.items[nodeid], sent) for nodeid in sent.nodeids],
-            raised={place: how for place, how in self.state.raised.items() if place in kernels},
+            raised={kernel: how for kernel, how in self.state.raised.items() if kernel in kernels},
             changes=sent.group.changes,
             most=max(most - self.pytest_session.testsfailed, 1) if most else 0,
         )
@@ -313,7 +313,7 @@ class FleetRunner:
         )
 
     def _divided(self, nodeid: str) -> Parts | None:
-        """The parts of a test; None if there would be one, or none."""
+        """Return the parts of a test; None if there would be one, or none."""
         division = divisible(self.items[nodeid])
         if division is None:
             return None
@@ -357,7 +357,7 @@ class FleetRunner:
                 self._results(sent, answer)
 
     def _lost(self, sent: Sent, reason: str) -> None:
-        """A worker was lost with a task: after some tries, its tests fail."""
+        """Record that a worker was lost with a task: after some tries, its tests fail."""
         self.facts.repeated += 1
         for nodeid in list(self.ledger.was_lost(sent, reason)):
             self._cancel_parts(sent.group)
@@ -416,10 +416,12 @@ class FleetRunner:
     def _report_parts(self, group: KernelGroup, parts: Parts) -> None:
         self._cancel_parts(group)
         self.ledger.done(group, parts.nodeid)
-        changes = [tuple(each) for found in parts.found for each in found.get("database", ())]
+        changes = [
+            tuple(change) for result in parts.part_results for change in result.get("database", ())
+        ]
         group.changes = [*group.changes, *changes]
         item = self.items[parts.nodeid]
-        report = partial(self.replayer.report_parts, item, parts.results, parts.found)
+        report = partial(self.replayer.report_parts, item, parts.results, parts.part_results)
         self._report(parts.nodeid, report)
 
     def _cancel_parts(self, group: KernelGroup) -> None:
@@ -454,7 +456,7 @@ def _say(config: pytest.Config, text: str) -> None:
 
 
 def _seconds(variable: str, default: float) -> float:
-    """A time limit from the environment."""
+    """Return a time limit from the environment."""
     text = os.environ.get(variable, "")
     try:
         return float(text) if text else default
@@ -485,7 +487,7 @@ def run_setup(state: PytestSession, items: Sequence[pytest.Item], run: str) -> R
     directory = config.invocation_params.dir
     suites = [(module, locate(module, directory).paths) for module in state.options.suite]
     files = None
-    if all(place.kind == "folder" for place in state.options.database):
+    if all(location.kind == "folder" for location in state.options.database):
         files = _example_files(state.database, _MOST_EXAMPLES)
     # Each worker writes its own files, which come back with the results.
     scripts = state.options.results is not None or hasattr(config, "cache")
@@ -508,7 +510,7 @@ def run_setup(state: PytestSession, items: Sequence[pytest.Item], run: str) -> R
 
 
 def _environment() -> dict[str, str]:
-    """The variables that decide what a test computes."""
+    """Return the variables that decide what a test computes."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -517,7 +519,7 @@ def _environment() -> dict[str, str]:
 
 
 def _relative(arg: str, folder: str) -> str:
-    """An argument without the working folder, which workers may have elsewhere."""
+    """Return an argument without the working folder, which workers may have elsewhere."""
     return arg.replace(f"{folder}{os.sep}", "") if folder != os.sep else arg
 
 

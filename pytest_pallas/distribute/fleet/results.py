@@ -169,7 +169,9 @@ class ResultReplayer:
             return
         folder = self.session.harness.root / self.session.options.golden_dir
         # Arrays before the manifests that name them.
-        for name, content in sorted(goldens.items(), key=lambda each: each[0].endswith(".json")):
+        for name, content in sorted(
+            goldens.items(), key=lambda golden: golden[0].endswith(".json")
+        ):
             _write_if_new(folder / name, content)
 
     def _keep_files(self, item: pytest.Item, files: Mapping[str, bytes]) -> dict[str, str]:
@@ -191,8 +193,8 @@ class ResultReplayer:
                 for name in own
                 if Path(name).suffix in _SUFFIXES
             }
-        for name, place in moved.items():
-            _write_if_new(Path(place), _moved_content(name, files[name], moved))
+        for name, target in moved.items():
+            _write_if_new(Path(target), _moved_content(name, files[name], moved))
         trace = self.session.options.trace
         for name, content in files.items():
             if trace is not None and Path(name).parent.name != FOLDER:
@@ -219,20 +221,20 @@ def _written(folder: Path, name: str, content: bytes) -> Path:
 
 
 def _moved(value: Any, moved: Mapping[str, str]) -> Any:
-    """A report, or a part of one, in which files have the paths that they have here."""
+    """Return a report, or a part of one, with the paths that files have here."""
     if isinstance(value, str):
-        for path, place in moved.items():
-            value = value.replace(path, place)
+        for path, target in moved.items():
+            value = value.replace(path, target)
         return value
     if isinstance(value, Mapping):
-        return {key: _moved(each, moved) for key, each in value.items()}
+        return {key: _moved(element, moved) for key, element in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_moved(each, moved) for each in value)
+        return type(value)(_moved(element, moved) for element in value)
     return value
 
 
 def _moved_content(path: str, content: bytes, moved: Mapping[str, str]) -> bytes:
-    """The content of a file, if files are moved: a script may name its own."""
+    """Return the content of a file with the paths of here: a script may name its own."""
     if not path.endswith(".py"):
         return content
     return _moved(content.decode(errors="replace"), moved).encode(errors="replace")

@@ -46,8 +46,8 @@ def greet(setup: bytes) -> bytes:
         return encoded(_answer(run, child))
 
 
-def place_of_answer(key: str) -> str:
-    """The name under which the scheduler has the answer to a task."""
+def answer_key(key: str) -> str:
+    """Return the name under which the scheduler has the answer to a task."""
     return f"{key}-answer"
 
 
@@ -72,12 +72,12 @@ def work(setup: bytes, task: bytes) -> bytes:
             return encoded(answer)
         results = encoded(Answer(worker=answer.worker, results=child.run(todo)))
     client: Any = get_client()
-    client.set_metadata([place_of_answer(todo.key)], results)
+    client.set_metadata([answer_key(todo.key)], results)
     return b""
 
 
 def name() -> str:
-    """This worker in words: its address, host and process."""
+    """Return this worker's name in messages: its address, host and process."""
     from distributed import get_worker
 
     try:
@@ -88,7 +88,7 @@ def name() -> str:
 
 
 def _claim(key: str) -> str:
-    """The name of the worker that has begun this task; "" if it is this one, now.
+    """Begin a task, unless another worker has; returns the name of that worker, or "".
 
     Dask gives a task to another worker if the first one is lost. Then the controller decides.
     """
@@ -202,7 +202,7 @@ class Child:
         return results
 
     def _journal(self) -> str:
-        """The name of a file for the verdicts of a test, which does not exist."""
+        """Return a new name of a file for the verdicts of a test."""
         folder = self.scratch / "journals"
         folder.mkdir(exist_ok=True)
         return str(folder / uuid.uuid4().hex)
@@ -214,7 +214,7 @@ class Child:
         return None if not written else Path(self.folder) / written
 
     def _written(self) -> dict[str, bytes]:
-        """The files that a test wrote for a person, which are taken away."""
+        """Take away the files that a test wrote for a person, and return their contents."""
         files: dict[str, bytes] = {}
         for path in sorted(self.scratch.rglob("*")):
             if path.is_file() and path.parent.name != "journals":
@@ -232,12 +232,12 @@ class Child:
 def _stamps(folder: Path | None) -> dict[Path, tuple[int, int]]:
     if folder is None or not folder.is_dir():
         return {}
-    found = ((path, path.stat()) for path in folder.rglob("*") if path.is_file())
-    return {path: (stat.st_mtime_ns, stat.st_size) for path, stat in found}
+    stats = ((path, path.stat()) for path in folder.rglob("*") if path.is_file())
+    return {path: (stat.st_mtime_ns, stat.st_size) for path, stat in stats}
 
 
 def _changed(folder: Path | None, before: Mapping[Path, tuple[int, int]]) -> dict[str, bytes]:
-    """The files of a folder that were written since."""
+    """Return the files of a folder that were written since."""
     if folder is None:
         return {}
     return {
@@ -255,9 +255,9 @@ _ANSWERS: dict[str, Answer] = {}
 
 @contextlib.contextmanager
 def _leased(run: RunSetup) -> Generator[Child]:
-    """A child of this run, for one task."""
+    """Lend a child of this run for one task."""
     with _LOCK:
-        child = next((each for each in _FREE if each.setup.run == run.run), None)
+        child = next((free for free in _FREE if free.setup.run == run.run), None)
         if child is not None:
             _FREE.remove(child)
     if child is None:

@@ -94,7 +94,7 @@ class ProcessResult:
         return f"{self.record.outcome}{reason}"
 
     def of_key(self, key: Hashable) -> ProcessResult:
-        """The result with the record of one kernel and check only."""
+        """Return the result with the record of one kernel and check only."""
         record = next((record for record in self.records if _key(record) == key), None)
         hosts = () if record is None else record.hosts
         waited = (host.because_of for host in hosts if host.process == self.process)
@@ -106,7 +106,7 @@ class ProcessResult:
 
 
 def merge_processes(results: Sequence[ProcessResult]) -> list[Record]:
-    """One record for each kernel and check of a test, in the order of the lowest process.
+    """Make one record for each kernel and check, in the order of the lowest process.
 
     The outcome is ``failed`` if any process failed, ended or has no record. Expected failures count
     for all: a kernel that is wrong in one process is wrong. Any other difference between outcomes
@@ -132,11 +132,11 @@ def _merged(results: Sequence[ProcessResult], key: Hashable) -> Record:
     measured = max(records, key=_size)
 
     def union(name: str) -> tuple[Any, ...]:
-        """All values of a field in order, each once."""
+        """Return all values of a field in order, each once."""
         return tuple(dict.fromkeys(value for record in records for value in getattr(record, name)))
 
     def common(name: str) -> str:
-        """The value of a field if all records have it."""
+        """Return the value of a field if all records have it."""
         values = {getattr(record, name) for record in records}
         return values.pop() if len(values) == 1 else ""
 
@@ -174,7 +174,7 @@ def _outcome(parts: Sequence[ProcessResult]) -> str:
 
 
 def _worst(parts: Sequence[ProcessResult], outcome: str) -> Record:
-    """The record whose message is shown: of a failure of its own if there is one, the worst."""
+    """Return the record whose message is shown: of failures of their own, the worst."""
     own = [part for part in parts if part.failed and not part.because_of]
     candidates = own or [part for part in parts if part.failed]
     shown = [part.record for part in candidates if part.record is not None and part.record.message]
@@ -185,7 +185,7 @@ def _worst(parts: Sequence[ProcessResult], outcome: str) -> Record:
 
 
 def _size(record: Record) -> float:
-    """How wrong an answer is; below 0 where nothing was measured."""
+    """Return how wrong an answer is; below 0 where nothing was measured."""
     if record.multiple is None:
         return -1.0
     return math.inf if math.isnan(record.multiple) else record.multiple
@@ -234,12 +234,12 @@ def _headline(parts: Sequence[ProcessResult]) -> str:
 
 
 def _numbers(numbers: Sequence[int]) -> str:
-    """``process 1``, or ``processes 1, 2``."""
+    """Return ``process 1``, or ``processes 1, 2``."""
     return f"process{'es' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def _others(parts: Sequence[ProcessResult], worst: Record) -> Iterator[Mapping[str, Any]]:
-    """The failures of other processes with other messages, each under the name of its process."""
+    """Yield the failures of other processes with other messages, under their names."""
     seen = {"", worst.message}
     for part in parts:
         record = part.record
@@ -254,7 +254,7 @@ def _others(parts: Sequence[ProcessResult], worst: Record) -> Iterator[Mapping[s
 
 
 def _counts(parts: Sequence[ProcessResult]) -> tuple[Note, ...]:
-    """A note if right processes ran different numbers of examples."""
+    """Return a note if right processes ran different numbers of examples."""
     counts = {p.process: p.record.examples for p in parts if p.record and not p.failed}
     if len(set(counts.values())) < 2:
         return ()

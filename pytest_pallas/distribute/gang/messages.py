@@ -37,12 +37,12 @@ class Start:
     """The first message to a process: join the program, and collect.
 
     Attributes:
-      place: its place in the program.
+      position: its place in the program.
       opening: the configuration of its session.
       seconds: time limit for all processes to join, and then to collect.
     """
 
-    place: Place
+    position: Place
     opening: Opening
     seconds: float
 
@@ -138,7 +138,7 @@ def of_host(kind: Any, body: bytes) -> list[Any]:
       DataError: it is none, or text and reports in it are not fit to be shown.
     """
     messages: list[Any] = decoded(list[kind], body)
-    return [_checked(each) if isinstance(each, TestEnd) else each for each in messages]
+    return [_checked(entry) if isinstance(entry, TestEnd) else entry for entry in messages]
 
 
 def _checked(end: TestEnd) -> TestEnd:

@@ -80,16 +80,16 @@ def register_gang(state: PytestSession) -> None:
     state.delegates = True
     store: HostStore | None = None
     if options.processes:
-        found = accelerators(os.environ)
-        layout = on_this_host(options.processes, options.devices, found, options.backend)
+        present = accelerators(os.environ)
+        layout = on_this_host(options.processes, options.devices, present, options.backend)
     else:
-        place = _place(state)
-        layout = of_cluster(place, options.devices, os.environ)
+        position = _position(state)
+        layout = of_cluster(position, options.devices, os.environ)
         if layout.host:
-            store = RemoteStore(place, options.join_timeout)
+            store = RemoteStore(position, options.join_timeout)
             _be_silent(state, layout)
         else:
-            store = ServedStore(place, options.join_timeout)
+            store = ServedStore(position, options.join_timeout)
     config.pluginmanager.register(GangPlugin(state, layout, store), PLUGIN)
 
 
@@ -113,19 +113,19 @@ def _check_options(state: PytestSession, flag: str) -> None:
             raise GangError(f"--pallas-{name.replace('_', '-')} with {flag}: {why}")
 
 
-def _place(state: PytestSession) -> Place:
-    """The place of this host among the hosts."""
-    given = state.options.distributed
-    assert given is not None
-    if given.address:
-        return Place(given.address, given.count, given.index)
-    place = detect(state.options.join_timeout)
-    if place is None:
+def _position(state: PytestSession) -> Place:
+    """Return the place of this host among the hosts."""
+    option = state.options.distributed
+    assert option is not None
+    if option.address:
+        return Place(option.address, option.count, option.index)
+    position = detect(state.options.join_timeout)
+    if position is None:
         raise GangError(
             "--pallas-distributed=auto: JAX finds no TPU pod, Slurm, Open MPI or Kubernetes job "
             "here; give --pallas-distributed=I/N@HOST:PORT"
         )
-    return place
+    return position
 
 
 def _be_silent(state: PytestSession, layout: Layout) -> None:
@@ -133,7 +133,7 @@ def _be_silent(state: PytestSession, layout: Layout) -> None:
     state.reports = False
     state.options = dataclasses.replace(state.options, results=None, html=None, trace=None)
     state.config.pluginmanager.unregister(name="terminalreporter")
-    print(f"pallas: {layout.words}; process 0 reports", flush=True)  # noqa: T201
+    print(f"pallas: {layout.header}; process 0 reports", flush=True)  # noqa: T201
 
 
 class GangPlugin:
@@ -149,8 +149,8 @@ class GangPlugin:
         session.config.add_cleanup(self.gang.close)
 
     def pytest_report_header(self) -> str:
-        """The processes."""
-        return f"pallas: {self.layout.words}"
+        """Return a line about the processes."""
+        return f"pallas: {self.layout.header}"
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> bool | None:
@@ -172,10 +172,10 @@ class GangPlugin:
         self.tests = [test for test in collected.tests if test[0] not in state.done]
         state.remote_tests = [nodeid for nodeid, _ in self.tests]
         session.testscollected = len(self.tests)
-        backends = [each for name in collected.backends for each in parse(name, state.families)]
+        backends = [b for name in collected.backends for b in parse(name, state.families)]
         state.selection = Selection(tuple(backends), named=False, left_out={})
-        for each in collected.not_applicable:
-            state.not_applicable.setdefault(each.test, each)
+        for entry in collected.not_applicable:
+            state.not_applicable.setdefault(entry.test, entry)
         state.shard_line, state.empty_shard = collected.shard
         terminal: Any = session.config.pluginmanager.get_plugin("terminalreporter")
         if terminal is not None and session.config.get_verbosity() >= 0:
@@ -339,20 +339,20 @@ class GangProcesses:
         self._store.close()
 
     def _address(self) -> str:
-        """The coordinator of the next generation: a free port of the first host."""
+        """Return the coordinator of the next generation: a free port of the first host."""
         key = f"address/{self._generation}"
         if self.layout.host == 0:
             self._store.put(key, f"{self.layout.address}:{free_port()}".encode())
-        found = self._store.get(key, self._join_seconds)
-        if found is None:
+        address = self._store.get(key, self._join_seconds)
+        if address is None:
             raise GangError(
                 f"{self.hosts[0]}, the first host, did not start within {self._join_seconds:g} s"
             )
-        return found.decode(errors="replace")
+        return address.decode(errors="replace")
 
     def _start_message(self, number: int, address: str) -> Start:
         return Start(
-            place=Place(address, self.layout.count, number, self.layout.devices),
+            position=Place(address, self.layout.count, number, self.layout.devices),
             opening=self._opening,
             seconds=self._join_seconds,
         )
@@ -373,7 +373,7 @@ class GangProcesses:
         return self._pool.submit(setup, encoded(message), timeout=timeout)
 
     def _started(self, number: int, result: JobResult, late: bool) -> Collected | StartFailure:
-        """What a process has collected, or why it cannot be used."""
+        """Return what a process has collected, or why it cannot be used."""
         if result.status == "done":
             collected = decoded(Collected, result.value)
             if not collected.problem:
@@ -427,7 +427,7 @@ class GangProcesses:
         return TestEnd(process=number, host=self._host, stopped=stopped, died=result)
 
     def _shared(self, kind: Any, key: str, mine: Sequence[Any], seconds: float | None) -> list[Any]:
-        """The lists of all hosts, one after the other.
+        """Give a list to all hosts; returns their lists, one after the other.
 
         Args:
           kind: the type of an element.
@@ -440,10 +440,10 @@ class GangProcesses:
         """
         self._store.put(f"{key}/{self.layout.host}", encoded(mine))
         until = None if seconds is None else time.monotonic() + seconds
-        found: list[Any] = []
+        lists: list[Any] = []
         for host in range(self.layout.hosts):
             if host == self.layout.host:
-                found += mine
+                lists += mine
                 continue
             while (body := self._store.get(f"{key}/{host}", 1.0)) is None:
                 if until is not None and time.monotonic() > until:
@@ -451,10 +451,10 @@ class GangProcesses:
                 if until is None and host not in self._store.live():
                     raise GangError(self._absent(host, "has gone: nothing was heard of it"))
             try:
-                found += of_host(kind, body)
+                lists += of_host(kind, body)
             except DataError as error:
                 raise GangError(self._absent(host, f"sent what cannot be read: {error}")) from None
-        return found
+        return lists
 
     def _absent(self, host: int, what: str) -> str:
         name = f" ({self.hosts[host]})" if self.hosts else ""
@@ -473,14 +473,14 @@ def _grace(end: TestEnd) -> float | None:
 
 
 def _start_failures(failures: Sequence[StartFailure], count: int) -> str:
-    """The message for processes that cannot be used.
+    """Return the message for processes that cannot be used.
 
     Those that came less far than others are the cause: the others wait for them.
     """
-    first = min(each.step for each in failures)
-    causes = [each for each in failures if each.step == first]
-    lines = [f"process {each.process} ({each.host}): {each.reason}" for each in causes]
+    first = min(failure.step for failure in failures)
+    causes = [failure for failure in failures if failure.step == first]
+    lines = [f"process {failure.process} ({failure.host}): {failure.reason}" for failure in causes]
     if len(causes) < len(failures):
-        rest = ", ".join(str(each.process) for each in failures if each.step != first)
+        rest = ", ".join(str(failure.process) for failure in failures if failure.step != first)
         lines.append(f"waiting for it: process {rest}")
     return f"the {count} processes cannot run the tests:\n" + "\n".join(lines)

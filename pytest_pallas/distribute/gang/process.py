@@ -79,7 +79,7 @@ def _started(start: Start, say: Callable[[bytes], None]) -> Collected:
     """Join the program, configure pytest, collect, and compare with the other processes."""
     os.chdir(start.opening.folder)
     say(StepNote(step="joining", limit=start.seconds).encode())
-    join(start.place, start.seconds, HEARTBEAT)
+    join(start.position, start.seconds, HEARTBEAT)
     try:
         host = GangSession(start, say)
     except pytest.UsageError as error:
@@ -93,7 +93,7 @@ class GangSession(WorkerSession):
 
     def __init__(self, start: Start, say: Callable[[bytes], None]) -> None:
         """Configure pytest."""
-        self._process = start.place.index
+        self._process = start.position.index
         super().__init__(start.opening, say)
         self.config.pluginmanager.register(_Together())
 
@@ -126,9 +126,11 @@ class GangSession(WorkerSession):
         )
 
     def _difference(self, names: Sequence[str], seconds: float) -> str:
-        """The difference of this collection from that of process 0; "" if there is none."""
+        """Return the difference of this collection from that of process 0; "" if there is none."""
         digest = hashlib.blake2b(json.dumps(names).encode(), digest_size=16).hexdigest()
-        digests = [each.value for each in agree("collected", value=digest, timeout=seconds)]
+        digests = [
+            statement.value for statement in agree("collected", value=digest, timeout=seconds)
+        ]
         if len(set(digests)) == 1:
             return ""
         first, *_ = agree("tests", value=names, timeout=seconds)
@@ -166,7 +168,7 @@ class GangSession(WorkerSession):
 
 
 def _options_of(item: pytest.Item) -> Options:
-    """The options of a test, without those of a wrong mark, which the test's set-up reports."""
+    """Return the options of a test, without those of a wrong mark: its set-up reports that."""
     state = current(item.config)
     try:
         return state.options_for(item)
@@ -175,13 +177,13 @@ def _options_of(item: pytest.Item) -> Options:
 
 
 def _outcome(reports: Sequence[pytest.TestReport]) -> str:
-    """The outcome of a test in this process."""
+    """Return the outcome of a test in this process."""
     worst = [report.outcome for report in reports if report.outcome != "passed"]
     return worst[0] if worst else "passed"
 
 
 def _listed(theirs: Sequence[str], ours: Sequence[str], process: int) -> str:
-    """The first tests that only one of two processes has, or another order."""
+    """Return the first tests that only one of two processes has, or another order."""
     if sorted(theirs) == sorted(ours):
         return f"  the same {len(ours)} tests, in another order"
     lines = [
@@ -232,7 +234,7 @@ class OutOfStepError(BaseException):
     """
 
     def __init__(self, error: Exception) -> None:
-        """With the failure."""
+        """Keep the failure."""
         super().__init__(str(error))
         self.error = error
 
@@ -271,15 +273,15 @@ def keep_in_step(item: pytest.Item, *, seed: int, seconds: float) -> None:
     @functools.wraps(inner)
     def together(*args: Any, **rest: Any) -> Any:
         __tracebackhide__ = True
-        found: Any = None
+        value: Any = None
         failed: Exception | None = None
         try:
-            found = inner(*args, **rest)
+            value = inner(*args, **rest)
         except Exception as error:
             failed = error
         failed = _agreed(failed, seconds)
         if failed is None:
-            return found
+            return value
         raise SharedFailureError(failed)
 
     setattr(together, _AGREES, True)
@@ -287,7 +289,7 @@ def keep_in_step(item: pytest.Item, *, seed: int, seconds: float) -> None:
 
 
 def _agreed(failed: Exception | None, seconds: float) -> Exception | None:
-    """The error of an example, here or in another process; None if it passed everywhere.
+    """Return the error of an example, here or in another process; None if it passed everywhere.
 
     Raises:
       OutOfStepError: the other processes did not come to the end of the example.
