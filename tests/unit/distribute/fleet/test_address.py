@@ -16,7 +16,7 @@ from pytest_pallas.options import FleetPlace, fleet
 
 
 @pytest.mark.parametrize(
-    ("text", "place"),
+    ("text", "location"),
     [
         ("local:3", FleetPlace(workers=3)),
         ("tcp://10.0.0.1:8786", FleetPlace(address="tcp://10.0.0.1:8786")),
@@ -25,8 +25,8 @@ from pytest_pallas.options import FleetPlace, fleet
         ("", None),
     ],
 )
-def test_values(text, place):
-    assert fleet(text) == place
+def test_values(text, location):
+    assert fleet(text) == location
 
 
 @pytest.mark.parametrize(
@@ -45,12 +45,12 @@ def test_nobody_answers(listens, monkeypatch):
         server.bind(("127.0.0.1", 0))
         if listens:
             server.listen()
-        place = FleetPlace(address=f"tcp://127.0.0.1:{server.getsockname()[1]}")
+        location = FleetPlace(address=f"tcp://127.0.0.1:{server.getsockname()[1]}")
         begin = time.monotonic()
         with pytest.raises(
             OptionError, match=r"no Dask scheduler can be reached there within 0\.5 s"
         ):
-            DaskCluster(place)
+            DaskCluster(location)
         assert time.monotonic() - begin < 5
 
 

@@ -86,7 +86,7 @@ def test_a_test_is_divided_where_workers_would_have_nothing_to_do():
 
 def result(made, key, first, *, failed=False):
     sent = made.take(key)
-    found = {
+    part_result = {
         "kind": "rounds",
         "rounds": [
             {
@@ -98,7 +98,7 @@ def result(made, key, first, *, failed=False):
         ],
     }
     sent.group.parts.results.append(Result(nodeid="a1"))
-    sent.group.parts.part_results.append(found)
+    sent.group.parts.part_results.append(part_result)
     made.again(sent.group)
     return sent.group.parts
 

@@ -31,7 +31,7 @@ def test_devices_that_cannot_be_divided(count, devices, remedy):
 
 def test_accelerators_are_divided():
     layout = on_this_host(2, 8, FOUR_GPUS, ["gpu"])
-    seen = [each["CUDA_VISIBLE_DEVICES"] for each in layout.environments]
+    seen = [environment["CUDA_VISIBLE_DEVICES"] for environment in layout.environments]
     assert seen == ["0,1", "2,3"]
     assert layout.header == "2 processes with 2 of 4 GPUs each"
 
@@ -62,10 +62,10 @@ def test_tpu_processes_have_a_chip_each_and_know_each_other():
 
 
 def test_a_host_of_a_cluster_starts_one_process():
-    place = Place("node0:1234", 4, 2, (1,))
-    layout = of_cluster(place, 8, {"JAX_PLATFORMS": "cpu"})
+    position = Place("node0:1234", 4, 2, (1,))
+    layout = of_cluster(position, 8, {"JAX_PLATFORMS": "cpu"})
     assert (layout.host, layout.count, list(layout.processes)) == (2, 4, [2])
     assert layout.address == "node0"
     assert layout.devices == (1,)
     assert layout.environments[0]["JAX_NUM_CPU_DEVICES"] == "2"
-    assert "JAX_PLATFORMS" not in of_cluster(place, 8, {}).environments[0]
+    assert "JAX_PLATFORMS" not in of_cluster(position, 8, {}).environments[0]

@@ -112,8 +112,8 @@ def test_output_of_other_processes_is_kept_under_their_name():
 
 def test_a_test_whose_process_died_has_ended_and_failed():
     ended = EndedTests()
-    found = [ended.add(report) for report in merged(died(0), died(1, stopped=True))[2]]
-    [(test, _)] = [each for each in found if each is not None]
+    pairs = [ended.add(report) for report in merged(died(0), died(1, stopped=True))[2]]
+    [(test, _)] = [pair for pair in pairs if pair is not None]
     assert test.outcome == "failed"
 
 
@@ -125,7 +125,7 @@ def test_the_record_of_a_process_that_died_joins_those_of_the_others():
         alarm.begin("set-up", 60.0, builder=builder)
     finally:
         alarm.stop()
-    record = Record(
+    own = Record(
         test=TEST[0],
         kernel="k",
         check="forward",
@@ -134,8 +134,8 @@ def test_the_record_of_a_process_that_died_joins_those_of_the_others():
         mesh={"x": 2},
         outcome="failed",
     )
-    other = end(0, "failed", "peer", **{RECORDS: [to_json(record)]})
+    other = end(0, "failed", "peer", **{RECORDS: [to_json(own)]})
     _, _, reports = merged(other, died(1, note=notes[-1]))
-    [joined] = [each for report in reports for each in records_of(report)]
+    [joined] = [record for report in reports for record in records_of(report)]
     assert (joined.outcome, joined.family, dict(joined.mesh)) == ("failed", "f", {"x": 2})
     assert [host.process for host in joined.hosts] == [0, 1]
