@@ -134,13 +134,11 @@ class Isolator:
         __tracebackhide__ = True
         options = self.session.options_for(item)
         slot: Callable[[], float | None] = getattr(item, "slot", lambda: None)
-        path = Path(item.path)
         journal = None if options.mutate is None else self._scratch / str(next(self._numbers))
         facts = self.session.facts
-        request = WorkerRequest(
-            opening=self._opening,
+        request = self._request(
+            item.path,
             nodeid=item.nodeid,
-            path=str(path) if path.is_file() else None,
             timeout=options.timeout,
             seconds=slot(),
             journal=None if journal is None else str(journal),
@@ -173,14 +171,7 @@ class Isolator:
           The facts, or a message if the worker died, or has not found the spec; and the last step
           that the worker has told.
         """
-        path = Path(parent.path)
-        request = WorkerRequest(
-            opening=self._opening,
-            nodeid="",
-            path=str(path) if path.is_file() else None,
-            timeout=timeout,
-            learns=spec,
-        )
+        request = self._request(parent.path, nodeid="", timeout=timeout, learns=spec)
         limit = longest(timeout) + GRACE  # with the start of the worker's session
         future = self._pool.submit(self._setup, encoded(request), timeout=limit)
         try:
@@ -198,6 +189,11 @@ class Isolator:
         if reply.facts is None:
             return "the process for isolated tests has not found it: its calls are not traced", ""
         return reply.facts, ""
+
+    def _request(self, path: Path, **fields: Any) -> WorkerRequest:
+        """Make a request about a test or a spec of a file."""
+        collected = str(path) if path.is_file() else None
+        return WorkerRequest(opening=self._opening, path=collected, **fields)
 
     def accept(self, item: Any, reply: WorkerReply) -> dict[str, pytest.TestReport]:
         """Use the results of a worker, also of another machine; returns its reports by ``when``.

@@ -47,22 +47,18 @@ def variables_of_imports() -> Generator[set[str]]:
     names: set[str] = set()
     put, add, add_simple = os.putenv, warnings.filterwarnings, warnings.simplefilter
 
-    def noted(name: bytes | str, value: bytes | str) -> None:
-        if _importing(inspect.currentframe()):
-            names.add(os.fsdecode(name))
-        put(name, value)
-
-    def noting(function: Any) -> Any:
+    def noting(function: Any, name_of: Callable[..., str]) -> Any:
         @functools.wraps(function)
-        def noted_filter(*args: Any, **keywords: Any) -> None:
+        def noted(*args: Any, **keywords: Any) -> None:
             if _importing(inspect.currentframe()):
-                names.add(FILTERS)
+                names.add(name_of(*args))
             function(*args, **keywords)
 
-        return noted_filter
+        return noted
 
-    os.putenv = noted
-    warnings.filterwarnings, warnings.simplefilter = noting(add), noting(add_simple)
+    os.putenv = noting(put, lambda name, _: os.fsdecode(name))
+    warnings.filterwarnings = noting(add, lambda *_: FILTERS)
+    warnings.simplefilter = noting(add_simple, lambda *_: FILTERS)
     try:
         yield names
     finally:

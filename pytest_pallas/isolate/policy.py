@@ -104,7 +104,7 @@ def _of_object(value: Any, package: str, seen: dict[int, Any], depth: int) -> It
         if value.__name__.partition(".")[0] in _FOREIGN:
             yield value.__name__
     elif isinstance(value, type):
-        if _is_own(getattr(value, "__module__", ""), package):
+        if _is_own(sys.modules.get(getattr(value, "__module__", "")), package):
             for attribute in vars(value).values():
                 yield from _of_object(attribute, package, seen, depth - 1)
     elif isinstance(value, functools.partial):
@@ -126,7 +126,7 @@ def _of_object(value: Any, package: str, seen: dict[int, Any], depth: int) -> It
 
 def _of_function(function: FunctionType, package: str, seen: dict[int, Any]) -> Iterator[str]:
     code = function.__code__
-    if _is_trusted(code, package):
+    if _is_trusted(code.co_filename, package):
         return
     names: set[str] = set()
     for inner in _codes(code):
@@ -138,7 +138,7 @@ def _of_function(function: FunctionType, package: str, seen: dict[int, Any]) -> 
     values = [known[name] for name in names if name in known]
     defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     for value in (*values, *cells, *defaults, getattr(function, "__wrapped__", None)):
-        if isinstance(value, ModuleType) and _is_own(value.__name__, package, value):
+        if isinstance(value, ModuleType) and _is_own(value, package):
             for name in names & vars(value).keys():
                 yield from _of_object(vars(value)[name], package, seen, _DEPTH)
         yield from _of_object(value, package, seen, _DEPTH)
@@ -181,20 +181,17 @@ def _package(code: CodeType | None) -> str:
     return ""
 
 
-def _is_trusted(code: CodeType, package: str) -> bool:
-    file = code.co_filename
+def _is_trusted(file: str, package: str) -> bool:
+    """Return whether a file is of Python or of an installed package other than ``package``."""
     if package and file.startswith(package):
         return False
     return file.startswith((*_TRUSTED, "<frozen"))
 
 
-def _is_own(name: str, package: str, module: ModuleType | None = None) -> bool:
-    """Return whether a module is neither of Python nor of an installed package."""
-    module = module or sys.modules.get(name)
+def _is_own(module: ModuleType | None, package: str) -> bool:
+    """Return whether a module has a file that is not trusted."""
     file = getattr(module, "__file__", None)
-    if file is None:
-        return False
-    return bool(package and file.startswith(package)) or not file.startswith(_TRUSTED)
+    return file is not None and not _is_trusted(file, package)
 
 
 # The history of tests in earlier sessions, in pytest's cache.

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -44,7 +44,7 @@ class WorkerSetup:
       environment: environment variables of the worker, as pairs, besides those of this process.
       memory_bytes: limit on the resident memory of the worker and its children, in bytes; None for
         no limit. Shared pages count once for each process. Enforced on Linux only.
-      talks: whether the function takes a second argument, ``say(note: bytes)``, with which it
+      talks: whether the function also takes ``say``, a function of bytes, with which it
         reports its next step. Each note restarts the time limit of the job.
       preloads: on Linux, one process imports these modules, and the workers are its forks; with ()
         each worker is a new interpreter. None may start a thread or a backend of JAX.
@@ -198,17 +198,16 @@ class Worker:
         self.ready = False
         self.fresh_bytes = 0
         self._ended = False
-        with contextlib.ExitStack() as on_error:
+        with contextlib.ExitStack() as childs, contextlib.ExitStack() as on_error:
             self.output = Capture()
             on_error.callback(self.output.close)
             childs_requests, self.requests = os.pipe()
+            childs.callback(os.close, childs_requests)
             on_error.callback(os.close, self.requests)
-            with _closing(childs_requests):
-                self.replies, childs_replies = os.pipe()
-                on_error.callback(os.close, self.replies)
-                with _closing(childs_replies):
-                    pipes = childs_requests, childs_replies
-                    self._process = _launch(setup, *pipes, self.output, stopping)
+            self.replies, childs_replies = os.pipe()
+            childs.callback(os.close, childs_replies)
+            on_error.callback(os.close, self.replies)
+            self._process = _launch(setup, childs_requests, childs_replies, self.output, stopping)
             on_error.pop_all()
         os.set_blocking(self.requests, False)
         os.set_blocking(self.replies, False)
@@ -300,14 +299,6 @@ def _death_of(pid: int) -> int | None:
         with contextlib.suppress(OSError):
             return os.pidfd_open(pid)
     return None
-
-
-@contextlib.contextmanager
-def _closing(descriptor: int) -> Generator[None]:
-    try:
-        yield
-    finally:
-        os.close(descriptor)
 
 
 # The memory of a worker.

@@ -180,22 +180,14 @@ class DaskCluster:
         self._heard = {address: self._heard[address] for address in workers}
         return workers
 
-    def tasks_on(self, address: str) -> Collection[str]:
-        """Return the names of the tasks that a worker runs, or has been given.
+    def tasks(self) -> Mapping[str, Collection[str]]:
+        """Return the names of the tasks that each worker runs, or has been given, by address.
 
         Raises:
           ClusterLostError: the scheduler does not answer.
         """
-        return [str(key) for key in self._ask("processing", [address]).get(address, ())]
-
-    def idle(self, addresses: Collection[str]) -> int:
-        """Return the number of these workers that have no task.
-
-        Raises:
-          ClusterLostError: the scheduler does not answer.
-        """
-        busy = self._ask("processing")
-        return sum(not busy.get(address) for address in addresses)
+        tasks = self._ask("processing")
+        return {address: list(map(str, keys)) for address, keys in tasks.items()}
 
     def begun(self, key: str) -> str:
         """Return the name of the worker that has begun a task; "" if none has.

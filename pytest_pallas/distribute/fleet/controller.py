@@ -231,8 +231,9 @@ class FleetRunner:
 
     def _look_at_workers(self) -> None:
         """Give tasks of silent and lost workers to others."""
+        tasks = self.cluster.tasks()
         for silent in self.workers.look():
-            for key in self.cluster.tasks_on(silent.address):
+            for key in tasks.get(silent.address, ()):
                 sent = self.ledger.sent.get(key)
                 if sent is None or key not in sent.group.keys:
                     continue
@@ -242,7 +243,7 @@ class FleetRunner:
                     self._lost(sent, f"{worker} was silent for {silent.silence:.0f} s")
         self.facts.threads = self.workers.threads
         # Dask leaves tasks where they wait, even if a worker that came later has nothing to do.
-        self.idle = self.cluster.idle(self.workers.active)
+        self.idle = sum(not tasks.get(address) for address in self.workers.active)
         if self.workers.active:
             self.alone_since = time.monotonic()
         elif self.facts.workers and time.monotonic() - self.alone_since > self.patience:

@@ -78,11 +78,11 @@ class TestReplay:
         store = recorded.path / "pallas_goldens"
         from pytest_pallas.replay.goldens import Store
 
-        for golden in [*Store(store).goldens()]:
-            arrays = {f"in{i}": a for i, a in enumerate(Store(store).inputs(golden))}
-            answer = Store(store).outputs(golden)[""].copy()
+        for kept in [*Store(store).goldens()]:
+            arrays = {f"in{i}": a for i, a in enumerate(Store(store).inputs(kept))}
+            answer = Store(store).outputs(kept)[""].copy()
             answer.reshape(-1).view("uint32")[3] ^= 1  # far within every tolerance
-            Store(store).put(_with_answer(golden, answer), {**arrays, "out0": answer})
+            Store(store).put(_with_answer(kept, answer), {**arrays, "out0": answer})
         recorded.run(*BASIC, ELSEWHERE, golden("replay")).assert_outcomes(passed=1)
         result = recorded.run(*BASIC, ON, golden("replay"))
         result.assert_outcomes(failed=1)

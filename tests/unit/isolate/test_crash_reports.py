@@ -38,8 +38,8 @@ def test_a_hang_by_what_faulthandler_wrote():
     assert isinstance(error, HangError)
     text = str(error)
     assert text.startswith("here: the kernel did not end within 5 s")
-    for text in ("location  /k/matmul.py:12 in spin", "running   matmul at /k/matmul.py:7"):
-        assert text in text
+    for fact in ("location  /k/matmul.py:12 in spin", "running   matmul at /k/matmul.py:7"):
+        assert fact in text
     assert "example   number 3\n  inputs    float32[8]" in text
 
 

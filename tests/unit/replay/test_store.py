@@ -83,7 +83,7 @@ class TestWriting:
         other = dataclasses.replace(one.origin, device="TPU v5")
         store.put(one, arrays)
         store.put(dataclasses.replace(one, origin=other), arrays)
-        assert len({golden.question for golden in store.goldens()}) == 1
+        assert len({kept.question for kept in store.goldens()}) == 1
         assert len([*store.goldens()]) == 2
 
     def test_json_comes_back(self) -> None:
@@ -202,8 +202,8 @@ class TestTogether:
                 assert process.wait() == 0
         goldens = [*store.goldens()]
         assert len(goldens) == 50
-        for golden in goldens:
-            store.outputs(golden)
+        for kept in goldens:
+            store.outputs(kept)
         assert not [path for path in store.folder.rglob(".*") if path.is_file()]
 
     def test_a_writer_that_is_killed_leaves_what_can_be_read(self, store: Store) -> None:
@@ -214,6 +214,6 @@ class TestTogether:
             process.send_signal(signal.SIGKILL)
         goldens = [*store.goldens()]
         assert goldens
-        for golden in goldens:
-            store.outputs(golden)
-            store.inputs(golden)
+        for kept in goldens:
+            store.outputs(kept)
+            store.inputs(kept)

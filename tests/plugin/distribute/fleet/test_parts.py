@@ -83,17 +83,17 @@ def without_times(records):
 
 def both(project, *args):
     """The records of a run, which are those of a fleet, too."""
-    results = []
+    runs = []
     variables = [os.environ.get(name) for name in OF_WORKERS]
     for more in ((), ("--pallas-fleet=local:2",)):
         results = project.results("--pallas-backend=tpu-sim", *args, *more)
         files = {
             path.name: path.read_bytes() for path in (project.path / "pallas-failures").glob("*")
         }
-        results.append((without_times(results["records"]), files))
+        runs.append((without_times(results["records"]), files))
         for folder in (".hypothesis", "pallas-failures"):
             shutil.rmtree(project.path / folder, ignore_errors=True)
-    assert results[0] == results[1]
+    assert runs[0] == runs[1]
     assert [os.environ.get(name) for name in OF_WORKERS] == variables
     fleet = results["fleet"]
     assert fleet["sent"] > fleet["tasks"] == fleet["done"]  # in parts

@@ -57,9 +57,9 @@ def test_nobody_answers(listens, monkeypatch):
 def test_a_scheduler_that_stops_is_lost(monkeypatch):
     monkeypatch.setattr(cluster, "ANSWER_SECONDS", 0.1)
     made = object.__new__(DaskCluster)
-    made._client = SimpleNamespace(processing=lambda workers: time.sleep(2))
+    made._client = SimpleNamespace(processing=lambda: time.sleep(2))
     with pytest.raises(cluster.ClusterLostError, match=r"it does not answer within 0\.1 s"):
-        made.tasks_on("tcp://127.0.0.1:1")
+        made.tasks()
 
 
 def test_distributed_is_not_installed(monkeypatch):
