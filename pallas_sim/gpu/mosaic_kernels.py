@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from pallas_sim.accesses import memory_of, record_access
-from pallas_sim.chips import GPUS, Excess, attributes, tensor_memory_excess
+from pallas_sim.chips import TARGETS, Excess, tensor_memory_excess
 from pallas_sim.compat.compilers import CopyKey, inferred_tiles, infers_tiles
 from pallas_sim.compat.jaxprs import is_reference, open_jaxpr, written_inputs
 from pallas_sim.compat.source import home_of
@@ -60,7 +60,7 @@ from pallas_sim.memory import Ref
 from pallas_sim.order.disorder import report_disorder
 from pallas_sim.recording import Acquired, Recording, Synchronized
 from pallas_sim.registry import Equation, Evaluate
-from pallas_sim.tracing import AbsentChip, present
+from pallas_sim.tracing import absent_chip, present
 
 #: Of each copy of a kernel, the tiles that JAX chooses for its shared memory.
 type Tiles = Mapping[CopyKey, tuple[int, ...]]
@@ -537,8 +537,7 @@ def _tiles_of_copies(kernel: GpuKernel, eqn: Equation, thread: Thread) -> Tiles:
     """
     if not infers_tiles(kernel.params):
         return {}
-    target = thread.machine.target
-    chip = AbsentChip(GPUS[target].device_kind, "gpu", attributes(target))
+    chip = absent_chip(TARGETS[thread.machine.target])
     try:
         with warnings.catch_warnings(), present(chip):
             warnings.simplefilter("ignore")
