@@ -165,9 +165,9 @@ def costs(text: str) -> tuple[Cost, ...]:
         elif running and described == entries[-1]["kernel"]:
             entries[-1].update(_numbers(line))
     add_warnings()
-    return tuple(
-        Cost(**{**entry, "warnings": tuple(dict.fromkeys(entry["warnings"]))}) for entry in entries
-    )
+    for entry in entries:
+        entry["warnings"] = tuple(dict.fromkeys(entry["warnings"]))
+    return tuple(Cost(**entry) for entry in entries)
 
 
 def _numbers(line: str) -> Mapping[str, int]:
