@@ -98,7 +98,7 @@ class BlockCluster:
           SimulationError: there is no such block.
         """
         rank = 0
-        for (name, size), at in zip(self.launch.mesh.cluster, block.place, strict=True):
+        for (name, size), at in zip(self.launch.mesh.cluster, block.index, strict=True):
             index = indices.get(name, at)
             if not 0 <= index < size:
                 raise SimulationError(
@@ -123,7 +123,7 @@ class ThreadBlock:
 
     Attributes:
       cluster: it belongs to.
-      place: its index along each axis of the cluster.
+      index: along each axis of the cluster.
       arena: its shared memory, as bytes.
       memory: its allocations, by the place in the program that makes them.
       entered: how often a scope was entered, by the place of the scope and the thread.
@@ -142,7 +142,7 @@ class ThreadBlock:
     """
 
     cluster: BlockCluster
-    place: tuple[int, ...]
+    index: tuple[int, ...]
     arena: Array
     memory: dict[Any, Ref] = field(default_factory=dict)
     entered: dict[Any, int] = field(default_factory=dict)
@@ -161,7 +161,7 @@ class ThreadBlock:
     @property
     def point(self) -> tuple[int, ...]:
         """Its index along each axis of the grid and of the cluster."""
-        return (*self.cluster.point, *self.place)
+        return (*self.cluster.point, *self.index)
 
 
 @dataclass(eq=False)
