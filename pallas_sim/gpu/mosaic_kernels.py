@@ -13,8 +13,7 @@ import ast
 import functools
 import linecache
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -246,9 +245,13 @@ def _execute(
         sizes = [size for _, size in (*kernel.mesh.grid, *kernel.mesh.cluster)]
         publish_semaphores(launch, kernel.semaphores, list(np.ndindex(*sizes)))
         at_entry(thread, traffic)
-        footprints = _footprints(kernel, launch, arguments)
-        run_clusters = _all_at_once if kernel.concurrent else _one_by_one
-        run_clusters(kernel, launch, arguments, footprints)
+        footprints = Footprints(machine.seed, concurrent=kernel.concurrent)
+        kernel_run = _KernelRun(kernel, launch, arguments, footprints)
+        kernel_run.watch_memory()
+        if kernel.concurrent:
+            kernel_run.run_all_at_once()
+        else:
+            kernel_run.run_one_by_one()
         end_kernel(thread, footprints.kernel_ahead(kernel.name), launch.start)
         # The use of a result reads it, so that a store which nothing orders before is reported.
         for ref in outputs:
@@ -257,134 +260,135 @@ def _execute(
     return [value_of(ref.data, aval) for ref, aval in zip(outputs, kernel.outputs, strict=True)]
 
 
-def _points(launch: GpuLaunch) -> list[tuple[int, ...]]:
-    """Return the grid points of the clusters, in the order in which they begin."""
-    sizes = [size for _, size in launch.mesh.grid]
-    points = list(np.ndindex(*sizes))
-    machine = launch.thread.machine
-    if machine.seed and len(points) > 1:
-        points = [points[at] for at in machine.random.permutation(len(points))]
-    return points
+@dataclass(frozen=True)
+class _KernelRun:
+    """A kernel that runs.
 
+    Attributes:
+      kernel: which one.
+      launch: its launch.
+      arguments: of its body.
+      footprints: the accesses of its clusters to global memory.
+    """
 
-def _footprints(kernel: GpuKernel, launch: GpuLaunch, arguments: Sequence[Any]) -> Footprints:
-    """Make the object that notes the accesses of the clusters to global memory."""
-    footprints = Footprints(launch.thread.machine.seed, concurrent=kernel.concurrent)
-    for number, ref in enumerate(arguments):
-        if not isinstance(ref, Ref) or ref.data.dtype == object:
-            continue
-        if number >= len(arguments) - len(kernel.outputs) or number in kernel.written:
-            footprints.watch(ref.data)
-        else:
-            footprints.watch_reads(ref.data)
-    return footprints
+    kernel: GpuKernel
+    launch: GpuLaunch
+    arguments: Sequence[Any]
+    footprints: Footprints
 
+    def watch_memory(self) -> None:
+        """Let the footprints note the accesses to operands and outputs."""
+        first_output = len(self.arguments) - len(self.kernel.outputs)
+        for number, ref in enumerate(self.arguments):
+            if isinstance(ref, Ref) and ref.data.dtype != object:
+                written = number >= first_output or number in self.kernel.written
+                watch = self.footprints.watch if written else self.footprints.watch_reads
+                watch(ref.data)
 
-def _one_by_one(
-    kernel: GpuKernel, launch: GpuLaunch, arguments: Sequence[Any], footprints: Footprints
-) -> None:
-    # The recording of a single cluster is small. It is searched for races, and then forgotten: a
-    # recording of all clusters could take more memory than there is.
-    machine, recording = launch.thread.machine, Recording()
-    for number, point in enumerate(_points(launch)):
-        footprints.cluster = number
-        if launch.start is not None:
-            launch.start.record(recording)
-        cluster = _cluster(kernel, launch, point, footprints, recording)
+    def points(self) -> list[tuple[int, ...]]:
+        """Return the grid points of the clusters, in the order in which they begin."""
+        points = list(np.ndindex(*(size for _, size in self.kernel.mesh.grid)))
+        machine = self.launch.thread.machine
+        if machine.seed and len(points) > 1:
+            points = [points[at] for at in machine.random.permutation(len(points))]
+        return points
+
+    def run_one_by_one(self) -> None:
+        """Run one cluster after the other."""
+        # The recording of a single cluster is small. It is searched for races, and then forgotten:
+        # a recording of all clusters could take more memory than there is.
+        machine, recording = self.launch.thread.machine, Recording()
+        for number, point in enumerate(self.points()):
+            self.footprints.cluster = number
+            if self.launch.start is not None:
+                self.launch.start.record(recording)
+            cluster = self.cluster(point, recording)
+            try:
+                self.run([cluster])
+            finally:
+                report_disorder(machine, recording)
+
+    def run_all_at_once(self) -> None:
+        """Run all clusters at the same time."""
+        clusters = [self.cluster(point, None) for point in self.points()]
+        if self.kernel.dynamic:
+            _hold_back(self.launch, clusters)
+        device, start = self.launch.thread, self.launch.start
+        numbers = (device.number, *(thread.number for thread in _threads(clusters)))
+        events, idle = device.recording.events, device.machine.scheduler.idle
+        begin_next = functools.partial(_begin_next, self.launch)
+        # The launch and its end order the device's accesses with those of all threads.
+        events.append(Synchronized(numbers))
+        if start is not None:
+            start.record(device.recording)
+        idle.append(begin_next)
         try:
-            _run(kernel, [cluster], arguments)
+            self.run(clusters)
         finally:
-            report_disorder(machine, recording)
+            idle.remove(begin_next)
+        events.append(Synchronized(numbers))
+        if start is not None:
+            events.append(Acquired(device.number, start.token))
 
+    def run(self, clusters: Sequence[BlockCluster]) -> None:
+        """Run clusters at the same time."""
+        threads = _threads(clusters)
 
-def _all_at_once(
-    kernel: GpuKernel, launch: GpuLaunch, arguments: Sequence[Any], footprints: Footprints
-) -> None:
-    clusters = [_cluster(kernel, launch, point, footprints, None) for point in _points(launch)]
-    if kernel.dynamic:
-        _hold_back(launch, clusters)
-    device, start = launch.thread, launch.start
-    numbers = (device.number, *(thread.number for thread in _threads(clusters)))
-    events = device.recording.events
-    # The launch and its end order the device's accesses with those of all threads.
-    events.append(Synchronized(numbers))
-    if start is not None:
-        start.record(device.recording)
-    with _beginning_when_idle(launch):
-        _run(kernel, clusters, arguments)
-    events.append(Synchronized(numbers))
-    if start is not None:
-        events.append(Acquired(device.number, start.token))
+        def work(thread: Any) -> None:
+            if not _may_begin(thread):
+                return
+            with thread.span("body", self.kernel.name):
+                run(self.kernel.program, thread, self.arguments)
+            leave(thread)
+            if not thread.block.running:
+                end_block(thread.block, thread)
+            if not any(block.running for block in thread.block.cluster.blocks):
+                _begin_next(thread.kernel_launch)
+
+        if len(threads) == 1:  # without switches between greenlets
+            work(threads[0])
+        else:
+            self.launch.thread.machine.scheduler.run(threads, work)
+
+    def cluster(self, point: tuple[int, ...], recording: Recording | None) -> BlockCluster:
+        """Make a cluster with its blocks and their warpgroups, none of which has begun."""
+        mesh, cluster = (
+            self.kernel.mesh,
+            BlockCluster(self.launch, point, together=self.kernel.paired),
+        )
+        for index in np.ndindex(*(size for _, size in mesh.cluster)):
+            # Memory begins as NaN in every dtype.
+            block = ThreadBlock(cluster, index, np.full(self.kernel.smem, 0xFF, np.uint8))
+            cluster.blocks.append(block)
+            numbers = range(mesh.warpgroups)
+            block.warpgroups += [self.warpgroup(block, number, recording) for number in numbers]
+            block.running = mesh.warpgroups
+        return cluster
+
+    def warpgroup(self, block: ThreadBlock, number: int, recording: Recording | None) -> GpuThread:
+        """Make a warpgroup of a block."""
+        device, mesh = self.launch.thread, self.kernel.mesh
+        axes = [*mesh.grid, *mesh.cluster, *([mesh.threads] if mesh.threads else [])]
+        point = (*block.point, *([number] if mesh.threads else []))
+        where = f"block ({', '.join(map(str, block.point))})" if block.point else "block 0"
+        who = f"{where}, warpgroup {number}" if mesh.warpgroups > 1 else where
+        names, sizes = [name for name, _ in axes], tuple(size for _, size in axes)
+        return _child(
+            device,
+            block=block,
+            warpgroup=number,
+            owner=replace(device.owner, thread=who),
+            grids=[*device.grids, GridPosition(point, sizes, len(block.point))],
+            axes={**device.axes, **dict(zip(names, point, strict=True))},
+            others={**device.others, **dict(axes)},
+            access_monitor=self.footprints,
+            own_recording=recording,
+        )
 
 
 def _threads(clusters: Sequence[BlockCluster]) -> list[GpuThread]:
     blocks = [block for cluster in clusters for block in cluster.blocks]
     return [thread for block in blocks for thread in block.warpgroups]
-
-
-def _run(kernel: GpuKernel, clusters: Sequence[BlockCluster], arguments: Sequence[Any]) -> None:
-    """Run clusters at the same time."""
-    threads = _threads(clusters)
-
-    def work(thread: Any) -> None:
-        if not _may_begin(thread):
-            return
-        with thread.span("body", kernel.name):
-            run(kernel.program, thread, arguments)
-        leave(thread)
-        if not thread.block.running:
-            end_block(thread.block, thread)
-        if not any(block.running for block in thread.block.cluster.blocks):
-            _begin_next(thread.kernel_launch)
-
-    if len(threads) == 1:
-        work(threads[0])
-        return
-    threads[0].machine.scheduler.run(threads, work)
-
-
-def _cluster(
-    kernel: GpuKernel,
-    launch: GpuLaunch,
-    point: tuple[int, ...],
-    footprints: Footprints,
-    recording: Recording | None,
-) -> BlockCluster:
-    """Make a cluster with its blocks and their warpgroups, none of which has begun."""
-    mesh, cluster = launch.mesh, BlockCluster(launch, point, together=kernel.paired)
-    for index in np.ndindex(*(size for _, size in mesh.cluster)):
-        block = ThreadBlock(cluster, index, np.full(kernel.smem, 0xFF, np.uint8))
-        cluster.blocks.append(block)
-        for number in range(mesh.warpgroups):
-            block.warpgroups.append(_warpgroup(launch, block, number, footprints, recording))
-        block.running = mesh.warpgroups
-    return cluster
-
-
-def _warpgroup(
-    launch: GpuLaunch,
-    block: ThreadBlock,
-    number: int,
-    footprints: Footprints,
-    recording: Recording | None,
-) -> GpuThread:
-    device, mesh = launch.thread, launch.mesh
-    axes = [*mesh.grid, *mesh.cluster, *([mesh.threads] if mesh.threads else [])]
-    point = (*block.point, *([number] if mesh.threads else []))
-    where = f"block ({', '.join(map(str, block.point))})" if block.point else "block 0"
-    who = f"{where}, warpgroup {number}" if mesh.warpgroups > 1 else where
-    names, sizes = [name for name, _ in axes], tuple(size for _, size in axes)
-    return _child(
-        device,
-        block=block,
-        warpgroup=number,
-        owner=replace(device.owner, thread=who),
-        grids=[*device.grids, GridPosition(point, sizes, len(block.point))],
-        axes={**device.axes, **dict(zip(names, point, strict=True))},
-        others={**device.others, **dict(axes)},
-        access_monitor=footprints,
-        own_recording=recording,
-    )
 
 
 def _child(thread: Thread, **facts: Any) -> GpuThread:
@@ -467,18 +471,6 @@ def _hold_back(launch: GpuLaunch, clusters: Sequence[BlockCluster]) -> None:
     machine, count = launch.thread.machine, len(clusters)
     first = int(machine.random.integers(1, count + 1)) if machine.seed else -(-count // 2)
     launch.pending.extend(clusters[first:])
-
-
-@contextmanager
-def _beginning_when_idle(launch: GpuLaunch) -> Generator[None]:
-    """Let another cluster begin whenever no thread can go on."""
-    idle = launch.thread.machine.scheduler.idle
-    begin = functools.partial(_begin_next, launch)
-    idle.append(begin)
-    try:
-        yield
-    finally:
-        idle.remove(begin)
 
 
 def _may_begin(thread: GpuThread) -> bool:
