@@ -1,14 +1,14 @@
 """Analyze the grids of a traced function (``analyze_jaxpr``): what is wrong with their blocks.
 
-Each function below looks at a call, or at one operand of it, and yields findings. Those of a large
-grid look at the programs that were read, and at index maps that are affine.
+Each function below looks at one operand of a call, and yields what is wrong with its blocks. In a
+large grid it is the blocks of the programs that were read, and index maps that are affine.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from pallas_sim.errors import Inline
 from pytest_pallas.grid import findings as picture
-from pytest_pallas.grid.findings import GridFinding, finding_of, points
+from pytest_pallas.grid.findings import GridFinding, Kind, Severity, finding_of, points
 from pytest_pallas.grid.kernel_calls import KernelCall
 from pytest_pallas.grid.model import GridCall, GridWindow, read_call, region
 from pytest_pallas.grid.overhang import illegal_tiles, overhang, too_much_vmem
@@ -37,7 +37,11 @@ _MOST_CELLS = 2**22
 type _Missing = tuple[tuple[tuple[int, int], ...], int] | None
 
 
-def out_of_range(call: GridCall, window: GridWindow) -> Iterator[GridFinding]:
+#: Kind and severity of a finding, programs that show it, what is wrong, and what to do.
+type Problem = tuple[Kind, Severity, Iterable[int | tuple[int, ...]], str, str]
+
+
+def out_of_range(call: GridCall, window: GridWindow) -> Iterator[Problem]:
     """Find blocks that lie entirely outside of their array."""
     if window.starts is None or not math.prod(window.shape):
         return
@@ -52,9 +56,7 @@ def out_of_range(call: GridCall, window: GridWindow) -> Iterator[GridFinding]:
         return
     # On GPUs a block is an address, which is wrong only if it is accessed.
     sure = call.platform == "tpu" or call.covers(window)
-    yield finding_of(
-        call,
-        window,
+    yield (
         "out-of-range",
         "error" if sure else "warning",
         at[:3],
@@ -70,7 +72,7 @@ def _does(window: GridWindow, at: Points) -> str:
     return verb if len(at) > 1 else f"{verb}s"
 
 
-def never_written(call: GridCall, window: GridWindow, use: OutputUse) -> Iterator[GridFinding]:
+def never_written(call: GridCall, window: GridWindow, use: OutputUse) -> Iterator[Problem]:
     """Find parts of an output that no program writes."""
     if window.alias or not math.prod(window.shape) or None in call.grid:
         return
@@ -92,9 +94,7 @@ def never_written(call: GridCall, window: GridWindow, use: OutputUse) -> Iterato
     unwritten = region([a for a, _ in block], [b - a for a, b in block])
     more = f" and {count - 1} more blocks" if count > 1 else ""
     doubt = "" if seen else " What follows the kernel may not use it."
-    yield finding_of(
-        call,
-        window,
+    yield (
         "never-written",
         "error" if seen else "warning",
         (),
@@ -179,7 +179,7 @@ def _edges(window: GridWindow, index: Sequence[int]) -> tuple[tuple[int, int], .
 _MOST_PAIRS = 2**22
 
 
-def written_twice(call: GridCall, window: GridWindow) -> Iterator[GridFinding]:
+def written_twice(call: GridCall, window: GridWindow) -> Iterator[Problem]:
     """Find blocks of an output that programs write at the same time, or come back to."""
     if window.starts is None or not math.prod(window.shape) or not window.starts.shape[1]:
         return
@@ -205,9 +205,7 @@ def written_twice(call: GridCall, window: GridWindow) -> Iterator[GridFinding]:
             if call.platform == "tpu"
             else "and the programs of a grid run at the same time on a GPU"
         )
-        yield finding_of(
-            call,
-            window,
+        yield (
             "parallel-write",
             "error",
             (first, other),
@@ -224,7 +222,7 @@ def written_twice(call: GridCall, window: GridWindow) -> Iterator[GridFinding]:
         yield from _revisited(call, window, which)
 
 
-def _revisited(call: GridCall, window: GridWindow, which: Any) -> Iterator[GridFinding]:
+def _revisited(call: GridCall, window: GridWindow, which: Any) -> Iterator[Problem]:
     begins = np.flatnonzero(np.concatenate([[True], which[1:] != which[:-1]]))
     visits = which[begins]
     _, first = np.unique(visits, return_index=True)
@@ -234,9 +232,7 @@ def _revisited(call: GridCall, window: GridWindow, which: Any) -> Iterator[GridF
     late = int(begins[again[0]])
     early = np.flatnonzero(which[:late] == which[late])
     left = int(early[-1]) + 1
-    yield finding_of(
-        call,
-        window,
+    yield (
         "revisited",
         "error",
         (int(early[-1]), left, late),
@@ -248,7 +244,7 @@ def _revisited(call: GridCall, window: GridWindow, which: Any) -> Iterator[GridF
     )
 
 
-def read_after_write(call: GridCall, window: GridWindow) -> Iterator[GridFinding]:
+def read_after_write(call: GridCall, window: GridWindow) -> Iterator[Problem]:
     """Find blocks of an input that are fetched after a program wrote the memory they share."""
     outputs = {o.position: o for o in call.windows if o.output}
     partner = dict(call.facts.aliases).get(window.position)
@@ -266,9 +262,7 @@ def read_after_write(call: GridCall, window: GridWindow) -> Iterator[GridFinding
     if pair is None:
         return
     writer, reader = pair
-    yield finding_of(
-        call,
-        window,
+    yield (
         "alias",
         "error",
         pair,
@@ -317,7 +311,7 @@ def _hazard(call: GridCall, window: GridWindow, output: GridWindow) -> tuple[int
 # Findings from affine index maps, for a grid that is too large to be read as a whole.
 
 
-def affine_out_of_range(call: GridCall, window: GridWindow) -> Iterator[GridFinding]:
+def affine_out_of_range(call: GridCall, window: GridWindow) -> Iterator[Problem]:
     """Find blocks that lie outside of their array, by the range of their index."""
     grid = _grid(call, window)
     if grid is None:
@@ -332,9 +326,7 @@ def affine_out_of_range(call: GridCall, window: GridWindow) -> Iterator[GridFind
                 n - 1 if (c > 0) == (high >= count) else 0
                 for c, n in zip(affine.coefficients, grid, strict=True)
             )
-            yield finding_of(
-                call,
-                window,
+            yield (
                 "out-of-range",
                 "error" if call.platform == "tpu" else "warning",
                 [corner],
@@ -352,7 +344,7 @@ def _grid(call: GridCall, window: GridWindow) -> Sequence[int] | None:
     return [n for n in call.grid if n is not None] if window.uniform else None
 
 
-def affine_written_twice(call: GridCall, window: GridWindow) -> Iterator[GridFinding]:
+def affine_written_twice(call: GridCall, window: GridWindow) -> Iterator[Problem]:
     """Find blocks of an output that are written twice: their index ignores dims of the grid."""
     grid = _grid(call, window)
     if grid is None:
@@ -373,9 +365,7 @@ def affine_written_twice(call: GridCall, window: GridWindow) -> Iterator[GridFin
     else:
         return
     other = tuple(int(i == dim) for i in range(len(grid)))
-    yield finding_of(
-        call,
-        window,
+    yield (
         kind,
         "error",
         (origin, other),
@@ -467,18 +457,23 @@ def _shortened(call: GridCall, findings: Sequence[GridFinding]) -> Sequence[Grid
     return list(first.values())
 
 
+def _problems(call: GridCall, window: GridWindow, scope: JaxprScope) -> Iterator[Problem]:
+    yield from out_of_range(call, window)
+    if window.output:
+        use = use_of(scope, call.call.eqn.outvars[window.position])
+        if use.returned or use.doubtful:
+            yield from never_written(call, window, use)
+            yield from written_twice(call, window)
+            yield from affine_written_twice(call, window)
+    else:
+        yield from read_after_write(call, window)
+    yield from affine_out_of_range(call, window)
+
+
 def _findings(call: GridCall, scope: JaxprScope, chip: str) -> Iterator[GridFinding]:
     for window in call.windows:
-        yield from out_of_range(call, window)
-        if window.output:
-            use = use_of(scope, call.call.eqn.outvars[window.position])
-            if use.returned or use.doubtful:
-                yield from never_written(call, window, use)
-                yield from written_twice(call, window)
-                yield from affine_written_twice(call, window)
-        else:
-            yield from read_after_write(call, window)
-        yield from affine_out_of_range(call, window)
+        for problem in _problems(call, window, scope):
+            yield finding_of(call, window, *problem)
     yield from overhang(call)
     yield from illegal_tiles(call)
     yield from too_much_vmem(call, chip)

@@ -37,18 +37,11 @@ _CALLS = frozenset(
     }
 )
 
-#: Primitives whose effect is not complete when they return; a kernel with one of them can race.
+#: Primitives that may return before their effect is complete; a kernel with one of them can race.
 ASYNCHRONOUS = frozenset(
     {
-        "dma_start",
-        "semaphore_signal",
-        "semaphore_wait",
-        "emit_pipeline",
-        "copy_gmem_to_smem",
-        "copy_smem_to_gmem",
-        "barrier_arrive",
-        "barrier_wait",
-        "wgmma",
+        *("dma_start", "semaphore_signal", "semaphore_wait", "emit_pipeline", "wgmma"),
+        *("copy_gmem_to_smem", "copy_smem_to_gmem", "barrier_arrive", "barrier_wait"),
     }
 )
 

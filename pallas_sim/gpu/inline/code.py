@@ -126,18 +126,13 @@ class InlineCode:
 
 #: Integers have no sign in MLIR: operations do.
 _DTYPES: dict[str, Any] = {
+    **{f"i{bits}": np.dtype(f"u{bits // 8}") for bits in (8, 16, 32, 64)},
+    **{f"f{bits}": np.dtype(f"f{bits // 8}") for bits in (16, 32, 64)},
     "i1": np.bool_,
     "i2": ml_dtypes.uint2,
     "i4": ml_dtypes.uint4,
-    "i8": np.uint8,
-    "i16": np.uint16,
-    "i32": np.uint32,
-    "i64": np.uint64,
     "index": np.uint64,
-    "f16": np.float16,
     "bf16": ml_dtypes.bfloat16,
-    "f32": np.float32,
-    "f64": np.float64,
     "f8E4M3FN": ml_dtypes.float8_e4m3fn,
     "f8E5M2": ml_dtypes.float8_e5m2,
     "f8E8M0FNU": ml_dtypes.float8_e8m0fnu,

@@ -45,12 +45,8 @@ from pallas_sim.gpu.inline.memory import (
 
 
 @operation(
-    "gpu.thread_id",
-    "gpu.block_id",
-    "gpu.block_dim",
-    "gpu.grid_dim",
-    "gpu.cluster_block_id",
-    "gpu.cluster_dim_blocks",
+    *("gpu.thread_id", "gpu.block_id", "gpu.block_dim", "gpu.grid_dim"),
+    *("gpu.cluster_block_id", "gpu.cluster_dim_blocks"),
 )
 def _geometry(frame: InlineFrame, op: InlineOperation) -> Array:
     axis = "xyz".index(op.attributes["dimension"].rstrip(">")[-1])
