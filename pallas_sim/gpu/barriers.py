@@ -59,7 +59,7 @@ def arrive(thread: GpuThread, barrier: Barrier, line: str, *, expects: int = 0) 
             f"{barrier.expected} bytes are missing before it is complete"
         )
         thread.report("phase", message, line, ref=barrier.name, seed=machine.seed)
-        barrier.pending = 0
+        barrier.pending = 0  # so that the run goes on as if it had not arrived
     barrier.end_phase_if_complete(machine)
     go_on(thread)
     machine.scheduler.pause()

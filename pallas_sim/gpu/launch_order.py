@@ -146,6 +146,7 @@ class Footprints:
             assert known is not None
             return known
 
+        # One access of a kind is enough: a wait orders all accesses of a kernel ahead, or none.
         for shadow in self.shadows.values():
             kernel.keep(shadow.array, shadow.written, access, writes=True)
             kernel.keep(shadow.array, shadow.changed[0], access, writes=True, adds=True)

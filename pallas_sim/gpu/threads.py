@@ -130,11 +130,13 @@ class ThreadBlock:
       warpgroups: its threads.
       running: how many of them have not ended.
       end: passes on what they have done to the one that ends last.
-      doors: one byte for each of its barriers, which other blocks touch when they arrive there.
+      doors: one byte for each of its barriers. Other blocks access it when they arrive there, so
+        that the monitor of order sees an arrival after the end of this block.
       barriers: its barriers.
       open: operations that it started and no thread knows to be done, by identity.
-      tensor_core: the one that it uses, of Blackwell.
-      none_left: whether ``try_cluster_cancel`` has told it that no cluster is left.
+      tensor_core: of Blackwell.
+      none_left: whether ``try_cluster_cancel`` has answered that no cluster is left: a request
+        after that is an error.
       signalled: whether it has let the next kernel begin.
       registers: that each thread of a warpgroup has at most, by its number, once it has called
         ``set_max_registers``.

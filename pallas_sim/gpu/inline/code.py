@@ -145,7 +145,7 @@ class InlineError(Exception):
 
 
 class _LaunchContext:
-    """Stands for JAX's, which knows how to lower copies."""
+    """Stands for JAX's, which lowers copies: these need the launch of a compiled kernel."""
 
     cluster_size = (1, 1, 1)
 
@@ -199,6 +199,7 @@ def inline_code(
     numbers: _Numbers = defaultdict(itertools.count().__next__)
     with context, ir.Location.unknown():
         module = ir.Module.create()
+        # JAX's functions choose instructions by these attributes of the module.
         word = ir.IntegerType.get_signless(32)
         for name, value in zip(("major", "minor"), capability, strict=True):
             key = f"mosaic_gpu.arch_{name}"

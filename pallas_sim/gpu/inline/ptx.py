@@ -95,7 +95,7 @@ def _shuffle(
 
 @operation("nvvm.elect.sync")
 def _elect(frame: InlineFrame, _op: InlineOperation, *_mask: Array) -> Array:
-    """Elect an active thread of each warp: here the first."""
+    """Elect an active thread of each warp. PTX leaves open which one; here it is the first."""
     active = np.ones(frame.threads, np.bool_) if frame.active is None else frame.active
     elected = np.zeros_like(active)
     for warp in range(0, frame.threads, 32):

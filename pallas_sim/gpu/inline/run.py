@@ -53,7 +53,7 @@ def execute(
             _note(thread, buffer, line)
 
     def fence(orders_engines: bool) -> None:
-        note()
+        note()  # so that the accesses before a fence come before it in the recording
         if orders_engines:
             thread.recording.events.append(Fenced(thread.number))
 
