@@ -21,10 +21,11 @@ wait, however the accessing thread learns of it. The order of kernels is that of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
 import numpy as np
 
@@ -36,15 +37,31 @@ from pallas_sim.memory import Elements, Region
 from pallas_sim.order.accesses import bounds_of, index_of, root
 from pallas_sim.recording import Touched
 
+#: ``"volatile"``: a load that is no race with an atomic.
+GlobalAccessKind = Literal["read", "write", "atomic", "volatile"]
+
+#: The earlier accesses that an access is a race with.
+RACES_WITH: Mapping[GlobalAccessKind, tuple[GlobalAccessKind, ...]] = MappingProxyType(
+    {
+        "read": ("write", "atomic"),
+        "write": ("write", "read", "atomic", "volatile"),
+        "atomic": ("write", "read"),
+        "volatile": ("write",),
+    }
+)
+
 
 @dataclass(slots=True, eq=False)
 class _ArrayShadow:
-    """The accesses to an array, element by element: numbers in ``Footprints.accesses``, or 0."""
+    """The last accesses to an array, element by element.
+
+    Attributes:
+      array: that owns the memory.
+      last: numbers of accesses from 1, or 0; of reads and atomics those of two clusters.
+    """
 
     array: Array
-    written: Array
-    read: tuple[Array, Array]
-    changed: tuple[Array, Array]
+    last: Mapping[GlobalAccessKind, Array]
 
 
 @dataclass(slots=True, eq=False)
@@ -83,7 +100,7 @@ class Footprints:
     Attributes:
       seed: of the run.
       cluster: number of the cluster that runs.
-      accesses: by number; there is no number 0.
+      accesses: in order.
       shadows: of the arrays that the kernel writes, by identity.
       reads: of the other arrays, by identity.
       concurrent: whether clusters run at the same time, and the monitor of order compares them.
@@ -91,7 +108,7 @@ class Footprints:
 
     seed: int = 0
     cluster: int = 0
-    accesses: list[Access | None] = field(default_factory=lambda: [None])
+    accesses: list[Access] = field(default_factory=list[Access])
     shadows: dict[int, _ArrayShadow] = field(default_factory=dict)
     reads: dict[int, _Reads] = field(default_factory=dict)
     concurrent: bool = False
@@ -100,8 +117,9 @@ class Footprints:
     def watch(self, array: Array) -> None:
         """Note the accesses to an array from here on."""
         whole = root(array)
-        a, b, c, d, e = (np.zeros(whole.shape, np.int32) for _ in range(5))
-        self.shadows[id(whole)] = _ArrayShadow(whole, a, (b, c), (d, e))
+        kept: Mapping[GlobalAccessKind, int] = {"write": 1, "read": 2, "atomic": 2}
+        last = {kind: np.zeros((count, *whole.shape), np.int32) for kind, count in kept.items()}
+        self.shadows[id(whole)] = _ArrayShadow(whole, last)
 
     def watch_reads(self, array: Array) -> None:
         """Note which lines read an array that the kernel does not write."""
@@ -119,46 +137,35 @@ class Footprints:
             if reads is not None and not writes:
                 reads.note(thread, region, name, line)
             return
+        kind: GlobalAccessKind = "atomic" if adds else "write" if writes else "read"
         access = _access(thread, region, name, line, "write" if writes else "read")
-        number = len(self.accesses)
         self.accesses.append(access)
+        number = len(self.accesses)
         if number == len(self._clusters):
             self._clusters = np.concatenate([self._clusters, np.zeros_like(self._clusters)])
         self._clusters[number] = self.cluster
-        # A write is compared with everything; a read and an atomic with what is not of their kind.
-        others = [shadow.written]
-        others += shadow.read if writes or adds else ()
-        others += shadow.changed if not adds else ()
-        for numbers in () if self.concurrent else others:
-            part = _same_part(numbers, region, whole)
-            theirs = part[(part > 0) & (self._clusters[part] != self.cluster)]
-            if theirs.size:
-                self._report(thread, access, int(theirs.flat[0]))
-        kept = (shadow.written,) if writes and not adds else shadow.changed if adds else shadow.read
-        self._keep(kept, region, whole, number)
+        for other in () if self.concurrent else RACES_WITH[kind]:
+            for numbers in shadow.last.get(other, ()):
+                part = _same_part(numbers, region, whole)
+                theirs = part[(part > 0) & (self._clusters[part] != self.cluster)]
+                if theirs.size:
+                    self._report(thread, access, self.accesses[int(theirs.flat[0]) - 1])
+        self._keep(shadow.last[kind], region, whole, number)
 
     def kernel_ahead(self, name: str) -> KernelAhead:
         """Return the accesses of the kernel, for kernels that begin before it has ended."""
         kernel = KernelAhead(name)
-
-        def access(number: int) -> Access:
-            known = self.accesses[number]
-            assert known is not None
-            return known
-
         # One access of a kind is enough: a wait orders all accesses of a kernel ahead, or none.
         for shadow in self.shadows.values():
-            kernel.keep(shadow.array, shadow.written, access, writes=True)
-            kernel.keep(shadow.array, shadow.changed[0], access, writes=True, adds=True)
-            kernel.keep(shadow.array, shadow.read[0], access)
+            for kind in ("write", "atomic", "read"):
+                numbers = shadow.last[kind][0]
+                kernel.keep(shadow.array, numbers, lambda number: self.accesses[number - 1], kind)
         for reads in self.reads.values():
             if reads.spans:
                 kernel.traces.append(EarlierAccesses(reads.array, reads.find))
         return kernel
 
-    def _report(self, thread: Thread, access: Access, other: int) -> None:
-        earlier = self.accesses[other]
-        assert earlier is not None
+    def _report(self, thread: Thread, access: Access, earlier: Access) -> None:
         name = access.ref or "memory"
         thread.report(
             "race",
@@ -169,7 +176,7 @@ class Footprints:
             seed=self.seed,
         )
 
-    def _keep(self, kept: tuple[Array, ...], region: Region, whole: Array, number: int) -> None:
+    def _keep(self, kept: Array, region: Region, whole: Array, number: int) -> None:
         """Remember an access; of two numbers, the second one is of another cluster than the first.
 
         So an access of any third cluster is compared with another cluster's.
@@ -252,9 +259,7 @@ class KernelAhead:
         array: Array,
         numbers: Array,
         access: Callable[[int], Access],
-        *,
-        writes: bool = False,
-        adds: bool = False,
+        kind: GlobalAccessKind,
     ) -> None:
         """Keep accesses that are known element by element.
 
@@ -262,8 +267,7 @@ class KernelAhead:
           array: that owns the memory.
           numbers: of the last access to each element, or 0.
           access: returns the access of a number.
-          writes: see ``EarlierAccesses``.
-          adds: see ``EarlierAccesses``.
+          kind: of the accesses.
         """
         flat = numbers.reshape(-1)
 
@@ -276,7 +280,7 @@ class KernelAhead:
             return access(int(known.flat[0])) if known.size else None
 
         if numbers.any():
-            self.traces.append(EarlierAccesses(array, find, writes, adds))
+            self.traces.append(EarlierAccesses(array, find, kind != "read", kind == "atomic"))
 
     def accesses_to(self, value: Array) -> Iterator[EarlierAccesses]:
         """Yield its accesses to an array that is an operand of a later kernel.

@@ -22,10 +22,10 @@ import numpy as np
 from pallas_sim.accesses import beyond_edge, bounds_error
 from pallas_sim.dtypes import Array
 from pallas_sim.errors import BoundsError
+from pallas_sim.gpu.launch_order import GlobalAccessKind
 from pallas_sim.gpu.portable_order import (
     ElementSelection,
     GridProgram,
-    Kind,
     SharedArray,
     WaitingPrograms,
 )
@@ -314,7 +314,7 @@ class BlockAccess:
         message = f"{access} {name} beyond the edge of its array {list(shape)}: {why}"
         return bounds_error(self.thread, message, self.line, ref=self.ref.name, shape=shape)
 
-    def _note(self, kind: Kind, elements: ElementSelection) -> None:
+    def _note(self, kind: GlobalAccessKind, elements: ElementSelection) -> None:
         block: ProgramBlock = self.ref.block
         if block.memory.shadow is not None:
             at = (self.ref.name, self.line)

@@ -119,8 +119,7 @@ def _kernel_ahead(this: _GridRun) -> KernelAhead:
         for kind in ("write", "atomic", "read"):
             numbers, access = memory.shadow.last(kind)
             if numbers is not None:
-                writes, adds = kind != "read", kind == "atomic"
-                kernel.keep(root(memory.array), numbers, access, writes=writes, adds=adds)
+                kernel.keep(root(memory.array), numbers, access, kind)
     return kernel
 
 

@@ -16,10 +16,9 @@ before, and changed nothing in between. It goes on once another program changes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -27,22 +26,10 @@ from pallas_sim.chips import GPUS
 from pallas_sim.compat.jaxprs import open_jaxpr, sub_jaxprs
 from pallas_sim.dtypes import Array
 from pallas_sim.findings import Access, Finding, Owner, Wait
+from pallas_sim.gpu.launch_order import RACES_WITH, GlobalAccessKind
 from pallas_sim.machine import Machine, Thread
 from pallas_sim.memory import Ref
 from pallas_sim.scheduler import Task
-
-#: ``"volatile"``: a load that is no race with an atomic.
-Kind = Literal["read", "write", "atomic", "volatile"]
-
-#: Which earlier accesses an access is a race with.
-_AGAINST: Mapping[Kind, tuple[Kind, ...]] = MappingProxyType(
-    {
-        "read": ("write", "atomic"),
-        "write": ("write", "read", "atomic", "volatile"),
-        "atomic": ("write", "read"),
-        "volatile": ("write",),
-    }
-)
 
 #: Bytes of the clocks that atomics leave at the elements that they access.
 _CLOCK_BYTES = 1 << 26
@@ -87,7 +74,7 @@ class _Event:
     """Accesses of a program that happen at one line between two synchronizations."""
 
     program: tuple[int, ...]
-    kind: Kind
+    kind: GlobalAccessKind
     name: str
     line: str
     time: int
@@ -99,26 +86,26 @@ class GridOrder:
 
     Attributes:
       programs: how many there are.
-      events: so far; element 0 stands for none.
+      events: so far; their numbers count from 1, and 0 stands for none.
     """
 
     programs: int
-    events: list[_Event | None] = field(default_factory=lambda: [None])
+    events: list[_Event] = field(default_factory=list[_Event])
     _numbers: dict[Any, int] = field(default_factory=dict)
     _program: Array = field(default_factory=lambda: np.full(64, -1, np.int32))
     _time: Array = field(default_factory=lambda: np.zeros(64, np.int32))
     _left: dict[Any, Array] = field(default_factory=dict)
     _reported: set[Any] = field(default_factory=set)
 
-    def event(self, me: GridProgram, kind: Kind, name: str, line: str) -> int:
+    def event(self, me: GridProgram, kind: GlobalAccessKind, name: str, line: str) -> int:
         """Return the number of an event, the same for accesses that are ordered alike."""
         key = (me.number, kind, name, line, me.time)
         if key in self._numbers:
             return self._numbers[key]
         # An event stands for all accesses of a line until the program synchronizes. So there are as
         # many events as lines and programs, and not as accesses.
-        number = self._numbers[key] = len(self.events)
         self.events.append(_Event(me.point, kind, name, line, me.time))
+        number = self._numbers[key] = len(self.events)
         if number == len(self._program):
             self._program = np.concatenate([self._program, np.full(number, -1, np.int32)])
             self._time = np.concatenate([self._time, np.zeros(number, np.int32)])
@@ -190,13 +177,13 @@ class Shadow:
 
     order: GridOrder
     shape: tuple[int, ...]
-    _last: dict[tuple[Kind, int], Array] = field(default_factory=dict)
+    _last: dict[tuple[GlobalAccessKind, int], Array] = field(default_factory=dict)
 
     def note(
         self,
         thread: Thread,
         me: GridProgram,
-        kind: Kind,
+        kind: GlobalAccessKind,
         where: ElementSelection,
         at: tuple[str, str],
     ) -> None:
@@ -210,9 +197,8 @@ class Shadow:
           at: name of the reference, and ``file:line``.
         """
         number = self.order.event(me, kind, *at)
-        against = _AGAINST[kind]
         for (other, _), last in self._last.items():
-            if other not in against:
+            if other not in RACES_WITH[kind]:
                 continue
             events = where.get(last)
             wrong = self.order.unordered(me, events)
@@ -220,17 +206,17 @@ class Shadow:
                 self._report(thread, number, where, events, wrong)
         self._keep(me, kind, where, number)
 
-    def last(self, kind: Kind) -> tuple[Array | None, Callable[[int], Access]]:
+    def last(self, kind: GlobalAccessKind) -> tuple[Array | None, Callable[[int], Access]]:
         """Return the last accesses of a kind, as numbers or 0, and the access of a number."""
 
         def access(number: int) -> Access:
-            event = self.order.events[number]
-            assert event is not None
-            return _access(event, Owner(), ())
+            return _access(self.order.events[number - 1], Owner(), ())
 
         return self._last.get((kind, 0)), access
 
-    def _keep(self, me: GridProgram, kind: Kind, where: ElementSelection, number: int) -> None:
+    def _keep(
+        self, me: GridProgram, kind: GlobalAccessKind, where: ElementSelection, number: int
+    ) -> None:
         first = self._of(kind, 0)
         if kind == "write":
             where.put(first, number)
@@ -246,7 +232,7 @@ class Shadow:
         second = self._of(kind, 1)
         where.put(second, np.where(kept, number, where.get(second)))
 
-    def _of(self, kind: Kind, which: int) -> Array:
+    def _of(self, kind: GlobalAccessKind, which: int) -> Array:
         if (kind, which) not in self._last:
             self._last[kind, which] = np.zeros(self.shape, np.int32)
         return self._last[kind, which]
@@ -255,15 +241,13 @@ class Shadow:
         self, thread: Thread, number: int, where: ElementSelection, events: Array, wrong: Array
     ) -> None:
         order = self.order
-        earlier = order.events[int(events[wrong].flat[0])]
-        later = order.events[number]
-        assert earlier is not None
-        assert later is not None
+        first_wrong = int(events[wrong].flat[0])
+        earlier, later = order.events[first_wrong - 1], order.events[number - 1]
         # Once for each pair of lines, not for each element and each pair of programs.
         key = (later.line, later.kind, earlier.line, earlier.kind, later.name, earlier.name)
         if not order.is_new(key):
             return
-        same = wrong & order.same_program(events, int(events[wrong].flat[0]))
+        same = wrong & order.same_program(events, first_wrong)
         numbers = where.get(np.arange(int(np.prod(self.shape))).reshape(self.shape))[same]
         axes = np.unravel_index(numbers, self.shape) if self.shape else ()
         box = tuple((int(axis.min()), int(axis.max()) + 1) for axis in axes)
