@@ -316,21 +316,16 @@ def _window(
 
 def _placed(block: BlockFacts, indices: Sequence[Points], count: int) -> tuple[Points, Points]:
     """Return first elements and lengths of the blocks of ``count`` programs."""
-    starts: list[Points] = []
-    lengths: list[Points] = []
-    for (kind, size, (low, _)), index in zip(block.dims, block.of_dims(indices), strict=True):
-        length: Any = size
-        if kind == "BoundedSlice":
-            start, length = index.start, index.size
-        elif kind == "Element":
-            start = np.asarray(index, np.int64) - low
-        else:
-            start = np.asarray(index, np.int64) * size
-        starts.append(np.broadcast_to(np.asarray(start, np.int64), (count,)))
-        lengths.append(np.broadcast_to(np.asarray(length, np.int64), (count,)))
-    if not starts:
+    if not block.dims:
         return np.zeros((0, count), np.int64), np.zeros((0, 1), np.int64)
-    return np.stack(starts), np.stack(lengths)
+    indices = [np.asarray(index, np.int64) for index in indices]
+    pairs = zip(block.dims, block.of_dims(indices), strict=True)
+    lengths = [index.size if kind == "BoundedSlice" else size for (kind, size, _), index in pairs]
+    starts, lengths = (
+        np.stack([np.broadcast_to(np.asarray(axis, np.int64), (count,)) for axis in axes])
+        for axes in (block.starts(indices), lengths)
+    )
+    return starts, lengths
 
 
 def _semantics(facts: GridFacts, dims: int, platform: str) -> tuple[str, ...]:
