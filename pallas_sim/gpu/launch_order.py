@@ -118,8 +118,9 @@ class Footprints:
         """Note the accesses to an array from here on."""
         whole = root(array)
         kept: Mapping[GlobalAccessKind, int] = {"write": 1, "read": 2, "atomic": 2}
-        last = {kind: np.zeros((count, *whole.shape), np.int32) for kind, count in kept.items()}
-        self.shadows[id(whole)] = _ArrayShadow(whole, last)
+        self.shadows[id(whole)] = _ArrayShadow(
+            whole, {kind: np.zeros((n, *whole.shape), np.int32) for kind, n in kept.items()}
+        )
 
     def watch_reads(self, array: Array) -> None:
         """Note which lines read an array that the kernel does not write."""
