@@ -28,7 +28,7 @@ from pallas_sim.errors import Explanation, OptionError, PallasError, explanation
 from pallas_sim.findings import Finding, text_of
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.compile.costs import RecordedCost
-from pytest_pallas.compile.report import UNITS, shown_report, size_words, with_mesh
+from pytest_pallas.compile.report import UNITS, short_size, shown_report, with_mesh
 from pytest_pallas.decoding import decode
 from pytest_pallas.grid.analysis import Analysis
 from pytest_pallas.judge.references import flatten
@@ -680,12 +680,12 @@ def _cost_row(
     if report.get(name) is None:
         name, limit = "shared_bytes", "shared_capacity"
     used, most = report.get(name), report.get(limit)
-    memory, bar = size_words(used), None
+    memory, bar = short_size(used), None
     if used is not None and most:
         memory += f", {100 * used / most:.0f} %"
-        title = f"{size_words(used)} of {size_words(most)}, {100 * used / most:.0f} %"
+        title = f"{short_size(used)} of {short_size(most)}, {100 * used / most:.0f} %"
         if name in before:
-            title += f"; recorded: {size_words(before[name])}"
+            title += f"; recorded: {short_size(before[name])}"
         bar = share(used, most, title, before=before.get(name))
     shares = {u: s for u in UNITS if (s := report.get("loop_slots", {}).get(u)) is not None}
     used_slots = ", ".join(f"{unit} {100 * value:.0f} %" for unit, value in shares.items())
