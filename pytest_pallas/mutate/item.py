@@ -231,7 +231,7 @@ class CheckCall:
     @property
     def place(self) -> str:
         """The backend, with the sizes of the mesh."""
-        return self.run.place
+        return self.run.backend_name
 
 
 @dataclass
