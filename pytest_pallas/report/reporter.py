@@ -97,7 +97,7 @@ class Reporter:
         itself = self.session.fleet is not None and resumed is None
         settles = self.session.options.mutate is not None and not itself
         if self.order and settles:
-            from pytest_pallas.mutate.kills import credit_first_kills
+            from pytest_pallas.mutate.item import credit_first_kills
 
             # of a run that is taken up, kills count anew in the order of all tests
             killed = self.session.killed if resumed is None else {**self.session.killed_earlier}
