@@ -61,13 +61,13 @@ def pytest_configure(config: pytest.Config) -> None:
             register_gang(state)
         look_for_named_backends(state)
         if state.options.results is not None or state.options.html is not None:
-            from pytest_pallas.report.files import settle_files
+            from pytest_pallas.report.files import prepare_files
 
-            settle_files(state)
+            prepare_files(state)
         if state.options.trace is not None:
-            from pytest_pallas.report.traces import settle_trace
+            from pytest_pallas.report.traces import prepare_trace
 
-            settle_trace(state)
+            prepare_trace(state)
         if state.goldens is not None:
             state.goldens.ready()
         state.replayed  # noqa: B018 - read now: a damaged file must stop pytest before it collects
