@@ -33,14 +33,7 @@ from pytest_pallas.mutate.model import (
 
 _BOUNDARY = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt"}
 _FLIPPED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
-_FUNCTIONS = {
-    "lt": lax.lt,
-    "le": lax.le,
-    "gt": lax.gt,
-    "ge": lax.ge,
-    "eq": lax.eq,
-    "ne": lax.ne,
-}
+_FUNCTIONS = {name: getattr(lax, name) for name in _FLIPPED}
 
 
 @operator(

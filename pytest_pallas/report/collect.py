@@ -7,7 +7,6 @@ import inspect
 import os
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -126,22 +125,22 @@ def attach(
     for builder in builders:
         # the last check of a test is the one that ended it
         ended = outcome if builder is builders[-1] or outcome == "skipped" else "passed"
-        record = builder.record(
-            test=report.nodeid,
-            outcome=ended,
-            seconds=report.duration,
-            reason=reason if ended != "passed" else "",
-            seed=session.options_for(item).seed,
-            **(error_fields(error) if error is not None and ended in ("failed", "xfailed") else {}),
-            replay=replay if ended != "passed" else "",
-            **(_files(saved) if ended == "failed" else {}),
-            pictures=pictures_of(error, builder) if error is not None and ended == "failed" else {},
-        )
+        fields: dict[str, Any] = {}
+        if error is not None and ended in ("failed", "xfailed"):
+            fields |= error_fields(error)
+        if ended != "passed":
+            fields |= {"reason": reason, "replay": replay}
+        if error is not None and ended == "failed":
+            fields |= {**_files(saved), "pictures": pictures_of(error, builder)}
         records.append(
-            replace(
-                record,
+            builder.record(
+                test=report.nodeid,
+                outcome=ended,
+                seconds=report.duration,
+                seed=session.options_for(item).seed,
                 stopped_by=item.stash.get(STOPPED_BY, ""),
                 hosts=_hosts(ended, error if ended == "failed" else None),
+                **fields,
             )
         )
     status = _status(records)

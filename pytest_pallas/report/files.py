@@ -86,16 +86,14 @@ def write_files(
         folder = session.config.invocation_params.dir  # as the user gave it
         shown = path.relative_to(folder) if path.is_relative_to(folder) else path
         count = "1 record" if len(records) == 1 else f"{len(records)} records"
+        line, written = f"{what} {count} written to {shown}".strip(), True
         try:
             write(path, parts)
         except OSError as error:  # the folder existed at the start
-            if name == "results" and kept is not None:
-                kept.close(written=False)
-            yield False, f"--pallas-{name}={shown}: cannot write the file: {error}"
-        else:
-            if name == "results" and kept is not None:
-                kept.close(written=True)
-            yield True, f"{what} {count} written to {shown}".strip()
+            line, written = f"--pallas-{name}={shown}: cannot write the file: {error}", False
+        if name == "results" and kept is not None:
+            kept.close(written=written)
+        yield written, line
 
 
 def _page(
