@@ -261,7 +261,8 @@ def main() -> None:
     parser.add_argument("--moves", action="store_true", help="list the moves of each request, too")
     given = parser.parse_args()
     print(
-        "| request | modules outside of the machine | in the machine | moves outside | in the machine | depth |"
+        "| request | modules outside of the machine | in the machine | moves outside "
+        "| in the machine | depth |"
     )
     print("| --- | --- | --- | --- | --- | --- |")
     ways = {title: run() for title, run in REQUESTS.items()}

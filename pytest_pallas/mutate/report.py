@@ -47,7 +47,7 @@ class KernelMutants:
 
     @property
     def percent(self) -> str:
-        """The score in words. It is rounded down: with a survivor it is never 100 %."""
+        """The score as text. It is rounded down: with a survivor it is never 100 %."""
         return "-" if self.score is None else f"{math.floor(10 * self.score) / 10:g} %"
 
     @property

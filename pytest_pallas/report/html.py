@@ -222,7 +222,7 @@ class KernelCell:
     Attributes:
       state: one of ``STATES``.
       text: such as ``2 failed``.
-      multiple: the worst error of checks that passed as a multiple of the baseline's, in words.
+      multiple: the worst error of checks that passed as a multiple of the baseline's, as text.
       title: counts of all outcomes.
       rank: the sort key of a column, the worst first.
     """
