@@ -85,13 +85,16 @@ def compare_shards(outputs: Leaves, compare: Compare) -> Sequence[Comparison]:
     if not spread:
         return compare(outputs, {})
     shards = {path: leaf for path, leaf in outputs if isinstance(leaf, LocalShards)}
-    found: list[Sequence[Comparison]] = []
+    of_layers: list[Sequence[Comparison]] = []
     for number in range(max(map(len, spread.values()))):
         layers = {path: all_[min(number, len(all_) - 1)] for path, all_ in spread.items()}
         leaves = [(path, layers[path][0] if path in layers else leaf) for path, leaf in outputs]
         compared = compare(leaves, {path: present for path, (_, present) in layers.items()})
-        found.append([_with_shard(each, shards, layers) for each in compared])
-    return [max(several, key=_badness) for several in zip(*found, strict=True)]
+        of_layers.append([_with_shard(comparison, shards, layers) for comparison in compared])
+    return [
+        max(of_output, key=lambda comparison: (not comparison.passed, comparison.multiple))
+        for of_output in zip(*of_layers, strict=True)
+    ]
 
 
 def judge_together[T](judge: Callable[[], T], *, subject: str, timeout: float) -> T:
@@ -133,9 +136,8 @@ def judge_together[T](judge: Callable[[], T], *, subject: str, timeout: float) -
         timeout=timeout,
     )
     if len({statement.value for statement in statements if not statement.problem}) > 1:
-        ended = [f"process {each.process}: {each.value or 'passed'}" for each in statements]
-        words = "; ".join(ended)
-        raise GangError(f"{subject}: the check applies in some processes only: {words}")
+        ends = "; ".join(f"process {peer.process}: {peer.value or 'passed'}" for peer in statements)
+        raise GangError(f"{subject}: the check applies in some processes only: {ends}")
     if problem is not None:
         if isinstance(problem, PallasError):
             problem.shared = True
@@ -155,10 +157,6 @@ def process_facts() -> Iterator[Fact]:
     processes = gang()
     if processes is not None:
         yield Fact("process", f"{processes.process} of {processes.count}, on {processes.host}")
-
-
-def _badness(comparison: Comparison) -> tuple[bool, float]:
-    return (not comparison.passed, comparison.multiple)
 
 
 def _with_shard(
@@ -227,6 +225,7 @@ class CheckContext(Configured, Properties):
       costs: limits on the costs of code on compiling backends; None without limits.
       claimed: the backends that the spec claims, as in ``KernelSpec.claimed``.
       explained: whether the error of a failure has an explanation; without, it has only a headline.
+      run_seconds: ``run`` adds the seconds of each run of the kernel.
     """
 
     kernel: Callable[..., Any]
@@ -243,6 +242,7 @@ class CheckContext(Configured, Properties):
     costs: RecordedCosts | None = None
     claimed: Sequence[str] = ()
     explained: bool = True
+    run_seconds: list[float] = field(default_factory=list[float], repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,8 @@ class CheckResult:
     Attributes:
       comparisons: one for each thing compared, passed or not.
       outcome: the kernel's run, which identifies the program that wrote a failing element.
-      seconds: time spent tracing, compiling and running the kernel.
+      seconds: time spent tracing, compiling and running the kernel; 0 if ``run`` measured it
+        (``CheckContext.run_seconds``).
       subject: what was compared if not the plain output, such as "gradient".
       notes: for the record; a plain string is a note of no kind.
       evidence: the part of this context that ``Check.conclude`` gets at the end; None for nothing.
@@ -289,8 +290,13 @@ class CheckResult:
     @property
     def failed(self) -> Comparison | None:
         """The worst failed comparison, or None if all passed."""
-        failures = [comparison for comparison in self.comparisons if not comparison.passed]
-        return max(failures, key=lambda comparison: comparison.error, default=None)
+        return worst_failed(self.comparisons)
+
+
+def worst_failed(comparisons: Sequence[Comparison]) -> Comparison | None:
+    """The failed comparison with the largest error, or None if all passed."""
+    failures = [comparison for comparison in comparisons if not comparison.passed]
+    return max(failures, key=lambda comparison: comparison.error, default=None)
 
 
 def run(
@@ -323,6 +329,7 @@ def run(
         made = made.with_settings(races=False, dma=False)
     made = replace(made, fill=fill, needs_kernel=needs_kernel, **rest)
     outcome = context.backend.run(made)
+    context.run_seconds.append(outcome.seconds)
     if outcome.error is not None:
         reason = unsupported(
             outcome.kernels,
@@ -410,14 +417,14 @@ def expect(context: CheckContext, args: tuple[Any, ...] | None = None) -> Expect
     The baseline's products have the precision that the kernel asks for in the context's call.
     """
     assert context.reference is not None
-    found = context.cache.get(
+    expected = context.cache.get(
         context.reference,
         context.arguments.args if args is None else args,
         context.arguments.options,
         nan_ok=context.nan_ok,
         products=product_precision(context),
     )
-    return found.with_sums(lambda: product_sums(context))
+    return expected.with_sums(lambda: product_sums(context))
 
 
 def product_precision(context: CheckContext) -> ProductPrecision | None:
@@ -426,10 +433,7 @@ def product_precision(context: CheckContext) -> ProductPrecision | None:
     None for float32, which kernels of TPUs and calls that JAX cannot trace are taken to have, and
     what interpreters compute in.
     """
-    backend = context.backend
-    if backend.platform != "gpu" or backend.kind not in ("simulating", "hardware"):
-        return None
-    jaxpr = traced_jaxpr(call(context, context.kernel, context.arguments.args), backend)
+    jaxpr = _gpu_jaxpr(context)
     return None if jaxpr is None else lowest_precision(jaxpr)
 
 
@@ -439,16 +443,23 @@ def product_sums(context: CheckContext) -> ProductSums | None:
     None for sums of float32, which chips that are not known, interpreters, and calls that JAX
     cannot trace are taken to have.
     """
-    backend = context.backend
-    if backend.platform != "gpu" or backend.kind not in ("simulating", "hardware"):
+    jaxpr = _gpu_jaxpr(context)
+    if jaxpr is None:
         return None
-    if backend.kind == "hardware":
+    if context.backend.kind == "hardware":
         device: Any = jax.local_devices(backend="gpu")[0]
         known = ACCUMULATIONS.get(int(float(device.compute_capability)), {})
     else:
-        known = accumulations(chip_of(backend).name, context.arithmetic)
-    jaxpr = traced_jaxpr(call(context, context.kernel, context.arguments.args), backend)
-    return None if jaxpr is None else coarsest_sums(jaxpr, known)
+        known = accumulations(chip_of(context.backend).name, context.arithmetic)
+    return coarsest_sums(jaxpr, known)
+
+
+def _gpu_jaxpr(context: CheckContext) -> Any:
+    """The trace of the context's call; None where no GPU computes, or if JAX cannot trace it."""
+    backend = context.backend
+    if backend.platform != "gpu" or backend.kind not in ("simulating", "hardware"):
+        return None
+    return traced_jaxpr(call(context, context.kernel, context.arguments.args), backend)
 
 
 def exactly(context: CheckContext) -> bool:

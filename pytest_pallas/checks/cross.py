@@ -27,6 +27,7 @@ from pytest_pallas.checks.context import (
     exactly,
     expect,
     run,
+    worst_failed,
 )
 from pytest_pallas.errors import NotApplicableError, UnsupportedKernelError
 from pytest_pallas.judge.judgement import compare_trees
@@ -130,7 +131,6 @@ def cross(context: CheckContext) -> CheckResult:
         )
     mine = run(context, context.kernel, context.arguments.args)
     here = label(context.backend)
-    seconds = mine.seconds
     comparisons: list[Comparison] = []
     notes: list[Note] = []
     lacking: list[str] = []
@@ -141,30 +141,28 @@ def cross(context: CheckContext) -> CheckResult:
         except UnsupportedKernelError as error:
             lacking.append(str(error))
             continue
-        seconds += theirs.seconds
         sides = {here: flatten(mine.values), other.name: flatten(theirs.values)}
         judged = {
             name: _judged(side, name, leaves)
             for (name, leaves), side in zip(sides.items(), (context, there), strict=True)
         }
-        found = [comparison for each in judged.values() for comparison in each]
-        departs = {name: worst for name, each in judged.items() if (worst := _worst(each))}
+        judgements = [judgement for of_side in judged.values() for judgement in of_side]
+        departs = {
+            name: worst for name, of_side in judged.items() if (worst := worst_failed(of_side))
+        }
         if departs:
-            return CheckResult(
-                comparisons=found,
-                seconds=seconds,
-                subject=_state(departs, list(sides), exactly(context)),
-            )
+            subject = _state(departs, list(sides), exactly(context))
+            return CheckResult(comparisons=judgements, subject=subject)
         expected = coarser(expect(context), expect(there))
         between = apart(context, here, other.name, sides[here], sides[other.name], expected)
-        if _worst(between):
+        if worst_failed(between):
             subject = f"{here} and {other.name} differ, although each agrees with the oracle"
-            return CheckResult(comparisons=between, seconds=seconds, subject=subject)
-        comparisons += found
+            return CheckResult(comparisons=between, subject=subject)
+        comparisons += judgements
         notes += _differs(other.name, sides[here], sides[other.name])
     if len(lacking) == len(context.others):
         raise UnsupportedKernelError(f"the other side {lacking[0]}")
-    return CheckResult(comparisons=comparisons, seconds=seconds, notes=tuple(dict.fromkeys(notes)))
+    return CheckResult(comparisons=comparisons, notes=tuple(dict.fromkeys(notes)))
 
 
 def accepted(function: Callable[..., Any], tuning: Collection[str]) -> list[str]:
@@ -173,7 +171,7 @@ def accepted(function: Callable[..., Any], tuning: Collection[str]) -> list[str]
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return []  # some builtins have none
-    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return list(tuning)
     return [name for name in tuning if name in parameters]
 
@@ -216,19 +214,14 @@ def _judged(context: CheckContext, name: str, leaves: Leaves) -> list[Comparison
     )
 
 
-def _worst(comparisons: Sequence[Comparison]) -> Comparison | None:
-    failed = [comparison for comparison in comparisons if not comparison.passed]
-    return max(failed, key=lambda comparison: comparison.error, default=None)
-
-
 def _state(departs: dict[str, Comparison], names: Sequence[str], exact: bool) -> str:
     """Which of two sides differs from the oracle, in words."""
-    words = [f"{name} by {_size(worst)}" for name, worst in departs.items()]
+    sizes = [f"{name} by {_size(worst)}" for name, worst in departs.items()]
     if len(departs) == 2:
-        return f"both differ from the oracle: {' and '.join(words)}"
+        return f"both differ from the oracle: {' and '.join(sizes)}"
     right = next(name for name in names if name not in departs)
     equal = "equals it" if exact else "does not"
-    return f"one of two differs from the oracle: {words[0]}; {right} {equal}"
+    return f"one of two differs from the oracle: {sizes[0]}; {right} {equal}"
 
 
 def _size(worst: Comparison) -> str:

@@ -34,7 +34,6 @@ def forward(context: CheckContext) -> CheckResult:
     return CheckResult(
         comparisons=comparisons,
         outcome=outcome,
-        seconds=outcome.seconds,
         notes=outcome.notes,
         answer=ComparedOutputs(flatten(outcome.values), expected, context),
     )

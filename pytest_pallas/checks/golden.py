@@ -140,7 +140,7 @@ def _recorded(
     result: CheckResult,
     answer: ComparedOutputs,
 ) -> CheckResult:
-    drawn = "; ".join(f"{each.name} {each.text}" for each in drawn_facts(context.arguments))
+    drawn = "; ".join(f"{fact.name} {fact.text}" for fact in drawn_facts(context.arguments))
     goldens, written = request.goldens, written_call(context.arguments)
     kept = _size(written.arrays) <= goldens.most
     outputs, arrays = _outputs(answer.outputs, goldens.most)
@@ -218,8 +218,8 @@ def _against(
     kept = store.outputs(golden)
     same = golden.origin == here and context.deterministic
     if same and all(
-        digest(np.asarray(array)) == wanted.digest
-        for (_, array), wanted in zip(answer.outputs, golden.outputs, strict=False)
+        digest(np.asarray(array)) == output.digest
+        for (_, array), output in zip(answer.outputs, golden.outputs, strict=False)
     ):
         return ()
     samples = {output.path: output.sample for output in golden.outputs}

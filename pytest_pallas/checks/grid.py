@@ -93,7 +93,7 @@ def grid(context: CheckContext) -> CheckResult:
     own = getattr(backend, "context", None) or functools.partial(on_chip, target)
     platform = _platform(context)
     analysis = merged([analyzed(c, platform=platform, target=target, context=own) for c in calls])
-    if not any(not window.whole for each in analysis.calls for window in each.windows):
+    if all(window.whole for analyzed_call in analysis.calls for window in analyzed_call.windows):
         raise NotApplicableError(NO_BLOCKS)
     wrong = [
         finding
@@ -104,19 +104,20 @@ def grid(context: CheckContext) -> CheckResult:
         error = GridError(_text(wrong))
         error.analysis = analysis
         raise error
-    kernels = [each.call for each in analysis.calls]
-    reason = None if analysis.others else one_program(kernels)
+    reason = None if analysis.others else one_program([of.call for of in analysis.calls])
     if reason is not None:
         raise NotApplicableError(f"{reason}; draw larger inputs")
-    sampled = any(not each.complete for each in analysis.calls)
-    notes = (Note("grid: sampled", "run"),) if sampled else ()
+    whole = all(analyzed_call.complete for analyzed_call in analysis.calls)
+    notes = () if whole else (Note("grid: sampled", "run"),)
     return CheckResult(comparisons=(), seconds=time.perf_counter() - started, notes=notes)
 
 
 def _text(findings: Sequence[GridFinding]) -> str:
     count = len(findings)
     lines = [f"the blocks of the grid are wrong in {count} place{'s' if count > 1 else ''}"]
-    lines += [f"  {line}" for each in findings[:_MOST_SHOWN] for line in str(each).splitlines()]
+    lines += [
+        f"  {line}" for finding in findings[:_MOST_SHOWN] for line in str(finding).splitlines()
+    ]
     if count > _MOST_SHOWN:
         lines.append(f"  and {count - _MOST_SHOWN} more")
     return "\n".join(lines)
@@ -125,7 +126,7 @@ def _text(findings: Sequence[GridFinding]) -> str:
 def _claimed_chip(context: CheckContext) -> str | None:
     """The TPU whose compiler must accept the spec; that of the backend, if it has one."""
     claims = map(Label.of, context.claimed)
-    chips = [found.target for found in claims if found.name in _COMPILED]
+    chips = [claim.target for claim in claims if claim.name in _COMPILED]
     own = context.backend.target
     if own is not None:
         return own.name if own.platform == "tpu" and {"", own.name} & set(chips) else None

@@ -39,14 +39,14 @@ class Inputs:
       shapes: of its arrays, such as ``"8x128 128x1"``, with ``"()"`` for a scalar; "" without any.
       signature: digest of everything that its trace depends on: the structure of its arguments, the
         shape and dtype of each array, and every other argument, options and tuning included.
-      words: pairs of an aspect and its word; see ``strategies.declared``.
+      choices: pairs of an aspect and its word; see ``strategies.declared``.
       dtypes: the names of its dtypes, each once.
       declared: all words that the call's strategy could have drawn.
     """
 
     shapes: str
     signature: str
-    words: tuple[tuple[Aspect, str], ...]
+    choices: tuple[tuple[Aspect, str], ...]
     dtypes: tuple[str, ...]
     declared: tuple[Declared, ...]
 
@@ -57,17 +57,17 @@ def inputs_of(arguments: Arguments) -> Inputs:
     shapes = " ".join("x".join(map(str, leaf.shape)) or "()" for leaf in leaves)
     dtypes = tuple(str(leaf.dtype) for leaf in leaves)
     drawn = [arguments, *(arg for arg in arguments.args if isinstance(arg, Drawn))]
-    words = [pair for each in drawn for pair in aspects(each)]
-    given = [each.recipe["dtype"] for each in drawn if "dtype" in each.recipe]
-    if dtypes and not given:
-        given = [tuple(dict.fromkeys(dtypes))]
-        words.append((DTYPE, dtype_word(given[0])))
+    choices = [pair for draw in drawn for pair in aspects(draw)]
+    dtypes_drawn = [draw.recipe["dtype"] for draw in drawn if "dtype" in draw.recipe]
+    if dtypes and not dtypes_drawn:
+        dtypes_drawn = [tuple(dict.fromkeys(dtypes))]
+        choices.append((DTYPE, dtype_word(dtypes_drawn[0])))
     return Inputs(
         shapes,
         _signature(arguments),
-        tuple(words),
-        tuple(dict.fromkeys(name for each in given for name in dtype_names(each))),
-        tuple(each.declared for each in drawn if each.declared is not None),
+        tuple(choices),
+        tuple(dict.fromkeys(name for draw in dtypes_drawn for name in dtype_names(draw))),
+        tuple(draw.declared for draw in drawn if draw.declared is not None),
     )
 
 
@@ -81,11 +81,11 @@ def _signature(arguments: Arguments) -> str:
     positional, structure = jax.tree.flatten(arguments.args)
     named, names = jax.tree.flatten([arguments.options, arguments.tuning])
     arrays = (np.ndarray, jax.Array, jax.ShapeDtypeStruct)
-    words = [str(structure), str(names)]
+    parts = [str(structure), str(names)]
     # Numpy scalars are arrays among the arguments, and numbers among the options, as for jit.
-    words += [_word(leaf, isinstance(leaf, (*arrays, np.generic))) for leaf in positional]
-    words += [_word(leaf, isinstance(leaf, arrays)) for leaf in named]
-    text = without_addresses("\n".join(words))
+    parts += [_word(leaf, isinstance(leaf, (*arrays, np.generic))) for leaf in positional]
+    parts += [_word(leaf, isinstance(leaf, arrays)) for leaf in named]
+    text = without_addresses("\n".join(parts))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
@@ -100,23 +100,26 @@ def to_json(calls: Sequence[Inputs]) -> dict[str, Any]:
     """The inputs of several calls together, as in ``Record.inputs``; empty without calls."""
     if not calls:
         return {}
-    tried = _grouped(pair for call in calls for pair in call.words)
-    known = {id(each): each for call in calls for each in (NOTHING, *call.declared)}.values()
+    tried = _grouped(pair for call in calls for pair in call.choices)
+    strategies = {id(of): of for call in calls for of in (NOTHING, *call.declared)}.values()
     declared = _grouped(
-        (aspect, word) for each in known for aspect, words in each.words.items() for word in words
+        (aspect, choice)
+        for strategy in strategies
+        for aspect, choices in strategy.choices.items()
+        for choice in choices
     )
     return {
         "shapes": list(dict.fromkeys(call.shapes for call in calls if call.shapes)),
         "signatures": len(signatures(calls)),
         "dtypes": sorted({name for call in calls for name in call.dtypes}),
         "tried": aspects_.aspects_to_json(
-            {aspect: _ordered(words, declared.get(aspect, {})) for aspect, words in tried.items()}
+            {aspect: _ordered(drawn, declared.get(aspect, {})) for aspect, drawn in tried.items()}
         ),
         "never": aspects_.aspects_to_json(
             {
                 aspect: missed
-                for aspect, words in declared.items()
-                if (missed := [word for word in words if word not in tried.get(aspect, ())])
+                for aspect, choices in declared.items()
+                if (missed := [word for word in choices if word not in tried.get(aspect, ())])
             }
         ),
     }
@@ -130,10 +133,10 @@ def _grouped(pairs: Iterator[tuple[Aspect, str]]) -> dict[Aspect, dict[str, None
     return groups
 
 
-def _ordered(words: Mapping[str, None], declared: Mapping[str, None]) -> list[str]:
+def _ordered(tried: Mapping[str, None], declared: Mapping[str, None]) -> list[str]:
     """Words in the order of declaration, then the others alphabetically."""
-    known = [word for word in declared if word in words]
-    return known + sorted(word for word in words if word not in declared)
+    known = [word for word in declared if word in tried]
+    return known + sorted(word for word in tried if word not in declared)
 
 
 # Elements of the arguments that a spec declares as ignored, and their replacement.
@@ -157,16 +160,17 @@ def masks_of(ignored: Callable[..., Any] | None, arguments: Arguments) -> Masks 
         return None
     args = arguments.args
     try:
-        found = ignored(*args, **arguments.options)
+        returned = ignored(*args, **arguments.options)
     except Exception as error:
         raise SpecError(f"ignored raised {type(error).__name__}: {error}") from error
-    if not isinstance(found, (tuple, list)) or len(found) != len(args):  # pyright: ignore[reportUnknownArgumentType]
-        what = f"{len(found)} entries" if isinstance(found, (tuple, list)) else repr(type(found))  # pyright: ignore[reportUnknownArgumentType]
+    if not isinstance(returned, (tuple, list)) or len(returned) != len(args):  # pyright: ignore[reportUnknownArgumentType]
+        several = isinstance(returned, (tuple, list))
+        what = f"{len(returned)} entries" if several else repr(type(returned))  # pyright: ignore[reportUnknownArgumentType]
         raise SpecError(
             f"ignored must return None or a bool array for each of the {len(args)} positional "
             f"arguments, not {what}"
         )
-    masks = [_mask(position, mask, args) for position, mask in enumerate(found)]  # pyright: ignore[reportUnknownArgumentType]
+    masks = [_mask(position, mask, args) for position, mask in enumerate(returned)]  # pyright: ignore[reportUnknownArgumentType]
     return masks if any(mask is not None and mask.any() for mask in masks) else None
 
 
@@ -194,13 +198,13 @@ def poisoned(args: tuple[Any, ...], masks: Masks) -> Iterator[tuple[str, tuple[A
     one byte or less are data, and get the ends of their range. Others may be indices, which must
     stay valid: they get the smallest and the largest value of the array. Bools get both values.
     """
-    for words, poison in _POISONS.items():
+    for value, poison in _POISONS.items():
         changed = [
             argument if mask is None else _replaced(argument, mask, poison)
             for argument, mask in zip(args, masks, strict=True)
         ]
         if any(new is not old for new, old in zip(changed, args, strict=True)):
-            yield f"with {words} in the ignored elements of the arguments", tuple(changed)
+            yield f"with {value} in the ignored elements of the arguments", tuple(changed)
 
 
 def _replaced(argument: Any, mask: Any, poison: Callable[[Any], Any]) -> Any:

@@ -95,11 +95,10 @@ def _scaled(context: CheckContext, relation: Linear, drawn: CallOutput) -> Itera
                 comparisons = close(judged, other, claimed, ignore=_at_the_ends(factor))
         else:
             comparisons = close(context, other, claimed)
-        words = _word(factor)
+        times = _word(factor)
         yield CheckResult(
             comparisons=comparisons,
-            seconds=other.outcome.seconds,
-            subject=f"{relation}: f({words} x) compared with {words} f(x) as the oracle",
+            subject=f"{relation}: f({times} x) compared with {times} f(x) as the oracle",
         )
         return
 
@@ -119,23 +118,19 @@ def _divided(
     for position in relation.positions:
         leaves = jax.tree.leaves(drawn.arguments.args[position])
         pairs = [divided(leaf, rng) if _is_number(leaf) else (leaf, leaf) for leaf in leaves]
-        if not all(_adds_up(*each) for each in zip(leaves, pairs, strict=True)):
+        if not all(_adds_up(*both) for both in zip(leaves, pairs, strict=True)):
             return  # a format without zero
         parts[position] = [one for one, _ in pairs], [other for _, other in pairs]
     claims: list[Any] = []
-    seconds = 0.0
     for which in (0, 1):
         args = list(drawn.arguments.args)
         for position, both in parts.items():
             args[position] = jax.tree.unflatten(jax.tree.structure(args[position]), both[which])
-        part = answer(context, tuple(args))
-        seconds += part.outcome.seconds
-        claims.append(claim(part))
+        claims.append(claim(answer(context, tuple(args))))
     yield CheckResult(
         comparisons=close(
             context, drawn, sum_of(*claims), rounded_only=exactly(context), ignore=_overflow
         ),
-        seconds=seconds,
         subject=f"{relation}: f(x) compared with f(a) + f(b) as the oracle, where a + b = x",
     )
 
@@ -269,14 +264,14 @@ def _at_the_ends(factor: float) -> Ignore:
 
     def ignore(actual: Array, expected: Array, dtype: np.dtype[Any]) -> Array:
         facts = float_facts(dtype)
-        size, wanted = np.abs(actual), np.abs(expected)
-        left_out = np.isfinite(wanted) & (wanted > facts.largest * (1 - facts.epsilon))
+        size, right = np.abs(actual), np.abs(expected)
+        left_out = np.isfinite(right) & (right > facts.largest * (1 - facts.epsilon))
         if abs(factor) != 1:
             # Sums of float32 lose bits below its least normal number, wherever they are kept.
             narrow = float_facts(np.dtype(np.float32))
             least = max(facts.smallest_normal, narrow.smallest_normal / narrow.epsilon)
             least *= max(abs(factor), 1 / abs(factor))
-            left_out |= (size < least) & (wanted < least)
+            left_out |= (size < least) & (right < least)
         return left_out
 
     return ignore

@@ -84,19 +84,19 @@ def _blocks(missing: Any, dims: Sequence[tuple[str, int, tuple[int, int]]]) -> s
     indices = np.unique(np.argwhere(missing) // np.asarray(sizes), axis=0)
     if all(size >= length for size, length in zip(sizes, missing.shape, strict=True)):
         return f"{count}: {_box(missing)}"
-    words: list[str] = []
+    described: list[str] = []
     for index in indices[:_SHOWN]:
         window = tuple(
             slice(int(i) * size, (int(i) + 1) * size) for i, size in zip(index, sizes, strict=True)
         )
         inside = missing[window]
         at = tuple(int(i) for i in index)
-        words.append(f"block {at}" if inside.all() else f"in block {at} {_box(inside)}")
+        described.append(f"block {at}" if inside.all() else f"in block {at} {_box(inside)}")
     more = len(indices) - _SHOWN
     if more > 0:
-        words.append(f"{more} more blocks")
+        described.append(f"{more} more blocks")
     total = int(np.prod([-(-n // size) for n, size in zip(missing.shape, sizes, strict=True)]))
-    return f"{count}, in {len(indices)} of {total} blocks: {', '.join(words)}"
+    return f"{count}, in {len(indices)} of {total} blocks: {', '.join(described)}"
 
 
 def _box(missing: Any) -> str:
@@ -139,17 +139,15 @@ def memory(context: CheckContext) -> CheckResult:
     """
     args = context.arguments.args
     first = run(context, context.kernel, args, races=False)
-    seconds, comparisons = first.seconds, list[Comparison]()
+    comparisons = list[Comparison]()
     for fill in _fills(context, first):
-        words = f"with {fill}"
-        again = run_again(context, args, words, races=False, fill=fill)
-        seconds += again.seconds
-        comparisons += unchanged(again, first, words)
-        failed = next((each for each in comparisons if not each.passed), None)
-        if failed is not None:
-            explanation = failed.explanation or Explanation("wrong")
+        change = f"with {fill}"
+        again = run_again(context, args, change, races=False, fill=fill)
+        comparisons += unchanged(again, first, change)
+        if failed := [comparison for comparison in comparisons if not comparison.passed]:
+            explanation = failed[0].explanation or Explanation("wrong")
             raise _error(context, first, fill, explanation)
-    return CheckResult(comparisons=comparisons, outcome=first, seconds=seconds)
+    return CheckResult(comparisons=comparisons, outcome=first)
 
 
 def _fills(context: CheckContext, first: Outcome) -> Sequence[Fill]:
@@ -175,50 +173,50 @@ def _error(
     rest: Any = {"races": False}
     scratch = run(context, context.kernel, args, fill=Fill(value, "scratch"), **rest)
     filled = [
-        run(context, context.kernel, args, fill=Fill(each, "output"), probe="outputs", **rest)
-        for each in PAIR
+        run(context, context.kernel, args, fill=Fill(contents, "output"), probe="outputs", **rest)
+        for contents in PAIR
     ]
     lines: list[str] = []
-    found: list[Finding | None] = []
-    if any(_changes(each, first) for each in filled):
+    loads: list[Finding] = []
+    if any(_changes(outcome, first) for outcome in filled):
         lines = list(never_written(filled[0].probe_results, filled[1].probe_results))
         if not lines:
             lines = [
                 f"{_name(first)} reads an output before it writes it: "
                 f"its memory held {WORDS[value]}"
             ]
-            found.append(_load(context, Fill(value, "output")))
+            loads += _loads(context, Fill(value, "output"))
         elif len(first.kernels) == 1 and first.kernels[0].source:
             lines[-1] += f" ({first.kernels[0].source})"
     if _changes(scratch, first):
         lines.append(
             f"{_name(first)} reads scratch memory before it writes it: it held {WORDS[value]}"
         )
-        found.append(_load(context, Fill(value, "scratch")))
+        loads += _loads(context, Fill(value, "scratch"))
     summary = "\n".join(lines) or f"the answer depends on {fill.memory}"
-    loads = [each for each in found if each is not None]
-    facts = [Fact("read", str(each)) for each in loads]
+    facts = [Fact("read", str(load)) for load in loads]
     error = MismatchError.explained(explanation.under(summary).with_facts(*facts))
     error.findings = tuple(loads)
     return error
 
 
-def _load(context: CheckContext, fill: Fill) -> Finding | None:
-    """The first load that returns other values with this fill; None if it is not known."""
+def _loads(context: CheckContext, fill: Fill) -> list[Finding]:
+    """The first load that returns other values with this fill; empty if it is not known."""
     if "loads" not in getattr(context.backend, "probes", ()):
-        return None
+        return []
     from pallas_sim import uninitialized_load
 
     args = context.arguments.args
     settings: Any = {"races": False, "probe": "loads"}
     plain, other = (
-        run(context, context.kernel, args, fill=each, **settings) for each in (None, fill)
+        run(context, context.kernel, args, fill=contents, **settings) for contents in (None, fill)
     )
-    return uninitialized_load(plain.probe_results, other.probe_results)
+    load = uninitialized_load(plain.probe_results, other.probe_results)
+    return [] if load is None else [load]
 
 
 def _changes(again: Outcome, first: Outcome) -> bool:
-    return any(not each.passed for each in unchanged(again, first, ""))
+    return any(not comparison.passed for comparison in unchanged(again, first, ""))
 
 
 def _name(first: Outcome) -> str:

@@ -151,7 +151,7 @@ def conclude(evidence: Sequence[Evidence]) -> str | None:
             f"{attempts[0].change}"
         )
     tolerances = {example.tolerance: None for example in evidence}
-    lines.append(f"  tolerance: {' and '.join(map(_words, tolerances))}")
+    lines.append(f"  tolerance: {' and '.join(map(_tolerance_text, tolerances))}")
     lines.append(f"  {_remedy(tuple(tolerances))}")
     return "\n".join(lines)
 
@@ -205,7 +205,7 @@ def _change(wrong: Any, answer: Any, tolerance: Tolerance) -> str:
     return f"{compared.error * epsilon(answer.dtype):.1%} of the output's scale"
 
 
-def _words(tolerance: Tolerance) -> str:
+def _tolerance_text(tolerance: Tolerance) -> str:
     """The fields that differ from the default."""
     default = vars(Tolerance())
     fields = [f"{n}={v:g}" for n, v in vars(tolerance).items() if v not in (None, default[n])]

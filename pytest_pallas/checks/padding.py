@@ -56,18 +56,16 @@ def padding(context: CheckContext) -> CheckResult:
     masks = masks_of(context.ignored, context.arguments)
     if not fills and masks is None:
         raise NotApplicableError(_why_not(context.backend))
-    seconds, comparisons = first.seconds, list[Comparison]()
+    comparisons = list[Comparison]()
     for fill in fills:
-        words = f"with {fill}"
+        change = f"with {fill}"
         # the first run detects races
-        again = run_again(context, context.arguments.args, words, races=False, fill=fill)
-        seconds += again.seconds
-        comparisons += unchanged(again, first, words)
-    for words, args in poisoned(context.arguments.args, masks) if masks is not None else ():
-        again = run_again(context, args, words, races=context.races)
-        seconds += again.seconds
-        comparisons += unchanged(again, first, words)
-    return CheckResult(comparisons=comparisons, outcome=first, seconds=seconds)
+        again = run_again(context, context.arguments.args, change, races=False, fill=fill)
+        comparisons += unchanged(again, first, change)
+    for change, args in poisoned(context.arguments.args, masks) if masks is not None else ():
+        again = run_again(context, args, change, races=context.races)
+        comparisons += unchanged(again, first, change)
+    return CheckResult(comparisons=comparisons, outcome=first)
 
 
 def _exposed(context: CheckContext, first: Outcome) -> bool:

@@ -74,8 +74,7 @@ def _one(
     exact = relation.exact or exactly(context)
     yield CheckResult(
         comparisons=(equal if exact else close)(context, other, claimed),
-        seconds=other.outcome.seconds,
-        subject=f"{relation}: compared with {_words(relation)}as the oracle",
+        subject=f"{relation}: compared with {_other_text(relation)}as the oracle",
     )
     yield CheckResult(
         comparisons=judge(context, other.outcome.values, other.expected, exact=exactly(context)),
@@ -129,7 +128,7 @@ def _expected(relation: Permuted, outputs: Any, order: np.ndarray[Any, Any]) -> 
     return jax.tree.unflatten(structure, moved)
 
 
-def _words(relation: Permuted) -> str:
+def _other_text(relation: Permuted) -> str:
     if relation.output is None:
         return "the earlier output "
     return f"the earlier output, permuted along axis {relation.output}, "

@@ -90,20 +90,18 @@ def sharding(context: CheckContext) -> CheckResult:
     counts = _counts(len(jax.devices(platform)))
     args = _several(context.arguments.args, axes, counts[-1])
     expected = expect(context, args)
-    seconds = 0.0
     comparisons: list[Any] = []
     for count in counts:
         mesh = make_mesh({_AXIS: count}, platform)
         spread = context.with_settings(devices=count)
         outcome = run(spread, Sharded(context.kernel, axes, mesh), args, shards=True)
-        seconds += outcome.seconds
         judged = judge(context, outcome.values, expected, exact=exactly(context))
         if not all(comparison.passed for comparison in judged):
             subject = f"shard_map on {count} devices; {counts[-1]} copies of the drawn inputs"
-            return CheckResult(comparisons=judged, seconds=seconds, subject=subject)
+            return CheckResult(comparisons=judged, subject=subject)
         comparisons += judged
     notes = (Note(f"sharded over {', '.join(map(str, counts))} devices", "run"),)
-    return CheckResult(comparisons=comparisons, seconds=seconds, notes=notes)
+    return CheckResult(comparisons=comparisons, notes=notes)
 
 
 def _counts(devices: int) -> list[int]:

@@ -237,23 +237,23 @@ def _call(
 ) -> Arguments:
     """The call with drawn arrays and the arguments that depend on them."""
     base = as_arguments(drawn)
-    given: dict[str, dict[str, Any]] = {}
+    values: dict[str, dict[str, Any]] = {}
     entries: dict[str, Mapping[str, Any]] = {}
     for argument, value in (("then", then), ("options", options), ("tuning", tuning)):
         keywords = _check_keywords(argument, value(drawn)) if callable(value) else value
         entries[argument] = keywords
-        given[argument] = {
+        values[argument] = {
             name: draw(entry) if isinstance(entry, SearchStrategy) else entry
             for name, entry in keywords.items()
         }
-    merged = {**base.options, **given["options"]}, {**base.tuning, **given["tuning"]}
+    merged = {**base.options, **values["options"]}, {**base.tuning, **values["tuning"]}
     _check_disjoint(*merged)
     recipe = dict(base.recipe)
-    for name, value in given["then"].items():
+    for name, value in values["then"].items():
         if name in recipe:
             raise SpecError(f"then: the recipe has a {name!r} already; rename the argument")
         recipe[name] = _keyword_text(value)
-    args = (*_unseen(base), *given["then"].values())
+    args = (*_unseen(base), *values["then"].values())
     declared = declare_keywords(base.declared or NOTHING, entries["options"], entries["tuning"])
     return Arguments(args, *merged, recipe=recipe, kin=base.kin, declared=declared)
 
@@ -347,14 +347,14 @@ class Declared:
     """The choices of a strategy.
 
     Attributes:
-      words: for each aspect the possible words, the simplest first.
+      choices: for each aspect the possible words, the simplest first.
       kinds: for each dim with a pool the kind of boundary of each size.
       tiles: for each dim with sizes around tiles, the tiles.
       keyword_kinds: for each option or tuning parameter the kinds of its values; see
         ``keyword_kind``.
     """
 
-    words: Mapping[Aspect, tuple[str, ...]] = field(default_factory=dict[Aspect, tuple[str, ...]])
+    choices: Mapping[Aspect, tuple[str, ...]] = field(default_factory=dict[Aspect, tuple[str, ...]])
     kinds: Mapping[str, Mapping[int, str]] = field(default_factory=dict[str, Mapping[int, str]])
     tiles: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     keyword_kinds: Mapping[Aspect, frozenset[str]] = field(
@@ -375,15 +375,15 @@ def declare_arrays(
       dtypes: the strategies for dtypes, one for all arrays or one for each.
       classes: the classes of values.
     """
-    words = {VALUES: tuple(classes)}
-    choices = [alternatives(strategy) for strategy in dtypes]
+    by_aspect = {VALUES: tuple(classes)}
+    elements = [alternatives(strategy) for strategy in dtypes]
     itemsizes = {(1,)}
-    if all(choices) and prod(map(len, choices)) <= MOST:
+    if all(elements) and prod(map(len, elements)) <= MOST:
         # A single strategy may draw the dtypes of all arrays together, as a tuple.
-        rows = [row[0] if isinstance(row[0], tuple) else row for row in product(*choices)]
+        rows = [row[0] if isinstance(row[0], tuple) else row for row in product(*elements)]
         joint = [tuple(as_dtype(dtype) for dtype in row) for row in rows]
         names = [tuple(dtype.name for dtype in row) for row in joint]
-        words[DTYPE] = tuple(dict.fromkeys(map(dtype_word, names)))
+        by_aspect[DTYPE] = tuple(dict.fromkeys(map(dtype_word, names)))
         itemsizes = {tuple(dtype.itemsize for dtype in row) for row in joint}
     kinds: dict[str, dict[int, str]] = {}
     tiles: dict[str, tuple[int, ...]] = {}
@@ -393,29 +393,29 @@ def declare_arrays(
         for name, kind_of in boundaries(made).items():
             kinds.setdefault(name, {}).update(kind_of)
     for name, kind_of in kinds.items():
-        words[Aspect("dim", name)] = tuple(dict.fromkeys(kind_of.values()))
-    return Declared(words, kinds, tiles)
+        by_aspect[Aspect("dim", name)] = tuple(dict.fromkeys(kind_of.values()))
+    return Declared(by_aspect, kinds, tiles)
 
 
 def declare_keywords(
     declared: Declared, options: Mapping[str, Any], tuning: Mapping[str, Any]
 ) -> Declared:
     """``declared`` with the choices of keyword arguments, which are strategies or constants."""
-    words = dict(declared.words)
+    by_aspect = dict(declared.choices)
     kinds = dict(declared.keyword_kinds)
     for role, keywords in (("option", options), ("tuning", tuning)):
         for name, entry in keywords.items():
             if values := alternatives(entry):
                 aspect = Aspect(role, name)
-                words[aspect] = tuple(dict.fromkeys(map(keyword_word, values)))
+                by_aspect[aspect] = tuple(dict.fromkeys(map(keyword_word, values)))
                 kinds[aspect] = frozenset(map(keyword_kind, values))
-    return dataclasses.replace(declared, words=words, keyword_kinds=kinds)
+    return dataclasses.replace(declared, choices=by_aspect, keyword_kinds=kinds)
 
 
 def alternatives(strategy: Any) -> tuple[Any, ...]:
     """The choices of a strategy; empty if they are not known, or more than ``MOST``."""
-    found = sampled_elements(strategy)
-    return () if found is None or len(found) > MOST else tuple(found)
+    elements = sampled_elements(strategy)
+    return () if elements is None or len(elements) > MOST else tuple(elements)
 
 
 def aspects(drawn: Arguments | Drawn) -> Iterator[tuple[Aspect, str]]:
@@ -430,7 +430,7 @@ def aspects(drawn: Arguments | Drawn) -> Iterator[tuple[Aspect, str]]:
     for role, keywords in (("option", "options"), ("tuning", "tuning")):
         for name, value in getattr(drawn, keywords, {}).items():
             aspect = Aspect(role, name)
-            if aspect in declared.words:
+            if aspect in declared.choices:
                 yield aspect, keyword_word(value)
 
 

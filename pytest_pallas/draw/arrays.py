@@ -331,7 +331,7 @@ def _draw(strategy: Any, most: int, budget: int) -> Sequence[Arguments]:
 
     with without_module_constants():
         draw()
-    return [as_arguments(each) for each in drawn]
+    return [as_arguments(example) for example in drawn]
 
 
 _kept = functools.lru_cache(maxsize=4)(_draw)

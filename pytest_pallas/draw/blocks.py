@@ -46,33 +46,33 @@ def tpu_candidates(
     if rank == 1:
         return [_one_dim(shape[0], LANES * max(1, 32 // bits(dtype)))]
     tiles = {rank - 1: (LANES, LANES), rank - 2: (tile_rows(dtype), SUBLANES)}
-    found: list[tuple[list[int], list[int]]] = []
+    candidates: list[tuple[list[int], list[int]]] = []
     for dim, size in enumerate(shape):
         if dim not in tiles:
-            found.append((sorted({1, min(2, size), max(size - 1, 1), size}), []))
+            candidates.append((sorted({1, min(2, size), max(size - 1, 1), size}), []))
             continue
         tile, rule = tiles[dim]
         legal = {size, *(number * tile for number in _counts(-(-size // tile)))}
         wrong = {rule // 2, rule - 1, rule + 1, tile - 1, tile + 1, tile + rule // 2}
         wrong |= {size - 1, size + 1}
         refused = [block for block in wrong if block > 0 and block != size and block % rule]
-        found.append((sorted(legal), sorted(refused)))
-    return found
+        candidates.append((sorted(legal), sorted(refused)))
+    return candidates
 
 
 def gpu_candidates(
     shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> list[tuple[list[int], list[int]]]:
     """For each dim of ``shape`` some sizes that both GPU lowerings accept, and some not."""
-    found: list[tuple[list[int], list[int]]] = []
+    candidates: list[tuple[list[int], list[int]]] = []
     for dim, size in enumerate(shape):
         least = max(1, 8 * LEAST_BYTES // bits(dtype)) if dim == len(shape) - 1 else 1
         most = max(least, min(MOST_ELEMENTS, 1 << (size - 1).bit_length()))
         legal = [1 << power for power in range(9) if least <= 1 << power <= most]
         wrong = {most - 1, most + 1, most + most // 2, size}
         refused = [block for block in wrong if block > 0 and block & (block - 1)]
-        found.append((legal, sorted(refused)))
-    return found
+        candidates.append((legal, sorted(refused)))
+    return candidates
 
 
 def _one_dim(size: int, least: int) -> tuple[list[int], list[int]]:
@@ -147,13 +147,13 @@ def block_sizes(
     check_int("max_bytes", max_bytes, 1)
     of_dtype = as_dtype(dtype)
     candidates = _PLATFORMS[_platform(target)](sizes, of_dtype)
-    found = {
+    blocks = {
         block
         for block in _combinations(candidates, legal)
         if _blocks(sizes, block) <= max_blocks
         and math.prod(block) * bits(of_dtype) <= 8 * max_bytes
     }
-    if not found:
+    if not blocks:
         raise SpecError(
             f"block_sizes: no {'legal' if legal else 'illegal'} block of {sizes} {of_dtype.name} "
             f"for {target} is within max_bytes={max_bytes} and max_blocks={max_blocks}; "
@@ -161,7 +161,7 @@ def block_sizes(
         )
     # fewest blocks first; of those the array itself, then the smallest
     return st.sampled_from(
-        sorted(found, key=lambda b: (_blocks(sizes, b), b != sizes, math.prod(b), b))
+        sorted(blocks, key=lambda b: (_blocks(sizes, b), b != sizes, math.prod(b), b))
     )
 
 
@@ -188,17 +188,17 @@ def grids(
     if rank > 6:
         raise SpecError(f"rank={rank}: a grid can have at most 6 axes; merge some of them")
     steps = [size for size in (0, *_STEPS, min_size) if size >= min_size]
-    found = {
+    fitting = {
         grid
         for grid in itertools.product(sorted(set(steps)), repeat=rank)
         if math.prod(grid) <= max_programs
     }
-    if not found:
+    if not fitting:
         raise SpecError(
             f"grids: no grid of {rank} axes of at least {min_size} has at most "
             f"max_programs={max_programs} programs; raise it"
         )
-    ordered = sorted(found, key=lambda g: (simplicity(math.prod(g)), max(g, default=0), g))
+    ordered = sorted(fitting, key=lambda g: (simplicity(math.prod(g)), max(g, default=0), g))
     return st.sampled_from(ordered)
 
 
@@ -270,16 +270,16 @@ def device_meshes(
         check_int(f"divides[{name!r}]", dim, 1)
     most = max(counts, default=0)
     divisors = [size for size in range(1, most + 1) if any(count % size == 0 for count in counts)]
-    found = [
+    fitting = [
         sizes
         for sizes in itertools.product(divisors, repeat=len(names))
         if math.prod(sizes) in counts
         and all(dims.get(name, size) % size == 0 for name, size in zip(names, sizes, strict=True))
     ]
-    if not found:
+    if not fitting:
         raise SpecError(
             f"device_meshes: no mesh of {sorted(counts)} devices has axes {', '.join(names)} that "
             f"divide {dims}; allow other numbers of devices"
         )
-    found.sort(key=lambda sizes: (math.prod(sizes), sizes))
-    return st.sampled_from(found).map(lambda sizes: dict(zip(names, sizes, strict=True)))
+    fitting.sort(key=lambda sizes: (math.prod(sizes), sizes))
+    return st.sampled_from(fitting).map(lambda sizes: dict(zip(names, sizes, strict=True)))

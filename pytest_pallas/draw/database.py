@@ -209,35 +209,36 @@ class Owned(ExampleDatabase):
 def _bare(value: bytes) -> bytes:
     if not value.startswith(_PREFIX):
         return value
-    _, found, bare = value.partition(b"\0")
-    return bare if found else value
+    _, separator, bare = value.partition(b"\0")
+    return bare if separator else value
 
 
-def validate(places: Sequence[DatabasePlace], root: Path) -> None:
+def validate(databases: Sequence[DatabasePlace], root: Path) -> None:
     """Check before any test runs that the places can be opened, without contacting servers.
 
     Raises:
       OptionError: a folder cannot be written (or, with ``readonly+``, does not exist), a package is
         missing, or the package ``redis`` rejects a URL.
     """
-    for place in places:
-        if place.kind == "folder":
-            _validate_folder(root / place.address, place)
-        elif place.kind == "redis":
+    for database in databases:
+        if database.kind == "folder":
+            _validate_folder(root / database.address, database)
+        elif database.kind == "redis":
             if importlib.util.find_spec("redis") is None:
                 raise OptionError(
-                    f"{place.shown} needs the package redis: pip install 'pytest-pallas[redis]'"
+                    f"{database.shown} needs the package redis: pip install 'pytest-pallas[redis]'"
                 )
             try:
-                _client(place).connection_pool.make_connection()  # it connects later
+                _client(database).connection_pool.make_connection()  # it connects later
             except Exception:  # errors of several types, whose text may contain the password
                 raise OptionError(
-                    f"{place.shown}: the package redis rejects the query of this URL (after the ?)"
+                    f"{database.shown}: the package redis rejects the query of this URL (after "
+                    "the ?)"
                 ) from None
 
 
 def open_places(
-    places: Sequence[DatabasePlace], root: Path, report: Report
+    databases: Sequence[DatabasePlace], root: Path, report: Report
 ) -> ExampleDatabase | None:
     """The combined database of the places; None for ``none``.
 
@@ -245,8 +246,12 @@ def open_places(
     server that cannot be reached is reported once and not used again; Hypothesis' default database
     replaces it if no folder would keep examples.
     """
-    kept = any(place.kind == "folder" and not place.read_only for place in places)
-    opened = [_open(place, root, report, kept=kept) for place in places if place.kind != "none"]
+    kept = any(database.kind == "folder" and not database.read_only for database in databases)
+    opened = [
+        _open(database, root, report, kept=kept)
+        for database in databases
+        if database.kind != "none"
+    ]
     if len(opened) < 2:
         return opened[0] if opened else None
     return MultiplexedDatabase(*opened)
@@ -261,17 +266,17 @@ def default_database() -> ExampleDatabase | None:
         return hypothesis.settings.get_profile(hypothesis_profile()).database
 
 
-def _validate_folder(folder: Path, place: DatabasePlace) -> None:
-    if place.read_only:
+def _validate_folder(folder: Path, database: DatabasePlace) -> None:
+    if database.read_only:
         if not folder.is_dir():
-            raise OptionError(f"{place.shown}: there is no folder {folder}; {FORMS}")
+            raise OptionError(f"{database.shown}: there is no folder {folder}; {FORMS}")
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise OptionError(f"{place.shown}: cannot write to it: {error}; {FORMS}") from None
+        raise OptionError(f"{database.shown}: cannot write to it: {error}; {FORMS}") from None
 
 
 def _open(place: DatabasePlace, root: Path, report: Report, *, kept: bool) -> ExampleDatabase:
@@ -301,21 +306,21 @@ def _open(place: DatabasePlace, root: Path, report: Report, *, kept: bool) -> Ex
     return Guarded(database, errors=errors, lost=lost)
 
 
-def _client(place: DatabasePlace) -> Any:
+def _client(database: DatabasePlace) -> Any:
     """A Redis client with short timeouts and one retry, for connections that were idle long."""
     from redis import Redis
     from redis.backoff import NoBackoff
     from redis.retry import Retry
 
     return Redis.from_url(
-        place.address,
+        database.address,
         socket_timeout=TIMEOUT,
         socket_connect_timeout=TIMEOUT,
         retry=Retry(NoBackoff(), 1),
     )
 
 
-def _github(place: DatabasePlace) -> ExampleDatabase:
+def _github(database: DatabasePlace) -> ExampleDatabase:
     """The newest artifact ``hypothesis-example-db`` of a repository's workflows."""
 
     class GitHub(GitHubArtifactDatabase):
@@ -329,14 +334,14 @@ def _github(place: DatabasePlace) -> ExampleDatabase:
             finally:
                 socket.setdefaulttimeout(before)
 
-    owner, _, repo = place.address.partition("/")
+    owner, _, repo = database.address.partition("/")
     return GitHub(owner, repo)
 
 
-def _safe(error: Exception, place: DatabasePlace) -> str:
+def _safe(error: Exception, database: DatabasePlace) -> str:
     """The message of an error, without the password."""
     text = one_line(error)
-    parts = urlsplit(place.address)
+    parts = urlsplit(database.address)
     secrets = [parts.password or "", *parse_qs(parts.query).get("password", [])]
     for secret in secrets:
         for form in filter(None, (secret, unquote(secret))):

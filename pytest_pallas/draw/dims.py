@@ -269,10 +269,10 @@ def _fitting_table(plan: DimsPlan) -> Sequence[tuple[int, ...]]:
 
     table = keep_fitting(plan.table, tuple(plan.pools.values()), fits)
     if not table:
-        wanted = [constraint.text for constraint in (*plan.defining, *plan.checked)]
+        constraints = [constraint.text for constraint in (*plan.defining, *plan.checked)]
         pools = {name: pool.sizes for name, pool in plan.pools.items()}
         raise plan.budget.error(
-            f"dims: no sizes satisfy {', '.join(wanted)} within {plan.budget} among {pools}; "
+            f"dims: no sizes satisfy {', '.join(constraints)} within {plan.budget} among {pools}; "
             "give sizes that satisfy them with dims={...}"
         )
     return table
@@ -346,7 +346,7 @@ def _reduce(plan: DimsPlan, sizes: dict[str, int], first: int) -> None:
     Dims are granted their size one after the other while the rest are at their simplest. Which
     one comes first is drawn, so that each dim reaches all its sizes.
     """
-    wanted = dict(sizes)
+    drawn = dict(sizes)
     sizes |= {name: pool.sizes[0] for name, pool in plan.pools.items()}
     if _too_large(plan.shapes, sizes, plan.budget):
         reject()  # only user strategies can reach this
@@ -354,7 +354,7 @@ def _reduce(plan: DimsPlan, sizes: dict[str, int], first: int) -> None:
     for name in names[first:] + names[:first]:
         for size in reversed(plan.pools[name].sizes):
             granted = sizes | {name: size}
-            if size <= wanted[name] and not _too_large(plan.shapes, granted, plan.budget):
+            if size <= drawn[name] and not _too_large(plan.shapes, granted, plan.budget):
                 sizes[name] = size
                 break
 

@@ -74,7 +74,7 @@ Features = Mapping[Any, float]
 
 @dataclass(frozen=True)
 class SelectedExamples:
-    """Selected examples by their words (``words_of``).
+    """Selected examples by their words (``draw_name``).
 
     Attributes:
       chosen: the selected examples, with the drawn values.
@@ -150,10 +150,10 @@ class ExampleSource:
             _draw(self.strategy, seed, pool.size, values.setdefault)
         if subjects is not None:
             order = dict.fromkeys([*chosen, *pool.base[count], *pool.features])
-            kept = [words for words in order if words in values]
-            parts = {words: frozenset(subjects(values[words])) for words in kept}
+            kept = [name for name in order if name in values]
+            parts = {name: frozenset(subjects(values[name])) for name in kept}
             chosen = _most_parts(parts, examples) or chosen
-        return SelectedExamples({words: values[words] for words in chosen})
+        return SelectedExamples({name: values[name] for name in chosen})
 
 
 def shared(sources: dict[Any, ExampleSource], key: Hashable, strategy: Any) -> ExampleSource:
@@ -178,16 +178,16 @@ def _pool(strategy: Any, seed: int, size: int) -> DrawPool:
     tiled = False
     kept = 0
 
-    def add(words: str, drawn: Any) -> None:
+    def add(name: str, drawn: Any) -> None:
         nonlocal kept, tiled
-        if words in features:
+        if name in features:
             return
-        features[words] = dict(_features(drawn))
+        features[name] = dict(_features(drawn))
         if _declared(drawn).tiles:
-            tiled, beyond[words] = True, extents(drawn)
+            tiled, beyond[name] = True, extents(drawn)
         kept += sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(_args(drawn)))
         if kept <= MOST_BYTES:
-            values[words] = drawn
+            values[name] = drawn
 
     _draw(strategy, seed, size, add)
     return DrawPool(features, values, size, beyond, tiled)
@@ -219,14 +219,16 @@ def _draw(strategy: Any, seed: int, size: int, add: Callable[[str, Any], object]
         nonlocal idle, beyond
         drawn = example["drawn"]
         mark_drawn(drawn)
-        add(words_of(drawn), drawn)
+        add(draw_name(drawn), drawn)
         features = {feature for feature, _ in _features(drawn)}
         idle = 0 if features - seen or not features else idle + 1
         seen.update(features)
         beyond = beyond or not _declared(drawn).tiles or bool(extents(drawn))
-        declared = _declared(drawn).words.items()
-        words = {(str(aspect), word) for aspect, several in declared for word in several}
-        if idle >= _IDLE and beyond and words <= seen:
+        declared = _declared(drawn).choices.items()
+        declared_features = {
+            (str(aspect), word) for aspect, several in declared for word in several
+        }
+        if idle >= _IDLE and beyond and declared_features <= seen:
             raise _StopDrawing
 
     with without_module_constants(), contextlib.suppress(_StopDrawing):
@@ -245,10 +247,10 @@ def _args(drawn: Any) -> Any:
 
 def _first(drawn: Mapping[str, Features], base: Sequence[str], examples: int) -> list[str]:
     """So many of the base; of half of it or more, the last one adds a missing feature."""
-    chosen = _greedy({words: drawn[words] for words in base}, min(examples, len(base)))
+    chosen = _greedy({name: drawn[name] for name in base}, min(examples, len(base)))
     if len(base) <= 2 * len(chosen) < 2 * len(base):
-        seen = {feature for words in base for feature in drawn[words]}
-        other = max(drawn, key=lambda words: _gain(drawn[words], seen))
+        seen = {feature for name in base for feature in drawn[name]}
+        other = max(drawn, key=lambda name: _gain(drawn[name], seen))
         if _gain(drawn[other], seen) >= _OTHER:  # a new size is not worth a compilation
             chosen[-1] = other
     return chosen
@@ -260,8 +262,8 @@ def _extended(chosen: list[str], beyond: Mapping[str, frozenset[str]]) -> list[s
     Kernels fail at the second block and at the edge of the last one, along every axis at once. A
     few examples of different sizes need not include such a case.
     """
-    met = frozenset[str]().union(*(beyond.get(words, frozenset()) for words in chosen))
-    further = max(beyond, key=lambda words: len(beyond[words] - met), default="")
+    met = frozenset[str]().union(*(beyond.get(name, frozenset()) for name in chosen))
+    further = max(beyond, key=lambda name: len(beyond[name] - met), default="")
     if len(chosen) < _FEW or not further or beyond[further] <= met:
         return chosen
     return [*chosen[:-1], further]
@@ -269,11 +271,11 @@ def _extended(chosen: list[str], beyond: Mapping[str, frozenset[str]]) -> list[s
 
 def _most_parts(parts: Mapping[str, frozenset[Any]], examples: int) -> list[str]:
     """The examples with the most parts of the check, in the given order if all are equal."""
-    left = [words for words in parts if parts[words]]
+    left = [name for name in parts if parts[name]]
     chosen: list[str] = []
     seen = frozenset[Any]()
     while left and len(chosen) < examples:
-        best = max(left, key=lambda words: len(parts[words] - seen))
+        best = max(left, key=lambda name: len(parts[name] - seen))
         left.remove(best)
         chosen.append(best)
         seen |= parts[best]
@@ -301,11 +303,11 @@ def _paired(drawn: Mapping[str, Features], chosen: list[str]) -> list[str]:
     testing (Mandl, "Orthogonal Latin squares", Communications of the ACM 28, 1985).
     """
     pairs = {
-        words: dict.fromkeys(combinations(features, 2), 1.0) for words, features in drawn.items()
+        name: dict.fromkeys(combinations(features, 2), 1.0) for name, features in drawn.items()
     }
-    for position, words in enumerate(chosen):
+    for position, name in enumerate(chosen):
         rest = chosen[:position] + chosen[position + 1 :]
-        if _gain(drawn[words], {feature for other in rest for feature in drawn[other]}):
+        if _gain(drawn[name], {feature for other in rest for feature in drawn[other]}):
             continue
         seen = {pair for other in rest for pair in pairs[other]}
         chosen[position] = _best(pairs, rest, seen)
@@ -314,14 +316,14 @@ def _paired(drawn: Mapping[str, Features], chosen: list[str]) -> list[str]:
 
 def _worth(drawn: Mapping[str, Features], chosen: Iterable[str]) -> float:
     """The total weight of examples."""
-    together = {feature: worth for words in chosen for feature, worth in drawn[words].items()}
+    together = {feature: worth for name in chosen for feature, worth in drawn[name].items()}
     return sum(together[feature] for feature in sorted(together))
 
 
 def _greedy(drawn: Mapping[str, Features], examples: int, *first: str) -> list[str]:
     """Examples in order, each with the most new features."""
     chosen = list(first)
-    seen = {feature for words in first for feature in drawn[words]}
+    seen = {feature for name in first for feature in drawn[name]}
     for _ in range(examples - len(first)):
         best = _best(drawn, chosen, seen)
         chosen.append(best)
@@ -333,11 +335,11 @@ def _exchanged(drawn: Mapping[str, Features], chosen: list[str]) -> list[str]:
     """The selected examples, each replaced if another one adds more to the rest."""
     for _ in range(_ROUNDS):
         before = list(chosen)
-        for position, words in enumerate(chosen):
+        for position, name in enumerate(chosen):
             rest = chosen[:position] + chosen[position + 1 :]
             seen = {feature for other in rest for feature in drawn[other]}
             best = _best(drawn, rest, seen)
-            if _gain(drawn[best], seen) > _gain(drawn[words], seen):
+            if _gain(drawn[best], seen) > _gain(drawn[name], seen):
                 chosen[position] = best
         if chosen == before:
             break
@@ -346,8 +348,8 @@ def _exchanged(drawn: Mapping[str, Features], chosen: list[str]) -> list[str]:
 
 def _best(drawn: Mapping[str, Features], chosen: Collection[str], seen: AbstractSet[Any]) -> str:
     """The unselected example with the most new features."""
-    left = [words for words in drawn if words not in chosen]
-    return max(left, key=lambda words: _gain(drawn[words], seen))
+    left = [name for name in drawn if name not in chosen]
+    return max(left, key=lambda name: _gain(drawn[name], seen))
 
 
 def _gain(features: Features, seen: AbstractSet[Any]) -> float:
@@ -356,7 +358,7 @@ def _gain(features: Features, seen: AbstractSet[Any]) -> float:
     return sum(worth for feature, worth in features.items() if feature not in seen)
 
 
-def words_of(call: Any) -> str:
+def draw_name(call: Any) -> str:
     """A call in words that identify it among the calls of its strategy."""
     if "seed" in getattr(call, "recipe", ()):
         return repr(call)

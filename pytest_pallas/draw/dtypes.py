@@ -111,20 +111,20 @@ def dtype_pairs(
         ("bfloat16", "float32"),
         ("float32", "bfloat16"),
     ]
-    found: list[tuple[np.dtype[Any], ...]] = []
+    choices: list[tuple[np.dtype[Any], ...]] = []
     for pair in pairs or default:
         if isinstance(pair, str) or not isinstance(pair, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise SpecError(
                 f"dtype_pairs: {pair!r} is not a pair of dtypes; give a tuple such as "
                 "('bfloat16', 'float32')"
             )
-        found.append(tuple(as_dtype(name, "dtype_pairs") for name in pair))
-    if len({len(pair) for pair in found}) > 1 or not found[0]:
+        choices.append(tuple(as_dtype(name, "dtype_pairs") for name in pair))
+    if len({len(pair) for pair in choices}) > 1 or not choices[0]:
         raise SpecError(
             "dtype_pairs: every pair must have one dtype for each array, so all pairs must have "
             "the same length"
         )
-    return st.sampled_from(found)
+    return st.sampled_from(choices)
 
 
 def as_dtype(value: Any, argument: str = "dtype") -> np.dtype[Any]:
@@ -133,9 +133,9 @@ def as_dtype(value: Any, argument: str = "dtype") -> np.dtype[Any]:
     Raises:
       SpecError: it is not a dtype, or not a supported one; the message names ``argument``.
     """
-    found: np.dtype[Any] | None = None
+    dtype: np.dtype[Any] | None = None
     if isinstance(value, str):
-        found = SUPPORTED.get(value)
+        dtype = SUPPORTED.get(value)
     elif value is int or value is float or value is complex:
         # numpy would make 64 bits of them, and JAX 32. ("in" would find np.dtype("float64") too.)
         raise SpecError(
@@ -144,14 +144,14 @@ def as_dtype(value: Any, argument: str = "dtype") -> np.dtype[Any]:
         )
     elif value is not None:
         try:
-            found = SUPPORTED.get(np.dtype(value).name)
+            dtype = SUPPORTED.get(np.dtype(value).name)
         except TypeError:
-            found = None
-    if found is None:
+            dtype = None
+    if dtype is None:
         raise SpecError(
             f"{argument}: {value!r} is not a supported dtype; supported: {', '.join(SUPPORTED)}"
         )
-    return found
+    return dtype
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:

@@ -30,7 +30,7 @@ def edges(
     most: int,
     tiles: Sequence[int],
     *,
-    place: int = 0,
+    position: int = 0,
     also: Collection[int] = (),
 ) -> SearchStrategy[int]:
     """A strategy for a number from ``least`` to ``most``, at an edge of a tile or of the range.
@@ -39,7 +39,7 @@ def edges(
     of the range, one less than its end, and its middle; and the numbers in ``also``. Shrinks to 1,
     or to ``least`` above it.
 
-    Numbers for several positions of an array need strategies with different ``place``, because
+    Numbers for several positions of an array need strategies with different ``position``, because
     Hypothesis often copies draws between equal strategies.
     """
     numbers = {1, least, (least + most) // 2, most - 1, most, *also}
@@ -47,7 +47,7 @@ def edges(
         starts = {tile, 2 * tile, most // tile * tile}
         numbers |= {start + step for start in starts for step in (-1, 0, 1)}
     within = sorted((n for n in numbers if least <= n <= most), key=simplicity)
-    return st.sampled_from([(number, place) for number in within]).map(lambda pair: pair[0])
+    return st.sampled_from([(number, position) for number in within]).map(lambda pair: pair[0])
 
 
 def check_most(argument: str, value: object, least: int, most: int) -> int:
@@ -93,8 +93,10 @@ def lengths(
     check_int("max_length", max_length, 1)
     check_most("min_length", min_length, 0, max_length)
     tiles = () if around is None else check_tiles("around", around)
-    each = tuple(edges(min_length, max_length, tiles, place=place) for place in range(count))
-    return bounded("lengths", (count,), _lengths(min_length, max_length, each))
+    numbers = tuple(
+        edges(min_length, max_length, tiles, position=position) for position in range(count)
+    )
+    return bounded("lengths", (count,), _lengths(min_length, max_length, numbers))
 
 
 def group_sizes(
@@ -127,7 +129,7 @@ def group_sizes(
     check_int("groups", groups, 1)
     check_int("total", total, 0)
     tiles = () if around is None else check_tiles("around", around)
-    cuts = tuple(edges(0, total, tiles, place=place) for place in range(groups - full))
+    cuts = tuple(edges(0, total, tiles, position=position) for position in range(groups - full))
     return bounded("group_sizes", (groups,), _groups(groups, total, full, cuts))
 
 
@@ -194,7 +196,9 @@ def segment_ids(
     if padding is not None and not -(2**31) <= check_int("padding", padding, -(2**31)) < 2**31:
         raise SpecError(f"padding must fit in int32, not {padding}")
     tiles = () if around is None else check_tiles("around", around)
-    positions = tuple(edges(0, length, tiles, place=place) for place in range(max_segments))
+    positions = tuple(
+        edges(0, length, tiles, position=position) for position in range(max_segments)
+    )
     row = _segments(length, padding, contiguous, positions)
     if batch is None:
         return bounded("segment_ids", (length,), row)
@@ -204,14 +208,16 @@ def segment_ids(
 
 
 @st.composite
-def _lengths(draw: DrawFn, least: int, most: int, each: tuple[SearchStrategy[int], ...]) -> Int32s:
+def _lengths(
+    draw: DrawFn, least: int, most: int, numbers: tuple[SearchStrategy[int], ...]
+) -> Int32s:
     # As many choices for every kind, because hypothesis takes fewer ones for simpler.
     kind = draw(st.sampled_from(("each", "each", "each", "full", "single", "least")))
-    drawn = [draw(strategy) for strategy in each]
-    which = draw(st.integers(0, len(each) - 1))
+    drawn = [draw(strategy) for strategy in numbers]
+    which = draw(st.integers(0, len(numbers) - 1))
     if kind == "each":
         return np.array(drawn, np.int32)
-    made = np.full(len(each), most if kind == "full" else least, np.int32)
+    made = np.full(len(numbers), most if kind == "full" else least, np.int32)
     if kind == "single":
         made[which] = drawn[which]
     return made
@@ -335,7 +341,7 @@ def indices(
     if unique and size < count:
         raise SpecError(f"size={size} has fewer than {count} different indices; raise it")
     tiles = () if around is None else check_tiles("around", around)
-    places = tuple(edges(0, size - 1, tiles, place=at, also=_WRAPS) for at in range(count))
+    places = tuple(edges(0, size - 1, tiles, position=at, also=_WRAPS) for at in range(count))
     drawn = _indices(size, of_dtype, unique, places)
     return bounded("indices", (count,), drawn, itemsize=of_dtype.itemsize)
 
@@ -402,14 +408,14 @@ def _indices(
     size: int,
     dtype: np.dtype[Any],
     unique: bool,
-    places: tuple[SearchStrategy[int], ...],
+    numbers: tuple[SearchStrategy[int], ...],
 ) -> Ints:
-    count = len(places)
+    count = len(numbers)
     # The fewer places, the more draws it takes until every edge was in one of them.
     kinds = ("ascending", *("edges",) * (2 if count > 4 else 8), "descending", "shuffled")
     kind = draw(st.sampled_from((*kinds, *(() if unique else ("repeated",)))))
     # As many choices for every kind, because hypothesis takes fewer ones for simpler.
-    edge = np.array([draw(place) for place in places])
+    edge = np.array([draw(number) for number in numbers])
     seed = draw(SEEDS)
     if kind == "repeated":
         return np.full(count, edge[0]).astype(dtype)

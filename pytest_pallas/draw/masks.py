@@ -135,17 +135,17 @@ def masks(
 
 def _check_kinds(kinds: Any, empty_rows: bool) -> tuple[str, ...]:
     """The selected kinds, from the simplest on."""
-    wanted: tuple[Any, ...] = (kinds,) if isinstance(kinds, str) else tuple(kinds)
-    for name in wanted:
+    names: tuple[Any, ...] = (kinds,) if isinstance(kinds, str) else tuple(kinds)
+    for name in names:
         if name not in KINDS:
             raise SpecError(f"kinds: there is no kind {name!r}; valid: {', '.join(KINDS)}")
-    found = tuple(name for name in KINDS if name in wanted and (empty_rows or name != "none"))
-    if not found:
+    kept = tuple(name for name in KINDS if name in names and (empty_rows or name != "none"))
+    if not kept:
         raise SpecError(
             f"kinds={kinds!r} leaves no kind of mask; give at least one"
-            + (", or allow empty_rows" if wanted else "")
+            + (", or allow empty_rows" if names else "")
         )
-    return found
+    return kept
 
 
 @st.composite

@@ -50,17 +50,17 @@ def kernel_args(spec: Any, *, mesh: Any = None) -> SearchStrategy[Arguments]:
         if mesh is not None:
             raise SpecError(f"kernel_args: the spec {spec.name!r} has no meshes; drop mesh=")
         return _calls(spec.name, spec.inputs)
-    wanted = " or ".join(str(dict(each)) for each in spec.meshes)
+    meshes = " or ".join(str(dict(sizes)) for sizes in spec.meshes)
     if mesh is None:
         raise SpecError(
-            f"kernel_args: the inputs of spec {spec.name!r} depend on a mesh, such as {wanted}; "
+            f"kernel_args: the inputs of spec {spec.name!r} depend on a mesh, such as {meshes}; "
             "give mesh="
         )
     axes = getattr(mesh, "axis_names", None)
-    if axes is None or not any(set(axes) == set(each) for each in spec.meshes):
+    if axes is None or not any(set(axes) == set(sizes) for sizes in spec.meshes):
         raise SpecError(
             f"kernel_args: the spec {spec.name!r} takes a jax.sharding.Mesh with axes as in "
-            f"{wanted}, not {mesh!r:.80}"
+            f"{meshes}, not {mesh!r:.80}"
         )
     return _calls(spec.name, spec.inputs(mesh))
 
@@ -167,17 +167,19 @@ def from_signature(
         broadcast (``#b``) or stand for several (``*b``, ``...``), a keyword-only or optional array,
         unsupported dtypes, or a parameter without an annotation or default.
     """
-    given = {**options, **tuning}
-    found = _read(function, given)
-    constraints = ", ".join(text for array in found.arrays for text in array.constraints)
-    text = ", ".join(array.dims for array in found.arrays) + (constraints and f"; {constraints}")
+    by_name = {**options, **tuning}
+    signature = _read(function, by_name)
+    constraints = ", ".join(text for array in signature.arrays for text in array.constraints)
+    text = ", ".join(array.dims for array in signature.arrays) + (
+        constraints and f"; {constraints}"
+    )
     where = _name_of(function)
     if dtype is not None:
-        _check_dtypes(where, dtype, found.arrays)
+        _check_dtypes(where, dtype, signature.arrays)
     try:
         drawn = arrays(
             text,
-            dtype=_dtypes(found.arrays) if dtype is None else dtype,
+            dtype=_dtypes(signature.arrays) if dtype is None else dtype,
             around=around,
             multiple_of=multiple_of,
             dims=dims,
@@ -190,11 +192,11 @@ def from_signature(
         )
     except ShapeLanguageError as error:
         raise SpecError(f"from_signature({where}): {error}") from None
-    return arguments(drawn, options={**found.options, **options}, tuning=tuning)
+    return arguments(drawn, options={**signature.options, **options}, tuning=tuning)
 
 
-def _read(function: Callable[..., Any], given: Mapping[str, Any]) -> _Signature:
-    """What a function takes; ``given`` are keyword arguments that need no annotation."""
+def _read(function: Callable[..., Any], by_name: Mapping[str, Any]) -> _Signature:
+    """What a function takes; ``by_name`` are keyword arguments that need no annotation."""
     where = f"from_signature({_name_of(function)})"
     if not callable(function):
         raise SpecError(f"{where}: this is not a function")
@@ -203,16 +205,16 @@ def _read(function: Callable[..., Any], given: Mapping[str, Any]) -> _Signature:
         hints = get_type_hints(_annotated(function), include_extras=True)
     except (TypeError, ValueError, NameError) as error:
         raise SpecError(f"{where}: its signature cannot be read: {error}") from None
-    unknown = sorted(set(given) - set(signature.parameters))
+    unknown = sorted(set(by_name) - set(signature.parameters))
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
         raise SpecError(f"{where}: there is no parameter {unknown[0]!r} in {signature}")
-    found: list[_Array] = []
+    arrays_: list[_Array] = []
     options: dict[str, SearchStrategy[Any]] = {}
     skipped = ""  # a positional parameter that keeps its default or is passed by name
     for name, parameter in signature.parameters.items():
         hint = hints.get(name)
         problem = f"{where}: the parameter {name!r}"
-        if _is_array(hint) and name not in given:
+        if _is_array(hint) and name not in by_name:
             if parameter.kind not in _POSITIONAL:
                 raise SpecError(f"{problem} is a keyword-only array; make it positional")
             if skipped:
@@ -220,14 +222,14 @@ def _read(function: Callable[..., Any], given: Mapping[str, Any]) -> _Signature:
                     f"{problem} is an array after {skipped!r}, which is not an array; put arrays "
                     "first"
                 )
-            found.append(_array(problem, name, hint))
+            arrays_.append(_array(problem, name, hint))
             continue
         if parameter.kind in _VARIADIC:
             continue
         if parameter.kind in _POSITIONAL:
             skipped = skipped or name
         drawn = _option(hint)
-        if name in given or (drawn is None and parameter.default is not parameter.empty):
+        if name in by_name or (drawn is None and parameter.default is not parameter.empty):
             continue
         if drawn is None or parameter.kind is parameter.POSITIONAL_ONLY:
             raise SpecError(
@@ -235,12 +237,12 @@ def _read(function: Callable[..., Any], given: Mapping[str, Any]) -> _Signature:
                 f"what to draw; change the annotation, or give options={{{name!r}: ...}}"
             )
         options[name] = drawn
-    if not found:
+    if not arrays_:
         raise SpecError(
             f"{where}: no parameter is annotated with an array, such as Float[Array, 'm k'] of "
             "jaxtyping"
         )
-    return _Signature(tuple(found), options)
+    return _Signature(tuple(arrays_), options)
 
 
 def _annotated(function: Any) -> Any:
@@ -290,8 +292,8 @@ def _allowed(dtypes: Any) -> tuple[str, ...]:
     """The supported dtypes that an annotation allows."""
     if not isinstance(dtypes, (tuple, list)):
         return tuple(SUPPORTED)
-    names = [each for each in dtypes if isinstance(each, str)]
-    patterns = [each for each in dtypes if isinstance(each, re.Pattern)]
+    names = [entry for entry in dtypes if isinstance(entry, str)]
+    patterns = [entry for entry in dtypes if isinstance(entry, re.Pattern)]
     return tuple(
         name
         for name in SUPPORTED
@@ -310,12 +312,12 @@ def _option(hint: Any) -> SearchStrategy[Any] | None:
     return None
 
 
-def _dtypes(found: Sequence[_Array]) -> SearchStrategy[Any]:
+def _dtypes(arrays_: Sequence[_Array]) -> SearchStrategy[Any]:
     """A strategy for one dtype, or for one of each array; arrays with the same choice share one."""
-    choices = list(dict.fromkeys(_choice(array.dtypes) for array in found))
+    choices = list(dict.fromkeys(_choice(array.dtypes) for array in arrays_))
     if not choices[1:]:
         return dtypes(*choices[0])
-    position = [choices.index(_choice(array.dtypes)) for array in found]
+    position = [choices.index(_choice(array.dtypes)) for array in arrays_]
     return dtype_pairs(*([row[at] for at in position] for row in product(*choices)))
 
 
@@ -327,10 +329,10 @@ def _choice(allowed: tuple[str, ...]) -> tuple[str, ...]:
     return allowed
 
 
-def _check_dtypes(where: str, dtype: Any, found: Sequence[_Array]) -> None:
+def _check_dtypes(where: str, dtype: Any, arrays_: Sequence[_Array]) -> None:
     """Reject dtypes that an annotation does not allow; the dtypes of a strategy are not known."""
     several = isinstance(dtype, Sequence) and not isinstance(dtype, str)
-    for array, entry in zip(found, dtype if several else [dtype] * len(found), strict=False):
+    for array, entry in zip(arrays_, dtype if several else [dtype] * len(arrays_), strict=False):
         if isinstance(entry, SearchStrategy):
             continue
         name = np.dtype(as_dtype(entry)).name

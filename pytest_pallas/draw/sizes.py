@@ -14,12 +14,13 @@ A ``;`` ends the arrays. After it come constraints, which may have names of thei
 from __future__ import annotations
 
 import ast
+import functools
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import Any, SupportsIndex, cast
+from types import CodeType, MappingProxyType
+from typing import Any, SupportsIndex
 
 from hypothesis.strategies import SearchStrategy
 
@@ -50,8 +51,8 @@ class ShapeSpec:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the dims, each once, in order of appearance."""
-        found = (dim for array in self.arrays for dim in array if isinstance(dim, str))
-        return tuple(dict.fromkeys(found))
+        dims = (dim for array in self.arrays for dim in array if isinstance(dim, str))
+        return tuple(dict.fromkeys(dims))
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -146,21 +147,11 @@ def _error(text: str, position: int, problem: str) -> ShapeLanguageError:
 # and remainders (``%``), in Python's own syntax, except that ``=`` may stand for ``==``.
 
 
-_ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-_COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
+#: Nodes of Python's syntax that a constraint may have, besides integers.
+_ALLOWED = (
+    *(ast.BinOp, ast.Name, ast.Load, ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod),
+    *(ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE),
+)
 
 # A single "=" that is no part of another comparison.
 _EQUALS = re.compile(r"(?<![<>=!])=(?!=)")
@@ -215,20 +206,12 @@ def holds(constraint: Constraint, sizes: Mapping[str, int]) -> bool:
 
     One that divides by zero is not satisfied.
     """
-    try:
-        values = [_value(side, sizes) for side in _sides(constraint.comparison)]
-    except ZeroDivisionError:
-        return False
-    pairs = zip(constraint.comparison.ops, values[:-1], values[1:], strict=True)
-    return all(_COMPARISONS[type(op)](left, right) for op, left, right in pairs)
+    return bool(_value(constraint.comparison, sizes))
 
 
 def defined(constraint: Constraint, sizes: Mapping[str, int]) -> int | None:
     """The size that a constraint gives to the dim that it defines, or None if it divides by 0."""
-    try:
-        return _value(constraint.comparison.comparators[0], sizes)
-    except ZeroDivisionError:
-        return None
+    return _value(constraint.comparison.comparators[0], sizes)
 
 
 def definitions(
@@ -270,8 +253,7 @@ def _leads(constraint: Constraint, goal: str, defining: Mapping[str, Constraint]
 
 def _check(node: ast.AST) -> None:
     """Raise a ValueError if a part of a comparison is not in the language."""
-    allowed = (ast.BinOp, ast.Name, ast.Load, *_ARITHMETIC, *_COMPARISONS)
-    if isinstance(node, allowed):
+    if isinstance(node, _ALLOWED):
         return
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return
@@ -291,12 +273,17 @@ def _sides(comparison: ast.Compare) -> list[ast.expr]:
     return [comparison.left, *comparison.comparators]
 
 
-def _value(node: Any, sizes: Mapping[str, int]) -> int:
-    if isinstance(node, ast.Name):
-        return sizes[node.id]
-    if isinstance(node, ast.Constant):
-        return cast("int", node.value)
-    return _ARITHMETIC[type(node.op)](_value(node.left, sizes), _value(node.right, sizes))
+def _value(node: ast.expr, sizes: Mapping[str, int]) -> int | None:
+    """The value of a checked expression, or None if it divides by zero."""
+    try:
+        return eval(_code(node), {"__builtins__": {}}, sizes)
+    except ZeroDivisionError:
+        return None
+
+
+@functools.lru_cache(maxsize=256)
+def _code(node: ast.expr) -> CodeType:
+    return compile(ast.Expression(node), "<constraint>", "eval")
 
 
 # Pools: the few sizes that a dim may have, chosen where kernels break.

@@ -157,8 +157,8 @@ def _class_lines(
     differ &= failed.mask if failed.mask is not None else True
     lines: list[str] = []
     for pair, count in zip(*np.unique(pairs[differ], return_counts=True), strict=True):
-        got, wanted = divmod(int(pair), len(CLASS_NAMES))
-        lines.append(f"{CLASS_NAMES[got]} where the oracle is {CLASS_NAMES[wanted]}: {count}")
+        actual_name, expected_name = (CLASS_NAMES[of] for of in divmod(int(pair), len(CLASS_NAMES)))
+        lines.append(f"{actual_name} where the oracle is {expected_name}: {count}")
     same = differ & (classes(_for_arithmetic(sides.baseline)) == actual_classes)
     if same.any():
         lines.append(
@@ -406,9 +406,9 @@ def _at_ends(ends: Array, others: Array, low: int, high: int) -> bool:
 
 
 def _ends(values: Array, low: int, high: int) -> str:
-    words = [f"{low}, the lowest number"] * bool((values == low).any())
-    words += [f"{high}, the highest number"] * bool((values == high).any())
-    return " or ".join(words)
+    ends = [f"{low}, the lowest number"] * bool((values == low).any())
+    ends += [f"{high}, the highest number"] * bool((values == high).any())
+    return " or ".join(ends)
 
 
 # What masks and ids hold, in words.
@@ -450,8 +450,8 @@ def in_words(array: Array) -> str:
     pattern = _pattern(mask)
     if pattern:
         return pattern
-    place = np.unravel_index(int(np.argmin(mask)), mask.shape)
-    first = ", ".join(str(int(index)) for index in place)
+    index = np.unravel_index(int(np.argmin(mask)), mask.shape)
+    first = ", ".join(str(int(axis_index)) for axis_index in index)
     return f"{typed}, {count} of {mask.size} True, first False at ({first})"
 
 

@@ -207,7 +207,7 @@ def judge_floats(
     spared = None
     if noise is not None:
         spared = excused(noise, measured, tolerance, dtype, limit, inexact=inexact)
-        limit = np.maximum(limit + spared.unknown, spared.each) + spared.sums
+        limit = np.maximum(limit + spared.unknown, spared.elements) + spared.sums
     held = measured
     if measured.misclassed is not None:
         gap = overflow_gap(actual, measured.target, dtype)
@@ -486,12 +486,12 @@ def bitwise(
 
 
 def bitwise_leaves(
-    actual: Leaves, expected: Leaves, words: str, *, change: str = ""
+    actual: Leaves, expected: Leaves, suffix: str, *, change: str = ""
 ) -> list[Comparison]:
-    """Compare outputs bit for bit with those of equal paths; ``words`` follow their names."""
+    """Compare outputs bit for bit with those of equal paths; ``suffix`` follow their names."""
     return [
-        bitwise(array, wanted, where=f"{path or 'output'}{words}", change=change)
-        for (path, array), (_, wanted) in zip(actual, expected, strict=True)
+        bitwise(array, other, where=f"{path or 'output'}{suffix}", change=change)
+        for (path, array), (_, other) in zip(actual, expected, strict=True)
     ]
 
 

@@ -73,10 +73,10 @@ class Expected:
         """The expected outputs of a kernel whose products are added so, as ``noise`` knows."""
 
         def noise(path: str) -> Noise | None:
-            found, how = self.noise(path), sums()
-            if found is None or how is None:
-                return found
-            return replace(found, sums=self.errors_of_sums(how).get(path))
+            measured, products_sums = self.noise(path), sums()
+            if measured is None or products_sums is None:
+                return measured
+            return replace(measured, sums=self.errors_of_sums(products_sums).get(path))
 
         return replace(self, noise=noise)
 
@@ -85,8 +85,8 @@ class Expected:
         """Notes on the reference, for the record."""
         several = dict.fromkeys(map(str, self.precision.values()))
         texts = (
-            *(f"the reference computes in {each}, not in float64" for each in several),
-            *(f"the reference was evaluated by JAX: {each}" for each in self.fallbacks),
+            *(f"the reference computes in {cause}, not in float64" for cause in several),
+            *(f"the reference was evaluated by JAX: {cause}" for cause in self.fallbacks),
         )
         if self.products is not None:
             texts += (
@@ -138,14 +138,14 @@ class ExpectedCache:
     ) -> Expected:
         """``expected`` for these arguments, evaluated once."""
         key = identity(reference), digest((args, dict(options))), nan_ok, products
-        found = self.kept.get(key)
-        if found is None:
+        values = self.kept.get(key)
+        if values is None:
             with ending(self.seconds, _LATE):
-                found = expected(reference, args, options, nan_ok=nan_ok, products=products)
+                values = expected(reference, args, options, nan_ok=nan_ok, products=products)
             leaves = [leaf for leaf in jax.tree.leaves(args) if _is_array(leaf)]
-            leaves += [array for _, array in found.oracle]
-            self.kept.add(key, found, FLOAT_BYTES * sum(map(np.size, leaves)))
-        return found
+            leaves += [array for _, array in values.oracle]
+            self.kept.add(key, values, FLOAT_BYTES * sum(map(np.size, leaves)))
+        return values
 
 
 def expected(
@@ -193,7 +193,7 @@ def expected(
 
     @functools.cache
     def noise() -> Mapping[str, Noise]:
-        dtypes = {each.dtype for each in precision.values()}
+        dtypes = {narrow.dtype for narrow in precision.values()}
         return noise_of(double, baseline, dtypes, products)
 
     @functools.cache
@@ -256,8 +256,8 @@ def _sensitivity(
         if oracle.jaxpr is not None:
             return evaluate_again(oracle, [moved(array) for array in oracle.arrays])
         changed = jax.tree.map(moved, args)
-        found = evaluate_reference(reference, changed, options, "near its inputs")
-        return [array for _, array in found.leaves]
+        evaluation = evaluate_reference(reference, changed, options, "near its inputs")
+        return [array for _, array in evaluation.leaves]
 
     squares = {path: 0.0 for path, array in oracle.leaves if is_float(array.dtype) and array.size}
     for _ in range(PERTURBATIONS if squares else 0):
@@ -334,11 +334,11 @@ def noise_of(
     except Exception:  # a rule may not support these values
         return {}
     exact = {path: wide(array) for path, array in oracle.leaves}
-    places = {path: place for place, (path, _) in enumerate(oracle.leaves)}
+    positions = {path: position for position, (path, _) in enumerate(oracle.leaves)}
     return {
         path: Noise(
-            wide=drawn[0.0][places[path]] - exact[path],
-            narrow=drawn[eps if eps > single else 0.0][places[path]] - exact[path],
+            wide=drawn[0.0][positions[path]] - exact[path],
+            narrow=drawn[eps if eps > single else 0.0][positions[path]] - exact[path],
         )
         for path, eps in finest.items()
     }
@@ -380,10 +380,10 @@ def errors_of_sums(oracle: Evaluation, sums: ProductSums) -> Mapping[str, np.nda
         draws = rounded(oracle.jaxpr, oracle.arrays, rounding, DRAWS)
     except Exception:  # a rule may not support these values
         return {}
-    found = zip(oracle.leaves, zip(*draws, strict=True), strict=True)
+    outputs = zip(oracle.leaves, zip(*draws, strict=True), strict=True)
     with np.errstate(all="ignore"):
         return {
             path: np.stack([wide(leaf) for leaf in leaves]) - wide(array)
-            for (path, array), leaves in found
+            for (path, array), leaves in outputs
             if is_inexact(array.dtype)
         }

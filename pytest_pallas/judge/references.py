@@ -73,10 +73,10 @@ def evaluate_reference(
       KernelReferenceError: the reference raised, does not end, or returned no arrays.
     """
     static, arrays = on_host(Call(function=reference, args=args, options=options))
-    found, missing = None, ""
+    evaluation, missing = None, ""
     for evaluate in (_traced, _eager):
         try:
-            found = evaluate(static, arrays, products)
+            evaluation = evaluate(static, arrays, products)
             break
         except SimulationLimitError as error:
             failed = KernelReferenceError(f"the reference {name_of(reference)}: {error}")
@@ -88,15 +88,15 @@ def evaluate_reference(
             if is_rejection(error):
                 raise
             continue  # to a call that raises the error again
-    if found is None:
-        found = replace(
+    if evaluation is None:
+        evaluation = replace(
             _as_it_is(reference, args, options, how), fallbacks=(missing,) * bool(missing)
         )
-    if not found.leaves or any(array.dtype.kind in "OSU" for _, array in found.leaves):
+    if not evaluation.leaves or any(array.dtype.kind in "OSU" for _, array in evaluation.leaves):
         raise KernelReferenceError(
             f"the reference {name_of(reference)} must return an array or a pytree of arrays"
         )
-    return found
+    return evaluation
 
 
 def evaluate_again(evaluation: Evaluation, arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
@@ -149,7 +149,7 @@ def _eager(static: StaticPart, arrays: list[Any], products: ProductPrecision | N
     def change(jaxpr: Any) -> Any:
         return jaxpr if products is None else with_precision(jaxpr, products)
 
-    values = run_eagerly(lambda *given: apply(static, [*given]), machine, arrays, change)
+    values = run_eagerly(lambda *operands: apply(static, [*operands]), machine, arrays, change)
     return Evaluation(flatten(values), fallbacks=_fallbacks(machine))
 
 
@@ -202,9 +202,9 @@ def _with_rounded_operands(eqn: Any, bits: int) -> list[Any]:
 def _rounded_to(array: Any, bits: int) -> Any:
     """Float32 numbers with so many fractional bits: to nearest, half away from zero."""
     dropped = FLOAT32_BITS - bits
-    words = jax.lax.bitcast_convert_type(array, jnp.uint32) + np.uint32(1 << (dropped - 1))
-    words &= np.uint32((1 << 32) - (1 << dropped))
-    rounded = jax.lax.bitcast_convert_type(words, jnp.float32)
+    patterns = jax.lax.bitcast_convert_type(array, jnp.uint32) + np.uint32(1 << (dropped - 1))
+    patterns &= np.uint32((1 << 32) - (1 << dropped))
+    rounded = jax.lax.bitcast_convert_type(patterns, jnp.float32)
     return jax.lax.select(jnp.isfinite(array), rounded, array)
 
 

@@ -76,8 +76,10 @@ def lowest_precision(jaxpr: Any) -> ProductPrecision | None:
     Returns:
       None if no product has less than float32.
     """
-    asked = (_asked(eqn.params) for eqn in _products(without_dead_code(jaxpr)))
-    return min((each for each in asked if each is not None), key=_bits, default=None)
+    precisions = (_precision_of(eqn.params) for eqn in _products(without_dead_code(jaxpr)))
+    return min(
+        (precision for precision in precisions if precision is not None), key=_bits, default=None
+    )
 
 
 def kept_bits(params: Mapping[str, Any], default: ProductPrecision) -> int:
@@ -87,8 +89,8 @@ def kept_bits(params: Mapping[str, Any], default: ProductPrecision) -> int:
       params: of the equation.
       default: the precision of a product that asks for none.
     """
-    asked = default if _is_default(params["precision"]) else _asked(params)
-    return max(_bits(asked), default.bits)
+    precision = default if _is_default(params["precision"]) else _precision_of(params)
+    return max(_bits(precision), default.bits)
 
 
 #: The instructions of tensor cores by the primitives of kernels.
@@ -110,14 +112,14 @@ def coarsest_sums(jaxpr: Any, accumulations: Accumulations) -> ProductSums | Non
     Returns:
       None if all sums are those of float32, as far as that is known.
     """
-    found = [
+    sums_of_kernels = [
         ProductSums(accumulations[key], int(ml_dtypes.finfo(dtype).minexp))
         for kernel in kernel_calls(without_dead_code(jaxpr))
         for body in sub_jaxprs(kernel.eqn)
         for key, dtype in _operands(body)
         if key in accumulations
     ]
-    return min(found, key=lambda sums: sums.accumulation.fraction_bits, default=None)
+    return min(sums_of_kernels, key=lambda sums: sums.accumulation.fraction_bits, default=None)
 
 
 def _operands(jaxpr: Any) -> Iterator[tuple[tuple[str, str], Any]]:
@@ -144,20 +146,20 @@ def _products(jaxpr: Any) -> Iterator[Any]:
                 yield from _products(inner)
 
 
-def _asked(params: Mapping[str, Any]) -> ProductPrecision | None:
+def _precision_of(params: Mapping[str, Any]) -> ProductPrecision | None:
     """The precision of a product of float32 on a GPU; None for float32."""
-    asked = params["precision"]
-    if _is_default(asked):
+    precision = params["precision"]
+    if _is_default(precision):
         return _TF32
-    if isinstance(asked, tuple):
-        names = {getattr(each, "name", "") for each in asked}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if isinstance(precision, tuple):
+        names = {getattr(operand, "name", "") for operand in precision}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
         return None if names == {"HIGHEST"} else _TF32
-    return _ALGORITHMS.get(getattr(asked, "name", ""))
+    return _ALGORITHMS.get(getattr(precision, "name", ""))
 
 
-def _is_default(asked: Any) -> bool:
-    parts: Any = asked if isinstance(asked, tuple) else (asked,)
-    return all(each is None or getattr(each, "name", "") == "DEFAULT" for each in parts)
+def _is_default(precision: Any) -> bool:
+    parts: Any = precision if isinstance(precision, tuple) else (precision,)
+    return all(part is None or getattr(part, "name", "") == "DEFAULT" for part in parts)
 
 
 def _bits(precision: ProductPrecision | None) -> int:
@@ -266,7 +268,7 @@ class _Value:
 
     Attributes:
       array: its value.
-      given: whether it is an input of the function, or a rearrangement of some: not rounded yet.
+      unrounded: whether it is an input of the function, or a rearrangement of some.
       terms: of a matrix product, the root of the sum of squares of its terms; else None.
       again: of a matrix product, how far another one may be that is equal but for rounding; else
         None.
@@ -274,7 +276,7 @@ class _Value:
     """
 
     array: Any
-    given: bool = False
+    unrounded: bool = False
     terms: Any = None
     again: Any = None
     products: frozenset[int] = frozenset()
@@ -311,7 +313,7 @@ def rounded(jaxpr: Any, arrays: Sequence[Any], rounding: Rounding, draws: int) -
     results = _Results()
     draw = functools.partial(_Draw, rounding, results)
     return [
-        evaluate_with(jaxpr, arrays, draw().apply, results.given, lambda value: value.array)
+        evaluate_with(jaxpr, arrays, draw().apply, results.constant, lambda value: value.array)
         for _ in range(draws)
     ]
 
@@ -324,10 +326,10 @@ class _Results:
         self._same = dict[int, Any]()  # keeps arrays, so that no other one has their id
         self._of = dict[tuple[int, ...], tuple[Equation, Sequence[Any]]]()
 
-    def given(self, array: Any) -> _Value:
+    def constant(self, array: Any) -> _Value:
         """An input or a constant, which is the same in every draw."""
         self._same[id(array)] = array
-        return _Value(array, given=True)
+        return _Value(array, unrounded=True)
 
     def get(self, equation: Equation, evaluate: _Evaluate, arrays: Sequence[Any]) -> Sequence[Any]:
         """The results of an equation, from an earlier draw if its operands are always the same."""
@@ -379,10 +381,14 @@ class _Draw:
         if name in _SUMS:
             return [self._summed(equation, bind, arrays, results[0])]
         if name in EXACT:
-            given = all(operand.given for operand in operands if _is_inexact(operand.array))
-            return [_Value(result, given=given or not _is_inexact(result)) for result in results]
+            unrounded = all(operand.unrounded for operand in operands if _is_inexact(operand.array))
+            return [
+                _Value(result, unrounded=unrounded or not _is_inexact(result)) for result in results
+            ]
         return [
-            _Value(self._off(result, wide)) if _is_inexact(result) else _Value(result, given=True)
+            _Value(self._off(result, wide))
+            if _is_inexact(result)
+            else _Value(result, unrounded=True)
             for result in results
         ]
 
@@ -399,7 +405,7 @@ class _Draw:
                 terms.append(array)
                 again.append(array)
                 continue
-            alone = np.zeros_like(array) if operand.given else np.abs(array).astype(array.dtype)
+            alone = np.zeros_like(array) if operand.unrounded else np.abs(array).astype(array.dtype)
             terms.append(alone if operand.terms is None else operand.terms)
             again.append(np.zeros_like(array) if operand.again is None else operand.again)
         sizes = np.abs(bind(terms)[0])
@@ -409,7 +415,7 @@ class _Draw:
     def _used(self, operand: _Value, name: str) -> Any:
         """An operand as the operation ``name`` may have it."""
         array = operand.array
-        if operand.given or name in EXACT or not _is_inexact(array):
+        if operand.unrounded or name in EXACT or not _is_inexact(array):
             return array
         narrow = self._rounding.narrow
         if operand.terms is not None:
@@ -461,13 +467,13 @@ class _Draw:
     ) -> _Value:
         """A sum with the error of its order."""
         if not _is_inexact(result):
-            return _Value(result, given=True)
+            return _Value(result, unrounded=True)
         axes = [_summed_axes(equation, position) for position in range(len(arrays))]
         count = math.prod(arrays[0].shape[axis] for axis in axes[0])
         magnitude = np.abs(bind([np.abs(array) for array in arrays])[0])
         growth: Any = math.sqrt(count)
         equal = [_repeated(array, a) for array, a in zip(arrays, axes, strict=True)]
-        if all(each is not None for each in equal):
+        if all(mask is not None for mask in equal):
             growth = np.maximum(growth, _REPEATED * np.abs(bind(equal)[0]))
         size = self._rounding.wide * growth * magnitude
         array = self._moved(result, size)

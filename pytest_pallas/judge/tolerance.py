@@ -439,7 +439,7 @@ class ExcusedErrors:
     """Errors that noise explains, in ulps of the output scale.
 
     Attributes:
-      each: for each element; of the shape of the output.
+      elements: for each element; of the shape of the output.
       rms: root mean square of all.
       unknown: what the worst error of a baseline adds to the bound of each element, where it could
         not be measured.
@@ -448,7 +448,7 @@ class ExcusedErrors:
       sums_rms: the same of the root mean square.
     """
 
-    each: Array
+    elements: Array
     rms: float
     unknown: float = 0.0
     unknown_rms: float = 0.0
@@ -501,7 +501,7 @@ def excused(
         sums = np.maximum(_most(_worst(noise.sums, unit), tolerance), times * own)
         sums_rms = _most(of_draws, tolerance)
     return ExcusedErrors(
-        each=np.maximum(
+        elements=np.maximum(
             times * wide, np.minimum(times * np.sqrt(narrow**2 + shared), _MOST * limit)
         ),
         rms=float(np.mean(rms) + times * np.std(rms)),

@@ -185,10 +185,13 @@ def value_patterns(mask: Array, actual: Array, oracle: Array, slack: float) -> t
     with np.errstate(all="ignore"):
         if wrong.size == 1:
             return tuple(_single(wrong, right, slack))
-        found = [*_constant(wrong, right), *_moved(mask, actual, oracle, slack)]
-        if not found:
-            found = [*_scaled(wrong, right, slack), *(_wrapped(wrong, right) if slack == 0 else ())]
-    return tuple(found)
+        relations = [*_constant(wrong, right), *_moved(mask, actual, oracle, slack)]
+        if not relations:
+            relations = [
+                *_scaled(wrong, right, slack),
+                *(_wrapped(wrong, right) if slack == 0 else ()),
+            ]
+    return tuple(relations)
 
 
 def _single(wrong: Array, right: Array, slack: float) -> Iterator[str]:

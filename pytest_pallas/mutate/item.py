@@ -21,7 +21,7 @@ from pytest_pallas.checks.context import CheckContext, call
 from pytest_pallas.checks.schedule import Runs
 from pytest_pallas.decoding import Between, DataError, decode
 from pytest_pallas.draw.arguments import as_arguments
-from pytest_pallas.draw.diversity import shared, words_of
+from pytest_pallas.draw.diversity import draw_name, shared
 from pytest_pallas.errors import MutantError
 from pytest_pallas.mutate import Mutant, mutants_of, mutated
 from pytest_pallas.mutate.canonical import canonical
@@ -293,7 +293,7 @@ class SpecMutantRunner:
 
     def _place(self, check_call: CheckCall, differentiated: bool) -> Any:
         mesh = tuple(check_call.part.mesh.items())
-        return label(check_call.part.backend), mesh, words_of(check_call.drawn), differentiated
+        return label(check_call.part.backend), mesh, draw_name(check_call.drawn), differentiated
 
     def _concerns(self, check_call: CheckCall, mutant: Mutant) -> bool:
         """Whether the programs of a check may contain the mutant."""

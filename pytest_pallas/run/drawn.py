@@ -104,7 +104,7 @@ def run_drawn(
     try:
         missing = _fuzz(run, slot, pulse, rounds, part)
     except PallasError as error:
-        finding = None if error.failure is None else error.failure.finding
+        finding = None if error.failure is None else error.failure.result
         if finding is not None and finding.failed is not None:
             result.fail(finding.failed)  # later examples may have failed, too
             if part is not None:

@@ -31,7 +31,7 @@ from pytest_pallas.checks.context import CheckResult
 from pytest_pallas.checks.inputs import inputs_of
 from pytest_pallas.compat.fuzzing import set_database_key, without_module_constants
 from pytest_pallas.draw.arguments import MOST_VARIANTS, as_arguments, mark_drawn, variants
-from pytest_pallas.draw.diversity import ExampleSource, SelectedExamples, Subjects, words_of
+from pytest_pallas.draw.diversity import ExampleSource, SelectedExamples, Subjects, draw_name
 from pytest_pallas.judge.references import flatten
 from pytest_pallas.judge.tolerance import Comparison
 from pytest_pallas.run.together import agreed, run_shared, unshared
@@ -247,7 +247,7 @@ def _explore(
     for planned in calls:
         if not planned.number:
             spent.variants = 0.0
-        if words_of(planned.call) in runner.passed:
+        if draw_name(planned.call) in runner.passed:
             continue
         started = time.monotonic()
         try:
@@ -350,7 +350,7 @@ def _shrunk(
 
     def example(drawn: Any) -> None:
         __tracebackhide__ = True
-        if seen or words_of(drawn) == words:
+        if seen or draw_name(drawn) == words:
             seen.append(True)
             runner.group(drawn, each)
 
@@ -448,7 +448,7 @@ class ExampleRunner:
     def one(self, call: Any) -> None:
         """Run a call, unless it ran before or time is over."""
         __tracebackhide__ = True
-        words = words_of(call)
+        words = draw_name(call)
         if words in self.failed:
             raise self.failed[words]
         if words in self.passed or self.over:
@@ -488,7 +488,7 @@ def cause_of(error: BaseException) -> Hashable:
         return (type(error), _raised_at(error))
     if error.findings:
         return frozenset(finding.key for finding in error.findings)
-    finding = None if error.failure is None else error.failure.finding
+    finding = None if error.failure is None else error.failure.result
     failed = None if finding is None else finding.failed
     if finding is not None and failed is not None:
         return (_output_of(finding, failed), _size(failed))

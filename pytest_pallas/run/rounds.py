@@ -29,7 +29,7 @@ from pytest_pallas.decoding import (
     untagged,
 )
 from pytest_pallas.draw.arguments import Declared
-from pytest_pallas.draw.diversity import words_of
+from pytest_pallas.draw.diversity import draw_name
 from pytest_pallas.errors import SpecError
 from pytest_pallas.isolate.messages import Change
 from pytest_pallas.record import Aspect, Note
@@ -226,14 +226,14 @@ def rounds_to_json(rounds: Sequence[RoundOutcome], check: Check) -> dict[str, An
             declared.setdefault(one, len(declared))
     return {
         "declared": [
-            [[list(aspect), list(words)] for aspect, words in each.words.items()]
+            [[list(aspect), list(words)] for aspect, words in each.choices.items()]
             for each in declared
         ],
         "inputs": [
             {
                 "shapes": call.shapes,
                 "signature": call.signature,
-                "words": [[list(aspect), word] for aspect, word in call.words],
+                "words": [[list(aspect), word] for aspect, word in call.choices],
                 "dtypes": list(call.dtypes),
                 "declared": [declared[each] for each in call.declared],
             }
@@ -262,7 +262,7 @@ def rounds_from_json(plain: Mapping[str, Any], like: Result, check: Check) -> li
       DataError: it is none.
     """
     part: RoundsPart = decode(RoundsPart, plain)
-    declared = [Declared(words=dict(each)) for each in part["declared"]]
+    declared = [Declared(choices=dict(each)) for each in part["declared"]]
     try:
         inputs = [
             Inputs(
@@ -435,7 +435,7 @@ def _noting(run: CheckRun, outcome: RoundOutcome, *, keep: bool) -> Callable[[An
         __tracebackhide__ = True
         whole, alone = run.result, dataclasses.replace(run, results={})
         alone.result.earlier = whole.examples
-        example = ExampleOutcome(digest_of(words_of(drawn)), alone.result)
+        example = ExampleOutcome(digest_of(draw_name(drawn)), alone.result)
         if keep:
             outcome.examples.append(example)
         try:

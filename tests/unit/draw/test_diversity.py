@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pytest_pallas import strategies as pst
 from pytest_pallas.draw import diversity
 from pytest_pallas.draw.arguments import Declared, Drawn, aspects, extents, variants
-from pytest_pallas.draw.diversity import BASE, choose, words_of
+from pytest_pallas.draw.diversity import BASE, choose, draw_name
 from pytest_pallas.record import Aspect
 
 CALL = pst.arguments(
@@ -33,7 +33,7 @@ def test_a_few_examples_meet_all_that_is_declared():
     missed = 0
     for seed in range(4):
         chosen = choose(CALL, seed=seed, examples=8).chosen.values()
-        words = next(iter(chosen)).declared.words
+        words = next(iter(chosen)).declared.choices
         assert len(words) == 7
         declared = {(aspect, word) for aspect in words for word in words[aspect]}
         missed += len(declared - tried(chosen))
@@ -76,7 +76,7 @@ def test_half_as_many_bring_what_was_left_out():
 def test_the_choice_is_always_the_same():
     one, other = (choose(CALL, seed=3, examples=5) for _ in range(2))
     assert list(one.chosen) == list(other.chosen)
-    assert [words_of(call) for call in one.chosen.values()] == list(one.chosen)
+    assert [draw_name(call) for call in one.chosen.values()] == list(one.chosen)
     assert list(choose(CALL, seed=4, examples=5).chosen) != list(one.chosen)
 
 
@@ -103,7 +103,7 @@ def test_large_draws_are_not_kept(monkeypatch):
     source = diversity.ExampleSource(pst.arrays("m k", around=8, dtype="float32"))
     choice = source.choose(0, 4)
     assert not source.pools.get((0, diversity.pool_size(4))).values
-    assert all(diversity.words_of(drawn) == words for words, drawn in choice.chosen.items())
+    assert all(diversity.draw_name(drawn) == words for words, drawn in choice.chosen.items())
 
 
 def test_sources_of_the_last_specs_are_kept():

@@ -160,7 +160,7 @@ def fail_on(numbers):
 
 
 def words(call):
-    return diversity.words_of(call)
+    return diversity.draw_name(call)
 
 
 @pytest.mark.parametrize("shrink", [False, True])
