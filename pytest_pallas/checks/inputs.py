@@ -26,7 +26,7 @@ from pytest_pallas.draw.arguments import (
     dtype_word,
     without_addresses,
 )
-from pytest_pallas.draw.values import limits
+from pytest_pallas.draw.values import range_of
 from pytest_pallas.errors import SpecError
 from pytest_pallas.record import DTYPE, Aspect
 
@@ -222,7 +222,7 @@ def _end(array: Any, name: str, of: Callable[[Any], Any]) -> Any:
     if is_exact(array.dtype) and not is_bool(array.dtype) and array.dtype.itemsize > DATA_BYTES:
         return of(array)
     dtype = array.real.dtype if array.dtype.kind == "c" else array.dtype
-    return getattr(limits(dtype), name)
+    return getattr(range_of(dtype), name)
 
 
 #: The values of ignored elements of an array, in words; None leaves them as they are.

@@ -43,7 +43,16 @@ from pytest_pallas.draw.dims import (
     plan_dims,
 )
 from pytest_pallas.draw.dtypes import as_dtype, floats
-from pytest_pallas.draw.sizes import ShapeSpec, Sizes, Tiles, check_int, concrete, holds, parse
+from pytest_pallas.draw.sizes import (
+    ShapeSpec,
+    SizeArguments,
+    Sizes,
+    Tiles,
+    check_int,
+    concrete,
+    holds,
+    parse,
+)
 from pytest_pallas.draw.values import check_classes, generate
 from pytest_pallas.errors import SpecError
 
@@ -135,22 +144,21 @@ def arrays(
     check_int("max_elements", max_elements, 1)
     if max_bytes is not None:
         check_int("max_bytes", max_bytes, 1)
+    size_arguments = SizeArguments(
+        around=around,
+        multiple_of=multiple_of,
+        dims=dims,
+        unequal=unequal,
+        max_dim=max_dim,
+        min_dim=min_dim,
+    )
 
     @lru_cache(maxsize=64)
     def plan_within(
         option: int | None, itemsizes: tuple[int, ...], tiles: LearnedTiles
     ) -> DimsPlan:
-        return plan_dims(
-            spec,
-            Budget(max_elements, max_bytes, itemsizes).within(option),
-            around=around,
-            multiple_of=multiple_of,
-            dims=dims,
-            unequal=unequal,
-            max_dim=max_dim,
-            min_dim=min_dim,
-            learned=tiles,
-        )
+        limits = Budget(max_elements, max_bytes, itemsizes).within(option)
+        return plan_dims(spec, limits, size_arguments, tiles)
 
     @lru_cache(maxsize=64)
     def sizes_within(
@@ -169,10 +177,9 @@ def arrays(
         return declare_arrays(plan, strategies, classes)
 
     plan_within(None, (1,), ())  # checks the arguments now
-    shared = isinstance(dtype, str) or not isinstance(dtype, Sequence)
-    given: Any = dtype
-    entries: tuple[Any, ...] = (given,) if shared else tuple(given)
-    if not shared:
+    entries: tuple[Any, ...] = (dtype,)
+    if isinstance(dtype, Sequence) and not isinstance(dtype, str):
+        entries = tuple(dtype)
         _check_count(spec, entries)
     classes = check_classes(values)
     strategies = tuple(

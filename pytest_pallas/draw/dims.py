@@ -27,6 +27,7 @@ from pytest_pallas.budget import option_text
 from pytest_pallas.draw.sizes import (
     Constraint,
     ShapeSpec,
+    SizeArguments,
     SizePool,
     Sizes,
     Tiles,
@@ -155,12 +156,14 @@ def dims(
     plan = plan_dims(
         shapes,
         Budget(check_int("max_elements", max_elements, 1)),
-        around=around,
-        multiple_of=multiple_of,
-        dims=dims,
-        unequal=unequal,
-        max_dim=max_dim,
-        min_dim=min_dim,
+        SizeArguments(
+            around=around,
+            multiple_of=multiple_of,
+            dims=dims,
+            unequal=unequal,
+            max_dim=max_dim,
+            min_dim=min_dim,
+        ),
     )
     return draw_dims(plan)
 
@@ -168,40 +171,28 @@ def dims(
 def plan_dims(
     shapes: str | ShapeSpec,
     budget: Budget,
-    *,
-    around: Tiles | None = None,
-    multiple_of: Tiles | None = None,
-    dims: Mapping[str, Sizes] | None = None,
-    unequal: bool | Sequence[str] = (),
-    max_dim: int | None = None,
-    min_dim: int = 1,
+    arguments: SizeArguments,
     learned: LearnedTiles = (),
 ) -> DimsPlan:
-    """The plan of ``dims`` for a budget; the other arguments and errors are the same.
+    """Return the plan of ``dims`` for a budget; the errors are the same.
 
     Dims without sizes are drawn around the tiles in ``learned``.
     """
     spec = shapes if isinstance(shapes, ShapeSpec) else parse(shapes)
     specified = [
         name
-        for argument in (around, multiple_of, dims)
+        for argument in arguments.by_argument.values()
         if isinstance(argument, Mapping)
         for name in argument
     ]
     defining, checked = definitions(spec.constraints, specified)
     computed = {constraint.defines for constraint in defining}
-    positive = [parse_constraint(f"{name} >= {min_dim}") for name in computed]
-    made = make_pools(
-        [name for name in spec.variables if name not in computed],
-        around=around,
-        multiple_of=multiple_of,
-        dims=dims,
-        max_dim=max_dim,
-        min_dim=min_dim,
-        learned=dict(learned),
-    )
+    low, high = arguments.min_dim, arguments.max_dim
+    positive = [parse_constraint(f"{name} >= {low}") for name in computed]
+    drawn = [name for name in spec.variables if name not in computed]
+    made = make_pools(drawn, arguments, dict(learned))
     pools = {
-        name: satisfying(name, pool, checked, min_dim, max_dim) if pool.unsaid else pool
+        name: satisfying(name, pool, checked, low, high) if pool.unsaid else pool
         for name, pool in made.items()
         if isinstance(pool, SizePool)
     }
@@ -222,7 +213,7 @@ def plan_dims(
         caps=(),
         budget=budget,
         defining=defining,
-        checked=(*checked, *positive, *_differences(spec, unequal)),
+        checked=(*checked, *positive, *_differences(spec, arguments.unequal)),
     )
     table = _fitting_table(plan) if plan.defining or plan.checked else plan.table
     row = st.sampled_from(range(len(table)))

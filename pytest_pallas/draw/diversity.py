@@ -73,17 +73,6 @@ Features = Mapping[Any, float]
 
 
 @dataclass(frozen=True)
-class SelectedExamples:
-    """Selected examples by their words (``draw_name``).
-
-    Attributes:
-      chosen: the selected examples, with the drawn values.
-    """
-
-    chosen: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
 class DrawPool:
     """The draws of one seed.
 
@@ -127,8 +116,8 @@ class ExampleSource:
 
     def choose(
         self, seed: int, examples: int, subjects: Subjects | None = None
-    ) -> SelectedExamples:
-        """Select the most diverse ``examples`` of a pool.
+    ) -> Mapping[str, Any]:
+        """Select the most diverse ``examples`` of a pool, by their names (``draw_name``).
 
         Greedy: the next example is the one with the most new features. Then each example is
         exchanged for one that adds more features to the rest, until no exchange helps, so that a
@@ -153,7 +142,7 @@ class ExampleSource:
             kept = [name for name in order if name in values]
             parts = {name: frozenset(subjects(values[name])) for name in kept}
             chosen = _most_parts(parts, examples) or chosen
-        return SelectedExamples({name: values[name] for name in chosen})
+        return {name: values[name] for name in chosen}
 
 
 def shared(sources: dict[Any, ExampleSource], key: Hashable, strategy: Any) -> ExampleSource:
@@ -165,7 +154,7 @@ def shared(sources: dict[Any, ExampleSource], key: Hashable, strategy: Any) -> E
     return source
 
 
-def choose(strategy: Any, *, seed: int, examples: int) -> SelectedExamples:
+def choose(strategy: Any, *, seed: int, examples: int) -> Mapping[str, Any]:
     """``ExampleSource.choose`` for a single selection."""
     return ExampleSource(strategy).choose(seed, examples)
 
@@ -359,7 +348,7 @@ def _gain(features: Features, seen: AbstractSet[Any]) -> float:
 
 
 def draw_name(call: Any) -> str:
-    """A call in words that identify it among the calls of its strategy."""
+    """Name a call, differently from all other calls of its strategy."""
     if "seed" in getattr(call, "recipe", ()):
         return repr(call)
     number = 0

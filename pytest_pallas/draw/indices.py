@@ -18,7 +18,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from pytest_pallas.draw.arguments import bounded
 from pytest_pallas.draw.dtypes import as_dtype, is_int
 from pytest_pallas.draw.sizes import check_int, check_tiles, simplicity
-from pytest_pallas.draw.values import limits
+from pytest_pallas.draw.values import range_of
 from pytest_pallas.errors import SpecError
 
 #: Seeds of what is drawn by numpy; short, because people read them.
@@ -96,7 +96,21 @@ def lengths(
     numbers = tuple(
         edges(min_length, max_length, tiles, position=position) for position in range(count)
     )
-    return bounded("lengths", (count,), _lengths(min_length, max_length, numbers))
+
+    @st.composite
+    def drawn(draw: DrawFn) -> Int32s:
+        # As many choices for every kind, because hypothesis takes fewer ones for simpler.
+        kind = draw(st.sampled_from(("each", "each", "each", "full", "single", "least")))
+        own = [draw(number) for number in numbers]
+        single = draw(st.integers(0, count - 1))
+        if kind == "each":
+            return np.array(own, np.int32)
+        made = np.full(count, max_length if kind == "full" else min_length, np.int32)
+        if kind == "single":
+            made[single] = own[single]
+        return made
+
+    return bounded("lengths", (count,), drawn())
 
 
 def group_sizes(
@@ -130,7 +144,23 @@ def group_sizes(
     check_int("total", total, 0)
     tiles = () if around is None else check_tiles("around", around)
     cuts = tuple(edges(0, total, tiles, position=position) for position in range(groups - full))
-    return bounded("group_sizes", (groups,), _groups(groups, total, full, cuts))
+
+    @st.composite
+    def drawn(draw: DrawFn) -> Int32s:
+        kinds = ("even", "cuts", "cuts", "cuts", "one", *(() if full else ("none",)))
+        kind = draw(st.sampled_from(kinds))
+        made = np.zeros(groups, np.int32)
+        if kind == "even":
+            made[:] = total // groups
+            made[: total % groups] += 1
+        if kind == "one":
+            made[draw(st.integers(0, groups - 1))] = total
+        if kind == "cuts":
+            ends = sorted(draw(position) for position in cuts)
+            made[:] = np.diff([0, *ends, *([total] if full else [])])
+        return made
+
+    return bounded("group_sizes", (groups,), drawn())
 
 
 def cu_seqlens(
@@ -199,75 +229,34 @@ def segment_ids(
     positions = tuple(
         edges(0, length, tiles, position=position) for position in range(max_segments)
     )
-    row = _segments(length, padding, contiguous, positions)
+
+    @st.composite
+    def row(draw: DrawFn) -> Int32s:
+        kinds = ("one", "cuts", "cuts", "cuts", "each", *(() if contiguous else ("scattered",) * 2))
+        kind = draw(st.sampled_from(kinds))
+        # Often as many as there may be, since some of them are empty or padding.
+        counts = st.integers(1, len(positions)) | st.just(len(positions))
+        count = draw(counts) if kind in ("cuts", "scattered") else 1
+        if kind == "each":
+            number = np.arange(length)
+        elif kind == "scattered":
+            number = np.arange(length) * draw(st.integers(1, 7)) % count
+        else:
+            starts = sorted(draw(position) for position in positions[: count - 1])
+            number = np.searchsorted(starts, np.arange(length), side="right")
+        # Ids count from 0, without the one that means padding.
+        _, made = np.unique(number, return_inverse=True)
+        if padding is not None:
+            made = np.where(made >= padding, made + 1, made) if padding >= 0 else made
+            end = draw(st.one_of(st.just(length), positions[-1]))
+            made = np.where(np.arange(length) < end, made, padding)
+        return made.astype(np.int32)
+
     if batch is None:
-        return bounded("segment_ids", (length,), row)
+        return bounded("segment_ids", (length,), row())
     check_int("batch", batch, 1)
-    rows = st.lists(row, min_size=batch, max_size=batch).map(lambda rows: np.stack(rows))
+    rows = st.lists(row(), min_size=batch, max_size=batch).map(lambda rows: np.stack(rows))
     return bounded("segment_ids", (batch, length), rows)
-
-
-@st.composite
-def _lengths(
-    draw: DrawFn, least: int, most: int, numbers: tuple[SearchStrategy[int], ...]
-) -> Int32s:
-    # As many choices for every kind, because hypothesis takes fewer ones for simpler.
-    kind = draw(st.sampled_from(("each", "each", "each", "full", "single", "least")))
-    drawn = [draw(strategy) for strategy in numbers]
-    which = draw(st.integers(0, len(numbers) - 1))
-    if kind == "each":
-        return np.array(drawn, np.int32)
-    made = np.full(len(numbers), most if kind == "full" else least, np.int32)
-    if kind == "single":
-        made[which] = drawn[which]
-    return made
-
-
-@st.composite
-def _groups(
-    draw: DrawFn, groups: int, total: int, full: bool, cuts: tuple[SearchStrategy[int], ...]
-) -> Int32s:
-    kinds = ("even", "cuts", "cuts", "cuts", "one", *(() if full else ("none",)))
-    kind = draw(st.sampled_from(kinds))
-    made = np.zeros(groups, np.int32)
-    if kind == "even":
-        made[:] = total // groups
-        made[: total % groups] += 1
-    if kind == "one":
-        made[draw(st.integers(0, groups - 1))] = total
-    if kind == "cuts":
-        ends = sorted(draw(position) for position in cuts)
-        made[:] = np.diff([0, *ends, *([total] if full else [])])
-    return made
-
-
-@st.composite
-def _segments(
-    draw: DrawFn,
-    length: int,
-    padding: int | None,
-    contiguous: bool,
-    positions: tuple[SearchStrategy[int], ...],
-) -> Int32s:
-    kinds = ("one", "cuts", "cuts", "cuts", "each", *(() if contiguous else ("scattered",) * 2))
-    kind = draw(st.sampled_from(kinds))
-    # Often as many as there may be, since some of them are empty or padding.
-    counts = st.integers(1, len(positions)) | st.just(len(positions))
-    count = draw(counts) if kind in ("cuts", "scattered") else 1
-    if kind == "each":
-        number = np.arange(length)
-    elif kind == "scattered":
-        number = np.arange(length) * draw(st.integers(1, 7)) % count
-    else:
-        starts = sorted(draw(position) for position in positions[: count - 1])
-        number = np.searchsorted(starts, np.arange(length), side="right")
-    # Ids count from 0, without the one that means padding.
-    _, made = np.unique(number, return_inverse=True)
-    if padding is not None:
-        made = np.where(made >= padding, made + 1, made) if padding >= 0 else made
-        end = draw(st.one_of(st.just(length), positions[-1]))
-        made = np.where(np.arange(length) < end, made, padding)
-    return made.astype(np.int32)
 
 
 # Indices for gathers and scatters.
@@ -294,7 +283,24 @@ def permutations(length: int) -> SearchStrategy[Ints]:
       SpecError: ``length`` is less than 1.
     """
     check_int("length", length, 1)
-    return bounded("permutations", (length,), _permutations(length))
+
+    @st.composite
+    def drawn(draw: DrawFn) -> Ints:
+        kinds = ("same", "swapped", "reversed", "moved", "shuffled", "shuffled")
+        kind = draw(st.sampled_from(kinds))
+        made = np.arange(length, dtype=np.int32)
+        if kind == "swapped":
+            one, other = draw(st.integers(0, length - 1)), draw(st.integers(0, length - 1))
+            made[[one, other]] = made[[other, one]]
+        if kind == "reversed":
+            return made[::-1].copy()
+        if kind == "moved":
+            return np.roll(made, -draw(st.integers(0, length - 1)))
+        if kind == "shuffled":
+            np.random.default_rng(draw(SEEDS)).shuffle(made)
+        return made
+
+    return bounded("permutations", (length,), drawn())
 
 
 def indices(
@@ -333,7 +339,7 @@ def indices(
     of_dtype = as_dtype(dtype)
     if not is_int(of_dtype):
         raise SpecError(f"dtype: indices must be integers, not {of_dtype.name}; use int32")
-    if size - 1 > limits(of_dtype).high:
+    if size - 1 > range_of(of_dtype).high:
         raise SpecError(
             f"dtype: {of_dtype.name} cannot hold the index {size - 1}; use a wider one or a "
             "smaller size"
@@ -341,9 +347,27 @@ def indices(
     if unique and size < count:
         raise SpecError(f"size={size} has fewer than {count} different indices; raise it")
     tiles = () if around is None else check_tiles("around", around)
-    places = tuple(edges(0, size - 1, tiles, position=at, also=_WRAPS) for at in range(count))
-    drawn = _indices(size, of_dtype, unique, places)
-    return bounded("indices", (count,), drawn, itemsize=of_dtype.itemsize)
+    numbers = tuple(edges(0, size - 1, tiles, position=at, also=_WRAPS) for at in range(count))
+
+    @st.composite
+    def drawn(draw: DrawFn) -> Ints:
+        # The fewer indices, the more draws it takes until every edge was in one of them.
+        kinds = ("ascending", *("edges",) * (2 if count > 4 else 8), "descending", "shuffled")
+        kind = draw(st.sampled_from((*kinds, *(() if unique else ("repeated",)))))
+        # As many choices for every kind, because hypothesis takes fewer ones for simpler.
+        edge = np.array([draw(number) for number in numbers])
+        seed = draw(SEEDS)
+        if kind == "repeated":
+            return np.full(count, edge[0]).astype(of_dtype)
+        if kind == "edges":
+            return (_different(edge, size) if unique else edge).astype(of_dtype)
+        if kind == "shuffled":
+            rng = np.random.default_rng(seed)
+            return rng.choice(size, count, replace=not unique).astype(of_dtype)
+        made = np.arange(count) % size
+        return (made[::-1] if kind == "descending" else made).astype(of_dtype)
+
+    return bounded("indices", (count,), drawn(), itemsize=of_dtype.itemsize)
 
 
 def page_tables(
@@ -382,70 +406,27 @@ def page_tables(
             f"of {pages_each} pages need; raise it, or allow sequences to share pages with "
             "shared=True"
         )
-    table = _page_tables(sequences, pages_each, pages, shared)
-    return bounded("page_tables", (sequences, pages_each), table)
 
+    @st.composite
+    def drawn(draw: DrawFn) -> Ints:
+        needed = sequences * pages_each
+        kinds = ("in order", "permuted", "permuted", "last", "prefix", "one page")
+        kind = draw(st.sampled_from(kinds if shared else kinds[:4]))
+        made = np.arange(needed) % pages
+        if kind == "last":  # the end of the cache, in descending order
+            made = pages - 1 - made
+        if kind == "one page":
+            made = np.full(needed, draw(edges(0, pages - 1, ())))
+        if kind in ("permuted", "prefix"):
+            rng = np.random.default_rng(draw(SEEDS))
+            made = np.concatenate([rng.permutation(pages) for _ in range(-(-needed // pages))])
+        table = made[:needed].reshape(sequences, pages_each).astype(np.int32)
+        if kind == "prefix":
+            common = draw(st.integers(1, pages_each))
+            table[:, :common] = table[0, :common]
+        return table
 
-@st.composite
-def _permutations(draw: DrawFn, length: int) -> Ints:
-    kind = draw(st.sampled_from(("same", "swapped", "reversed", "moved", "shuffled", "shuffled")))
-    made = np.arange(length, dtype=np.int32)
-    if kind == "swapped":
-        one, other = draw(st.integers(0, length - 1)), draw(st.integers(0, length - 1))
-        made[[one, other]] = made[[other, one]]
-    if kind == "reversed":
-        return made[::-1].copy()
-    if kind == "moved":
-        return np.roll(made, -draw(st.integers(0, length - 1)))
-    if kind == "shuffled":
-        np.random.default_rng(draw(SEEDS)).shuffle(made)
-    return made
-
-
-@st.composite
-def _indices(
-    draw: DrawFn,
-    size: int,
-    dtype: np.dtype[Any],
-    unique: bool,
-    numbers: tuple[SearchStrategy[int], ...],
-) -> Ints:
-    count = len(numbers)
-    # The fewer places, the more draws it takes until every edge was in one of them.
-    kinds = ("ascending", *("edges",) * (2 if count > 4 else 8), "descending", "shuffled")
-    kind = draw(st.sampled_from((*kinds, *(() if unique else ("repeated",)))))
-    # As many choices for every kind, because hypothesis takes fewer ones for simpler.
-    edge = np.array([draw(number) for number in numbers])
-    seed = draw(SEEDS)
-    if kind == "repeated":
-        return np.full(count, edge[0]).astype(dtype)
-    if kind == "edges":
-        return (_different(edge, size) if unique else edge).astype(dtype)
-    if kind == "shuffled":
-        rng = np.random.default_rng(seed)
-        return rng.choice(size, count, replace=not unique).astype(dtype)
-    made = np.arange(count) % size
-    return (made[::-1] if kind == "descending" else made).astype(dtype)
-
-
-@st.composite
-def _page_tables(draw: DrawFn, sequences: int, pages_each: int, pages: int, shared: bool) -> Ints:
-    needed = sequences * pages_each
-    kinds = ("in order", "permuted", "permuted", "last", "prefix", "one page")
-    kind = draw(st.sampled_from(kinds if shared else kinds[:4]))
-    made = np.arange(needed) % pages
-    if kind == "last":  # the end of the cache, in descending order
-        made = pages - 1 - made
-    if kind == "one page":
-        made = np.full(needed, draw(edges(0, pages - 1, ())))
-    if kind in ("permuted", "prefix"):
-        rng = np.random.default_rng(draw(SEEDS))
-        made = np.concatenate([rng.permutation(pages) for _ in range(-(-needed // pages))])
-    table = made[:needed].reshape(sequences, pages_each).astype(np.int32)
-    if kind == "prefix":
-        common = draw(st.integers(1, pages_each))
-        table[:, :common] = table[0, :common]
-    return table
+    return bounded("page_tables", (sequences, pages_each), drawn())
 
 
 def _different(made: Ints, size: int) -> Ints:

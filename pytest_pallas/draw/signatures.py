@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from types import MappingProxyType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypedDict, Unpack, get_args, get_origin, get_type_hints
 
 import numpy as np
 from hypothesis import strategies as st
@@ -18,7 +18,6 @@ from hypothesis.strategies import SearchStrategy
 
 from pytest_pallas.draw.arguments import Arguments, arguments, as_arguments
 from pytest_pallas.draw.arrays import DTypes, arrays
-from pytest_pallas.draw.dims import MAX_ELEMENTS
 from pytest_pallas.draw.dtypes import SUPPORTED, as_dtype, dtype_pairs, dtypes
 from pytest_pallas.draw.sizes import Sizes, Tiles
 from pytest_pallas.errors import ShapeLanguageError, SpecError
@@ -113,21 +112,27 @@ class _Signature:
     options: Mapping[str, SearchStrategy[Any]]
 
 
+class ArraysArguments(TypedDict, total=False):
+    """Arguments that ``from_signature`` passes to ``arrays``."""
+
+    around: Tiles | None
+    multiple_of: Tiles | None
+    dims: Mapping[str, Sizes] | None
+    values: str | Sequence[str]
+    unequal: bool | Sequence[str]
+    max_bytes: int | None
+    max_dim: int | None
+    max_elements: int
+    min_dim: int
+
+
 def from_signature(
     function: Callable[..., Any],
     *,
     dtype: DTypes | Sequence[DTypes] | None = None,
     options: Mapping[str, Any] = _NONE,
     tuning: Mapping[str, Any] = _NONE,
-    around: Tiles | None = None,
-    multiple_of: Tiles | None = None,
-    dims: Mapping[str, Sizes] | None = None,
-    values: str | Sequence[str] = ("normal", "integers"),
-    unequal: bool | Sequence[str] = (),
-    max_bytes: int | None = None,
-    max_dim: int | None = None,
-    max_elements: int = MAX_ELEMENTS,
-    min_dim: int = 1,
+    **sizes_and_values: Unpack[ArraysArguments],
 ) -> SearchStrategy[Arguments]:
     """A strategy for the calls of a function whose arrays are annotated with jaxtyping.
 
@@ -152,15 +157,8 @@ def from_signature(
       options: keyword arguments of kernel and reference, besides or instead of the annotated ones:
         strategies or constants.
       tuning: likewise, for the kernel only.
-      around: see ``arrays``, as for all that follow.
-      multiple_of: see ``arrays``.
-      dims: see ``arrays``.
-      values: see ``arrays``.
-      unequal: see ``arrays``.
-      max_bytes: see ``arrays``.
-      max_dim: see ``arrays``.
-      max_elements: see ``arrays``.
-      min_dim: see ``arrays``.
+      sizes_and_values: other arguments of ``arrays``: ``around``, ``multiple_of``, ``dims``,
+        ``values``, ``unequal``, ``max_bytes``, ``max_dim``, ``max_elements`` and ``min_dim``.
 
     Raises:
       SpecError: the signature has no arrays, or a parameter that cannot be drawn: dims that
@@ -180,15 +178,7 @@ def from_signature(
         drawn = arrays(
             text,
             dtype=_dtypes(signature.arrays) if dtype is None else dtype,
-            around=around,
-            multiple_of=multiple_of,
-            dims=dims,
-            values=values,
-            unequal=unequal,
-            max_bytes=max_bytes,
-            max_dim=max_dim,
-            max_elements=max_elements,
-            min_dim=min_dim,
+            **sizes_and_values,
         )
     except ShapeLanguageError as error:
         raise SpecError(f"from_signature({where}): {error}") from None

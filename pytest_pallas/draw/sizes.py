@@ -19,7 +19,7 @@ import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import CodeType, MappingProxyType
+from types import CodeType
 from typing import Any, SupportsIndex
 
 from hypothesis.strategies import SearchStrategy
@@ -300,7 +300,23 @@ Tiles = int | Sequence[int] | Mapping[str, int | Sequence[int]]
 #: Sizes of one dim: a fixed one, some to choose from, or a strategy that draws one.
 Sizes = int | Sequence[int] | SearchStrategy[int]
 
-_NOTHING: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+
+@dataclass(frozen=True, kw_only=True)
+class SizeArguments:
+    """The arguments of strategies for the sizes of dims; see ``strategies.dims``."""
+
+    around: Tiles | None = None
+    multiple_of: Tiles | None = None
+    dims: Mapping[str, Sizes] | None = None
+    unequal: bool | Sequence[str] = ()
+    max_dim: int | None = None
+    min_dim: int = 1
+
+    @property
+    def by_argument(self) -> dict[str, Any]:
+        """The arguments that may be mappings from dim, by name."""
+        return {"around": self.around, "multiple_of": self.multiple_of, "dims": self.dims or {}}
+
 
 #: Primes fill a pool up to this many sizes; boundaries are never left out.
 POOL_SIZE = 9
@@ -329,32 +345,25 @@ class SizePool:
 
 
 def make_pools(
-    names: Sequence[str],
-    *,
-    around: Tiles | None = None,
-    multiple_of: Tiles | None = None,
-    dims: Mapping[str, Sizes] | None = None,
-    max_dim: int | None = None,
-    min_dim: int = 1,
-    learned: Mapping[str, tuple[int, ...]] = _NOTHING,
+    names: Sequence[str], arguments: SizeArguments, learned: Mapping[str, tuple[int, ...]]
 ) -> dict[str, SizePool | SearchStrategy[int]]:
     """The pool, or the strategy in its stead, of each dim in ``names``.
 
     Arguments by name have precedence over arguments for all dims, and ``multiple_of`` for all dims
-    over ``around`` for all dims. The arguments are those of ``strategies.dims``; unspecified dims
-    are around the tiles in ``learned``, or small.
+    over ``around`` for all dims. Unspecified dims are around the tiles in ``learned``, or small.
 
     Raises:
       SpecError: an argument that cannot be used, by name.
     """
-    check_int("min_dim", min_dim, 0)
-    if max_dim is not None:
-        check_int("max_dim", max_dim, max(1, min_dim))
+    low, high, dims = arguments.min_dim, arguments.max_dim, arguments.dims
+    check_int("min_dim", low, 0)
+    if high is not None:
+        check_int("max_dim", high, max(1, low))
     if dims is not None and not isinstance(dims, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise SpecError(f"dims must be a mapping from dim to sizes, not {dims!r}")
-    mappings = {"around": around, "multiple_of": multiple_of, "dims": dims or {}}
+    by_argument = arguments.by_argument
     specified: dict[str, str] = {}
-    for argument, value in mappings.items():
+    for argument, value in by_argument.items():
         for name in value if isinstance(value, Mapping) else ():
             if name not in names:
                 raise SpecError(
@@ -369,23 +378,23 @@ def make_pools(
             specified[name] = argument
     for_all = [
         argument
-        for argument, value in (("multiple_of", multiple_of), ("around", around))
-        if value is not None and not isinstance(value, Mapping)
+        for argument in ("multiple_of", "around")
+        if by_argument[argument] is not None and not isinstance(by_argument[argument], Mapping)
     ]
     pools: dict[str, SizePool | SearchStrategy[int]] = {}
     for name in names:
         argument = specified.get(name) or next(iter(for_all), None)
         if argument is None:
-            pools[name] = replace(_unsaid(learned.get(name, ()), min_dim, max_dim), unsaid=True)
+            pools[name] = replace(_unsaid(learned.get(name, ()), low, high), unsaid=True)
             continue
-        value: Any = mappings[argument]
+        value: Any = by_argument[argument]
         label = f"{argument}[{name!r}]" if isinstance(value, Mapping) else argument
         value = value[name] if isinstance(value, Mapping) else value
         if argument == "dims":
             pools[name] = _explicit(label, value)
         else:
             make = _around if argument == "around" else _multiples
-            pools[name] = make(label, check_tiles(label, value), min_dim, max_dim)
+            pools[name] = make(label, check_tiles(label, value), low, high)
     return pools
 
 

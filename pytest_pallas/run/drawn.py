@@ -243,7 +243,7 @@ def _drawn(run: CheckRun) -> tuple[Any, ...]:
     found = drawn.get(key)
     if found is None:
         choice = choose(run.strategy, seed=options.seed, examples=count)
-        found = tuple(_abstract(as_arguments(each)) for each in choice.chosen.values())
+        found = tuple(_abstract(as_arguments(each)) for each in choice.values())
         drawn.add(key, found)
     return found
 

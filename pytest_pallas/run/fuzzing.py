@@ -13,7 +13,7 @@ import math
 import re
 import time
 import traceback
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
@@ -31,7 +31,7 @@ from pytest_pallas.checks.context import CheckResult
 from pytest_pallas.checks.inputs import inputs_of
 from pytest_pallas.compat.fuzzing import set_database_key, without_module_constants
 from pytest_pallas.draw.arguments import MOST_VARIANTS, as_arguments, mark_drawn, variants
-from pytest_pallas.draw.diversity import ExampleSource, SelectedExamples, Subjects, draw_name
+from pytest_pallas.draw.diversity import ExampleSource, Subjects, draw_name
 from pytest_pallas.judge.references import flatten
 from pytest_pallas.judge.tolerance import Comparison
 from pytest_pallas.run.together import agreed, run_shared, unshared
@@ -136,7 +136,7 @@ def fuzz_until(what: Fuzz, *, seed: int, until: float) -> None:
     __tracebackhide__ = True
     runner = ExampleRunner(what.run, what.passed, until=until)
     choice = what.source.choose(seed, ROUND, functools.partial(_new, what))
-    what.shapes.update(map(_shape, choice.chosen.values()))
+    what.shapes.update(map(_shape, choice.values()))
     spent = _DrawTimes()
     calls = _calls(choice, MOST_VARIANTS, lambda: agreed(spent.variants > CHEAP * spent.draw))
     _explore(what, runner, calls, seed=seed, draws=ROUND, spent=spent)
@@ -217,15 +217,15 @@ def _planned(
     """The number of draws for so many examples, and the calls to run."""
     draws, each = effort(examples)
     choice = source.choose(seed, draws, subjects)
-    each = min(MOST_VARIANTS, max(each, math.ceil(examples / max(1, len(choice.chosen)))))
+    each = min(MOST_VARIANTS, max(each, math.ceil(examples / max(1, len(choice)))))
     return draws, islice(_calls(choice, each), examples)
 
 
 def _calls(
-    choice: SelectedExamples, each: int, enough: Callable[[], bool] = lambda: False
+    choice: Mapping[str, Any], each: int, enough: Callable[[], bool] = lambda: False
 ) -> Iterator[_PlannedCall]:
     """The selected draws, ``each`` with its variants until these are ``enough``."""
-    for words, drawn in choice.chosen.items():
+    for words, drawn in choice.items():
         for number, call in enumerate(islice(chain([drawn], variants(drawn)), each)):
             yield _PlannedCall(call, words, number)
             if enough():
