@@ -37,8 +37,8 @@ from pytest_pallas.errors import (
     UnsupportedKernelError,
 )
 from pytest_pallas.grid.kernel_calls import unsupported
-from pytest_pallas.judge.judgement import compare_trees
-from pytest_pallas.judge.oracle import Expected, ExpectedCache
+from pytest_pallas.judge.judgement import Expected, compare_trees
+from pytest_pallas.judge.oracle import ExpectedCache
 from pytest_pallas.judge.references import Leaves, flatten
 from pytest_pallas.judge.roundings import ProductSums, coarsest_sums, lowest_precision
 from pytest_pallas.judge.tolerance import Comparison, ProductPrecision, Tolerance
@@ -375,14 +375,9 @@ def judge_leaves(
     def compare(leaves: Leaves, present: Mapping[str, Any]) -> Sequence[Comparison]:
         return compare_trees(
             leaves,
-            expected.oracle,
-            expected.baseline,
+            expected,
             tolerance=context.tolerance,
             exact=exact,
-            depth=expected.depth,
-            sensitivity=expected.sensitivity,
-            noise=expected.noise,
-            precision=expected.precision.get,
             check_dtype=context.check_dtype,
             explained=context.explained,
             present=present,

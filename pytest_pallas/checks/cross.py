@@ -8,10 +8,11 @@ baseline.
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,12 +27,12 @@ from pytest_pallas.checks.context import (
     ComparisonPeer,
     exactly,
     expect,
+    judge_leaves,
     run,
     worst_failed,
 )
 from pytest_pallas.errors import NotApplicableError, UnsupportedKernelError
-from pytest_pallas.judge.judgement import compare_trees
-from pytest_pallas.judge.oracle import Expected
+from pytest_pallas.judge.judgement import Expected, compare_trees
 from pytest_pallas.judge.references import Leaves, flatten
 from pytest_pallas.judge.tolerance import FLOAT32_BITS, Comparison
 from pytest_pallas.record import Note
@@ -64,13 +65,11 @@ def apart(
         with np.errstate(all="ignore"):
             spread = 0 if is_exact(values.dtype) else wide(baseline[path]) - wide(oracle[path])
             around.append((path, values + np.where(np.isfinite(spread), spread, 0)))
-    name = f"{here} against {there}"
+    name = functools.partial(_output_of, f"{here} against {there}")
     return compare_trees(
-        named(mine, name),
-        named(center, name),
-        named(around, name),
+        [(name(path), output) for path, output in mine],
+        replace(expected, oracle=center, baseline=around).renamed(name),
         tolerance=context.tolerance,
-        **named_errors(expected, name),
         check_dtype=False,  # what is wide has another, and both were judged
         explained=context.explained,
     )
@@ -81,20 +80,9 @@ def coarser(one: Expected, other: Expected) -> Expected:
     return min(one, other, key=lambda e: e.products.bits if e.products else FLOAT32_BITS)
 
 
-def named_errors(expected: Expected, name: str) -> dict[str, Any]:
-    """What ``compare_trees`` knows of the errors of outputs that ``named`` has named."""
-    paths = dict(named([(path, path) for path, _ in expected.oracle], name))
-    return {
-        "depth": expected.depth,
-        "sensitivity": lambda where: expected.sensitivity(paths[where]),
-        "noise": lambda where: expected.noise(paths[where]),
-        "precision": lambda where: expected.precision.get(paths[where]),
-    }
-
-
-def named[T](leaves: Sequence[tuple[str, T]], name: str) -> list[tuple[str, T]]:
-    """Leaves by their names in messages."""
-    return [(f"{path or 'output'} of {name}", leaf) for path, leaf in leaves]
+def _output_of(name: str, path: str) -> str:
+    """The name of an output of a side in messages."""
+    return f"{path or 'output'} of {name}"
 
 
 def requires_peers(spec: KernelSpec, others: Sequence[Backend]) -> str | None:
@@ -182,10 +170,8 @@ def _context_of(context: CheckContext, other: ComparisonPeer) -> CheckContext:
     if not other.is_kernel:
         taken = accepted(other.function, arguments.tuning)
         tuning = {name: arguments.tuning[name] for name in taken}
-        arguments = dataclasses.replace(arguments, tuning=tuning)
-    return dataclasses.replace(
-        context, kernel=other.function, backend=other.backend, arguments=arguments
-    )
+        arguments = replace(arguments, tuning=tuning)
+    return replace(context, kernel=other.function, backend=other.backend, arguments=arguments)
 
 
 def _answer(there: CheckContext, other: ComparisonPeer) -> Outcome:
@@ -199,19 +185,11 @@ def _answer(there: CheckContext, other: ComparisonPeer) -> Outcome:
         raise raised from error.__cause__
 
 
-def _judged(context: CheckContext, name: str, leaves: Leaves) -> list[Comparison]:
+def _judged(context: CheckContext, side: str, leaves: Leaves) -> Sequence[Comparison]:
     """Compare one side with the oracle; the names of its outputs have the name of the side."""
-    expected = expect(context)
-    return compare_trees(
-        named(leaves, name),
-        named(expected.oracle, name),
-        named(expected.baseline, name),
-        tolerance=context.tolerance,
-        exact=exactly(context),
-        **named_errors(expected, name),
-        check_dtype=context.check_dtype,
-        explained=context.explained,
-    )
+    name = functools.partial(_output_of, side)
+    outputs = [(name(path), output) for path, output in leaves]
+    return judge_leaves(context, outputs, expect(context).renamed(name), exact=exactly(context))
 
 
 def _state(departs: dict[str, Comparison], names: Sequence[str], exact: bool) -> str:

@@ -23,8 +23,7 @@ from pytest_pallas.checks.verdict import drawn_facts
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.errors import GoldenError
 from pytest_pallas.judge.explanation import state
-from pytest_pallas.judge.judgement import bitwise
-from pytest_pallas.judge.oracle import Expected
+from pytest_pallas.judge.judgement import Expected, bitwise
 from pytest_pallas.judge.references import Leaves
 from pytest_pallas.judge.tolerance import Comparison, Noise
 from pytest_pallas.record import Note
@@ -297,11 +296,7 @@ def _sampled_expected(expected: Expected, samples: Mapping[str, int]) -> Expecte
         if whole is None or not sample:
             return whole
 
-        def stacked(draws: Array) -> Array:
-            return np.stack([_sampled(draw, sample) for draw in draws])
-
-        sums = None if whole.sums is None else stacked(whole.sums)
-        return Noise(stacked(whole.wide), stacked(whole.narrow), sums)
+        return whole.combined(lambda draws: np.stack([_sampled(draw, sample) for draw in draws]))
 
     def sampled(leaves: Leaves) -> Leaves:
         return [(path, _sampled(leaf, samples.get(path, 0))) for path, leaf in leaves]

@@ -24,8 +24,7 @@ from pytest_pallas.backends.protocol import Outcome
 from pytest_pallas.checks.context import CheckContext, CheckResult, exactly, expect, judge, run
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.errors import NotApplicableError
-from pytest_pallas.judge.judgement import bitwise, bitwise_leaves, compare_trees
-from pytest_pallas.judge.oracle import Expected
+from pytest_pallas.judge.judgement import Expected, bitwise, bitwise_leaves, compare_trees
 from pytest_pallas.judge.references import Leaves, flatten
 from pytest_pallas.judge.tolerance import Comparison, Tolerance
 from pytest_pallas.spec import KernelSpec
@@ -147,15 +146,19 @@ def close(
         both = spread if mine is None or mine.shape != spread.shape else spread + mine
         with np.errstate(all="ignore"):
             baseline.append((path, value if is_exact(value.dtype) else value + both))
+    errors = actual.expected
+    bounds = replace(
+        errors,
+        oracle=expected,
+        baseline=baseline,
+        sensitivity=lambda path: errors.sensitivity(path) + claimed.sensitivity(path),
+    )
+    if rounded_only:
+        bounds = replace(bounds, depth=0, noise=lambda _: None)
     return compare_trees(
         list(outputs.items()),
-        expected,
-        baseline,
+        bounds,
         tolerance=Tolerance(factor=1.0, floor=0.0) if rounded_only else context.tolerance,
-        depth=0 if rounded_only else actual.expected.depth,
-        sensitivity=lambda path: actual.expected.sensitivity(path) + claimed.sensitivity(path),
-        noise=(lambda _: None) if rounded_only else actual.expected.noise,
-        precision=actual.expected.precision.get,
         check_dtype=False,  # the values are wide, and the dtype check looks at dtypes
         explained=context.explained,
     )

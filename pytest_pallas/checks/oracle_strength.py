@@ -11,7 +11,7 @@ import numpy as np
 from pallas_sim.dtypes import epsilon, is_bool, is_exact, wide
 from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, exactly, expect
-from pytest_pallas.judge.judgement import bitwise, compare_trees
+from pytest_pallas.judge.judgement import Expected, bitwise, compare_trees
 from pytest_pallas.judge.tolerance import Tolerance
 
 Array = np.ndarray[Any, Any]
@@ -182,12 +182,11 @@ def oracle_strength(context: CheckContext) -> CheckResult:
                 continue
             [judged] = compare_trees(
                 [(path, wrong)],
-                [(path, oracle[path])],
-                [(path, answer)],
+                Expected(
+                    [(path, oracle[path])], [(path, answer)], expected.depth, expected.sensitivity
+                ),
                 tolerance=context.tolerance,
                 exact=exact,
-                depth=expected.depth,
-                sensitivity=expected.sensitivity,
             )
             attempts.append(Attempt(kind, path or "the output", not judged.passed, change))
     return CheckResult(comparisons=(), evidence=Evidence(tuple(attempts), context.tolerance))

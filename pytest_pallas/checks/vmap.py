@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from pytest_pallas.checks.check import Program, declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, call, expect, judge, run
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.grid.kernel_calls import KernelCall, has_semantics, reaches_devices
-from pytest_pallas.judge.oracle import Expected
+from pytest_pallas.judge.judgement import Expected
 from pytest_pallas.judge.references import Leaves
 from pytest_pallas.judge.tolerance import Comparison, Noise
 from pytest_pallas.spec import KernelSpec
@@ -156,22 +156,14 @@ def _stacked(first: Expected, second: Expected) -> Expected:
         one, two = first.noise(path), second.noise(path)
         if one is None or two is None:
             return None
-        return Noise(
-            wide=np.stack([one.wide, two.wide], axis=1),
-            narrow=np.stack([one.narrow, two.narrow], axis=1),
-            sums=None
-            if one.sums is None or two.sums is None
-            else np.stack([one.sums, two.sums], axis=1),
-        )
+        return one.combined(lambda *draws: np.stack(draws, axis=1), two)
 
-    return Expected(
-        stack(first.oracle, second.oracle),
-        stack(first.baseline, second.baseline),
-        first.depth,
-        lambda path: max(first.sensitivity(path), second.sensitivity(path)),
-        noise,
-        first.precision,
-        first.fallbacks,
+    return replace(
+        first,
+        oracle=stack(first.oracle, second.oracle),
+        baseline=stack(first.baseline, second.baseline),
+        sensitivity=lambda path: max(first.sensitivity(path), second.sensitivity(path)),
+        noise=noise,
     )
 
 

@@ -46,7 +46,19 @@ _PREFIX = b"pallas:"
 Report = Callable[[str, str], object]
 
 
-class Recorded(ExampleDatabase):
+class _Wrapper(ExampleDatabase):
+    """A database on top of another one."""
+
+    def __init__(self, database: ExampleDatabase) -> None:
+        """On top of ``database``."""
+        super().__init__()
+        self._database = database
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._database!r})"
+
+
+class Recorded(_Wrapper):
     """Reads a database, and records what is saved and deleted instead of writing it.
 
     So a part of an item finds the same examples, whether other parts have failed before or not.
@@ -54,8 +66,7 @@ class Recorded(ExampleDatabase):
 
     def __init__(self, database: ExampleDatabase) -> None:
         """On top of ``database``."""
-        super().__init__()
-        self._database = database
+        super().__init__(database)
         self._saved: dict[bytes, dict[bytes, None]] = {}
         self._deleted: dict[bytes, set[bytes]] = {}
         self._changes: dict[tuple[bytes, bytes], str] = {}
@@ -72,9 +83,6 @@ class Recorded(ExampleDatabase):
         """Forget what was recorded, and record these changes instead."""
         self._saved, self._deleted, self._changes = {}, {}, {}
         make_changes(self, changes)
-
-    def __repr__(self) -> str:
-        return f"Recorded({self._database!r})"
 
     def fetch(self, key: bytes) -> Iterable[bytes]:
         """The values of a key, with the recorded changes."""
@@ -160,7 +168,7 @@ class Guarded(ExampleDatabase):
         return None if self._database is None else question(self._database)
 
 
-class Owned(ExampleDatabase):
+class Owned(_Wrapper):
     """Saves with each value the test that saved it; gives its own values, or those of other tests.
 
     Hypothesis deletes an example that passes. A check of a spec has one key for all backends, and
@@ -173,13 +181,9 @@ class Owned(ExampleDatabase):
 
         ``save`` saves a value of ``owner`` in both cases.
         """
-        super().__init__()
-        self._database = database
+        super().__init__(database)
         self._others = others
         self._mark = _PREFIX + owner.encode() + b"\0"
-
-    def __repr__(self) -> str:
-        return f"Owned({self._database!r})"
 
     def fetch(self, key: bytes) -> Iterable[bytes]:
         """The values, each once.

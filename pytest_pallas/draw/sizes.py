@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import graphlib
 import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -222,33 +223,28 @@ def definitions(
     A dim is defined at most once, not if it is in ``known``, and not by way of itself.
     """
     defining: dict[str, Constraint] = {}
+    ordered: list[Constraint] = []
     rest: list[Constraint] = []
     for constraint in constraints:
         name = constraint.defines
-        if name is None or name in known or name in defining or _leads(constraint, name, defining):
+        if name is None or name in known or name in defining:
             rest.append(constraint)
-        else:
+            continue
+        try:
+            ordered = _ordered(defining | {name: constraint})
             defining[name] = constraint
-    ordered: list[Constraint] = []
-    while len(ordered) < len(defining):
-        waiting = [name for name, c in defining.items() if c not in ordered]
-        ordered += [
-            defining[name]
-            for name in waiting
-            if not any(other in waiting for other in defining[name].names if other != name)
-        ]
+        except graphlib.CycleError:
+            rest.append(constraint)
     return ordered, rest
 
 
-def _leads(constraint: Constraint, goal: str, defining: Mapping[str, Constraint]) -> bool:
-    """Whether what a constraint computes with is itself computed with ``goal``."""
-    for name in constraint.names:
-        others = {other: one for other, one in defining.items() if other != name}
-        if name in defining and (
-            goal in defining[name].names or _leads(defining[name], goal, others)
-        ):
-            return True
-    return False
+def _ordered(defining: Mapping[str, Constraint]) -> list[Constraint]:
+    """The constraints that define dims, each after those that it computes with."""
+    graph = {
+        name: [other for other in constraint.names if other in defining and other != name]
+        for name, constraint in defining.items()
+    }
+    return [defining[name] for name in graphlib.TopologicalSorter(graph).static_order()]
 
 
 def _check(node: ast.AST) -> None:

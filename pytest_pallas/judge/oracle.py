@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -20,6 +19,7 @@ from pytest_pallas.backends.execution import digest, to_numpy
 from pytest_pallas.backends.tracing import identity
 from pytest_pallas.budget import FLOAT_BYTES, LastUsed
 from pytest_pallas.errors import KernelReferenceError
+from pytest_pallas.judge.judgement import Expected
 from pytest_pallas.judge.precision import precisions
 from pytest_pallas.judge.references import (
     Evaluation,
@@ -31,70 +31,6 @@ from pytest_pallas.judge.references import (
 )
 from pytest_pallas.judge.roundings import SPREAD, ProductSums, Rounding, rounded
 from pytest_pallas.judge.tolerance import ROUNDING, Noise, Precision, ProductPrecision
-from pytest_pallas.record import Note
-
-
-@dataclass(frozen=True)
-class Expected:
-    """The expected outputs of a kernel.
-
-    Attributes:
-      oracle: the reference in float64 on the host.
-      baseline: the reference in the kernel's own dtypes, and in the precision of its products.
-      depth: the largest dim of any input. A sum in the kernel has at most a few times as many
-        terms, which bounds the effect of another order of summation.
-      sensitivity: for a path, the change of the oracle with its inputs, 0 if it is not known; see
-        ``_sensitivity``. Evaluated at its first use, like ``noise``: most outputs pass without it.
-      noise: for a path, the effect of rounding on that output, or None if it is not known. See
-        ``noise_of``.
-      precision: by path, where the reference computes an output's oracle in less than float64. Such
-        an oracle is not more exact than the baseline.
-      fallbacks: the reasons why JAX evaluated a part of the reference, or all; empty if the
-        simulator did.
-      least: the least magnitude that the oracle computes with, 0 if it is not known. Evaluated at
-        its first use.
-      products: the precision of the baseline's products of float32; None for float32.
-      errors_of_sums: by path, what adding products as tensor cores do changes in an output; see
-        ``noise.errors_of_sums``. Evaluated at its first use.
-    """
-
-    oracle: Leaves
-    baseline: Leaves
-    depth: int
-    sensitivity: Callable[[str], float]
-    noise: Callable[[str], Noise | None] = lambda _: None
-    precision: Mapping[str, Precision] = MappingProxyType({})
-    fallbacks: Sequence[str] = ()
-    least: Callable[[], float] = lambda: 0.0
-    products: ProductPrecision | None = None
-    errors_of_sums: Callable[[ProductSums], Mapping[str, np.ndarray[Any, Any]]] = lambda _: {}
-
-    def with_sums(self, sums: Callable[[], ProductSums | None]) -> Expected:
-        """The expected outputs of a kernel whose products are added so, as ``noise`` knows."""
-
-        def noise(path: str) -> Noise | None:
-            measured, products_sums = self.noise(path), sums()
-            if measured is None or products_sums is None:
-                return measured
-            return replace(measured, sums=self.errors_of_sums(products_sums).get(path))
-
-        return replace(self, noise=noise)
-
-    @property
-    def notes(self) -> tuple[Note, ...]:
-        """Notes on the reference, for the record."""
-        several = dict.fromkeys(map(str, self.precision.values()))
-        texts = (
-            *(f"the reference computes in {cause}, not in float64" for cause in several),
-            *(f"the reference was evaluated by JAX: {cause}" for cause in self.fallbacks),
-        )
-        if self.products is not None:
-            texts += (
-                f"the baseline multiplies float32 as {self.products.name}, the lowest precision "
-                "that the kernel asks for",
-            )
-        return tuple(Note(text, "reference") for text in texts)
-
 
 #: Relative size of the perturbation that measures sensitivity. Large, so that a step (a floor, a
 #: comparison) does not look like a steep slope; small against the curvature of a kernel.

@@ -9,6 +9,7 @@ here is numpy, without JAX.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -432,6 +433,16 @@ class Noise:
     wide: Array
     narrow: Array
     sums: Array | None = None
+
+    def combined(self, combine: Callable[..., Array], *others: Noise) -> Noise:
+        """Return the noise of outputs that are combined, given what does that to draws."""
+        noises = (self, *others)
+        sums = [noise.sums for noise in noises]
+        return Noise(
+            combine(*(noise.wide for noise in noises)),
+            combine(*(noise.narrow for noise in noises)),
+            None if any(draws is None for draws in sums) else combine(*sums),
+        )
 
 
 @dataclass(frozen=True)
