@@ -49,7 +49,7 @@ NAMES: tuple[str, ...] = names_of(MODULES)
 
 @functools.cache
 def declared_checks() -> tuple[Check, ...]:
-    """The checks of this package, in order. Imports their modules, and with them JAX."""
+    """Return the checks of this package, in order. Imports their modules, and with them JAX."""
     return declared_by(__name__, MODULES)
 
 
@@ -71,7 +71,7 @@ SANITIZERS: tuple[str, ...] = names_of(SANITIZER_MODULES)
 
 @functools.cache
 def declared_sanitizers() -> tuple[Check, ...]:
-    """The sanitizers of this package, in order. Imports their modules, and with them JAX."""
+    """Return the sanitizers of this package, in order. Imports their modules, and with them JAX."""
     return declared_by(__name__, SANITIZER_MODULES)
 
 

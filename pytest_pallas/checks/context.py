@@ -55,7 +55,7 @@ type Compare = Callable[[Leaves, Mapping[str, _Array]], Sequence[Comparison]]
 
 
 def gathered(outcome: Outcome, timeout: float) -> Outcome:
-    """An outcome with whole arrays, of all processes; all of them must call it.
+    """Gather the whole arrays of an outcome from all processes; all of them must call it.
 
     Args:
       outcome: of a call that returned.
@@ -153,7 +153,7 @@ def _kernel_raised(problem: Exception | None) -> bool:
 
 
 def process_facts() -> Iterator[Fact]:
-    """Which process a failure is of, where there are several."""
+    """Name the process that a failure is of, where there are several."""
     processes = gang()
     if processes is not None:
         yield Fact("process", f"{processes.process} of {processes.count}, on {processes.host}")
@@ -164,7 +164,7 @@ def _with_shard(
     shards: Mapping[str, LocalShards],
     layers: Mapping[str, tuple[_Array, _Array]],
 ) -> Comparison:
-    """A failed comparison with the shard that holds its worst element."""
+    """Return a failed comparison with the shard that holds its worst element."""
     index, path = compared.worst_index, compared.where
     if compared.explanation is None or index is None or path not in shards:
         return compared
@@ -294,7 +294,7 @@ class CheckResult:
 
 
 def worst_failed(comparisons: Sequence[Comparison]) -> Comparison | None:
-    """The failed comparison with the largest error, or None if all passed."""
+    """Return the failed comparison with the largest error, or None if all passed."""
     failures = [comparison for comparison in comparisons if not comparison.passed]
     return max(failures, key=lambda comparison: comparison.error, default=None)
 
@@ -350,7 +350,7 @@ def call(
     *,
     jit: bool | None = None,
 ) -> Call:
-    """The call ``function(*args)`` with the context's options, for a backend."""
+    """Return the call ``function(*args)`` with the context's options, for a backend."""
     made = Call(
         function=function,
         args=args,
@@ -387,7 +387,7 @@ def judge_leaves(
 
 
 def as_kernel_error(error: Exception) -> PallasError:
-    """The error of a kernel as a ``KernelError``, so that reports can attribute it."""
+    """Wrap the error of a kernel in a ``KernelError``, so that reports can attribute it."""
     if isinstance(error, PallasError):
         return error
     name, text = raised_words(error)
@@ -398,7 +398,7 @@ def as_kernel_error(error: Exception) -> PallasError:
 
 
 def under(schedule: Schedule, error: PallasError) -> PallasError:
-    """The error with the schedule of its run, unless that is the default schedule."""
+    """Add the schedule of its run to an error, unless that is the default schedule."""
     if schedule == Schedule():
         return error
     described = error.with_message(f"{error}\n  with {schedule}")
@@ -407,7 +407,7 @@ def under(schedule: Schedule, error: PallasError) -> PallasError:
 
 
 def expect(context: CheckContext, args: tuple[Any, ...] | None = None) -> Expected:
-    """The oracle and baseline of the context's call, or of that with other arguments.
+    """Return the oracle and baseline of the context's call, or of that with other arguments.
 
     The baseline's products have the precision that the kernel asks for in the context's call.
     """
@@ -423,7 +423,7 @@ def expect(context: CheckContext, args: tuple[Any, ...] | None = None) -> Expect
 
 
 def product_precision(context: CheckContext) -> ProductPrecision | None:
-    """The lowest precision of products of float32 that the kernel asks for in the context's call.
+    """Return the lowest precision that the kernel asks for products of float32 in this call.
 
     None for float32, which kernels of TPUs and calls that JAX cannot trace are taken to have, and
     what interpreters compute in.
@@ -433,7 +433,7 @@ def product_precision(context: CheckContext) -> ProductPrecision | None:
 
 
 def product_sums(context: CheckContext) -> ProductSums | None:
-    """How the chip adds the products of the kernel in the context's call.
+    """Return how the chip adds the products of the kernel in the context's call.
 
     None for sums of float32, which chips that are not known, interpreters, and calls that JAX
     cannot trace are taken to have.
@@ -450,7 +450,7 @@ def product_sums(context: CheckContext) -> ProductSums | None:
 
 
 def _gpu_jaxpr(context: CheckContext) -> Any:
-    """The trace of the context's call; None where no GPU computes, or if JAX cannot trace it."""
+    """Trace the context's call; None where no GPU computes, or if JAX cannot trace it."""
     backend = context.backend
     if backend.platform != "gpu" or backend.kind not in ("simulating", "hardware"):
         return None
@@ -458,7 +458,7 @@ def _gpu_jaxpr(context: CheckContext) -> Any:
 
 
 def exactly(context: CheckContext) -> bool:
-    """Whether the output must be bitwise equal to the oracle.
+    """Return whether the output must be bitwise equal to the oracle.
 
     True if the context is exact and every float input holds only small integers, unless the
     kernel's products have less than float32, and the baseline's are not exact in that precision,
@@ -481,7 +481,7 @@ def exactly(context: CheckContext) -> bool:
 
 
 def _is_exact(expected: Expected) -> bool:
-    """Whether the baseline is the oracle, rounded to its dtypes."""
+    """Return whether the baseline is the oracle, rounded to its dtypes."""
     with np.errstate(all="ignore"):
         return all(
             np.array_equal(wide(oracle.astype(answer.dtype)), wide(answer), equal_nan=True)

@@ -76,12 +76,12 @@ def apart(
 
 
 def coarser(one: Expected, other: Expected) -> Expected:
-    """The expected values of one call whose products have the lower precision."""
+    """Choose, of the expected values of one call, those with the lower precision of products."""
     return min(one, other, key=lambda e: e.products.bits if e.products else FLOAT32_BITS)
 
 
 def _output_of(name: str, path: str) -> str:
-    """The name of an output of a side in messages."""
+    """Return the name of an output of a side in messages."""
     return f"{path or 'output'} of {name}"
 
 
@@ -154,7 +154,7 @@ def cross(context: CheckContext) -> CheckResult:
 
 
 def accepted(function: Callable[..., Any], tuning: Collection[str]) -> list[str]:
-    """The keywords of some tuning that a function accepts."""
+    """Return the keywords of ``tuning`` that a function accepts."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -165,7 +165,7 @@ def accepted(function: Callable[..., Any], tuning: Collection[str]) -> list[str]
 
 
 def _context_of(context: CheckContext, other: ComparisonPeer) -> CheckContext:
-    """The drawn call of a peer."""
+    """Return the drawn call of a peer."""
     arguments: Arguments = context.arguments
     if not other.is_kernel:
         taken = accepted(other.function, arguments.tuning)
@@ -175,7 +175,7 @@ def _context_of(context: CheckContext, other: ComparisonPeer) -> CheckContext:
 
 
 def _answer(there: CheckContext, other: ComparisonPeer) -> Outcome:
-    """The outcome of a peer for its call."""
+    """Return the outcome of a peer for its call."""
     try:
         return run(there, there.kernel, there.arguments.args, needs_kernel=other.is_kernel)
     except UnsupportedKernelError:
@@ -193,7 +193,7 @@ def _judged(context: CheckContext, side: str, leaves: Leaves) -> Sequence[Compar
 
 
 def _state(departs: dict[str, Comparison], names: Sequence[str], exact: bool) -> str:
-    """Which of two sides differs from the oracle, in words."""
+    """Describe which of two sides differs from the oracle."""
     sizes = [f"{name} by {_size(worst)}" for name, worst in departs.items()]
     if len(departs) == 2:
         return f"both differ from the oracle: {' and '.join(sizes)}"
@@ -217,7 +217,7 @@ def _size(worst: Comparison) -> str:
 
 
 def _differs(name: str, mine: Leaves, theirs: Leaves) -> Iterator[Note]:
-    """Notes on the difference of two right outputs, in ulps of their scale, rounded up."""
+    """Yield notes on the difference of two right outputs, in ulps of their scale, rounded up."""
     others = dict(theirs)
     for path, output in mine:
         if not is_inexact(output.dtype) or not output.size:

@@ -43,7 +43,7 @@ def dma(context: CheckContext) -> CheckResult:
 
 
 def _unused_barriers(kernels: Any) -> Iterator[Finding]:
-    """Kernels that name a barrier semaphore and do not use it: the TPU's compiler rejects them."""
+    """Report kernels that name a barrier semaphore and do not use it, which Mosaic rejects."""
     for kernel in kernels:
         params = kernel.eqn.params.get("compiler_params")
         if getattr(params, "allow_collective_id_without_custom_barrier", False):

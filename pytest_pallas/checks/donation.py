@@ -39,7 +39,7 @@ _IN_PLACE = frozenset({"any", "hbm", "host", "gmem"})
 def requires_kernels(
     spec: KernelSpec, backend: Backend, kernels: Sequence[KernelCall]
 ) -> str | None:
-    """The reason why the check does not apply to the kernels of a call, or None."""
+    """Return the reason why the check does not apply to the kernels of a call, or None."""
     del spec, backend
     return None if any(_in_place(kernel) for kernel in kernels) else NO_ALIAS
 
@@ -116,7 +116,7 @@ def donation(context: CheckContext) -> CheckResult:
 
 
 def _in_place(kernel: Any) -> bool:
-    """Whether an output of the kernel shares the memory of an operand, or an operand is a ref."""
+    """Return whether an output shares the memory of an operand, or an operand is a ref."""
     eqn = kernel.eqn
     return bool(eqn.params.get("input_output_aliases")) or any(
         hasattr(var.aval, "inner_aval") for var in eqn.invars

@@ -47,7 +47,7 @@ def dtype(context: CheckContext) -> CheckResult:
 
 
 def _of_kernel(context: CheckContext) -> Any:
-    """The types of the kernel's outputs on the backend, as ``jax.eval_shape`` has them."""
+    """Return the types of the kernel's outputs on the backend, as ``jax.eval_shape`` has them."""
     seen: list[Any] = []
 
     def declare(*args: Any, **options: Any) -> tuple[()]:
@@ -60,7 +60,7 @@ def _of_kernel(context: CheckContext) -> Any:
 
 
 def _of_reference(reference: Callable[..., Any], context: CheckContext) -> Any:
-    """The types of the reference's outputs; a reference that cannot be traced is run."""
+    """Return the types of the reference's outputs; a reference that cannot be traced is run."""
     args, options = context.arguments.args, context.arguments.options
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         try:
@@ -76,7 +76,7 @@ def _shapes(function: Callable[..., Any], args: Any, options: Any) -> Any:
 
 
 def _differences(returned: Any, expected: Any, context: CheckContext) -> Iterator[str]:
-    """Each difference in words."""
+    """Yield each difference in words."""
     structures = jax.tree.structure(returned), jax.tree.structure(expected)
     if structures[0] != structures[1]:
         own, other = (str(tree).removeprefix("PyTreeDef(").removesuffix(")") for tree in structures)
@@ -93,7 +93,7 @@ def _differences(returned: Any, expected: Any, context: CheckContext) -> Iterato
 
 
 def _type_text(leaf: Any, context: CheckContext) -> str:
-    """A leaf's type: ``float32[8, 128]``, ``weakly typed float32[]``; or its shape only."""
+    """Return a leaf's type: ``float32[8, 128]``, ``weakly typed float32[]``; or its shape only."""
     shape = f"[{', '.join(map(str, leaf.shape))}]"
     if not context.check_dtype:
         return shape

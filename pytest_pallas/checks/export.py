@@ -92,7 +92,7 @@ class SimulatedTrip:
 
 
 def _flat(call: Call) -> tuple[Callable[..., Any], list[Any]]:
-    """A function from the arrays of a call to the leaves of its output, and the arrays' shapes."""
+    """Return a function from a call's arrays to the leaves of its output, and its shapes."""
     static, shapes = abstract(call)
 
     def leaves(*arrays: Any) -> tuple[Any, ...]:
@@ -104,7 +104,7 @@ def _flat(call: Call) -> tuple[Callable[..., Any], list[Any]]:
 def _exported(
     function: Any, shapes: Sequence[Any], platform: str | None, custom_calls: Sequence[str] = ()
 ) -> jax.export.Exported:
-    """A jitted function, exported, serialized and deserialized.
+    """Export, serialize and deserialize a jitted function.
 
     Raises:
       KernelError: one of these steps fails.
@@ -132,7 +132,7 @@ def _refused(reason: str) -> KernelError:
 
 
 def _opaque(eqn: Any) -> Any:
-    """An opaque call in place of a kernel, which JAX lowers without its body.
+    """Return an opaque call in place of a kernel, which JAX lowers without its body.
 
     Raises:
       KernelError: the kernel calls back to Python.
@@ -146,7 +146,7 @@ def _opaque(eqn: Any) -> Any:
     opaque = jax.ffi.ffi_call(_OPAQUE, shapes, has_side_effect=True)
 
     def call(*operands: Any) -> Any:
-        """The opaque call, with an effect on every ref argument."""
+        """Return the opaque call, with an effect on every ref argument."""
         values = [operand[...] if at in refs else operand for at, operand in enumerate(operands)]
         results = opaque(*values)
         for at, value in zip(refs, results[len(eqn.outvars) :], strict=True):
@@ -237,7 +237,7 @@ def export(context: CheckContext) -> CheckResult:
 
 
 def _not_simulated(context: CheckContext) -> str | None:
-    """Why a simulator runs the call on an interpreter, which cannot export it; or None."""
+    """Return why a simulator runs the call on an interpreter, which cannot export it; or None."""
     lacks: Any = getattr(context.backend, "lacks", None)
     missing = lacks and lacks(call(context, context.kernel, context.arguments.args))
     return missing and f"{missing}, and an interpreted kernel cannot be exported"

@@ -16,7 +16,7 @@ from pytest_pallas.judge.references import flatten
 
 
 def program(context: CheckContext) -> Program:
-    """The program that a compiling backend compiles."""
+    """Return the program that a compiling backend compiles."""
     return context.kernel, context.arguments.args
 
 

@@ -78,7 +78,7 @@ class Goldens:
         return self._index
 
     def of(self, kernel: str, check: str, mesh: Mapping[str, int]) -> list[Golden]:
-        """All goldens of a check of a kernel, one for each call."""
+        """Return all goldens of a check of a kernel, one for each call."""
         return [
             goldens[0]
             for goldens in self.index.values()
@@ -107,7 +107,7 @@ class GoldenRequest:
 
 
 def keeping(check: Check, kernel: str, request: GoldenRequest) -> Check:
-    """The check, extended to keep its right outputs as goldens, or to compare them.
+    """Extend a check: it keeps its right outputs as goldens, or compares them.
 
     It replaces the check if ``--pallas-golden`` is given. In addition to the check's errors, it
     raises:
@@ -127,7 +127,7 @@ def keeping(check: Check, kernel: str, request: GoldenRequest) -> Check:
 
 
 def written_call(arguments: Arguments) -> Written:
-    """A call in written form, which identifies it."""
+    """Write a call in the form that identifies it."""
     return write((arguments.args, dict(arguments.options), dict(arguments.tuning)))
 
 
@@ -231,7 +231,7 @@ def _against(
 
 
 def _expected_of_both(golden: Golden, answer: ComparedOutputs) -> Expected:
-    """The expected values in the lower precision of both answers' products."""
+    """Return the expected values in the lower precision of both answers' products."""
     products, context = golden.products, answer.context
     if products is None or context.reference is None:
         return answer.expected
@@ -246,7 +246,7 @@ def _expected_of_both(golden: Golden, answer: ComparedOutputs) -> Expected:
 
 
 def _bits(mine: Leaves, kept: Mapping[str, Array], where: str) -> Sequence[Comparison]:
-    """The differences of an output whose checksum differs."""
+    """Compare outputs bit for bit with a golden whose checksum differs."""
     comparisons = [
         bitwise(array, kept[path], where=f"{path or 'output'} {where}") for path, array in mine
     ]
@@ -279,7 +279,7 @@ def _outputs(
 
 
 def _sampled(array: Any, sample: int) -> Any:
-    """``sample`` evenly spaced elements, with the first and the last; 0 for the whole array."""
+    """Take ``sample`` evenly spaced elements, first and last included; 0 takes the whole array."""
     if not sample:
         return array
     flat = np.asarray(array).reshape(-1)
@@ -287,7 +287,7 @@ def _sampled(array: Any, sample: int) -> Any:
 
 
 def _sampled_expected(expected: Expected, samples: Mapping[str, int]) -> Expected:
-    """The expected values of the elements that are kept."""
+    """Take the expected values of the elements that a golden keeps."""
     if not any(samples.values()):
         return expected
 

@@ -54,7 +54,7 @@ class Vjp:
 
 
 def program(context: CheckContext) -> Program:
-    """The program that a compiling backend compiles: the kernel and its pullback."""
+    """Return the program that a compiling backend compiles: the kernel and its pullback."""
     by = _positions(context)
     return Vjp(context.kernel, by), (None, *context.arguments.args)
 

@@ -44,7 +44,7 @@ def requires_backend(backend: Backend) -> str | None:
 def requires_kernels(
     spec: KernelSpec, backend: Backend, kernels: Sequence[KernelCall]
 ) -> str | None:
-    """The reason why the check does not apply to the kernels of a call, or None.
+    """Return the reason why the check does not apply to the kernels of a call, or None.
 
     It does not see the kernels of a gradient, so for a spec with a gradient the run decides.
     """
@@ -124,7 +124,7 @@ def _text(findings: Sequence[GridFinding]) -> str:
 
 
 def _claimed_chip(context: CheckContext) -> str | None:
-    """The TPU whose compiler must accept the spec; that of the backend, if it has one."""
+    """Return the TPU whose compiler must accept the spec; that of the backend, if it has one."""
     claims = map(Label.of, context.claimed)
     chips = [claim.target for claim in claims if claim.name in _COMPILED]
     own = context.backend.target
@@ -137,7 +137,7 @@ def _claimed_chip(context: CheckContext) -> str | None:
 
 
 def _platform(context: CheckContext) -> str:
-    """The platform of kernels that do not show their own: the first that the spec claims."""
+    """Return the platform of kernels that do not show their own: the first that the spec claims."""
     if context.backend.platform != "any":
         return context.backend.platform
     claimed = (Label.of(name).platform for name in context.claimed)

@@ -52,7 +52,7 @@ class Inputs:
 
 
 def inputs_of(arguments: Arguments) -> Inputs:
-    """The inputs of a call. Without a recipe, only its shapes and dtypes."""
+    """Return the inputs of a call. Without a recipe, only its shapes and dtypes."""
     leaves = [leaf for leaf in jax.tree.leaves(arguments.args) if hasattr(leaf, "dtype")]
     shapes = " ".join("x".join(map(str, leaf.shape)) or "()" for leaf in leaves)
     dtypes = tuple(str(leaf.dtype) for leaf in leaves)
@@ -72,7 +72,7 @@ def inputs_of(arguments: Arguments) -> Inputs:
 
 
 def signatures(calls: Sequence[Inputs]) -> tuple[str, ...]:
-    """The distinct signatures of some calls, in order."""
+    """Return the distinct signatures of some calls, in order."""
     return tuple(sorted({call.signature for call in calls}))
 
 
@@ -90,14 +90,14 @@ def _signature(arguments: Arguments) -> str:
 
 
 def _word(leaf: Any, is_array: bool) -> str:
-    """The part of one leaf of a call that a trace depends on."""
+    """Return the part of one leaf of a call that a trace depends on."""
     if is_array:
         return f"{leaf.dtype}{list(leaf.shape)}"
     return f"{type(leaf).__name__} {leaf!r}"
 
 
 def to_json(calls: Sequence[Inputs]) -> dict[str, Any]:
-    """The inputs of several calls together, as in ``Record.inputs``; empty without calls."""
+    """Write the inputs of several calls together, as in ``Record.inputs``; empty without calls."""
     if not calls:
         return {}
     tried = _grouped(pair for call in calls for pair in call.choices)
@@ -150,7 +150,7 @@ DATA_BYTES = 1
 
 
 def masks_of(ignored: Callable[..., Any] | None, arguments: Arguments) -> Masks | None:
-    """The masks of ``KernelSpec.ignored`` for a call, checked; None if no element is ignored.
+    """Evaluate ``KernelSpec.ignored`` for a call, and check it; None if no element is ignored.
 
     Raises:
       SpecError: ``ignored`` raised, or returned anything but None or a bool array of the
@@ -192,7 +192,7 @@ def _mask(position: int, mask: Any, args: Sequence[Any]) -> np.ndarray[Any, Any]
 
 
 def poisoned(args: tuple[Any, ...], masks: Masks) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """The arguments with other values in the ignored elements, each with its description.
+    """Yield the arguments with other values in the ignored elements, each with its description.
 
     Floats get NaN, then both infinities, then the largest and the lowest finite number. Integers of
     one byte or less are data, and get the ends of their range. Others may be indices, which must

@@ -80,7 +80,7 @@ def _one(
 
 
 def _scaled(context: CheckContext, relation: Linear, drawn: CallOutput) -> Iterator[CheckResult]:
-    """Homogeneity."""
+    """Check homogeneity."""
     for factor in _factors(relation, drawn):
         scaled = _changed(relation, drawn, partial(_times, factor=factor))
         if scaled is None:
@@ -104,7 +104,7 @@ def _scaled(context: CheckContext, relation: Linear, drawn: CallOutput) -> Itera
 
 
 def _underflows(*calls: CallOutput) -> bool:
-    """Whether a kernel may lose numbers of these calls in float32, or in the dtype of an output."""
+    """Return whether numbers of these calls are subnormal in float32 or in an output's dtype."""
     dtypes = {np.dtype(np.float32), *(leaf.dtype for call in calls for _, leaf in call.leaves)}
     least = max(float_facts(dtype).smallest_normal for dtype in dtypes if not is_exact(dtype))
     return any(call.expected.least() < least for call in calls)
@@ -113,7 +113,7 @@ def _underflows(*calls: CallOutput) -> bool:
 def _divided(
     context: CheckContext, relation: Linear, drawn: CallOutput, rng: np.random.Generator
 ) -> Iterator[CheckResult]:
-    """Additivity."""
+    """Check additivity."""
     parts: dict[int, tuple[list[Any], list[Any]]] = {}
     for position in relation.positions:
         leaves = jax.tree.leaves(drawn.arguments.args[position])
@@ -136,7 +136,7 @@ def _divided(
 
 
 def divided(leaf: Any, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Two arrays whose sum is exactly ``leaf``; both differ from it where possible.
+    """Return two arrays whose sum is exactly ``leaf``; both differ from it where possible.
 
     An element becomes another element and the rest, if that rest is exact, as it is for small
     integers. Otherwise it becomes its leading bits and its other bits; at every fourth place,
@@ -163,7 +163,7 @@ def _adds_up(leaf: Any, parts: tuple[Any, Any]) -> bool:
 
 
 def _leading(array: Array) -> Array:
-    """The first half of the bits of each element, in the widest dtype."""
+    """Return the first half of the bits of each element, in the widest dtype."""
     whole = wide(array)
     if is_exact(array.dtype):
         return whole // 2
@@ -176,7 +176,7 @@ def _leading(array: Array) -> Array:
 
 
 def _is_exact_rest(array: Array, one: Array) -> Array:
-    """Where the dtype of ``array`` holds ``one`` and ``array - one`` exactly; both are finite."""
+    """Return where the dtype of ``array`` holds ``one`` and ``array - one`` exactly."""
     whole = wide(array)
     with np.errstate(all="ignore"):
         rest = whole - one
@@ -187,13 +187,13 @@ def _is_exact_rest(array: Array, one: Array) -> Array:
 
 
 def _held(values: Array, dtype: np.dtype[Any]) -> Array:
-    """``values`` as ``dtype`` holds them, in the widest dtype again."""
+    """Return ``values`` as ``dtype`` holds them, in the widest dtype again."""
     with np.errstate(all="ignore"):
         return wide(values.astype(dtype))
 
 
 def _factors(relation: Linear, drawn: CallOutput) -> Iterator[float | int]:
-    """Factors to try, in order; ``_changed`` leaves out those that a dtype cannot hold."""
+    """Yield factors to try, in order; ``_changed`` leaves out those that a dtype cannot hold."""
     args = drawn.arguments.args
     named = jax.tree.leaves([args[position] for position in relation.positions])
     if any(_is_number(leaf) and is_exact(leaf.dtype) for leaf in named):
@@ -222,7 +222,7 @@ def _factors(relation: Linear, drawn: CallOutput) -> Iterator[float | int]:
 
 
 def _times(leaf: Any, factor: float) -> Array | None:
-    """``leaf`` times ``factor``; None if its dtype cannot hold that."""
+    """Return ``leaf`` times ``factor``; None if its dtype cannot hold that."""
     array = np.asarray(leaf)
     with np.errstate(all="ignore"):
         scaled = wide(array) * factor
@@ -234,7 +234,7 @@ def _times(leaf: Any, factor: float) -> Array | None:
 def _changed(
     relation: Linear, drawn: CallOutput, change: Callable[[Any], Array | None]
 ) -> tuple[Any, ...] | None:
-    """The arguments with the numbers of the relation's arguments changed; None if impossible."""
+    """Change the numbers of the relation's arguments; None if a dtype cannot hold the result."""
     args = list(drawn.arguments.args)
     for position in relation.positions:
         leaves, structure = jax.tree.flatten(args[position])
@@ -246,21 +246,21 @@ def _changed(
 
 
 def _word(factor: float) -> str:
-    """A power of two in words."""
+    """Return a power of two in words."""
     exponent = math.log2(abs(factor))
     size = f"2**{exponent:g}" if abs(exponent) > 1 else f"{abs(factor):g}"
     return f"-{size}" if factor < 0 else size
 
 
 def _overflow(actual: Array, expected: Array, dtype: np.dtype[Any]) -> Array:
-    """Where the sum or one of its terms overflowed; these elements are not compared."""
+    """Return where the sum or one of its terms overflowed; these elements are not compared."""
     with np.errstate(all="ignore"):
         within = np.abs(expected) <= float_facts(dtype).largest * (1 - epsilon(dtype))
     return ~(np.isfinite(actual) & within)
 
 
 def _at_the_ends(factor: float) -> Ignore:
-    """Where a scaled output need not be equal: it overflows or is nearly subnormal."""
+    """Return where a scaled output need not be equal: it overflows or is nearly subnormal."""
 
     def ignore(actual: Array, expected: Array, dtype: np.dtype[Any]) -> Array:
         facts = float_facts(dtype)

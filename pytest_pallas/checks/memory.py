@@ -32,7 +32,7 @@ Told = tuple[Any, Sequence[Any]]
 
 
 def never_written(first: Sequence[Told], second: Sequence[Told]) -> Iterator[str]:
-    """One line for each output with elements that were never written.
+    """Yield one line for each output with elements that were never written.
 
     Args:
       first: the outputs of the kernels of a run, in order, with outputs filled by ``PAIR[0]``.
@@ -55,7 +55,7 @@ def never_written(first: Sequence[Told], second: Sequence[Told]) -> Iterator[str
 
 
 def _missing(old: Any, new: Any) -> Any:
-    """The elements that hold the fill in both runs; None if the dtype has no such fills."""
+    """Return the elements that hold the fill in both runs; None if the dtype has no such fills."""
     fills = [fill_value(name, old.dtype) for name in PAIR]
     if old.shape != new.shape or any(fill is None for fill in fills):
         return None
@@ -68,7 +68,7 @@ def _kernel(params: Any) -> str:
 
 
 def _box_of(missing: Any) -> str:
-    """The unwritten elements of an output without blocks."""
+    """Return the unwritten elements of an output without blocks."""
     if missing.all():
         return "no element was ever written"
     count = f"{np.count_nonzero(missing)} of {missing.size} elements were never written"
@@ -76,7 +76,7 @@ def _box_of(missing: Any) -> str:
 
 
 def _blocks(missing: Any, dims: Sequence[tuple[str, int, tuple[int, int]]]) -> str:
-    """The blocks that are not written at all, and those written in part: ``block (1, 0)``."""
+    """List the blocks that are not written at all, and those written in part: ``block (1, 0)``."""
     if missing.all() or any(kind not in ("Blocked", "Squeezed") for kind, _, _ in dims):
         return _box_of(missing)
     count = f"{np.count_nonzero(missing)} of {missing.size} elements were never written"
@@ -100,7 +100,7 @@ def _blocks(missing: Any, dims: Sequence[tuple[str, int, tuple[int, int]]]) -> s
 
 
 def _box(missing: Any) -> str:
-    """The bounding box of the missing elements, ``[0:8, 3]``, and whether it has other elements."""
+    """Describe the bounding box of the missing elements: ``[0:8, 3]``."""
     where = np.argwhere(missing)
     low, high = where.min(axis=0), where.max(axis=0) + 1
     ranges = [
@@ -151,7 +151,7 @@ def memory(context: CheckContext) -> CheckResult:
 
 
 def _fills(context: CheckContext, first: Outcome) -> Sequence[Fill]:
-    """The fills: 0 for outputs that are not read shows what was not written."""
+    """Return the fills: 0 for outputs that are not read shows what was not written."""
     kernels = first.kernels
     if not context.jit or any(unwritten_memory(kernel.eqn) for kernel in kernels):
         return (Fill("zero", "memory"), Fill("high", "memory"), Fill("low", "memory"))
@@ -168,7 +168,7 @@ def _fills(context: CheckContext, first: Outcome) -> Sequence[Fill]:
 def _error(
     context: CheckContext, first: Outcome, fill: Fill, explanation: Explanation
 ) -> MismatchError:
-    """The memory that changed the output, found by more runs that fill a part of the memory."""
+    """Name the memory that changes the output, found by runs that fill a part of the memory."""
     args, value = context.arguments.args, fill.value
     rest: Any = {"races": False}
     scratch = run(context, context.kernel, args, fill=Fill(value, "scratch"), **rest)
@@ -201,7 +201,7 @@ def _error(
 
 
 def _loads(context: CheckContext, fill: Fill) -> list[Finding]:
-    """The first load that returns other values with this fill; empty if it is not known."""
+    """Return the first load that returns other values with this fill; empty if it is not known."""
     if "loads" not in getattr(context.backend, "probes", ()):
         return []
     from pallas_sim import uninitialized_load

@@ -65,7 +65,7 @@ class DerivedExpectation:
 
 
 def answer(context: CheckContext, args: tuple[Any, ...] | Arguments | None = None) -> CallOutput:
-    """The kernel's output for the drawn call, or for one with other arguments.
+    """Return the kernel's output for the drawn call, or for one with other arguments.
 
     Raises:
       KernelError: the kernel raised.
@@ -80,7 +80,7 @@ def answer(context: CheckContext, args: tuple[Any, ...] | Arguments | None = Non
 
 
 def claim(output: CallOutput, expect_of: Callable[[Any], Any] | None = None) -> DerivedExpectation:
-    """The expected values ``expect_of(output)`` of another output; by default, the same output.
+    """Return the values ``expect_of(output)`` that another output must have, and their errors.
 
     ``expect_of`` gets the outputs as a pytree of numpy arrays, floats in float64. It is also
     applied to the oracle and the baseline, and the difference is the propagated error.
@@ -106,7 +106,7 @@ def claim(output: CallOutput, expect_of: Callable[[Any], Any] | None = None) -> 
 
 
 def sum_of(one: DerivedExpectation, other: DerivedExpectation) -> DerivedExpectation:
-    """The expected values of an output that must be the sum of two others."""
+    """Return the expected values of an output that must be the sum of two others."""
     others = dict(other.values)
     with np.errstate(all="ignore"):
         values = [(path, value + others[path]) for path, value in one.values]
@@ -195,7 +195,7 @@ def equal(
 
 
 def generator(context: CheckContext, seed_bytes: int = 16) -> np.random.Generator:
-    """A random generator whose seed is a hash of the drawn call."""
+    """Return a random generator whose seed is a hash of the drawn call."""
     digest = hashlib.blake2b(digest_size=seed_bytes)
     for leaf in jax.tree.leaves(context.arguments.args):
         if hasattr(leaf, "dtype"):
@@ -204,7 +204,7 @@ def generator(context: CheckContext, seed_bytes: int = 16) -> np.random.Generato
 
 
 def holding(relations: Sequence[Any], kind: type[Any], arguments: Arguments) -> list[int]:
-    """The positions of the relations of a kind that hold for a drawn call."""
+    """Return the positions of the relations of a kind that hold for a drawn call."""
     return [
         number
         for number, relation in enumerate(relations)
@@ -213,7 +213,7 @@ def holding(relations: Sequence[Any], kind: type[Any], arguments: Arguments) -> 
 
 
 def requires_relation(kind: type[Any]) -> Callable[[KernelSpec], str | None]:
-    """The requirement of a check of relations: a spec must declare one of this kind."""
+    """Make the requirement of a check of relations: a spec must declare one of this kind."""
 
     def requires_spec(spec: KernelSpec) -> str | None:
         if any(isinstance(relation, kind) for relation in spec.relations):
@@ -224,7 +224,7 @@ def requires_relation(kind: type[Any]) -> Callable[[KernelSpec], str | None]:
 
 
 def subjects_of(kind: type[Any]) -> Callable[[KernelSpec, Arguments], list[int]]:
-    """The subjects of a check of relations: those of a kind that hold for a drawn call."""
+    """Return the subjects of a check of relations: those of a kind that hold for a drawn call."""
     return lambda spec, arguments: holding(spec.relations, kind, arguments)
 
 
@@ -263,12 +263,12 @@ def check_each[R](
 
 
 def _plain(values: Array, zero: Array) -> Array:
-    """The values with zeros where ``zero``, and the same NaN for all NaNs."""
+    """Return the values with zeros where ``zero``, and the same NaN for all NaNs."""
     return np.where(zero, 0.0, np.where(np.isnan(values), np.nan, values))
 
 
 def _rounding(call: CallOutput, path: str, value: Array) -> Array:
-    """The largest error of rounding an output to its dtype."""
+    """Return the largest error of rounding an output to its dtype."""
     leaf = dict(call.leaves).get(path)
     if leaf is None or not is_inexact(leaf.dtype):
         return np.zeros(value.shape)
@@ -277,7 +277,7 @@ def _rounding(call: CallOutput, path: str, value: Array) -> Array:
 
 
 def _distance(one: Array, other: Array) -> Array:
-    """Distance of two arrays; 0 where either is not finite."""
+    """Return the distance of two arrays; 0 where either is not finite."""
     with np.errstate(all="ignore"):
         distance = np.abs(one - other)
     return np.where(np.isfinite(distance), distance, 0.0)
@@ -341,7 +341,7 @@ def identical(
 
 
 def _is_rounded(comparison: Comparison, dtype: np.dtype[Any]) -> bool:
-    """Whether a difference can be rounding."""
+    """Return whether a difference can be rounding."""
     if comparison.passed or comparison.kind != "bitwise" or not is_inexact(dtype):
         return False
     return comparison.error <= (_SLACK if epsilon(dtype) < 2**-11 else _NARROW_SLACK)

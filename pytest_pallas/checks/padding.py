@@ -22,7 +22,7 @@ _FILLS = (Fill("high", "padding"), Fill("low", "padding"))
 def requires_kernels(
     spec: KernelSpec, backend: Backend, kernels: Sequence[KernelCall]
 ) -> str | None:
-    """The reason why the check does not apply to the kernels of a call, or None.
+    """Return the reason why the check does not apply to the kernels of a call, or None.
 
     Kernels with blocks pass, because it depends on shapes whether a block extends over an edge.
     """
@@ -69,7 +69,7 @@ def padding(context: CheckContext) -> CheckResult:
 
 
 def _exposed(context: CheckContext, first: Outcome) -> bool:
-    """Whether a kernel could read beyond an edge, and the backend controls the values there."""
+    """Return whether a kernel could read beyond an edge, where the backend sets the values."""
     if not getattr(context.backend, "fills", False):
         return False
     return not context.jit or any(overhanging_blocks(kernel.eqn) for kernel in first.kernels)

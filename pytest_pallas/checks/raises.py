@@ -63,7 +63,7 @@ def raises(context: CheckContext) -> CheckResult:
 
 
 def _error(problems: Sequence[tuple[str, Exception | None]]) -> MismatchError:
-    """The error with a line for each problem."""
+    """Return the error with a line for each problem."""
     error = MismatchError(
         "the kernel does not reject wrong calls as the spec says:\n  "
         + "\n  ".join(text for text, _ in problems)
@@ -73,7 +73,7 @@ def _error(problems: Sequence[tuple[str, Exception | None]]) -> MismatchError:
 
 
 def _difference(rejection: Raises, outcome: Outcome) -> str:
-    """What happened instead of the wanted error."""
+    """Describe what happened instead of the expected error."""
     error = outcome.error
     if error is None:
         shapes = ", ".join(
@@ -89,7 +89,7 @@ def _difference(rejection: Raises, outcome: Outcome) -> str:
 
 
 def _rejected(rejection: Raises, label: str, drawn: Arguments) -> Arguments:
-    """The call that must raise, with zeros for shapes.
+    """Return the call that must raise, with zeros for shapes.
 
     Raises:
       SpecError: the function of ``rejection`` raised, or returned no call.

@@ -54,7 +54,7 @@ class Runs:
     _kept: LastUsed[Outcome] = field(default_factory=lambda: LastUsed(_RUNS, _RUN_BYTES))
 
     def get(self, context: CheckContext, schedule: Schedule) -> Outcome:
-        """The kernel's run on the context's backend, with the race detector."""
+        """Return the kernel's run on the context's backend, with the race detector."""
         arguments = context.arguments
         key = (
             identity(context.kernel),
@@ -73,7 +73,7 @@ class Runs:
 
 
 def under_schedules(context: CheckContext) -> Iterator[tuple[Schedule, Outcome]]:
-    """The kernel's runs under every schedule that can make a difference, the default first.
+    """Yield the kernel's runs under every schedule that can make a difference, the default first.
 
     It stops after the first run if the kernel raises there.
 
@@ -123,7 +123,7 @@ def requires_schedules(backend: Backend) -> str | None:
 def requires_kernels(
     spec: KernelSpec, backend: Backend, kernels: Sequence[KernelCall]
 ) -> str | None:
-    """The reason why schedules make no difference to the kernels of a call, or None.
+    """Return the reason why schedules make no difference to the kernels of a call, or None.
 
     It does not count the programs of a parallel dimension, because that depends on shapes.
     """
@@ -140,12 +140,12 @@ def requires_kernels(
 
 
 def has_schedules(backend: Backend) -> bool:
-    """Whether a backend applies ``Call.schedule``: the simulator does."""
+    """Return whether a backend applies ``Call.schedule``: the simulator does."""
     return bool(getattr(backend, "reorders", False))
 
 
 def schedules(context: CheckContext, kernels: Sequence[Any]) -> list[Schedule]:
-    """The schedules, besides the default, in which the backend can run these kernels."""
+    """Return the schedules, besides the default, in which the backend can run these kernels."""
     if not has_schedules(context.backend):
         return []
     gpu = context.backend.platform == "gpu"  # backends that run all programs of a grid at once

@@ -105,7 +105,7 @@ def sharding(context: CheckContext) -> CheckResult:
 
 
 def _counts(devices: int) -> list[int]:
-    """The numbers of devices to run on; of several processes, each has a part in all of them."""
+    """Return the numbers of devices to run on; each of several processes has a part of all."""
     processes = gang()
     if processes is None:
         return [count for count in DEVICES if count <= devices]
@@ -114,7 +114,7 @@ def _counts(devices: int) -> list[int]:
 
 
 def _several(args: tuple[Any, ...], axes: Sequence[int | None], copies: int) -> tuple[Any, ...]:
-    """The arguments with ``copies`` rolled copies, concatenated along their axes."""
+    """Concatenate ``copies`` rolled copies of the arguments along their axes."""
     if len(axes) != len(args):
         raise SpecError(
             f"batch_axes={tuple(axes)} has {len(axes)} entries for {len(args)} positional "

@@ -150,7 +150,7 @@ def conclude(check: Check, evidence: Sequence[Any], name: str, backend: Backend)
 
 
 def _run(check: Check, context: CheckContext, headline: str) -> CheckResult | PallasError:
-    """The result of a check, or the error that stopped it, with the drawn example."""
+    """Return the result of a check, or the error that stopped it, with the drawn example."""
     try:
         if context.backend.kind == "compiling":
             return compiled(check, context)
@@ -164,7 +164,7 @@ def _run(check: Check, context: CheckContext, headline: str) -> CheckResult | Pa
 
 
 def _loosened(check: Check, context: CheckContext, result: CheckResult) -> Iterator[Note]:
-    """A note if an answer passed, and would not have passed without its tolerance."""
+    """Yield a note if an answer passed, and would not have passed without its tolerance."""
     answer = result.answer
     if not check.base or not context.tolerance_given_by or answer is None or result.failed:
         return
@@ -181,7 +181,7 @@ def _loosened(check: Check, context: CheckContext, result: CheckResult) -> Itera
 
 
 def _writer_facts(failed: Comparison, index: tuple[int, ...], outcome: Outcome) -> Iterator[Fact]:
-    """The program that wrote the worst element, if one kernel wrote the whole output.
+    """Yield the program that wrote the worst element, if one kernel wrote the whole output.
 
     A NaN may come from beyond the edge of an array, if that program has a block there.
     """
@@ -205,13 +205,13 @@ def _writer_facts(failed: Comparison, index: tuple[int, ...], outcome: Outcome) 
 
 
 def _tolerance_facts(failed: Comparison, context: CheckContext) -> Iterator[Fact]:
-    """The tolerance that an answer failed against, unless it is the default."""
+    """Yield the tolerance that an answer failed against, unless it is the default."""
     if context.tolerance_given_by and failed.kind in ("close", "rms", "explicit"):
         yield Fact("tolerance", f"{context.tolerance}, from {context.tolerance_given_by}")
 
 
 def _product_facts(failed: Comparison, result: CheckResult) -> Iterator[Fact]:
-    """The precision of the baseline's products of float32, unless that is float32."""
+    """Yield the precision of the baseline's products of float32, unless that is float32."""
     products = None if result.answer is None else result.answer.expected.products
     if products is not None and failed.kind in ("close", "rms"):
         yield Fact(
@@ -224,7 +224,7 @@ def _product_facts(failed: Comparison, result: CheckResult) -> Iterator[Fact]:
 def _problem_of(
     outcome: Outcome | None, context: CheckContext, name: str, check: str
 ) -> PallasError | None:
-    """The error of a compiled program: it did not compile, or costs too much."""
+    """Return the error of a compiled program: it did not compile, or costs too much."""
     if outcome is None:
         return None
     if outcome.error is not None:
@@ -234,7 +234,7 @@ def _problem_of(
 
 
 def _with_context(error: PallasError, headline: str, context: CheckContext) -> PallasError:
-    """The error with the headline, the line where the kernel raised, and the drawn example."""
+    """Add the headline, the line where the kernel raised, and the drawn example to an error."""
     if not context.explained:
         return error
     explanation = error.explanation or explanation_of(str(error))
@@ -252,7 +252,7 @@ def _with_context(error: PallasError, headline: str, context: CheckContext) -> P
 
 
 def _raised_at(cause: BaseException | None) -> Iterator[str]:
-    """The innermost line of the kernel, also of an installed kernel or one of JAX."""
+    """Describe the innermost line of the kernel, also of an installed kernel or one of JAX."""
     if cause is None or isinstance(cause, PallasError):
         return
     frames = [
@@ -270,7 +270,7 @@ def _raised_at(cause: BaseException | None) -> Iterator[str]:
 def _mismatch(
     headline: str, result: CheckResult, failed: Comparison, context: CheckContext
 ) -> MismatchError:
-    """The error for a comparison that failed."""
+    """Return the error for a comparison that failed."""
     if not context.explained:
         return MismatchError(headline)
     explanation = failed.explanation or Explanation("wrong")
@@ -297,7 +297,7 @@ def _mismatch(
 
 
 def writer_of(outcome: Outcome, failed: Comparison) -> tuple[KernelCall, int] | None:
-    """The only kernel, if it wrote the whole output, and the number of that output."""
+    """Return the only kernel, if it wrote the whole output, and the number of that output."""
     if len(outcome.kernels) != 1:
         return None
     kernel = outcome.kernels[0]
@@ -318,7 +318,7 @@ def writer_of(outcome: Outcome, failed: Comparison) -> tuple[KernelCall, int] | 
 
 
 def drawn_facts(arguments: Arguments) -> Iterator[Fact]:
-    """The drawn example: arrays, recipe, options and tuning."""
+    """Yield the drawn example: arrays, recipe, options and tuning."""
     shapes = [
         f"{leaf.dtype}[{', '.join(map(str, np.shape(leaf)))}]"
         for leaf in jax.tree.leaves(arguments.args)
@@ -335,13 +335,13 @@ def drawn_facts(arguments: Arguments) -> Iterator[Fact]:
 
 
 def content_facts(arguments: Arguments) -> Iterator[Fact]:
-    """What masks and ids among the arguments hold."""
+    """Describe the masks and ids among the arguments."""
     for where, role, array in contents_of(arguments)[:_CONTENTS]:
         yield Fact(role, f"{where}: {in_words(array)}")
 
 
 def contents_of(arguments: Arguments) -> list[tuple[str, str, np.ndarray[Any, Any]]]:
-    """The masks and ids among the arguments: where each is, its role, and the array."""
+    """Return the masks and ids among the arguments: where each is, its role, and the array."""
     contents: list[tuple[str, str, np.ndarray[Any, Any]]] = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(arguments.args):
         if not isinstance(leaf, np.ndarray | jax.Array):
@@ -376,7 +376,7 @@ def start(check: Check, context: CheckContext) -> Callable[[], Outcome] | None:
 
 
 def _call(check: Check, context: CheckContext) -> Call:
-    """The call of a check's program; a gradient may need no output of the kernel."""
+    """Make the call of a check's program; a gradient may need no output of the kernel."""
     assert check.program is not None
     made = call(context, *check.program(context))
     return replace(made, needs_kernel=check.differentiates != "only")

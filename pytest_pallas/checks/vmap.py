@@ -49,7 +49,7 @@ class Vmapped:
 
 
 def program(context: CheckContext) -> Program:
-    """What a compiling backend compiles: a batch of two of every array.
+    """Return what a compiling backend compiles: a batch of two of every array.
 
     Raises:
       NotApplicableError: the kernel allows no batch.
@@ -79,7 +79,7 @@ def requires_kernels(
 
 
 def _unmet(vmappable: bool | None, backend: Backend, kernels: Sequence[KernelCall]) -> str | None:
-    """Why kernels cannot be batched on a backend, or None.
+    """Return why kernels cannot be batched on a backend, or None.
 
     A batch runs a kernel once for each of its elements, in one launch: a device may signal its
     neighbor twice before another one has signalled once. JAX 0.11.2 and 0.12.0.1 give operands in
@@ -147,7 +147,7 @@ def vmap(context: CheckContext) -> CheckResult:
 
 
 def _stacked(first: Expected, second: Expected) -> Expected:
-    """The expected values of a batch of two."""
+    """Return the expected values of a batch of two."""
 
     def stack(one: Leaves, two: Leaves) -> Leaves:
         return [(path, np.stack([a, b])) for (path, a), (_, b) in zip(one, two, strict=True)]
@@ -172,7 +172,7 @@ def _negated(leaf: Any) -> Any:
 
 
 def _is_in_hbm(kernel: KernelCall) -> bool:
-    """Whether an operand of a ``pallas_call`` has no block, but all of it, in HBM or anywhere."""
+    """Return whether a ``pallas_call`` gets an operand whole, in HBM or anywhere, not in blocks."""
     if "grid_mapping" not in kernel.eqn.params:
         return False
     facts = grid_facts(kernel.eqn)

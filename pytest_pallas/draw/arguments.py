@@ -70,7 +70,7 @@ class Drawn(tuple[Any, ...]):
         return self
 
     def with_values(self, values: Drawn) -> Drawn:
-        """Replace the draw: see ``siblings``."""
+        """Replace the draw; see ``variants``."""
         return values
 
     def __iter__(self) -> Iterator[Any]:
@@ -113,7 +113,7 @@ class Arguments:
     declared: Declared | None = None
 
     def with_values(self, values: Drawn) -> Arguments:
-        """The same call with the first arrays replaced: see ``siblings``."""
+        """Replace the first arrays of the call; see ``variants``."""
         rest = _unseen(self)[len(values) :]
         recipe = {**self.recipe, **values.recipe}
         return dataclasses.replace(self, args=(*values, *rest), recipe=recipe, kin=None)
@@ -142,7 +142,7 @@ def arguments(
     options: Keywords = _EMPTY,
     tuning: Keywords = _EMPTY,
 ) -> SearchStrategy[Arguments]:
-    """A strategy for whole calls: arrays and keyword arguments.
+    """Return a strategy for whole calls: arrays and keyword arguments.
 
     Example::
 
@@ -185,7 +185,7 @@ def arguments(
 
 
 def as_arguments(drawn: object) -> Arguments:
-    """The draw of a strategy as ``Arguments``.
+    """Convert the draw of a strategy to ``Arguments``.
 
     Raises:
       SpecError: ``drawn`` is neither ``Arguments`` nor a tuple of positional arguments.
@@ -235,7 +235,7 @@ def _arguments(
 def _call(
     draw: DrawFn, drawn: Any, then: Keywords, options: Keywords, tuning: Keywords
 ) -> Arguments:
-    """The call with drawn arrays and the arguments that depend on them."""
+    """Return the call with drawn arrays and the arguments that depend on them."""
     base = as_arguments(drawn)
     values: dict[str, dict[str, Any]] = {}
     entries: dict[str, Mapping[str, Any]] = {}
@@ -259,14 +259,14 @@ def _call(
 
 
 def _unseen(drawn: Drawn | Arguments) -> tuple[Any, ...]:
-    """The positional arguments, without recording a read of their values."""
+    """Return the positional arguments, without recording a read of their values."""
     if isinstance(drawn, Arguments):
         return drawn.__dict__["args"]
     return tuple.__getitem__(drawn, slice(None))
 
 
 def _check_keywords(argument: str, value: object) -> Mapping[str, Any]:
-    """``value`` as a mapping from keyword to anything."""
+    """Check that ``value`` is a mapping from keyword to anything, and return it."""
     if not isinstance(value, Mapping):
         raise SpecError(
             f"{argument} must be a mapping from keyword to strategy or constant, or a function "
@@ -292,7 +292,7 @@ def _recipe_text(recipe: Mapping[str, Any]) -> str:
 
 
 def _word(value: object) -> str:
-    """A recipe's value; names of dtypes and classes read better without quotes."""
+    """Return a recipe's value; names of dtypes and classes read better without quotes."""
     if isinstance(value, tuple):
         return f"({', '.join(_word(item) for item in value)})"  # pyright: ignore[reportUnknownVariableType]
     return str(value)
@@ -303,7 +303,7 @@ def _items_text(items: Iterable[Any]) -> str:
 
 
 def _item_text(item: Any) -> str:
-    """An argument without its elements: ``float32[3, 4]``; for pytrees, the name of their type."""
+    """Return the type of an argument: ``float32[3, 4]``; for pytrees, the name of their type."""
     if hasattr(item, "shape") and hasattr(item, "dtype"):
         return f"{item.dtype}[{', '.join(str(size) for size in item.shape)}]"
     if isinstance(item, bool | int | float | str | None):
@@ -368,7 +368,7 @@ NOTHING = Declared()
 def declare_arrays(
     plan: Callable[[tuple[int, ...]], DimsPlan], dtypes: Iterable[Any], classes: Iterable[str]
 ) -> Declared:
-    """The choices of ``arrays``.
+    """Return the choices of ``arrays``.
 
     Args:
       plan: returns the plan of the dims, given the bytes of an element of each array, or of all.
@@ -400,7 +400,7 @@ def declare_arrays(
 def declare_keywords(
     declared: Declared, options: Mapping[str, Any], tuning: Mapping[str, Any]
 ) -> Declared:
-    """``declared`` with the choices of keyword arguments, which are strategies or constants."""
+    """Add the choices of keyword arguments, which are strategies or constants, to ``declared``."""
     by_aspect = dict(declared.choices)
     kinds = dict(declared.keyword_kinds)
     for role, keywords in (("option", options), ("tuning", tuning)):
@@ -413,13 +413,13 @@ def declare_keywords(
 
 
 def alternatives(strategy: Any) -> tuple[Any, ...]:
-    """The choices of a strategy; empty if they are not known, or more than ``MOST``."""
+    """Return the choices of a strategy; empty if they are not known, or more than ``MOST``."""
     elements = sampled_elements(strategy)
     return () if elements is None or len(elements) > MOST else tuple(elements)
 
 
 def aspects(drawn: Arguments | Drawn) -> Iterator[tuple[Aspect, str]]:
-    """The aspects of a draw, each with its word."""
+    """Yield the aspects of a draw, each with its word."""
     declared = drawn.declared or NOTHING
     for aspect, word in ((DTYPE, dtype_word), (VALUES, str)):
         if aspect.role in drawn.recipe:
@@ -435,7 +435,7 @@ def aspects(drawn: Arguments | Drawn) -> Iterator[tuple[Aspect, str]]:
 
 
 def extents(drawn: Arguments | Drawn) -> frozenset[str]:
-    """How a draw exceeds the tiles of its dims.
+    """Return how a draw exceeds the tiles of its dims.
 
     ``"several"``: more than one tile along every dim with tiles. ``"ragged"``: the last of several
     tiles is partial along one of them. Empty if no dim has tiles.
@@ -449,24 +449,24 @@ def extents(drawn: Arguments | Drawn) -> frozenset[str]:
 
 
 def larger_first(spec: object, drawn: Arguments | Drawn) -> frozenset[str]:
-    """The ``subjects`` of a check that needs several blocks: such draws come first."""
+    """Return the ``subjects`` of a check that needs several blocks: such draws come first."""
     del spec
     return extents(drawn) | {"drawn"}
 
 
 def dtype_names(dtypes: Any) -> tuple[str, ...]:
-    """The names of one dtype, or of several in a tuple."""
+    """Return the names of one dtype, or of several in a tuple."""
     several: Any = dtypes if isinstance(dtypes, tuple) else (dtypes,)
     return tuple(str(dtype) for dtype in several)
 
 
 def dtype_word(dtypes: Any) -> str:
-    """One dtype, or several, by name: ``"bfloat16"``, ``"bfloat16, int8"``."""
+    """Return one dtype, or several, by name: ``"bfloat16"``, ``"bfloat16, int8"``."""
     return ", ".join(dtype_names(dtypes))
 
 
 def keyword_word(value: Any) -> str:
-    """A keyword argument's value in a word or two, the same in every process."""
+    """Return a keyword argument's value in a word or two, the same in every process."""
     return getattr(value, "__name__", None) or without_addresses(str(value))[:60]
 
 
@@ -475,7 +475,7 @@ SEVERAL = "several"
 
 
 def keyword_kind(value: Any) -> str:
-    """The kind of kernel of a keyword argument: ``SEVERAL`` for a number from 2 on.
+    """Return the kind of kernel of a keyword argument: ``SEVERAL`` for a number from 2 on.
 
     More programs or larger blocks make no different kernel. Any other value is its own kind, by its
     word.
@@ -488,7 +488,7 @@ def keyword_kind(value: Any) -> str:
 
 
 def without_addresses(text: str) -> str:
-    """The ``repr`` of an object without its address, which differs in each process."""
+    """Return the ``repr`` of an object without its address, which differs in each process."""
     return _ADDRESS.sub("", text)
 
 
@@ -530,7 +530,7 @@ def mark_drawn(drawn: Any) -> None:
 
 
 def variants(drawn: Any) -> Iterator[Any]:
-    """The variants of a draw, at most ``MOST - 1``, made lazily.
+    """Return the variants of a draw, at most ``MOST - 1``, made lazily.
 
     There are none if the strategy read its values, or if it does not come from ``arrays``.
     """
@@ -541,7 +541,7 @@ def variants(drawn: Any) -> Iterator[Any]:
 
 
 def kth(values: str, seed: int, k: int, *, classes: tuple[str, ...], seeds: int) -> tuple[str, int]:
-    """The value class and the seed of the k-th variant: every class, then the next seed."""
+    """Return the value class and the seed of the k-th variant: every class, then the next seed."""
     position = classes.index(values) + k
     return classes[position % len(classes)], (seed + k // len(classes)) % seeds
 
@@ -549,7 +549,7 @@ def kth(values: str, seed: int, k: int, *, classes: tuple[str, ...], seeds: int)
 def bounded[T](
     what: str, shape: Iterable[int], strategy: SearchStrategy[T], *, itemsize: int = 4
 ) -> SearchStrategy[T]:
-    """``strategy``, which draws arrays of ``shape``, within ``--pallas-max-bytes``.
+    """Limit a strategy that draws arrays of ``shape`` to ``--pallas-max-bytes``.
 
     Args:
       what: name of the drawn object, for the message.
@@ -571,7 +571,7 @@ def _bounded(draw: DrawFn, what: str, number: int, strategy: SearchStrategy[Any]
 
 
 def bytes_in(value: Any) -> int:
-    """The bytes of all arrays in a value, which may be a tuple, a list or a mapping of them."""
+    """Count the bytes of all arrays in a value, also in tuples, lists and mappings."""
     if isinstance(value, (tuple, list, dict)):
         return sum(map(bytes_in, value.values() if isinstance(value, dict) else value))
     return int(value.nbytes) if isinstance(value, (np.ndarray, np.generic)) else 0

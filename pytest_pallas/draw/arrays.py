@@ -102,7 +102,7 @@ def arrays(
     max_elements: int = MAX_ELEMENTS,
     min_dim: int = 1,
 ) -> SearchStrategy[Drawn]:
-    """A strategy for a tuple of numpy arrays, with a recipe that has the drawn choices.
+    """Return a strategy for a tuple of numpy arrays, with a recipe that has the drawn choices.
 
     Example::
 
@@ -199,7 +199,7 @@ def build(
     seed: int,
     kin: VariantSource | None = None,
 ) -> Drawn:
-    """The arrays of one draw, from the drawn choices.
+    """Return the arrays of one draw, from the drawn choices.
 
     Args:
       shapes: the shapes.
@@ -220,7 +220,7 @@ def build(
 
 
 def _per_array(shapes: ShapeSpec, dtypes: Sequence[Any]) -> Sequence[Any]:
-    """A dtype for each array, of one for all or one for each."""
+    """Return a dtype for each array, of one for all or one for each."""
     return dtypes if len(dtypes) > 1 else [*dtypes] * len(shapes.arrays)
 
 
@@ -268,7 +268,7 @@ def shaped(
     options: Mapping[str, Any] = _NONE,
     tuning: Mapping[str, Any] = _NONE,
 ) -> Arguments:
-    """A call with a ``jax.ShapeDtypeStruct`` for each array: enough for a compiler.
+    """Return a call with a ``jax.ShapeDtypeStruct`` for each array: enough for a compiler.
 
     Example::
 
@@ -306,12 +306,12 @@ def shaped(
 
 
 def draw_once(strategy: Any) -> Arguments:
-    """One example of a strategy, always the same."""
+    """Return one example of a strategy, always the same."""
     return draw_several(strategy, 1)[0]
 
 
 def draw_several(strategy: Any, most: int) -> Sequence[Arguments]:
-    """Up to so many examples of a strategy, always the same; cached for the last few strategies."""
+    """Draw up to ``most`` examples, always the same; cached for the last strategies."""
     draw = _draw if current_probe() is not None else _kept
     return draw(strategy, most, max_bytes())
 

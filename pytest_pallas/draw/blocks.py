@@ -27,14 +27,14 @@ MOST_ELEMENTS, LEAST_BYTES = 256, 16
 
 
 def bits(dtype: np.dtype[Any]) -> int:
-    """How many bits of memory on a device an element takes; a bool takes 8."""
+    """Return how many bits of memory on a device an element takes; a bool takes 8."""
     if dtype.kind == "b":
         return 8
     return int(ml_dtypes.finfo(dtype).bits if is_float(dtype) else ml_dtypes.iinfo(dtype).bits)
 
 
 def tile_rows(dtype: np.dtype[Any]) -> int:
-    """Rows of a whole TPU tile: 8 for 32 bits and more, 16 for 16 bits, 32 for 8, 64 for 4."""
+    """Count the rows of a TPU tile: 8 for 32 bits and more, 16 for 16 bits, 32 for 8, 64 for 4."""
     return SUBLANES * max(1, 32 // bits(dtype))
 
 
@@ -76,7 +76,7 @@ def gpu_candidates(
 
 
 def _one_dim(size: int, least: int) -> tuple[list[int], list[int]]:
-    """Sizes for the only dim of an array, where a tile has ``least`` elements."""
+    """Return sizes for the only dim of an array, where a tile has ``least`` elements."""
     legal = {size}
     legal |= {least << power for power in range(8) if least << power < 2 * max(size, least)}
     if size > CHUNK:
@@ -90,7 +90,7 @@ def _one_dim(size: int, least: int) -> tuple[list[int], list[int]]:
 
 
 def _counts(tiles: int) -> Iterable[int]:
-    """Some numbers of tiles that a block may span of so many: powers of two and the extremes."""
+    """Return some numbers of tiles that a block may span: powers of two and the extremes."""
     powers = [1 << power for power in range(tiles.bit_length())]
     return {count for count in (*powers, tiles // 2, tiles - 1, tiles) if count > 0}
 
@@ -117,7 +117,7 @@ def block_sizes(
     max_blocks: int = MAX_BLOCKS,
     max_bytes: int = MAX_BLOCK_BYTES,
 ) -> SearchStrategy[tuple[int, ...]]:
-    """A strategy for the block shape of an array, as ``pl.BlockSpec`` takes it.
+    """Return a strategy for the block shape of an array, as ``pl.BlockSpec`` takes it.
 
     Example::
 
@@ -168,7 +168,7 @@ def block_sizes(
 def grids(
     *, rank: int = 2, max_programs: int = MAX_BLOCKS, min_size: int = 1
 ) -> SearchStrategy[tuple[int, ...]]:
-    """A strategy for the ``grid`` of a ``pallas_call``.
+    """Return a strategy for the ``grid`` of a ``pallas_call``.
 
     Example::
 
@@ -203,7 +203,7 @@ def grids(
 
 
 def _platform(target: str) -> str:
-    """The platform that ``target`` names or is a chip of."""
+    """Return the platform that ``target`` names or is a chip of."""
     if target in _PLATFORMS:
         return target
     if target not in TARGETS:
@@ -235,7 +235,7 @@ def device_meshes(
     devices: Collection[int] = (1, 2, 4, 8),
     divides: Mapping[str, int] | None = None,
 ) -> SearchStrategy[dict[str, int]]:
-    """A strategy for the sizes of a mesh's axes, as ``KernelSpec.meshes`` takes them.
+    """Return a strategy for the sizes of a mesh's axes, as ``KernelSpec.meshes`` takes them.
 
     Example::
 
@@ -256,8 +256,7 @@ def device_meshes(
     Raises:
       SpecError: an argument that cannot be used, or no mesh satisfies all.
     """
-    given: Any = axes
-    names = tuple(given.split() if isinstance(given, str) else given)
+    names = tuple(axes.split() if isinstance(axes, str) else axes)
     if not names or not all(str(name).isidentifier() for name in names):
         raise SpecError(f"axes must name at least one axis, such as 'x y', not {axes!r}")
     if len(set(names)) < len(names):

@@ -85,7 +85,7 @@ class Recorded(_Wrapper):
         make_changes(self, changes)
 
     def fetch(self, key: bytes) -> Iterable[bytes]:
-        """The values of a key, with the recorded changes."""
+        """Return the values of a key, with the recorded changes."""
         gone = self._deleted.get(key, set())
         kept = [value for value in self._database.fetch(key) if value not in gone]
         return list(dict.fromkeys([*kept, *self._saved.get(key, {})]))
@@ -139,7 +139,7 @@ class Guarded(ExampleDatabase):
         return f"Guarded({self._database!r})"
 
     def fetch(self, key: bytes) -> Iterable[bytes]:
-        """All values of a key as a list: a generator would fail outside of this guard."""
+        """Return all values of a key as a list: a generator would fail outside of this guard."""
         return self._ask(lambda database: list(database.fetch(key))) or []
 
     def save(self, key: bytes, value: bytes) -> None:
@@ -186,7 +186,7 @@ class Owned(_Wrapper):
         self._mark = _PREFIX + owner.encode() + b"\0"
 
     def fetch(self, key: bytes) -> Iterable[bytes]:
-        """The values, each once.
+        """Return the values, each once.
 
         Of the values before shrinking, only the own ones: other tests have the shrunk example.
         """
@@ -217,44 +217,44 @@ def _bare(value: bytes) -> bytes:
     return bare if separator else value
 
 
-def validate(databases: Sequence[DatabasePlace], root: Path) -> None:
+def validate(locations: Sequence[DatabasePlace], root: Path) -> None:
     """Check before any test runs that the places can be opened, without contacting servers.
 
     Raises:
       OptionError: a folder cannot be written (or, with ``readonly+``, does not exist), a package is
         missing, or the package ``redis`` rejects a URL.
     """
-    for database in databases:
-        if database.kind == "folder":
-            _validate_folder(root / database.address, database)
-        elif database.kind == "redis":
+    for location in locations:
+        if location.kind == "folder":
+            _validate_folder(root / location.address, location)
+        elif location.kind == "redis":
             if importlib.util.find_spec("redis") is None:
                 raise OptionError(
-                    f"{database.shown} needs the package redis: pip install 'pytest-pallas[redis]'"
+                    f"{location.shown} needs the package redis: pip install 'pytest-pallas[redis]'"
                 )
             try:
-                _client(database).connection_pool.make_connection()  # it connects later
+                _client(location).connection_pool.make_connection()  # it connects later
             except Exception:  # errors of several types, whose text may contain the password
                 raise OptionError(
-                    f"{database.shown}: the package redis rejects the query of this URL (after "
+                    f"{location.shown}: the package redis rejects the query of this URL (after "
                     "the ?)"
                 ) from None
 
 
 def open_places(
-    databases: Sequence[DatabasePlace], root: Path, report: Report
+    locations: Sequence[DatabasePlace], root: Path, report: Report
 ) -> ExampleDatabase | None:
-    """The combined database of the places; None for ``none``.
+    """Return the combined database of the places; None for ``none``.
 
     It reads an example from the first place that has it, and writes to every writable place. A
     server that cannot be reached is reported once and not used again; Hypothesis' default database
     replaces it if no folder would keep examples.
     """
-    kept = any(database.kind == "folder" and not database.read_only for database in databases)
+    kept = any(location.kind == "folder" and not location.read_only for location in locations)
     opened = [
-        _open(database, root, report, kept=kept)
-        for database in databases
-        if database.kind != "none"
+        _open(location, root, report, kept=kept)
+        for location in locations
+        if location.kind != "none"
     ]
     if len(opened) < 2:
         return opened[0] if opened else None
@@ -262,7 +262,7 @@ def open_places(
 
 
 def default_database() -> ExampleDatabase | None:
-    """The database of hypothesis' profile: a folder, or None as in the profile ``ci``."""
+    """Return the database of hypothesis' profile: a folder, or None as in the profile ``ci``."""
     with warnings.catch_warnings():
         # if it cannot be written, it is in memory
         warnings.simplefilter("ignore", HypothesisWarning)
@@ -270,62 +270,64 @@ def default_database() -> ExampleDatabase | None:
         return hypothesis.settings.get_profile(hypothesis_profile()).database
 
 
-def _validate_folder(folder: Path, database: DatabasePlace) -> None:
-    if database.read_only:
+def _validate_folder(folder: Path, location: DatabasePlace) -> None:
+    if location.read_only:
         if not folder.is_dir():
-            raise OptionError(f"{database.shown}: there is no folder {folder}; {FORMS}")
+            raise OptionError(f"{location.shown}: there is no folder {folder}; {FORMS}")
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise OptionError(f"{database.shown}: cannot write to it: {error}; {FORMS}") from None
+        raise OptionError(f"{location.shown}: cannot write to it: {error}; {FORMS}") from None
 
 
-def _open(place: DatabasePlace, root: Path, report: Report, *, kept: bool) -> ExampleDatabase:
+def _open(location: DatabasePlace, root: Path, report: Report, *, kept: bool) -> ExampleDatabase:
     database: ExampleDatabase
     errors: tuple[type[Exception], ...] = (OSError,)
-    if place.kind == "folder":
-        database = DirectoryBasedExampleDatabase(root / place.address)
-    elif place.kind == "redis":
+    if location.kind == "folder":
+        database = DirectoryBasedExampleDatabase(root / location.address)
+    elif location.kind == "redis":
         import redis
         from hypothesis.extra.redis import RedisExampleDatabase
 
-        database = RedisExampleDatabase(_client(place), key_prefix=KEY_PREFIX)
+        database = RedisExampleDatabase(_client(location), key_prefix=KEY_PREFIX)
         errors = (OSError, redis.RedisError)
     else:
-        database = _github(place)
+        database = _github(location)
         errors = (OSError, LookupError, ValueError, BadZipFile)
-    if place.read_only:
+    if location.read_only:
         database = ReadOnlyDatabase(database)
-    if place.kind == "folder":
+    if location.kind == "folder":
         return database
 
     def lost(error: Exception) -> ExampleDatabase | None:
         local = None if kept else default_database()
-        report(place.shown, f"cannot be reached ({_safe(error, place)}); {_instead(local, kept)}")
+        report(
+            location.shown, f"cannot be reached ({_safe(error, location)}); {_instead(local, kept)}"
+        )
         return local
 
     return Guarded(database, errors=errors, lost=lost)
 
 
-def _client(database: DatabasePlace) -> Any:
-    """A Redis client with short timeouts and one retry, for connections that were idle long."""
+def _client(location: DatabasePlace) -> Any:
+    """Make a Redis client with short timeouts, and one retry for idle connections."""
     from redis import Redis
     from redis.backoff import NoBackoff
     from redis.retry import Retry
 
     return Redis.from_url(
-        database.address,
+        location.address,
         socket_timeout=TIMEOUT,
         socket_connect_timeout=TIMEOUT,
         retry=Retry(NoBackoff(), 1),
     )
 
 
-def _github(database: DatabasePlace) -> ExampleDatabase:
-    """The newest artifact ``hypothesis-example-db`` of a repository's workflows."""
+def _github(location: DatabasePlace) -> ExampleDatabase:
+    """Return the newest artifact ``hypothesis-example-db`` of a repository's workflows."""
 
     class GitHub(GitHubArtifactDatabase):
         """With a timeout of ``TIMEOUT`` seconds; Hypothesis has none."""
@@ -338,14 +340,14 @@ def _github(database: DatabasePlace) -> ExampleDatabase:
             finally:
                 socket.setdefaulttimeout(before)
 
-    owner, _, repo = database.address.partition("/")
+    owner, _, repo = location.address.partition("/")
     return GitHub(owner, repo)
 
 
-def _safe(error: Exception, database: DatabasePlace) -> str:
-    """The message of an error, without the password."""
+def _safe(error: Exception, location: DatabasePlace) -> str:
+    """Return the message of an error, without the password."""
     text = one_line(error)
-    parts = urlsplit(database.address)
+    parts = urlsplit(location.address)
     secrets = [parts.password or "", *parse_qs(parts.query).get("password", [])]
     for secret in secrets:
         for form in filter(None, (secret, unquote(secret))):

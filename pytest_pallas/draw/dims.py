@@ -82,7 +82,7 @@ class Budget:
         return replace(self, max_bytes=number, by_option=True)
 
     def error(self, problem: str) -> SpecError:
-        """The error for a budget that no draw fits."""
+        """Return the error for a budget that no draw fits."""
         return DrawTooLargeError(problem) if self.by_option else SpecError(problem)
 
 
@@ -125,7 +125,7 @@ def dims(
     max_elements: int = MAX_ELEMENTS,
     min_dim: int = 1,
 ) -> SearchStrategy[dict[str, int]]:
-    """A strategy for the size of each named dim in ``shapes``, and in its constraints.
+    """Return a strategy for the size of each named dim in ``shapes``, and in its constraints.
 
     Example::
 
@@ -240,7 +240,7 @@ def boundaries(plan: DimsPlan) -> dict[str, dict[int, str]]:
 
 
 def _differences(shapes: ShapeSpec, unequal: bool | Sequence[str]) -> list[Constraint]:
-    """The constraints that ``unequal`` stands for."""
+    """Return the constraints that ``unequal`` stands for."""
     names = shapes.names if unequal is True else tuple(unequal or ())
     for name in names:
         if name not in shapes.variables:
@@ -252,7 +252,7 @@ def _differences(shapes: ShapeSpec, unequal: bool | Sequence[str]) -> list[Const
 
 
 def _fitting_table(plan: DimsPlan) -> Sequence[tuple[int, ...]]:
-    """The rows of a plan's table, and more, that satisfy the constraints known before drawing."""
+    """Find rows, of a plan's table and more, that satisfy the constraints known before drawing."""
 
     def fits(row: tuple[int, ...]) -> bool:
         sizes = {n: p.sizes[at] for (n, p), at in zip(plan.pools.items(), row, strict=True)}
@@ -283,7 +283,7 @@ def _complete(plan: DimsPlan, sizes: dict[str, int]) -> bool:
 
 @st.composite
 def draw_dims(draw: DrawFn, plan: DimsPlan) -> dict[str, int]:
-    """A strategy for the sizes of a plan."""
+    """Return a strategy for the sizes of a plan."""
     sizes = {
         name: check_int(f"what dims[{name!r}] drew", draw(strategy), 0)
         for name, strategy in plan.free.items()
@@ -318,7 +318,7 @@ def _probed(plan: DimsPlan, probe: Probe, drawn: Mapping[str, int]) -> dict[str,
 
 
 def _caps(pools: Iterable[SizePool], base: int) -> tuple[tuple[int, SearchStrategy[int]], ...]:
-    """Strategies for the caps, on disjoint ranges of integers from ``base`` on.
+    """Return strategies for the caps, on disjoint ranges of integers from ``base`` on.
 
     Disjoint, because hypothesis spends most of its examples on copying what it drew from one
     strategy over what it drew from an equal one, and copied caps make no new shapes.
@@ -372,7 +372,7 @@ _TRIES = 300
 
 
 def make_table(pools: Sequence[SizePool]) -> tuple[tuple[int, ...], ...]:
-    """Rows of positions in ``pools``, without constraints. Row 0 is the largest."""
+    """Make rows of positions in ``pools``, without constraints. Row 0 is the largest."""
     largest = tuple(len(pool.sizes) - 1 for pool in pools)
     plain = tuple(pool.plain for pool in pools)
     chance = random.Random(0)  # its own, and always the same: the table is part of the strategy
@@ -386,7 +386,7 @@ def make_table(pools: Sequence[SizePool]) -> tuple[tuple[int, ...], ...]:
 
 
 def _shuffled(count: int, length: int, chance: random.Random) -> list[int]:
-    """``length`` positions below ``count``, as evenly as possible."""
+    """Return ``length`` positions below ``count``, as evenly as possible."""
     column = [position % count for position in range(length)]
     chance.shuffle(column)
     return column
@@ -416,7 +416,7 @@ def keep_fitting(
     pools: Sequence[SizePool],
     fits: Callable[[tuple[int, ...]], bool],
 ) -> tuple[tuple[int, ...], ...]:
-    """The rows that fit, and more such rows for the sizes that are in none of those.
+    """Return the rows that fit, and more such rows for the sizes that are in none of those.
 
     Row 0 is the one with the largest sizes again.
     """
@@ -471,7 +471,7 @@ class Probe:
     sizes: dict[str, int] = field(default_factory=dict[str, int])
 
     def orders(self, names: list[str]) -> Iterator[dict[str, int]]:
-        """Sizes for dims, in several orders; those that were probed before keep theirs."""
+        """Yield sizes for dims, in several orders; those that were probed before keep theirs."""
         fresh = [name for name in names if name not in self.sizes]
         unused = (size for size in count(STEP, STEP) if size not in self.sizes.values())
         sizes = list(islice(unused, len(fresh)))
@@ -497,17 +497,17 @@ def probing() -> Generator[Probe]:
 
 
 def current_probe() -> Probe | None:
-    """The probe that is being drawn, or None."""
+    """Return the probe that is being drawn, or None."""
     return _PROBE.get()
 
 
 def current_tiles() -> LearnedTiles:
-    """The learned tiles of the current draw."""
+    """Return the learned tiles of the current draw."""
     return _TILES.get()
 
 
 def around(strategy: SearchStrategy[Any], tiles: Mapping[str, tuple[int, ...]]) -> Any:
-    """The strategy, with draws around ``tiles`` for dims that it does not specify."""
+    """Return the strategy, with draws around ``tiles`` for dims that it does not specify."""
     return _around(strategy, tuple(sorted(tiles.items()))) if tiles else strategy
 
 
@@ -539,7 +539,7 @@ _FARTHEST = 1 << 20
 def satisfying(
     name: str, pool: SizePool, constraints: Sequence[Constraint], low: int, high: int | None
 ) -> SizePool:
-    """The sizes of a pool that satisfy the constraints of its dim alone, and sizes near those.
+    """Keep the sizes of a pool that satisfy the constraints of its dim alone, and add sizes near.
 
     These are the three least that do, and the nearest to each constant. The pool is returned as it
     is if no constraint is of this dim alone, or if nothing satisfies them.
@@ -599,5 +599,5 @@ def satisfying(
 
 
 def _constant(node: ast.AST) -> int:
-    """The integer that a node is, or 0."""
+    """Return the integer that a node is, or 0."""
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, int) else 0

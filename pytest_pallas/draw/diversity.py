@@ -31,7 +31,7 @@ from pytest_pallas.record import Aspect
 
 
 def pool_size(examples: int) -> int:
-    """The number of draws from which to select ``examples``."""
+    """Return the number of draws from which to select ``examples``."""
     return max(2 * examples, 64)
 
 
@@ -101,7 +101,7 @@ class ExampleSource:
     pools: LastUsed[DrawPool] = field(default_factory=lambda: LastUsed(2))
 
     def pool(self, seed: int, examples: int) -> DrawPool:
-        """The draws from which to select ``examples``: at most ``pool_size(examples)``.
+        """Return the draws from which to select ``examples``: at most ``pool_size(examples)``.
 
         ``_FURTHER`` times as many if none of these has several tiles along every dim.
         """
@@ -146,7 +146,7 @@ class ExampleSource:
 
 
 def shared(sources: dict[Any, ExampleSource], key: Hashable, strategy: Any) -> ExampleSource:
-    """The source of a spec, which its earlier checks used; only the last few are kept."""
+    """Return the source of a spec that its earlier checks used; only the last few are kept."""
     source = sources.pop(key, None) or ExampleSource(strategy)
     sources[key] = source
     while len(sources) > SOURCES:
@@ -155,7 +155,7 @@ def shared(sources: dict[Any, ExampleSource], key: Hashable, strategy: Any) -> E
 
 
 def choose(strategy: Any, *, seed: int, examples: int) -> Mapping[str, Any]:
-    """``ExampleSource.choose`` for a single selection."""
+    """Select examples as ``ExampleSource.choose`` does, once."""
     return ExampleSource(strategy).choose(seed, examples)
 
 
@@ -225,12 +225,12 @@ def _draw(strategy: Any, seed: int, size: int, add: Callable[[str, Any], object]
 
 
 def _declared(drawn: Any) -> Declared:
-    """What the strategy of a draw may draw, as far as it is known."""
+    """Return the choices of the strategy of a draw, as far as they are known."""
     return getattr(drawn, "declared", None) or NOTHING
 
 
 def _args(drawn: Any) -> Any:
-    """The positional arguments of a draw, as a pytree."""
+    """Return the positional arguments of a draw, as a pytree."""
     return tuple(drawn) if isinstance(drawn, Drawn) else getattr(drawn, "args", drawn)
 
 
@@ -246,7 +246,7 @@ def _first(drawn: Mapping[str, Features], base: Sequence[str], examples: int) ->
 
 
 def _extended(chosen: list[str], beyond: Mapping[str, frozenset[str]]) -> list[str]:
-    """The selected examples; the last one has several tiles if no other one has.
+    """Replace the last of the selected examples by one with several tiles, if no other has several.
 
     Kernels fail at the second block and at the edge of the last one, along every axis at once. A
     few examples of different sizes need not include such a case.
@@ -259,7 +259,7 @@ def _extended(chosen: list[str], beyond: Mapping[str, frozenset[str]]) -> list[s
 
 
 def _most_parts(parts: Mapping[str, frozenset[Any]], examples: int) -> list[str]:
-    """The examples with the most parts of the check, in the given order if all are equal."""
+    """Return the examples with the most parts of the check, in the given order if all are equal."""
     left = [name for name in parts if parts[name]]
     chosen: list[str] = []
     seen = frozenset[Any]()
@@ -272,7 +272,7 @@ def _most_parts(parts: Mapping[str, frozenset[Any]], examples: int) -> list[str]
 
 
 def _most_varied(drawn: Mapping[str, Features], examples: int) -> list[str]:
-    """The most diverse examples: the best of a few selections with different starts."""
+    """Return the most diverse examples: the best of a few selections with different starts."""
     every = _worth(drawn, drawn)
     best: list[str] = []
     for first in list(drawn)[: max(1, _STARTS * BASE // examples)]:  # many cover everything
@@ -286,7 +286,7 @@ def _most_varied(drawn: Mapping[str, Features], examples: int) -> list[str]:
 
 
 def _paired(drawn: Mapping[str, Features], chosen: list[str]) -> list[str]:
-    """The selected examples; one that adds nothing to the rest is replaced.
+    """Replace selected examples that add nothing to the rest.
 
     Its replacement has the most new pairs of features, such as a dtype with an option: pairwise
     testing (Mandl, "Orthogonal Latin squares", Communications of the ACM 28, 1985).
@@ -304,13 +304,13 @@ def _paired(drawn: Mapping[str, Features], chosen: list[str]) -> list[str]:
 
 
 def _worth(drawn: Mapping[str, Features], chosen: Iterable[str]) -> float:
-    """The total weight of examples."""
+    """Return the total weight of examples."""
     together = {feature: worth for name in chosen for feature, worth in drawn[name].items()}
     return sum(together[feature] for feature in sorted(together))
 
 
 def _greedy(drawn: Mapping[str, Features], examples: int, *first: str) -> list[str]:
-    """Examples in order, each with the most new features."""
+    """Return examples in order, each with the most new features."""
     chosen = list(first)
     seen = {feature for name in first for feature in drawn[name]}
     for _ in range(examples - len(first)):
@@ -321,7 +321,7 @@ def _greedy(drawn: Mapping[str, Features], examples: int, *first: str) -> list[s
 
 
 def _exchanged(drawn: Mapping[str, Features], chosen: list[str]) -> list[str]:
-    """The selected examples, each replaced if another one adds more to the rest."""
+    """Exchange selected examples for others that add more to the rest."""
     for _ in range(_ROUNDS):
         before = list(chosen)
         for position, name in enumerate(chosen):
@@ -336,7 +336,7 @@ def _exchanged(drawn: Mapping[str, Features], chosen: list[str]) -> list[str]:
 
 
 def _best(drawn: Mapping[str, Features], chosen: Collection[str], seen: AbstractSet[Any]) -> str:
-    """The unselected example with the most new features."""
+    """Return the unselected example with the most new features."""
     left = [name for name in drawn if name not in chosen]
     return max(left, key=lambda name: _gain(drawn[name], seen))
 
@@ -362,7 +362,7 @@ def draw_name(call: Any) -> str:
 
 
 def _features(drawn: object) -> Iterator[tuple[tuple[str, str], float]]:
-    """The features of an example and their weights."""
+    """Yield the features of an example and their weights."""
     if not isinstance(drawn, (Arguments, Drawn)):
         return
     for aspect, word in aspects(drawn):

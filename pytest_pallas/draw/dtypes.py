@@ -39,7 +39,7 @@ SUPPORTED = _supported()
 
 
 def dtypes(*names: npt.DTypeLike) -> SearchStrategy[np.dtype[Any]]:
-    """A strategy for one of the dtypes ``names``; failures shrink towards the first of them.
+    """Return a strategy for one of the dtypes ``names``; failures shrink towards the first of them.
 
     Each is a name (``"bfloat16"``, ``"float8_e4m3fn"``), a ``numpy.dtype`` or a scalar type such
     as ``jnp.bfloat16``. Draws values of type ``numpy.dtype``.
@@ -57,7 +57,7 @@ def dtypes(*names: npt.DTypeLike) -> SearchStrategy[np.dtype[Any]]:
 
 
 def floats(*names: npt.DTypeLike) -> SearchStrategy[np.dtype[Any]]:
-    """A strategy for floating dtypes, by default float32 and bfloat16.
+    """Return a strategy for floating dtypes, by default float32 and bfloat16.
 
     float16 must be named, because TPUs do not compute in it.
 
@@ -73,7 +73,7 @@ def floats(*names: npt.DTypeLike) -> SearchStrategy[np.dtype[Any]]:
 
 
 def ints(*names: npt.DTypeLike) -> SearchStrategy[np.dtype[Any]]:
-    """A strategy for integer dtypes, by default int32 and int8.
+    """Return a strategy for integer dtypes, by default int32 and int8.
 
     Example::
 
@@ -88,7 +88,7 @@ def ints(*names: npt.DTypeLike) -> SearchStrategy[np.dtype[Any]]:
 def dtype_pairs(
     *pairs: Sequence[npt.DTypeLike],
 ) -> SearchStrategy[tuple[np.dtype[Any], ...]]:
-    """A strategy for dtypes that are drawn together, for kernels of mixed precision.
+    """Return a strategy for dtypes that are drawn together, for kernels of mixed precision.
 
     Example::
 
@@ -128,7 +128,7 @@ def dtype_pairs(
 
 
 def as_dtype(value: Any, argument: str = "dtype") -> np.dtype[Any]:
-    """The supported ``numpy.dtype`` of ``value``.
+    """Return the supported ``numpy.dtype`` of ``value``.
 
     Raises:
       SpecError: it is not a dtype, or not a supported one; the message names ``argument``.
@@ -155,12 +155,12 @@ def as_dtype(value: Any, argument: str = "dtype") -> np.dtype[Any]:
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
-    """Whether ``dtype`` is a floating dtype, narrow ones included."""
+    """Return whether ``dtype`` is a floating dtype, narrow ones included."""
     return dtype.name.startswith(("float", "bfloat"))
 
 
 def is_int(dtype: np.dtype[Any]) -> bool:
-    """Whether ``dtype`` is an integer dtype, narrow ones included."""
+    """Return whether ``dtype`` is an integer dtype, narrow ones included."""
     return dtype.name.startswith(("int", "uint"))
 
 

@@ -33,7 +33,7 @@ def edges(
     position: int = 0,
     also: Collection[int] = (),
 ) -> SearchStrategy[int]:
-    """A strategy for a number from ``least`` to ``most``, at an edge of a tile or of the range.
+    """Return a strategy for a number at an edge of a tile or of the range.
 
     These are the first two tiles and the last one, each minus one, exactly, and plus one; the ends
     of the range, one less than its end, and its middle; and the numbers in ``also``. Shrinks to 1,
@@ -51,7 +51,7 @@ def edges(
 
 
 def check_most(argument: str, value: object, least: int, most: int) -> int:
-    """``value`` as an int from ``least`` to ``most``, else a SpecError that names ``argument``."""
+    """Check that ``value`` is an integer from ``least`` to ``most``, and return it as an int."""
     number = check_int(argument, value, least)
     if number > most:
         raise SpecError(f"{argument} must be at most {most}, not {number}")
@@ -71,7 +71,7 @@ def lengths(
     min_length: int = 0,
     around: int | Sequence[int] | None = None,
 ) -> SearchStrategy[Int32s]:
-    """A strategy for the lengths of ``count`` sequences that are padded to ``max_length``.
+    """Return a strategy for the lengths of ``count`` sequences that are padded to ``max_length``.
 
     Example::
 
@@ -120,7 +120,7 @@ def group_sizes(
     full: bool = False,
     around: int | Sequence[int] | None = None,
 ) -> SearchStrategy[Int32s]:
-    """A strategy for the sizes of consecutive groups of rows, as grouped matmuls take them.
+    """Return a strategy for the sizes of consecutive groups of rows, as grouped matmuls take them.
 
     Example::
 
@@ -170,7 +170,7 @@ def cu_seqlens(
     full: bool = False,
     around: int | Sequence[int] | None = None,
 ) -> SearchStrategy[Int32s]:
-    """A strategy for where each of ``count`` packed sequences starts and ends.
+    """Return a strategy for where each of ``count`` packed sequences starts and ends.
 
     Example::
 
@@ -198,7 +198,7 @@ def segment_ids(
     contiguous: bool = True,
     around: int | Sequence[int] | None = None,
 ) -> SearchStrategy[Int32s]:
-    """A strategy for the segment of each token of packed sequences.
+    """Return a strategy for the segment of each token of packed sequences.
 
     Example::
 
@@ -269,7 +269,7 @@ _WRAPS = (32_767, 32_768, 65_535, 65_536, 127, 128, 255, 256)
 
 
 def permutations(length: int) -> SearchStrategy[Ints]:
-    """A strategy for a permutation of ``length`` places.
+    """Return a strategy for a permutation of ``length`` places.
 
     Example::
 
@@ -311,7 +311,7 @@ def indices(
     unique: bool = False,
     around: int | Sequence[int] | None = None,
 ) -> SearchStrategy[Ints]:
-    """A strategy for ``count`` indices into an axis of ``size`` elements.
+    """Return a strategy for ``count`` indices into an axis of ``size`` elements.
 
     Example::
 
@@ -377,7 +377,7 @@ def page_tables(
     pages: int,
     shared: bool = True,
 ) -> SearchStrategy[Ints]:
-    """A strategy for the pages of a cache where each sequence's tokens are kept.
+    """Return a strategy for the pages of a cache where each sequence's tokens are kept.
 
     Example::
 
@@ -430,7 +430,7 @@ def page_tables(
 
 
 def _different(made: Ints, size: int) -> Ints:
-    """``made``, where what appeared before is replaced by the next number that is free."""
+    """Replace each number that appeared before by the next free one, modulo ``size``."""
     taken: set[int] = set()
     for number in made.tolist():
         while number in taken:

@@ -86,7 +86,7 @@ def masks(
     batch: int | None = None,
     empty_rows: bool = True,
 ) -> SearchStrategy[Mask]:
-    """A strategy for an attention mask, True where a query sees a key.
+    """Return a strategy for an attention mask, True where a query sees a key.
 
     Example::
 
@@ -152,7 +152,7 @@ def masks(
 
 
 def _check_kinds(kinds: Any, empty_rows: bool) -> tuple[str, ...]:
-    """The selected kinds, from the simplest on."""
+    """Return the selected kinds, from the simplest on."""
     names: tuple[Any, ...] = (kinds,) if isinstance(kinds, str) else tuple(kinds)
     for name in names:
         if name not in KINDS:

@@ -24,7 +24,7 @@ from pytest_pallas.errors import ShapeLanguageError, SpecError
 
 
 def kernel_args(spec: Any, *, mesh: Any = None) -> SearchStrategy[Arguments]:
-    """A strategy for the calls of a spec, for use in a user-written test.
+    """Return a strategy for the calls of a spec, for use in a user-written test.
 
     Example::
 
@@ -134,7 +134,7 @@ def from_signature(
     tuning: Mapping[str, Any] = _NONE,
     **sizes_and_values: Unpack[ArraysArguments],
 ) -> SearchStrategy[Arguments]:
-    """A strategy for the calls of a function whose arrays are annotated with jaxtyping.
+    """Return a strategy for the calls of a function whose arrays are annotated with jaxtyping.
 
     Example::
 
@@ -186,7 +186,7 @@ def from_signature(
 
 
 def _read(function: Callable[..., Any], by_name: Mapping[str, Any]) -> _Signature:
-    """What a function takes; ``by_name`` are keyword arguments that need no annotation."""
+    """Read the parameters of a function; those in ``by_name`` need no annotation."""
     where = f"from_signature({_name_of(function)})"
     if not callable(function):
         raise SpecError(f"{where}: this is not a function")
@@ -236,7 +236,7 @@ def _read(function: Callable[..., Any], by_name: Mapping[str, Any]) -> _Signatur
 
 
 def _annotated(function: Any) -> Any:
-    """The object with the annotations of a function that may be wrapped."""
+    """Unwrap a function down to the one with the annotations."""
     while isinstance(function, functools.partial):
         function = function.func
     return inspect.unwrap(function)
@@ -251,7 +251,7 @@ def _text(hint: Any) -> str:
 
 
 def _is_array(hint: Any) -> bool:
-    """Whether an annotation is one of jaxtyping's arrays."""
+    """Return whether an annotation is one of jaxtyping's arrays."""
     return hasattr(hint, "dim_str") and hasattr(hint, "dtypes")
 
 
@@ -279,7 +279,7 @@ def _array(problem: str, name: str, hint: Any) -> _Array:
 
 
 def _allowed(dtypes: Any) -> tuple[str, ...]:
-    """The supported dtypes that an annotation allows."""
+    """Return the supported dtypes that an annotation allows."""
     if not isinstance(dtypes, (tuple, list)):
         return tuple(SUPPORTED)
     names = [entry for entry in dtypes if isinstance(entry, str)]
@@ -292,7 +292,7 @@ def _allowed(dtypes: Any) -> tuple[str, ...]:
 
 
 def _option(hint: Any) -> SearchStrategy[Any] | None:
-    """The strategy for a keyword argument with this annotation, or None."""
+    """Return the strategy for a keyword argument with this annotation, or None."""
     if hint is bool:
         return st.booleans()
     if get_origin(hint) is Literal:
@@ -303,7 +303,7 @@ def _option(hint: Any) -> SearchStrategy[Any] | None:
 
 
 def _dtypes(arrays_: Sequence[_Array]) -> SearchStrategy[Any]:
-    """A strategy for one dtype, or for one of each array; arrays with the same choice share one."""
+    """Draw one dtype, or one of each array; arrays with the same choice share one."""
     choices = list(dict.fromkeys(_choice(array.dtypes) for array in arrays_))
     if not choices[1:]:
         return dtypes(*choices[0])

@@ -99,7 +99,7 @@ def parse(text: str) -> ShapeSpec:
 
 
 def concrete(shapes: ShapeSpec, sizes: Mapping[str, int]) -> tuple[tuple[int, ...], ...]:
-    """The shape of every array, given the size of every name in ``shapes.names``."""
+    """Return the shape of every array, given the size of every name in ``shapes.names``."""
     return tuple(
         tuple(sizes[dim] if isinstance(dim, str) else dim for dim in array)
         for array in shapes.arrays
@@ -107,7 +107,7 @@ def concrete(shapes: ShapeSpec, sizes: Mapping[str, int]) -> tuple[tuple[int, ..
 
 
 def _dim(text: str, token: str, position: int) -> str | int:
-    """The dim that ``token`` stands for."""
+    """Return the dim that ``token`` stands for."""
     if _INTEGER.fullmatch(token):
         if int(token) == 0:
             problem = "a size must be at least 1; for empty arrays name the dim and pass min_dim=0"
@@ -122,7 +122,7 @@ def _dim(text: str, token: str, position: int) -> str | int:
 
 
 def _constraints(text: str, end: int) -> Iterator[Constraint]:
-    """The constraints that follow the arrays, which end at ``end``."""
+    """Yield the constraints that follow the arrays, which end at ``end``."""
     for match in re.finditer(r"[,;]([^,;]*)", text[end:]):
         part = match[1]
         position = end + match.start(1) + len(part) - len(part.lstrip())
@@ -137,7 +137,7 @@ def _constraints(text: str, end: int) -> Iterator[Constraint]:
 
 
 def _error(text: str, position: int, problem: str) -> ShapeLanguageError:
-    """An error that shows ``text`` on one line with a caret at ``position``."""
+    """Return an error that shows ``text`` on one line with a caret at ``position``."""
     line = re.sub(r"\s", " ", text)
     return ShapeLanguageError(f"shapes: {problem}\n    {line}\n    {' ' * position}^")
 
@@ -203,7 +203,7 @@ def parse_constraint(text: str) -> Constraint:
 
 
 def holds(constraint: Constraint, sizes: Mapping[str, int]) -> bool:
-    """Whether ``sizes``, with a size for each of its names, satisfy a constraint.
+    """Return whether ``sizes``, with a size for each of its names, satisfy a constraint.
 
     One that divides by zero is not satisfied.
     """
@@ -211,7 +211,7 @@ def holds(constraint: Constraint, sizes: Mapping[str, int]) -> bool:
 
 
 def defined(constraint: Constraint, sizes: Mapping[str, int]) -> int | None:
-    """The size that a constraint gives to the dim that it defines, or None if it divides by 0."""
+    """Return the size of the dim that a constraint defines, or None if it divides by 0."""
     return _value(constraint.comparison.comparators[0], sizes)
 
 
@@ -239,7 +239,7 @@ def definitions(
 
 
 def _ordered(defining: Mapping[str, Constraint]) -> list[Constraint]:
-    """The constraints that define dims, each after those that it computes with."""
+    """Return the constraints that define dims, each after those that it computes with."""
     graph = {
         name: [other for other in constraint.names if other in defining and other != name]
         for name, constraint in defining.items()
@@ -270,7 +270,7 @@ def _sides(comparison: ast.Compare) -> list[ast.expr]:
 
 
 def _value(node: ast.expr, sizes: Mapping[str, int]) -> int | None:
-    """The value of a checked expression, or None if it divides by zero."""
+    """Return the value of a checked expression, or None if it divides by zero."""
     try:
         return eval(_code(node), {"__builtins__": {}}, sizes)
     except ZeroDivisionError:
@@ -343,7 +343,7 @@ class SizePool:
 def make_pools(
     names: Sequence[str], arguments: SizeArguments, learned: Mapping[str, tuple[int, ...]]
 ) -> dict[str, SizePool | SearchStrategy[int]]:
-    """The pool, or the strategy in its stead, of each dim in ``names``.
+    """Return the pool, or the strategy in its stead, of each dim in ``names``.
 
     Arguments by name have precedence over arguments for all dims, and ``multiple_of`` for all dims
     over ``around`` for all dims. Unspecified dims are around the tiles in ``learned``, or small.
@@ -395,7 +395,7 @@ def make_pools(
 
 
 def boundary(size: int, pool: SizePool) -> str:
-    """The kind of boundary that a size of a pool is.
+    """Return the kind of boundary that a size of a pool is.
 
     ``"fixed"`` in a pool of one size, and the size itself where the user listed several. Else
     ``"empty"``, ``"one"``, ``"tile-1"``, ``"tile"``, ``"tile+1"``, ``"2 tiles-1"`` and so on (with
@@ -420,7 +420,7 @@ def boundary(size: int, pool: SizePool) -> str:
 
 
 def check_int(argument: str, value: object, least: int) -> int:
-    """``value`` as an int of at least ``least``, else a SpecError that names ``argument``."""
+    """Check that ``value`` is an integer of at least ``least``, and return it as an int."""
     # numpy's integers are some, too, but no bool is
     number: int | None = None
     if isinstance(value, SupportsIndex) and not isinstance(value, bool):
@@ -431,7 +431,7 @@ def check_int(argument: str, value: object, least: int) -> int:
 
 
 def check_tiles(label: str, value: object) -> tuple[int, ...]:
-    """One tile or several, as a tuple.
+    """Check that ``value`` is one tile or several, and return them as a tuple.
 
     Raises:
       SpecError: there is none, or they are not positive integers; the message has ``label``.
@@ -443,12 +443,12 @@ def check_tiles(label: str, value: object) -> tuple[int, ...]:
 
 
 def _several(value: Any) -> Sequence[Any]:
-    """``value`` itself if it is a sequence, else a sequence of it."""
+    """Return ``value`` itself if it is a sequence, else a sequence of it."""
     return value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
 
 
 def _around(label: str, tiles: tuple[int, ...], low: int, high: int | None) -> SizePool:
-    """Sizes around the edges of tiles, with primes where there is room."""
+    """Make the pool of sizes around the edges of tiles, with primes where there is room."""
     if high is not None and high < max(tiles):
         raise SpecError(f"{label}: max_dim={high} is smaller than the tile {max(tiles)}")
     sizes = {1}
@@ -464,7 +464,7 @@ def _around(label: str, tiles: tuple[int, ...], low: int, high: int | None) -> S
 
 
 def _unsaid(tiles: Sequence[int], low: int, high: int | None) -> SizePool:
-    """Sizes around the learned tiles, if they may be so large; otherwise small ones."""
+    """Make the pool around the learned tiles, if they may be so large; else of small sizes."""
     fitting = tuple(tile for tile in tiles if high is None or tile < high)
     if fitting:
         return _around("learned", fitting, low, high)
@@ -473,7 +473,7 @@ def _unsaid(tiles: Sequence[int], low: int, high: int | None) -> SizePool:
 
 
 def _multiples(label: str, tiles: tuple[int, ...], low: int, high: int | None) -> SizePool:
-    """One, two and three tiles."""
+    """Make the pool of one, two and three tiles."""
     multiples = [n * tile for tile in tiles for n in (1, 2, 3)]
     kept = [size for size in multiples if low <= size and (high is None or size <= high)]
     if not kept:
@@ -486,7 +486,7 @@ def _multiples(label: str, tiles: tuple[int, ...], low: int, high: int | None) -
 
 
 def _explicit(label: str, value: Any) -> SizePool | SearchStrategy[int]:
-    """The sizes that ``dims`` gives for one dim, regardless of min_dim and max_dim."""
+    """Make the pool that ``dims`` gives for one dim, regardless of min_dim and max_dim."""
     if isinstance(value, SearchStrategy):
         return value
     sizes = {check_int(label, size, 0) for size in _several(value)}
@@ -496,14 +496,14 @@ def _explicit(label: str, value: Any) -> SizePool | SearchStrategy[int]:
 
 
 def _pool(sizes: Iterable[int], low: int, high: int | None, *, plain: int) -> SizePool:
-    """The ``sizes`` within the bounds, and the lower bound itself."""
+    """Make the pool of ``sizes`` within the bounds, and the lower bound itself."""
     within = {size for size in sizes if low <= size and size and (high is None or size <= high)}
     ordered = sorted(within | {low, max(low, 1)}, key=simplicity)
     return SizePool(tuple(ordered), ordered.index(plain) if plain in ordered else 0)
 
 
 def simplicity(size: int) -> float:
-    """Key for sorting sizes: ascending, but 0 after 1.
+    """Return the key for sorting sizes: ascending, but 0 after 1.
 
     A failure at size 1 is more useful than one of an empty array.
     """
@@ -511,7 +511,7 @@ def simplicity(size: int) -> float:
 
 
 def _prime_above(number: int) -> int:
-    """The smallest prime above ``number``."""
+    """Return the smallest prime above ``number``."""
     candidate = number + 1
     while candidate < 2 or any(candidate % d == 0 for d in range(2, int(candidate**0.5) + 1)):
         candidate += 1

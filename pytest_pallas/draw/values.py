@@ -32,7 +32,7 @@ def elements(
     allow_infinity: bool = False,
     allow_subnormal: bool = True,
 ) -> SearchStrategy[Any]:
-    """A strategy for one value of ``dtype``, one of numpy's or ml_dtypes' dtypes.
+    """Return a strategy for one value of ``dtype``, one of numpy's or ml_dtypes' dtypes.
 
     Example::
 
@@ -124,7 +124,7 @@ def _nothing(dtype: np.dtype[Any], low: object, high: object) -> SpecError:
 
 
 def _inward(bound: float, dtype: np.dtype[Any], away: int) -> float:
-    """``bound`` as a value of ``dtype``, not beyond it."""
+    """Return ``bound`` as a value of ``dtype``, not beyond it."""
     rounded = dtype.type(bound)
     if (rounded < bound) if away > 0 else (rounded > bound):
         rounded = np.nextafter(rounded, dtype.type(away * np.inf))
@@ -138,7 +138,7 @@ def _as_float64(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 
 @lru_cache(maxsize=32)
 def _boundaries(dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The boundary values of ``dtype``, and two short ones to shrink to."""
+    """Return the boundary values of ``dtype``, and two short ones to shrink to."""
     held = range_of(dtype)
     if not is_float(dtype):
         return np.array(
@@ -158,7 +158,7 @@ def _boundaries(dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 @lru_cache(maxsize=32)
 def _every(dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], ...]:
-    """Every value of a dtype of at most 16 bits, by order of magnitude; the simplest first.
+    """Return every value of a dtype of at most 16 bits, by order of magnitude; the simplest first.
 
     Zeros come first and non-finite values last. Between them the order is by distance from 1, and
     for one magnitude by the number of significant bits.
@@ -226,7 +226,7 @@ class DtypeRange:
 
 @lru_cache(maxsize=64)
 def range_of(dtype: np.dtype[Any]) -> DtypeRange:
-    """The range of ``dtype``; bool holds 0 and 1."""
+    """Return the range of ``dtype``; bool holds 0 and 1."""
     if dtype.kind == "b":
         return DtypeRange(0, 1, 1, 1)
     if not is_float(dtype):
@@ -469,7 +469,7 @@ _IMAGINARY = 2**32
 def generate(
     values: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, seed: int, index: int = 0
 ) -> Array:
-    """An array of the class ``values``, the same for the same arguments.
+    """Return an array of the class ``values``, the same for the same arguments.
 
     Values are converted to the dtype: integers are rounded, unsigned integers and float8_e8m0fnu
     get absolute values, narrow dtypes are clipped to their finite range, and a bool or uint1 is
@@ -499,7 +499,7 @@ def generate(
 
 
 def check_classes(values: object, argument: str = "values") -> tuple[str, ...]:
-    """The value classes named by ``values``, a name or several, from the simplest on.
+    """Return the value classes named by ``values``, a name or several, from the simplest on.
 
     Raises:
       SpecError: there are none, or one of them does not exist.
@@ -544,7 +544,7 @@ def _specials(dtype: np.dtype[Any]) -> Array:
 
 
 def _prime_up_to(number: int) -> int:
-    """The largest prime up to ``number``, or 1."""
+    """Return the largest prime up to ``number``, or 1."""
     while number > 1 and any(number % divisor == 0 for divisor in range(2, number)):
         number -= 1
     return max(number, 1)

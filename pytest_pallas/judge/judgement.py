@@ -68,7 +68,7 @@ def excessive_rms(
     sensitivity: float,
     excused: Array | None,
 ) -> Rms | None:
-    """The root mean square errors of an output of ``dtype`` if they are too large, or None.
+    """Return the root mean square errors of an output of ``dtype`` if they are too large, or None.
 
     Args:
       measured: the errors.
@@ -102,7 +102,7 @@ def excessive_rms(
 
 
 def _root_mean_square(errors: Array, count: int) -> float:
-    """The root of the sum of squares over ``count``, which excludes zeros that mean nothing."""
+    """Return the root mean square of ``count`` errors; other elements are zeros."""
     flat = errors.ravel()
     # einsum, because a threaded BLAS costs milliseconds on a busy machine.
     with np.errstate(over="ignore"):
@@ -128,7 +128,7 @@ class ErrorVerdict:
         return 0 if self.wrong is None else int(np.count_nonzero(self.wrong))
 
     def worst_index(self, present: Array | None = None) -> tuple[int, ...]:
-        """Where the first element of wrong class is, else the one furthest over its limit.
+        """Return where the first element of wrong class is, else the one furthest over its limit.
 
         ``present`` is True where elements are, if not everywhere.
         """
@@ -163,7 +163,7 @@ def judge_integers(sides: ComparedArrays, tolerance: Tolerance, exact: bool) -> 
 
 
 def _differences(actual: Array, expected: Array, mask: Array) -> Array:
-    """The absolute differences of integers where ``mask`` is True; 0 elsewhere."""
+    """Return the absolute differences of integers where ``mask`` is True; 0 elsewhere."""
     errors = np.zeros(mask.shape)
     # Python ints, because the difference of two int64 may not be one.
     difference = actual[mask].astype(object) - expected[mask].astype(object)
@@ -270,7 +270,7 @@ def _judge_elements(kind: str, measured: Measured, limit: Array | float) -> Erro
 
 
 def _numeric(values: Array, dtype: np.dtype[Any]) -> Array:
-    """``values`` as float64 or complex128, to be measured against an output of ``dtype``."""
+    """Return ``values`` as float64 or complex128, to be measured against an output of ``dtype``."""
     values = wide(values)
     if is_complex(dtype):
         return values.astype(np.complex128, copy=False)
@@ -278,7 +278,7 @@ def _numeric(values: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def _explicit_limit(tolerance: Tolerance, magnitude: Array, unit: Array | float) -> Array:
-    """What the explicit rule allows each element, in units of ``unit``."""
+    """Return what the explicit rule allows each element, in units of ``unit``."""
     with np.errstate(all="ignore"):
         limit = ((tolerance.atol or 0.0) + (tolerance.rtol or 0.0) * magnitude) / unit
     return np.maximum(limit, tolerance.ulp or 0.0)
@@ -387,19 +387,19 @@ def _judge(
 
 
 def _refused(sides: ComparedArrays, verdict: ErrorVerdict, tolerance: Tolerance) -> bool:
-    """Whether a verdict is that the output is wrong, for whatever reason."""
+    """Return whether the output is wrong by a verdict, for whatever reason."""
     return verdict.misclassed is not None or _inaccurate(sides, verdict, tolerance)
 
 
 def _inaccurate(sides: ComparedArrays, verdict: ErrorVerdict, tolerance: Tolerance) -> bool:
-    """Whether the default rule rejects a verdict for the size of its errors."""
+    """Return whether the default rule rejects a verdict for the size of its errors."""
     if verdict.misclassed is not None or tolerance.explicit or not sides.count:
         return False
     return verdict.rms is not None or verdict.count > tolerance.fraction * sides.count
 
 
 def _unfit(sides: ComparedArrays, where: str, check_dtype: bool) -> Comparison | None:
-    """The failed comparison of arrays that cannot be compared, or None."""
+    """Return the failed comparison of arrays that cannot be compared, or None."""
     actual, oracle, baseline = sides.actual, sides.oracle, sides.baseline
     if oracle.shape != baseline.shape:
         raise KernelReferenceError(
@@ -422,7 +422,7 @@ def _unfit(sides: ComparedArrays, where: str, check_dtype: bool) -> Comparison |
 def _conclude(
     sides: ComparedArrays, verdict: ErrorVerdict, fraction: float, where: str
 ) -> Comparison:
-    """The verdict as a ``Comparison``."""
+    """Convert a verdict to a ``Comparison``."""
     actual = sides.actual
     count = verdict.count
     misclassed, rms = verdict.misclassed is not None, verdict.rms
@@ -507,13 +507,13 @@ def bitwise_leaves(
 
 
 def _bytes(array: Array) -> Array:
-    """The bytes of each element: uint8[elements, itemsize]."""
+    """Return the bytes of each element: uint8[elements, itemsize]."""
     flat = np.ascontiguousarray(array).reshape(-1)
     return flat.view(np.uint8).reshape(flat.size, array.dtype.itemsize)
 
 
 def _errors(actual: Array, expected: Array, mask: Array) -> Array:
-    """Absolute differences of integers, ulps of floats; infinite where the class differs."""
+    """Return absolute differences of integers, ulps of floats; infinite where the class differs."""
     if is_exact(actual.dtype):
         return _differences(wide(actual), wide(expected), mask)
     measured = measure(wide(actual), wide(expected), wide(expected), actual.dtype)
@@ -661,5 +661,5 @@ def compare_trees(
 
 
 def _names(paths: Iterable[str]) -> str:
-    """Paths in one line, in their order."""
+    """Return paths in one line, in their order."""
     return ", ".join(paths) or "none"

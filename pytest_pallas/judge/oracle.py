@@ -72,7 +72,7 @@ class ExpectedCache:
         nan_ok: bool = False,
         products: ProductPrecision | None = None,
     ) -> Expected:
-        """``expected`` for these arguments, evaluated once."""
+        """Evaluate ``expected`` for these arguments, once."""
         key = identity(reference), digest((args, dict(options))), nan_ok, products
         values = self.kept.get(key)
         if values is None:
@@ -173,7 +173,7 @@ def _in_float64() -> Generator[None]:
 def _sensitivity(
     reference: Callable[..., Any], args: Any, options: Mapping[str, Any], oracle: Evaluation
 ) -> Mapping[str, float]:
-    """The change of each output with the inputs: root mean square, per relative change.
+    """Measure the change of each output with the inputs: RMS, per relative change.
 
     Every float is changed by plus or minus ``PERTURBATION``, ``PERTURBATIONS`` times, with signs
     from a fixed seed. For a sum this is the size of its terms, even if the sum nearly cancels: the
@@ -222,7 +222,7 @@ def _widened(leaf: Any) -> Any:
 
 
 def _is_key(array: Any) -> bool:
-    """Whether it holds typed PRNG keys, as ``jax.random.key`` makes them."""
+    """Return whether it holds typed PRNG keys, as ``jax.random.key`` makes them."""
     return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
@@ -242,7 +242,7 @@ def noise_of(
     dtypes: Collection[str] = (),
     products: ProductPrecision | None = None,
 ) -> Mapping[str, Noise]:
-    """The effect of rounding on each output of a reference; see ``judge.roundings``.
+    """Measure the effect of rounding on each output of a reference; see ``judge.roundings``.
 
     It leaves out float64 outputs, whose rounding the oracle has itself. Empty for a reference that
     JAX cannot trace.
@@ -286,7 +286,7 @@ def _draws(
     dtypes: Collection[str],
     products: ProductPrecision | None,
 ) -> Sequence[np.ndarray[Any, Any]]:
-    """Each output ``DRAWS`` times, with random roundings of float32 and of epsilon ``narrow``."""
+    """Evaluate each output ``DRAWS`` times, with random roundings of float32 and of ``narrow``."""
     generator = np.random.Generator(np.random.SFC64(0))
 
     def error(shape: Sequence[int]) -> np.ndarray[Any, Any]:
@@ -299,7 +299,7 @@ def _draws(
 
 
 def errors_of_sums(oracle: Evaluation, sums: ProductSums) -> Mapping[str, np.ndarray[Any, Any]]:
-    """What adding products as tensor cores do changes in each output of a reference.
+    """Measure how each output changes if products are added as tensor cores add them.
 
     Each is float64[DRAWS, *shape]: the terms of the sums come in another order in each draw.
     Nothing else is rounded. Empty for a reference that JAX cannot trace.

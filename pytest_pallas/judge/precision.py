@@ -55,7 +55,7 @@ class _State:
     computed: Precision | None = None
 
     def joined(self, other: _State) -> _State:
-        """What is known if it may be either."""
+        """Join what is known of a value that may be either."""
         return _State(
             widened=self.widened or other.widened,
             is_input=self.is_input and other.is_input,
@@ -94,7 +94,7 @@ def precisions(oracle: Any, baseline: Any) -> Sequence[Precision | None]:
 
 
 def _meant_by(baseline: Any) -> Callable[[Any], bool]:
-    """Whether an equation rounds in the kernel's dtypes, too: then it is part of the function.
+    """Return a function that says whether an equation rounds in the kernel's dtypes, too.
 
     ``baseline`` is what was traced in these dtypes; it is searched when there is a question.
     """
@@ -120,7 +120,7 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
 
 
 def _narrows(eqn: Any) -> bool:
-    """Whether the result has fewer digits than an operand."""
+    """Return whether the result has fewer digits than an operand."""
     out = _digits(eqn.outvars[0].aval)
     return out is not None and any(
         digits is not None and digits < out
@@ -129,7 +129,7 @@ def _narrows(eqn: Any) -> bool:
 
 
 def _digits(aval: Any) -> float | None:
-    """The epsilon of a float or complex array; None for anything else."""
+    """Return the epsilon of a float or complex array; None for anything else."""
     dtype = getattr(aval, "dtype", None)
     return epsilon(dtype) if isinstance(dtype, np.dtype) and is_inexact(dtype) else None
 
@@ -138,7 +138,7 @@ _DOUBLE = epsilon(np.float64)
 
 
 def _outputs(jaxpr: Any, inputs: _States, meant: _Meant) -> list[_State]:
-    """What is known of the outputs of an open jaxpr."""
+    """Return what is known of the outputs of an open jaxpr."""
     states: dict[Any, _State] = {var: _State(is_input=True) for var in jaxpr.constvars}
     states.update(zip(jaxpr.invars, inputs, strict=True))
 
@@ -170,7 +170,7 @@ def _results(eqn: Any, operands: _States, meant: _Meant) -> _States:
 
 
 def _loop(body: Any, operands: _States, consts: int, carried: int, meant: _Meant) -> _States:
-    """What is known after any number of steps."""
+    """Return what is known after any number of steps."""
     jaxpr, _ = open_jaxpr(body)
     carry = list(operands[consts : consts + carried])
     while True:
@@ -183,7 +183,7 @@ def _loop(body: Any, operands: _States, consts: int, carried: int, meant: _Meant
 
 
 def _result(eqn: Any, operands: _States, digits: float | None, meant: _Meant) -> _State:
-    """What is known of a result, of which ``digits`` is the epsilon if it is a float."""
+    """Return what is known of a result, of which ``digits`` is the epsilon if it is a float."""
     name = eqn.primitive.name
     exact = name in _LOSSLESS or digits is None
     known = operands[0] if operands else _State(is_input=True)
@@ -206,7 +206,7 @@ def _result(eqn: Any, operands: _States, digits: float | None, meant: _Meant) ->
 
 
 def _joined(several: Sequence[_States]) -> list[_State]:
-    """What is known of each value if it may be that of any of several."""
+    """Join what is known of values, each of which may be that of any of several."""
     first, *rest = several
     joined = list(first)
     for states in rest:
@@ -215,7 +215,7 @@ def _joined(several: Sequence[_States]) -> list[_State]:
 
 
 def _of_user(precision: Precision | None, eqn: Any) -> Precision | None:
-    """A place in the reference, where a check has rounded: a cotangent, say."""
+    """Name a line of the reference instead of a check's, which may round, too: a cotangent."""
     if precision is None or precision.line is None or not is_own(precision.line.file):
         return precision
     return replace(precision, line=_line(eqn) or precision.line)

@@ -100,7 +100,7 @@ def evaluate_reference(
 
 
 def evaluate_again(evaluation: Evaluation, arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
-    """The outputs of a traced reference for other inputs, in the order of ``leaves``.
+    """Evaluate a traced reference for other inputs; outputs come in the order of ``leaves``.
 
     Raises:
       SimulationError: it cannot be evaluated.
@@ -111,7 +111,7 @@ def evaluate_again(evaluation: Evaluation, arrays: Sequence[Any]) -> list[np.nda
 
 
 def least_magnitude(evaluation: Evaluation) -> float:
-    """The least magnitude that a reference computes with; see ``MagnitudeRecorder``.
+    """Return the least magnitude that a reference computes with; see ``MagnitudeRecorder``.
 
     It is 0 for a reference that JAX cannot trace, or that cannot be evaluated.
     """
@@ -129,7 +129,7 @@ def least_magnitude(evaluation: Evaluation) -> float:
 
 
 def _traced(static: StaticPart, arrays: list[Any], products: ProductPrecision | None) -> Evaluation:
-    """The evaluation of a trace."""
+    """Trace a reference and evaluate the trace."""
     from pallas_sim import evaluate
 
     machine = _machine()
@@ -141,7 +141,7 @@ def _traced(static: StaticPart, arrays: list[Any], products: ProductPrecision | 
 
 
 def _eager(static: StaticPart, arrays: list[Any], products: ProductPrecision | None) -> Evaluation:
-    """The evaluation operation by operation."""
+    """Call a reference and evaluate its operations one by one."""
     from pallas_sim import run_eagerly
 
     machine = _machine()
@@ -158,7 +158,7 @@ _ROUNDED = weakref.WeakKeyDictionary[Any, _Rounded]()
 
 
 def with_precision(jaxpr: Any, products: ProductPrecision) -> Any:
-    """A jaxpr with equations that round the operands of products of float32.
+    """Add equations to a jaxpr that round the operands of products of float32.
 
     A product with an explicit precision keeps at least that. Pallas kernels stay as they are.
 
@@ -189,7 +189,7 @@ def _with_precision(jaxpr: Any, products: ProductPrecision) -> Any:
 
 
 def _with_rounded_operands(eqn: Any, bits: int) -> list[Any]:
-    """A product, after the equations that round its operands."""
+    """Return a product, after the equations that round its operands."""
     if bits >= FLOAT32_BITS:
         return [eqn]
     operands = eqn.invars[:2]
@@ -240,7 +240,7 @@ def _as_it_is(
 
 
 def flatten(values: Any) -> Leaves:
-    """A pytree as (path, numpy array) pairs. A lone array has the path ""."""
+    """Flatten a pytree to (path, numpy array) pairs. A lone array has the path ""."""
     return [
         (jax.tree_util.keystr(path), to_numpy(leaf))
         for path, leaf in jax.tree_util.tree_leaves_with_path(values)
@@ -248,6 +248,6 @@ def flatten(values: Any) -> Leaves:
 
 
 def name_of(function: Any) -> str:
-    """The name of a function, also inside partials and wrappers of checks."""
+    """Return the name of a function, also inside partials and wrappers of checks."""
     inner = getattr(function, "func", None) or getattr(function, "function", None)
     return name_of(inner) if callable(inner) else getattr(function, "__name__", repr(function))

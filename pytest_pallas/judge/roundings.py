@@ -54,14 +54,14 @@ class ProductSums:
 
 
 def is_product(eqn: Any) -> bool:
-    """Whether an equation multiplies arrays of float32 and adds the products up."""
+    """Return whether an equation multiplies arrays of float32 and adds the products up."""
     return eqn.primitive.name in _PRODUCTS and all(
         atom.aval.dtype == np.float32 for atom in eqn.invars[:2]
     )
 
 
 def lowest_precision(jaxpr: Any) -> ProductPrecision | None:
-    """The lowest precision that a program asks of a GPU for its products of float32.
+    """Return the lowest precision that a program asks of a GPU for its products of float32.
 
     Dead code asks for nothing.
 
@@ -83,7 +83,7 @@ def lowest_precision(jaxpr: Any) -> ProductPrecision | None:
 
 
 def kept_bits(params: Mapping[str, Any], default: ProductPrecision) -> int:
-    """The fractional bits that a product keeps of an operand, at least those of ``default``.
+    """Return the fractional bits that a product keeps of an operand, at least those of ``default``.
 
     Args:
       params: of the equation.
@@ -103,7 +103,7 @@ _INSTRUCTIONS = {
 
 
 def coarsest_sums(jaxpr: Any, accumulations: Accumulations) -> ProductSums | None:
-    """How the kernels of a program add products: of several ways, that with the fewest bits.
+    """Find how the kernels of a program add products: the way with the fewest bits.
 
     Args:
       jaxpr: what JAX traced, open or closed.
@@ -123,7 +123,7 @@ def coarsest_sums(jaxpr: Any, accumulations: Accumulations) -> ProductSums | Non
 
 
 def _operands(jaxpr: Any) -> Iterator[tuple[tuple[str, str], Any]]:
-    """The instruction and the dtype of each operand of a product."""
+    """Yield the instruction and the dtype of each operand of a product."""
     for eqn in jaxpr.eqns:
         instruction = _INSTRUCTIONS.get(eqn.primitive.name)
         if instruction is not None:
@@ -147,7 +147,7 @@ def _products(jaxpr: Any) -> Iterator[Any]:
 
 
 def _precision_of(params: Mapping[str, Any]) -> ProductPrecision | None:
-    """The precision of a product of float32 on a GPU; None for float32."""
+    """Return the precision of a product of float32 on a GPU; None for float32."""
     precision = params["precision"]
     if _is_default(precision):
         return _TF32
@@ -283,7 +283,7 @@ class _Value:
 
 
 def rounded(jaxpr: Any, arrays: Sequence[Any], rounding: Rounding, draws: int) -> list[list[Any]]:
-    """The outputs of a jaxpr ``draws`` times, each with rounding errors of its own on the way.
+    """Evaluate a jaxpr ``draws`` times, each time with other rounding errors on the way.
 
     - Every operation's result is rounded in the wide dtype. Functions such as ``exp`` have four
       roundings, and one of each argument: 2^x is commonly e^(x log 2), whose product is rounded.
@@ -327,12 +327,12 @@ class _Results:
         self._of = dict[tuple[int, ...], tuple[Equation, Sequence[Any]]]()
 
     def constant(self, array: Any) -> _Value:
-        """An input or a constant, which is the same in every draw."""
+        """Keep an input or a constant, which is the same in every draw."""
         self._same[id(array)] = array
         return _Value(array, unrounded=True)
 
     def get(self, equation: Equation, evaluate: _Evaluate, arrays: Sequence[Any]) -> Sequence[Any]:
-        """The results of an equation, from an earlier draw if its operands are always the same."""
+        """Evaluate an equation; once for all draws, if its operands are always the same."""
         if not all(id(array) in self._same for array in arrays):
             return evaluate(arrays)
         key = (id(equation), *map(id, arrays))
@@ -358,7 +358,7 @@ class _Draw:
     def apply(
         self, equation: Equation, operands: Sequence[_Value], evaluate: _Evaluate
     ) -> list[_Value]:
-        """The results of one operation; see ``pallas_sim.evaluate_with``."""
+        """Return the results of one operation; see ``pallas_sim.evaluate_with``."""
         name, wide = equation.name, self._rounding.wide
         bind = functools.partial(self._results.get, equation, evaluate)
         moves = name in _MOVES or name in _CHOICES
@@ -413,7 +413,7 @@ class _Draw:
         return _Value(moved, terms=sizes, again=np.abs(bind(again)[0]), products=products)
 
     def _used(self, operand: _Value, name: str) -> Any:
-        """An operand as the operation ``name`` may have it."""
+        """Return an operand as the operation ``name`` may have it."""
         array = operand.array
         if operand.unrounded or name in EXACT or not _is_inexact(array):
             return array
@@ -425,11 +425,11 @@ class _Draw:
         return self._off(array, narrow) if narrow and name in _SUMS else array
 
     def _off(self, array: Any, size: float) -> Any:
-        """A float with a relative error of ``size``, each element its own."""
+        """Return a float with a relative error of ``size``, each element its own."""
         return self._moved(array, size * np.abs(array)) if _is_inexact(array) else array
 
     def _moved(self, array: Any, size: Any) -> Any:
-        """A float with an absolute error of ``size``, each element its own, in its dtype.
+        """Return a float with an absolute error of ``size``, each element its own, in its dtype.
 
         An infinity has none: a score that is masked by one stays masked.
         """
@@ -448,13 +448,13 @@ class _Draw:
         return (wide + size * error).astype(dtype)
 
     def _unit(self, params: Any) -> float:
-        """The last bit of an operand of a product, relative to it; 0 if that is of float32."""
+        """Return the last bit of an operand of a product, relative to it; 0 for float32."""
         products = self._rounding.products
         bits = FLOAT32_BITS if products is None else kept_bits(params, products)
         return 2.0**-bits if bits < FLOAT32_BITS else 0.0
 
     def _of_product(self, array: Any, unit: float) -> Any:
-        """An operand of a product with the errors of rounding it, where it has more bits."""
+        """Return an operand of a product with the errors of rounding it, where it has more bits."""
         if not is_float(array.dtype):
             return array
         size = np.abs(array).astype(np.float64)
@@ -465,7 +465,7 @@ class _Draw:
     def _summed(
         self, equation: Equation, bind: _Evaluate, arrays: Sequence[Any], result: Any
     ) -> _Value:
-        """A sum with the error of its order."""
+        """Return a sum with the error of its order."""
         if not _is_inexact(result):
             return _Value(result, unrounded=True)
         axes = [_summed_axes(equation, position) for position in range(len(arrays))]
@@ -492,7 +492,7 @@ class _Draw:
     def _truncated(
         self, equation: Equation, arrays: Sequence[Any], result: Any, sums: ProductSums
     ) -> Any:
-        """A matrix product as tensor cores add it, in a random order of its terms."""
+        """Return a matrix product as tensor cores add it, in a random order of its terms."""
         finite = all(np.isfinite(array).all() for array in (*arrays, result))
         if not finite or not all(is_float(array.dtype) for array in arrays):
             return result
@@ -504,7 +504,7 @@ class _Draw:
 
 
 def _summed_axes(equation: Equation, position: int) -> tuple[int, ...]:
-    """The axes of an operand that are summed over."""
+    """Return the axes of an operand that are summed over."""
     name, params = equation.name, equation.params
     if name == "dot_general":
         return tuple(params["dimension_numbers"][0][position])
