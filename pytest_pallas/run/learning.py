@@ -75,7 +75,7 @@ def problem_with(spec: KernelSpec, checks: Mapping[str, Check], families: object
 
 
 def _ignored(ignored: Callable[..., Any], arguments: Arguments) -> str | None:
-    from pytest_pallas.checks.inputs import masks_of
+    from pytest_pallas.checks.padding import masks_of
 
     try:
         masks_of(ignored, arguments)
