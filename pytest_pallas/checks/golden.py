@@ -8,6 +8,7 @@ be bitwise equal to the golden if nothing changed that determines its bits.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,7 +54,6 @@ class Goldens:
     mode: Mode
     most: int
     ci: bool = False
-    _index: dict[str, list[Golden]] | None = field(default=None, repr=False)
 
     def ready(self) -> None:
         """Check before any test runs that goldens can be written or read.
@@ -68,14 +68,13 @@ class Goldens:
                 "first (--pallas-golden=record), or give their folder with --pallas-golden-dir"
             )
 
-    @property
+    @functools.cached_property
     def index(self) -> Mapping[str, Sequence[Golden]]:
         """All goldens by their question."""
-        if self._index is None:
-            self._index = {}
-            for golden in self.store.goldens():
-                self._index.setdefault(golden.question, []).append(golden)
-        return self._index
+        index: dict[str, list[Golden]] = {}
+        for golden in self.store.goldens():
+            index.setdefault(golden.question, []).append(golden)
+        return index
 
     def of(self, kernel: str, check: str, mesh: Mapping[str, int]) -> list[Golden]:
         """Return all goldens of a check of a kernel, one for each call."""
@@ -120,8 +119,13 @@ def keeping(check: Check, kernel: str, request: GoldenRequest) -> Check:
         result = check.run(context)
         if result.answer is None or result.failed is not None:
             return result
-        keep = _compared if request.goldens.mode == "replay" else _recorded
-        return keep(request, check.name, kernel, context, result, result.answer)
+        if request.goldens.mode == "replay":
+            written = written_call(context.arguments)
+            question = question_of(kernel, check.name, request.mesh, written.digest)
+            goldens = request.goldens.index.get(question, ())
+            return _compared(goldens, request.goldens.store, context, result, result.answer)
+        golden, arrays = _golden_of(request, check.name, kernel, context, result.answer)
+        return _recorded(golden, arrays, request.goldens, result)
 
     return dataclasses.replace(check, run=run)
 
@@ -131,23 +135,19 @@ def written_call(arguments: Arguments) -> Written:
     return write((arguments.args, dict(arguments.options), dict(arguments.tuning)))
 
 
-def _recorded(
-    request: GoldenRequest,
-    check: str,
-    name: str,
-    context: CheckContext,
-    result: CheckResult,
-    answer: ComparedOutputs,
-) -> CheckResult:
+def _golden_of(
+    request: GoldenRequest, check: str, kernel: str, context: CheckContext, answer: ComparedOutputs
+) -> tuple[Golden, dict[str, Array]]:
+    """Make the golden of a call, and the arrays to keep."""
     drawn = "; ".join(f"{fact.name} {fact.text}" for fact in drawn_facts(context.arguments))
-    goldens, written = request.goldens, written_call(context.arguments)
-    kept = _size(written.arrays) <= goldens.most
-    outputs, arrays = _outputs(answer.outputs, goldens.most)
+    written, most = written_call(context.arguments), request.goldens.most
+    kept = _size(written.arrays) <= most
+    outputs, arrays = _outputs(answer.outputs, most)
     if kept:
         arrays |= {f"in{number}": array for number, array in enumerate(written.arrays)}
     golden = Golden(
         test=request.test,
-        kernel=name,
+        kernel=kernel,
         check=check,
         mesh=dict(request.mesh),
         origin=origin_of(context.backend, context.kernel),
@@ -164,6 +164,13 @@ def _recorded(
         tensors="",
         products=answer.expected.products,
     )
+    return golden, arrays
+
+
+def _recorded(
+    golden: Golden, arrays: Mapping[str, Array], goldens: Goldens, result: CheckResult
+) -> CheckResult:
+    """Keep a golden, unless there is an equal one."""
     before = goldens.store.get(golden.name)
     if before is not None and (before.outputs, before.origin) == (golden.outputs, golden.origin):
         return _counted(result, unchanged=1)
@@ -175,7 +182,7 @@ def _recorded(
         )
     goldens.store.put(golden, arrays)
     result = _counted(result, **{"recorded" if before is None else "replaced": 1})
-    if any(output.sample for output in outputs):
+    if any(output.sample for output in golden.outputs):
         result = dataclasses.replace(result, notes=(*result.notes, _SAMPLED))
     return result
 
@@ -184,20 +191,18 @@ _SAMPLED = Note(f"golden: of large outputs, {SAMPLE} elements and a checksum are
 
 
 def _compared(
-    request: GoldenRequest,
-    check: str,
-    name: str,
+    goldens: Sequence[Golden],
+    store: Store,
     context: CheckContext,
     result: CheckResult,
     answer: ComparedOutputs,
 ) -> CheckResult:
-    question = question_of(name, check, request.mesh, written_call(context.arguments).digest)
-    goldens = request.goldens.index.get(question, ())
+    """Compare an answer with the goldens of its call, up to the first that differs."""
     if not goldens:
         return _counted(result, missing=1)
     here = origin_of(context.backend, context.kernel)
     for golden in goldens:
-        comparisons = _against(golden, request.goldens.store, here, context, answer)
+        comparisons = _against(golden, store, here, context, answer)
         if any(not comparison.passed for comparison in comparisons):
             subject = f"against the golden of {golden.origin}"
             result = dataclasses.replace(result, comparisons=comparisons, subject=subject)

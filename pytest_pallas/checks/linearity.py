@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -82,7 +81,7 @@ def _one(
 def _scaled(context: CheckContext, relation: Linear, drawn: CallOutput) -> Iterator[CheckResult]:
     """Check homogeneity."""
     for factor in _factors(relation, drawn):
-        scaled = _changed(relation, drawn, partial(_times, factor=factor))
+        scaled = _times(relation, drawn, factor)
         if scaled is None:
             continue
         other = answer(context, scaled)
@@ -193,7 +192,7 @@ def _held(values: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def _factors(relation: Linear, drawn: CallOutput) -> Iterator[float | int]:
-    """Yield factors to try, in order; ``_changed`` leaves out those that a dtype cannot hold."""
+    """Yield factors to try, in order; ``_times`` leaves out those that a dtype cannot hold."""
     args = drawn.arguments.args
     named = jax.tree.leaves([args[position] for position in relation.positions])
     if any(_is_number(leaf) and is_exact(leaf.dtype) for leaf in named):
@@ -221,27 +220,21 @@ def _factors(relation: Linear, drawn: CallOutput) -> Iterator[float | int]:
     yield -1.0
 
 
-def _times(leaf: Any, factor: float) -> Array | None:
-    """Return ``leaf`` times ``factor``; None if its dtype cannot hold that."""
-    array = np.asarray(leaf)
-    with np.errstate(all="ignore"):
-        scaled = wide(array) * factor
-    held = _held(scaled, array.dtype)
-    same = (held == scaled) | ((held != held) & (scaled != scaled))  # two NaN
-    return held.astype(array.dtype) if bool(np.all(same)) else None
-
-
-def _changed(
-    relation: Linear, drawn: CallOutput, change: Callable[[Any], Array | None]
-) -> tuple[Any, ...] | None:
-    """Change the numbers of the relation's arguments; None if a dtype cannot hold the result."""
+def _times(relation: Linear, drawn: CallOutput, factor: float) -> tuple[Any, ...] | None:
+    """Multiply the relation's arguments by ``factor``; None if a dtype cannot hold the result."""
     args = list(drawn.arguments.args)
     for position in relation.positions:
         leaves, structure = jax.tree.flatten(args[position])
-        changed = [change(leaf) if _is_number(leaf) else leaf for leaf in leaves]
-        if any(leaf is None for leaf in changed):
-            return None
-        args[position] = jax.tree.unflatten(structure, changed)
+        for number, leaf in enumerate(leaves):
+            if not _is_number(leaf):
+                continue
+            with np.errstate(all="ignore"):
+                scaled = wide(np.asarray(leaf)) * factor
+            held = _held(scaled, leaf.dtype)
+            if not ((held == scaled) | ((held != held) & (scaled != scaled))).all():  # or two NaN
+                return None
+            leaves[number] = held.astype(leaf.dtype)
+        args[position] = jax.tree.unflatten(structure, leaves)
     return tuple(args)
 
 

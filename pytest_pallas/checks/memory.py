@@ -28,10 +28,10 @@ PAIR: tuple[Contents, Contents] = ("zero", "high")
 _SHOWN = 4
 
 #: The parameters of a kernel's equation, and its outputs.
-Told = tuple[Any, Sequence[Any]]
+KernelOutputs = tuple[Any, Sequence[Any]]
 
 
-def never_written(first: Sequence[Told], second: Sequence[Told]) -> Iterator[str]:
+def never_written(first: Sequence[KernelOutputs], second: Sequence[KernelOutputs]) -> Iterator[str]:
     """Yield one line for each output with elements that were never written.
 
     Args:

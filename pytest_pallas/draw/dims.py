@@ -9,10 +9,11 @@ learned from the kernel (``probing``).
 from __future__ import annotations
 
 import ast
+import functools
 import math
 import random
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -96,8 +97,6 @@ class DimsPlan:
       free: strategies of the other dims.
       table: rows with one position for each pool. Row 0 has the largest sizes: with it, only the
         caps determine the sizes, so that shrinking to row 0 frees each dim.
-      row: strategy for the number of a row.
-      caps: for each pool a number to subtract, and what to subtract it from.
       budget: the limits of the arrays.
       defining: constraints that give the size of a dim that is not drawn, in order.
       checked: the other constraints.
@@ -107,11 +106,35 @@ class DimsPlan:
     pools: Mapping[str, SizePool]
     free: Mapping[str, SearchStrategy[int]]
     table: Sequence[tuple[int, ...]]
-    row: SearchStrategy[int]
-    caps: Sequence[tuple[int, SearchStrategy[int]]]
     budget: Budget
     defining: Sequence[Constraint]
     checked: Sequence[Constraint]
+
+    @property
+    def constrained(self) -> bool:
+        """Whether there are constraints."""
+        return bool(self.defining or self.checked)
+
+    @functools.cached_property
+    def row(self) -> SearchStrategy[int]:
+        """A strategy for the number of a row."""
+        return st.sampled_from(range(len(self.table)))
+
+    @functools.cached_property
+    def caps(self) -> Sequence[tuple[int, SearchStrategy[int]]]:
+        """For each pool a strategy for its cap, and the number to subtract from what that draws.
+
+        The strategies draw from disjoint ranges, because hypothesis spends most of its examples on
+        copying what it drew from one strategy over what it drew from an equal one, and copied caps
+        make no new shapes.
+        """
+        caps: list[tuple[int, SearchStrategy[int]]] = []
+        base = len(self.table)
+        for pool in self.pools.values():
+            length = _RARELY * len(pool.sizes) if len(pool.sizes) > 1 else 1
+            caps.append((base, st.sampled_from(range(base, base + length))))
+            base += length
+        return caps
 
 
 def dims(
@@ -209,16 +232,11 @@ def plan_dims(
         pools=pools,
         free=free,
         table=make_table(tuple(pools.values())),
-        row=st.nothing(),
-        caps=(),
         budget=budget,
         defining=defining,
         checked=(*checked, *positive, *_differences(spec, arguments.unequal)),
     )
-    table = _fitting_table(plan) if plan.defining or plan.checked else plan.table
-    row = st.sampled_from(range(len(table)))
-    caps = _caps(pools.values(), len(table))
-    return replace(plan, table=table, row=row, caps=caps)
+    return replace(plan, table=_fitting_table(plan)) if plan.constrained else plan
 
 
 def boundaries(plan: DimsPlan) -> dict[str, dict[int, str]]:
@@ -226,7 +244,7 @@ def boundaries(plan: DimsPlan) -> dict[str, dict[int, str]]:
     least = {name: pool.sizes[0] for name, pool in plan.pools.items()} | dict.fromkeys(plan.free, 1)
     kinds: dict[str, dict[int, str]] = {}
     for column, (name, pool) in enumerate(plan.pools.items()):
-        if plan.defining or plan.checked:
+        if plan.constrained:
             tabled = {row[column] for row in plan.table}
             sizes = [size for position, size in enumerate(pool.sizes) if position in tabled]
         else:
@@ -297,7 +315,7 @@ def draw_dims(draw: DrawFn, plan: DimsPlan) -> dict[str, int]:
         for (cap_base, cap), position in zip(plan.caps, plan.table[number], strict=True)
     ]
     sizes |= {n: p.sizes[at] for (n, p), at in zip(plan.pools.items(), positions, strict=True)}
-    if plan.defining or plan.checked:
+    if plan.constrained:
         if not _complete(plan, sizes):
             reject()
     elif _too_large(plan.shapes, sizes, plan.budget):
@@ -315,20 +333,6 @@ def _probed(plan: DimsPlan, probe: Probe, drawn: Mapping[str, int]) -> dict[str,
             probe.sizes.update((name, order[name]) for name in plain if name in order)
             return {name: sizes[name] for name in plan.shapes.variables}
     reject()
-
-
-def _caps(pools: Iterable[SizePool], base: int) -> tuple[tuple[int, SearchStrategy[int]], ...]:
-    """Return strategies for the caps, on disjoint ranges of integers from ``base`` on.
-
-    Disjoint, because hypothesis spends most of its examples on copying what it drew from one
-    strategy over what it drew from an equal one, and copied caps make no new shapes.
-    """
-    caps: list[tuple[int, SearchStrategy[int]]] = []
-    for pool in pools:
-        length = _RARELY * len(pool.sizes) if len(pool.sizes) > 1 else 1
-        caps.append((base, st.sampled_from(range(base, base + length))))
-        base += length
-    return tuple(caps)
 
 
 def _reduce(plan: DimsPlan, sizes: dict[str, int], first: int) -> None:

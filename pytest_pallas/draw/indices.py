@@ -50,14 +50,6 @@ def edges(
     return st.sampled_from([(number, position) for number in within]).map(lambda pair: pair[0])
 
 
-def check_most(argument: str, value: object, least: int, most: int) -> int:
-    """Check that ``value`` is an integer from ``least`` to ``most``, and return it as an int."""
-    number = check_int(argument, value, least)
-    if number > most:
-        raise SpecError(f"{argument} must be at most {most}, not {number}")
-    return number
-
-
 # Ragged batches.
 
 
@@ -91,7 +83,8 @@ def lengths(
     """
     check_int("count", count, 1)
     check_int("max_length", max_length, 1)
-    check_most("min_length", min_length, 0, max_length)
+    if check_int("min_length", min_length, 0) > max_length:
+        raise SpecError(f"min_length must be at most {max_length}, not {min_length}")
     tiles = () if around is None else check_tiles("around", around)
     numbers = tuple(
         edges(min_length, max_length, tiles, position=position) for position in range(count)
