@@ -108,7 +108,7 @@ def donation(context: CheckContext) -> CheckResult:
                 "contents. Read each block in the program that overwrites it or in an earlier one, "
                 "or drop the alias."
             )
-            seen = [Fact("accesses", "\n".join(map(str, of.accesses))) for of in overwritten]
+            seen = [Fact("accesses", "\n".join(map(str, late.accesses))) for late in overwritten]
             error = MismatchError.explained(explanation.under(summary).with_facts(*seen))
             error.findings = tuple(overwritten)
             raise error

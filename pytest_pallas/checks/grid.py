@@ -93,7 +93,7 @@ def grid(context: CheckContext) -> CheckResult:
     own = getattr(backend, "context", None) or functools.partial(on_chip, target)
     platform = _platform(context)
     analysis = merged([analyzed(c, platform=platform, target=target, context=own) for c in calls])
-    if all(window.whole for analyzed_call in analysis.calls for window in analyzed_call.windows):
+    if all(window.whole for kernel in analysis.calls for window in kernel.windows):
         raise NotApplicableError(NO_BLOCKS)
     wrong = [
         finding
@@ -104,11 +104,11 @@ def grid(context: CheckContext) -> CheckResult:
         error = GridError(_text(wrong))
         error.analysis = analysis
         raise error
-    reason = None if analysis.others else one_program([of.call for of in analysis.calls])
+    reason = None if analysis.others else one_program([kernel.call for kernel in analysis.calls])
     if reason is not None:
         raise NotApplicableError(f"{reason}; draw larger inputs")
-    whole = all(analyzed_call.complete for analyzed_call in analysis.calls)
-    notes = () if whole else (Note("grid: sampled", "run"),)
+    complete = all(kernel.complete for kernel in analysis.calls)
+    notes = () if complete else (Note("grid: sampled", "run"),)
     return CheckResult(comparisons=(), seconds=time.perf_counter() - started, notes=notes)
 
 

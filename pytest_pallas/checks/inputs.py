@@ -62,7 +62,7 @@ def inputs_of(arguments: Arguments) -> Inputs:
         shapes,
         _signature(arguments),
         tuple(choices),
-        tuple(dict.fromkeys(name for draw in dtypes_drawn for name in dtype_names(draw))),
+        tuple(dict.fromkeys(name for several in dtypes_drawn for name in dtype_names(several))),
         tuple(draw.declared for draw in drawn if draw.declared is not None),
     )
 
@@ -97,7 +97,7 @@ def to_json(calls: Sequence[Inputs]) -> dict[str, Any]:
     if not calls:
         return {}
     tried = _grouped(pair for call in calls for pair in call.choices)
-    strategies = {id(of): of for call in calls for of in (NOTHING, *call.declared)}.values()
+    strategies = dict.fromkeys(strategy for call in calls for strategy in (NOTHING, *call.declared))
     declared = _grouped(
         (aspect, choice)
         for strategy in strategies

@@ -114,17 +114,14 @@ def _run_alone(
         raise result
     result = replace(result, notes=(*result.notes, *_loosened(check, context, result)))
     on_result(result)
-    problem = _problem_of(result.outcome, context, name, check.name)
-    if problem is not None:
+    if problem := _problem_of(result.outcome, context, name, check.name):
         error = _with_context(problem, headline, context)
-        error.failure = Failure(check.name, name, context, result)
-        raise error
-    failed = result.failed
-    if failed is not None:
+    elif failed := result.failed:
         error = _mismatch(headline, result, failed, context)
-        error.failure = Failure(check.name, name, context, result)
-        raise error
-    return result
+    else:
+        return result
+    error.failure = Failure(check.name, name, context, result)
+    raise error
 
 
 def conclude(check: Check, evidence: Sequence[Any], name: str, backend: Backend) -> None:

@@ -168,9 +168,9 @@ def from_signature(
     by_name = {**options, **tuning}
     signature = _read(function, by_name)
     constraints = ", ".join(text for array in signature.arrays for text in array.constraints)
-    text = ", ".join(array.dims for array in signature.arrays) + (
-        constraints and f"; {constraints}"
-    )
+    text = ", ".join(array.dims for array in signature.arrays)
+    if constraints:
+        text += f"; {constraints}"
     where = _name_of(function)
     if dtype is not None:
         _check_dtypes(where, dtype, signature.arrays)
@@ -198,7 +198,7 @@ def _read(function: Callable[..., Any], by_name: Mapping[str, Any]) -> _Signatur
     unknown = sorted(set(by_name) - set(signature.parameters))
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
         raise SpecError(f"{where}: there is no parameter {unknown[0]!r} in {signature}")
-    arrays_: list[_Array] = []
+    annotated: list[_Array] = []
     options: dict[str, SearchStrategy[Any]] = {}
     skipped = ""  # a positional parameter that keeps its default or is passed by name
     for name, parameter in signature.parameters.items():
@@ -212,7 +212,7 @@ def _read(function: Callable[..., Any], by_name: Mapping[str, Any]) -> _Signatur
                     f"{problem} is an array after {skipped!r}, which is not an array; put arrays "
                     "first"
                 )
-            arrays_.append(_array(problem, name, hint))
+            annotated.append(_array(problem, name, hint))
             continue
         if parameter.kind in _VARIADIC:
             continue
@@ -227,12 +227,12 @@ def _read(function: Callable[..., Any], by_name: Mapping[str, Any]) -> _Signatur
                 f"what to draw; change the annotation, or give options={{{name!r}: ...}}"
             )
         options[name] = drawn
-    if not arrays_:
+    if not annotated:
         raise SpecError(
             f"{where}: no parameter is annotated with an array, such as Float[Array, 'm k'] of "
             "jaxtyping"
         )
-    return _Signature(tuple(arrays_), options)
+    return _Signature(tuple(annotated), options)
 
 
 def _annotated(function: Any) -> Any:
@@ -302,12 +302,12 @@ def _option(hint: Any) -> SearchStrategy[Any] | None:
     return None
 
 
-def _dtypes(arrays_: Sequence[_Array]) -> SearchStrategy[Any]:
+def _dtypes(annotated: Sequence[_Array]) -> SearchStrategy[Any]:
     """Draw one dtype, or one of each array; arrays with the same choice share one."""
-    choices = list(dict.fromkeys(_choice(array.dtypes) for array in arrays_))
+    choices = list(dict.fromkeys(_choice(array.dtypes) for array in annotated))
     if not choices[1:]:
         return dtypes(*choices[0])
-    position = [choices.index(_choice(array.dtypes)) for array in arrays_]
+    position = [choices.index(_choice(array.dtypes)) for array in annotated]
     return dtype_pairs(*([row[at] for at in position] for row in product(*choices)))
 
 
@@ -319,10 +319,12 @@ def _choice(allowed: tuple[str, ...]) -> tuple[str, ...]:
     return allowed
 
 
-def _check_dtypes(where: str, dtype: Any, arrays_: Sequence[_Array]) -> None:
+def _check_dtypes(where: str, dtype: Any, annotated: Sequence[_Array]) -> None:
     """Reject dtypes that an annotation does not allow; the dtypes of a strategy are not known."""
     several = isinstance(dtype, Sequence) and not isinstance(dtype, str)
-    for array, entry in zip(arrays_, dtype if several else [dtype] * len(arrays_), strict=False):
+    for array, entry in zip(
+        annotated, dtype if several else [dtype] * len(annotated), strict=False
+    ):
         if isinstance(entry, SearchStrategy):
             continue
         name = np.dtype(as_dtype(entry)).name

@@ -157,8 +157,8 @@ def _class_lines(
     differ &= failed.mask if failed.mask is not None else True
     lines: list[str] = []
     for pair, count in zip(*np.unique(pairs[differ], return_counts=True), strict=True):
-        actual_name, expected_name = (CLASS_NAMES[of] for of in divmod(int(pair), len(CLASS_NAMES)))
-        lines.append(f"{actual_name} where the oracle is {expected_name}: {count}")
+        own, right = divmod(int(pair), len(CLASS_NAMES))
+        lines.append(f"{CLASS_NAMES[own]} where the oracle is {CLASS_NAMES[right]}: {count}")
     same = differ & (classes(_for_arithmetic(sides.baseline)) == actual_classes)
     if same.any():
         lines.append(
