@@ -331,9 +331,9 @@ def _gpu_jaxpr(context: CheckContext) -> Any:
 def exactly(context: CheckContext) -> bool:
     """Return whether the output must be bitwise equal to the oracle.
 
-    True if the context is exact and every float input holds only small integers, unless the
-    kernel's products have less than float32, and the baseline's are not exact in that precision,
-    or the chip's sums have fewer bits than float32, and those of the oracle do not fit.
+    The context must be exact, and every float input hold only small integers. If the kernel's
+    products have less than float32, the baseline's must be exact in that precision. If the chip's
+    sums have fewer bits than float32, the oracle's must fit.
     """
     if not context.exact:
         return False

@@ -35,7 +35,7 @@ class Inputs:
       shapes: of its arrays, such as ``"8x128 128x1"``, with ``"()"`` for a scalar; "" without any.
       signature: digest of everything that its trace depends on: the structure of its arguments, the
         shape and dtype of each array, and every other argument, options and tuning included.
-      choices: pairs of an aspect and its word; see ``strategies.declared``.
+      choices: pairs of an aspect and its word; see ``draw.arguments.Declared``.
       dtypes: the names of its dtypes, each once.
       declared: all words that the call's strategy could have drawn.
     """

@@ -2,8 +2,8 @@
 
 ``plan_dims`` chooses the pool of sizes of each dim, and makes a table whose rows combine them, so
 that few draws have every size; ``draw_dims`` draws a row, and now and then caps a dim. Sizes that
-constraints define are computed. Dims of which nothing is said are drawn around tiles that were
-learned from the kernel (``probing``).
+constraints define are computed. Dims without sizes are drawn around tiles that were learned from
+the kernel (``probing``).
 """
 
 from __future__ import annotations

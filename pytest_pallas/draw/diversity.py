@@ -39,7 +39,7 @@ def pool_size(examples: int) -> int:
 _IDLE = 24
 
 
-#: Weight of a new value, by the role of its aspect (see ``strategies.declared``): there are few
+#: Weight of a new value, by the role of its aspect (see ``draw.arguments.Declared``): there are few
 #: options and dtypes, and bugs hide in their combinations. A new kind of boundary counts more than
 #: a new size of the same kind.
 _WORTH = {"option": 4.0, "tuning": 2.0, "dtype": 3.0, "values": 2.0, "dim": 2.0}
@@ -80,7 +80,7 @@ class DrawPool:
       features: of each draw.
       values: the draws, of which large ones may be missing.
       size: the number of draws allowed.
-      extents: how each draw exceeds its tiles; see ``strategies.declared.extents``.
+      extents: how each draw exceeds its tiles; see ``draw.arguments.extents``.
       tiled: whether the sizes of a dim are chosen around tiles.
       base: by number of examples, the most diverse selection.
     """

@@ -343,7 +343,7 @@ class SizePool:
 def make_pools(
     names: Sequence[str], arguments: SizeArguments, learned: Mapping[str, tuple[int, ...]]
 ) -> dict[str, SizePool | SearchStrategy[int]]:
-    """Return the pool, or the strategy in its stead, of each dim in ``names``.
+    """Return the pool of each dim in ``names``, or the strategy that replaces it.
 
     Arguments by name have precedence over arguments for all dims, and ``multiple_of`` for all dims
     over ``around`` for all dims. Unspecified dims are around the tiles in ``learned``, or small.

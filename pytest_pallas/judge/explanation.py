@@ -30,8 +30,8 @@ _SMALL_ERROR = 1 / 16
 class ComparedArrays:
     """The arrays of one comparison: the kernel's output, the oracle's and the baseline's.
 
-    Of an output of which only a part is here, ``present`` is True there; elsewhere ``actual`` means
-    nothing.
+    ``present`` is True where this process holds the output, or None if it holds all of it.
+    Elsewhere ``actual`` means nothing.
     """
 
     actual: Array

@@ -336,8 +336,8 @@ def compare(
       check_dtype: whether ``actual`` must have the dtype of ``baseline``.
       block_shape: block shape of the output, None for a squeezed dimension; for messages.
       explained: whether a failure has a message and patterns; without, it is judged faster.
-      present: bool, True where ``actual`` is there, of an output that is spread over processes and
-        of which this one has a part. Only that part is judged, by the scale of the whole.
+      present: bool, True where this process holds ``actual``, for an output that is spread over
+        processes. Only that part is judged, by the scale of the whole.
 
     Raises:
       KernelReferenceError: oracle and baseline have different shapes.

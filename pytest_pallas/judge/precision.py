@@ -1,9 +1,8 @@
 """References that compute in less than float64, although all their floats are float64.
 
 ``x.astype(jnp.float32)`` is the dtype that a kernel accumulates in, and makes the oracle no more
-exact than the kernel. It is distinguished from a rounding that is meant by the trace in the
-kernel's dtypes: where that rounds, too, from a wider dtype to the same one, the rounding is part of
-the function.
+exact than the kernel. A rounding that is meant is part of the function: the trace in the kernel's
+dtypes rounds there, too, from a wider dtype to the same one.
 """
 
 from __future__ import annotations
@@ -183,7 +182,7 @@ def _loop(body: Any, operands: _States, consts: int, carried: int, meant: _Meant
 
 
 def _result(eqn: Any, operands: _States, digits: float | None, meant: _Meant) -> _State:
-    """Return what is known of a result, of which ``digits`` is the epsilon if it is a float."""
+    """Return what is known of a result; ``digits`` is its epsilon if it is a float."""
     name = eqn.primitive.name
     exact = name in _LOSSLESS or digits is None
     known = operands[0] if operands else _State(is_input=True)
@@ -206,7 +205,7 @@ def _result(eqn: Any, operands: _States, digits: float | None, meant: _Meant) ->
 
 
 def _joined(several: Sequence[_States]) -> list[_State]:
-    """Join what is known of values, each of which may be that of any of several."""
+    """Join what is known of the same values after several branches."""
     first, *rest = several
     joined = list(first)
     for states in rest:

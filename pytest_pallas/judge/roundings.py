@@ -171,7 +171,7 @@ def _bits(precision: ProductPrecision | None) -> int:
 # Every float that an operation returns is changed by a small random amount, as rounding it would;
 # evaluated several times, the results show what rounding does to this function at these inputs. The
 # method is that of Parker, "Monte Carlo arithmetic: exploiting randomness in floating-point
-# arithmetic", UCLA CSD-970002, 1997, of which this is the random rounding of outputs.
+# arithmetic", UCLA CSD-970002, 1997, and this is its random rounding of outputs.
 
 
 #: Operations through which a matrix product is still one: each element is one of the operand.
@@ -268,15 +268,15 @@ class _Value:
 
     Attributes:
       array: its value.
-      unrounded: whether it is an input of the function, or a rearrangement of some.
+      raw: whether it is an input of the function, or a rearrangement of some.
       terms: of a matrix product, the root of the sum of squares of its terms; else None.
-      again: of a matrix product, how far another one may be that is equal but for rounding; else
-        None.
+      again: of a matrix product, how far a second product of the same operands may be from it, for
+        its roundings; else None.
       products: the numbers of the matrix products whose elements it has.
     """
 
     array: Any
-    unrounded: bool = False
+    raw: bool = False
     terms: Any = None
     again: Any = None
     products: frozenset[int] = frozenset()
@@ -289,7 +289,7 @@ def rounded(jaxpr: Any, arrays: Sequence[Any], rounding: Rounding, draws: int) -
       roundings, and one of each argument: 2^x is commonly e^(x log 2), whose product is rounded.
       The error of a sum of n terms is
       relative to the sum of their magnitudes and ``sqrt(n)`` times as large, whatever the order
-      (Higham and Mary, 2019; see ``numerics.summation_error``), or, if m neighbouring terms are
+      (Higham and Mary, 2019; see ``tolerance.summation_error``), or, if m neighbouring terms are
       equal, ``m / 16`` times as large.
     - Every term of a sum, and every operand of a matrix product, is rounded in the narrow dtype,
       unless it is an input as it came. So is each use of a matrix product in arithmetic, relative
@@ -329,7 +329,7 @@ class _Results:
     def constant(self, array: Any) -> _Value:
         """Keep an input or a constant, which is the same in every draw."""
         self._same[id(array)] = array
-        return _Value(array, unrounded=True)
+        return _Value(array, raw=True)
 
     def get(self, equation: Equation, evaluate: _Evaluate, arrays: Sequence[Any]) -> Sequence[Any]:
         """Evaluate an equation; once for all draws, if its operands are always the same."""
@@ -381,14 +381,10 @@ class _Draw:
         if name in _SUMS:
             return [self._summed(equation, bind, arrays, results[0])]
         if name in EXACT:
-            unrounded = all(operand.unrounded for operand in operands if _is_inexact(operand.array))
-            return [
-                _Value(result, unrounded=unrounded or not _is_inexact(result)) for result in results
-            ]
+            raw = all(operand.raw for operand in operands if _is_inexact(operand.array))
+            return [_Value(result, raw=raw or not _is_inexact(result)) for result in results]
         return [
-            _Value(self._off(result, wide))
-            if _is_inexact(result)
-            else _Value(result, unrounded=True)
+            _Value(self._off(result, wide)) if _is_inexact(result) else _Value(result, raw=True)
             for result in results
         ]
 
@@ -405,7 +401,7 @@ class _Draw:
                 terms.append(array)
                 again.append(array)
                 continue
-            alone = np.zeros_like(array) if operand.unrounded else np.abs(array).astype(array.dtype)
+            alone = np.zeros_like(array) if operand.raw else np.abs(array).astype(array.dtype)
             terms.append(alone if operand.terms is None else operand.terms)
             again.append(np.zeros_like(array) if operand.again is None else operand.again)
         sizes = np.abs(bind(terms)[0])
@@ -413,9 +409,9 @@ class _Draw:
         return _Value(moved, terms=sizes, again=np.abs(bind(again)[0]), products=products)
 
     def _used(self, operand: _Value, name: str) -> Any:
-        """Return an operand as the operation ``name`` may have it."""
+        """Add the roundings that an operand may have before the operation ``name`` uses it."""
         array = operand.array
-        if operand.unrounded or name in EXACT or not _is_inexact(array):
+        if operand.raw or name in EXACT or not _is_inexact(array):
             return array
         narrow = self._rounding.narrow
         if operand.terms is not None:
@@ -467,7 +463,7 @@ class _Draw:
     ) -> _Value:
         """Return a sum with the error of its order."""
         if not _is_inexact(result):
-            return _Value(result, unrounded=True)
+            return _Value(result, raw=True)
         axes = [_summed_axes(equation, position) for position in range(len(arrays))]
         count = math.prod(arrays[0].shape[axis] for axis in axes[0])
         magnitude = np.abs(bind([np.abs(array) for array in arrays])[0])
