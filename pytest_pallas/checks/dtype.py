@@ -34,7 +34,7 @@ def dtype(context: CheckContext) -> CheckResult:
     """
     assert context.reference is not None
     expected = _of_reference(context.reference, context)
-    if context.jit:
+    if context.settings.jit:
         returned = _of_kernel(context)
     else:
         returned = run(context, context.kernel, context.arguments.args).values
@@ -97,5 +97,5 @@ def _type_text(leaf: Any, context: CheckContext) -> str:
     shape = f"[{', '.join(map(str, leaf.shape))}]"
     if not context.check_dtype:
         return shape
-    weak = context.jit and getattr(leaf, "weak_type", False)
+    weak = context.settings.jit and getattr(leaf, "weak_type", False)
     return f"{'weakly typed ' if weak else ''}{leaf.dtype}{shape}"

@@ -68,7 +68,7 @@ def padding(context: CheckContext) -> CheckResult:
         again = run_again(context, context.arguments.args, change, races=False, fill=fill)
         comparisons += unchanged(again, first, change)
     for change, args in poisoned(context.arguments.args, masks) if masks is not None else ():
-        again = run_again(context, args, change, races=context.races)
+        again = run_again(context, args, change, races=context.settings.races)
         comparisons += unchanged(again, first, change)
     return CheckResult(comparisons=comparisons, outcome=first)
 
@@ -77,7 +77,9 @@ def _exposed(context: CheckContext, first: Outcome) -> bool:
     """Return whether a kernel could read beyond an edge, where the backend sets the values."""
     if not getattr(context.backend, "fills", False):
         return False
-    return not context.jit or any(overhanging_blocks(kernel.eqn) for kernel in first.kernels)
+    return not context.settings.jit or any(
+        overhanging_blocks(kernel.eqn) for kernel in first.kernels
+    )
 
 
 def _why_not(backend: Backend) -> str:

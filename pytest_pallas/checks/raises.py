@@ -81,11 +81,13 @@ def _difference(rejection: Raises, outcome: Outcome) -> str:
             for leaf in jax.tree.leaves(outcome.values)
             if hasattr(leaf, "dtype")
         )
-        return f"the kernel returned {shapes or 'nothing'}, and must raise {rejection.wanted}"
+        return f"the kernel returned {shapes or 'nothing'}, and must raise {rejection.description}"
     text = brief(str(error), lines=3)
     if isinstance(error, rejection.errors):
         return f"{type(error).__name__} says {text!r}, which does not match {rejection.match!r}"
-    return f"the kernel raised {type(error).__name__}: {text}, and must raise {rejection.wanted}"
+    return (
+        f"the kernel raised {type(error).__name__}: {text}, and must raise {rejection.description}"
+    )
 
 
 def _rejected(rejection: Raises, label: str, drawn: Arguments) -> Arguments:

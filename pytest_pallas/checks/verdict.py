@@ -97,7 +97,7 @@ def run_check(
     return judge_together(
         functools.partial(_run_alone, check, context, name, on_result),
         subject=f"{name} {check.name}: {call_text}",
-        timeout=context.timeout,
+        timeout=context.settings.timeout,
     )
 
 
