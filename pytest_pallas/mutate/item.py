@@ -26,7 +26,7 @@ from pytest_pallas.checks.context import CheckContext, call
 from pytest_pallas.checks.schedule import Runs
 from pytest_pallas.decoding import Between, DataError, decode, jsonable
 from pytest_pallas.draw.arguments import as_arguments
-from pytest_pallas.draw.diversity import words_of
+from pytest_pallas.draw.diversity import draw_name
 from pytest_pallas.errors import MutantError
 from pytest_pallas.mutate import Mutant, mutants_of
 from pytest_pallas.mutate.canonical import TracedProgram, unchanged
@@ -214,7 +214,7 @@ class CheckCall:
     def key(self, *, differentiated: bool) -> Hashable:
         """The key of the program of this call, or of its gradient."""
         mesh = tuple(self.part.mesh.items())
-        return label(self.part.backend), mesh, words_of(self.drawn), differentiated
+        return label(self.part.backend), mesh, draw_name(self.drawn), differentiated
 
     def error(self, mutant: Mutant | None, runs: dict[Any, Runs]) -> Exception | None:
         """Run the check; return its error, or None if it passes."""
@@ -338,7 +338,8 @@ class SpecMutantRunner:
             if error is not None:
                 check_call.unsound = (
                     f"{check_call.check.name} on {check_call.run.backend_name}, "
-                    f"call {check_call.number}, was left out because it fails without a mutant: {first_line(error)}"
+                    f"call {check_call.number}, was left out because it fails without a mutant: "
+                    f"{first_line(error)}"
                 )
         return not check_call.unsound
 

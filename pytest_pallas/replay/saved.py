@@ -145,7 +145,7 @@ def _save(
     example = path.with_suffix(SUFFIX)
     if not _write(example, example_of(session, item, error)):
         example = None
-    if failure.finding is not None and failure.finding.goldens.get("different"):
+    if failure.result is not None and failure.result.goldens.get("different"):
         return Saved(None, "it would not have the golden to compare with", example)
     try:
         script = script_of(session, error, failure, test=test, replay=replay)

@@ -363,7 +363,7 @@ def _in_plain_jax(failure: Failure) -> Iterator[str]:
     yield f"# {actual}"
     yield f"# wanted = reference({arguments})"
     yield "# for one, other in zip(jax.tree.leaves(actual), jax.tree.leaves(wanted)):"
-    result = failure.finding
+    result = failure.result
     values = () if result is None or result.outcome is None else result.outcome.values
     kind = "complex" if any(is_complex(leaf.dtype) for _, leaf in flatten(values)) else "float"
     difference = f"np.asarray(one, {kind}) - np.asarray(other, {kind})"

@@ -51,8 +51,8 @@ def shown_of(error: PallasError) -> Mapping[str, Any]:
     """Gather the pictures of arrays and grids."""
     pictures: dict[str, Any] = {}
     if error.failure is not None:
-        if error.failure.finding is not None:
-            pictures |= errors_of(error.failure.finding)
+        if error.failure.result is not None:
+            pictures |= errors_of(error.failure.result)
         pictures["arguments"] = arguments_of(error.failure.context.arguments)
     if error.analysis is not None:
         pictures["grids"] = grids_of(error.analysis)

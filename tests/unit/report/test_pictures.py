@@ -107,7 +107,7 @@ def test_other_errors_have_no_pictures():
 
 def test_a_picture_that_cannot_be_made_says_so():
     error = MismatchError("wrong")
-    error.failure = SimpleNamespace(finding=object())
+    error.failure = SimpleNamespace(result=object())
     assert "AttributeError" in pictures_of(error, builder())["unavailable"]
 
 
@@ -157,7 +157,7 @@ def test_pictures_are_json():
     each.add(given)
     error = MismatchError("wrong")
     context = SimpleNamespace(arguments=Arguments(()))
-    error.failure = SimpleNamespace(finding=given, context=context)
+    error.failure = SimpleNamespace(result=given, context=context)
     record = each.record(test="a", outcome="failed", seconds=1.0, pictures=pictures_of(error, each))
     text = json.dumps(to_json(record), allow_nan=False)
     assert from_json(json.loads(text)).pictures == record.pictures
