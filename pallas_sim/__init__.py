@@ -3,7 +3,7 @@
 It evaluates what JAX traced, kernels and everything around them, equation by equation in numpy, and
 reports what is wrong with the kernels, whatever they returned. What is public:
 
-- the names below, to run kernels (``simulate``), to give a primitive its rule (``rule``), and to
+- the names in ``__init__.pyi``, to run kernels (``simulate``), to give a primitive its rule (``rule``), and to
   build upon the machine (``evaluate`` and what follows it);
 - ``pallas_sim.errors``, what it raises, and ``pallas_sim.findings``, what it reports;
 - ``pallas_sim.chips``, the chips it knows, and ``pallas_sim.tracing``, to trace for one of them;
@@ -16,92 +16,29 @@ pallas_sim`` imports neither jax nor numpy.
 
 from __future__ import annotations
 
+import ast
 import importlib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    from pallas_sim.errors import (
-        BoundsError,
-        DeadlockError,
-        DeviceError,
-        KernelError,
-        MissingRuleError,
-        OptionError,
-        PallasError,
-        SimulationError,
-        SimulationLimitError,
-    )
-    from pallas_sim.findings import Finding
-    from pallas_sim.machine import Limits, Machine
-    from pallas_sim.recorders import LoadRecorder, MagnitudeRecorder, uninitialized_load
-    from pallas_sim.registry import Equation, rule
-    from pallas_sim.rules.contractions import tensor_core_product
-    from pallas_sim.simulation import (
-        Simulation,
-        evaluate,
-        evaluate_equation,
-        evaluate_with,
-        prepare,
-        run_eagerly,
-        simulate,
-    )
-    from pallas_sim.timeline import Timeline, timeline_text
 
-#: The modules that the names are imported from.
-_HOMES = {
-    "errors": (
-        *("BoundsError", "DeadlockError", "DeviceError", "KernelError", "MissingRuleError"),
-        *("OptionError", "PallasError", "SimulationError", "SimulationLimitError"),
-    ),
-    "findings": ("Finding",),
-    "machine": ("Limits", "Machine"),
-    "recorders": ("LoadRecorder", "MagnitudeRecorder", "uninitialized_load"),
-    "registry": ("Equation", "rule"),
-    "rules.contractions": ("tensor_core_product",),
-    "simulation": (
-        *("Simulation", "evaluate", "evaluate_equation", "evaluate_with", "prepare"),
-        *("run_eagerly", "simulate"),
-    ),
-    "timeline": ("Timeline", "timeline_text"),
-}
+def _public_names() -> dict[str, str]:
+    """Return the public names and the modules that they are imported from."""
+    stub = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: node.module or "" for node in imports for alias in node.names}
 
-__all__ = [
-    "BoundsError",
-    "DeadlockError",
-    "DeviceError",
-    "Equation",
-    "Finding",
-    "KernelError",
-    "Limits",
-    "LoadRecorder",
-    "Machine",
-    "MagnitudeRecorder",
-    "MissingRuleError",
-    "OptionError",
-    "PallasError",
-    "Simulation",
-    "SimulationError",
-    "SimulationLimitError",
-    "Timeline",
-    "evaluate",
-    "evaluate_equation",
-    "evaluate_with",
-    "prepare",
-    "rule",
-    "run_eagerly",
-    "simulate",
-    "tensor_core_product",
-    "timeline_text",
-    "uninitialized_load",
-]
+
+_MODULES = _public_names()
+
+__all__ = sorted(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name from where it lives."""
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

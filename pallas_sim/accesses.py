@@ -199,7 +199,7 @@ def made(thread: Thread, aval: Any, name: str) -> Ref:
 
 
 def memory_of(
-    machine: Machine, shape: tuple[int, ...], dtype: Any, name: str, place: str
+    machine: Machine, shape: tuple[int, ...], dtype: Any, name: str, purpose: str
 ) -> np.ndarray[Any, Any]:
     """Uninitialized memory, or new semaphores; see ``Machine.uninitialized``.
 
@@ -209,30 +209,30 @@ def memory_of(
     if is_key_dtype(dtype):  # a reference to keys is one to their words
         shape, dtype = (*shape, *key_shape(dtype)), np.uint32
     if kind is None:
-        return machine.uninitialized(shape, dtype, place)
-    found = _semaphores(shape, kind, name)
-    if place != "scratch":
-        for semaphore in found.flat:
+        return machine.uninitialized(shape, dtype, purpose)
+    semaphores = _semaphores(shape, kind, name)
+    if purpose != "scratch":
+        for semaphore in semaphores.flat:
             semaphore.lasting = True
-        machine.lasting += found.flat
-    return found
+        machine.lasting += semaphores.flat
+    return semaphores
 
 
 def semaphores_of(refs: Iterable[Ref]) -> list[Semaphore]:
     """The semaphores among what was allocated."""
-    return [each for ref in refs if ref.data.dtype == object for each in ref.data.flat]
+    return [semaphore for ref in refs if ref.data.dtype == object for semaphore in ref.data.flat]
 
 
 def _semaphores(shape: tuple[int, ...], kind: str, name: str) -> np.ndarray[Any, Any]:
-    found = np.empty(shape, object)
+    array = np.empty(shape, object)
     if not shape:
-        found[()] = Semaphore(name, kind)
-        return found
-    found.reshape(-1)[:] = [
+        array[()] = Semaphore(name, kind)
+        return array
+    array.reshape(-1)[:] = [
         Semaphore(f"{name}[{', '.join(map(str, point))}]", kind)
         for point in itertools.product(*map(range, shape))
     ]
-    return found
+    return array
 
 
 # Copies to or from rows that a list of indices names: the gathers and scatters of SparseCores.
@@ -275,8 +275,8 @@ class _Side:
 
     def read(self, rows: Array) -> Array:
         """The values of some rows."""
-        found = self.memory[self.elements(rows).key]
-        return found if self.cast is None else bitcast_rows(found, self.cast)
+        values = self.memory[self.elements(rows).key]
+        return values if self.cast is None else bitcast_rows(values, self.cast)
 
     def write(self, rows: Array, values: Array) -> None:
         """Change some rows."""
@@ -292,15 +292,15 @@ def is_indexed(parts: CopyParts, avals: Sequence[Any]) -> bool:
       parts: of the copy.
       avals: abstract values of its operands.
     """
-    return any(_list(place, avals) is not None for place in (parts.source, parts.target))
+    return any(_list(part, avals) is not None for part in (parts.source, parts.target))
 
 
-def _list(place: RefPart, avals: Sequence[Any]) -> Listed | None:
-    last = place.transforms[-1] if place.transforms else None
+def _list(part: RefPart, avals: Sequence[Any]) -> Listed | None:
+    last = part.transforms[-1] if part.transforms else None
     if not isinstance(last, Indexed):
         return None
     first, *rest = last.indices
-    if not all(isinstance(each, AxisSlice) for each in rest):
+    if not all(isinstance(index, AxisSlice) for index in rest):
         return None
     if isinstance(first, Operand) and getattr(avals[first.position], "shape", ()):
         return Listed(first.position)
@@ -374,28 +374,28 @@ def indexed_copy(
 
 def _side(
     thread: Thread,
-    place: RefPart,
+    part: RefPart,
     avals: Sequence[Any],
     operands: Sequence[Any],
     how: str,
     line: str,
 ) -> _Side:
-    ref: Ref = operands[place.position]
-    listed = _list(place, avals)
+    ref: Ref = operands[part.position]
+    listed = _list(part, avals)
     try:
         if listed is None:
-            return _Side(*_rows(ref.data, place.transforms, operands))
-        *outer, last = place.transforms
+            return _Side(*_rows(ref.data, part.transforms, operands))
+        *outer, last = part.transforms
         assert isinstance(last, Indexed)
         height = last.shape[0]
         others = replace(last, indices=(AxisSlice(0, height, 1), *last.indices[1:]), joint=())
         memory, cast, packed = _rows(ref.data, [*outer, others], operands)
-        given = operands[listed.position]
+        indices = operands[listed.position]
         lists: tuple[Region, ...] = ()
-        if isinstance(given, Ref):
-            given = read(given.data, listed.transforms, operands)
-            lists = (given,)
-        rows = np.array(given, np.int64)
+        if isinstance(indices, Ref):
+            indices = read(indices.data, listed.transforms, operands)
+            lists = (indices,)
+        rows = np.array(indices, np.int64)
         kept = None if listed.ignored is None else rows != listed.ignored
         used = rows if kept is None else rows[kept]
         if used.size and (used.min() < 0 or used.max() >= height):
@@ -409,9 +409,9 @@ def _rows(
     array: Array, transforms: Sequence[Transform], operands: Sequence[Any]
 ) -> tuple[Array, Any, int]:
     """A window as a view of memory, the dtype as which it is accessed, and rows for one of it."""
-    found = whole_rows(array, transforms, operands)
-    if found is None:
+    window = whole_rows(array, transforms, operands)
+    if window is None:
         return read(array, transforms, operands), None, 1
-    memory, dtype = found
+    memory, dtype = window
     packed = bit_width(dtype) // bit_width(memory.dtype) if packed_axis(memory) == 0 else 1
     return memory, dtype, packed

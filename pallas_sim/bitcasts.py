@@ -97,8 +97,8 @@ def memory_under(
     Raises:
       Outside: an index is beyond the edge.
     """
-    found = _followed(view, bitcast, rest, operands)
-    return None if found is None else found[0]
+    followed = _followed(view, bitcast, rest, operands)
+    return None if followed is None else followed[0]
 
 
 def whole_rows(
@@ -117,26 +117,26 @@ def whole_rows(
     Raises:
       Outside: an index is beyond the edge.
     """
-    at = next((n for n, each in enumerate(transforms) if isinstance(each, Bitcast)), None)
-    if at is None or any(not isinstance(each, Indexed) for each in transforms[:at]):
+    at = next((n for n, transform in enumerate(transforms) if isinstance(transform, Bitcast)), None)
+    if at is None or any(not isinstance(transform, Indexed) for transform in transforms[:at]):
         return None
-    for each in transforms[:at]:
-        assert isinstance(each, Indexed)
-        if each.repeated:
+    for indexed in transforms[:at]:
+        assert isinstance(indexed, Indexed)
+        if indexed.repeated:
             return None
-        array = array[numpy_index(each, array.shape, operands)]
+        array = array[numpy_index(indexed, array.shape, operands)]
     bitcast = transforms[at]
     assert isinstance(bitcast, Bitcast)
     dtype = np.dtype(bitcast.dtype)
     rest = transforms[at + 1 :]
     if bit_width(dtype) <= bit_width(array.dtype):
         return None
-    if any(not isinstance(each, Indexed) for each in rest):
+    if any(not isinstance(transform, Indexed) for transform in rest):
         return None
-    found = _followed(array, bitcast, rest, operands)
-    if found is None:
+    followed = _followed(array, bitcast, rest, operands)
+    if followed is None:
         return None
-    memory, shape = found
+    memory, shape = followed
     if isinstance(memory, Elements) or bitcast_shape(memory, dtype) != shape:
         return None
     return memory, dtype
@@ -148,8 +148,8 @@ def _followed(
     """As ``memory_under``, with the shape of the window before it is reshaped."""
     shape, packed = list(bitcast_shape(view, bitcast.dtype)), packed_axis(view)
     axes = list(range(view.ndim))  # of the view, for each axis of the window
-    indices = [each for each in rest if isinstance(each, Indexed)]
-    if any(not isinstance(each, Indexed) for each in rest[: len(indices)]):
+    indices = [transform for transform in rest if isinstance(transform, Indexed)]
+    if any(not isinstance(transform, Indexed) for transform in rest[: len(indices)]):
         return None  # indices after a reshape
     before, after = bit_width(view.dtype), bit_width(np.dtype(bitcast.dtype))
     for number, indexed in enumerate(indices):
@@ -168,7 +168,7 @@ def _followed(
             span = slice(index, index + 1, 1) if isinstance(index, int) else index
             if axes[axis] == packed:
                 if span.step not in (1, None) or any(
-                    each * after % before for each in (span.start, span.stop)
+                    edge * after % before for edge in (span.start, span.stop)
                 ):
                     return None
                 near[packed] = slice(span.start * after // before, span.stop * after // before)
@@ -177,14 +177,14 @@ def _followed(
             if not isinstance(index, int):
                 left.append((axes[axis], len(range(*span.indices(shape[axis])))))
         if rows is not None:
-            each = after // before if packed == 0 else 1
-            if not each or len(left) + 1 < view.ndim:
+            factor = after // before if packed == 0 else 1
+            if not factor or len(left) + 1 < view.ndim:
                 return None
-            rows = (rows[:, None] * each + np.arange(each)).ravel()
+            rows = (rows[:, None] * factor + np.arange(factor)).ravel()
             return Elements(view[tuple(near)], (rows,)), ()
         view = view[tuple(near)]
         gone = [axis for axis, index in enumerate(near) if isinstance(index, int)]
-        axes = [axis - sum(each < axis for each in gone) for axis, _ in left]
+        axes = [axis - sum(removed < axis for removed in gone) for axis, _ in left]
         shape = [size for _, size in left]
-        packed -= sum(each < packed for each in gone)
+        packed -= sum(removed < packed for removed in gone)
     return view, tuple(shape)

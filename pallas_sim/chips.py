@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal, get_args, overload
+from typing import Any
 
 from pallas_sim.errors import DeviceError, OptionError
 from pallas_sim.findings import Finding
@@ -97,40 +97,36 @@ TPUS: dict[str, Tpu] = {
 # truncated to multiples of one unit, which the largest exponent among them decides; they are added
 # exactly, and the sum is truncated to the bits of the accumulator.
 #
-# - Compute capability 9 was compared with an H200: 81,920 sums, no wrong bit (docs/simulator.md).
+# - Compute capability 9 was compared with an H200: 610,000 sums, no wrong bit (docs/simulator.md).
 # - Capabilities 8 and 10 are published measurements, which were not compared with a chip here: Xie,
 #   Wang, Yang and Yang, "MMA-Sim: Bit-Accurate Reference Model of Tensor Cores and Matrix Cores",
 #   arXiv:2511.10909.
 
 
-#: ``"chip"``: sums of products keep the bits that tensor cores keep. ``"float32"``: sums are those
-#: of float32.
-Arithmetic = Literal["chip", "float32"]
-
-#: Fractional bits of the significand of float32.
-_FLOAT32_BITS = 23
-
-ARITHMETICS: tuple[Arithmetic, ...] = get_args(Arithmetic)
-
-
 @dataclass(frozen=True)
 class Accumulation:
-    """How one instruction adds products in float32.
+    """How one instruction adds products.
 
     Attributes:
       step: products that are added at a time.
       fraction_bits: bits that an addend keeps below the largest exponent of its group.
       sum_bits: bits that a sum keeps below its own exponent: 23 is all of float32.
+      order: in which order it takes so many products; () for that of the operands.
+      operands: dtype that its operands are converted to before; "" for none.
+      float16: whether sums of float16 are known: all bits of a step are kept, and rounded once.
     """
 
     step: int
     fraction_bits: int
     sum_bits: int = 23
+    order: tuple[int, ...] = ()
+    operands: str = ""
+    float16: bool = False
 
     @property
     def is_narrow(self) -> bool:
         """Whether a sum has fewer bits than float32."""
-        return self.sum_bits < _FLOAT32_BITS
+        return self.sum_bits < 23
 
 
 #: By instruction and operands; ``"tf32"`` is float32 that Triton rounds to 10 bits before.
@@ -152,6 +148,10 @@ def _of(instruction: str, names: str, accumulation: Accumulation) -> Accumulatio
 _SIXTEEN = "bfloat16 float16"
 _EIGHT = "float8_e4m3fn float8_e5m2"
 
+#: Triton gives a thread 4 elements of 8 bits in a row, as two pairs of float16: an instruction of
+#: 16 products takes the first pairs of 32 elements, the next one the second pairs.
+_IN_PAIRS = (*(k for k in range(32) if k % 4 < 2), *(k for k in range(32) if k % 4 >= 2))
+
 #: By CUDA's major compute capability.
 ACCUMULATIONS: Mapping[int, Accumulations] = MappingProxyType(
     {
@@ -162,9 +162,11 @@ ACCUMULATIONS: Mapping[int, Accumulations] = MappingProxyType(
             **_of("dot", "tf32", Accumulation(4, 24)),
         },
         9: {
-            **_of("wgmma", _SIXTEEN, Accumulation(16, 25)),
-            **_of("wgmma", _EIGHT, Accumulation(32, 13, 13)),
+            **_of("wgmma", _SIXTEEN, Accumulation(16, 25, float16=True)),
+            **_of("wgmma", _EIGHT, Accumulation(32, 13, 13, float16=True)),
+            **_of("wgmma", "float32", Accumulation(8, 25)),
             **_of("dot", _SIXTEEN, Accumulation(16, 25)),
+            **_of("dot", _EIGHT, Accumulation(16, 25, order=_IN_PAIRS, operands="float16")),
             **_of("dot", "tf32", Accumulation(8, 25)),
         },
         10: {
@@ -218,6 +220,20 @@ class Gpu:
     tensor_columns: int = 0
 
 
+_H100 = Gpu(
+    device_kind="NVIDIA H100 80GB HBM3",
+    capability=9,
+    accelerated=True,
+    cores=132,
+    units_per_core=128,
+    shared_per_core=228 * 1024,
+    shared_per_block=227 * 1024,
+    l2_bytes=52_428_800,
+    clock_ghz=1.98,
+    bytes_per_second=3_352_320_000_000,
+    memory_bytes=84_942_979_072,
+)
+
 #: Limits are those of "Technical Specifications per Compute Capability" in NVIDIA's CUDA C++
 #: Programming Guide; the rest are NVIDIA's data sheets, with the sizes that the CUDA runtime
 #: reports on these chips (also in XLA's ``target_config/specs``).
@@ -235,29 +251,10 @@ GPUS: dict[str, Gpu] = {
         bytes_per_second=2_039_040_000_000,
         memory_bytes=85_100_068_864,
     ),
-    "h100": Gpu(
-        device_kind="NVIDIA H100 80GB HBM3",
-        capability=9,
-        accelerated=True,
-        cores=132,
-        units_per_core=128,
-        shared_per_core=228 * 1024,
-        shared_per_block=227 * 1024,
-        l2_bytes=52_428_800,
-        clock_ghz=1.98,
-        bytes_per_second=3_352_320_000_000,
-        memory_bytes=84_942_979_072,
-    ),
-    "h200": Gpu(
+    "h100": _H100,
+    "h200": replace(
+        _H100,
         device_kind="NVIDIA H200",
-        capability=9,
-        accelerated=True,
-        cores=132,
-        units_per_core=128,
-        shared_per_core=228 * 1024,
-        shared_per_block=227 * 1024,
-        l2_bytes=52_428_800,
-        clock_ghz=1.98,
         bytes_per_second=4_800_000_000_000,
         memory_bytes=151_397_597_184,
     ),
@@ -292,44 +289,34 @@ def attributes(target: str) -> dict[str, Any]:
     }
 
 
-def default_arithmetic(target: str) -> str:
-    """``"chip"`` for chips whose arithmetic was compared with the simulator's, else ``"float32"``.
-
-    Args:
-      target: name of the chip.
-    """
-    chip = GPUS.get(target)
-    return "chip" if chip is not None and chip.capability in COMPARED else "float32"
-
-
 def is_known(target: str) -> bool:
-    """Whether it is known how the tensor cores of a chip add products."""
+    """Return whether it is known how the tensor cores of a chip add products."""
     return target in GPUS and GPUS[target].capability in ACCUMULATIONS
 
 
 def accumulations(target: str, arithmetic: str = "") -> Accumulations:
-    """How the tensor cores of a chip add products; empty if sums are those of float32.
+    """Return how the tensor cores of a chip add products; empty if sums are those of float32.
 
     Args:
       target: name of the chip.
-      arithmetic: ``"chip"`` or ``"float32"``; "" for the default of the chip.
+      arithmetic: ``"chip"``: sums keep the bits that tensor cores keep; ``"float32"``: they are
+        those of float32; "" for ``"chip"`` where it was compared with a chip, else ``"float32"``.
 
     Raises:
       OptionError: there is no such arithmetic, or that of this chip is not known.
     """
-    arithmetic = arithmetic or default_arithmetic(target)
-    if arithmetic not in ARITHMETICS:
-        valid = ", ".join(ARITHMETICS)
-        raise OptionError(f"unknown arithmetic {arithmetic!r}; valid: {valid}")
+    capability = GPUS[target].capability if target in GPUS else 0
+    arithmetic = arithmetic or ("chip" if capability in COMPARED else "float32")
+    if arithmetic not in ("chip", "float32"):
+        raise OptionError(f"unknown arithmetic {arithmetic!r}; valid: chip, float32")
     if arithmetic == "float32":
         return {}
     if not is_known(target):
-        known = filter(is_known, GPUS)
         raise OptionError(
             f"arithmetic='chip': how {target} adds products is not known; it is known of "
-            f"{', '.join(known)}. Leave it out, or say arithmetic='float32'"
+            f"{', '.join(filter(is_known, GPUS))}. Leave it out, or say arithmetic='float32'"
         )
-    return ACCUMULATIONS[GPUS[target].capability]
+    return ACCUMULATIONS[capability]
 
 
 @dataclass(frozen=True)
@@ -443,28 +430,10 @@ def default_target(platform: str) -> Target | None:
     return TARGETS.get(DEFAULT_TARGETS.get(platform, ""))
 
 
-def targets_of(platform: str) -> list[str]:
-    """Names of the known targets of a platform, oldest first."""
-    return [target.name for target in TARGETS.values() if target.platform == platform]
-
-
-@dataclass(frozen=True)
-class ChipNames(Sequence[str]):
-    """Names of the targets of a platform at any moment: those that are added later, too."""
-
-    platform: str
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[str]: ...
-    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
-        """The name at a position."""
-        return targets_of(self.platform)[index]
-
-    def __len__(self) -> int:
-        """How many there are."""
-        return len(targets_of(self.platform))
+def targets_of(platform: str) -> Collection[str]:
+    """Return the names of the targets of a platform, oldest first; later ones appear in it, too."""
+    chips: Mapping[str, Mapping[str, Any]] = {"tpu": TPUS, "gpu": GPUS}
+    return chips.get(platform, {}).keys()
 
 
 # How much memory a kernel takes, and whether a chip has it. Such a kernel does not run there.
@@ -555,20 +524,14 @@ def vmem_excess(
       chip_name: as in ``TPUS``; of another one nothing is known.
       limit_bytes: the kernel's ``vmem_limit_bytes``, or None.
     """
-    chip = TPUS.get(chip_name)
-    total = sum(buffer.total for buffer in taken)
+    chip, total = TPUS.get(chip_name), sum(buffer.total for buffer in taken)
     if chip is None or total <= (limit := min(chip.vmem, limit_bytes or chip.vmem_limit)):
         return None
-    whose = (
-        "vmem_limit_bytes is"
-        if limit_bytes and limit_bytes <= chip.vmem
-        else f"{chip_name} gives a kernel"
-    )
-    more = ""
-    if total < chip.vmem:
-        more = f", or raise vmem_limit_bytes ({chip_name} has {_size(chip.vmem)})"
-    there = f"VMEM, and {whose} {_size(limit)}"
-    return _excess(taken, _blocks_take(total, there), f"Choose smaller blocks{more}.")
+    asked = limit_bytes and limit_bytes <= chip.vmem
+    whose = "vmem_limit_bytes is" if asked else f"{chip_name} gives a kernel"
+    more = f", or raise vmem_limit_bytes ({chip_name} has {_size(chip.vmem)})"
+    message = f"blocks and scratch take {_size(total)} of VMEM, and {whose} {_size(limit)}"
+    return _excess(taken, message, f"Choose smaller blocks{more if total < chip.vmem else ''}.")
 
 
 def smem_excess(taken: Sequence[OperandMemory], chip_name: str) -> Excess | None:
@@ -576,7 +539,10 @@ def smem_excess(taken: Sequence[OperandMemory], chip_name: str) -> Excess | None
     chip, total = TPUS.get(chip_name), sum(buffer.total for buffer in taken)
     if chip is None or total <= chip.smem:
         return None
-    message = _blocks_take(total, f"SMEM, and a core of {chip_name} has {_size(chip.smem)}")
+    message = (
+        f"blocks and scratch take {_size(total)} of SMEM, and a core of {chip_name} has "
+        f"{_size(chip.smem)}"
+    )
     return _excess(taken, message, "Keep large arrays in HBM or VMEM, and copy what is needed.")
 
 
@@ -629,10 +595,6 @@ def tensor_memory_excess(taken: Sequence[tuple[str, int]], chip_name: str) -> Ex
     )
     remedy = "make the accumulators narrower, have fewer of them, or let them share memory"
     return Excess(message, remedy, taken[0][0])
-
-
-def _blocks_take(total: int, of_what: str) -> str:
-    return f"blocks and scratch take {_size(total)} of {of_what}"
 
 
 def _excess(

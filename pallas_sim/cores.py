@@ -16,7 +16,7 @@ import numpy as np
 from pallas_sim.compat.jaxprs import open_jaxpr, sub_jaxprs
 from pallas_sim.compat.places import names_a_device
 from pallas_sim.errors import MissingRuleError, SimulationError
-from pallas_sim.findings import Access, Wait
+from pallas_sim.findings import Wait
 from pallas_sim.machine import Thread
 from pallas_sim.memory import AllocationKey, Ref
 from pallas_sim.order.disorder import report_disorder
@@ -68,13 +68,13 @@ def core_meshes(meshes: Sequence[Any]) -> list[CoreMesh]:
     Raises:
       MissingRuleError: one of them is of a kind that the simulator does not know.
     """
-    found: list[CoreMesh] = []
+    cores: list[CoreMesh] = []
     for mesh in meshes:
         kind = kind_of_cores(mesh)
         if kind is None:
             raise MissingRuleError(f"the simulator does not simulate a {type(mesh).__name__}")
-        found.append(CoreMesh(kind, dict(mesh.shape)))
-    return found
+        cores.append(CoreMesh(kind, dict(mesh.shape)))
+    return cores
 
 
 #: What a kernel does besides loads and stores.
@@ -135,10 +135,10 @@ _NESTED: weakref.WeakKeyDictionary[Any, tuple[_Nested, ...]] = weakref.WeakKeyDi
 
 def _nested(jaxpr: Any) -> tuple[_Nested, ...]:
     inner = open_jaxpr(jaxpr)[0]
-    found = _NESTED.get(inner)
-    if found is None:
-        found = _NESTED[inner] = tuple((eqn, tuple(sub_jaxprs(eqn))) for eqn in inner.eqns)
-    return found
+    nested = _NESTED.get(inner)
+    if nested is None:
+        nested = _NESTED[inner] = tuple((eqn, tuple(sub_jaxprs(eqn))) for eqn in inner.eqns)
+    return nested
 
 
 def equations(*jaxprs: Any) -> Iterator[Any]:
@@ -161,7 +161,7 @@ def most_at_a_time(
     """
     best: list[tuple[str, int]] = []
     for eqn, jaxprs in _nested(jaxpr):
-        inside = max((most_at_a_time(each, taken_by) for each in jaxprs), key=_sum, default=[])
+        inside = max((most_at_a_time(inner, taken_by) for inner in jaxprs), key=_sum, default=[])
         best = max(best, [*taken_by(eqn), *inside], key=_sum)
     return best
 
@@ -217,12 +217,12 @@ def at_entry(thread: Thread, traffic: Traffic) -> None:
     """
     cores = thread.cores.get(MEGACORE, 1)
     if cores > 1:
-        me, place = thread.axes[MEGACORE], ("cores", thread.owner.device, thread.launch)
-        meet(thread, place, me, range(cores), None, "the entry of the kernel", kind="core")
+        me, site = thread.axes[MEGACORE], ("cores", thread.owner.device, thread.launch)
+        meet(thread, site, me, range(cores), None, "the entry of the kernel", kind="core")
     count = math.prod(thread.sizes.values())
     if traffic.barrier and count > 1 and all(index == 0 for _, index in thread.core):
-        me, place = thread.owner.device, ("entry", thread.launch)
-        meet(thread, place, me, range(count), None, "the entry of the kernel")
+        me, site = thread.owner.device, ("entry", thread.launch)
+        meet(thread, site, me, range(count), None, "the entry of the kernel")
 
 
 def run_divided(
@@ -248,7 +248,7 @@ def run_concurrently(
 ) -> list[Any]:
     """Run threads at the same time, and go on when all have ended."""
     machine = thread.machine
-    numbers = tuple(dict.fromkeys((thread.number, *(each.number for each in threads))))
+    numbers = tuple(dict.fromkeys((thread.number, *(other.number for other in threads))))
     machine.recording.events.append(Synchronized(numbers))
     results = machine.scheduler.run(threads, work)
     machine.recording.events.append(Synchronized(numbers))
@@ -263,19 +263,19 @@ class _Meeting:
     """A meeting that is not over.
 
     Attributes:
-      given: what each member brought.
+      brought: by each member.
       threads: the numbers of those that are there.
       waiting: their tasks.
     """
 
-    given: dict[Any, Any] = field(default_factory=dict)
+    brought: dict[Any, Any] = field(default_factory=dict)
     threads: list[int] = field(default_factory=list)
     waiting: list[Task] = field(default_factory=list)
 
 
 def meet(
     thread: Thread,
-    place: Hashable,
+    site: Hashable,
     member: Hashable,
     members: Sequence[Any],
     value: Any,
@@ -286,11 +286,11 @@ def meet(
 
     Args:
       thread: who arrives.
-      place: names the meeting; it can be used again once all have left.
+      site: names the meeting; it can be used again once all have left.
       member: which member the thread is.
       members: all of them.
       value: what it brings.
-      what: the place in words, for deadlocks: ``"psum at FILE:LINE"``.
+      what: the site in words, for deadlocks: ``"psum at FILE:LINE"``.
       kind: what a member is.
 
     Raises:
@@ -299,35 +299,35 @@ def meet(
     if len(members) == 1:
         return {member: value}
     machine = thread.machine
-    meeting = machine.meetings.setdefault(place, _Meeting())
-    meeting.given[member] = value
+    meeting = machine.meetings.setdefault(site, _Meeting())
+    meeting.brought[member] = value
     meeting.threads.append(thread.number)
 
     def blocked() -> Wait:
-        missing = [each for each in members if each not in meeting.given]
+        missing = [other for other in members if other not in meeting.brought]
         shown = ", ".join(map(str, missing[:4])) + (", ..." if len(missing) > 4 else "")
         return Wait(
             owner=thread.owner,
             on=f"{what} (not reached by {kind} {shown})",
             needed=len(members),
-            had=len(meeting.given),
+            had=len(meeting.brought),
             unit="arrivals",
             program=thread.program,
         )
 
     with thread.span("meeting", what):
-        if len(meeting.given) == len(members):
+        if len(meeting.brought) == len(members):
             thread.recording.events.append(Synchronized(tuple(meeting.threads)))
             for task in meeting.waiting:
                 machine.scheduler.wake(task)
-            del machine.meetings[place]
+            del machine.meetings[site]
         else:
             task = machine.scheduler.current
             assert task is not None
             meeting.waiting.append(task)
-            while len(meeting.given) < len(members):
+            while len(meeting.brought) < len(members):
                 machine.scheduler.block(blocked)
-    return meeting.given
+    return meeting.brought
 
 
 # Peers: the memory and semaphores of other devices and cores.
@@ -394,8 +394,8 @@ def peer_of(thread: Thread, peer: Peer | None, operands: Sequence[Any]) -> CoreA
                 raise SimulationError(
                     f"device_id names the axis {name!r}; the axes of the mesh are {known}"
                 )
-            place = point if name in sizes else core
-            place[name] = index % size if len(names) > 1 else index
+            indices = point if name in sizes else core
+            indices[name] = index % size if len(names) > 1 else index
             index //= size
     if peer.core is not None and thread.cores:
         core[next(iter(thread.cores))] = int(operands[peer.core])
@@ -479,40 +479,27 @@ def reach(
         return True
     if key.core:
         key = key._replace(core=tuple((axis, where.core.get(axis, at)) for axis, at in key.core))
-    found = device.memory.get(key)
+    memory = device.memory.get(key)
+    at = (line, thread.program, thread.kernel, _REMEDIES[machine.platform])
+    event = Reached(thread.number, (where.device, key), ref.name, how, *at)
     # What a line of a thread has reached it reaches again: only the first time can be too early.
-    if found is None or (thread.number, line) not in found.reached:
-        at = (line, thread.program, thread.kernel, _REMEDIES[machine.platform])
-        event = Reached(thread.number, (where.device, key), ref.name, how, *at)
+    if memory is None or (thread.number, line) not in memory.reached:
         machine.recording.events.append(event)
-        if found is not None:
-            found.reached.add((thread.number, line))
-    if found is not None:
-        act(found)
+        if memory is not None:
+            memory.reached.add((thread.number, line))
+    if memory is not None:
+        act(memory)
     elif key.launch in device.left or key in device.freed:
-        _report_too_late(thread, where, ref, line, how)
+        message = (
+            f"{thread.owner} {how} {ref.name} of device {where.device}, which has left the kernel "
+            "without waiting for that"
+        )
+        accesses = (event.access(thread.owner),)
+        thread.report("entry", message, line, ref=ref.name, accesses=accesses, seed=machine.seed)
         return False
     else:
         device.expected.setdefault(key, []).append(act)
     return True
-
-
-def _report_too_late(thread: Thread, where: CoreAddress, ref: Ref, line: str, how: Reach) -> None:
-    access = Access(
-        kind="write",
-        ref=ref.name,
-        owner=thread.owner,
-        home=where.device,
-        line=line,
-        program=thread.program,
-        copy=how == "copies to",
-    )
-    message = (
-        f"{thread.owner} {how} {ref.name} of device {where.device}, which has left the kernel "
-        "without waiting for that"
-    )
-    seed = thread.machine.seed
-    thread.report("entry", message, line, ref=ref.name, accesses=(access,), seed=seed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,9 +182,9 @@ def word_dtype(dtype: Dtype) -> Dtype:
 def codes_of(array: Any) -> Any:
     """The bits of each element, as an unsigned integer: for int4, a number from 0 to 15."""
     dtype = array.dtype
-    words = array.view(_WORDS[dtype.itemsize])
+    codes = array.view(_WORDS[dtype.itemsize])
     width = bit_width(dtype)
-    return words if width == 8 * dtype.itemsize else words & np.uint8((1 << width) - 1)
+    return codes if width == 8 * dtype.itemsize else codes & np.uint8((1 << width) - 1)
 
 
 def from_codes(codes: Any, dtype: Dtype) -> Any:
@@ -271,12 +271,12 @@ def _to_bfloat16(array: Any) -> Any:
     """Round float32 to bfloat16; large arrays by their bits, which is faster than ml_dtypes."""
     if array.size < SMALL:
         return array.astype(BFLOAT16)
-    words = array.view(np.uint32)
+    bits = array.view(np.uint32)
     # To even: just below half of the last place, and one more if that place is odd.
-    rounded = words >> 16
+    rounded = bits >> 16
     rounded &= 1
     rounded += 0x7FFF
-    rounded += words
+    rounded += bits
     rounded >>= 16
     narrow = rounded.astype(np.uint16)
     if np.isnan(array.max()):
@@ -294,10 +294,10 @@ def _to_8_bits(source: Dtype, target: Dtype) -> Convert:
         widest = FLOAT32 if source.itemsize < 4 else FLOAT64
 
     def direct(array: Any) -> Any:
-        found = array.astype(widest).astype(target)
+        result = array.astype(widest).astype(target)
         if target == _FLOAT4:
-            found = np.where(np.isnan(array.astype(widest)), np.array(-0.0, target), found)
-        return found
+            result = np.where(np.isnan(array.astype(widest)), np.array(-0.0, target), result)
+        return result
 
     if widest != FLOAT32:
         return direct
@@ -305,11 +305,11 @@ def _to_8_bits(source: Dtype, target: Dtype) -> Convert:
     widened = converter(source, FLOAT32)
 
     def by_table(array: Any) -> Any:
-        words = widened(array).view(np.uint32)
+        bits = widened(array).view(np.uint32)
         # The upper half, with a last bit that says whether any lower one is set: it has two bits
         # more than the target, so that rounding it is rounding the number.
-        upper = words >> 16
-        upper |= (words & 0xFFFF) != 0
+        upper = bits >> 16
+        upper |= (bits & 0xFFFF) != 0
         return table.take(upper, mode="wrap")  # which is faster than to check the bounds
 
     return by_table
@@ -352,8 +352,8 @@ def _saturating(source: Dtype, target: Dtype) -> Convert:
         if array.min() >= low and array.max() <= high:  # false where there is a NaN
             return narrowed(array.astype(wide))
         finite = np.nan_to_num(array, nan=0.0, posinf=np.inf, neginf=-np.inf)
-        found = np.clip(finite, low, high).astype(wide)
-        return narrowed(np.where(array > high, most, found))
+        clipped = np.clip(finite, low, high).astype(wide)
+        return narrowed(np.where(array > high, most, clipped))
 
     def narrowed(array: Any) -> Any:
         return array if wide == target else array.astype(target)
@@ -384,8 +384,8 @@ def reinterpret(array: Any, dtype: Dtype) -> Any:
         amounts = np.arange(parts, dtype=np.uint8) * np.uint8(source)
         pieces = codes.reshape(*array.shape[:-1], target // 8, parts) << amounts
         codes = np.bitwise_or.reduce(pieces, axis=-1)
-    words = np.ascontiguousarray(codes).view(word_dtype(dtype))
-    return words[..., 0].view(dtype)
+    merged = np.ascontiguousarray(codes).view(word_dtype(dtype))
+    return merged[..., 0].view(dtype)
 
 
 def _bytes_of(array: Any) -> Any:
@@ -402,10 +402,10 @@ def bitcast_axis(array: Any, dtype: Dtype, axis: int) -> Any:
     *leading, size = array.shape
     if source < target:
         parts = target // source
-        found = reinterpret(array.reshape(*leading, size // parts, parts), dtype)
+        result = reinterpret(array.reshape(*leading, size // parts, parts), dtype)
     else:
-        found = reinterpret(array, dtype).reshape(*leading, size * (source // target))
-    return np.moveaxis(found, -1, axis)
+        result = reinterpret(array, dtype).reshape(*leading, size * (source // target))
+    return np.moveaxis(result, -1, axis)
 
 
 # Rounding to other than the nearest number of a dtype: stochastic, or to fewer bits.
@@ -427,20 +427,20 @@ def round_by_bits(target: Dtype) -> Callable[[Any, Any], Any]:
 def rounded_to_bits(x: Any, bits: int) -> Array:
     """Float32 numbers rounded to so many significant bits, ties to even."""
     x = np.asarray(x)
-    words = x.view(np.uint32)
+    codes = x.view(np.uint32)
     drop = np.uint32(24 - bits)
-    half = np.uint32((1 << (23 - bits)) - 1) + ((words >> drop) & np.uint32(1))
-    found = ((words + half) >> drop << drop).view(np.float32)
-    return np.where(np.isfinite(x), found, x)
+    half = np.uint32((1 << (23 - bits)) - 1) + ((codes >> drop) & np.uint32(1))
+    rounded = ((codes + half) >> drop << drop).view(np.float32)
+    return np.where(np.isfinite(x), rounded, x)
 
 
 def _stochastic_bfloat16(x: Any, bits: Any) -> Array:
     x = np.asarray(x)
-    words = x.view(np.uint32)
-    rounded = (words + (bits & np.uint32(0xFFFF))) >> 16
-    found = np.asarray(rounded.astype(np.uint16)).view(BFLOAT16)
+    codes = x.view(np.uint32)
+    rounded = (codes + (bits & np.uint32(0xFFFF))) >> 16
+    result = np.asarray(rounded.astype(np.uint16)).view(BFLOAT16)
     # A carry could leave the payload of a NaN; that of an infinity is zeros, which have none.
-    return np.where(np.isnan(x), convert(x, BFLOAT16), found)
+    return np.where(np.isnan(x), convert(x, BFLOAT16), result)
 
 
 def _to_neighbors(target: Dtype) -> Callable[[Any, Any], Any]:
@@ -450,12 +450,12 @@ def _to_neighbors(target: Dtype) -> Callable[[Any, Any], Any]:
     def evaluate(x: Any, bits: Any) -> Array:
         size = np.abs(x) if signed else x
         inside = (size >= values[0]) & (size < values[-1])
-        place = np.searchsorted(values, np.where(inside, size, values[0]), "right") - 1
-        low, high = values[place], values[np.minimum(place + 1, len(values) - 1)]
+        index = np.searchsorted(values, np.where(inside, size, values[0]), "right") - 1
+        low, high = values[index], values[np.minimum(index + 1, len(values) - 1)]
         fraction = (size.astype(np.float64) - low) / (high - low) * 65536
-        found = np.where(fraction + (bits & np.uint32(0xFFFF)) >= 65536, high, low)
-        found = np.copysign(found, x) if signed else found
-        return np.where(inside, convert(found.astype(np.float32), target), convert(x, target))
+        rounded = np.where(fraction + (bits & np.uint32(0xFFFF)) >= 65536, high, low)
+        rounded = np.copysign(rounded, x) if signed else rounded
+        return np.where(inside, convert(rounded.astype(np.float32), target), convert(x, target))
 
     return evaluate
 

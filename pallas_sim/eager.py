@@ -67,10 +67,10 @@ def bind(eqn: Any, values: Sequence[Any]) -> Sequence[Any]:
 
 def _bound(primitive: Any, operands: Sequence[Any], params: Any) -> Any:
     functions: Sequence[Any] = ()
-    given = primitive.get_bind_params(params)
-    if isinstance(given, tuple):  # functions that are passed as operands, and the rest
-        functions, given = given  # pyright: ignore[reportUnknownVariableType]
-    return primitive.bind(*functions, *operands, **given)  # pyright: ignore[reportUnknownArgumentType]
+    bind_params = primitive.get_bind_params(params)
+    if isinstance(bind_params, tuple):  # functions that are passed as operands, and the rest
+        functions, bind_params = bind_params  # pyright: ignore[reportUnknownVariableType]
+    return primitive.bind(*functions, *operands, **bind_params)  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _is_reference(aval: Any) -> bool:
@@ -92,9 +92,9 @@ def _require_outside_of_jit(eqn: Any) -> None:
     try:  # a scalar: whether JAX refuses depends on the parameters only
         bind(eqn, [np.zeros((), np.float32)] * len(eqn.invars))
     except NotImplementedError as refusal:
-        wanted = f"(memory_space={space})" if space is not None else "(pin=True)" if pinned else ""
+        option = f"(memory_space={space})" if space is not None else "(pin=True)" if pinned else ""
         error = SimulationError(
-            f"JAX refuses jax.{name}{wanted} outside of jax.jit ({str(refusal).rstrip('.')}): wrap "
+            f"JAX refuses jax.{name}{option} outside of jax.jit ({str(refusal).rstrip('.')}): wrap "
             "the function that makes the reference and calls the kernel in jax.jit"
         )
         error.at(source_line(eqn) or "", "")
@@ -139,8 +139,8 @@ def _trace_type() -> Any:
             return self.lift(val)
 
         def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
-            lifted = [self.lift(each) for each in tracers]
-            avals = tuple(each.aval for each in lifted)
+            lifted = [self.lift(operand) for operand in tracers]
+            avals = tuple(operand.aval for operand in lifted)
             with core.eval_context():
                 of_refs = primitive.name in _NEW or any(map(_is_reference, avals))
                 jaxpr = (_one_equation if of_refs else _traced)(primitive, avals, params)
@@ -152,7 +152,7 @@ def _trace_type() -> Any:
         def process_shard_map(
             self, primitive: Any, fun: Any, tracers: Any, /, **params: Any
         ) -> Any:
-            lifted = [self.lift(each) for each in tracers]
+            lifted = [self.lift(operand) for operand in tracers]
             trees: list[Any] = []
 
             def operation(*operands: Any) -> Any:
@@ -161,12 +161,12 @@ def _trace_type() -> Any:
                 return trees[-1].vals
 
             with core.eval_context():
-                jaxpr = jax.make_jaxpr(operation)(*[each.aval for each in lifted])
+                jaxpr = jax.make_jaxpr(operation)(*[operand.aval for operand in lifted])
             return trees[-1].update(self._evaluated(jaxpr, lifted))
 
         def _evaluated(self, jaxpr: Any, lifted: Sequence[Any]) -> list[Any]:
             with core.eval_context():
-                results = self.evaluate(jaxpr, [each.value for each in lifted])
+                results = self.evaluate(jaxpr, [operand.value for operand in lifted])
             return [
                 tracer(self, var.aval, value)
                 for var, value in zip(jaxpr.jaxpr.outvars, results, strict=True)
@@ -204,12 +204,12 @@ def _trace_type() -> Any:
             hash(key)
         except TypeError:
             return _trace(primitive, avals, params)
-        found = cache.get(key)
-        if found is None:
+        jaxpr = cache.get(key)
+        if jaxpr is None:
             if len(cache) > 4096:
                 cache.clear()
-            found = cache[key] = _trace(primitive, avals, params)
-        return found
+            jaxpr = cache[key] = _trace(primitive, avals, params)
+        return jaxpr
 
     def _trace(primitive: Any, avals: tuple[Any, ...], params: Any) -> Any:
         def operation(*operands: Any) -> Any:

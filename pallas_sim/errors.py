@@ -189,10 +189,12 @@ class SimulationError(KernelError):
     #: ``file:line`` of the equation, once it is known.
     line: str = ""
 
-    def at(self, line: str, place: str) -> None:
+    def at(self, line: str, context: str) -> None:
         """Add the location to the message."""
         self.line = line
-        where = " ".join(word for word in (place and f"in {place}", line and f"at {line}") if word)
+        where = " ".join(
+            word for word in (context and f"in {context}", line and f"at {line}") if word
+        )
         if where:
             self.args = (f"{self.args[0]}, {where}",)
 

@@ -75,7 +75,9 @@ class Step:
     @property
     def line(self) -> str:
         """``file:line`` of the code that made it, or else of the call, or ""."""
-        return next((each.line for each in (self.equation, *self.calls) if each.line), "")
+        return next(
+            (equation.line for equation in (self.equation, *self.calls) if equation.line), ""
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +113,11 @@ def prepare(jaxpr: Any) -> Program:
     Raises:
       MissingRuleError: an effectful primitive has no rule.
     """
-    found = _PREPARED.get(jaxpr)
-    if found is None:
+    program = _PREPARED.get(jaxpr)
+    if program is None:
         inner, consts = open_jaxpr(jaxpr)
-        found = _PREPARED[jaxpr] = _prepared(inner, consts)
-    return found
+        program = _PREPARED[jaxpr] = _prepared(inner, consts)
+    return program
 
 
 def prepare_lifted(jaxpr: Any, around: str = "") -> Program:
@@ -127,10 +129,10 @@ def prepare_lifted(jaxpr: Any, around: str = "") -> Program:
       jaxpr: open or closed.
       around: ``file:line`` of the equation that it belongs to.
     """
-    found = _LIFTED.get(jaxpr)
-    if found is None:
-        found = _LIFTED[jaxpr] = _prepared(open_jaxpr(jaxpr)[0], None, around)
-    return found
+    program = _LIFTED.get(jaxpr)
+    if program is None:
+        program = _LIFTED[jaxpr] = _prepared(open_jaxpr(jaxpr)[0], None, around)
+    return program
 
 
 def called(params: Mapping[str, Any]) -> Any:
@@ -221,26 +223,26 @@ def _append(
       slots: of the other program.
       steps: of the other program.
     """
-    given = dict(zip(program.inputs, ins, strict=True))
-    place: list[int] = []
+    inputs = dict(zip(program.inputs, ins, strict=True))
+    new_slots: list[int] = []
     for number, value in enumerate(program.slots):
-        if number in given:
-            place.append(given[number])
+        if number in inputs:
+            new_slots.append(inputs[number])
         else:
             slots.append(value)
-            place.append(len(slots) - 1)
+            new_slots.append(len(slots) - 1)
     for step in program.steps:
-        moved = tuple(place[slot] for slot in step.ins)
+        moved = tuple(new_slots[slot] for slot in step.ins)
         steps.append(
             replace(
                 step,
                 ins=moved,
                 operands=_getter(moved),
-                outs=tuple(place[slot] for slot in step.outs),
+                outs=tuple(new_slots[slot] for slot in step.outs),
                 calls=(*step.calls, call),
             )
         )
-    return place
+    return new_slots
 
 
 def _getter(slots: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
@@ -275,16 +277,16 @@ def prepare_equation(eqn: Any, around: str = "", *, used: bool = True) -> Step:
       SimulationError: it cannot be evaluated: an effectful primitive has no rule, for one.
     """
     equation = _equation(eqn, around, used=used)
-    found = find_rule(equation.name, equation.home)
+    rule = find_rule(equation.name, equation.home)
     try:
-        evaluate = fallback(equation) if found is None else found.bind(equation)
+        evaluate = fallback(equation) if rule is None else rule.bind(equation)
     except SimulationError as error:
         if not error.line:  # of an equation inside, which JAX made
             error.at(equation.line, "")
         raise
     return Step(
         evaluate=evaluate,
-        threaded=found is None or found.threaded,
+        threaded=rule is None or rule.threaded,
         ins=(),
         operands=_getter(()),
         outs=(),
@@ -363,11 +365,11 @@ def run(program: Program, thread: Thread, args: Sequence[Any]) -> list[Any]:
                     env[slot] = None
     except SimulationError as error:
         if not error.line and step is not None:
-            error.at(step.line, thread.place)
+            error.at(step.line, thread.location)
         raise
     except BoundsError as error:
         if step is not None:
-            _place(error, step, machine)
+            _attribute(error, step, machine)
         raise
     except PallasError:
         raise
@@ -378,18 +380,18 @@ def run(program: Program, thread: Thread, args: Sequence[Any]) -> list[Any]:
         wrapped = SimulationError(
             f"the simulator cannot evaluate {step.equation.name}: {type(error).__name__}: {error}"
         )
-        wrapped.at(step.line, thread.place)
+        wrapped.at(step.line, thread.location)
         raise wrapped from error
     return [env[slot] for slot in program.outputs]
 
 
-def _place(error: BoundsError, step: Step, machine: Machine) -> None:
+def _attribute(error: BoundsError, step: Step, machine: Machine) -> None:
     """Attribute an access that JAX composed to the enclosing line of the user."""
     finding, line = error.finding, step.line
     if finding is None or finding.line or not line:
         return
     placed = replace(finding, line=line)
-    machine.findings[:] = [placed if each is finding else each for each in machine.findings]
+    machine.findings[:] = [placed if known is finding else known for known in machine.findings]
     error.finding, error.args = placed, (str(placed),)
 
 
@@ -406,7 +408,7 @@ def _reject(program: Program, thread: Thread) -> None:
         guilty = program.largest[1] or program.steps[0].equation
         if machine.steps > machine.limits.steps and program.steps:
             guilty = program.steps[0].equation
-        error.at(guilty.line, thread.place)
+        error.at(guilty.line, thread.location)
         raise
 
 
@@ -443,8 +445,8 @@ def by_jax(eqn: Equation) -> Evaluate:
         thread.machine.fallbacks[eqn.name] += 1
         with jax.default_device(jax.local_devices(backend="cpu")[0]), eval_context():
             results = bind(eqn.origin, [to_jax(value) for value in values])
-        found = [from_jax(each, out) for each, out in zip(results, eqn.outs, strict=True)]
-        return found if eqn.origin.primitive.multiple_results else found[0]
+        outputs = [from_jax(result, out) for result, out in zip(results, eqn.outs, strict=True)]
+        return outputs if eqn.origin.primitive.multiple_results else outputs[0]
 
     return evaluate
 

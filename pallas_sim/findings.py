@@ -55,14 +55,14 @@ def read(text: str) -> SourceLine | None:
 
 def short(text: str) -> str:
     """``file:line`` without the folders of the file; any other text as it is."""
-    found = read(text)
-    return text if found is None else found.short
+    line = read(text)
+    return text if line is None else line.short
 
 
 def text_at(text: str) -> str:
     """What stands at ``file:line``, without its indentation; "" if it cannot be read."""
-    found = read(text)
-    return "" if found is None else found.text
+    line = read(text)
+    return "" if line is None else line.text
 
 
 @dataclass(frozen=True)
@@ -161,12 +161,12 @@ class Access:
     def __str__(self) -> str:
         """``write of o_ref[0:8] on device 1 by a copy of device 0, at FILE:LINE``."""
         part = ", ".join(f"{start}:{stop}" for start, stop in self.index)
-        words = f"{self.kind} of {self.ref or 'memory'}" + (f"[{part}]" if part else "")
+        text = f"{self.kind} of {self.ref or 'memory'}" + (f"[{part}]" if part else "")
         if self.home is not None and self.home != self.owner.device:
-            words += f" on device {self.home}"
+            text += f" on device {self.home}"
         by = self.by or ("a copy" if self.copy else "")
-        words += f" by {by and by + ' of '}{self.owner}{_of(self.step, self.steps)}"
-        return words + _at(self.line, self.program)
+        text += f" by {by and by + ' of '}{self.owner}{_of(self.step, self.steps)}"
+        return text + _at(self.line, self.program)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,8 +289,8 @@ class Finding:
             program = f"program ({', '.join(map(str, self.program))})"
             where = f"{program} of {where}" if where else program
         who = f"{_some(self.owners)}: " if self.owners else ""
-        words = [who + self.message, where and f"in {where}", self.line and f"at {self.line}"]
-        first = " ".join(word for word in words if word)
+        parts = [who + self.message, where and f"in {where}", self.line and f"at {self.line}"]
+        first = " ".join(word for word in parts if word)
         return "\n  ".join([first, *_lines(self)])
 
 

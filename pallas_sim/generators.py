@@ -31,14 +31,14 @@ def threefry2x32(key1: Any, key2: Any, count1: Any, count2: Any) -> tuple[Array,
       count1: first word of the counter.
       count2: second word of the counter.
     """
-    words = np.broadcast_arrays(key1, key2, count1, count2)
-    shape = words[0].shape
-    size = words[0].size
+    operands = np.broadcast_arrays(key1, key2, count1, count2)
+    shape = operands[0].shape
+    size = operands[0].size
     first, second = np.empty(size, np.uint32), np.empty(size, np.uint32)
-    flat = [word.reshape(-1) for word in words]
+    flat = [word.reshape(-1) for word in operands]
     if size <= _FEW:
-        for number, each in enumerate(zip(*(word.tolist() for word in flat), strict=True)):
-            first[number], second[number] = _block(*each)
+        for number, block in enumerate(zip(*(word.tolist() for word in flat), strict=True)):
+            first[number], second[number] = _block(*block)
     else:
         for start in range(0, size, _CHUNK):
             part = slice(start, start + _CHUNK)
@@ -113,9 +113,9 @@ def philox4x32(state: Array, size: int) -> tuple[Array, Array]:
     key = [int(state[0]), int(state[1])]
     low = int(state[2]) | int(state[3]) << 32
     blocks = (size + 3) // 4
-    words = np.empty((blocks, 4), np.uint32)
+    drawn = np.empty((blocks, 4), np.uint32)
     for start in range(0, blocks, _CHUNK):
-        part = words[start : start + _CHUNK]
+        part = drawn[start : start + _CHUNK]
         count = np.arange(start, start + len(part), dtype=np.uint64) + np.uint64(low)
         c0, c1 = count & np.uint64(_MASK), count >> np.uint64(32)
         # The lower half of the counter carries into the upper one, which the state does not keep.
@@ -128,18 +128,18 @@ def philox4x32(state: Array, size: int) -> tuple[Array, Array]:
             c2 = (even >> np.uint64(32)) ^ c3 ^ np.uint64(k1)
             c1, c3 = odd & np.uint64(_MASK), even & np.uint64(_MASK)
             k0, k1 = (k0 + 0x9E3779B9) & _MASK, (k1 + 0xBB67AE85) & _MASK
-        for place, word in enumerate((c0, c1, c2, c3)):
-            part[:, place] = word
+        for column, word in enumerate((c0, c1, c2, c3)):
+            part[:, column] = word
     low = (low + blocks) % 2**64
     after = np.array([*key, low & _MASK, low >> 32], np.uint32)
-    return after, words.reshape(-1)[:size]
+    return after, drawn.reshape(-1)[:size]
 
 
 def core_generator(*seeds: int) -> np.random.Generator:
     """The generator of a core that was seeded by these words."""
-    words = [int(seed) % 2**32 for seed in seeds]
+    entropy = [int(seed) % 2**32 for seed in seeds]
     # With their number: SeedSequence takes [1] and [1, 0] for the same.
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence([len(words), *words])))
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([len(entropy), *entropy])))
 
 
 def draw_bits(generator: np.random.Generator, shape: Sequence[int], dtype: Any) -> Array:
@@ -162,8 +162,8 @@ class Threefry:
         """New keys, ``[..., *shape, 2]``."""
         batch = keys.shape[:-1]
         if not _partitionable():
-            words = threefry_words(keys[..., 0], keys[..., 1], 2 * prod(shape))
-            return words.reshape(*batch, *shape, 2)
+            drawn = threefry_words(keys[..., 0], keys[..., 1], 2 * prod(shape))
+            return drawn.reshape(*batch, *shape, 2)
         return np.stack(threefry2x32(*_aligned(keys, len(shape)), *count_pairs(shape)), axis=-1)
 
     def fold_in(self, keys: Array, data: Array) -> Array:
@@ -184,13 +184,13 @@ class Threefry:
 
     def _bits_in_order(self, keys: Array, width: int, shape: Sequence[int]) -> Array:
         size = prod(shape)
-        words = threefry_words(keys[..., 0], keys[..., 1], -(-width * size // 32))
+        drawn = threefry_words(keys[..., 0], keys[..., 1], -(-width * size // 32))
         if width == 64:
-            high, low = np.split(words.astype(np.uint64), 2, axis=-1)
-            words = (high << np.uint64(32)) | low
+            high, low = np.split(drawn.astype(np.uint64), 2, axis=-1)
+            drawn = (high << np.uint64(32)) | low
         else:
-            words = np.ascontiguousarray(words).view(f"uint{width}")[..., :size]
-        return words.reshape((*keys.shape[:-1], *shape))
+            drawn = np.ascontiguousarray(drawn).view(f"uint{width}")[..., :size]
+        return drawn.reshape((*keys.shape[:-1], *shape))
 
 
 class Rbg:
@@ -226,8 +226,8 @@ class UnsafeRbg(Rbg):
 
     def split(self, keys: Array, shape: Sequence[int]) -> Array:
         """New keys, ``[..., *shape, 4]``: each tenth draw."""
-        words = self.bits(keys, 32, (10 * prod(shape), 4))
-        return words[..., ::10, :].reshape(*keys.shape[:-1], *shape, 4)
+        drawn = self.bits(keys, 32, (10 * prod(shape), 4))
+        return drawn[..., ::10, :].reshape(*keys.shape[:-1], *shape, 4)
 
     def fold_in(self, keys: Array, data: Array) -> Array:
         """Keys for each number of ``data``, which is broadcast with the keys: the tenth draw."""
@@ -239,8 +239,8 @@ class Pallas:
 
     def seed(self, seeds: Array) -> Array:
         """Keys of integers: each of them twice."""
-        words = seeds.astype(np.int32).astype(np.uint32)
-        return np.stack([words, words], axis=-1)[..., None, :]
+        narrow = seeds.astype(np.int32).astype(np.uint32)
+        return np.stack([narrow, narrow], axis=-1)[..., None, :]
 
     def fold_in(self, keys: Array, data: Array) -> Array:
         """Keys for each number of ``data``, mixed by one round of threefry."""
@@ -262,10 +262,10 @@ IMPLEMENTATIONS: dict[str, Any] = {
 def generated(state: Array, width: int, shape: Sequence[int]) -> tuple[Array, Array]:
     """State and integers of XLA's generator, whose integers of few bits are parts of words."""
     size = prod(shape) * (2 if width == 64 else 1)
-    state, words = philox4x32(state, size)
+    state, drawn = philox4x32(state, size)
     if width == 64:
-        words = words.view(np.uint64)
-    return state, words.astype(f"uint{width}", copy=False).reshape(tuple(shape))
+        drawn = drawn.view(np.uint64)
+    return state, drawn.astype(f"uint{width}", copy=False).reshape(tuple(shape))
 
 
 def _aligned(keys: Array, ndim: int) -> tuple[Array, Array]:
@@ -283,7 +283,7 @@ def _partitionable() -> bool:
 # Typed PRNG keys in rules that move elements around: their words are additional axes.
 
 
-def words(eqn: Equation) -> tuple[int, ...]:
+def key_axes(eqn: Equation) -> tuple[int, ...]:
     """The shape of one key, if the equation moves typed PRNG keys; () for arrays."""
     for aval in (*eqn.ins, *eqn.outs):
         if is_key_dtype(getattr(aval, "dtype", None)):
@@ -313,17 +313,19 @@ def on_words(eqn: Equation, evaluate: Evaluate) -> Evaluate:
       eqn: the equation.
       evaluate: takes arrays and gives arrays; keys have their words as the last axes.
     """
-    if not words(eqn):
+    if not key_axes(eqn):
         return evaluate
     dtypes = [out.dtype if is_key_dtype(out.dtype) else None for out in eqn.outs]
 
     def evaluate_keys(*values: Any) -> Any:
-        result = evaluate(*(each.data if isinstance(each, KeyArray) else each for each in values))
+        result = evaluate(
+            *(value.data if isinstance(value, KeyArray) else value for value in values)
+        )
         if isinstance(result, np.ndarray):
             return result if dtypes[0] is None else KeyArray(result, dtypes[0])
         return [
-            each if dtype is None else KeyArray(each, dtype)
-            for each, dtype in zip(result, dtypes, strict=True)
+            array if dtype is None else KeyArray(array, dtype)
+            for array, dtype in zip(result, dtypes, strict=True)
         ]
 
     return evaluate_keys

@@ -97,7 +97,7 @@ class Inspector(StepObserver):
             for step in super().steps(steps, thread, env):
                 self.time = thread.machine.steps
                 line = self._line(step)
-                if self.stop_at and any(_is_at(line, place) for place in self.stop_at):
+                if self.stop_at and any(_is_at(line, stop) for stop in self.stop_at):
                     self._stop(thread, step, line, frames)
                 yield step
                 if self.stop_at:
@@ -106,8 +106,8 @@ class Inspector(StepObserver):
                     self._look("store", _Place.of(thread, line))
         finally:
             frames.remove(frame)
-            for each in seen:
-                each.frames -= 1
+            for watched in seen:
+                watched.frames -= 1
 
     def written(self, copy: Copy) -> None:
         """A chunk of a copy was written."""
@@ -117,20 +117,20 @@ class Inspector(StepObserver):
     def learn(self, jaxpr: Any) -> None:
         """Take note of the lines and references of a program that is about to run."""
         for eqn in open_jaxpr(jaxpr)[0].eqns:
-            place = place_of_call(eqn)
-            if place is not None and not place.file.startswith(_PACKAGE):
-                self._lines.add(place.at)
+            spot = place_of_call(eqn)
+            if spot is not None and not spot.file.startswith(_PACKAGE):
+                self._lines.add(spot.at)
             inner = list(sub_jaxprs(eqn))
             unnamed = _ALLOCATING.get(eqn.primitive.name)
             if unnamed is not None:
-                self._names.update(name for each in inner for name in _references(each, unnamed))
+                self._names.update(name for body in inner for name in _references(body, unnamed))
             if eqn.primitive.name == "pallas_call":
                 facts = grid_facts(eqn)
                 blocks = [*facts.inputs, *facts.outputs]
                 self._names.update(block.name for block in blocks)
                 inner += [block.index_map for block in blocks]
-            for each in inner:
-                self.learn(each)
+            for body in inner:
+                self.learn(body)
 
     def require(self) -> None:
         """Reject names and lines that nothing has.
@@ -138,10 +138,10 @@ class Inspector(StepObserver):
         Raises:
           OptionError: with those that there are.
         """
-        for place in self.stop_at:
-            if not any(_is_at(str(line), place) for line in self._lines):
+        for stop in self.stop_at:
+            if not any(_is_at(str(line), stop) for line in self._lines):
                 raise OptionError(
-                    f"stop_at={place!r}: no equation was made at that line; {self._places(place)}"
+                    f"stop_at={stop!r}: no equation was made at that line; {self._places(stop)}"
                 )
         for name in self.watch:
             if name not in self._names:
@@ -150,25 +150,25 @@ class Inspector(StepObserver):
                     f"{_listed(sorted(self._names - {''})) or 'none'}"
                 )
 
-    def _places(self, place: str) -> str:
+    def _places(self, stop: str) -> str:
         """The lines that have equations: those of the same file, if there are some."""
-        file = place.rpartition(":")[0]
+        file = stop.rpartition(":")[0]
         numbers = sorted({n for path, n in self._lines if file and _is_at(path, file)})
         if numbers:
             return f"lines of {file} with equations: {_listed(numbers)}"
-        found = sorted({SourceLine(Path(path).name, number) for path, number in self._lines})
-        return f"there are: {_listed(found) or 'none'}"
+        lines = sorted({SourceLine(Path(path).name, number) for path, number in self._lines})
+        return f"there are: {_listed(lines) or 'none'}"
 
     def _line(self, step: Step) -> str:
         """The line of a step, which takes JAX some time to find."""
-        found = self._line_of.get(id(step))
-        if found is None:
-            found = self._line_of[id(step)] = (step, step.equation.line)
-        return found[1]
+        known = self._line_of.get(id(step))
+        if known is None:
+            known = self._line_of[id(step)] = (step, step.equation.line)
+        return known[1]
 
     def _stop(self, thread: Thread, step: Step, line: str, frames: Sequence[_Frame]) -> None:
         where = f"{line}: {step.equation.name}"
-        where += f" in {thread.place}" if thread.place else ""
+        where += f" in {thread.location}" if thread.location else ""
         refs = {ref.name: ref.data for frame in frames for ref in frame.refs() if ref.name}
         try:
             stopped(
@@ -187,35 +187,36 @@ class Inspector(StepObserver):
         """The memory of a watched reference that a program has."""
         memory = ref.data.__array_interface__
         key = (ref.name, memory["data"][0], memory["shape"], memory["strides"])
-        found = self._watched.get(key)
-        if found is None:
-            found = _Watched(ref, thread.number, thread.owner, values_of(ref))
+        watched = self._watched.get(key)
+        if watched is None:
+            watched = _Watched(ref, thread.number, thread.owner, values_of(ref))
             former = [
                 other
-                for other, each in self._watched.items()
-                if (each.ref.name, each.thread, each.frames) == (ref.name, thread.number, 0)
+                for other, earlier in self._watched.items()
+                if (earlier.ref.name, earlier.thread, earlier.frames)
+                == (ref.name, thread.number, 0)
             ]
-            same = [same_bits(self._watched.pop(other).values, found.values) for other in former]
-            self._watched[key] = found
+            same = [same_bits(self._watched.pop(other).values, watched.values) for other in former]
+            self._watched[key] = watched
             if not any(same):
-                self._note("new", found, None, _Place.of(thread, ""))
-        found.frames += 1
-        return found
+                self._note("new", watched, None, _Place.of(thread, ""))
+        watched.frames += 1
+        return watched
 
-    def _look(self, kind: Literal["store", "copy"], place: _Place) -> None:
+    def _look(self, kind: Literal["store", "copy"], site: _Place) -> None:
         """Note what changed since the last look."""
-        for each in self._watched.values():
-            values = values_of(each.ref)
-            if not same_bits(values, each.values):
-                before, each.values = each.values, values
-                self._note(kind, each, before, place)
+        for watched in self._watched.values():
+            values = values_of(watched.ref)
+            if not same_bits(values, watched.values):
+                before, watched.values = watched.values, values
+                self._note(kind, watched, before, site)
 
     def _note(
         self,
         kind: Literal["new", "store", "copy"],
         watched: _Watched,
         before: Array | None,
-        place: _Place,
+        site: _Place,
     ) -> None:
         values = watched.values
         points = [] if before is None else np.argwhere(differing(before, values))
@@ -224,10 +225,10 @@ class Inspector(StepObserver):
             ref=watched.ref.name,
             kind=kind,
             owner=watched.owner,
-            by=place.by,
-            line=place.line,
-            program=place.program,
-            kernel=place.kernel,
+            by=site.by,
+            line=site.line,
+            program=site.program,
+            kernel=site.kernel,
             time=self.time,
             index=index,
             changed=len(points),
@@ -267,13 +268,13 @@ class _Frame:
 
     def refs(self) -> Iterator[Ref]:
         """The references that it has."""
-        return (each for each in self.env if isinstance(each, Ref))
+        return (value for value in self.env if isinstance(value, Ref))
 
     def name_result(self, step: Step, line: str) -> None:
         """Keep the result of a step under the name that its line gives it, if it gives one."""
-        found = _ASSIGNMENT.match(text_at(line))
-        if found is not None and len(step.outs) == 1:
-            self.values[found[1]] = self.env[step.outs[0]]
+        match = _ASSIGNMENT.match(text_at(line))
+        if match is not None and len(step.outs) == 1:
+            self.values[match[1]] = self.env[step.outs[0]]
 
 
 def stopped(
@@ -305,9 +306,9 @@ def _references(jaxpr: Any, unnamed: str) -> Iterator[str]:
             yield name or unnamed.format(number)
 
 
-def _is_at(line: str, place: str) -> bool:
+def _is_at(line: str, stop: str) -> bool:
     """Whether a ``file:line`` is a place that the user named, by the end of its path."""
-    return line == place or line.endswith(f"/{place}")
+    return line == stop or line.endswith(f"/{stop}")
 
 
 def _listed(names: Sequence[Any]) -> str:
@@ -366,10 +367,10 @@ class RefChange:
         if self.kind == "copy":
             what += f", by a copy of {self.by}"
         program = f"({', '.join(map(str, self.program))})"
-        place = f" in program {program}" if self.program else ""
-        place += f" of {self.kernel}" if self.kernel and place else ""
+        where = f" in program {program}" if self.program else ""
+        where += f" of {self.kernel}" if self.kernel and where else ""
         line = f" at {self.line}" if self.line else ""
-        return f"{what}{line}{place} on {self.owner}\n{picture(self.values)}"
+        return f"{what}{line}{where} on {self.owner}\n{picture(self.values)}"
 
 
 def picture(values: Array) -> str:
@@ -389,7 +390,7 @@ def values_of(ref: Ref) -> Array:
     """A copy of what is in memory: of semaphores, their counts."""
     if ref.data.dtype != object:
         return np.array(ref.data)
-    counts = [getattr(each, "count", 0) for each in ref.data.flat]
+    counts = [getattr(semaphore, "count", 0) for semaphore in ref.data.flat]
     return np.array(counts, np.int64).reshape(ref.data.shape)
 
 
@@ -403,8 +404,8 @@ def differing(first: Array, second: Array) -> Any:
     """Which elements of arrays of one shape and dtype have other bits."""
     size = first.dtype.itemsize
     bits = [
-        np.frombuffer(each.tobytes(), np.uint8).reshape(*each.shape, size)
-        for each in (first, second)
+        np.frombuffer(array.tobytes(), np.uint8).reshape(*array.shape, size)
+        for array in (first, second)
     ]
     return (bits[0] != bits[1]).any(axis=-1)
 

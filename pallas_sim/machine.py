@@ -202,17 +202,19 @@ class Machine:
         if text not in self.notes:
             self.notes.append(text)
 
-    def uninitialized(self, shape: tuple[int, ...], dtype: Any, place: str) -> np.ndarray[Any, Any]:
+    def uninitialized(
+        self, shape: tuple[int, ...], dtype: Any, purpose: str
+    ) -> np.ndarray[Any, Any]:
         """Uninitialized memory.
 
         Args:
           shape: of the memory.
           dtype: of its elements.
-          place: ``"padding"``, ``"output"`` or ``"scratch"``.
+          purpose: ``"padding"``, ``"output"`` or ``"scratch"``.
         """
         dtype = np.dtype(dtype)
         self.require(math.prod(shape) * dtype.itemsize, f"an array {dtype}{list(shape)}")
-        value = None if self.fill is None else self.fill(dtype, place)
+        value = None if self.fill is None else self.fill(dtype, purpose)
         return np.full(shape, default_fill(dtype) if value is None else value, dtype)
 
 
@@ -522,7 +524,7 @@ class Thread:
         if timeline is None:
             yield None
             return
-        name = name or (self.place if self.program else f"body of {self.place}")
+        name = name or (self.location if self.program else f"body of {self.location}")
         span = timeline.begin(self.owner, self.program, kind, name)
         yield span
         timeline.end(span)
@@ -541,7 +543,7 @@ class Thread:
                 timeline.end(span)
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Where it is: ``"program (1, 0) of softmax_kernel"``, or ""."""
         if not self.kernels:
             return ""

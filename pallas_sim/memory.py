@@ -28,8 +28,8 @@ class KeyArray:
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the array of keys."""
-        words = key_shape(self.dtype)
-        return self.data.shape[: self.data.ndim - len(words)]
+        axes = key_shape(self.dtype)
+        return self.data.shape[: self.data.ndim - len(axes)]
 
     @property
     def ndim(self) -> int:
@@ -77,8 +77,8 @@ def to_jax(value: Any) -> Any:
     if isinstance(value, KeyArray):
         import jax
 
-        words = jax.numpy.asarray(value.data)
-        return jax.random.wrap_key_data(words, impl=key_implementation(value.dtype))
+        data = jax.numpy.asarray(value.data)
+        return jax.random.wrap_key_data(data, impl=key_implementation(value.dtype))
     return np.asarray(value)
 
 
@@ -191,8 +191,8 @@ def repeated(array: Array, indexed: Indexed, operands: Sequence[Any]) -> Array:
         span = indexed.indices[axis]
         assert isinstance(span, AxisSlice)
         start, size = (
-            int(operands[each.position]) if isinstance(each, Operand) else each
-            for each in (span.start, span.size)
+            int(operands[bound.position]) if isinstance(bound, Operand) else bound
+            for bound in (span.start, span.size)
         )
         shape = (*array.shape[:axis], size, *array.shape[axis + 1 :])
         array = np.broadcast_to(array[(slice(None),) * axis + (slice(start, start + 1),)], shape)
@@ -253,20 +253,20 @@ def grid_of(indexed: Indexed, operands: Sequence[Any], result: tuple[int, ...]) 
     joint = len(indexed.joint)
     adjacent = others == list(range(others[0], others[-1] + 1)) if others else True
     first = sum(1 for i in spans if others and i < others[0]) if adjacent else 0
-    found: list[Array] = []
+    axes: list[Array] = []
     for axis, index in enumerate(indexed.indices):
         shape = [1] * len(result)
         if isinstance(index, AxisSlice):
-            place = spans.index(axis)
-            place += joint if not adjacent or (others and place >= first) else 0
+            target = spans.index(axis)
+            target += joint if not adjacent or (others and target >= first) else 0
             start = index.start
             start = int(operands[start.position]) if isinstance(start, Operand) else start
-            shape[place] = result[place]
-            values = start + np.arange(result[place]) * index.stride
+            shape[target] = result[target]
+            values = start + np.arange(result[target]) * index.stride
         else:
-            given = operands[index.position] if isinstance(index, Operand) else index
-            values = np.asarray(given).astype(np.int64)
+            indices = operands[index.position] if isinstance(index, Operand) else index
+            values = np.asarray(indices).astype(np.int64)
             if values.ndim:
                 shape[first : first + joint] = values.shape
-        found.append(np.broadcast_to(values.reshape(shape), result))
-    return found
+        axes.append(np.broadcast_to(values.reshape(shape), result))
+    return axes

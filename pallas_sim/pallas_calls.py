@@ -203,13 +203,13 @@ def _of_words(block: BlockFacts) -> BlockFacts:
     """The blocks of an array of typed keys as those of the keys' words."""
     if not is_key_dtype(block.dtype):
         return block
-    words = key_shape(block.dtype)
+    sizes = key_shape(block.dtype)
     return dataclasses.replace(
         block,
-        shape=(*block.shape, *words),
+        shape=(*block.shape, *sizes),
         dtype=np.dtype(np.uint32),
-        dims=(*block.dims, *(("Blocked", size, (0, 0)) for size in words)),
-        of_dims=lambda leaves: (*block.of_dims(leaves), *(0 for _ in words)),
+        dims=(*block.dims, *(("Blocked", size, (0, 0)) for size in sizes)),
+        of_dims=lambda leaves: (*block.of_dims(leaves), *(0 for _ in sizes)),
     )
 
 
@@ -225,7 +225,7 @@ def _names(names: tuple[str, ...], facts: GridFacts) -> tuple[str, ...]:
 
 def _parallel(facts: GridFacts) -> tuple[int, ...]:
     semantics = getattr(facts.params, "dimension_semantics", None) or ()
-    names = [str(getattr(each, "value", each)).lower() for each in semantics]
+    names = [str(getattr(kind, "value", kind)).lower() for kind in semantics]
     # What vmap adds has no semantics of its own.
     axes = [axis for axis in range(len(facts.grid)) if axis not in facts.vmapped]
     return tuple(axis for axis, name in zip(axes, names, strict=False) if "parallel" in name)
@@ -273,7 +273,9 @@ def arguments_of(kernel: PreparedKernel, operands: Sequence[Any]) -> KernelArgum
 def scalar_refs(kernel: PreparedKernel, scalars: Sequence[Array]) -> list[Ref]:
     """References to the prefetched operands, of which a core or program has a copy of its own."""
     names = kernel.scalar_names
-    return [Ref(np.array(each), name, "smem") for each, name in zip(scalars, names, strict=True)]
+    return [
+        Ref(np.array(scalar), name, "smem") for scalar, name in zip(scalars, names, strict=True)
+    ]
 
 
 def output_arrays(

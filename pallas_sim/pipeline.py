@@ -51,16 +51,18 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
       SimulationError: the body cannot be evaluated.
     """
     facts, machine = kernel.facts, thread.machine
-    given = arguments_of(kernel, operands)
-    inputs = given.inputs
+    arguments = arguments_of(kernel, operands)
+    inputs = arguments.inputs
     outputs = _outputs(kernel, machine, inputs)
-    body_sizes = tuple(size for axis, size in enumerate(given.grid) if axis not in facts.vmapped)
+    body_sizes = tuple(
+        size for axis, size in enumerate(arguments.grid) if axis not in facts.vmapped
+    )
 
     def work(core: Thread, points: Iterator[tuple[int, ...]]) -> None:
         # Prefetched scalars, windows and scratch are each core's own.
         buffers = [BlockBuffer(array) for array in (*inputs, *outputs)]
-        scalars = scalar_refs(kernel, given.scalars)
-        this = CoreRun(kernel, core, given.captured, scalars, buffers)
+        scalars = scalar_refs(kernel, arguments.scalars)
+        this = CoreRun(kernel, core, arguments.captured, scalars, buffers)
         core.grids.append(GridPosition((0,) * len(body_sizes), body_sizes))
         outside = core.axes
         try:
@@ -76,7 +78,7 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
             core.grids.pop()
             core.axes = outside
 
-    divisions = list(divided(given.grid, kernel.parallel, machine.seed, machine.cores))
+    divisions = list(divided(arguments.grid, kernel.parallel, machine.seed, machine.cores))
     several = len(divisions) > 1
     with (
         thread.inside(kernel.name),
@@ -148,10 +150,10 @@ def divided(
     axis = next((axis for axis in parallel if grid[axis] > 1), None)
     if seed and axis is not None:
         generator = np.random.Generator(np.random.Philox(seed))
-        plain = [list(each) for each in ranges]
-        while all(list(ranges[each]) == plain[each] for each in parallel):
-            for each in parallel:
-                ranges[each] = [int(i) for i in generator.permutation(grid[each])]
+        plain = [list(indices) for indices in ranges]
+        while all(list(ranges[dim]) == plain[dim] for dim in parallel):
+            for dim in parallel:
+                ranges[dim] = [int(i) for i in generator.permutation(grid[dim])]
     if cores == 1 or axis is None:
         yield itertools.product(*ranges)
         return
@@ -168,7 +170,10 @@ def _starts(this: CoreRun, point: tuple[int, ...]) -> list[BlockStart]:
 def _outputs(kernel: PreparedKernel, machine: Machine, inputs: list[Array]) -> list[Array]:
     """Memory for the outputs; an aliased one is a copy of its input, unless kernels share that."""
     outputs = output_arrays(
-        kernel, machine, inputs, lambda each: each if is_shared(machine, each) else np.array(each)
+        kernel,
+        machine,
+        inputs,
+        lambda array: array if is_shared(machine, array) else np.array(array),
     )
     if kernel.traffic.lasting:
         # Copies that it starts go on after it: a later kernel waits for them.
@@ -268,12 +273,12 @@ def _locate(
 
 def _clipped(window: BlockWindow, array: Array, start: BlockStart) -> list[tuple[slice, slice]]:
     """For each axis, which part of the array the block has, and where that is in the block."""
-    found: list[tuple[slice, slice]] = []
+    parts: list[tuple[slice, slice]] = []
     for first, size, dim in zip(start, window.sizes, array.shape, strict=True):
         begin = max(first, 0)
         end = max(begin, min(first + size, dim), 0)
-        found.append((slice(begin, end), slice(begin - first, end - first)))
-    return found
+        parts.append((slice(begin, end), slice(begin - first, end - first)))
+    return parts
 
 
 def fetch(
@@ -416,8 +421,8 @@ class Overlaps:
         where = np.argwhere(wrong)
         low, high = where.min(axis=0), where.max(axis=0) + 1
         inside = tuple(
-            slice(each.start + int(a), each.start + int(b))
-            for each, a, b in zip(box, low, high, strict=True)
+            slice(span.start + int(a), span.start + int(b))
+            for span, a, b in zip(box, low, high, strict=True)
         )
         other = int(steps[tuple(where[0])])
         self.first = Overlap(
@@ -450,10 +455,10 @@ def report_overwritten(this: CoreRun) -> None:
         overlaps = this.buffers[source.number].overlaps
         if overlaps is None or overlaps.first is None:
             continue
-        found = overlaps.first
-        box = tuple((each.start, each.stop) for each in found.box)
+        overlap = overlaps.first
+        box = tuple((span.start, span.stop) for span in overlap.box)
         common: dict[str, Any] = {"owner": thread.owner, "index": box}
-        writer, reader = this.points[found.writer], this.points[found.reader]
+        writer, reader = this.points[overlap.writer], this.points[overlap.reader]
         thread.machine.report(
             Finding(
                 kind="overwritten",

@@ -142,7 +142,7 @@ class Copy:
     @property
     def sides(self) -> list[tuple[Region, bool]]:
         """The memory that it accesses, and whether it writes it."""
-        sides = [(self.source, False), *((each, False) for each in self.lists)]
+        sides = [(self.source, False), *((indices, False) for indices in self.lists)]
         return sides if self.target is None else [*sides, (self.target, True)]
 
     @property
@@ -277,6 +277,18 @@ class Reached:
     program: tuple[int, ...]
     kernel: str
     remedy: str
+
+    def access(self, owner: Owner) -> Access:
+        """Return it as an access to the memory of the other device, by an owner."""
+        return Access(
+            kind="write",
+            ref=self.name,
+            owner=owner,
+            home=self.key[0],
+            line=self.line,
+            program=self.program,
+            copy=self.how == "copies to",
+        )
 
 
 @dataclass(slots=True, eq=False)

@@ -138,7 +138,7 @@ def _import_deferred() -> None:
 def find_rule(name: str, home: str = "") -> Rule | None:
     """The rule of a primitive, or None if there is none."""
     while True:
-        found = _RULES.get((name, home.rpartition(".")[2])) or _RULES.get((name, ""))
-        if found is not None or not _DEFERRED:
-            return found
+        known = _RULES.get((name, home.rpartition(".")[2])) or _RULES.get((name, ""))
+        if known is not None or not _DEFERRED:
+            return known
         _import_deferred()

@@ -144,9 +144,9 @@ def evaluate_with[Value](
                 values[slot] = value
         return [values[slot] for slot in program.outputs]
 
-    given = zip(args, _inputs(jaxpr), strict=True)
+    pairs = zip(args, _inputs(jaxpr), strict=True)
     with np.errstate(all="ignore"), one_thread():
-        inputs = [wrap(from_jax(value, var.aval)) for value, var in given]
+        inputs = [wrap(from_jax(value, var.aval)) for value, var in pairs]
         return [to_output(unwrap(value)) for value in walk(prepare(jaxpr), inputs)]
 
 
@@ -344,10 +344,10 @@ def _simulated(
     where = [position for position, leaf in enumerate(leaves) if _is_array(leaf)]
 
     def of_arrays(*arrays: Any) -> Any:
-        given = list(leaves)
+        filled = list(leaves)
         for position, array in zip(where, arrays, strict=True):
-            given[position] = array
-        return fn(*jax.tree.unflatten(tree, given), **options)
+            filled[position] = array
+        return fn(*jax.tree.unflatten(tree, filled), **options)
 
     arrays = [leaves[position] for position in where]
     with tracing_for(chip):

@@ -82,15 +82,15 @@ class Arrow:
 
     Attributes:
       source: from where.
-      given: when.
+      sent: when.
       target: to where.
-      taken: when.
+      received: when.
     """
 
     source: TimelineSpan | CopySpan
-    given: int
+    sent: int
     target: TimelineSpan | CopySpan
-    taken: int
+    received: int
 
 
 @dataclass(slots=True, eq=False)
@@ -124,7 +124,7 @@ class Timeline:
     _moving: WeakKeyDictionary[Copy, CopySpan] = field(
         default_factory=WeakKeyDictionary[Copy, CopySpan]
     )
-    _given: WeakKeyDictionary[Semaphore, deque[_Given]] = field(
+    _available: WeakKeyDictionary[Semaphore, deque[_Given]] = field(
         default_factory=WeakKeyDictionary[Semaphore, deque[_Given]]
     )
 
@@ -205,8 +205,8 @@ class Timeline:
     def satisfy(self, span: TimelineSpan, semaphore: Semaphore, *, takes: bool) -> None:
         """End a wait, which takes what it needed unless it only looks."""
         self.end(span)
-        given, needed = self._given.get(semaphore, deque[_Given]()), span.facts["needed"]
-        for gift in list(given):
+        available, needed = self._available.get(semaphore, deque[_Given]()), span.facts["needed"]
+        for gift in list(available):
             if needed <= 0:
                 break
             self.arrows.append(Arrow(gift.source, gift.time, span, self.time))
@@ -215,7 +215,7 @@ class Timeline:
             if takes:
                 gift.amount -= part
                 if not gift.amount:
-                    given.popleft()
+                    available.popleft()
 
     def close(self) -> None:
         """End what is still going on: the run was ended by an error."""
@@ -229,8 +229,8 @@ class Timeline:
         return self.time
 
     def _give(self, semaphore: Semaphore, source: TimelineSpan | CopySpan, amount: int) -> None:
-        given = self._given.setdefault(semaphore, deque[_Given]())
-        given.append(_Given(source, self.time, amount))
+        available = self._available.setdefault(semaphore, deque[_Given]())
+        available.append(_Given(source, self.time, amount))
 
 
 #: What one unit of time is, for readers of a file.
@@ -267,7 +267,7 @@ def events_of(timeline: Timeline) -> list[_Event]:
         events += _spans(thread, [span for span in timeline.spans if span.owner == owner])
     for copy, lane in lanes.items():
         events += _copy(copy, lane)
-    tracks = {**{each: threads[each.owner] for each in timeline.spans}, **lanes}
+    tracks = {**{span: threads[span.owner] for span in timeline.spans}, **lanes}
     events += _arrows(timeline, tracks)
     events.sort(key=lambda event: event["ts"])
     return [*_names(threads, lanes), *events]
@@ -279,12 +279,12 @@ def check_path(path: str | os.PathLike[str]) -> Path:
     Raises:
       OptionError: it cannot.
     """
-    found = Path(path).absolute()
-    if found.is_dir() or not found.parent.is_dir() or not os.access(found.parent, os.W_OK):
+    file = Path(path).absolute()
+    if file.is_dir() or not file.parent.is_dir() or not os.access(file.parent, os.W_OK):
         raise OptionError(
             f"trace={str(path)!r}: cannot write there; give a file in a folder that exists"
         )
-    return found
+    return file
 
 
 def _threads(owners: Iterable[Owner]) -> dict[Owner, int]:
@@ -369,8 +369,8 @@ def _lanes(copies: Iterable[CopySpan]) -> dict[CopySpan, int]:
 def _arrows(timeline: Timeline, tracks: Mapping[TimelineSpan | CopySpan, int]) -> Iterator[_Event]:
     for number, arrow in enumerate(timeline.arrows):
         source, target = arrow.source, arrow.target
-        begin = _within(source, arrow.given)
-        end = max(begin, _within(target, arrow.taken))
+        begin = _within(source, arrow.sent)
+        end = max(begin, _within(target, arrow.received))
         rest = {"cat": "gives", "id": number}
         at, to = (source.owner.device, tracks[source]), (target.owner.device, tracks[target])
         yield _event("s", "gives", *at, begin, **rest)

@@ -234,6 +234,10 @@ def split_elsewhere(
     transforms: Sequence[Transform],
 ) -> tuple[tuple[Transform, ...], tuple[Elsewhere, ...]]:
     """The transforms of a reference, apart from those that say whose memory it is."""
-    places = tuple(each for each in transforms if isinstance(each, AtPeer | AtBlock | AtAll))
-    rest = tuple(each for each in transforms if not isinstance(each, AtPeer | AtBlock | AtAll))
+    places = tuple(
+        transform for transform in transforms if isinstance(transform, AtPeer | AtBlock | AtAll)
+    )
+    rest = tuple(
+        transform for transform in transforms if not isinstance(transform, AtPeer | AtBlock | AtAll)
+    )
     return rest, places

@@ -227,7 +227,7 @@ def size_in_bytes(ref: Ref, transforms: Sequence[Transform], operands: Sequence[
         if isinstance(transform, Bitcast):
             width = np.dtype(transform.dtype).itemsize
         if isinstance(transform, Indexed):
-            spans = [each.size for each in transform.indices if isinstance(each, AxisSlice)]
+            spans = [index.size for index in transform.indices if isinstance(index, AxisSlice)]
             joint = transform.joint
             sizes = [int(operands[s.position]) if isinstance(s, Operand) else s for s in spans]
             sizes += [int(operands[s.position]) if isinstance(s, Operand) else s for s in joint]
@@ -242,9 +242,14 @@ def fixed_size(aval: Any, transforms: Sequence[Transform]) -> int | None:
       aval: of the reference.
       transforms: from the memory to the window.
     """
-    indexed = [each for each in transforms if isinstance(each, Indexed)]
-    sizes = [span.size for each in indexed for span in each.indices if isinstance(span, AxisSlice)]
-    joint = [size for each in indexed for size in each.joint]
+    indexed = [transform for transform in transforms if isinstance(transform, Indexed)]
+    sizes = [
+        span.size
+        for transform in indexed
+        for span in transform.indices
+        if isinstance(span, AxisSlice)
+    ]
+    joint = [size for transform in indexed for size in transform.joint]
     if any(isinstance(size, Operand) for size in (*sizes, *joint)):
         return None
     if not isinstance(aval.dtype, np.dtype):

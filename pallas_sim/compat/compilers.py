@@ -76,13 +76,13 @@ def _hide_this_file() -> None:
 def _kernel_primitives() -> list[Any]:
     """The primitives named in ``KERNEL_PRIMITIVES``, of the JAX that is installed."""
     places = ("pallas_call:pallas_call_p", "core:core_map_p", "mpmd:mpmd_map_p")
-    found: list[Any] = []
-    for place in places:
-        module, _, name = place.partition(":")
+    primitives: list[Any] = []
+    for path in places:
+        module, _, name = path.partition(":")
         with suppress(ImportError):
             primitive = getattr(importlib.import_module(f"jax._src.pallas.{module}"), name, None)
-            found += [] if primitive is None else [primitive]
-    return found
+            primitives += [] if primitive is None else [primitive]
+    return primitives
 
 
 @contextmanager
@@ -223,8 +223,8 @@ def inferred_tiles(
 
     def read(module: Any, *args: Any, **options: Any) -> None:
         infer(module, *args, **options)
-        for number, found in _tiles_in(module.operation):
-            tiles[keys[number]] = found
+        for number, inferred in _tiles_in(module.operation):
+            tiles[keys[number]] = inferred
         raise _InferredError
 
     with ExitStack() as stack:
@@ -270,7 +270,7 @@ def _tiles_in(operation: Any) -> Iterator[tuple[int, tuple[int, ...]]]:
                 if _NUMBER in inner.attributes:
                     number = ir.IntegerAttr(inner.attributes[_NUMBER]).value
                     transforms: Any = ir.ArrayAttr(inner.attributes["in_transforms"])[0]
-                    tiled = [each for each in transforms if isinstance(each, kind)]
+                    tiled = [transform for transform in transforms if isinstance(transform, kind)]
                     yield number, tuple(map(int, tiled[0].tiling)) if tiled else ()
                 yield from _tiles_in(inner)
 
@@ -284,11 +284,11 @@ def _lower(params: Mapping[str, Any], avals: Sequence[Any], axes: Mapping[str, i
     in_memory = [is_reference(aval) for aval in avals]
 
     def launch(*arrays: Any) -> Any:
-        given = [
+        operands = [
             jax.new_ref(array) if wrapped else array
             for array, wrapped in zip(arrays, in_memory, strict=True)
         ]
-        return mpmd.mpmd_map_p.bind(*given, **params)
+        return mpmd.mpmd_map_p.bind(*operands, **params)
 
     whole: Any = launch
     if axes:

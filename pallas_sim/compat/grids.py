@@ -117,19 +117,19 @@ def written_for(eqn: Any) -> str:
     ``pallas_call``, and the meshes of ``pl.kernel`` and ``plgpu.kernel``.
     """
     if "grid_mapping" not in eqn.params:
-        said = [eqn.params.get("mesh"), *(eqn.params.get("meshes") or ())]
-        return _platform_of(said)
+        clues = [eqn.params.get("mesh"), *(eqn.params.get("meshes") or ())]
+        return _platform_of(clues)
     mapping, body = eqn.params["grid_mapping"], eqn.params["jaxpr"]
     first = mapping.num_index_operands + len(mapping.block_mappings)
-    said = [eqn.params.get("compiler_params")]
+    clues = [eqn.params.get("compiler_params")]
     for block in mapping.block_mappings:
-        said += [block.transformed_block_aval.memory_space, *getattr(block, "transforms", ())]
-    said += [getattr(var.aval, "memory_space", None) for var in body.invars[first:]]
-    return _platform_of(said)
+        clues += [block.transformed_block_aval.memory_space, *getattr(block, "transforms", ())]
+    clues += [getattr(var.aval, "memory_space", None) for var in body.invars[first:]]
+    return _platform_of(clues)
 
 
-def _platform_of(said: Sequence[Any]) -> str:
-    homes = {f"{type(each).__module__}." for each in said}
+def _platform_of(clues: Sequence[Any]) -> str:
+    homes = {f"{type(clue).__module__}." for clue in clues}
     names = {".mosaic_gpu.": "Mosaic GPU", ".triton.": "Triton", ".mosaic.": "TPUs"}
     return next((name for part, name in names.items() if any(part in h for h in homes)), "")
 

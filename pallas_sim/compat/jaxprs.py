@@ -131,14 +131,14 @@ def written_inputs(jaxpr: Any) -> frozenset[int]:
     An effect names its ref by variable (or, where none is in scope, by position).
     """
     kinds = ("WriteEffect", "AccumEffect")
-    found = [each.input for each in jaxpr.effects if type(each).__name__ in kinds]
-    return frozenset(i for i, var in enumerate(jaxpr.invars) if var in found or i in found)
+    written = [effect.input for effect in jaxpr.effects if type(effect).__name__ in kinds]
+    return frozenset(i for i, var in enumerate(jaxpr.invars) if var in written or i in written)
 
 
 def read_inputs(jaxpr: Any) -> frozenset[int]:
     """Positions of the refs of a kernel's jaxpr that its body reads, likewise."""
-    found = [each.input for each in jaxpr.effects if type(each).__name__ == "ReadEffect"]
-    return frozenset(i for i, var in enumerate(jaxpr.invars) if var in found or i in found)
+    inputs = [effect.input for effect in jaxpr.effects if type(effect).__name__ == "ReadEffect"]
+    return frozenset(i for i, var in enumerate(jaxpr.invars) if var in inputs or i in inputs)
 
 
 def kernel_name(eqn: Any) -> str:
@@ -184,7 +184,7 @@ def home_of_primitive(primitive: Any) -> str:
         return ""
     function = primitive.abstract_eval
     wrapped = (cell.cell_contents for cell in getattr(function, "__closure__", None) or ())
-    homes = (getattr(each, "__module__", "") for each in (function, *wrapped))
+    homes = (getattr(candidate, "__module__", "") for candidate in (function, *wrapped))
     return next((home for home in homes if home in modules), "")
 
 
@@ -260,7 +260,7 @@ def barrier_facts(dtype: Any) -> BarrierFacts | None:
     if name == "BarrierType":
         return BarrierFacts(dtype.num_arrivals, None, bool(dtype.orders_tensor_core))
     if name == "ClusterBarrierType":
-        axes = tuple(each if isinstance(each, tuple) else (each,) for each in dtype.collective_axes)
+        axes = tuple(axis if isinstance(axis, tuple) else (axis,) for axis in dtype.collective_axes)
         leader = bool(getattr(dtype, "leader_tracked", False))
         return BarrierFacts(dtype.num_arrivals, axes, bool(dtype.orders_tensor_core), leader)
     return None
@@ -286,13 +286,13 @@ def union_parts(aval: Any) -> tuple[Aliased, ...]:
         return ()
     core = importlib.import_module("jax._src.pallas.mosaic_gpu.core")
     util = importlib.import_module("jax.tree_util")
-    found: list[Aliased] = []
+    parts: list[Aliased] = []
     union = core.flatten_ref_union(aval)
     for ref in util.tree_leaves(union, is_leaf=lambda value: hasattr(value, "transforms")):
         first = transforms_in(ref.transforms)[0]
         assert isinstance(first, Aliased)
-        found.append(first)
-    return tuple(found)
+        parts.append(first)
+    return tuple(parts)
 
 
 # A tracer that has a value; its probe is ``test_eager.py``.
@@ -424,8 +424,8 @@ def operation_on_keys(name: str, avals: Sequence[Any], params: Any) -> Any:
     impl = params["impl"] if name == "random_seed" else avals[0].dtype._impl
     shape = avals[0].shape
 
-    def wrapped(words: Any) -> Any:
-        return prng.random_wrap(words, impl=impl)
+    def wrapped(data: Any) -> Any:
+        return prng.random_wrap(data, impl=impl)
 
     return {
         "random_seed": lambda seeds, impl: wrapped(prng.random_seed_impl_base(seeds, impl=impl)),

@@ -49,13 +49,13 @@ def transforms_of(tree: Any, first: int, count: int) -> tuple[Transform, ...]:
 
 def transforms_in(transforms: Any) -> tuple[Transform, ...]:
     """JAX's transforms of a reference as ours, without those that change nothing."""
-    given: Sequence[Any] = transforms if isinstance(transforms, (tuple, list)) else (transforms,)
-    found = [each for each in map(_transform, given) if each is not None]
-    for number, each in enumerate(found[:-1]):
-        after = found[number + 1]
-        if isinstance(each, Aliased) and isinstance(after, Untiled):
-            found[number] = replace(each, tiling=after.tiling)
-    return tuple(found)
+    sequence: Sequence[Any] = transforms if isinstance(transforms, (tuple, list)) else (transforms,)
+    ours = [transform for transform in map(_transform, sequence) if transform is not None]
+    for number, transform in enumerate(ours[:-1]):
+        after = ours[number + 1]
+        if isinstance(transform, Aliased) and isinstance(after, Untiled):
+            ours[number] = replace(transform, tiling=after.tiling)
+    return tuple(ours)
 
 
 def is_indexer(transform: Any) -> bool:
@@ -142,16 +142,16 @@ def _number(value: Any) -> Any:
     return value if isinstance(value, Operand) else int(value)
 
 
-def place_in(given: Any) -> RefPart:
+def place_in(transformed: Any) -> RefPart:
     """A reference with its transforms, whose leaves are ``Operand``s."""
-    if isinstance(given, Operand):
-        return RefPart(given.position, ())
-    if isinstance(given.ref, tuple):
-        (select,) = given.transforms
-        choices: tuple[Any, ...] = given.ref
+    if isinstance(transformed, Operand):
+        return RefPart(transformed.position, ())
+    if isinstance(transformed.ref, tuple):
+        (select,) = transformed.transforms
+        choices: tuple[Any, ...] = transformed.ref
         index = select.idx if isinstance(select.idx, Operand) else int(select.idx)
         return RefPart(-1, (), tuple(map(place_in, choices)), index)
-    return RefPart(given.ref.position, transforms_in(given.transforms))
+    return RefPart(transformed.ref.position, transforms_in(transformed.transforms))
 
 
 def peer_in(device: Any, core: Any, kind: Any) -> Peer | None:
@@ -171,7 +171,7 @@ def peer_in(device: Any, core: Any, kind: Any) -> Peer | None:
     import jax
 
     leaves = jax.tree.leaves(device)
-    return Peer(point=tuple(each.position for each in leaves), core=at)
+    return Peer(point=tuple(leaf.position for leaf in leaves), core=at)
 
 
 # Which operands copies and operations on semaphores have.
@@ -261,5 +261,5 @@ def names_a_device(eqn: Any) -> bool:
     )
 
 
-def _some(given: Any) -> RefPart | None:
-    return None if given is None else place_in(given)
+def _some(transformed: Any) -> RefPart | None:
+    return None if transformed is None else place_in(transformed)

@@ -145,16 +145,16 @@ def own_lines() -> Generator[None]:
 def home_of(jaxpr: Any) -> tuple[str, str, int]:
     """Name, file and line of the function that an open jaxpr was traced from, as far as known."""
     info = getattr(jaxpr, "debug_info", None)
-    words = str(getattr(info, "func_src_info", "") or "")
-    name, _, rest = words.partition(" at ")
-    found = read(rest) or SourceLine(rest, 0)
-    return name, found.file, found.line
+    text = str(getattr(info, "func_src_info", "") or "")
+    name, _, rest = text.partition(" at ")
+    line = read(rest) or SourceLine(rest, 0)
+    return name, line.file, line.line
 
 
 def source_line(eqn: Any) -> str | None:
     """``file:line`` of the user's code that made an equation, or None."""
-    place = place_of_call(eqn)
-    return None if place is None else str(place.at)
+    spot = place_of_call(eqn)
+    return None if spot is None else str(spot.at)
 
 
 def is_of_jax(jaxpr: Any) -> bool:

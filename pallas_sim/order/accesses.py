@@ -30,7 +30,7 @@ class SideInFlight:
       thread: that started it.
       clock: of that thread when it did.
       bounds: of the region, as addresses.
-      place: of the allocation: see ``LocatedRegion``.
+      allocation: see ``LocatedRegion``.
       side: the memory that an asynchronous operation accesses; None of a copy.
       proxy_clock: of the writes of threads that it sees through the asynchronous proxy; None if it
         sees all that its thread knows.
@@ -49,7 +49,7 @@ class SideInFlight:
     thread: int
     clock: Array
     bounds: tuple[int, int]
-    place: int
+    allocation: int
     side: Side | None = None
     proxy_clock: Array | None = None
     converged: int | None = None
@@ -208,13 +208,13 @@ class LocatedRegion(NamedTuple):
     Attributes:
       region: which part.
       writes: whether it is written.
-      place: equal for the parts of one allocation.
+      allocation: equal for the parts of one allocation.
       bounds: of the region, as addresses.
     """
 
     region: Region
     writes: bool
-    place: int
+    allocation: int
     bounds: tuple[int, int]
 
 
@@ -344,19 +344,19 @@ def are_pipelined(
 def _is_reached(first: Asynchronous, second: Asynchronous, started: Sequence[Asynchronous]) -> bool:
     """Whether operations in between put two others into their order."""
     between: list[Asynchronous] = []
-    for each in reversed(started):
-        if each is first:
+    for operation in reversed(started):
+        if operation is first:
             break
-        if each is not second and each.thread == second.thread:
-            between.append(each)
-            if _follows(each, second) and _follows(first, each):
+        if operation is not second and operation.thread == second.thread:
+            between.append(operation)
+            if _follows(operation, second) and _follows(first, operation):
                 return True
     if len(between) > _MOST:
         return True
     reached = [first]
-    for each in (*reversed(between), second):
-        if any(_follows(before, each) for before in reached):
-            reached.append(each)
+    for operation in (*reversed(between), second):
+        if any(_follows(before, operation) for before in reached):
+            reached.append(operation)
     return reached[-1] is second
 
 

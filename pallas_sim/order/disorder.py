@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
-from pallas_sim.findings import Access, Finding, Owner, Signal, Wait
+from pallas_sim.findings import Access, Finding, Kind, Owner, Signal, Wait
 from pallas_sim.machine import Machine
 from pallas_sim.order.accesses import SideInFlight, index_of
 from pallas_sim.order.happens_before import OrderPass, find_overruns, happens_before
@@ -109,17 +109,18 @@ def _finding(report: _Report, kind: str, event: Any, before: Any) -> Finding:
     if kind == "phase":
         return _overrun(report, event)
     later, earlier = _access(report, event), _access(report, before)
-    return Finding(
-        kind="race",
-        message=_race(kind, later, earlier, chained=_are_chained(event, before)),
-        kernel=event.kernel if isinstance(event, Touched) else event.origin.kernel,
-        program=later.program,
-        line=later.line,
-        ref=later.ref,
-        accesses=(later, earlier),
-        waits=_unproved(report, before),
-        seed=report.seed,
-    )
+    message = _race(kind, later, earlier, chained=_are_chained(event, before))
+    facts: dict[str, Any] = {"accesses": (later, earlier), "waits": _unproved(report, before)}
+    origin = event if isinstance(event, Touched) else event.origin
+    return _finding_at(report, "race", message, origin, later.ref, **facts)
+
+
+def _finding_at(
+    report: _Report, kind: Kind, message: str, event: Any, ref: str, **facts: Any
+) -> Finding:
+    """Make a finding about the place of an event: the kernel, its program and the line."""
+    where: dict[str, Any] = {"kernel": event.kernel, "program": event.program, "line": event.line}
+    return Finding(kind=kind, message=message, ref=ref, seed=report.seed, **where, **facts)
 
 
 def _race(kind: str, later: Access, earlier: Access, *, chained: bool) -> str:
@@ -165,90 +166,45 @@ def _are_chained(one: Any, other: Any) -> bool:
 
 def _overrun(report: _Report, event: Acquired) -> Finding:
     name = event.token.name
-    return Finding(
-        kind="phase",
-        message=(
-            f"nothing keeps {name} from completing another phase before "
-            f"{report.last.owners[event.thread]} has waited for this one: a wait distinguishes "
-            "only odd phases from even ones"
-        ),
-        kernel=event.kernel,
-        program=event.program,
-        line=event.line,
-        ref=name,
-        seed=report.seed,
+    message = (
+        f"nothing keeps {name} from completing another phase before "
+        f"{report.last.owners[event.thread]} has waited for this one: a wait distinguishes "
+        "only odd phases from even ones"
     )
+    return _finding_at(report, "phase", message, event, name)
 
 
 def _entry(report: _Report, event: Reached) -> Finding:
     owner, device = report.last.owners[event.thread], event.key[0]
-    access = Access(
-        kind="write",
-        ref=event.name,
-        owner=owner,
-        home=device,
-        line=event.line,
-        program=event.program,
-        copy=event.how == "copies to",
+    message = (
+        f"{owner} {event.how} {event.name} of device {device}, and nothing orders that with "
+        f"the point at which device {device} has entered the kernel; {event.remedy}"
     )
-    return Finding(
-        kind="entry",
-        message=(
-            f"{owner} {event.how} {event.name} of device {device}, and nothing orders that with "
-            f"the point at which device {device} has entered the kernel; {event.remedy}"
-        ),
-        kernel=event.kernel,
-        program=event.program,
-        line=event.line,
-        ref=event.name,
-        accesses=(access,),
-        seed=report.seed,
-    )
+    accesses = (event.access(owner),)
+    return _finding_at(report, "entry", message, event, event.name, accesses=accesses)
 
 
 def _access(report: _Report, event: Touched | SideInFlight | Access) -> Access:
     if isinstance(event, Access):
         return event
-    kind: Literal["read", "write"] = "write" if event.writes else "read"
-    owner, index = report.last.owners[event.thread], index_of(event.region)
+    origin = event if isinstance(event, Touched) else event.origin
+    common: dict[str, Any] = {
+        "kind": "write" if event.writes else "read",
+        "owner": report.last.owners[event.thread],
+        "index": index_of(event.region),
+        "line": origin.line,
+        "program": origin.program,
+    }
     if isinstance(event, Touched):
-        return Access(
-            kind=kind,
-            ref=event.name,
-            owner=owner,
-            home=event.home,
-            index=index,
-            line=event.line,
-            program=event.program,
-        )
-    origin, clock = event.origin, int(event.clock[event.thread])
+        return Access(ref=event.name, home=event.home, **common)
+    common["clock"] = int(event.clock[event.thread])
     if isinstance(origin, Asynchronous):
         assert event.side is not None
-        return Access(
-            kind=kind,
-            ref=event.side.name,
-            owner=owner,
-            home=event.side.home,
-            index=index,
-            line=origin.line,
-            program=origin.program,
-            by=origin.what,
-            clock=clock,
-        )
+        return Access(ref=event.side.name, home=event.side.home, by=origin.what, **common)
+    assert isinstance(origin, Copy)
+    name, home = origin.names[event.writes], origin.home if event.writes else None
     step, steps = report.steps[origin]
-    return Access(
-        kind=kind,
-        ref=origin.names[1] if event.writes else origin.names[0],
-        owner=owner,
-        home=origin.home if event.writes else None,
-        index=index,
-        line=origin.line,
-        program=origin.program,
-        copy=True,
-        clock=clock,
-        step=step,
-        steps=steps,
-    )
+    return Access(ref=name, home=home, copy=True, step=step, steps=steps, **common)
 
 
 def _unproved(report: _Report, event: Any) -> tuple[Wait, ...]:
@@ -270,7 +226,7 @@ def _waits_on(report: _Report, semaphore: Semaphore) -> Iterator[Wait]:
     The time is linear in the events.
     """
     last = report.last
-    history = last.semaphore(semaphore)
+    history = last.semaphores[semaphore]
     copies = sum(
         isinstance(event, Started) and semaphore in (event.copy.done, event.copy.sent)
         for event in last.events

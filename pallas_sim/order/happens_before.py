@@ -44,6 +44,7 @@ thread that knows that it is done. Each thread has three more clocks:
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -154,8 +155,12 @@ class OrderPass:
     proxy_clocks: Array = field(init=False)
     tensor_clocks: Array = field(init=False)
     converged: Array = field(init=False)
-    semaphores: dict[Semaphore, SemaphoreHistory] = field(default_factory=dict)
-    memories: dict[int, AllocationHistory] = field(default_factory=dict)
+    semaphores: dict[Semaphore, SemaphoreHistory] = field(
+        default_factory=lambda: defaultdict(SemaphoreHistory)
+    )
+    memories: dict[int, AllocationHistory] = field(
+        default_factory=lambda: defaultdict(AllocationHistory)
+    )
     flights: dict[Copy | Asynchronous, list[SideInFlight]] = field(default_factory=dict)
     entered: dict[Any, tuple[int, int]] = field(default_factory=dict)
     tokens: dict[Token, TokenKnowledge] = field(default_factory=dict)
@@ -172,20 +177,6 @@ class OrderPass:
             (4, count, count), np.int32
         )
         np.fill_diagonal(self.clocks, 1)
-
-    def semaphore(self, semaphore: Semaphore) -> SemaphoreHistory:
-        """What a semaphore was given so far, and the waits on it."""
-        history = self.semaphores.get(semaphore)
-        if history is None:
-            history = self.semaphores[semaphore] = SemaphoreHistory()
-        return history
-
-    def memory(self, place: int) -> AllocationHistory:
-        """What was done to an allocation so far."""
-        history = self.memories.get(place)
-        if history is None:
-            history = self.memories[place] = AllocationHistory()
-        return history
 
     def token(self, token: Token) -> TokenKnowledge:
         """What a token passes on so far."""
@@ -289,17 +280,17 @@ def _users_of(
     """
     users: dict[Any, frozenset[int]] = {}
 
-    def use(place: Any, *threads: int) -> None:
-        before = users.get(place, frozenset())
+    def use(shared: Any, *threads: int) -> None:
+        before = users.get(shared, frozenset())
         if not before.issuperset(threads):
-            users[place] = _with_threads(before, *threads)
+            users[shared] = _with_threads(before, *threads)
 
     for event in events:
         if isinstance(event, Waited):
             use(event.semaphore, event.thread)
         elif isinstance(event, (Touched, Started)):
             for region in located[event]:
-                use(region.place, event.thread)
+                use(region.allocation, event.thread)
         elif isinstance(event, Forked):
             for side in event.operation.sides:
                 # The engine is a user of its own.
@@ -317,13 +308,11 @@ def _with_threads(threads: frozenset[int], *others: int) -> frozenset[int]:
 
 
 def _touch(this: OrderPass, event: Touched) -> None:
-    ((region, _, place, bounds),) = this.located[event]
-    memory = this.memories.get(place)
-    shared = len(this.users[place]) > 1
-    if memory is None:
-        if not shared:
-            return
-        memory = this.memory(place)
+    ((region, _, allocation, bounds),) = this.located[event]
+    shared = len(this.users[allocation]) > 1
+    if not shared and allocation not in this.memories:
+        return
+    memory = this.memories[allocation]
     thread = event.thread
     row = this.clocks[thread]
     if event.earlier is None:  # an access of an earlier kernel is no new one
@@ -426,12 +415,12 @@ def _start(this: OrderPass, event: Started) -> None:
     clock = this.tick(thread)
     for semaphore in copy.semaphores:
         increment = Increment(thread, copy.size, clock, event, copy)
-        this.semaphore(semaphore).increase(increment, this.order)
+        this.semaphores[semaphore].increase(increment, this.order)
     flights = this.flights[copy] = []
-    for region, writes, place, bounds in this.located[event]:
+    for region, writes, allocation, bounds in this.located[event]:
         adds = writes and copy.adds
-        flight = SideInFlight(copy, region, writes, adds, thread, clock, bounds, place)
-        memory = this.memory(place)
+        flight = SideInFlight(copy, region, writes, adds, thread, clock, bounds, allocation)
+        memory = this.memories[allocation]
         check_races(this, memory, flight, bounds, clock)
         memory.begin(flight)
         flights.append(flight)
@@ -441,11 +430,11 @@ def _signal(this: OrderPass, event: Signalled) -> None:
     clock = this.tick(event.thread)
     # A signal that subtracts gives nothing, and no wait may rely on what it took.
     increment = Increment(event.thread, max(event.amount, 0), clock, event)
-    this.semaphore(event.semaphore).increase(increment, this.order)
+    this.semaphores[event.semaphore].increase(increment, this.order)
 
 
 def _wait(this: OrderPass, event: Waited) -> None:
-    history = this.semaphore(event.semaphore)
+    history = this.semaphores[event.semaphore]
     thread, number = event.thread, this.order
     row = this.clocks[thread]
     racing = this.racing.get(number, ())
@@ -463,7 +452,7 @@ def _wait(this: OrderPass, event: Waited) -> None:
         if known == taken:
             break
         taken = known
-    if history.given + amount_of(racing) <= taken:
+    if history.total + amount_of(racing) <= taken:
         for increment in history.prove_copies(thread):
             increment.done = True
             increment.close(waiters, number)
@@ -484,8 +473,8 @@ def _end_copy(this: OrderPass, copy: Copy, semaphore: Semaphore, thread: int) ->
         if flight.past is not None:  # another wait has proved it, to another thread
             flight.past.learn(thread, time)
             continue
-        memory = this.memory(flight.place)
-        if memory.end(flight) and len(this.users[flight.place]) > 1:
+        memory = this.memories[flight.allocation]
+        if memory.end(flight) and len(this.users[flight.allocation]) > 1:
             flight.past = flight.past_at(thread, time)
             memory.ordered.add(flight.bounds, flight.past)
 
@@ -566,7 +555,7 @@ def _fork(this: OrderPass, event: Forked) -> None:
     flights = this.flights[operation] = []
     for side in operation.sides:
         apart = side.proxied and side.writes and operation.apart
-        place = id(root(side.region))
+        allocation = id(root(side.region))
         flight = SideInFlight(
             operation,
             side.region,
@@ -575,14 +564,14 @@ def _fork(this: OrderPass, event: Forked) -> None:
             thread,
             clock,
             bounds_of(side.region),
-            place,
+            allocation,
             side,
             proxy_clock if side.proxied else None,
             converged if apart else None,
             tensor_clock if side.tensor_core else None,
             operation.chain,
         )
-        memory = this.memory(place)
+        memory = this.memories[allocation]
         check_races(this, memory, flight, flight.bounds, clock)
         if operation.chain is not None:
             _note_before(this, memory, flight, operation)
@@ -644,7 +633,7 @@ def _end_sides(
             if past.event is flight:  # no later access has taken its place
                 past.learn(thread, time)  # another thread has learnt before
             continue
-        memory = this.memories[flight.place]
+        memory = this.memories[flight.allocation]
         memory.end(flight)
         _join(row, flight.clock)
         if flight.tensor_clock is not None:

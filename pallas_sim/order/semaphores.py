@@ -14,6 +14,7 @@ knew. So only a few of each thread can be the T-th smallest, and a wait looks at
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -82,7 +83,9 @@ class ThreadIncrements:
 
     def first_after(self, thread: int, time: int, start: int) -> int:
         """The number of the first increment, from ``start`` on, that knows a thread at a time."""
-        return bisect_left(self.increments, time, start, key=lambda each: each.clock[thread])
+        return bisect_left(
+            self.increments, time, start, key=lambda increment: increment.clock[thread]
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -115,16 +118,16 @@ class SemaphoreHistory:
     """A semaphore while the events are gone through.
 
     Attributes:
-      given: by all increments so far.
+      total: of all increments so far.
       increments: so far, by thread.
       waits: so far, by thread.
       copies: so far.
       proved: for each thread that waits, how many of them its waits proved to be done.
     """
 
-    given: int = 0
+    total: int = 0
     increments: dict[int, ThreadIncrements] = field(default_factory=dict[int, ThreadIncrements])
-    waits: dict[int, ThreadWaits] = field(default_factory=dict[int, ThreadWaits])
+    waits: dict[int, ThreadWaits] = field(default_factory=lambda: defaultdict(ThreadWaits))
     copies: list[Increment] = field(default_factory=list[Increment])
     proved: dict[int, int] = field(default_factory=dict[int, int])
 
@@ -135,7 +138,7 @@ class SemaphoreHistory:
           increment: what it adds.
           order: how many events came before.
         """
-        self.given += increment.amount
+        self.total += increment.amount
         of_thread = self.increments.get(increment.thread)
         if of_thread is None:
             of_thread = self.increments[increment.thread] = ThreadIncrements(increment.thread)
@@ -157,10 +160,7 @@ class SemaphoreHistory:
           number: of the wait, among the events.
           taken: how many units it took.
         """
-        waits = self.waits.get(thread)
-        if waits is None:
-            waits = self.waits[thread] = ThreadWaits()
-        waits.add(time, number, taken)
+        self.waits[thread].add(time, number, taken)
 
     def taken_before(self, clock: Array) -> int:
         """What was taken by waits that a clock knows.
@@ -181,7 +181,7 @@ class SemaphoreHistory:
           A clock that the thread knows after the wait, or None if there is nothing new.
         """
         spans: list[tuple[ThreadIncrements, int, int]] = []
-        needed, given = taken, 0
+        needed, available = taken, 0
         for increments in self.increments.values():
             known, end = increments.known.get(thread, 0), len(increments.increments)
             # The wait knows these already: they are the smallest, whatever the thread.
@@ -195,12 +195,12 @@ class SemaphoreHistory:
             # What follows more than is needed is larger than what is looked for.
             totals = increments.totals
             last = bisect_left(totals, min(totals[start] + needed, totals[end]), start, end)
-            given += totals[last] - totals[start]
+            available += totals[last] - totals[start]
             candidates += increments.increments[start:last]
         if len(candidates) < 2:
             return candidates[0].clock if candidates else None
-        if given <= needed:
-            return np.maximum.reduce([each.clock for each in candidates])
+        if available <= needed:
+            return np.maximum.reduce([candidate.clock for candidate in candidates])
         return _order_statistic(candidates, needed)
 
     def learn(self, thread: int, clock: Array) -> Iterator[Increment]:
@@ -265,8 +265,8 @@ class SemaphoreHistory:
 
 def _order_statistic(increments: list[Increment], needed: int) -> Array:
     """For each thread, the smallest time that increments of so many units know at most."""
-    clocks = np.array([each.clock for each in increments])
-    amounts = np.array([each.amount for each in increments])
+    clocks = np.array([increment.clock for increment in increments])
+    amounts = np.array([increment.amount for increment in increments])
     if (amounts == amounts[0]).all():
         at = -(-needed // int(amounts[0])) - 1
         return np.partition(clocks, at, axis=0)[at]
@@ -278,4 +278,4 @@ def _order_statistic(increments: list[Increment], needed: int) -> Array:
 
 def amount_of(spans: Spans) -> int:
     """How many units some increments add."""
-    return sum(each.totals[end] - each.totals[start] for each, start, end in spans)
+    return sum(of_thread.totals[end] - of_thread.totals[start] for of_thread, start, end in spans)

@@ -67,8 +67,8 @@ def _shift_right_arithmetic(eqn: Equation) -> Evaluate:
 
     def shift(x: Any, y: Any) -> Any:
         # The uppermost bit of the element is that of a signed word, while it is shifted.
-        words = (codes_of(x).view(signed) << spare) >> spare
-        shifted = np.right_shift(words, codes_of(y).astype(np.int64)).astype(signed)
+        codes = (codes_of(x).view(signed) << spare) >> spare
+        shifted = np.right_shift(codes, codes_of(y).astype(np.int64)).astype(signed)
         return from_codes(shifted.view(mask.dtype) & mask, dtype)
 
     return shift
@@ -127,8 +127,8 @@ def ordered_bits(array: Any) -> Any:
     """Integers in the total order of floats: -NaN, -inf, ..., -0, +0, ..., inf, NaN."""
     signed = np.dtype(f"int{8 * array.dtype.itemsize}")
     spare = 8 * array.dtype.itemsize - bit_width(array.dtype)
-    words = (codes_of(array) << codes_of(array).dtype.type(spare)).view(signed)
-    return np.where(words < 0, words ^ signed.type(np.iinfo(signed).max), words)
+    codes = (codes_of(array) << codes_of(array).dtype.type(spare)).view(signed)
+    return np.where(codes < 0, codes ^ signed.type(np.iinfo(signed).max), codes)
 
 
 @rule("nextafter")
@@ -142,11 +142,11 @@ def _nextafter(eqn: Equation) -> Evaluate:
     def nextafter(x: Any, y: Any) -> Any:
         bits = codes_of(x)
         away = np.where(bits & sign, y < x, y > x)
-        found = np.where(away, bits + one, bits - one)
-        found = np.where(x == 0, np.where(y < x, sign | one, one), found)
-        found = np.where(x == y, codes_of(y), found).astype(one.dtype)
+        stepped = np.where(away, bits + one, bits - one)
+        stepped = np.where(x == 0, np.where(y < x, sign | one, one), stepped)
+        stepped = np.where(x == y, codes_of(y), stepped).astype(one.dtype)
         nan = np.isnan(x) | np.isnan(y)
-        return np.where(nan, np.asarray(np.nan, dtype), from_codes(found, dtype))
+        return np.where(nan, np.asarray(np.nan, dtype), from_codes(stepped, dtype))
 
     return nextafter
 
@@ -211,11 +211,11 @@ def _pack_elementwise(eqn: Equation) -> Evaluate:
     rounds = is_float(packed)
 
     def pack(*values: Any) -> Any:
-        found = word(0)
+        result = word(0)
         for number, value in enumerate(values):
             part = codes_of(convert(value, packed) if rounds else value)
-            found = found | ((part.astype(word) & mask) << word(number * width))
-        return found
+            result = result | ((part.astype(word) & mask) << word(number * width))
+        return result
 
     return pack
 
@@ -250,8 +250,8 @@ def _compare(eqn: Equation) -> Evaluate:
 
 
 def _same_keys(name: str, x: KeyArray, y: KeyArray) -> Any:
-    words = tuple(range(-(x.data.ndim - x.ndim), 0))
-    same = (x.data == y.data).all(axis=words)
+    axes = tuple(range(-(x.data.ndim - x.ndim), 0))
+    same = (x.data == y.data).all(axis=axes)
     return same if name == "eq" else ~same
 
 
@@ -281,16 +281,16 @@ def _select(which: Any, off: Any, on: Any) -> Any:
     word = _SIGNED[size]
     mask = np.negative(which.view(np.int8)).astype(word, copy=False)
     below = off.view(word)
-    found = (on.view(word) ^ below) & mask
-    found ^= below
-    return found.view(off.dtype)
+    result = (on.view(word) ^ below) & mask
+    result ^= below
+    return result.view(off.dtype)
 
 
 def _select_of_many(which: Any, *cases: Any) -> Any:
-    found = cases[0]
+    result = cases[0]
     for number, case in enumerate(cases[1:], 1):
-        found = np.where(which == number, case, found)
-    return found
+        result = np.where(which == number, case, result)
+    return result
 
 
 def _select_keys(which: Any, *cases: KeyArray) -> KeyArray:

@@ -15,7 +15,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from pallas_sim.chips import Accumulation
 from pallas_sim.dtypes import Array, compute_dtype, convert
-from pallas_sim.products import Multiply, Unary, multiplier, truncated_product
+from pallas_sim.products import Multiply, Unary, least_exponent, multiplier, truncated_product
 from pallas_sim.registry import Equation, Evaluate, rule
 from pallas_sim.rules.shapes import padder
 
@@ -52,10 +52,10 @@ def _dot_general(eqn: Equation) -> Evaluate:
         machine = thread.machine
         if not thread.kernels or not machine.accumulations:
             return usual(a, b)
-        found = on_chips.get(machine.target)
-        if found is None:
-            found = on_chips[machine.target] = on_chip(machine)
-        return found(a, b)
+        product = on_chips.get(machine.target)
+        if product is None:
+            product = on_chips[machine.target] = on_chip(machine)
+        return product(a, b)
 
     return evaluate
 
@@ -98,20 +98,20 @@ def _matrices(shape: Dims, batch: Dims, rows: Dims, columns: Dims) -> Unary | No
     """How an array becomes matrices [batch, rows, columns], as a view if possible; None: it is."""
     count, height, width = (prod(shape[axis] for axis in axes) for axes in (batch, rows, columns))
     natural = list(range(len(shape)))
-    wanted: tuple[int, ...] = (height, width)
+    target: tuple[int, ...] = (height, width)
     turned: tuple[int, ...] = (width, height)
     if batch:
-        wanted, turned = (count, *wanted), (count, *turned)
+        target, turned = (count, *target), (count, *turned)
     axes = [*batch, *rows, *columns]
     if axes == natural:
-        return None if tuple(shape) == wanted else lambda array: array.reshape(wanted)
+        return None if tuple(shape) == target else lambda array: array.reshape(target)
     if [*batch, *columns, *rows] == natural:
         if tuple(shape) == turned:
             return lambda array: array.swapaxes(-1, -2)
         return lambda array: array.reshape(turned).swapaxes(-1, -2)
     if len(batch) <= 1 and len(rows) == 1 and len(columns) == 1:
         return lambda array: array.transpose(axes)
-    return lambda array: array.transpose(axes).reshape(wanted)
+    return lambda array: array.transpose(axes).reshape(target)
 
 
 def _same(value: Any) -> Any:
@@ -137,8 +137,10 @@ def tensor_core_product(
       order: gives the order in which so many terms are added.
     """
 
+    of_sums = least_exponent(np.float32)
+
     def added(a: Array, b: Array) -> Array:
-        return truncated_product(a, b, None, accumulation, (least, least))
+        return truncated_product(a, b, None, accumulation, (least, least, of_sums))
 
     def multiply(a: Array, b: Array) -> Array:
         terms = order(a.shape[-1])
@@ -178,21 +180,21 @@ def _ragged_dot_general(eqn: Equation) -> Evaluate:
         beside = [*rhs_batch, *rhs_contract[: list(lhs_contract).index(ragged)]]
 
         def contracted(a: Array, b: Array, sizes: Array) -> Array:
-            found = np.empty(eqn.out.shape, eqn.out.dtype)
+            result = np.empty(eqn.out.shape, eqn.out.dtype)
             for group in range(groups):
                 if sizes.ndim == 1:
                     span = _span(sizes, group)
-                    found[group] = product(_along(a, ragged, span), _along(b, partner, span))
+                    result[group] = product(_along(a, ragged, span), _along(b, partner, span))
                 else:
                     left, right = (
                         _mask(sizes, group, array.shape, axes, axis)
                         for array, axes, axis in ((a, outer, ragged), (b, beside, partner))
                     )
-                    found[group] = product(
+                    result[group] = product(
                         np.where(left, a, np.zeros((), a.dtype)),
                         np.where(right, b, np.zeros((), b.dtype)),
                     )
-            return found
+            return result
 
         return contracted
 
@@ -200,20 +202,20 @@ def _ragged_dot_general(eqn: Equation) -> Evaluate:
     inner = tuple(tuple(_without(axes, group_axis)) for axes in (rhs_contract, rhs_batch))
     inner_dims = ((lhs_contract, inner[0]), (lhs_batch, inner[1]))
     free = _others(len(lhs.shape), lhs_contract, lhs_batch)
-    place = len(lhs_batch) + free.index(ragged)
+    position = len(lhs_batch) + free.index(ragged)
 
     def rows(a: Array, b: Array, sizes: Array) -> Array:
-        found = np.zeros(eqn.out.shape, eqn.out.dtype)
+        result = np.zeros(eqn.out.shape, eqn.out.dtype)
         for group in range(groups):
             of_group = _along(b, group_axis, group)
             if sizes.ndim == 1:
                 span = _span(sizes, group)
-                target = _along(found, place, span)
+                target = _along(result, position, span)
                 target[...] = product(_along(a, ragged, span), of_group, inner_dims)
             else:
-                mask = _mask(sizes, group, found.shape, range(place), place)
-                np.copyto(found, product(a, of_group, inner_dims), where=mask)
-        return found
+                mask = _mask(sizes, group, result.shape, range(position), position)
+                np.copyto(result, product(a, of_group, inner_dims), where=mask)
+        return result
 
     return rows
 
@@ -235,7 +237,7 @@ def _mask(sizes: Array, group: int, shape: Dims, outer: Dims, axis: int) -> Arra
     for number in outer:
         aligned[number] = shape[number]
     order = np.argsort(outer)
-    starts, ends = (each.transpose(order).reshape(aligned) for each in (starts, ends))
+    starts, ends = (edges.transpose(order).reshape(aligned) for edges in (starts, ends))
     line = [1] * len(shape)
     line[axis] = shape[axis]
     position = np.arange(shape[axis]).reshape(line)
@@ -304,8 +306,8 @@ def _convolution(eqn: Equation, numbers: Any, out: Any = None) -> Evaluate:
     # [batch, spatial, features]; the filter's taps before its features, so that these, which are
     # mostly the last dimension of the operand, are copied at once.
     lhs_axes = [numbers.lhs_spec[0], *numbers.lhs_spec[2:], numbers.lhs_spec[1]]
-    given, whole = [lhs.shape[axis] for axis in lhs_axes], (0, 0, 0)
-    pad = padder(given, [whole, *padding, whole], lhs.dtype)
+    lhs_shape, whole = [lhs.shape[axis] for axis in lhs_axes], (0, 0, 0)
+    pad = padder(lhs_shape, [whole, *padding, whole], lhs.dtype)
     rhs_axes = [*numbers.rhs_spec[2:], numbers.rhs_spec[1], numbers.rhs_spec[0]]
     back = np.argsort([numbers.out_spec[0], *numbers.out_spec[2:], numbers.out_spec[1]])
     rows = batch // of_batches * prod(sizes)
@@ -322,17 +324,17 @@ def _convolution(eqn: Equation, numbers: Any, out: Any = None) -> Evaluate:
         places = windows(pad(x.transpose(lhs_axes), 0))
         filters = w.transpose(rhs_axes).reshape(inner, kernels)
         if groups == 1:
-            found = multiply(places.reshape(rows, inner), filters)
-            return found.reshape(batch, *sizes, kernels).transpose(back)
+            result = multiply(places.reshape(rows, inner), filters)
+            return result.reshape(batch, *sizes, kernels).transpose(back)
         if of_features > 1:
             parts = places.reshape(batch, *sizes, *taps, groups, depth)
             parts = np.moveaxis(parts, -2, 0)
         else:
             parts = places.reshape(groups, batch // groups, *places.shape[1:])
         filters = filters.reshape(inner, groups, kernels // groups).transpose(1, 0, 2)
-        found = multiply(parts.reshape(groups, rows, inner), np.ascontiguousarray(filters))
-        found = found.reshape(groups, batch // of_batches, *sizes, kernels // groups)
-        found = np.moveaxis(found, 0, -2)
-        return found.reshape(batch // of_batches, *sizes, kernels).transpose(back)
+        result = multiply(parts.reshape(groups, rows, inner), np.ascontiguousarray(filters))
+        result = result.reshape(groups, batch // of_batches, *sizes, kernels // groups)
+        result = np.moveaxis(result, 0, -2)
+        return result.reshape(batch // of_batches, *sizes, kernels).transpose(back)
 
     return evaluate

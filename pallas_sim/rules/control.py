@@ -47,8 +47,8 @@ def _while(eqn: Equation) -> Evaluate:
         carry = list(args[first + second :])
         while np.any(going := run(condition, thread, (*of_condition, *carry))[0]):
             thread.machine.count(1)  # an empty loop has no equations to count
-            found = run(body, thread, (*of_body, *carry))
-            carry = found if np.ndim(going) == 0 else _advanced(going, found, carry)
+            after = run(body, thread, (*of_body, *carry))
+            carry = after if np.ndim(going) == 0 else _advanced(going, after, carry)
         return carry
 
     return evaluate
@@ -83,9 +83,9 @@ def _scan(eqn: Equation) -> Evaluate:
             return carry
         results: list[list[Any]] = [[None] * length for _ in stacked]
         for number in order:
-            found = run(body, thread, (*constant, *carry, *[_at(x, number) for x in scanned]))
-            carry = found[:carried]
-            for rows, value in zip(results, found[carried:], strict=True):
+            after = run(body, thread, (*constant, *carry, *[_at(x, number) for x in scanned]))
+            carry = after[:carried]
+            for rows, value in zip(results, after[carried:], strict=True):
                 rows[number] = value
         return [*carry, *map(_stacked, results, stacked)]
 
@@ -147,7 +147,7 @@ def _variables(jaxpr: Any, kind: str) -> list[tuple[Any, str]]:
 def _run_state(eqn: Equation) -> Evaluate:
     jaxpr = eqn.params["jaxpr"]
     program = prepare(jaxpr)
-    given, memory = eqn.params["is_initialized"], _variables(jaxpr, "state")
+    flags, memory = eqn.params["is_initialized"], _variables(jaxpr, "state")
 
     def evaluate(thread: Thread, *args: Any) -> Any:
         values = iter(args)
@@ -155,7 +155,7 @@ def _run_state(eqn: Equation) -> Evaluate:
             initialized(next(values), aval, name)
             if first
             else allocate(thread, aval, name, id(eqn), n)
-            for n, ((aval, name), first) in enumerate(zip(memory, given, strict=True))
+            for n, ((aval, name), first) in enumerate(zip(memory, flags, strict=True))
         ]
         run(program, thread, refs)
         if thread.is_warpgroup:  # JAX's lowering waits for all ``wgmma``, too
@@ -260,13 +260,13 @@ def _platform_index(eqn: Equation) -> Evaluate:
     platforms = eqn.params["platforms"]
 
     def evaluate(thread: Thread) -> Any:
-        wanted = thread.machine.platform
-        for name in (_PLATFORMS[wanted], None, "cpu"):
+        platform = thread.machine.platform
+        for name in (_PLATFORMS[platform], None, "cpu"):
             for number, names in enumerate(platforms):
                 if name in (names or (None,)):
                     return np.int32(number)
         raise SimulationError(
-            f"lax.platform_dependent has no branch for a {wanted.upper()}, only {platforms}"
+            f"lax.platform_dependent has no branch for a {platform.upper()}, only {platforms}"
         )
 
     return evaluate
@@ -283,13 +283,15 @@ def _callback(eqn: Equation) -> Evaluate:
 
         with jax.default_device(jax.local_devices(backend="cpu")[0]), eval_context():
             results = callback(*(jax.device_put(to_jax(value)) for value in values))
-        found = [np.asarray(each) for each in jax.tree.leaves(results)]
-        wanted = [(out.shape, out.dtype) for out in eqn.outs]
-        if [(each.shape, each.dtype) for each in found] != wanted:
-            given = ", ".join(f"{each.dtype}{list(each.shape)}" for each in found)
-            expected = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in wanted)
-            raise SimulationError(f"a callback returns {given or 'nothing'} instead of {expected}")
-        return found
+        arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(results)]
+        declared = [(out.shape, out.dtype) for out in eqn.outs]
+        if [(array.shape, array.dtype) for array in arrays] != declared:
+            returned = ", ".join(f"{array.dtype}{list(array.shape)}" for array in arrays)
+            expected = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in declared)
+            raise SimulationError(
+                f"a callback returns {returned or 'nothing'} instead of {expected}"
+            )
+        return arrays
 
     return evaluate
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pallas_sim.chips import GPUS
 from pallas_sim.dtypes import (
     FLOAT32,
     SMALL,
@@ -26,6 +27,9 @@ from pallas_sim.dtypes import (
     widen,
 )
 from pallas_sim.registry import Equation, Evaluate, rule
+
+if TYPE_CHECKING:
+    from pallas_sim.machine import Thread
 
 
 def elementwise(eqn: Equation, function: Evaluate, small: Evaluate | None = None) -> Evaluate:
@@ -146,8 +150,8 @@ def _rem(eqn: Equation) -> Evaluate:
         if not (x.ndim or y.ndim):
             a, b = int(x), int(y)
             return kind((-(-a % abs(b)) if a < 0 else a % abs(b)) if b else a)
-        found = np.fmod(x, y)
-        return found if _nonzero(y) else np.where(y == 0, x, found)
+        result = np.fmod(x, y)
+        return result if _nonzero(y) else np.where(y == 0, x, result)
 
     return elementwise(eqn, remainder)
 
@@ -188,10 +192,10 @@ def _extreme_of(
         return ufunc
 
     def extreme(x: Any, y: Any) -> Any:
-        found = ufunc(x, y)
-        if found.all():
-            return found
-        return np.where((x == 0) & (y == 0), of_zeros(x, y), found)
+        result = ufunc(x, y)
+        if result.all():
+            return result
+        return np.where((x == 0) & (y == 0), of_zeros(x, y), result)
 
     return extreme
 
@@ -263,10 +267,10 @@ def _polynomial(eqn: Equation) -> Evaluate:
 
     def horner(x: Any, *coefficients: Any) -> Any:
         rest = list(coefficients)
-        found = np.zeros(shape, x.dtype) if from_zero else rest.pop()
+        result = np.zeros(shape, x.dtype) if from_zero else rest.pop()
         while rest:
-            found = rounded(rounded(found * x) + rest.pop())
-        return found if np.shape(found) == shape else np.broadcast_to(found, shape)
+            result = rounded(rounded(result * x) + rest.pop())
+        return result if np.shape(result) == shape else np.broadcast_to(result, shape)
 
     return elementwise(eqn, horner)
 
@@ -282,9 +286,9 @@ def _complex(eqn: Equation) -> Evaluate:
 
     def from_parts(x: Any, y: Any) -> Any:
         # Not x + 1j * y, which loses the sign of zeros, and all of infinity.
-        found = np.empty(shape, dtype)
-        found.real, found.imag = x, y
-        return found
+        result = np.empty(shape, dtype)
+        result.real, result.imag = x, y
+        return result
 
     return from_parts
 
@@ -306,14 +310,14 @@ def _integer_pow(eqn: Equation) -> Evaluate:
     def power(x: Any) -> Any:
         if exponent == 0:
             return np.ones_like(x)
-        found, square, rest = None, x, abs(exponent)
+        result, square, rest = None, x, abs(exponent)
         while rest:
             if rest & 1:
-                found = square if found is None else rounded(found * square)
+                result = square if result is None else rounded(result * square)
             rest >>= 1
             if rest:
                 square = rounded(square * square)
-        return one / found if exponent < 0 else found
+        return one / result if exponent < 0 else result
 
     return elementwise(eqn, power)
 
@@ -322,7 +326,8 @@ def _integer_pow(eqn: Equation) -> Evaluate:
 #
 # numpy and scipy compute them in float32, or float64, where JAX uses approximations of its own: the
 # results differ by an ulp or two, and seldom at all after rounding to bfloat16 or float16. Where
-# JAX composes a function of others, and rounds between, so do the rules.
+# JAX composes a function of others, and rounds between, so do the rules. In kernels of GPUs, exp2
+# and log2 are instructions, whose results are rounded once.
 
 
 #: Functions that numpy calls as JAX does.
@@ -339,22 +344,34 @@ _ARCS = {
 register({**{name: getattr(np, name) for name in _SAME_NAMES}, **_ARCS})
 
 
-@rule("exp2")
+@rule("exp2", threaded=True)
 def _exp2(eqn: Equation) -> Evaluate:
     dtype = eqn.ins[0].dtype
     scale = widen(np.array(np.log(2), dtype))[()]
     rounded = rounding(dtype)
-    return elementwise(eqn, lambda x: np.exp(rounded(scale * x)))
+    composed = elementwise(eqn, lambda x: np.exp(rounded(scale * x)))
+    return _instruction_of_gpus(elementwise(eqn, np.exp2), composed)
 
 
-@rule("log2")
+@rule("log2", threaded=True)
 def _log2(eqn: Equation) -> Evaluate:
     dtype = eqn.ins[0].dtype
     if is_complex(dtype):
         dtype = np.zeros((), dtype).real.dtype
     scale = widen(np.array(1.4426950408889634, dtype))[()]
     rounded = rounding(eqn.ins[0].dtype)
-    return elementwise(eqn, lambda x: rounded(np.log(x)) * scale)
+    composed = elementwise(eqn, lambda x: rounded(np.log(x)) * scale)
+    return _instruction_of_gpus(elementwise(eqn, np.log2), composed)
+
+
+def _instruction_of_gpus(instruction: Evaluate, composed: Evaluate) -> Evaluate:
+    """What a kernel of a GPU computes by an instruction, and others compose."""
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        on_gpu = thread.kernels and thread.machine.target in GPUS
+        return (instruction if on_gpu else composed)(*operands)
+
+    return evaluate
 
 
 @rule("logistic")
@@ -399,11 +416,11 @@ def _reciprocal(eqn: Equation) -> Evaluate:
 
     def approximate(x: Any) -> Any:
         x = np.asarray(convert(x, FLOAT32))
-        found = rounded_to_bits(np.float32(1) / x, RECIPROCAL_BITS)
+        result = rounded_to_bits(np.float32(1) / x, RECIPROCAL_BITS)
         if not full_range:
-            inside = (np.abs(x) >= tiny) & (np.abs(found) > tiny) & np.isfinite(found)
-            found = np.where(inside, found, np.float32(np.nan))
-        return convert(found, dtype)
+            inside = (np.abs(x) >= tiny) & (np.abs(result) > tiny) & np.isfinite(result)
+            result = np.where(inside, result, np.float32(np.nan))
+        return convert(result, dtype)
 
     return approximate
 
@@ -428,9 +445,9 @@ def _polygamma(special: Any) -> Evaluate:
     def polygamma(order: Any, x: Any) -> Any:
         order, x = np.float64(order), np.float64(x)
         sign = np.where(order % 2 == 0, -1.0, 1.0)
-        found = sign * special.gamma(order + 1) * special.zeta(order + 1, x)
-        found = np.where(order == 0, special.digamma(x), found)
-        return np.where((order < 0) | (order != np.floor(order)), np.nan, found)
+        result = sign * special.gamma(order + 1) * special.zeta(order + 1, x)
+        result = np.where(order == 0, special.digamma(x), result)
+        return np.where((order < 0) | (order != np.floor(order)), np.nan, result)
 
     return polygamma
 

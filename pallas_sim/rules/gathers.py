@@ -16,7 +16,7 @@ import numpy as np
 
 from pallas_sim.dtypes import Array, convert
 from pallas_sim.evaluation import run
-from pallas_sim.generators import elements, on_words, words
+from pallas_sim.generators import elements, key_axes, on_words
 from pallas_sim.machine import Thread
 from pallas_sim.registry import Equation, Evaluate, rule
 from pallas_sim.rules.control import in_lanes
@@ -94,15 +94,15 @@ class GatherWindows:
 
     def outside(self, starts: Sequence[Array]) -> Array | None:
         """Which windows are not entirely inside, or None if all are."""
-        found: Array | None = None
+        outside: Array | None = None
         for start, limit, column in zip(starts, self.limits, self.columns, strict=True):
             if column is None or not start.size:
                 continue
             # As an unsigned number, a negative position is larger than any limit.
             if start.view(f"u{start.itemsize}").max() > limit:
                 out = (start < 0) | (start > limit)
-                found = out if found is None else found | out
-        return found
+                outside = out if outside is None else outside | out
+        return outside
 
     def limited(self, starts: Sequence[Array]) -> list[Array]:
         """Starts that are moved so that the whole window lies inside."""
@@ -133,11 +133,11 @@ class GatherWindows:
 def _gather(eqn: Equation) -> Evaluate:
     numbers, mode = eqn.params["dimension_numbers"], eqn.params["mode"].name
     sizes = tuple(eqn.params["slice_sizes"])
-    given, positions = tuple(eqn.ins[0].shape), tuple(eqn.ins[1].shape)
+    array, positions = tuple(eqn.ins[0].shape), tuple(eqn.ins[1].shape)
     batching = tuple(
         zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
     )
-    windows = GatherWindows.of(given, positions, sizes, numbers.start_index_map, batching)
+    windows = GatherWindows.of(array, positions, sizes, numbers.start_index_map, batching)
     take = _taker(eqn, windows)
     if mode != "FILL_OR_DROP":
 
@@ -146,7 +146,7 @@ def _gather(eqn: Equation) -> Evaluate:
 
         return on_words(eqn, clamped)
     fill = convert(np.asarray(eqn.params["fill_value"]), elements(eqn))
-    tail = (1,) * len(words(eqn))
+    tail = (1,) * len(key_axes(eqn))
     offset = numbers.offset_dims
     kept = [1 if dim in offset else size for dim, size in enumerate(eqn.out.shape)]
 
@@ -155,9 +155,9 @@ def _gather(eqn: Equation) -> Evaluate:
         outside = windows.outside(starts)
         if outside is None:
             return take(value, starts)
-        found = take(value, windows.limited(starts))
+        taken = take(value, windows.limited(starts))
         outside = np.broadcast_to(outside, windows.shape).reshape((*kept, *tail))
-        return np.where(outside, fill, found)
+        return np.where(outside, fill, taken)
 
     return on_words(eqn, filled)
 
@@ -166,15 +166,16 @@ def _taker(eqn: Equation, windows: GatherWindows) -> Callable[[Any, Sequence[Arr
     """The function that takes windows, all inside of the array, into the shape of the result."""
     numbers = eqn.params["dimension_numbers"]
     sizes = tuple(eqn.params["slice_sizes"])
-    tail = words(eqn)
-    given, shape = tuple(eqn.ins[0].shape), tuple(eqn.out.shape)
-    rest = tuple(axis for axis in range(len(given)) if axis not in windows.axes)
+    tail = key_axes(eqn)
+    source, shape = tuple(eqn.ins[0].shape), tuple(eqn.out.shape)
+    rest = tuple(axis for axis in range(len(source)) if axis not in windows.axes)
     # The first elements along the axes that are not indexed: positions there are always 0.
     cut = tuple(
-        slice(None) if axis in windows.axes else slice(0, sizes[axis]) for axis in range(len(given))
+        slice(None) if axis in windows.axes else slice(0, sizes[axis])
+        for axis in range(len(source))
     )
-    whole = all(sizes[axis] == given[axis] for axis in rest)
-    order = [*windows.axes, *rest, *range(len(given), len(given) + len(tail))]
+    whole = all(sizes[axis] == source[axis] for axis in rest)
+    order = [*windows.axes, *rest, *range(len(source), len(source) + len(tail))]
     in_order = order == sorted(order)
     # What is taken has the axes of the positions, of the windows, and the rest.
     dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
@@ -187,8 +188,8 @@ def _taker(eqn: Equation, windows: GatherWindows) -> Callable[[Any, Sequence[Arr
     places += [offset[axis] for axis in kept_axes]
     places += range(len(shape), len(shape) + len(tail))
     back, straight = np.argsort(places).tolist(), places == sorted(places)
-    extents = tuple(given[axis] for axis in windows.axes)
-    merged = (math.prod(extents), *(given[axis] for axis in rest), *tail)
+    extents = tuple(source[axis] for axis in windows.axes)
+    merged = (math.prod(extents), *(source[axis] for axis in rest), *tail)
     weights = [math.prod(extents[number + 1 :]) for number in range(len(extents))]
 
     def take(value: Any, starts: Sequence[Array]) -> Array:
@@ -198,15 +199,15 @@ def _taker(eqn: Equation, windows: GatherWindows) -> Callable[[Any, Sequence[Arr
         if not in_order:
             value = value.transpose(order)
         if not starts:
-            found = value
+            result = value
         elif windows.flat and value.flags.c_contiguous:
             # This gives what indexing with arrays gives, in a fraction of the time.
-            found = value.reshape(merged).take(_lines(starts, weights), 0, None, "clip")
+            result = value.reshape(merged).take(_lines(starts, weights), 0, None, "clip")
         else:
-            found = value[windows.elements(starts)]
-        if found.shape != middle:
-            found = np.broadcast_to(found, taken).reshape(middle)
-        return found if straight else found.transpose(back)
+            result = value[windows.elements(starts)]
+        if result.shape != middle:
+            result = np.broadcast_to(result, taken).reshape(middle)
+        return result if straight else result.transpose(back)
 
     return take
 
@@ -263,7 +264,7 @@ def _scatter(eqn: Equation) -> Evaluate:
             return _one_by_one(eqn, apply)(value, positions, updates)
 
         return applied
-    windows, tail = _windows(eqn), len(words(eqn))
+    windows, tail = _windows(eqn), len(key_axes(eqn))
     if not windows.flat or not windows.axes:
         written = _one_by_one(eqn, lambda _, new: new)
         return on_words(eqn, lambda _, *values: written(*values))
@@ -273,7 +274,7 @@ def _scatter(eqn: Equation) -> Evaluate:
     rest = [axis for axis in range(rank) if axis not in windows.axes]
     order = (*windows.axes, *rest, *range(rank, rank + tail))
     cut = tuple(slice(0, window[axis]) for axis in rest)
-    kept = tuple(window[axis] for axis in rest) + words(eqn)
+    kept = tuple(window[axis] for axis in rest) + key_axes(eqn)
 
     def evaluate(_: Thread, value: Any, positions: Any, updates: Any) -> Array:
         result, starts, updates = prepared(value, positions, updates)
@@ -336,9 +337,9 @@ def _prepared(eqn: Equation) -> Callable[[Any, Any, Any], tuple[Array, list[Arra
     rank = len(eqn.ins[2].shape)
     inside = tuple(numbers.update_window_dims)
     order = [dim for dim in range(rank) if dim not in inside]
-    order += [*inside, *range(rank, rank + len(words(eqn)))]
+    order += [*inside, *range(rank, rank + len(key_axes(eqn)))]
     count = math.prod(windows.shape)
-    shape = (count, *window, *words(eqn))
+    shape = (count, *window, *key_axes(eqn))
 
     def prepare(value: Any, positions: Any, updates: Any) -> tuple[Array, list[Array], Array]:
         result = np.array(value, order="C")

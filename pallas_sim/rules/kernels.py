@@ -55,7 +55,9 @@ def _pallas_call(eqn: Equation) -> Evaluate:
     lowered: set[str] = set()
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
-        words = [each.data if isinstance(each, KeyArray) else each for each in operands]
+        arrays = [
+            operand.data if isinstance(operand, KeyArray) else operand for operand in operands
+        ]
         machine, on_gpu = thread.machine, thread.machine.platform == "gpu"
         _require_platform(thread, written_for, "TPUs" if on_gpu else "Triton")
         run_grid = execute
@@ -72,8 +74,8 @@ def _pallas_call(eqn: Equation) -> Evaluate:
         for finding in excesses[key]:
             machine.report(finding)
         outputs = [
-            each if dtype is None else KeyArray(each, dtype)
-            for each, dtype in zip(run_grid(kernel, thread, words), keys, strict=True)
+            output if dtype is None else KeyArray(output, dtype)
+            for output, dtype in zip(run_grid(kernel, thread, arrays), keys, strict=True)
         ]
         if machine.outputs is not None:
             machine.outputs(kernel.equation, outputs)
@@ -188,10 +190,10 @@ def _mpmd_map(eqn: Equation) -> Evaluate:
     def evaluate(thread: Thread, *operands: Any) -> Any:
         # Scalars are passed as they are.
         refs = [
-            Ref(np.array(raw_value(each)), name, "any")
-            if wrapped and not isinstance(each, Ref)
-            else each
-            for each, name, wrapped in zip(operands, names, in_memory, strict=False)
+            Ref(np.array(raw_value(operand)), name, "any")
+            if wrapped and not isinstance(operand, Ref)
+            else operand
+            for operand, name, wrapped in zip(operands, names, in_memory, strict=False)
         ]
         outputs: list[Ref] = []
         for number, (aval, name) in enumerate(zip(avals, names[len(refs) :], strict=False)):
@@ -208,16 +210,16 @@ def _mpmd_map(eqn: Equation) -> Evaluate:
             for number, ref in enumerate(shared):
                 if isinstance(ref, Ref) and thread.recorded:
                     thread.publish(ref, "operand", number, shared=True)
-            owned = [_allocate(thread, each) for each in scratch]
+            owned = [_allocate(thread, entry) for entry in scratch]
             at_entry(thread, traffic)
             cores = [_core(thread, meshes, number, point) for number, point in points]
             bodies = {core.number: number for core, (number, _) in zip(cores, points, strict=True)}
 
             def work(core: Thread) -> None:
                 core.grids.append(GridPosition((), ()))
-                given = [_seen(core, each, memory) for each, memory in owned]
+                own = [_seen(core, entry, memory) for entry, memory in owned]
                 with core.span("body"):
-                    run(programs[bodies[core.number]], core, [*shared, *given])
+                    run(programs[bodies[core.number]], core, [*shared, *own])
 
             if [core.number for core in cores] == [thread.number]:
                 work(cores[0])
@@ -273,7 +275,7 @@ def _core(
     thread: Thread, meshes: Sequence[CoreMesh], number: int, point: Mapping[str, int]
 ) -> Thread:
     mesh = meshes[number]
-    others = {axis: size for each in meshes for axis, size in each.shape.items()}
+    others = {axis: size for other in meshes for axis, size in other.shape.items()}
     return thread.child(
         _owner(thread.owner, mesh, point),
         cores=dict(mesh.shape),

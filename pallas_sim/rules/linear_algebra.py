@@ -47,7 +47,7 @@ def _lapack(eqn: Equation, name: str, results: Routine, **options: Any) -> Evalu
       options: further arguments of the routine.
     """
     routine = _routine(eqn, name)
-    return _each(eqn, lambda a: results(*routine(a, **options)), [2])
+    return _by_matrix(eqn, lambda a: results(*routine(a, **options)), [2])
 
 
 def _routine(eqn: Equation, name: str) -> Any:
@@ -57,7 +57,7 @@ def _routine(eqn: Equation, name: str) -> Any:
     return scipy.linalg.get_lapack_funcs(name, dtype=compute_dtype(eqn.ins[0].dtype))
 
 
-def _each(eqn: Equation, routine: Routine, ranks: Sequence[int]) -> Evaluate:
+def _by_matrix(eqn: Equation, routine: Routine, ranks: Sequence[int]) -> Evaluate:
     """Evaluate an equation for each matrix of a batch.
 
     Args:
@@ -71,14 +71,14 @@ def _each(eqn: Equation, routine: Routine, ranks: Sequence[int]) -> Evaluate:
     several = eqn.origin is None or eqn.origin.primitive.multiple_results
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
-        wide = [convert(np.asarray(each), compute_dtype(each.dtype)) for each in operands]
-        found = [np.empty(out.shape, compute_dtype(out.dtype)) for out in eqn.outs]
+        wide = [convert(np.asarray(operand), compute_dtype(operand.dtype)) for operand in operands]
+        outputs = [np.empty(out.shape, compute_dtype(out.dtype)) for out in eqn.outs]
         for index in np.ndindex(batch):
-            results, right = routine(*(each[index] for each in wide))
-            for out, result in zip(found, results, strict=True):
+            results, right = routine(*(operand[index] for operand in wide))
+            for out, result in zip(outputs, results, strict=True):
                 broken = not right and out.dtype.kind in "fc"
                 out[index] = np.nan if broken else result
-        narrow = [convert(out, aval.dtype) for out, aval in zip(found, eqn.outs, strict=True)]
+        narrow = [convert(out, aval.dtype) for out, aval in zip(outputs, eqn.outs, strict=True)]
         return narrow if several else narrow[0]
 
     return evaluate
@@ -87,7 +87,9 @@ def _each(eqn: Equation, routine: Routine, ranks: Sequence[int]) -> Evaluate:
 @rule("cholesky", threaded=True)
 def _cholesky(eqn: Equation) -> Evaluate:
     """The lower triangle; above it is what was there, as in JAX on a CPU."""
-    return _lapack(eqn, "potrf", lambda found, info: ([found], info == 0), lower=True, clean=False)
+    return _lapack(
+        eqn, "potrf", lambda factor, info: ([factor], info == 0), lower=True, clean=False
+    )
 
 
 @rule("triangular_solve", threaded=True)
@@ -109,7 +111,7 @@ def _triangular_solve(eqn: Equation) -> Evaluate:
         a = np.conj(a) if conjugate and not transpose else a
         return [trsm(1.0, a, b, **options)], True
 
-    return _each(eqn, routine, [2, 2])
+    return _by_matrix(eqn, routine, [2, 2])
 
 
 @rule("lu", threaded=True)
@@ -136,14 +138,14 @@ def _geqp3(eqn: Equation) -> Evaluate:
     def routine(a: Array, _: Array) -> Any:
         return geqp3(a)[:3], True
 
-    free, given = _each(eqn, routine, [2, 1]), by_jax(eqn)
-    return lambda thread, a, pivots: (given if pivots.any() else free)(thread, a, pivots)
+    free, with_pivots = _by_matrix(eqn, routine, [2, 1]), by_jax(eqn)
+    return lambda thread, a, pivots: (with_pivots if pivots.any() else free)(thread, a, pivots)
 
 
 @rule("householder_product", threaded=True)
 def _householder_product(eqn: Equation) -> Evaluate:
     routine = _routine(eqn, "ungqr" if is_complex(eqn.out.dtype) else "orgqr")
-    return _each(eqn, lambda a, taus: ([routine(a, taus)[0]], True), [2, 1])
+    return _by_matrix(eqn, lambda a, taus: ([routine(a, taus)[0]], True), [2, 1])
 
 
 @rule("eigh", threaded=True)
@@ -165,21 +167,21 @@ def _eig(eqn: Equation) -> Evaluate:
     def results(*returned: Any) -> Any:
         *values, lefts, rights, info = returned
         eigenvalues = values[0] if len(values) == 1 else values[0] + 1j * values[1]
-        wanted = [lefts] * left + [rights] * right
+        chosen = [lefts] * left + [rights] * right
         if len(values) == 2:
-            wanted = [_unpacked(vectors, values[1]) for vectors in wanted]
-        return [eigenvalues, *wanted], info == 0
+            chosen = [_unpacked(vectors, values[1]) for vectors in chosen]
+        return [eigenvalues, *chosen], info == 0
 
     return _lapack(eqn, "geev", results, compute_vl=left, compute_vr=right)
 
 
 def _unpacked(vectors: Array, imaginary: Array) -> Array:
     """Complex eigenvectors: a pair of conjugate ones is a column of real and one of imaginary."""
-    found = vectors.astype(np.result_type(vectors.dtype, np.complex64))
+    result = vectors.astype(np.result_type(vectors.dtype, np.complex64))
     for column in np.flatnonzero(imaginary > 0):
-        found[:, column] = vectors[:, column] + 1j * vectors[:, column + 1]
-        found[:, column + 1] = found[:, column].conj()
-    return found
+        result[:, column] = vectors[:, column] + 1j * vectors[:, column + 1]
+        result[:, column + 1] = result[:, column].conj()
+    return result
 
 
 @rule("svd", threaded=True)
@@ -210,7 +212,7 @@ def _schur(eqn: Equation) -> Evaluate:
         form, *_, basis, _, info = gees(lambda *_: False, a, compute_v=vectors)
         return [form, basis] if vectors else [form], info == 0
 
-    return _each(eqn, routine, [2])
+    return _by_matrix(eqn, routine, [2])
 
 
 @rule("hessenberg", threaded=True)
@@ -221,4 +223,6 @@ def _hessenberg(eqn: Equation) -> Evaluate:
 @rule("tridiagonal", threaded=True)
 def _tridiagonal(eqn: Equation) -> Evaluate:
     name = "hetrd" if is_complex(eqn.ins[0].dtype) else "sytrd"
-    return _lapack(eqn, name, lambda *found: (found[:4], found[4] == 0), lower=eqn.params["lower"])
+    return _lapack(
+        eqn, name, lambda *outputs: (outputs[:4], outputs[4] == 0), lower=eqn.params["lower"]
+    )

@@ -70,10 +70,10 @@ def exchange(
     if groups is not None:
         members = next(list(group) for group in groups if mine in group)
     others = tuple((axis, at) for axis, at in thread.axes.items() if axis not in names)
-    place = (id(eqn), others, tuple(members))
+    site = (id(eqn), others, tuple(members))
     what = f"{eqn.name}{' at ' + eqn.line if eqn.line else ''}"
-    given = meet(thread, place, mine, members, value, what)
-    return [given[member] for member in members], members.index(mine)
+    brought = meet(thread, site, mine, members, value, what)
+    return [brought[member] for member in members], members.index(mine)
 
 
 def _reduced(function: Any, values: Sequence[Array]) -> Array:
@@ -110,8 +110,8 @@ def _reduction(eqn: Equation) -> Evaluate:
 
     def evaluate(thread: Thread, *values: Any) -> Any:
         own = [_along(function, value, numbers) for value in values]
-        given, _ = exchange(eqn, thread, names, groups, own)
-        return [_reduced(function, column) for column in zip(*given, strict=True)]
+        brought, _ = exchange(eqn, thread, names, groups, own)
+        return [_reduced(function, column) for column in zip(*brought, strict=True)]
 
     return (
         evaluate
@@ -125,8 +125,8 @@ def _one(eqn: Equation, collective: Collective) -> Evaluate:
     names, groups = _names(eqn.params["axis_name"]), eqn.params.get("axis_index_groups")
 
     def evaluate(thread: Thread, value: Any) -> Any:
-        given, mine = exchange(eqn, thread, names, groups, np.asarray(value))
-        return np.ascontiguousarray(collective(given, mine))
+        brought, mine = exchange(eqn, thread, names, groups, np.asarray(value))
+        return np.ascontiguousarray(collective(brought, mine))
 
     return evaluate
 
@@ -135,8 +135,8 @@ def _one(eqn: Equation, collective: Collective) -> Evaluate:
 def _ppermute(eqn: Equation) -> Evaluate:
     source = {to: from_ for from_, to in eqn.params["perm"]}
 
-    def permuted(given: Sequence[Any], mine: int) -> Any:
-        return given[source[mine]] if mine in source else np.zeros_like(given[mine])
+    def permuted(values: Sequence[Any], mine: int) -> Any:
+        return values[source[mine]] if mine in source else np.zeros_like(values[mine])
 
     return _one(eqn, permuted)
 
@@ -145,7 +145,7 @@ def _ppermute(eqn: Equation) -> Evaluate:
 def _pbroadcast(eqn: Equation) -> Evaluate:
     if "source" not in eqn.params:  # of varying types: the same value, nothing is sent
         return lambda thread, *values: list(values)
-    return _one(eqn, lambda given, _: given[eqn.params["source"]])
+    return _one(eqn, lambda values, _: values[eqn.params["source"]])
 
 
 @rule("all_gather", "all_gather_invariant", "all_gather_reduced", threaded=True)
@@ -153,18 +153,18 @@ def _all_gather(eqn: Equation) -> Evaluate:
     axis, join = eqn.params["all_gather_dimension"], np.stack
     if eqn.params["tiled"]:
         join = np.concatenate
-    return _one(eqn, lambda given, _: join(given, axis=axis))
+    return _one(eqn, lambda values, _: join(values, axis=axis))
 
 
 @rule("reduce_scatter", "psum_scatter", "unreduced_reduce_scatter", threaded=True)
 def _reduce_scatter(eqn: Equation) -> Evaluate:
     axis, tiled = eqn.params["scatter_dimension"], eqn.params["tiled"]
 
-    def scattered(given: Sequence[Any], mine: int) -> Any:
-        total = _reduced(np.add, given)
+    def scattered(values: Sequence[Any], mine: int) -> Any:
+        total = _reduced(np.add, values)
         if not tiled:
             return np.take(total, mine, axis)
-        return np.split(total, len(given), axis)[mine]
+        return np.split(total, len(values), axis)[mine]
 
     return _one(eqn, scattered)
 
@@ -174,8 +174,8 @@ def _all_to_all(eqn: Equation) -> Evaluate:
     split, concat = eqn.params["split_axis"], eqn.params["concat_axis"]
     tiled = eqn.params.get("tiled", False)
 
-    def exchanged(given: Sequence[Any], mine: int) -> Any:
-        parts = [np.split(each, len(given), split)[mine] for each in given]
+    def exchanged(values: Sequence[Any], mine: int) -> Any:
+        parts = [np.split(value, len(values), split)[mine] for value in values]
         if tiled:
             return np.concatenate(parts, concat)
         return np.stack([np.squeeze(part, split) for part in parts], concat)
@@ -189,11 +189,11 @@ def _ragged_all_to_all(eqn: Equation) -> Evaluate:
     names, groups = _names(eqn.params["axis_name"]), eqn.params.get("axis_index_groups")
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
-        given, mine = exchange(eqn, thread, names, groups, operands)
+        brought, mine = exchange(eqn, thread, names, groups, operands)
         _, output, *_, received = operands
         result = np.array(output)
-        runs = len(received) // len(given)
-        for sender, (rows, _, starts, sizes, places, _) in enumerate(given):
+        runs = len(received) // len(brought)
+        for sender, (rows, _, starts, sizes, places, _) in enumerate(brought):
             for number in range(runs):
                 ours, theirs = sender * runs + number, mine * runs + number
                 size, expected = int(sizes[theirs]), int(received[ours])
@@ -202,10 +202,10 @@ def _ragged_all_to_all(eqn: Equation) -> Evaluate:
                         f"send_sizes[{theirs}] of device {sender} of the group is {size}, and "
                         f"recv_sizes[{ours}] of device {mine}, which gets these rows, is {expected}"
                     )
-                start, place = int(starts[theirs]), int(places[theirs])
+                start, target = int(starts[theirs]), int(places[theirs])
                 _require_rows("operand", start, size, len(rows), sender)
-                _require_rows("output", place, size, len(result), mine)
-                result[place : place + size] = rows[start : start + size]
+                _require_rows("output", target, size, len(result), mine)
+                result[target : target + size] = rows[start : start + size]
         return result
 
     return evaluate
@@ -241,9 +241,9 @@ def _shard_map(eqn: Equation) -> Evaluate:
     def join(parts: Iterable[tuple[Mapping[str, int], Sequence[Any]]]) -> list[Any]:
         """The whole results, of those of the devices at some places."""
         results = [np.empty(aval.shape, aval.dtype) for aval in eqn.outs]
-        for place, values in parts:
+        for indices, values in parts:
             for whole, spec, value in zip(results, out_specs, values, strict=True):
-                whole[part_of(spec, whole.shape, place, sizes)] = value
+                whole[part_of(spec, whole.shape, indices, sizes)] = value
         return results
 
     def inside(thread: Thread, args: Sequence[Any]) -> list[Any]:
@@ -252,11 +252,11 @@ def _shard_map(eqn: Equation) -> Evaluate:
         Each device evaluates that function, also where they all have the same arrays.
         """
         axes = [axis for axis in sizes if axis in eqn.params["newly_manual_axes"]]
-        given, _ = exchange(eqn, thread, tuple(axes), None, part(thread, args))
+        brought, _ = exchange(eqn, thread, tuple(axes), None, part(thread, args))
         points = np.ndindex(*(sizes[axis] for axis in axes))
         return join(
             ({**thread.axes, **dict(zip(axes, point, strict=True))}, values)
-            for point, values in zip(points, given, strict=True)
+            for point, values in zip(points, brought, strict=True)
         )
 
     def evaluate(thread: Thread, *args: Any) -> Any:
@@ -266,8 +266,8 @@ def _shard_map(eqn: Equation) -> Evaluate:
         thread.machine.require_devices(len(points))
         places = [dict(zip(sizes, point, strict=True)) for point in points]
         devices = [
-            thread.child(Owner(device=number), sizes=sizes, axes={**thread.axes, **place})
-            for number, place in enumerate(places)
+            thread.child(Owner(device=number), sizes=sizes, axes={**thread.axes, **indices})
+            for number, indices in enumerate(places)
         ]
         values = run_concurrently(thread, devices, lambda device: part(device, args))
         return join(zip(places, values, strict=True))
@@ -276,14 +276,14 @@ def _shard_map(eqn: Equation) -> Evaluate:
 
 
 def part_of(
-    spec: Any, shape: Sequence[int], place: Mapping[str, int], sizes: Mapping[str, int]
+    spec: Any, shape: Sequence[int], indices: Mapping[str, int], sizes: Mapping[str, int]
 ) -> Part:
     """The part of an array that a device of a mesh has.
 
     Args:
       spec: a ``PartitionSpec``: for each axis of the array the mesh axes that it is split over.
       shape: of the whole array.
-      place: index of the device along each mesh axis.
+      indices: index of the device along each mesh axis.
       sizes: of the mesh axes.
     """
     part: list[slice] = []
@@ -293,6 +293,6 @@ def part_of(
         count = math.prod(sizes[name] for name in names)
         number = 0
         for name in names:
-            number = number * sizes[name] + place[name]
+            number = number * sizes[name] + indices[name]
         part.append(slice(number * (size // count), (number + 1) * (size // count)))
     return tuple(part)

@@ -178,7 +178,7 @@ def _check_engine(thread: GpuThread, load: _GlobalLoad) -> None:
 
 def _windows(
     thread: GpuThread,
-    place: RefPart,
+    part: RefPart,
     operands: Sequence[Any],
     line: str,
     how: str,
@@ -187,9 +187,9 @@ def _windows(
 ) -> list[EngineWindow]:
     """The windows of global memory that a reference names, on all devices that it names."""
     windows: list[EngineWindow] = []
-    for ref, home in memories_of(thread, operands[place.position], place.places, operands, line):
+    for ref, home in memories_of(thread, operands[part.position], part.places, operands, line):
         try:
-            window = window_of(ref, place.window, operands, promised=promised)
+            window = window_of(ref, part.window, operands, promised=promised)
         except Outside as outside:
             raise beyond_edge(thread, ref, how, outside, line) from None
         windows.append(replace(window, name=ref.name, home=home))
@@ -340,9 +340,9 @@ def _store(eqn: Equation) -> Evaluate:
     to = leaves.part(1, "dst_transforms_treedef")
     predicate, commits = leaves.predicate(), eqn.params.get("commit_group", True)
     tiling = Tiling(tiles_of(from_.window), key_of(eqn.params))
-    given, reduce = eqn.params.get("reduction_op"), None
-    if given is not None:
-        reduce = reducer(str(getattr(given, "value", given)).lower(), eqn.ins[0].dtype)
+    operator, reduce = eqn.params.get("reduction_op"), None
+    if operator is not None:
+        reduce = reducer(str(getattr(operator, "value", operator)).lower(), eqn.ins[0].dtype)
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         if holds(predicate, operands):
@@ -407,11 +407,11 @@ def _commit_smem(_: Equation) -> Evaluate:
 def _prefetch(eqn: Equation) -> Evaluate:
     """It changes no memory, and no order: only what is beyond an edge is reported."""
     leaves, line = OperandLeaves(eqn, 1), eqn.line
-    place, predicate = leaves.part(0, "ref_transforms_treedef"), leaves.predicate()
+    part, predicate = leaves.part(0, "ref_transforms_treedef"), leaves.predicate()
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         if holds(predicate, operands):
-            _windows(thread, place, operands, line, "prefetch of")
+            _windows(thread, part, operands, line, "prefetch of")
 
     return evaluate
 
@@ -433,8 +433,8 @@ def _inline_mgpu(eqn: Equation) -> Evaluate:
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         arguments = [
-            operands[position] if place is None else _reference(thread, place, operands, line)
-            for position, place in enumerate(places)
+            operands[position] if part is None else _reference(thread, part, operands, line)
+            for position, part in enumerate(places)
         ]
         kinds = tuple(map(_kind, arguments))
         # The function is called once for each chip, and for each shape and dtype of its arguments.
@@ -451,10 +451,10 @@ def _inline_mgpu(eqn: Equation) -> Evaluate:
 
 
 def _reference(
-    thread: GpuThread, place: RefPart, operands: Sequence[Any], line: str
+    thread: GpuThread, named: RefPart, operands: Sequence[Any], line: str
 ) -> tuple[str, Any, bool]:
     """Name and elements of a reference, and whether they are in shared memory."""
-    ref, part = part_of(thread, place, operands, "use of", line)
+    ref, part = part_of(thread, named, operands, "use of", line)
     if ref.space not in ("gmem", "smem"):
         raise MissingRuleError(f"{ref.name}, which inline_mgpu is given, is in {ref.space}")
     return ref.name, part, ref.space == "smem"

@@ -94,8 +94,7 @@ def _wgmma(eqn: Equation) -> Evaluate:
             factors.append(np.asarray(factor))
         a, b = factors
         sides.append(Side(acc, True, into.name))
-        # What a chip does with operands in registers was not measured.
-        known = thread.machine.accumulations if len(sides) == 3 else {}
+        known = thread.machine.accumulations
         adding = accumulation_of(known, "wgmma", a.dtype.name, b.dtype.name)
         multiply = tensor_product(a.dtype, b.dtype, out, a.shape[1], accumulation=adding)
 
@@ -200,16 +199,16 @@ def _tcgen05_mma(eqn: Equation) -> Evaluate:
     there["a_sparse_metadata"] = params.get("sparse", False)
     positions: dict[str, Any] = {"acc": 0, "a": 1, "b": 2}
     positions |= {name: leaves.one(there=is_there) for name, is_there in there.items()}
-    given = {
+    named = {
         name: leaves.part(position, f"{name}_transforms_tree")
         for name, position in positions.items()
         if position is not None
     }
     leaves.end()
-    scales = tuple(given[name] for name in ("a_scale", "b_scale") if name in given)
-    metadata = given.get("a_sparse_metadata")
-    parts = _ProductParts(given["acc"], (given["a"], given["b"]), scales, metadata)
-    barrier, pair_axis = given.get("barrier"), params["collective_axis"]
+    scales = tuple(named[name] for name in ("a_scale", "b_scale") if name in named)
+    metadata = named.get("a_sparse_metadata")
+    parts = _ProductParts(named["acc"], (named["a"], named["b"]), scales, metadata)
+    barrier, pair_axis = named.get("barrier"), params["collective_axis"]
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         blocks = pair_of(thread, pair_axis)
@@ -306,14 +305,14 @@ def _steps(
 
 def _multiplied(
     thread: GpuThread,
-    given: _BlockProduct,
+    block: _BlockProduct,
     lhs: Array,
     rhs: Array,
     scales: list[Array],
     before: Array | None,
 ) -> Array:
     """The product of values that were read, added to what was there before."""
-    dtypes, depth, sparse = (lhs.dtype, rhs.dtype), lhs.shape[1], given.metadata is not None
+    dtypes, depth, sparse = (lhs.dtype, rhs.dtype), lhs.shape[1], block.metadata is not None
     if scales:
         block_scales = scales[0]
         product = scaled_product(
@@ -322,7 +321,7 @@ def _multiplied(
         return product(lhs, rhs, before, *scales)
     names, known = (lhs.dtype.name, rhs.dtype.name), thread.machine.accumulations
     adding = None if sparse else accumulation_of(known, "tcgen05_mma", *names)
-    out = given.sums.data.dtype
+    out = block.sums.data.dtype
     return tensor_product(*dtypes, out, depth, sparse=sparse, accumulation=adding)(lhs, rhs, before)
 
 

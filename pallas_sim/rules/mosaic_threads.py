@@ -95,11 +95,11 @@ class OperandLeaves:
           position: of the reference.
           tree: the parameter with the tree of the transforms, which may be None.
         """
-        given = self.params.get(tree)
-        if given is None:
+        treedef = self.params.get(tree)
+        if treedef is None:
             return RefPart(position, ())
-        leaves = [Operand(self.one()) for _ in range(given.num_leaves)]
-        return RefPart(position, transforms_in(given.unflatten(leaves)))
+        leaves = [Operand(self.one()) for _ in range(treedef.num_leaves)]
+        return RefPart(position, transforms_in(treedef.unflatten(leaves)))
 
     def predicate(self) -> int | None:
         """The position of whether the equation does anything; None if it always does."""
@@ -126,13 +126,13 @@ def holds(predicate: int | None, operands: Sequence[Any]) -> bool:
 
 
 def part_of(
-    thread: GpuThread, place: RefPart, operands: Sequence[Any], how: str, line: str
+    thread: GpuThread, named: RefPart, operands: Sequence[Any], how: str, line: str
 ) -> tuple[Ref, Any]:
     """The reference that an equation names, on whichever block or device, and its part.
 
     Args:
       thread: who names it.
-      place: what it names.
+      named: what it names.
       operands: of the equation.
       how: ``"load from"``, ``"store to"`` or the like, for messages.
       line: of the equation.
@@ -140,17 +140,17 @@ def part_of(
     Raises:
       BoundsError: it is beyond an edge.
     """
-    ref: Ref = operands[place.position]
-    if place.places:
-        ref = thread.elsewhere(ref, place.places, operands, line)
-    return ref, located(thread, ref, place, operands, how, line)
+    ref: Ref = operands[named.position]
+    if named.places:
+        ref = thread.elsewhere(ref, named.places, operands, line)
+    return ref, located(thread, ref, named, operands, how, line)
 
 
 def located(
-    thread: GpuThread, ref: Ref, place: RefPart, operands: Sequence[Any], how: str, line: str
+    thread: GpuThread, ref: Ref, named: RefPart, operands: Sequence[Any], how: str, line: str
 ) -> Any:
     """As ``part_of``, of a reference that is known: the part alone."""
-    window = place.window
+    window = named.window
     part = read_window(thread, ref, window, operands, how, line)
     if ref.data.dtype != object and not np.ndim(part):  # numpy gives a copy of one element
         return region_of(part, ref.data, window, operands)
@@ -170,13 +170,13 @@ def in_shared_memory(
     return data, region_of(data, ref.data, part.transforms, operands), ref.name
 
 
-def named_barrier(thread: GpuThread, place: RefPart, operands: Sequence[Any], line: str) -> Barrier:
+def named_barrier(thread: GpuThread, part: RefPart, operands: Sequence[Any], line: str) -> Barrier:
     """The barrier that an equation names.
 
     Raises:
       BoundsError: there is none of that index.
     """
-    return barrier_at(part_of(thread, place, operands, "use of", line)[1])
+    return barrier_at(part_of(thread, part, operands, "use of", line)[1])
 
 
 def barriers_in(
@@ -210,6 +210,21 @@ def reducer(name: str, dtype: Any) -> Callable[[Array, Array], Array]:
     return lambda old, new: convert(function(convert(old, wide), convert(new, wide)), dtype)
 
 
+def _register_reducer(name: str, dtype: Any) -> Callable[[Array, Array], Array]:
+    """The reducer of an atomic operation whose new elements come from registers.
+
+    The lowering of JAX 0.11.2 to 0.12.0.1 forgets the sign of integers: ``min`` and ``max`` of
+    int32 compare the bits as unsigned, which an H200 did, too (``_vector_store_op_lowering_rule``
+    in ``jax/experimental/mosaic/gpu/dialect_lowering.py``).
+    """
+    if np.dtype(dtype) != np.int32 or name not in ("min", "max"):
+        return reducer(name, dtype)
+    unsigned = reducer(name, np.uint32)
+    return lambda old, new: unsigned(
+        np.asarray(old).view(np.uint32), np.asarray(new).view(np.uint32)
+    ).view(np.int32)
+
+
 _FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "add": np.add,
     "min": np.minimum,
@@ -231,11 +246,11 @@ def _on_barrier(act: Callable[[GpuThread, Barrier, str], Any]) -> Callable[[Equa
         tree = "transforms_treedef"
         if tree not in eqn.params:
             tree = "barrier_transforms_tree"
-        place, predicate = leaves.part(0, tree), leaves.predicate()
+        part, predicate = leaves.part(0, tree), leaves.predicate()
 
         def evaluate(thread: GpuThread, *operands: Any) -> Any:
             if holds(predicate, operands):
-                return act(thread, named_barrier(thread, place, operands, line), line)
+                return act(thread, named_barrier(thread, part, operands, line), line)
             return None
 
         return evaluate
@@ -259,9 +274,9 @@ def _signal_parallel(eqn: Equation) -> Evaluate:
     signals, line = signals_of(eqn.params, len(eqn.ins)), eqn.line
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
-        for place, amount, peer in signals:
+        for part, amount, peer in signals:
             where = peer_of(thread, peer, operands)
-            _signal(thread, where, place, operands, int(operands[amount]), line)
+            _signal(thread, where, part, operands, int(operands[amount]), line)
 
     return evaluate
 
@@ -269,13 +284,13 @@ def _signal_parallel(eqn: Equation) -> Evaluate:
 @gpu_rule("semaphore_signal_multicast")
 def _signal_multicast(eqn: Equation) -> Evaluate:
     ref, transforms, amount = arguments_in(eqn)
-    place, line = RefPart(ref.position, transforms_in(transforms)), eqn.line
+    part, line = RefPart(ref.position, transforms_in(transforms)), eqn.line
     axes = axes_of(eqn.params.get("collective_axes"))
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         for device in devices_along(thread, axes):
             where = None if device == thread.owner.device else CoreAddress(device, {})
-            _signal(thread, where, place, operands, int(operands[amount.position]), line)
+            _signal(thread, where, part, operands, int(operands[amount.position]), line)
 
     return evaluate
 
@@ -283,17 +298,17 @@ def _signal_multicast(eqn: Equation) -> Evaluate:
 def _signal(
     thread: GpuThread,
     where: CoreAddress | None,
-    place: RefPart,
+    named: RefPart,
     operands: Sequence[Any],
     amount: int,
     line: str,
 ) -> None:
     def act(ref: Ref) -> None:
-        part: Any = read(ref.data, place.transforms, operands)
+        part: Any = read(ref.data, named.transforms, operands)
         semaphore = part if isinstance(part, Semaphore) else part.reshape(())[()]
         signal(thread, semaphore, amount, line)
 
-    ref: Ref = operands[place.position]
+    ref: Ref = operands[named.position]
     if where is None:
         act(ref)
     else:
@@ -331,13 +346,13 @@ def _to_semaphores(eqn: Equation) -> Evaluate:
 
 @gpu_rule("mgpu_atomic_store")
 def _atomic(eqn: Equation) -> Evaluate:
-    given, transforms, value = arguments_in(eqn)
-    place, line = RefPart(given.position, transforms_in(transforms or ())), eqn.line
-    reduce = reducer(str(eqn.params["atomic_type"].value), eqn.ins[value.position].dtype)
-    window = place.window
+    target, transforms, value = arguments_in(eqn)
+    named, line = RefPart(target.position, transforms_in(transforms or ())), eqn.line
+    reduce = _register_reducer(str(eqn.params["atomic_type"].value), eqn.ins[value.position].dtype)
+    window = named.window
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
-        ref, part = part_of(thread, place, operands, "atomic access to", line)
+        ref, part = part_of(thread, named, operands, "atomic access to", line)
         record_window(thread, ref, part, window, operands, "add", line)
         write(ref.data, window, operands, lambda old: reduce(old, operands[value.position]))
 
@@ -346,12 +361,12 @@ def _atomic(eqn: Equation) -> Evaluate:
 
 @gpu_rule("multimem_store")
 def _multimem_store(eqn: Equation) -> Evaluate:
-    place, line = OperandLeaves(eqn, 2).part(1, "transforms_tree"), eqn.line  # 0 is the value
-    axes, window = axes_of(eqn.params.get("collective_axes")), place.window
+    named, line = OperandLeaves(eqn, 2).part(1, "transforms_tree"), eqn.line  # 0 is the value
+    axes, window = axes_of(eqn.params.get("collective_axes")), named.window
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         for device in devices_along(thread, axes):
-            ref = at_device(thread, device, operands[place.position], line)
+            ref = at_device(thread, device, operands[named.position], line)
             part = read_window(thread, ref, window, operands, "store to", line)
             record_window(thread, ref, part, window, operands, "write", line, home=device)
             write(ref.data, window, operands, lambda _: operands[0])
@@ -369,19 +384,19 @@ def _multimem_load(eqn: Equation) -> Evaluate:
 
     The switch accumulates 16-bit floats in float32 (PTX ISA, "multimem.ld_reduce", ``.acc::f32``).
     """
-    place, line = OperandLeaves(eqn, 1).part(0, "tree"), eqn.line
+    named, line = OperandLeaves(eqn, 1).part(0, "tree"), eqn.line
     axes, dtype = axes_of(eqn.params.get("collective_axes")), np.dtype(eqn.out.dtype)
     wide = np.dtype(np.float32) if dtype.itemsize < 4 and dtype.kind not in "iu" else dtype
-    given = eqn.params["reduction_op"]
-    reduce = reducer(str(getattr(given, "value", given)).lower(), wide)
-    window = place.window
+    operator = eqn.params["reduction_op"]
+    reduce = reducer(str(getattr(operator, "value", operator)).lower(), wide)
+    window = named.window
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         if dtype.kind not in "iu":
             thread.machine.note(_ORDER)
         total: Array | None = None
         for device in devices_along(thread, axes):
-            ref = at_device(thread, device, operands[place.position], line)
+            ref = at_device(thread, device, operands[named.position], line)
             part = read_window(thread, ref, window, operands, "load from", line)
             record_window(thread, ref, part, window, operands, "read", line, home=device)
             value = convert(np.array(part), wide)
@@ -399,7 +414,7 @@ def _async_store(eqn: Equation) -> Evaluate:
     barrier_part = leaves.part(2, "barrier_transforms_treedef")
     named = AtBlock(((axes_of(eqn.params["cluster_dim"]), Operand(3)),))
     name = eqn.params.get("atomic")
-    reduce = None if name is None else reducer(name, np.dtype(eqn.ins[0].dtype))
+    reduce = None if name is None else _register_reducer(name, eqn.ins[0].dtype)
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         block = block_of(thread, named, operands)
@@ -445,9 +460,9 @@ def _try_cluster_cancel(eqn: Equation) -> Evaluate:
         block = thread.block
         thread.machine.note(NOTE)
         cluster = dict(block.cluster.launch.mesh.cluster)
-        place = dict(zip(cluster, block.place, strict=True))
-        first_block = all(place.get(axis, 0) == 0 for axis in axes)
-        first_thread = all(thread.axes[axis] == 0 for axis in axes if axis not in place)
+        position = dict(zip(cluster, block.place, strict=True))
+        first_block = all(position.get(axis, 0) == 0 for axis in axes)
+        first_thread = all(thread.axes[axis] == 0 for axis in axes if axis not in position)
         (own,) = barriers_in(thread, [block], barrier_part, operands)
         arrive(thread, own, line, expects=_ANSWER if first_thread else 0)
         if not (first_block and first_thread):
@@ -467,9 +482,9 @@ def _try_cluster_cancel(eqn: Equation) -> Evaluate:
         operation = EngineOperation(Asynchronous("the cluster cancel request", sides), block)
 
         def answer() -> None:
-            given = answer_of(take_over(block.cluster.launch))
+            response = answer_of(take_over(block.cluster.launch))
             for (data, _, _), barrier in zip(answers, barriers, strict=True):
-                data[...] = given.view(data.dtype).reshape(data.shape)
+                data[...] = response.view(data.dtype).reshape(data.shape)
                 complete(operation, barrier, nbytes=_ANSWER)
 
         start(thread, operation, steps=[answer], barriers=barriers, line=line)
@@ -511,12 +526,12 @@ def _require_size(answer: Array) -> None:
 
 def answer_of(cluster: BlockCluster | None) -> Array:
     """The bytes of an answer: which cluster was taken over, or that none is left."""
-    words = np.zeros(_ANSWER // 4, np.int32)
-    words[0] = _NONE_LEFT
+    fields = np.zeros(_ANSWER // 4, np.int32)
+    fields[0] = _NONE_LEFT
     if cluster is not None:
         sizes = [size for _, size in cluster.launch.mesh.grid]
-        words[:2] = _TAKEN, np.ravel_multi_index(cluster.point, sizes) if sizes else 0
-    return words.view(np.uint8)
+        fields[:2] = _TAKEN, np.ravel_multi_index(cluster.point, sizes) if sizes else 0
+    return fields.view(np.uint8)
 
 
 def point_in(answer: Array, sizes: Sequence[int]) -> tuple[int, ...] | None:
@@ -526,10 +541,10 @@ def point_in(answer: Array, sizes: Sequence[int]) -> tuple[int, ...] | None:
       answer: 16 bytes; uninitialized memory counts as a request that failed.
       sizes: of the grid's axes.
     """
-    words = np.ascontiguousarray(answer).view(np.uint8).reshape(-1).view(np.int32)
-    if int(words[0]) != _TAKEN:
+    fields = np.ascontiguousarray(answer).view(np.uint8).reshape(-1).view(np.int32)
+    if int(fields[0]) != _TAKEN:
         return None
-    return tuple(map(int, np.unravel_index(int(words[1]), sizes))) if sizes else ()
+    return tuple(map(int, np.unravel_index(int(fields[1]), sizes))) if sizes else ()
 
 
 @gpu_rule("griddepcontrol_wait")

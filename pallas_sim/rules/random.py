@@ -58,11 +58,11 @@ def _random_bits(eqn: Equation) -> Evaluate:
     if name == "pallas_tpu":
 
         def seeded(thread: Thread, keys: KeyArray) -> Array:
-            found = np.empty(out.shape, out.dtype)
+            result = np.empty(out.shape, out.dtype)
             for index in np.ndindex(keys.shape):
                 thread.generator = core_generator(*keys.data[index].ravel())
-                found[index] = draw_bits(thread.generator, shape, out.dtype)
-            return found
+                result[index] = draw_bits(thread.generator, shape, out.dtype)
+            return result
 
         return seeded
     return _by(eqn, eqn.ins[0], lambda known, keys: known.bits(keys.data, width, shape))
@@ -106,8 +106,8 @@ def _rng_bit_generator(eqn: Equation) -> Evaluate:
         return fallback(eqn)
 
     def evaluate(thread: Thread, state: Array) -> tuple[Array, Array]:
-        after, words = generated(np.ascontiguousarray(state).view(np.uint32), width, out.shape)
-        return after.view(state.dtype), words
+        after, bits = generated(np.ascontiguousarray(state).view(np.uint32), width, out.shape)
+        return after.view(state.dtype), bits
 
     return evaluate
 
@@ -115,8 +115,8 @@ def _rng_bit_generator(eqn: Equation) -> Evaluate:
 @rule("prng_seed", threaded=True)
 def _prng_seed(eqn: Equation) -> Evaluate:
     def evaluate(thread: Thread, *seeds: Any) -> tuple[()]:
-        words = [np.asarray(each.data if isinstance(each, KeyArray) else each) for each in seeds]
-        thread.generator = core_generator(*(int(word) for each in words for word in each.flat))
+        arrays = [np.asarray(seed.data if isinstance(seed, KeyArray) else seed) for seed in seeds]
+        thread.generator = core_generator(*(int(word) for array in arrays for word in array.flat))
         return ()
 
     return evaluate
@@ -143,7 +143,7 @@ def _prng_split(eqn: Equation) -> Evaluate:
 @rule("prng_join")
 def _prng_join(eqn: Equation) -> Evaluate:
     dtype = eqn.out.dtype
-    return lambda *words: KeyArray(np.array([words], np.uint32), dtype)
+    return lambda *parts: KeyArray(np.array([parts], np.uint32), dtype)
 
 
 @rule("stochastic_round")

@@ -66,16 +66,16 @@ def _extremum(eqn: Equation) -> Evaluate:
 def extremum(value: Array, axes: tuple[int, ...], *, largest: bool) -> Any:
     """The maximum along axes, or the minimum; NaN if there is one, and -0.0 is less than 0.0."""
     reduce: Any = np.maximum.reduce if largest else np.minimum.reduce
-    found = reduce(value, axes)
-    if value.dtype.kind != "f" or found.all():
-        return found
+    result = reduce(value, axes)
+    if value.dtype.kind != "f" or result.all():
+        return result
     # For numpy, zeros are equal, and it takes either.
     negative = np.signbit(value)
     negative = negative.all(axes) if largest else negative.any(axes)
     return np.where(
-        found == 0,
-        np.copysign(found, np.where(negative, found.dtype.type(-1), found.dtype.type(1))),
-        found,
+        result == 0,
+        np.copysign(result, np.where(negative, result.dtype.type(-1), result.dtype.type(1))),
+        result,
     )
 
 
@@ -98,19 +98,19 @@ def identity_of_extremum(dtype: np.dtype[Any], *, largest: bool) -> Any:
 @rule("reduce", threaded=True)
 def _reduce(eqn: Equation) -> Evaluate:
     axes, count = tuple(eqn.params["dimensions"]), len(eqn.outs)
-    given, shape = tuple(eqn.ins[0].shape), tuple(eqn.outs[0].shape)
-    rest = tuple(axis for axis in range(len(given)) if axis not in axes)
+    source, shape = tuple(eqn.ins[0].shape), tuple(eqn.outs[0].shape)
+    rest = tuple(axis for axis in range(len(source)) if axis not in axes)
     order = (*axes, *rest)
     program = in_lanes(eqn.params["jaxpr"], shape)
-    total = math.prod(given[axis] for axis in axes)
+    total = math.prod(source[axis] for axis in axes)
 
     def evaluate(thread: Thread, *values: Any) -> list[Any]:
-        parts = [each.transpose(order).reshape((total, *shape)) for each in values[:count]]
-        found: list[Any] = [np.broadcast_to(each, shape) for each in values[count:]]
+        parts = [value.transpose(order).reshape((total, *shape)) for value in values[:count]]
+        totals: list[Any] = [np.broadcast_to(start, shape) for start in values[count:]]
         # One after the other, as XLA does on the CPU: the computation may be anything.
-        for each in zip(*parts, strict=True):
-            found = run(program, thread, [*found, *each])
-        return found
+        for elements in zip(*parts, strict=True):
+            totals = run(program, thread, [*totals, *elements])
+        return totals
 
     return evaluate
 
@@ -141,12 +141,12 @@ def _cumulative(eqn: Equation) -> Evaluate:
         value = widen(value)
         if backwards:
             value = value[back]
-        found = operation.accumulate(value, axis, wide)
+        result = operation.accumulate(value, axis, wide)
         if from_zero:
-            found += 0
-        elif zeros is not None and not found.all():
-            found = np.where(found == 0, zeros(value), found)
-        return narrow(found[back] if backwards else found)
+            result += 0
+        elif zeros is not None and not result.all():
+            result = np.where(result == 0, zeros(value), result)
+        return narrow(result[back] if backwards else result)
 
     return evaluate
 
@@ -164,15 +164,15 @@ def _signs(operation: Any, dtype: np.dtype[Any], axis: int) -> Any:
 
 
 def _slider(
-    eqn: Equation, given: tuple[int, ...], out: tuple[int, ...], dtype: np.dtype[Any]
+    eqn: Equation, shape: tuple[int, ...], out: tuple[int, ...], dtype: np.dtype[Any]
 ) -> Callable[[Any, Any], Array]:
     """The function that pads an array and gives its windows, as a view.
 
     The view has the axes of the result and then those of a window.
     """
     config = _padding(eqn)
-    rank = len(given)
-    pad = padder(given, config, dtype)
+    rank = len(shape)
+    pad = padder(shape, config, dtype)
     window = tuple(eqn.params["window_dimensions"])
     strides, dilation = eqn.params["window_strides"], eqn.params.get("window_dilation")
     dilation = dilation or (1,) * rank
@@ -223,10 +223,12 @@ def _places(eqn: Equation, out: tuple[int, ...]) -> list[tuple[tuple[int, ...], 
 
     Where an array is padded, XLA does not reduce anything.
     """
-    given = tuple(eqn.ins[0].shape)
-    real = _slider(eqn, given, out, np.dtype(bool))(np.ones(given, bool), False)
-    masks = [(place, real[(..., *place)]) for place in np.ndindex(*eqn.params["window_dimensions"])]
-    return [(place, None if mask.all() else mask) for place, mask in masks]
+    shape = tuple(eqn.ins[0].shape)
+    real = _slider(eqn, shape, out, np.dtype(bool))(np.ones(shape, bool), False)
+    masks = [
+        (offset, real[(..., *offset)]) for offset in np.ndindex(*eqn.params["window_dimensions"])
+    ]
+    return [(offset, None if mask.all() else mask) for offset, mask in masks]
 
 
 @rule("reduce_window", threaded=True)
@@ -244,25 +246,25 @@ def _reduce_window(eqn: Equation) -> Evaluate:
             slide(value, start)
             for slide, value, start in zip(sliders, values[:count], starts, strict=True)
         ]
-        found: list[Any] = [np.broadcast_to(start, shape) for start in starts]
-        for place, real in places:
-            after = run(program, thread, [*found, *(each[(..., *place)] for each in windows)])
+        totals: list[Any] = [np.broadcast_to(start, shape) for start in starts]
+        for offset, real in places:
+            after = run(program, thread, [*totals, *(window[(..., *offset)] for window in windows)])
             if real is not None:
-                after = [np.where(real, *pair) for pair in zip(after, found, strict=True)]
-            found = after
-        return found
+                after = [np.where(real, *pair) for pair in zip(after, totals, strict=True)]
+            totals = after
+        return totals
 
     return evaluate
 
 
 @rule("select_and_gather_add")
 def _select_and_gather_add(eqn: Equation) -> Evaluate:
-    shape, given = tuple(eqn.out.shape), tuple(eqn.ins[0].shape)
+    shape, source = tuple(eqn.out.shape), tuple(eqn.ins[0].shape)
     dtype, key = np.dtype(eqn.out.dtype), np.dtype(eqn.ins[1].dtype)
     wide = compute_dtype(key)
     widen = converter(key, wide)
-    tangents_of = _slider(eqn, given, shape, dtype)
-    slide = _slider(eqn, given, shape, wide)
+    tangents_of = _slider(eqn, source, shape, dtype)
+    slide = _slider(eqn, source, shape, wide)
     stays, identity = _selection(eqn, key)
     places = _places(eqn, shape)
 
@@ -270,45 +272,45 @@ def _select_and_gather_add(eqn: Equation) -> Evaluate:
         candidates = tangents_of(tangents, 0)
         windows = slide(widen(value), identity)
         best = np.full(shape, identity, wide)
-        found = np.zeros(shape, dtype)
-        for place, real in places:
-            keep = stays(best, windows[(..., *place)])
+        result = np.zeros(shape, dtype)
+        for offset, real in places:
+            keep = stays(best, windows[(..., *offset)])
             if real is not None:
                 keep |= ~real
-            best = np.where(keep, best, windows[(..., *place)])
-            found = np.where(keep, found, candidates[(..., *place)])
-        return found
+            best = np.where(keep, best, windows[(..., *offset)])
+            result = np.where(keep, result, candidates[(..., *offset)])
+        return result
 
     return evaluate
 
 
 @rule("select_and_scatter_add")
 def _select_and_scatter_add(eqn: Equation) -> Evaluate:
-    given, shape = tuple(eqn.ins[1].shape), tuple(eqn.ins[0].shape)
+    source, shape = tuple(eqn.ins[1].shape), tuple(eqn.ins[0].shape)
     dtype, key = np.dtype(eqn.out.dtype), np.dtype(eqn.ins[1].dtype)
     wide = compute_dtype(key)
     widen = converter(key, wide)
-    slide = _slider(eqn, given, shape, wide)
+    slide = _slider(eqn, source, shape, wide)
     stays, identity = _selection(eqn, key)
     places = list(np.ndindex(*eqn.params["window_dimensions"]))
     # Elements of the padded array are numbered, and each window holds the numbers of its own.
     padded = tuple(
-        low + size + high for size, (low, high) in zip(given, eqn.params["padding"], strict=True)
+        low + size + high for size, (low, high) in zip(source, eqn.params["padding"], strict=True)
     )
     numbers = np.arange(math.prod(padded)).reshape(padded)
-    bare = replace(eqn, params={**eqn.params, "padding": ((0, 0),) * len(given)})
+    bare = replace(eqn, params={**eqn.params, "padding": ((0, 0),) * len(source)})
     numbered = _slider(bare, padded, shape, numbers.dtype)(numbers, 0)
     inside = tuple(
-        slice(low, low + size) for size, (low, _) in zip(given, eqn.params["padding"], strict=True)
+        slice(low, low + size) for size, (low, _) in zip(source, eqn.params["padding"], strict=True)
     )
 
     def evaluate(source: Any, value: Any) -> Array:
         windows = slide(widen(value), identity)
         best, where = windows[(..., *places[0])], numbered[(..., *places[0])]
-        for place in places[1:]:
-            keep = stays(best, windows[(..., *place)])
-            best = np.where(keep, best, windows[(..., *place)])
-            where = np.where(keep, where, numbered[(..., *place)])
+        for offset in places[1:]:
+            keep = stays(best, windows[(..., *offset)])
+            best = np.where(keep, best, windows[(..., *offset)])
+            where = np.where(keep, where, numbered[(..., *offset)])
         result = np.zeros(padded, dtype)
         np.add.at(result.reshape(-1), where.reshape(-1), source.reshape(-1))
         return result[inside]

@@ -41,10 +41,10 @@ def _get(eqn: Equation) -> Evaluate:
             return accesses.load(thread, ref, window, (ref, *operands), eqn.line)
         if whole and not thread.recorded:
             return _loaded(ref.data)
-        given = (ref, *operands)
-        part = read_window(thread, ref, window, given, "load from", eqn.line)
+        all_operands = (ref, *operands)
+        part = read_window(thread, ref, window, all_operands, "load from", eqn.line)
         if thread.recorded:
-            record_window(thread, ref, part, window, given, "read", eqn.line)
+            record_window(thread, ref, part, window, all_operands, "read", eqn.line)
         return _loaded(part)
 
     if is_key_dtype(dtype):
@@ -78,21 +78,21 @@ def _store(eqn: Equation) -> Evaluate:
 @rule("swap", threaded=True)
 def _swap(eqn: Equation) -> Evaluate:
     window, places = split_elsewhere(transforms_of(eqn.params["tree"], 2, len(eqn.ins) - 2))
-    wanted = eqn.used
+    used = eqn.used
 
     def evaluate(thread: Thread, ref: Ref, value: Any, *operands: Any) -> Any:
         if places:
             ref = thread.elsewhere(ref, places, (ref, value, *operands), eqn.line)
         report_input_write(thread, ref, eqn.line)
         _require_plain(ref)
-        given = (ref, value, *operands)
+        all_operands = (ref, value, *operands)
         if ref.block is not None:
             from pallas_sim.gpu import portable_accesses as accesses
 
-            old = accesses.load(thread, ref, window, given, eqn.line) if wanted else None
-            accesses.store(thread, ref, window, given, value, eqn.line)
+            old = accesses.load(thread, ref, window, all_operands, eqn.line) if used else None
+            accesses.store(thread, ref, window, all_operands, value, eqn.line)
             return old
-        return _change(thread, ref, window, given, eqn.line, lambda _: value, wanted=wanted)
+        return _change(thread, ref, window, all_operands, eqn.line, lambda _: value, used=used)
 
     def evaluate_keys(thread: Thread, ref: Ref, value: KeyArray, *operands: Any) -> Any:
         old = evaluate(thread, ref, value.data, *operands)
@@ -107,7 +107,7 @@ def _addupdate(eqn: Equation) -> Evaluate:
 
     def evaluate(thread: Thread, ref: Ref, value: Any, *operands: Any) -> Any:
         report_input_write(thread, ref, eqn.line)
-        given = (ref, value, *operands)
+        all_operands = (ref, value, *operands)
         if ref.block is not None:
             from pallas_sim.gpu import portable_accesses as accesses
 
@@ -115,10 +115,10 @@ def _addupdate(eqn: Equation) -> Evaluate:
             shape = tuple(eqn.ins[1].shape)
             add = sums_of(ref.dtype)
             accesses.update(
-                thread, ref, window, given, shape, None, add, value, eqn.line, used=False
+                thread, ref, window, all_operands, shape, None, add, value, eqn.line, used=False
             )
         else:
-            _change(thread, ref, window, given, eqn.line, adding(ref.dtype, value))
+            _change(thread, ref, window, all_operands, eqn.line, adding(ref.dtype, value))
         return ()
 
     return evaluate
@@ -132,7 +132,7 @@ def _change(
     line: str,
     function: Callable[[Any], Any],
     *,
-    wanted: bool = False,
+    used: bool = False,
 ) -> Any:
     """Change a window of memory, and return its old values if they are wanted.
 
@@ -141,9 +141,9 @@ def _change(
     """
     try:
         old: Any = None
-        if wanted or thread.recorded:
+        if used or thread.recorded:
             part = read(ref.data, window, operands)
-            old = np.array(part) if wanted else None
+            old = np.array(part) if used else None
             if thread.recorded:
                 record_window(thread, ref, part, window, operands, "write", line)
         write(ref.data, window, operands, function)
@@ -217,7 +217,7 @@ def _masked_load(eqn: Equation) -> Evaluate:
 @rule("masked_swap", threaded=True)
 def _masked_swap(eqn: Equation) -> Evaluate:
     ref_at, window, mask_at, value_at = _parts(eqn)
-    wanted = eqn.used
+    used = eqn.used
     shape, dtype = tuple(eqn.out.shape), eqn.out.dtype
     assert value_at is not None
 
@@ -230,17 +230,17 @@ def _masked_swap(eqn: Equation) -> Evaluate:
             from pallas_sim.gpu import portable_accesses as accesses
 
             where = (thread, ref, window, operands, shape, mask)
-            old = accesses.load_masked(*where, None, eqn.line) if wanted else None
+            old = accesses.load_masked(*where, None, eqn.line) if used else None
             accesses.store_masked(*where, value, eqn.line)
             return old
         if mask is None:
-            return _change(thread, ref, window, operands, eqn.line, lambda _: value, wanted=wanted)
+            return _change(thread, ref, window, operands, eqn.line, lambda _: value, used=used)
         try:
             before, key = masked(ref.data, window, operands, shape, mask)
         except Outside as outside:
             raise beyond_edge(thread, ref, "store to", outside, eqn.line) from None
         nothing = thread.machine.uninitialized((), dtype, "padding")
-        old = np.where(mask, before[key], nothing) if wanted else None
+        old = np.where(mask, before[key], nothing) if used else None
         chosen = np.broadcast_to(mask, shape)
         touched = _chosen(before, key, chosen)
         if thread.recorded:

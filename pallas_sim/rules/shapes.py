@@ -14,7 +14,7 @@ import numpy as np
 from pallas_sim.accesses import memory_of
 from pallas_sim.compat.jaxprs import is_literal, semaphore_kind
 from pallas_sim.dtypes import Array, compute_dtype, convert, converter, is_complex, is_float, widen
-from pallas_sim.generators import elements, on_words, words
+from pallas_sim.generators import elements, key_axes, on_words
 from pallas_sim.machine import Thread
 from pallas_sim.memory import KeyArray, is_key_dtype
 from pallas_sim.registry import Equation, Evaluate, rule
@@ -37,11 +37,11 @@ def _broadcast_to(eqn: Equation) -> Evaluate:
 
 def _broadcaster(eqn: Equation, dims: tuple[int, ...]) -> Callable[[Any], Array]:
     """The function that broadcasts an array so that its axes become ``dims`` of the result."""
-    tail = words(eqn)
-    given, shape = tuple(eqn.ins[0].shape) + tail, tuple(eqn.out.shape) + tail
+    tail = key_axes(eqn)
+    source, shape = tuple(eqn.ins[0].shape) + tail, tuple(eqn.out.shape) + tail
     dims += tuple(range(len(eqn.out.shape), len(shape)))
     aligned = [1] * len(shape)
-    for size, dim in zip(given, dims, strict=True):
+    for size, dim in zip(source, dims, strict=True):
         aligned[dim] = size
     middle = tuple(aligned)
     if middle == shape:
@@ -49,7 +49,7 @@ def _broadcaster(eqn: Equation, dims: tuple[int, ...]) -> Callable[[Any], Array]
     dtype = elements(eqn)
     strides = [0] * len(shape)
     step = dtype.itemsize
-    for size, dim in zip(reversed(given), reversed(dims), strict=True):
+    for size, dim in zip(reversed(source), reversed(dims), strict=True):
         strides[dim] = step if size != 1 else 0
         step *= size
     steps = tuple(strides)
@@ -83,7 +83,7 @@ def _once(eqn: Equation, evaluate: Evaluate) -> Evaluate:
 
 @rule("reshape")
 def _reshape(eqn: Equation) -> Evaluate:
-    tail = words(eqn)
+    tail = key_axes(eqn)
     shape, order = tuple(eqn.out.shape) + tail, eqn.params.get("dimensions")
     if order is None:
         return on_words(eqn, lambda value, *_: value.reshape(shape))
@@ -93,14 +93,14 @@ def _reshape(eqn: Equation) -> Evaluate:
 
 @rule("squeeze")
 def _squeeze(eqn: Equation) -> Evaluate:
-    shape = tuple(eqn.out.shape) + words(eqn)
+    shape = tuple(eqn.out.shape) + key_axes(eqn)
     return on_words(eqn, lambda value: value.reshape(shape))
 
 
 @rule("transpose")
 def _transpose(eqn: Equation) -> Evaluate:
     order = tuple(eqn.params["permutation"])
-    order += tuple(range(len(order), len(order) + len(words(eqn))))
+    order += tuple(range(len(order), len(order) + len(key_axes(eqn))))
     return on_words(eqn, lambda value: value.transpose(order))
 
 
@@ -115,11 +115,11 @@ def _rev(eqn: Equation) -> Evaluate:
 
 @rule("tile")
 def _tile(eqn: Equation) -> Evaluate:
-    tail = words(eqn)
-    shape, given = tuple(eqn.out.shape) + tail, tuple(eqn.ins[0].shape)
+    tail = key_axes(eqn)
+    shape, source = tuple(eqn.out.shape) + tail, tuple(eqn.ins[0].shape)
     reps = tuple(eqn.params["reps"])
-    apart = tuple(size for dim in given for size in (1, dim)) + tail
-    repeated = tuple(size for pair in zip(reps, given, strict=True) for size in pair) + tail
+    apart = tuple(size for dim in source for size in (1, dim)) + tail
+    repeated = tuple(size for pair in zip(reps, source, strict=True) for size in pair) + tail
     return on_words(
         eqn, lambda value: np.broadcast_to(value.reshape(apart), repeated).reshape(shape)
     )
@@ -141,7 +141,7 @@ def _empty(eqn: Equation) -> Evaluate:
     dtype, shape = eqn.out.dtype, tuple(eqn.out.shape)
     if semaphore_kind(dtype) is not None:
         return lambda thread, *_: memory_of(thread.machine, shape, dtype, "semaphore", "output")
-    shape, element = shape + words(eqn), elements(eqn)
+    shape, element = shape + key_axes(eqn), elements(eqn)
 
     def evaluate(thread: Thread, *_: Any) -> Any:
         memory = thread.machine.uninitialized(shape, element, "scratch")
@@ -231,7 +231,7 @@ def _concatenate(eqn: Equation) -> Evaluate:
 def _stack(eqn: Equation) -> Evaluate:
     axis = eqn.params["axis"] % len(eqn.out.shape)
     new = (*(slice(None),) * axis, None)
-    return on_words(eqn, lambda *values: np.concatenate([each[new] for each in values], axis))
+    return on_words(eqn, lambda *values: np.concatenate([value[new] for value in values], axis))
 
 
 @rule("unstack")
@@ -255,12 +255,12 @@ def _split(eqn: Equation) -> Evaluate:
 
 @rule("pad")
 def _pad(eqn: Equation) -> Evaluate:
-    pad = padder(eqn.ins[0].shape, eqn.params["padding_config"], elements(eqn), words(eqn))
+    pad = padder(eqn.ins[0].shape, eqn.params["padding_config"], elements(eqn), key_axes(eqn))
     return on_words(eqn, pad)
 
 
 def padder(
-    given: Sequence[int],
+    sizes: Sequence[int],
     config: Sequence[tuple[int, int, int]],
     dtype: np.dtype[Any],
     tail: tuple[int, ...] = (),
@@ -268,7 +268,7 @@ def padder(
     """The function that pads an array with a value.
 
     Args:
-      given: shape of the array.
+      sizes: shape of the array.
       config: for each axis, how many elements are added before it, after it and between its
         elements; the first two may be negative.
       dtype: of the array.
@@ -277,7 +277,7 @@ def padder(
     shape: list[int] = []
     sources: list[slice] = []
     targets: list[slice] = []
-    for size, (low, high, between) in zip(given, config, strict=True):
+    for size, (low, high, between) in zip(sizes, config, strict=True):
         step = between + 1
         out = max(0, low + size + max(0, size - 1) * between + high)
         # Element i goes to low + i * step; negative padding cuts off what falls outside.

@@ -195,7 +195,7 @@ def _read(eqn: Equation) -> Evaluate:
         machine = thread.machine
         machine.scheduler.give_way()
         count = np.int32(semaphore.count)
-        if copy := next((each for each in semaphore.coming if each.movable), None):
+        if copy := next((pending for pending in semaphore.coming if pending.movable), None):
             advance(machine, copy)
         return count
 
@@ -231,41 +231,41 @@ def _bound(
     return parts, is_indexed(parts, avals), source, target, sent, done
 
 
-def _reader(place: RefPart | None) -> _Reader:
-    return reading(() if place is None else place.transforms)
+def _reader(part: RefPart | None) -> _Reader:
+    return reading(() if part is None else part.transforms)
 
 
 def _chooses(parts: CopyParts) -> bool:
     """Whether an index chooses between references."""
     places = (parts.source, parts.target, parts.done, parts.sent)
-    return any(place is not None and place.choices for place in places)
+    return any(part is not None and part.choices for part in places)
 
 
 def _chosen(parts: CopyParts, operands: Sequence[Any]) -> CopyParts:
     """The parts of a copy, where an index chooses between references."""
     places = (parts.source, parts.target, parts.done, parts.sent)
     source, target, done, sent = (
-        None if place is None else _choice(place, operands) for place in places
+        None if part is None else _choice(part, operands) for part in places
     )
     assert source is not None
     assert target is not None
     return replace(parts, source=source, target=target, done=done, sent=sent)
 
 
-def _choice(place: RefPart, operands: Sequence[Any]) -> RefPart:
-    if not place.choices:
-        return place
-    index = place.chosen
+def _choice(part: RefPart, operands: Sequence[Any]) -> RefPart:
+    if not part.choices:
+        return part
+    index = part.chosen
     index = int(operands[index.position]) if isinstance(index, Operand) else index
-    if not 0 <= index < len(place.choices):
+    if not 0 <= index < len(part.choices):
         raise SimulationError(
-            f"select_ref has {len(place.choices)} references, and its index is {index}"
+            f"select_ref has {len(part.choices)} references, and its index is {index}"
         )
-    return _choice(place.choices[index], operands)
+    return _choice(part.choices[index], operands)
 
 
 def _accessed(
-    thread: Thread, place: RefPart, reader: _Reader, operands: Sequence[Any], how: str, line: str
+    thread: Thread, part: RefPart, reader: _Reader, operands: Sequence[Any], how: str, line: str
 ) -> Any:
     """The memory of one side of a copy.
 
@@ -273,26 +273,26 @@ def _accessed(
       BoundsError: it is beyond an edge.
     """
     try:
-        return reader(operands[place.position].data, operands)
+        return reader(operands[part.position].data, operands)
     except Outside as outside:
-        raise beyond_edge(thread, operands[place.position], how, outside, line) from None
+        raise beyond_edge(thread, operands[part.position], how, outside, line) from None
 
 
-def _semaphore(place: RefPart | None, reader: _Reader, operands: Sequence[Any]) -> Semaphore | None:
-    return None if place is None else _one(reader(operands[place.position].data, operands))
+def _semaphore(part: RefPart | None, reader: _Reader, operands: Sequence[Any]) -> Semaphore | None:
+    return None if part is None else _one(reader(operands[part.position].data, operands))
 
 
-def _named(place: RefPart) -> Callable[[Sequence[Any]], Semaphore]:
+def _named(part: RefPart) -> Callable[[Sequence[Any]], Semaphore]:
     """Gives the semaphore at a place, for the operands of an equation."""
-    reader = _reader(place)
-    return lambda operands: _one(reader(operands[place.position].data, operands))
+    reader = _reader(part)
+    return lambda operands: _one(reader(operands[part.position].data, operands))
 
 
-def _one(found: Any) -> Semaphore:
-    return found if type(found) is Semaphore else found.item()
+def _one(element: Any) -> Semaphore:
+    return element if type(element) is Semaphore else element.item()
 
 
 @rule("has_memory_space")
 def _has_memory_space(eqn: Equation) -> Evaluate:
-    wanted = name_of_space(eqn.params["memory_space"])
-    return lambda ref: np.bool_(ref.space == wanted)
+    space = name_of_space(eqn.params["memory_space"])
+    return lambda ref: np.bool_(ref.space == space)

@@ -83,13 +83,13 @@ class MatrixUnit:
             )
         if rows == 0:
             return np.empty((0, columns), dtype)
-        found = np.stack([self.results.popleft() for _ in range(rows)])
-        if found.dtype != dtype or found.shape[1] != columns:
+        popped = np.stack([self.results.popleft() for _ in range(rows)])
+        if popped.dtype != dtype or popped.shape[1] != columns:
             raise SimulationError(
                 f"{dtype}[{rows}, {columns}] is popped from MXU {self.number}, "
-                f"whose results are {found.dtype}{list(found.shape)}"
+                f"whose results are {popped.dtype}{list(popped.shape)}"
             )
-        return found
+        return popped
 
     def sums_of(self, ref: Ref) -> Array:
         """The contents of an accumulator, which are zeros at first."""
@@ -177,12 +177,12 @@ def _matmul_pop(eqn: Equation) -> Evaluate:
         unit = matrix_unit(thread, number)
         sums = unit.sums_of(ref)
         try:
-            found = np.array(read(sums, window, (ref, *operands)))
+            result = np.array(read(sums, window, (ref, *operands)))
             write(sums, window, (ref, *operands), np.zeros_like)
         except Outside as outside:
             raise beyond_edge(thread, ref, "load from", outside, eqn.line) from None
         unit.clear(ref)
-        return found
+        return result
 
     return evaluate
 
@@ -229,10 +229,10 @@ def _running_extreme(eqn: Equation) -> Evaluate:
             return np.array(x)
         first = int(mask.argmax())
         # The elements before the first one that counts pass through.
-        found = np.where(mask, x, x[first])
-        found[first:] = extreme.accumulate(found[first:])
-        found[:first] = x[:first]
-        return found
+        result = np.where(mask, x, x[first])
+        result[first:] = extreme.accumulate(result[first:])
+        result[:first] = x[:first]
+        return result
 
     return evaluate
 
@@ -250,7 +250,7 @@ def _masked_sort(eqn: Equation) -> Evaluate:
         )
         for mask in masks:  # what does not count comes last, as it was
             order = np.concatenate([order[mask[order]], np.flatnonzero(~mask)])
-        return [each[order] for each in (keys, values, *masks)]
+        return [array[order] for array in (keys, values, *masks)]
 
     return evaluate
 
@@ -349,9 +349,9 @@ def _loading(eqn: Equation, locate: _Locate) -> Evaluate:
             raise beyond_edge(thread, ref, "load from", outside, eqn.line) from None
         if thread.recorded:
             record_access(thread, elements, "read", ref.name, eqn.line)
-        found = thread.machine.uninitialized(shape, dtype, "padding")
-        found[mask] = elements.memory[elements.key]
-        return found
+        result = thread.machine.uninitialized(shape, dtype, "padding")
+        result[mask] = elements.memory[elements.key]
+        return result
 
     return evaluate
 
@@ -447,7 +447,7 @@ def _at(
       Outside: one of them is beyond the edge.
     """
     memory = _view(ref, window, operands)
-    key = tuple(np.asarray(operands[each.position])[mask].astype(np.int64) for each in indices)
+    key = tuple(np.asarray(operands[index.position])[mask].astype(np.int64) for index in indices)
     return _checked(memory, key)
 
 
@@ -474,9 +474,9 @@ def _parallel_loop(eqn: Equation) -> Evaluate:
     body = prepare_lifted(eqn.params["jaxpr"])
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
-        first, end, stride = (int(operands[each.position]) for each in (lower, upper, step))
-        constant = [operands[each.position] for each in consts]
-        carry = [operands[each.position] for each in carried]
+        first, end, stride = (int(operands[operand.position]) for operand in (lower, upper, step))
+        constant = [operands[operand.position] for operand in consts]
+        carry = [operands[operand.position] for operand in carried]
         rounds: Any = np.arange(first, end, stride, dtype=np.int32)
         if thread.machine.seed and not carry:
             rounds = thread.machine.random.permutation(rounds)
@@ -496,11 +496,11 @@ def _barrier(eqn: Equation) -> Evaluate:
     del eqn
 
     def evaluate(thread: Thread) -> Any:
-        (_, core), (_, subcore) = _place(thread)
+        (_, core), (_, subcore) = _subcore_of(thread)
         count = list(thread.cores.values())[1]
-        place = ("subcore barrier", thread.owner.device, thread.launch, core)
+        site = ("subcore barrier", thread.owner.device, thread.launch, core)
         what = f"the barrier of SparseCore {core}"
-        meet(thread, place, subcore, range(count), None, what, kind="subcore")
+        meet(thread, site, subcore, range(count), None, what, kind="subcore")
         return ()
 
     return evaluate
@@ -516,16 +516,16 @@ def _fetch_and_add(eqn: Equation) -> Evaluate:
             if not 0 <= index < size:
                 outside = Outside(axis, index, index, ref.shape)
                 raise beyond_edge(thread, ref, "fetch_and_add to", outside, line)
-        (core_axis, core), (axis, me) = _place(thread)
+        (core_axis, core), (axis, me) = _subcore_of(thread)
         count = thread.cores[axis]
         if not 0 <= subcore < count:
             raise SimulationError(f"there is no subcore {subcore}: each SparseCore has {count}")
         # Reading and writing are one step; other cores may go on before and after it.
-        found = thread.machine.uninitialized((), ref.dtype, "scratch")
+        before = thread.machine.uninitialized((), ref.dtype, "scratch")
 
         def add(memory: Ref) -> None:
             element = memory.data[(*indices, ...)]
-            found[()] = element
+            before[()] = element
             element += value
             if thread.recorded:
                 record_access(thread, element, "add", ref.name, line)
@@ -536,14 +536,14 @@ def _fetch_and_add(eqn: Equation) -> Evaluate:
         else:
             where = CoreAddress(thread.owner.device, {core_axis: core, axis: subcore})
             reach(thread, where, ref, line, add)
-        return found[()]
+        return before[()]
 
     return evaluate
 
 
-def _place(thread: Thread) -> list[tuple[str, int]]:
+def _subcore_of(thread: Thread) -> list[tuple[str, int]]:
     """The index of a vector subcore along the axes of its mesh: SparseCores, and subcores."""
-    place = list(thread.core)
-    if len(place) != 2:
+    core = list(thread.core)
+    if len(core) != 2:
         raise SimulationError("only vector subcores can wait for each other, or add to each other")
-    return place
+    return core

@@ -130,17 +130,17 @@ def _atomic_cas(eqn: Equation) -> Evaluate:
     bits = np.dtype(f"u{dtype.itemsize}")
 
     def evaluate(thread: Thread, ref: Ref, expected: Any, value: Any) -> Any:
-        wanted = np.asarray(expected, dtype).reshape(1).view(bits)
+        expected_bits = np.asarray(expected, dtype).reshape(1).view(bits)
 
         def change(old: Array, new: Any) -> Array:
-            return np.where(np.ascontiguousarray(old).view(bits) == wanted, new, old)
+            return np.where(np.ascontiguousarray(old).view(bits) == expected_bits, new, old)
 
         report_input_write(thread, ref, eqn.line)
         ref = _shared(thread, ref)
-        given = (ref, expected, value)
+        operands = (ref, expected, value)
         # Whatever it gives, who goes on knows what others did before.
         old_value = accesses.update(
-            thread, ref, (), given, (), None, change, value, eqn.line, used=True
+            thread, ref, (), operands, (), None, change, value, eqn.line, used=True
         )
         return np.asarray(old_value)
 

@@ -20,7 +20,7 @@ from pytest_pallas.compat.testing import count_report
 from pytest_pallas.decoding import DataError, decode
 from pytest_pallas.distribute.reports import first_attribute, new_report, put_records
 from pytest_pallas.distribute.shards import set_digests
-from pytest_pallas.option_values import place_of
+from pytest_pallas.options import place_of
 from pytest_pallas.pytest_session import (
     DONE,
     PART_RESULT,

@@ -18,7 +18,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from pallas_sim.errors import OptionError
-from pytest_pallas.option_values import place_of
+from pytest_pallas.options import place_of
 from pytest_pallas.pytest_session import PytestSession, current, variant_of
 from pytest_pallas.results import read_results
 from pytest_pallas.run.collection import locate

@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 from pallas_sim.errors import explanation_of
-from pytest_pallas.backends.ending import noting_interrupts, uncaught
+from pytest_pallas.backends.ending import uncaught_with_interrupts
 from pytest_pallas.compat.settings import (
     fail_interpreters,
     interpreters_in_use,
@@ -271,7 +271,7 @@ def guarded(session: Session, headline: str, kernel: str = "") -> Generator[None
     before = state()
     with variables_of_imports() as imported:
         try:
-            with noting_interrupts(), uncaught():
+            with uncaught_with_interrupts():
                 yield
         except BaseException:
             session.untold = []
@@ -312,7 +312,7 @@ def leaving_nothing(session: Session, *, tells: bool = False) -> Generator[None]
     before = state()
     with variables_of_imports() as imported:
         try:
-            with noting_interrupts(), uncaught():
+            with uncaught_with_interrupts():
                 yield
         finally:
             changes, stuck = _undo_changes(session, before, imported)

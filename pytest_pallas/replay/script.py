@@ -43,7 +43,7 @@ from pytest_pallas.checks.verdict import Failure
 from pytest_pallas.errors import CostError, MismatchError
 from pytest_pallas.judge.references import flatten
 from pytest_pallas.judge.tolerance import Tolerance
-from pytest_pallas.option_values import Options
+from pytest_pallas.options import Options
 from pytest_pallas.replay.parts import compiled
 from pytest_pallas.session import Session
 from pytest_pallas.spec import CallProperties
@@ -127,7 +127,7 @@ def _preamble(writer: Writer, session: Session, failure: Failure) -> Iterator[st
         imports.add("from pytest_pallas.replay.parts import load")
     if writer.arrays:
         imports.add("from pathlib import Path")
-    several = failure.check == "sharding" or context.devices > 1 or writer.meshes
+    several = failure.check == "sharding" or context.settings.devices > 1 or writer.meshes
     simulated = several and context.backend.kind != "hardware"
     if simulated:
         imports |= {"import os", "from pytest_pallas.backends.devices import simulate"}
@@ -195,8 +195,8 @@ def _check_lines(
     if of_project(failure.check):
         check = writer.named(f"the check {failure.check}", session.checks[failure.check])
     passed += [f'backend="{backend}"', f"checks={check}"]
-    if context.arithmetic:
-        passed.append(f'arithmetic="{context.arithmetic}"')
+    if context.settings.arithmetic:
+        passed.append(f'arithmetic="{context.settings.arithmetic}"')
     if mesh is not None:
         passed.append(f"mesh={writer.mapping(mesh.shape)}")
     for name, value in promises_of(failure, kernel).items():
@@ -303,7 +303,7 @@ def promises_of(failure: Failure, kernel: Any) -> dict[str, Any]:
     context = failure.context
     promises: dict[str, Any] = {}
     for name, usual in _USUAL.items():
-        value = getattr(context, name)
+        value = getattr(context.settings if name in ("jit", "timeout") else context, name)
         differs = bool(value) if usual == () else value != usual
         if differs and reads(failure.check, name):
             promises[name] = value

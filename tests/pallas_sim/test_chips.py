@@ -9,7 +9,7 @@ import pytest
 from pallas_sim import chips as gpus
 from pallas_sim import chips as targets
 from pallas_sim import chips as tpus
-from pallas_sim.chips import ChipNames, add_chip, added_facts, learn, targets_of
+from pallas_sim.chips import add_chip, added_facts, learn, targets_of
 from pytest_pallas import DeviceError
 from pytest_pallas.compile.cuda import target_config
 from pytest_pallas.compile.libtpu import topology
@@ -31,14 +31,15 @@ def _restored():
 
 
 def test_the_chips_of_a_platform_are_those_that_it_has_facts_of():
-    assert targets_of("gpu") == list(gpus.GPUS)
-    assert targets_of("tpu") == list(tpus.TPUS)
+    for platform, chips in (("gpu", gpus.GPUS), ("tpu", tpus.TPUS)):
+        known = [name for name, target in targets.TARGETS.items() if target.platform == platform]
+        assert list(targets_of(platform)) == known == list(chips)
 
 
 def test_a_gpu_of_ones_own():
-    names = ChipNames("gpu")
+    names = targets_of("gpu")
     assert add_chip("h20", GPU).device_kind == "NVIDIA H20"
-    assert names[-1] == "h20"
+    assert list(names)[-1] == "h20"
     assert "core_count: 78\n" in target_config("h20")
     assert gpus.attributes("h20")["core_count"] == 78
 

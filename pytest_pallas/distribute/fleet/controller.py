@@ -39,7 +39,7 @@ from pytest_pallas.isolate.messages import WorkerRequest, decoded, encoded
 from pytest_pallas.isolate.project import project_of
 from pytest_pallas.isolate.supervise import opening_of
 from pytest_pallas.mutate.item import MutantsItem
-from pytest_pallas.option_values import place_of
+from pytest_pallas.options import place_of
 from pytest_pallas.pytest_session import FleetFacts, PytestSession, current
 from pytest_pallas.report.reporter import Progress, Reporter
 from pytest_pallas.run.collection import locate

@@ -22,7 +22,7 @@ from pytest_pallas.distribute.fleet.messages import TestResult
 from pytest_pallas.distribute.parts import Division, endless, remaining, result_of
 from pytest_pallas.distribute.resume import PLUGIN, RunKeeper
 from pytest_pallas.isolate.messages import Change, from_plain, to_plain
-from pytest_pallas.option_values import place_of
+from pytest_pallas.options import place_of
 from pytest_pallas.pytest_session import Part
 
 #: How often a test is sent to a worker that is lost.

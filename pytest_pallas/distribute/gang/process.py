@@ -41,9 +41,9 @@ from pytest_pallas.distribute.gang.messages import (
 from pytest_pallas.errors import GangError, PeerError
 from pytest_pallas.isolate.messages import StepNote, decoded, encoded, plain_reports
 from pytest_pallas.isolate.worker import WorkerSession
-from pytest_pallas.option_values import Options
+from pytest_pallas.options import Options
 from pytest_pallas.pytest_session import current
-from pytest_pallas.run.together import SharedFailureError, of_all
+from pytest_pallas.run.fuzzing import SharedFailureError, of_all
 
 #: Seconds after which JAX counts a silent process as dead.
 HEARTBEAT = 20.0

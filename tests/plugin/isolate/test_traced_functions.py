@@ -182,7 +182,7 @@ def test_a_trace_without_end_costs_its_limit_twice(project):
 
 
 def test_the_terminal_says_which_spec_collection_waits_for(project, monkeypatch):
-    monkeypatch.setattr("pytest_pallas.run.learning.PATIENCE", 0.2)
+    monkeypatch.setattr("pytest_pallas.run.nodes.PATIENCE", 0.2)
     project.write(kinds=KINDS, specs=SPECS.replace("CHOSEN", "{'endless': of(loops)}"))
     result = project.run("--pallas-suite=specs", "--pallas-timeout=1", "--collect-only")
     result.stdout.fnmatch_lines(

@@ -9,7 +9,7 @@ from pytest_pallas.compile.cuda import target_config
 
 
 def test_every_gpu_target_has_a_description_of_that_device():
-    assert list(GPUS) == targets_of("gpu")
+    assert list(GPUS) == list(targets_of("gpu"))
     for name in GPUS:
         assert f'device_description_str: "{TARGETS[name].device_kind}"' in target_config(name)
 

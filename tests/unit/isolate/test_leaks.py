@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh
 
 from pytest_pallas import LeakError
 from pytest_pallas.isolate.leaks import guarded, leaks, leaving_nothing, state
-from pytest_pallas.option_values import Options
+from pytest_pallas.options import Options
 from pytest_pallas.session import Session
 
 INTERPRETER = "jax._src.pallas.mosaic.interpret.interpret_pallas_call"

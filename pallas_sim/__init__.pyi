@@ -1,0 +1,32 @@
+"""The public names and where they live: the only list of them.
+
+Type checkers read it as it is, and ``__init__.py`` to import a name when it is first used.
+"""
+
+from pallas_sim.errors import BoundsError as BoundsError
+from pallas_sim.errors import DeadlockError as DeadlockError
+from pallas_sim.errors import DeviceError as DeviceError
+from pallas_sim.errors import KernelError as KernelError
+from pallas_sim.errors import MissingRuleError as MissingRuleError
+from pallas_sim.errors import OptionError as OptionError
+from pallas_sim.errors import PallasError as PallasError
+from pallas_sim.errors import SimulationError as SimulationError
+from pallas_sim.errors import SimulationLimitError as SimulationLimitError
+from pallas_sim.findings import Finding as Finding
+from pallas_sim.machine import Limits as Limits
+from pallas_sim.machine import Machine as Machine
+from pallas_sim.recorders import LoadRecorder as LoadRecorder
+from pallas_sim.recorders import MagnitudeRecorder as MagnitudeRecorder
+from pallas_sim.recorders import uninitialized_load as uninitialized_load
+from pallas_sim.registry import Equation as Equation
+from pallas_sim.registry import rule as rule
+from pallas_sim.rules.contractions import tensor_core_product as tensor_core_product
+from pallas_sim.simulation import Simulation as Simulation
+from pallas_sim.simulation import evaluate as evaluate
+from pallas_sim.simulation import evaluate_equation as evaluate_equation
+from pallas_sim.simulation import evaluate_with as evaluate_with
+from pallas_sim.simulation import prepare as prepare
+from pallas_sim.simulation import run_eagerly as run_eagerly
+from pallas_sim.simulation import simulate as simulate
+from pallas_sim.timeline import Timeline as Timeline
+from pallas_sim.timeline import timeline_text as timeline_text
