@@ -101,8 +101,8 @@ def save(
 
     ``number`` is that of the failure among those of the test, whose scripts are files of their own.
 
-    Never raises: what goes wrong is said where the path would be. None for an error that is none
-    of a check, such as a wrong option.
+    Never raises: a problem is reported in place of the path. Returns None for an error that no
+    check raised, such as a wrong option.
     """
     if error.failure is None:
         return None
