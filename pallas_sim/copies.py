@@ -151,7 +151,7 @@ def release(thread: Thread, semaphores: Iterable[Semaphore], line: str) -> None:
 
 
 def advance(machine: Machine, copy: Copy) -> None:
-    """The next event of a copy: one chunk is read, or written."""
+    """Make the next event of a copy happen: one chunk is read, or written."""
     random = machine.random if machine.seed else None
     writes = bool(copy.unwritten) and copy.target is not None
     if copy.unread and not (writes and (random is None or random.random() < 0.5)):
@@ -194,7 +194,7 @@ def _wake(machine: Machine, semaphore: Semaphore) -> None:
 
 
 def _chunks(machine: Machine, copy: Copy) -> list[Chunk]:
-    """The chunks of a copy: one, or with a seed several along the first axis that has them."""
+    """Return the chunks of a copy: one, or with a seed several along the first long axis."""
     whole, source = [Chunk(copy, copy.size)], copy.source
     if not machine.seed or copy.whole:
         return whole

@@ -38,12 +38,12 @@ class KeyArray:
 
 
 def is_key_dtype(dtype: Any) -> bool:
-    """Whether a dtype is that of typed PRNG keys."""
+    """Return whether a dtype is that of typed PRNG keys."""
     return not isinstance(dtype, np.dtype) and is_key(dtype)
 
 
 def from_jax(value: Any, aval: Any = None) -> Any:
-    """A constant, literal or argument of JAX as a value of the simulator.
+    """Return a constant, literal or argument of JAX as a value of the simulator.
 
     Args:
       value: an array, a number, typed keys, or what is passed on as it is.
@@ -68,12 +68,12 @@ def from_jax(value: Any, aval: Any = None) -> Any:
 
 
 def to_output(value: Any) -> Any:
-    """A value as an array that is returned to the caller: of typed keys the words."""
+    """Return a value as an array that is returned to the caller: of typed keys the words."""
     return value.data if isinstance(value, KeyArray) else np.asarray(value)
 
 
 def to_jax(value: Any) -> Any:
-    """A value as JAX takes it: typed keys as such, and numpy arrays."""
+    """Return a value as JAX takes it: typed keys as such, and numpy arrays."""
     if isinstance(value, KeyArray):
         import jax
 
@@ -186,7 +186,7 @@ class Outside(Exception):  # noqa: N818 - never leaves the simulator
 
 
 def repeated(array: Array, indexed: Indexed, operands: Sequence[Any]) -> Array:
-    """The memory in which each axis with stride 0 has its one element as often as it is read."""
+    """Return memory whose axes with stride 0 have their one element as often as it is read."""
     for axis in indexed.repeated:
         span = indexed.indices[axis]
         assert isinstance(span, AxisSlice)
@@ -202,7 +202,7 @@ def repeated(array: Array, indexed: Indexed, operands: Sequence[Any]) -> Array:
 def numpy_index(
     indexed: Indexed, shape: tuple[int, ...], operands: Sequence[Any]
 ) -> tuple[Any, ...]:
-    """The index in numpy's form.
+    """Return the index in numpy's form.
 
     Raises:
       Outside: it is beyond the edge of an axis.
@@ -240,7 +240,7 @@ def numpy_index(
 
 
 def grid_of(indexed: Indexed, operands: Sequence[Any], result: tuple[int, ...]) -> list[Array]:
-    """The index of every element of a window along each axis, whether it is inside or not.
+    """Return the index of every element of a window along each axis, whether it is inside or not.
 
     Args:
       indexed: the window.

@@ -33,7 +33,7 @@ _EXACT = {np.dtype(np.float32): 2**24, np.dtype(np.float64): 2**53}
 
 
 def multiplier(lhs: Any, rhs: Any, out: Any, depth: int, *, batched: bool = False) -> Multiply:
-    """How matrices of these dtypes are multiplied.
+    """Return how matrices of these dtypes are multiplied.
 
     Args:
       lhs: dtype of the first operand.
@@ -70,7 +70,7 @@ def _batched(a: Array, b: Array) -> Array:
 
 
 def working_dtype(*dtypes: Dtype) -> Dtype:
-    """The dtype in which these floats or complex numbers are multiplied."""
+    """Return the dtype in which these floats or complex numbers are multiplied."""
     wide = any(dtype.char in "dD" for dtype in dtypes)
     if any(dtype.kind == "c" for dtype in dtypes):
         return np.dtype(np.complex128 if wide else np.complex64)
@@ -78,7 +78,7 @@ def working_dtype(*dtypes: Dtype) -> Dtype:
 
 
 def widening(dtype: Dtype, work: Dtype) -> Unary:
-    """How values of ``dtype`` become values of ``work``."""
+    """Return how values of ``dtype`` become values of ``work``."""
     if work.kind == "c" and dtype != work:
         return lambda value: value.astype(work)
     return converter(dtype, work)
@@ -102,7 +102,7 @@ def _of_integers(product: Multiply, lhs: Dtype, rhs: Dtype, out: Dtype, depth: i
 
 
 def _in_halves(product: Multiply, a: Array, b: Array) -> Array:
-    """The product of integers of 32 bits, modulo 2**32."""
+    """Return the product of integers of 32 bits, modulo 2**32."""
     a, b = a.astype(np.int64), b.astype(np.int64)
     a_low, a_high = (a & 0xFFFF).astype(np.float64), (a >> 16).astype(np.float64)
     b_low, b_high = (b & 0xFFFF).astype(np.float64), (b >> 16).astype(np.float64)
@@ -159,14 +159,14 @@ _TINY = float(np.finfo(np.float32).tiny)
 
 
 def least_exponent(dtype: Any) -> int:
-    """The exponent of the subnormal numbers of a float dtype."""
+    """Return the exponent of the subnormal numbers of a float dtype."""
     return int(ml_dtypes.finfo(dtype).minexp)
 
 
 def truncated_product(
     a: Array, b: Array, c: Array | None, accumulation: Accumulation, least: tuple[int, int]
 ) -> Array:
-    """``a @ b + c`` as float64, whose values are those of the accumulator.
+    """Return ``a @ b + c`` as float64, whose values are those of the accumulator.
 
     Args:
       a: float32 or float64 ``[m, k]``; finite.
@@ -226,7 +226,7 @@ def _add(
 def _added(
     a: tuple[Array, Array], b: tuple[Array, Array], total: Array, accumulation: Accumulation
 ) -> Array:
-    """One group of products added to ``total``, a float64."""
+    """Add one group of products to ``total``, a float64, and return the sum."""
     bits = accumulation.fraction_bits
     largest = (a[1][:, :, None] + b[1][:, None, :]).max(axis=0)
     np.maximum(largest, _exponents(total, _LEAST), out=largest)
@@ -251,7 +251,7 @@ def _keep(sums: Array, bits: int) -> None:
 
 
 def _exponents(array: Array, least: int) -> Array:
-    """The exponents of float32 or float64, as int16: at least ``least``; zeros have none."""
+    """Return the exponents of float32 or float64, as int16: at least ``least``; zeros have none."""
     if array.dtype == FLOAT32:
         exponents = ((array.view(np.int32) >> 23) & 0xFF).astype(np.int16) - np.int16(127)
     else:
@@ -262,7 +262,7 @@ def _exponents(array: Array, least: int) -> Array:
 
 
 def _in_range(of_a: Array, of_b: Array) -> bool:
-    """Whether float32 has all products of numbers with these exponents."""
+    """Return whether float32 has all products of numbers with these exponents."""
     lowest = sum(
         int(exponents.min(initial=0, where=exponents > _NONE)) for exponents in (of_a, of_b)
     )
@@ -272,7 +272,7 @@ def _in_range(of_a: Array, of_b: Array) -> bool:
 def chip_product(
     lhs: Dtype, rhs: Dtype, accumulation: Accumulation, usual: Product, read: Unary | None = None
 ) -> Product:
-    """How tensor cores compute ``a @ b + c`` in float32.
+    """Return how tensor cores compute ``a @ b + c`` in float32.
 
     NaN, infinities, overflow and subnormal results were not compared with a chip: these elements
     are those of ``usual``.
@@ -316,13 +316,13 @@ def chip_product(
 
 
 def _finite(array: Array) -> tuple[Array, Array | None]:
-    """An array with zeros for NaN and infinities, and where these were; None for nowhere."""
+    """Return an array with zeros for NaN and infinities, and where these were; None for nowhere."""
     odd = ~np.isfinite(array)
     return (np.where(odd, np.float32(0), array), odd) if odd.any() else (array, None)
 
 
 def fused_product(a: Array, b: Array) -> Array:
-    """``a @ b`` of float32 by fused multiply-adds, one after the other, rounded to nearest.
+    """Return ``a @ b`` of float32 by fused multiply-adds, one after the other, rounded to nearest.
 
     Float64 has each product, and rounds its sum with the one before. Rounded again to float32,
     that is the nearest number unless it lies on a tie of float32 that the exact sum does not.
@@ -340,7 +340,7 @@ def fused_product(a: Array, b: Array) -> Array:
 
 
 def _off_the_tie(x: Array, y: Array, rounded: Array) -> Array:
-    """``x + y`` rounded to float64, moved to the side of a rounding error (Knuth's two-sum)."""
+    """Return ``x + y`` as float64, moved to the side of its rounding error (Knuth's two-sum)."""
     back = rounded - x
     error = (x - (rounded - back)) + (y - back)
     away = np.where(error > 0, np.inf, -np.inf)

@@ -233,7 +233,7 @@ class RefPart:
 def split_elsewhere(
     transforms: Sequence[Transform],
 ) -> tuple[tuple[Transform, ...], tuple[Elsewhere, ...]]:
-    """The transforms of a reference, apart from those that say whose memory it is."""
+    """Return the transforms of a reference, apart from those that say whose memory it is."""
     places = tuple(
         transform for transform in transforms if isinstance(transform, AtPeer | AtBlock | AtAll)
     )

@@ -36,7 +36,7 @@ from pallas_sim.transforms import (
 
 
 def transforms_of(tree: Any, first: int, count: int) -> tuple[Transform, ...]:
-    """The transforms that a pytree makes of the last operands of an equation.
+    """Return the transforms that a pytree makes of the last operands of an equation.
 
     Args:
       tree: parameter ``tree`` of the equation.
@@ -59,12 +59,12 @@ def transforms_in(transforms: Any) -> tuple[Transform, ...]:
 
 
 def is_indexer(transform: Any) -> bool:
-    """Whether a transform of JAX is one with ``indices``, one for each axis, and a ``shape``."""
+    """Return whether a transform of JAX has ``indices``, one for each axis, and a ``shape``."""
     return type(transform).__name__ == "NDIndexer"
 
 
 def is_at_peer(transform: Any) -> bool:
-    """Whether a transform of JAX names the memory of other devices."""
+    """Return whether a transform of JAX names the memory of other devices."""
     return type(transform).__name__ in ("PeerMemRef", "MulticastRef")
 
 
@@ -94,7 +94,7 @@ def _transform(transform: Any) -> Transform | None:
 
 
 def _gpu_transform(kind: str, transform: Any) -> Transform | None:
-    """The transforms of Mosaic GPU. Swizzling changes where elements lie, and nothing else."""
+    """Return a transform of Mosaic GPU as ours. Swizzling only changes where elements lie."""
     if kind in ("UnswizzleRef", "IdentityTransform"):
         return None
     if kind in ("UntilingTransform", "UntileRef"):
@@ -143,7 +143,7 @@ def _number(value: Any) -> Any:
 
 
 def place_in(transformed: Any) -> RefPart:
-    """A reference with its transforms, whose leaves are ``Operand``s."""
+    """Return a reference with its transforms, whose leaves are ``Operand``s."""
     if isinstance(transformed, Operand):
         return RefPart(transformed.position, ())
     if isinstance(transformed.ref, tuple):
@@ -155,7 +155,7 @@ def place_in(transformed: Any) -> RefPart:
 
 
 def peer_in(device: Any, core: Any, kind: Any) -> Peer | None:
-    """A ``device_id`` and a ``core_index``, as ``device_id_to_logical`` understands them."""
+    """Return a ``device_id`` and a ``core_index``, as ``device_id_to_logical`` understands them."""
     at = None if core is None else core.position
     if device is None:
         return None if at is None else Peer(core=at)
@@ -197,6 +197,12 @@ class CopyParts:
     sent: RefPart | None
     peer: Peer | None
 
+    @property
+    def chooses(self) -> bool:
+        """Whether an index chooses between references: the parts are known with its value only."""
+        parts = (self.source, self.target, self.done, self.sent)
+        return any(part is not None and part.choices for part in parts)
+
 
 @dataclass(frozen=True, slots=True)
 class SemaphoreParts:
@@ -217,7 +223,7 @@ class SemaphoreParts:
 
 
 def copy_parts(params: Any, count: int) -> CopyParts:
-    """The parts of a ``dma_start`` or ``dma_wait``.
+    """Return the parts of a ``dma_start`` or ``dma_wait``.
 
     Args:
       params: of the equation.
@@ -231,7 +237,7 @@ def copy_parts(params: Any, count: int) -> CopyParts:
 
 
 def semaphore_parts(name: str, params: Any, count: int) -> SemaphoreParts:
-    """The parts of an operation on a semaphore.
+    """Return the parts of an operation on a semaphore.
 
     Args:
       name: ``"semaphore_signal"``, ``"semaphore_wait"`` or ``"semaphore_read"``.
@@ -252,7 +258,7 @@ def semaphore_parts(name: str, params: Any, count: int) -> SemaphoreParts:
 
 
 def names_a_device(eqn: Any) -> bool:
-    """Whether an equation copies to, or signals, what it names by device."""
+    """Return whether an equation copies to, or signals, what it names by device."""
     name, count = eqn.primitive.name, len(eqn.invars)
     if name == "dma_start":
         return copy_parts(eqn.params, count).peer is not None

@@ -60,7 +60,7 @@ def disorder(events: Sequence[Event], owners: Sequence[Owner], seed: int) -> lis
 
 
 def _renumber(events: Sequence[Event], owners: Sequence[Owner]) -> list[Owner]:
-    """Number the threads of these events anew, and give them: a run may have many others."""
+    """Return number the threads of these events anew, and give them: a run may have many others."""
     numbers: dict[int, int] = {}
 
     def new(number: int) -> int:
@@ -124,7 +124,7 @@ def _finding_at(
 
 
 def _race(kind: str, later: Access, earlier: Access, *, chained: bool) -> str:
-    """The sentence of a race: where, what is not ordered, and the remedy."""
+    """Return the sentence of a race: where, what is not ordered, and the remedy."""
     on = f"race on {later.ref or 'memory'}"
     of_tensor_core = f"race on {later.ref or 'tensor memory'}"
     if kind == "tensor":
@@ -158,7 +158,7 @@ def _race(kind: str, later: Access, earlier: Access, *, chained: bool) -> str:
 
 
 def _are_chained(one: Any, other: Any) -> bool:
-    """Whether two operations are of one unit, which keeps the order of others."""
+    """Return whether two operations are of one unit, which keeps the order of others."""
     if not (isinstance(one, SideInFlight) and isinstance(other, SideInFlight)):
         return False
     return one.chain is not None and one.chain == other.chain and one.thread == other.thread
@@ -208,7 +208,7 @@ def _access(report: _Report, event: Touched | SideInFlight | Access) -> Access:
 
 
 def _unproved(report: _Report, event: Any) -> tuple[Wait, ...]:
-    """The last waits on the semaphores of a copy, with what else could have satisfied them."""
+    """Return the last waits on the semaphores of a copy, and what else could satisfy them."""
     if not isinstance(event, SideInFlight) or isinstance(event.origin, Asynchronous):
         return ()
     copy = event.origin
@@ -221,7 +221,7 @@ def _unproved(report: _Report, event: Any) -> tuple[Wait, ...]:
 
 
 def _waits_on(report: _Report, semaphore: Semaphore) -> Iterator[Wait]:
-    """The last wait of each thread on a semaphore, with what else could have satisfied its waits.
+    """Yield each thread's last wait on a semaphore, with what else could have satisfied its waits.
 
     The time is linear in the events.
     """

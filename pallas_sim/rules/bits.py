@@ -124,7 +124,7 @@ def _total_order(eqn: Equation) -> Evaluate:
 
 
 def ordered_bits(array: Any) -> Any:
-    """Integers in the total order of floats: -NaN, -inf, ..., -0, +0, ..., inf, NaN."""
+    """Return integers in the total order of floats: -NaN, -inf, ..., -0, +0, ..., inf, NaN."""
     signed = np.dtype(f"int{8 * array.dtype.itemsize}")
     spare = 8 * array.dtype.itemsize - bit_width(array.dtype)
     codes = (codes_of(array) << codes_of(array).dtype.type(spare)).view(signed)

@@ -51,7 +51,7 @@ def _lapack(eqn: Equation, name: str, results: Routine, **options: Any) -> Evalu
 
 
 def _routine(eqn: Equation, name: str) -> Any:
-    """The routine of LAPACK for the dtype that an equation is computed in."""
+    """Return the routine of LAPACK for the dtype that an equation is computed in."""
     import scipy.linalg
 
     return scipy.linalg.get_lapack_funcs(name, dtype=compute_dtype(eqn.ins[0].dtype))
@@ -176,7 +176,7 @@ def _eig(eqn: Equation) -> Evaluate:
 
 
 def _unpacked(vectors: Array, imaginary: Array) -> Array:
-    """Complex eigenvectors: a pair of conjugate ones is a column of real and one of imaginary."""
+    """Return complex eigenvectors. A conjugate pair comes as a real and an imaginary column."""
     result = vectors.astype(np.result_type(vectors.dtype, np.complex64))
     for column in np.flatnonzero(imaginary > 0):
         result[:, column] = vectors[:, column] + 1j * vectors[:, column + 1]

@@ -10,7 +10,8 @@ import numpy as np
 
 from pallas_sim.accesses import (
     beyond_edge,
-    read_window,
+    inside_edges,
+    load_window,
     record_access,
     record_window,
     report_input_write,
@@ -21,7 +22,7 @@ from pallas_sim.errors import SimulationError
 from pallas_sim.machine import Thread
 from pallas_sim.memory import Elements, KeyArray, Outside, Ref, is_key_dtype
 from pallas_sim.registry import Equation, Evaluate, rule
-from pallas_sim.transforms import Operand, Transform, split_elsewhere
+from pallas_sim.transforms import Transform, split_elsewhere
 from pallas_sim.windows import masked, read, write
 
 
@@ -42,10 +43,7 @@ def _get(eqn: Equation) -> Evaluate:
         if whole and not thread.recorded:
             return _loaded(ref.data)
         all_operands = (ref, *operands)
-        part = read_window(thread, ref, window, all_operands, "load from", eqn.line)
-        if thread.recorded:
-            record_window(thread, ref, part, window, all_operands, "read", eqn.line)
-        return _loaded(part)
+        return _loaded(load_window(thread, ref, window, all_operands, eqn.line))
 
     if is_key_dtype(dtype):
         return lambda thread, *operands: KeyArray(load(thread, *operands), dtype)
@@ -53,7 +51,7 @@ def _get(eqn: Equation) -> Evaluate:
 
 
 def _loaded(part: Any) -> Any:
-    """A copy of a part of memory: a scalar of numpy where it has no axes, which computes faster."""
+    """Return a copy of a part of memory; without axes a scalar of numpy, which computes faster."""
     return np.array(part) if part.ndim else part[()]
 
 
@@ -166,13 +164,13 @@ def _require_plain(ref: Ref) -> None:
 
 
 def adding(dtype: Any, value: Any) -> Callable[[Any], Any]:
-    """Adds as ``lax.add`` does: narrow floats in float32, rounded once."""
+    """Return the function that adds as ``lax.add`` does: narrow floats in float32, rounded once."""
     add = sums_of(dtype)
     return lambda old: add(old, value)
 
 
 def sums_of(dtype: Any) -> Callable[[Any, Any], Any]:
-    """As ``adding``, of both operands."""
+    """Return the function that adds two operands as ``adding`` does."""
     if dtype.kind in "fiuc" and dtype.itemsize >= 4:
         return lambda old, value: old + value
     wide = np.dtype(np.int32 if dtype.kind in "iu" else np.float32)
@@ -196,14 +194,9 @@ def _masked_load(eqn: Equation) -> Evaluate:
                 thread, ref, window, operands, shape, mask, other, eqn.line, volatile=volatile
             )
         if mask is None:
-            part = read_window(thread, ref, window, operands, "load from", eqn.line)
-            if thread.recorded:
-                record_window(thread, ref, part, window, operands, "read", eqn.line)
-            return np.array(part)
-        try:
+            return np.array(load_window(thread, ref, window, operands, eqn.line))
+        with inside_edges(thread, ref, "load from", eqn.line):
             before, key = masked(ref.data, window, operands, shape, mask)
-        except Outside as outside:
-            raise beyond_edge(thread, ref, "load from", outside, eqn.line) from None
         if thread.recorded:
             touched = _chosen(before, key, np.broadcast_to(mask, shape))
             record_access(thread, touched, "read", ref.name, eqn.line)
@@ -235,10 +228,8 @@ def _masked_swap(eqn: Equation) -> Evaluate:
             return old
         if mask is None:
             return _change(thread, ref, window, operands, eqn.line, lambda _: value, used=used)
-        try:
+        with inside_edges(thread, ref, "store to", eqn.line):
             before, key = masked(ref.data, window, operands, shape, mask)
-        except Outside as outside:
-            raise beyond_edge(thread, ref, "store to", outside, eqn.line) from None
         nothing = thread.machine.uninitialized((), dtype, "padding")
         old = np.where(mask, before[key], nothing) if used else None
         chosen = np.broadcast_to(mask, shape)
@@ -252,9 +243,8 @@ def _masked_swap(eqn: Equation) -> Evaluate:
 
 
 def _parts(eqn: Equation) -> tuple[int, tuple[Transform, ...], int | None, int | None]:
-    """Where the parts of a masked access are: reference, window, mask, and other or value."""
-    operands = [Operand(number) for number in range(len(eqn.ins))]
-    ref, transforms, mask, other = eqn.params["args_tree"].unflatten(operands)
+    """Return the parts of a masked access: reference, window, mask, and other or value."""
+    ref, transforms, mask, other = eqn.operands_in("args_tree")
     if eqn.name == "masked_swap":
         mask, other = other, mask
     return ref.position, transforms_in(transforms), _at(mask), _at(other)
