@@ -53,23 +53,23 @@ class Step:
     Attributes:
       evaluate: see ``registry.Evaluate``.
       threaded: whether it takes the thread.
+      several: whether it gives a sequence of results.
+      equation: what it was prepared from.
       ins: slots of its operands.
       operands: gives the operands, of the values of all slots.
       outs: slots of its results.
-      several: whether it gives a sequence of results.
       dead: slots of large arrays that no later step reads.
-      equation: what it was prepared from.
       calls: those in whose place it stands, the innermost first.
     """
 
     evaluate: Callable[..., Any]
     threaded: bool
-    ins: tuple[int, ...]
-    operands: Callable[[list[Any]], Sequence[Any]]
-    outs: tuple[int, ...]
     several: bool
-    dead: tuple[int, ...]
     equation: Equation
+    ins: tuple[int, ...] = ()
+    operands: Callable[[list[Any]], Sequence[Any]] = itemgetter(slice(0))
+    outs: tuple[int, ...] = ()
+    dead: tuple[int, ...] = ()
     calls: tuple[Equation, ...] = ()
 
     @property
@@ -287,11 +287,7 @@ def prepare_equation(eqn: Any, around: str = "", *, used: bool = True) -> Step:
     return Step(
         evaluate=evaluate,
         threaded=rule is None or rule.threaded,
-        ins=(),
-        operands=_getter(()),
-        outs=(),
         several=eqn.primitive.multiple_results,
-        dead=(),
         equation=equation,
     )
 

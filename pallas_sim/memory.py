@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,6 +116,7 @@ class Elements:
 Region = np.ndarray[Any, Any] | Elements
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Ref:
     """A piece of memory.
 
@@ -130,27 +131,14 @@ class Ref:
       reached: the threads on other devices or cores that have reached it, with the line.
     """
 
-    __slots__ = ("block", "data", "is_input", "key", "left", "name", "reached", "space")
-
-    def __init__(
-        self,
-        data: np.ndarray[Any, Any],
-        name: str = "",
-        space: str = "",
-        is_input: bool = False,
-        key: AllocationKey | None = None,
-        left: bool = False,
-        block: Any = None,
-    ) -> None:
-        """Make a reference to ``data``, which it keeps and changes."""
-        self.data = data
-        self.name = name
-        self.space = space
-        self.is_input = is_input
-        self.key = key
-        self.left = left
-        self.block = block
-        self.reached: set[tuple[int, str]] = set()
+    data: np.ndarray[Any, Any]
+    name: str = ""
+    space: str = ""
+    is_input: bool = False
+    key: AllocationKey | None = None
+    left: bool = False
+    block: Any = None
+    reached: set[tuple[int, str]] = field(default_factory=set)
 
     @property
     def shape(self) -> tuple[int, ...]:

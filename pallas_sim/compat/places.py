@@ -9,7 +9,7 @@ transforms. Probe: ``tests/pallas_sim/compat/test_places.py``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,54 +69,56 @@ def is_at_peer(transform: Any) -> bool:
 
 
 def _transform(transform: Any) -> Transform | None:
+    """Return a transform of JAX as ours; None if it changes nothing."""
     kind = type(transform).__name__
-    if is_indexer(transform):
-        indices = tuple(map(_index, transform.indices))
-        return Indexed(
-            indices,
-            tuple(transform.shape),
-            tuple(transform.int_indexer_shape),
-            tuple(
-                axis
-                for axis, index in enumerate(indices)
-                if isinstance(index, AxisSlice) and index.stride == 0
-            ),
-        )
-    if kind in ("ReshapeTransform", "RefReshaper"):
-        return Reshaped(tuple(transform.shape))
-    if kind in ("TransposeTransform", "RefTransposer"):
-        return Transposed(tuple(transform.permutation))
-    if kind in ("BitcastTransform", "RefBitcaster"):
-        return Bitcast(transform.dtype)
-    if kind in ("MemorySpaceCastTransform", "AccessAssumptionTransform"):
-        return None
-    return _gpu_transform(kind, transform)
+    made = _TRANSFORMS.get(kind)
+    return UnknownTransform(kind) if made is None else made(transform)
 
 
-def _gpu_transform(kind: str, transform: Any) -> Transform | None:
-    """Return a transform of Mosaic GPU as ours. Swizzling only changes where elements lie."""
-    if kind in ("UnswizzleRef", "IdentityTransform"):
-        return None
-    if kind in ("UntilingTransform", "UntileRef"):
-        return Untiled(tuple(transform.tiling))
-    if kind == "ExpandLeadingBatchDimensionsTransform":
-        return Expanded(tuple(transform.batch_shape))
-    if kind == "ExtractAliasedRef":
-        layout = getattr(transform, "layout", None)
-        dtype, group = transform.dtype, getattr(transform, "alias_group_idx", 0)
-        return Aliased(transform.offset, tuple(transform.shape), dtype, (), group, layout)
-    if kind == "Im2ColTransform":
-        return Im2Col(tuple(transform.window_shape), tuple(map(tuple, transform.padding)))
-    if kind == "PeerMemRef":
-        peer = peer_in(transform.device_id, None, transform.device_id_type)
-        assert peer is not None
-        return AtPeer(peer)
-    if kind == "ClusterRefTransform":
-        named = zip(transform.dims, transform.idxs, strict=True)
-        return AtBlock(tuple((_names(dim), _number(index)) for dim, index in named))
-    if kind == "MulticastRef":
-        return AtAll(_names(transform.collective_axes))
-    return UnknownTransform(kind)
+def _indexed(transform: Any) -> Indexed:
+    indices = tuple(map(_index, transform.indices))
+    strides = [index.stride if isinstance(index, AxisSlice) else 1 for index in indices]
+    repeated = tuple(axis for axis, stride in enumerate(strides) if stride == 0)
+    shape, joint = tuple(transform.shape), tuple(transform.int_indexer_shape)
+    return Indexed(indices, shape, joint, repeated)
+
+
+def _aliased(transform: Any) -> Aliased:
+    layout, group = getattr(transform, "layout", None), getattr(transform, "alias_group_idx", 0)
+    shape, dtype = tuple(transform.shape), transform.dtype
+    return Aliased(transform.offset, shape, dtype, (), group, layout)
+
+
+def _at_peer(transform: Any) -> AtPeer:
+    peer = peer_in(transform.device_id, None, transform.device_id_type)
+    assert peer is not None
+    return AtPeer(peer)
+
+
+def _at_block(transform: Any) -> AtBlock:
+    named = zip(transform.dims, transform.idxs, strict=True)
+    return AtBlock(tuple((_names(dim), _number(index)) for dim, index in named))
+
+
+#: By the name of JAX's class, of which versions have different ones. Swizzling only changes where
+#: elements lie, so it is no transform of ours.
+_TRANSFORMS: dict[str, Callable[[Any], Transform | None]] = {
+    "NDIndexer": _indexed,
+    **dict.fromkeys(("ReshapeTransform", "RefReshaper"), lambda t: Reshaped(tuple(t.shape))),
+    **dict.fromkeys(
+        ("TransposeTransform", "RefTransposer"), lambda t: Transposed(tuple(t.permutation))
+    ),
+    **dict.fromkeys(("BitcastTransform", "RefBitcaster"), lambda t: Bitcast(t.dtype)),
+    **dict.fromkeys(("MemorySpaceCastTransform", "AccessAssumptionTransform"), lambda _: None),
+    **dict.fromkeys(("UnswizzleRef", "IdentityTransform"), lambda _: None),
+    **dict.fromkeys(("UntilingTransform", "UntileRef"), lambda t: Untiled(tuple(t.tiling))),
+    "ExpandLeadingBatchDimensionsTransform": lambda t: Expanded(tuple(t.batch_shape)),
+    "ExtractAliasedRef": _aliased,
+    "Im2ColTransform": lambda t: Im2Col(tuple(t.window_shape), tuple(map(tuple, t.padding))),
+    "PeerMemRef": _at_peer,
+    "ClusterRefTransform": _at_block,
+    "MulticastRef": lambda t: AtAll(_names(t.collective_axes)),
+}
 
 
 def _names(axes: Any) -> tuple[Any, ...]:

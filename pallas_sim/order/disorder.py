@@ -20,7 +20,6 @@ from pallas_sim.recording import (
     END_OF_BLOCK,
     Acquired,
     Asynchronous,
-    Completed,
     Copy,
     Event,
     Reached,
@@ -28,6 +27,7 @@ from pallas_sim.recording import (
     Semaphore,
     Started,
     Synchronized,
+    ThreadEvent,
     Touched,
     Waited,
 )
@@ -69,7 +69,7 @@ def _renumber(events: Sequence[Event], owners: Sequence[Owner]) -> list[Owner]:
     for event in events:
         if isinstance(event, Synchronized):
             event.threads = tuple(map(new, event.threads))
-        elif not isinstance(event, Completed):
+        elif isinstance(event, ThreadEvent):
             event.thread = new(event.thread)
     return [owners[number] for number in numbers]
 

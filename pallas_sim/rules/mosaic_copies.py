@@ -45,8 +45,8 @@ from pallas_sim.rules.mosaic_threads import (
     holds,
     named_barrier,
     part_of,
-    reducer,
 )
+from pallas_sim.rules.references import reducer
 from pallas_sim.transforms import RefPart
 from pallas_sim.windows import read
 

@@ -38,6 +38,7 @@ from pallas_sim.machine import Thread
 from pallas_sim.memory import Ref, Region
 from pallas_sim.recording import Acquired, Asynchronous, Semaphore, Side
 from pallas_sim.registry import Equation, Evaluate, rule
+from pallas_sim.rules.references import reducer
 from pallas_sim.transforms import AtBlock, Operand, RefPart
 from pallas_sim.windows import read, region_of, write
 
@@ -180,39 +181,6 @@ def barriers_in(
     """Return the barriers of blocks of the cluster that correspond to the thread's own."""
     refs = (thread.of_block(operands[part.position], block) for block in blocks)
     return [barrier_at(read(ref.data, part.transforms, operands)) for ref in refs]
-
-
-def reducer(name: str, dtype: Any) -> Callable[[Array, Array], Array]:
-    """Return the function of the old elements and the new ones, rounded once to their dtype.
-
-    Args:
-      name: of an atomic operation or a reducing copy: ``"add"``, ``"min"``, ``"max"``, ``"and"``,
-        ``"or"`` or ``"xor"``; what it may be prefixed with (``"smin"``, ``"umax"``) says how bits
-        are read, which the dtype says here.
-      dtype: of the elements.
-
-    Raises:
-      SimulationError: there is no such operation.
-    """
-    dtype = np.dtype(dtype)
-    function = _FUNCTIONS.get(name) or _FUNCTIONS.get(name[1:])
-    if function is None:
-        raise SimulationError(f"the simulator does not know the atomic operation {name!r}")
-    if dtype.kind in "iu" and dtype.itemsize >= 4:
-        return function
-    wide = np.dtype(np.int32) if dtype.kind in "iu" else np.dtype(np.float32)
-    wide = dtype if dtype.itemsize >= 4 else wide
-    return lambda old, new: convert(function(convert(old, wide), convert(new, wide)), dtype)
-
-
-_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
-    "add": np.add,
-    "min": np.minimum,
-    "max": np.maximum,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-}
 
 
 # Barriers in shared memory, and semaphores of blocks and devices.

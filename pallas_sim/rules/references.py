@@ -17,7 +17,7 @@ from pallas_sim.accesses import (
     report_input_write,
 )
 from pallas_sim.compat.places import transforms_in, transforms_of
-from pallas_sim.dtypes import convert
+from pallas_sim.dtypes import Array, convert
 from pallas_sim.errors import SimulationError
 from pallas_sim.machine import Thread
 from pallas_sim.memory import Elements, KeyArray, Outside, Ref, is_key_dtype
@@ -111,7 +111,7 @@ def _addupdate(eqn: Equation) -> Evaluate:
 
             # ``_addupdate_lowering_rule`` makes an atomic of it.
             shape = tuple(eqn.ins[1].shape)
-            add = sums_of(ref.dtype)
+            add = reducer("add", ref.dtype)
             accesses.update(
                 thread, ref, window, all_operands, shape, None, add, value, eqn.line, used=False
             )
@@ -163,18 +163,43 @@ def _require_plain(ref: Ref) -> None:
         )
 
 
+#: What atomic operations and reducing copies do to elements, by name.
+ATOMICS: dict[str, Callable[[Any, Any], Any]] = {
+    "add": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+
+
 def adding(dtype: Any, value: Any) -> Callable[[Any], Any]:
     """Return the function that adds as ``lax.add`` does: narrow floats in float32, rounded once."""
-    add = sums_of(dtype)
+    add = reducer("add", dtype)
     return lambda old: add(old, value)
 
 
-def sums_of(dtype: Any) -> Callable[[Any, Any], Any]:
-    """Return the function that adds two operands as ``adding`` does."""
-    if dtype.kind in "fiuc" and dtype.itemsize >= 4:
-        return lambda old, value: old + value
+def reducer(name: str, dtype: Any) -> Callable[[Array, Array], Array]:
+    """Return the function of the old elements and the new ones, rounded once to their dtype.
+
+    Args:
+      name: of an atomic operation or a reducing copy: ``"add"``, ``"min"``, ``"max"``, ``"and"``,
+        ``"or"`` or ``"xor"``; what it may be prefixed with (``"smin"``, ``"umax"``) says how bits
+        are read, which the dtype says here.
+      dtype: of the elements.
+
+    Raises:
+      SimulationError: there is no such operation.
+    """
+    dtype = np.dtype(dtype)
+    function = ATOMICS.get(name) or ATOMICS.get(name[1:])
+    if function is None:
+        raise SimulationError(f"the simulator does not know the atomic operation {name!r}")
+    if dtype.itemsize >= 4:
+        return function
     wide = np.dtype(np.int32 if dtype.kind in "iu" else np.float32)
-    return lambda old, value: convert(np.add(convert(old, wide), convert(value, wide)), dtype)
+    return lambda old, new: convert(function(convert(old, wide), convert(new, wide)), dtype)
 
 
 @rule("masked_load", threaded=True)

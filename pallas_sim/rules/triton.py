@@ -19,7 +19,7 @@ from pallas_sim.gpu.portable_order import GridProgram, SharedArray
 from pallas_sim.machine import Thread
 from pallas_sim.memory import Ref
 from pallas_sim.registry import Equation, Evaluate, rule
-from pallas_sim.rules.references import sums_of
+from pallas_sim.rules.references import ATOMICS, reducer
 
 #: What ``tanh.approx`` keeps of float32: its relative error is at most 2^-11 (PTX ISA,
 #: "Floating Point Instructions: tanh"). Of float16 and bfloat16 it is nearly all bits.
@@ -89,18 +89,11 @@ def _shared(thread: Thread, ref: Ref) -> Ref:
 def _change(kind: str, dtype: np.dtype[Any]) -> Callable[[Array, Any], Array]:
     if kind in ("max", "min") and dtype.kind not in "iu":
         return _ordered(kind, dtype)
-    functions: dict[str, Callable[[Array, Any], Array]] = {
-        "xchg": lambda old, value: value,
-        "add": sums_of(dtype),
-        "max": np.maximum,
-        "min": np.minimum,
-        "and": np.bitwise_and,
-        "or": np.bitwise_or,
-        "xor": np.bitwise_xor,
-    }
-    if kind not in functions:
+    if kind == "xchg":
+        return lambda old, value: value
+    if kind not in ATOMICS:
         raise MissingRuleError(f"the simulator does not know the atomic operation {kind!r}")
-    return functions[kind]
+    return reducer(kind, dtype)
 
 
 def _ordered(kind: str, dtype: np.dtype[Any]) -> Callable[[Array, Any], Array]:
