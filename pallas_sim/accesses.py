@@ -337,7 +337,7 @@ def indexed_copy(
     *,
     adds: bool,
 ) -> Copy:
-    """Return a copy that is not started, and whose semaphores are still to be named.
+    """Make a copy that is not started; the caller names its semaphores.
 
     Args:
       thread: who starts it.

@@ -78,7 +78,7 @@ def _blocks(key1: Array, key2: Array, x1: Array, x2: Array, x: Array, y: Array) 
 
 
 def threefry_words(key1: Any, key2: Any, size: int) -> Array:
-    """As many words as are needed, of counters that go up in both halves of the result.
+    """Return as many words as are needed, of counters that rise in both halves of the result.
 
     Args:
       key1: first words of the keys, of any shape.

@@ -512,7 +512,7 @@ class Thread:
 
     @contextmanager
     def span(self, kind: SpanKind, name: str = "") -> Generator[TimelineSpan | None]:
-        """Have what it does in this context on the timeline; gives None if there is none.
+        """Keep what it does in this context on the timeline; gives None if there is none.
 
         A span that an error leaves is not ended: the timeline shows it as unfinished.
 

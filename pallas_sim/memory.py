@@ -168,7 +168,7 @@ class Outside(Exception):  # noqa: N818 - never leaves the simulator
 
     @classmethod
     def of(cls, axis: int, indices: Array, shape: tuple[int, ...]) -> Outside:
-        """Of listed indices, from the lowest to the highest that is beyond the edge."""
+        """Make one of listed indices: from the lowest to the highest that is beyond the edge."""
         wrong = indices[(indices < 0) | (indices >= shape[axis])]
         return cls(axis, int(wrong.min()), int(wrong.max()), shape)
 

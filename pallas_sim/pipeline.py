@@ -72,7 +72,7 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
             ]
             watch_shared_blocks(this)
             _programs(this, points, scratch)
-            report_overwritten(this)
+            report_overwritten(this)  # after the last program: steps know their programs by then
             free(core, scratch, kernel.line)
         finally:
             core.grids.pop()

@@ -14,7 +14,8 @@ from pallas_sim.dtypes import Array
 from pallas_sim.memory import Elements, Region
 from pallas_sim.recording import Asynchronous, Copy, Side, Touched
 
-#: How hard ``numpy.shares_memory`` may try; views of one array are decided long before.
+#: How hard ``numpy.shares_memory`` may try: the exact answer is a Diophantine problem, which takes
+#: exponential time at worst. Views of one array are decided long before.
 _WORK = 10_000
 
 
@@ -59,7 +60,7 @@ class SideInFlight:
     past: PastAccess | None = None
 
     def past_at(self, thread: int, time: int) -> PastAccess:
-        """This side as an access that is over, as a thread knows from a time on."""
+        """Return this side as an access that is over, which a thread knows from a time on."""
         return PastAccess(thread, time, self.region, self.writes, self.adds, self)
 
 
@@ -148,6 +149,7 @@ class AddressRanges[Item]:
     def near(self, bounds: tuple[int, int]) -> Sequence[Item]:
         """Return the items whose range shares an address with another, by their first address."""
         start, end = bounds
+        # Ranges are in the order of their starts: none that begins earlier can reach this far.
         first = bisect_right(self.starts, start - self.longest)
         last = bisect_left(self.starts, end, first)
         if first == last:
@@ -272,7 +274,7 @@ def overlap(one: Region, other: Region) -> bool:
     try:
         return bool(np.shares_memory(one, other, max_work=_WORK))
     except np.exceptions.TooHardError:
-        return True
+        return True  # a race that is not there is reported rather than one missed
 
 
 def _parts(elements: Elements) -> Iterator[Array]:
@@ -351,7 +353,7 @@ def _is_reached(first: Asynchronous, second: Asynchronous, started: Sequence[Asy
             between.append(operation)
             if _follows(operation, second) and _follows(first, operation):
                 return True
-    if len(between) > _MOST:
+    if len(between) > _MOST:  # a search of all paths is quadratic
         return True
     reached = [first]
     for operation in (*reversed(between), second):

@@ -39,7 +39,7 @@ def report_disorder(machine: Machine, recording: Recording) -> None:
     events, recording.events = recording.events, []
     if not events or not machine.monitored:
         return
-    with collecting_later():
+    with collecting_later():  # the proof makes as many objects as the run has events
         findings = disorder(events, list(machine.owners), machine.seed)
     for finding in findings:
         machine.report(finding)
@@ -53,6 +53,7 @@ def disorder(events: Sequence[Event], owners: Sequence[Owner], seed: int) -> lis
       owners: of its threads, by number.
       seed: of the run.
     """
+    # Clocks are quadratic in the number of threads, and one kernel has few of those of a run.
     last = happens_before(events, _renumber(events, owners))
     find_overruns(last)
     report = _Report(last, seed)

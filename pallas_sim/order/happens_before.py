@@ -224,6 +224,7 @@ def happens_before(events: Sequence[Event], owners: Sequence[Owner]) -> OrderPas
     users = _users_of(events, located)
     this = _run(OrderPass(events, owners, {}, users, located))
     racing, before = _racing_increments(this), None
+    # Without increments that may come earlier, the pass took nothing for granted: it is the last.
     while racing:
         before = _sum_of_clocks(this) if before is None else before
         this = _run(OrderPass(events, owners, racing, users, located))
@@ -317,6 +318,8 @@ def _touch(this: OrderPass, event: Touched) -> None:
     if event.earlier is None:  # an access of an earlier kernel is no new one
         check_races(this, memory, event, bounds, row)
     if shared:
+        # The last access of a kind stands for those before it: who is ordered with it is ordered
+        # with them, too, because they are in the order of one program.
         key = (thread, event.writes, event.adds, *place_of(region))
         past = PastAccess(thread, int(row[thread]), region, event.writes, event.adds, event)
         memory.keep(key, past, bounds)
@@ -342,9 +345,11 @@ def check_races(
         return
     region = event.region
     frees = isinstance(event, Touched) and event.frees
+    # A flight is nowhere proved to be done, so no clock orders it with anything later.
     for flight in memory.flights_near(bounds):
         if not conflict(event, flight) or _keep_order(this, event, flight):
             continue
+        # The end of memory after a copy that nobody waits for is the same mistake again.
         if frees and _is_reported(flight):
             continue
         if overlap(region, flight.region):
@@ -355,6 +360,7 @@ def check_races(
         # What a thread itself did it knows, whatever its barriers order.
         own = past.is_of(event.thread)
         kind = "" if own or past.is_before(clock) else "race"
+        # Known to have happened is not enough for an engine: it looks through another proxy.
         if not kind and isinstance(event, SideInFlight):
             kind = _hidden_from_engine(event, past, own=own)
         if not kind or _keep_order(this, event, past.event) or not overlap(region, past.region):
@@ -445,6 +451,7 @@ def _wait(this: OrderPass, event: Waited) -> None:
     racing = this.racing.get(number, ())
     waiters = len(this.users[event.semaphore])
     taken = history.taken_before(row) + event.amount
+    # What the wait proves may say that others took something before, and then it proves more.
     while True:
         clock = history.prove(thread, taken, racing)
         if clock is not None:
@@ -452,11 +459,11 @@ def _wait(this: OrderPass, event: Waited) -> None:
         for increment in history.learn(thread, row):
             increment.waiters += 1
             increment.close(waiters, number)
-        # What it has learnt may say that other threads took something before.
         known = taken if waiters == 1 else history.taken_before(row) + event.amount
         if known == taken:
             break
         taken = known
+    # All that the semaphore can have been given by then is taken: so each copy has given its part.
     if history.total + amount_of(racing) <= taken:
         for increment in history.prove_copies(thread):
             increment.done = True
@@ -492,6 +499,7 @@ def _synchronize(this: OrderPass, event: Synchronized) -> None:
     this.tensor_clocks[rows] = np.max([this.tensor_clock(thread) for thread in rows], axis=0)
     this.clocks[rows] = this.clocks[rows].max(axis=0)
     this.proxy_clocks[rows] = this.proxy_clocks[rows].max(axis=0)
+    # All lanes of each thread come to a meeting.
     for thread in rows:
         this.converge(thread)
     this.converged[rows] = this.converged[rows].max(axis=0)
@@ -514,6 +522,7 @@ def _reach(this: OrderPass, event: Reached) -> None:
 
 def _release(this: OrderPass, event: Released) -> None:
     knowledge, thread = this.token(event.token), event.thread
+    # Before the tick of ``clock``: that time is already after the release.
     if event.token.tensor_core:
         _join(knowledge.tensor_clock, this.tensor_clock(thread))
     _join(knowledge.converged, this.converged[thread])
@@ -591,6 +600,7 @@ def _note_before(this: OrderPass, memory: AllocationHistory, flight: SideInFligh
 def _complete(this: OrderPass, event: Completed) -> None:
     knowledge = this.token(event.token)
     knowledge.operations.append(event.operation)
+    # Not what the thread that started it knows by now: it did not wait.
     _join(knowledge.clock, this.forks[event.operation])
 
 
@@ -633,6 +643,8 @@ def _end_sides(
         if flight.tensor_clock is not None:
             _join(this.tensor_clocks[thread], flight.tensor_clock)
         key = ("operation", flight.thread, flight.writes, flight.adds, *place_of(flight.region))
+        # An operation may end before an earlier one of the same thread. Then neither stands for
+        # the other, and both are kept.
         before = memory.past.get(key)
         if before is not None and not before.is_before(flight.clock):
             key = (*key, id(flight))
@@ -645,6 +657,7 @@ def find_overruns(this: OrderPass) -> None:
     A thread that is late then sees the parity that it had before, and waits for a phase too many.
     """
     for token, knowledge in this.tokens.items():
+        # The phase after the next has the parity of this one. Without it, no wait is mistaken.
         after = token.after and this.tokens.get(token.after)
         if not after or token.after is None or token.after.after is None:
             continue

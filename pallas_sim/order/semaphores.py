@@ -184,7 +184,8 @@ class SemaphoreHistory:
         needed, available = taken, 0
         for increments in self.increments.values():
             known, end = increments.known.get(thread, 0), len(increments.increments)
-            # The wait knows these already: they are the smallest, whatever the thread.
+            # The wait knows these already: they are the smallest, whatever the thread. Without them
+            # the same clock is looked for, at a lower rank.
             needed -= increments.totals[known]
             if known < end:
                 spans.append((increments, known, end))
@@ -267,7 +268,7 @@ def _order_statistic(increments: list[Increment], needed: int) -> Array:
     """Return, for each thread, the smallest time that increments of so many units know at most."""
     clocks = np.array([increment.clock for increment in increments])
     amounts = np.array([increment.amount for increment in increments])
-    if (amounts == amounts[0]).all():
+    if (amounts == amounts[0]).all():  # steps of a ring: a partial sort is enough
         at = -(-needed // int(amounts[0])) - 1
         return np.partition(clocks, at, axis=0)[at]
     order = np.argsort(clocks, axis=0)

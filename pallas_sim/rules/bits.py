@@ -308,7 +308,7 @@ _LARGEST = {
 
 @rule("convert_element_type", threaded=True)
 def _convert_element_type(eqn: Equation) -> Evaluate:
-    """As JAX converts; but kernels of GPUs saturate float8, where JAX has NaN or infinity.
+    """Convert as JAX does; but kernels of GPUs saturate float8, where JAX has NaN or infinity.
 
     Mosaic GPU asks for ``cvt.satfinite`` (``fragmented_array.py``), and so does Triton: an H200
     gave 448 and 57344 for all larger numbers on both routes.

@@ -286,7 +286,7 @@ def _scatter(eqn: Equation) -> Evaluate:
 
 
 def _one_by_one(eqn: Equation, operation: Callable[[Any, Any], Any]) -> Evaluate:
-    """Do something with one window after the other."""
+    """Return the function that changes one window after the other by an operation."""
     windows, prepared = _windows(eqn), _prepared(eqn)
     base = [slice(0, size) for size in _window_shape(eqn)]
 

@@ -15,7 +15,7 @@ from pallas_sim.registry import Equation, Evaluate, rule
 
 @rule("fft")
 def _fft(eqn: Equation) -> Evaluate:
-    """Over the last axes; scipy's keep float32, as numpy's have done only since version 2."""
+    """Transform the last axes by scipy, which keeps float32; numpy does so since version 2."""
     import scipy.fft
 
     lengths, dtype = tuple(eqn.params["fft_lengths"]), eqn.out.dtype
@@ -132,7 +132,7 @@ def _geqrf(eqn: Equation) -> Evaluate:
 
 @rule("geqp3", threaded=True)
 def _geqp3(eqn: Equation) -> Evaluate:
-    """With pivots that are given, JAX evaluates it: scipy takes none."""
+    """Let JAX evaluate it where pivots are given, because scipy takes none."""
     geqp3 = _routine(eqn, "geqp3")
 
     def routine(a: Array, _: Array) -> Any:

@@ -403,7 +403,7 @@ def _commit_smem(_: Equation) -> Evaluate:
 
 @gpu_rule("async_prefetch")
 def _prefetch(eqn: Equation) -> Evaluate:
-    """It changes no memory, and no order: only what is beyond an edge is reported."""
+    """Report what is beyond an edge; a prefetch changes neither memory nor order."""
     leaves, line = OperandLeaves(eqn, 1), eqn.line
     part, predicate = leaves.part(0, "ref_transforms_treedef"), leaves.predicate()
 

@@ -512,7 +512,7 @@ def _wait_for_kernels(eqn: Equation) -> Evaluate:
 
 @gpu_rule("griddepcontrol_launch_dependents")
 def _launch_dependents(_: Equation) -> Evaluate:
-    """It lets the next kernel begin, and makes nothing visible to it."""
+    """Let the next kernel begin, and make nothing visible to it."""
 
     def evaluate(thread: GpuThread) -> Any:
         thread.block.signalled = True

@@ -63,7 +63,7 @@ def _dma_start(eqn: Equation) -> Evaluate:
             copy.source = region_of(source, from_.data, parts.source.transforms, operands)
 
         def aim(memory: Array, target: Array) -> None:
-            """Have the copy write to a part of a memory."""
+            """Let the copy write to a part of a memory."""
             direct = is_view(target, memory)
             window = parts.target.transforms
             copy.target = target if direct else region_of(target, memory, window, operands)

@@ -395,7 +395,7 @@ def _within(eqn: Equation, first: int, shape: tuple[int, ...], *, compresses: bo
 
 
 def _first(mask: Any) -> Any:
-    """As many elements as a mask has, those at the front."""
+    """Return a mask of as many elements as a mask has, those at the front."""
     return (np.arange(mask.size) < np.count_nonzero(mask)).reshape(mask.shape)
 
 
