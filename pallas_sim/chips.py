@@ -515,8 +515,8 @@ def vmem_excess(
     chip, total = TPUS.get(chip_name), sum(buffer.total for buffer in taken)
     if chip is None or total <= (limit := min(chip.vmem, limit_bytes or chip.vmem_limit)):
         return None
-    asked = limit_bytes and limit_bytes <= chip.vmem
-    whose = "vmem_limit_bytes is" if asked else f"{chip_name} gives a kernel"
+    own_limit = limit_bytes and limit_bytes <= chip.vmem
+    whose = "vmem_limit_bytes is" if own_limit else f"{chip_name} gives a kernel"
     more = f", or raise vmem_limit_bytes ({chip_name} has {_size(chip.vmem)})"
     message = f"blocks and scratch take {_size(total)} of VMEM, and {whose} {_size(limit)}"
     return _excess(taken, message, f"Choose smaller blocks{more if total < chip.vmem else ''}.")

@@ -106,38 +106,11 @@ class PallasError(Exception, Inline):
     #: Findings of monitors about the kernel, as data. That is all that the machine itself says.
     findings: tuple[Finding, ...] = ()
 
-    # What a layer above attaches to an error of any class, the machine's own too, and keeps when
-    # it changes the message. The machine neither sets nor reads it; its types are that layer's.
-
-    #: The message as data, if it is more than a sentence.
+    #: The message as data, if it is more than a sentence; whoever reports the error sets it.
     explanation: Explanation | None = None
-
-    #: The message without the headline and the drawn example, if it has them; else "".
-    plain: str = ""
-
-    #: The underlying error of the kernel or of what it is compared with.
-    kernel_error: BaseException | None = None
 
     #: Whether a time limit ended the run, so that running it again takes as long.
     timed_out: bool = False
-
-    #: Whether all processes of a program know of it.
-    shared: bool = False
-
-    #: The check and the call that failed, or None.
-    failure: Any = None
-
-    #: Failures of the same check with other causes.
-    others: tuple[PallasError, ...] = ()
-
-    #: The schedule of the failing run, unless the default.
-    schedule: Any = None
-
-    #: An analysis of the kernel's grids, for wrong grids.
-    analysis: Any = None
-
-    #: The script that reproduces it, once it is written.
-    script: Any = None
 
     def __init_subclass__(cls) -> None:
         """Show subclasses under their public import name."""

@@ -96,12 +96,12 @@ def present(chip: AbsentChip) -> Generator[None]:
         return property(lambda _: chip.answer(name))
 
     answers = {name: answering(name) for name in chip.names}
-    with _found(chip, answers), patch.object(jax, "default_backend", lambda: chip.platform):
+    with _devices_of(chip, answers), patch.object(jax, "default_backend", lambda: chip.platform):
         yield
 
 
 @contextmanager
-def _found(chip: AbstractDevice, attributes: Mapping[str, Any]) -> Generator[None]:
+def _devices_of(chip: AbstractDevice, attributes: Mapping[str, Any]) -> Generator[None]:
     """Let the current mesh and meshes of this process' devices be meshes of a chip.
 
     Args:
@@ -133,5 +133,5 @@ def tracing_for(target: Target) -> Generator[None]:
         num_cores=known.get("num_cores", 1),
         platform=target.platform,
     )
-    with _found(device, known), jax.default_device(jax.local_devices(backend="cpu")[0]):
+    with _devices_of(device, known), jax.default_device(jax.local_devices(backend="cpu")[0]):
         yield

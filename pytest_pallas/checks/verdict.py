@@ -29,7 +29,7 @@ from pytest_pallas.checks.context import (
     process_facts,
 )
 from pytest_pallas.draw.arguments import Arguments
-from pytest_pallas.errors import CompileError, CostError, MismatchError, is_own
+from pytest_pallas.errors import CompileError, CostError, MismatchError, facts_of, is_own
 from pytest_pallas.grid.kernel_calls import KernelCall
 from pytest_pallas.grid.unwritten import describe_writer, inputs_beyond_edges
 from pytest_pallas.judge.explanation import in_words, role_of
@@ -110,7 +110,7 @@ def _run_alone(
     headline = f"{name}: {check.name} on {label(context.backend)}"
     finding = _run(check, context, headline)
     if isinstance(finding, PallasError):
-        finding.failure = Failure(check.name, name, context)
+        facts_of(finding).failure = Failure(check.name, name, context)
         # Not in the handler: pytest would print the whole chain, which is JAX's internals.
         raise finding
     finding = replace(finding, notes=(*finding.notes, *_loosened(check, context, finding)))
@@ -118,12 +118,12 @@ def _run_alone(
     problem = _problem_of(finding.outcome, context, name, check.name)
     if problem is not None:
         error = _with_context(problem, headline, context)
-        error.failure = Failure(check.name, name, context, finding)
+        facts_of(error).failure = Failure(check.name, name, context, finding)
         raise error
     failed = finding.failed
     if failed is not None:
         error = _mismatch(headline, finding, failed, context)
-        error.failure = Failure(check.name, name, context, finding)
+        facts_of(error).failure = Failure(check.name, name, context, finding)
         raise error
     return finding
 
@@ -242,7 +242,8 @@ def _with_context(error: PallasError, headline: str, context: CheckContext) -> P
     )
     problem = error.with_message(f"{headline}: {explanation}")
     problem.explanation = explanation
-    problem.kernel_error, problem.plain = error.__cause__, str(error)
+    facts = facts_of(problem)
+    facts.kernel_error, facts.plain = error.__cause__, str(error)
     problem.__cause__ = None
     return problem
 

@@ -30,6 +30,7 @@ from pytest_pallas.backends.protocol import label
 from pytest_pallas.compile.costs import RecordedCost
 from pytest_pallas.compile.report import UNITS, shown_report, size_words, with_mesh
 from pytest_pallas.decoding import decode
+from pytest_pallas.errors import facts_of
 from pytest_pallas.grid.analysis import Analysis
 from pytest_pallas.judge.references import flatten
 from pytest_pallas.mutate.report import MutantSummary, mutants, others
@@ -753,7 +754,7 @@ def _style() -> str:
 
 
 def _error(error: PallasError) -> FailureCard:
-    failed = error.failure
+    failed = facts_of(error).failure
     record = Record(
         test="",
         kernel="" if failed is None else failed.name,

@@ -25,7 +25,7 @@ from pytest_pallas.checks.verdict import conclude
 from pytest_pallas.draw.arguments import Arguments, as_arguments
 from pytest_pallas.draw.database import Recorded
 from pytest_pallas.draw.diversity import BASE, choose, shared
-from pytest_pallas.errors import CompilerFailedError, GoldenError
+from pytest_pallas.errors import CompilerFailedError, GoldenError, facts_of
 from pytest_pallas.pytest_session import Part
 from pytest_pallas.replay.values import call_of, read
 from pytest_pallas.run.check_run import CheckRun, run_example, subjects_of
@@ -104,7 +104,7 @@ def run_drawn(
     try:
         missing = _fuzz(run, slot, pulse, rounds, part)
     except PallasError as error:
-        finding = None if error.failure is None else error.failure.finding
+        finding = None if facts_of(error).failure is None else facts_of(error).failure.finding
         if finding is not None and finding.failed is not None:
             result.fail(finding.failed)  # later examples may have failed, too
             if part is not None:

@@ -32,6 +32,7 @@ from pytest_pallas.checks.inputs import inputs_of
 from pytest_pallas.compat.fuzzing import set_database_key, without_module_constants
 from pytest_pallas.draw.arguments import MOST_VARIANTS, as_arguments, mark_drawn, variants
 from pytest_pallas.draw.diversity import ExampleSource, SelectedExamples, Subjects, words_of
+from pytest_pallas.errors import facts_of
 from pytest_pallas.judge.references import flatten
 from pytest_pallas.judge.tolerance import Comparison
 from pytest_pallas.run.together import agreed, run_shared, unshared
@@ -105,7 +106,7 @@ def fuzz(what: Fuzz, *, seed: int, max_examples: int, until: float | None = None
         _explore(what, runner, calls, seed=seed, draws=draws)
     except PallasError as error:
         if what.shrink and not error.timed_out:
-            error.others = tuple(_others(what, runner, error, calls))
+            facts_of(error).others = tuple(_others(what, runner, error, calls))
         raise
     if what.elsewhere is not None:
         # These few run although the time may be over.
@@ -488,11 +489,11 @@ def cause_of(error: BaseException) -> Hashable:
         return (type(error), _raised_at(error))
     if error.findings:
         return frozenset(finding.key for finding in error.findings)
-    finding = None if error.failure is None else error.failure.finding
+    finding = None if facts_of(error).failure is None else facts_of(error).failure.finding
     failed = None if finding is None else finding.failed
     if finding is not None and failed is not None:
         return (_output_of(finding, failed), _size(failed))
-    inner = error.kernel_error
+    inner = facts_of(error).kernel_error
     return (type(error), type(inner), None if inner is None else _raised_at(inner))
 
 
@@ -505,7 +506,7 @@ def distinct(first: BaseException, others: Iterable[Exception]) -> Sequence[Pall
     """
     groups: list[_Group] = [_Group(cause_of(first), None)]
     for error in others:
-        if not isinstance(error, PallasError) or error.failure is None:
+        if not isinstance(error, PallasError) or facts_of(error).failure is None:
             continue
         group = _Group(cause_of(error), error)
         same = [each for each in groups if _is_one(each.cause, group.cause)]
@@ -566,5 +567,5 @@ def _raised_at(error: BaseException) -> Hashable:
 
 
 def _elements(error: PallasError) -> int:
-    arguments: Any = error.failure.context.arguments
+    arguments: Any = facts_of(error).failure.context.arguments
     return sum(int(np.size(leaf)) for leaf in arguments.args if hasattr(leaf, "dtype"))
