@@ -1,7 +1,7 @@
 """Windows of references to memory as another dtype: which memory they lie in.
 
-A view of it is needed twice. The whole of it, of which a window is a small part, would be copied
-for each access; and an access of a copy could not be compared with other accesses.
+A window is found in memory before bits are cast, for two reasons. Casting all of the memory would
+copy it for each access, and an access to a copy could not be compared with other accesses.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def memory_under(
 def whole_rows(
     array: Array, transforms: Sequence[Transform], operands: Sequence[Any]
 ) -> tuple[Array, np.dtype[Any]] | None:
-    """Return a window as a view of memory of a narrower dtype, of which it is ``bitcast_rows``.
+    """Return the memory of a window of a wider dtype: ``bitcast_rows`` makes the window of it.
 
     Args:
       array: the memory.

@@ -26,7 +26,7 @@ _CHUNKS = 4
 
 
 def start(thread: Thread, copy: Copy) -> None:
-    """Begin a copy, of which nothing need have happened when this returns."""
+    """Begin a copy. Nothing of it need have happened when this returns."""
     machine = thread.machine
     copy.program, copy.kernel = thread.program, thread.kernel
     copy.owner, copy.begun = thread.owner, True

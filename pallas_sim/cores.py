@@ -1,4 +1,8 @@
-"""Launches: the meshes of cores that a kernel runs on, how they enter it, and how they leave it."""
+"""Launches: the meshes of cores that a kernel runs on, how they enter it, and how they leave it.
+
+Then meetings, at which threads wait for each other, and the memory of peers: of other devices and
+cores.
+"""
 
 from __future__ import annotations
 

@@ -345,7 +345,7 @@ class Thread:
       machine: the run it belongs to.
       grids: the grids it is inside of, the innermost last.
       kernels: the kernels it is inside of, by name, the innermost last.
-      generators: the state of the core's own random number generator, once it is seeded.
+      generator: the state of the core's own random number generator, once it is seeded.
       axes: the index of this device, and core, along each axis of its meshes, by name.
       units: the state of units that a kernel drives by hand, by name.
       sizes: of the axes of the mesh of devices.

@@ -2,7 +2,7 @@
 
 Time is the number of equations that the whole machine has evaluated. A ``Timeline`` is filled while
 a run goes on: by ``machine.Thread.span`` with what a core does for some time, by ``copies`` with
-copies and semaphores. ``text_of`` writes one in the Chrome trace event format
+copies and semaphores. ``timeline_text`` writes one in the Chrome trace event format
 (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU).
 """
 

@@ -1,7 +1,7 @@
 """Private names of JAX: lowering for chips that are not there, and what that decides.
 
-First what the lowering is told (options of ``jax.export``, ``interpret=``, the mesh, Triton's
-verifier); then what Mosaic GPU decides in it and no kernel says: tiles and bytes of shared memory.
+First the options of the lowering (of ``jax.export``, ``interpret=``, the mesh, Triton's verifier);
+then what Mosaic GPU decides in it: tiles and bytes of shared memory, which no kernel says.
 
 Seen in JAX 0.11.2 and 0.12.0.1. It can go when ``jax.export`` has these options, the abstract mesh
 of a mesh can be of another device, kernels say their tiles, and JAX has a public function for their

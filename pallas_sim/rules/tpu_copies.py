@@ -68,7 +68,7 @@ def _dma_start(eqn: Equation) -> Evaluate:
             window = parts.target.transforms
             copy.target = target if direct else region_of(target, memory, window, operands)
             straight = not adds and source.shape == target.shape and direct
-            # Views are memory itself, of which chunks can be copied.
+            # A view is memory itself, so chunks of it can be copied.
             copy.whole = not straight or copy.read is not None
             if not straight:
                 copy.write = put(memory)

@@ -68,7 +68,7 @@ def adds_integers_as_floats() -> bool:
     """Return whether JAX's lowering takes an array of integers for one of floats in ``atomic_add``.
 
     JAX 0.11 does: ``atom.add.f32`` in the machine code for int32, where 0.12 has ``atom.add.u32``.
-    Negative integers are then NaN of which the sum is NaN again, 2147483647 as an integer.
+    Negative integers are NaN then, and so is their sum: 2147483647 as an integer.
     """
     import jax
 
