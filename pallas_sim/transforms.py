@@ -76,6 +76,11 @@ class Indexed(Transform):
     joint: tuple[int | Operand, ...]
     repeated: tuple[int, ...] = ()
 
+    @classmethod
+    def whole(cls, shape: tuple[int, ...]) -> Indexed:
+        """Return the index of all elements of a reference."""
+        return cls(tuple(AxisSlice(0, size, 1) for size in shape), shape, ())
+
 
 @dataclass(frozen=True, slots=True)
 class Reshaped(Transform):

@@ -277,8 +277,7 @@ def masked(
     Raises:
       Outside: an element beyond the edge is not left out.
     """
-    whole = Indexed(tuple(AxisSlice(0, size, 1) for size in array.shape), array.shape, ())
-    *outer, last = window or (whole,)
+    *outer, last = window or (Indexed.whole(array.shape),)
     if not isinstance(last, Indexed):
         raise SimulationError("a masked access to a reshaped reference cannot be simulated")
     memory = read(array, outer, operands)

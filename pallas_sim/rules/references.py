@@ -26,6 +26,7 @@ from pallas_sim.transforms import Transform, split_elsewhere
 from pallas_sim.windows import masked, read, write
 
 
+@rule("load", threaded=True, home="primitives")  # ``plgpu.load``
 @rule("get", threaded=True)
 def _get(eqn: Equation) -> Evaluate:
     window, places = split_elsewhere(transforms_of(eqn.params["tree"], 1, len(eqn.ins) - 1))
@@ -53,12 +54,6 @@ def _get(eqn: Equation) -> Evaluate:
 def _loaded(part: Any) -> Any:
     """Return a copy of a part of memory; without axes a scalar of numpy, which computes faster."""
     return np.array(part) if part.ndim else part[()]
-
-
-@rule("load", threaded=True, home="primitives")
-def _load(eqn: Equation) -> Evaluate:
-    """``plgpu.load``: as ``get``."""
-    return _get(eqn)
 
 
 @rule("store", threaded=True, home="primitives")

@@ -24,7 +24,7 @@ from pallas_sim.machine import Thread
 from pallas_sim.memory import Elements, Outside, Ref, grid_of
 from pallas_sim.products import multiplier
 from pallas_sim.registry import Equation, Evaluate, rule
-from pallas_sim.transforms import AxisSlice, Indexed, Operand, Transform
+from pallas_sim.transforms import Indexed, Operand, Transform
 from pallas_sim.windows import read, write
 
 
@@ -328,8 +328,10 @@ def _locating(
     window = transforms_in(transforms)
 
     def locate(ref: Ref, operands: Sequence[Any]) -> tuple[Elements, Any]:
-        mask = np.ones(shape, bool) if mask_at is None else operands[mask_at.position]
-        return _at(ref, window, operands, indices, mask), mask
+        mask: Any = np.ones(shape, bool) if mask_at is None else operands[mask_at.position]
+        memory, arrays = _view(ref, window, operands), (operands[at.position] for at in indices)
+        key = tuple(np.asarray(array)[mask].astype(np.int64) for array in arrays)
+        return _checked(memory, key), mask
 
     return locate
 
@@ -387,9 +389,14 @@ def _within(eqn: Equation, first: int, shape: tuple[int, ...], *, compresses: bo
     window = transforms_in(eqn.params["tree"].unflatten([Operand(at) for at in range(first, last)]))
 
     def locate(ref: Ref, operands: Sequence[Any]) -> tuple[Elements, Any]:
-        mask = operands[last] if eqn.params["has_mask"] else np.ones(shape, bool)
+        mask: Any = operands[last] if eqn.params["has_mask"] else np.ones(shape, bool)
         chosen = _first(mask) if compresses else mask
-        return _elements(ref, window, operands, shape, chosen), mask
+        *outer, index = window or (Indexed.whole(ref.shape),)
+        if isinstance(index, Indexed):
+            memory, axes = _view(ref, outer, operands), grid_of(index, operands, shape)
+        else:
+            memory, axes = _view(ref, window, operands), list(np.indices(shape))
+        return _checked(memory, tuple(axis[chosen] for axis in axes)), mask
 
     return locate
 
@@ -397,44 +404,6 @@ def _within(eqn: Equation, first: int, shape: tuple[int, ...], *, compresses: bo
 def _first(mask: Any) -> Any:
     """Return a mask of as many elements as a mask has, those at the front."""
     return (np.arange(mask.size) < np.count_nonzero(mask)).reshape(mask.shape)
-
-
-def _elements(
-    ref: Ref,
-    window: Sequence[Transform],
-    operands: Sequence[Any],
-    shape: tuple[int, ...],
-    chosen: Any,
-) -> Elements:
-    """Return the chosen elements of a window.
-
-    Raises:
-      Outside: one of them is beyond the edge; others may be.
-    """
-    if not window:
-        window = (Indexed(tuple(AxisSlice(0, size, 1) for size in ref.shape), ref.shape, ()),)
-    *outer, last = window
-    memory = _view(ref, outer if isinstance(last, Indexed) else window, operands)
-    indexed = isinstance(last, Indexed)
-    axes = grid_of(last, operands, shape) if indexed else list(np.indices(shape))
-    return _checked(memory, tuple(axis[chosen] for axis in axes))
-
-
-def _at(
-    ref: Ref,
-    window: Sequence[Transform],
-    operands: Sequence[Any],
-    indices: Sequence[Operand],
-    mask: Any,
-) -> Elements:
-    """Return the elements that indices name, but those that a mask leaves out.
-
-    Raises:
-      Outside: one of them is beyond the edge.
-    """
-    memory = _view(ref, window, operands)
-    key = tuple(np.asarray(operands[index.position])[mask].astype(np.int64) for index in indices)
-    return _checked(memory, key)
 
 
 def _view(ref: Ref, window: Sequence[Transform], operands: Sequence[Any]) -> Array:
@@ -448,6 +417,11 @@ def _view(ref: Ref, window: Sequence[Transform], operands: Sequence[Any]) -> Arr
 
 
 def _checked(memory: Array, key: tuple[Array, ...]) -> Elements:
+    """Return the elements of memory that arrays of indices name.
+
+    Raises:
+      Outside: one of them is beyond the edge.
+    """
     for axis, (indices, size) in enumerate(zip(key, memory.shape, strict=True)):
         if indices.size and (indices.min() < 0 or indices.max() >= size):
             raise Outside.of(axis, indices, memory.shape)
