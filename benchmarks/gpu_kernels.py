@@ -14,7 +14,8 @@ and measures nothing. A GPU measures the rows of its generation. Kernels of seve
 
 Targets on an H200, as times of ours over theirs: bf16 products of 4096 and 8192 at most 1 / 0.9 of
 cuBLAS; attention, d = 128, 8192 queries and keys, causal and not, at most 1 / 0.9 of cuDNN; softmax
-and RMS norm at least 0.9 of the bandwidth of the copy; ragged_dot at most XLA's. Not measured yet.
+and RMS norm at least 0.9 of the bandwidth of the copy; ragged_dot at most XLA's. docs/gpu.md has
+what was measured.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -59,6 +61,8 @@ class Row:
       bound: what the share is of: ``"flops"`` or ``"bytes"``.
       chip: that it is for: ``"h200"`` or ``"b200"``, whose generations differ; ``""`` for any.
       below: int32 operands are drawn from 0 up to this, which is left out.
+      layouts: what each side wants the operands as, made before the time is taken; None for as they
+        are.
     """
 
     name: str
@@ -69,6 +73,7 @@ class Row:
     bound: str
     chip: str = "h200"
     below: int = 0
+    layouts: tuple[Callable[..., Any] | None, ...] = (None, None, None)
 
 
 def _bundled(module: str) -> Any:
@@ -200,28 +205,51 @@ def _sparse(size: int) -> Row:
     return Row(name, (values, pairs, y), sides, 2.0 * size**3, moved, "flops", "b200", below=6)
 
 
-def _attention(length: int, heads: int, d: int, *, causal: bool, batch: int = 1) -> Row:
+def _attention(
+    length: int, heads: int, d: int, *, causal: bool, batch: int = 1, backward: bool = False
+) -> Row:
+    """Attention, or its gradient by all operands with the forward pass."""
+
     def ours(q: Any, k: Any, v: Any) -> Any:
         return _kernels("hopper_flash_attention")(q, k, v, causal=causal)
 
     def cudnn(q: Any, k: Any, v: Any) -> Any:
-        q, k, v = (jnp.swapaxes(each, 1, 2) for each in (q, k, v))
-        out = jax.nn.dot_product_attention(q, k, v, is_causal=causal, implementation="cudnn")
-        return jnp.swapaxes(out, 1, 2)
+        return jax.nn.dot_product_attention(q, k, v, is_causal=causal, implementation="cudnn")
 
     def bundled(q: Any, k: Any, v: Any) -> Any:
         module = _bundled("attention_mgpu")
         config = module.TuningConfig(
             block_q=64, block_kv=128, max_concurrent_steps=2, causal=causal
         )
-        # It does not scale, and has the heads behind the sequence.
-        q, k, v = (jnp.swapaxes(each, 1, 2) for each in (q * d**-0.5, k, v))
-        return jnp.swapaxes(module.attention(q, k, v, config), 1, 2)
+        return module.attention(q, k, v, config)
+
+    def heads_behind(q: Any, k: Any, v: Any) -> Any:
+        return tuple(jnp.swapaxes(x, 1, 2) for x in (q, k, v))
+
+    def scaled(q: Any, k: Any, v: Any) -> Any:  # JAX's does not scale
+        return heads_behind(q * d**-0.5, k, v)
+
+    def gradient(function: Callable[..., Any]) -> Callable[..., Any]:
+        def by_operands(q: Any, k: Any, v: Any) -> Any:
+            out, pullback = jax.vjp(function, q, k, v)
+            return pullback(out)
+
+        return by_operands
 
     q = jax.ShapeDtypeStruct((batch, heads, length, d), jnp.float16)  # JAX's takes nothing else
     flops = 4.0 * batch * heads * length**2 * d * (0.5 if causal else 1.0)
     name = f"attention {length} d={d}{' causal' if causal else ''}"
-    return Row(name, (q, q, q), (ours, cudnn, bundled), flops, _bytes(q, q, q, q), "flops")
+    sides: tuple[Callable[..., Any] | None, ...] = (ours, cudnn, bundled)
+    if backward:
+        name, flops, sides = (
+            f"{name} backward",
+            3.5 * flops,
+            (gradient(ours), gradient(cudnn), None),
+        )
+    return Row(
+        *(name, (q, q, q), sides, flops, _bytes(q, q, q, q), "flops"),
+        layouts=(None, heads_behind, scaled),
+    )
 
 
 def _softmax(rows: int, n: int) -> Row:
@@ -330,7 +358,6 @@ def rows() -> Iterator[Row]:
         yield _matmul(size, "blackwell_matmul", "b200", _blackwell_bundled)
     yield _matmul(4096, "hopper_matmul_pipelined")
     yield _matmul(4096, "ampere_matmul", "", None)
-    yield _float8(8192)
     yield _mixed(4096)
     yield _scaled(8192, 32)
     yield _scaled(8192, 16)
@@ -342,14 +369,19 @@ def rows() -> Iterator[Row]:
     yield _conv2d(8, 64, 256)
     for causal in (False, True):
         yield _attention(8192, 16, 128, causal=causal)
+        yield _attention(16384, 16, 128, causal=causal)
+        yield _attention(8192, 16, 128, causal=causal, backward=True)
     yield _attention(8192, 8, 256, causal=True)
+    yield _attention(8192, 8, 256, causal=True, backward=True)
     yield _attention(4096, 32, 64, causal=True)
+    yield _attention(4096, 32, 64, causal=True, backward=True)
     yield _softmax(8192, 4096)
     yield _rms_norm(8192, 4096)
     yield _layer_norm(8192, 4096)
     yield from _reductions(8192, 4096)
     yield from _moves(8192, 4096)
     yield _ragged(8192, 4096, 4096, 8)
+    yield _float8(8192)  # the last one: XLA tries kernels for minutes
 
 
 def _drawn(operand: jax.ShapeDtypeStruct, rng: np.random.Generator, below: int = 0) -> jax.Array:
@@ -390,11 +422,12 @@ def measure(row: Row, rounds: int) -> dict[str, float | str]:
         tuple(_drawn(operand, rng, row.below) for operand in row.operands) for _ in range(copies)
     ]
     found: dict[str, float | str] = {}
-    for side, function in zip(SIDES, row.sides, strict=True):
+    for side, function, layout in zip(SIDES, row.sides, row.layouts, strict=True):
         if function is None:
             continue
         try:
-            found[side] = _median(function, sets, rounds)
+            operands = [jax.jit(layout)(*s) for s in sets] if layout else sets
+            found[side] = _median(function, operands, rounds)
         except Exception as error:  # one that this GPU or JAX does not take costs no other row
             found[side] = _told(error)
     return found
@@ -416,13 +449,14 @@ def trace(row: Row) -> dict[str, str]:
     """What each side is for a chip that is not there: the shape of its answer, or its error."""
     found: dict[str, str] = {}
     chip = row.chip or "h200"
-    for side, function in zip(SIDES, row.sides, strict=True):
+    for side, function, layout in zip(SIDES, row.sides, row.layouts, strict=True):
         if function is None:
             continue
         try:
+            shapes = jax.eval_shape(layout, *row.operands) if layout else row.operands
             with present(AbsentChip(f"NVIDIA {chip.upper()}", "gpu", attributes(chip))):
-                out = jax.eval_shape(function, *row.operands)
-            found[side] = f"{out.dtype}{list(out.shape)}"
+                out = jax.eval_shape(function, *shapes)
+            found[side] = ", ".join(f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves(out))
         except Exception as error:
             found[side] = _told(error)
     return found
@@ -480,9 +514,8 @@ def main() -> None:
         for side, text in found.items():
             if isinstance(text, str):
                 print(f"  {side}: {text}")
-    if asked.json:
-        with open(asked.json, "w", encoding="utf-8") as file:
-            json.dump(results, file, indent=1)
+        if asked.json:  # whatever happens to the next row
+            Path(asked.json).write_text(json.dumps(results, indent=1), encoding="utf-8")
     if any(isinstance(found["ours"], str) for found in results["rows"].values()):
         sys.exit(1)
 

@@ -31,7 +31,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/support")]
 
-from pallas_test_support.order_programs import Comparison, Program, Signal, Wait, compare, record  # noqa: E402
+from pallas_test_support.order_programs import (  # noqa: E402
+    Comparison,
+    Program,
+    Signal,
+    Wait,
+    compare,
+    record,
+)
 
 from pallas_sim.findings import Owner  # noqa: E402
 from pallas_sim.order.disorder import disorder  # noqa: E402

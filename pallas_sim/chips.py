@@ -97,7 +97,7 @@ TPUS: dict[str, Tpu] = {
 # truncated to multiples of one unit, which the largest exponent among them decides; they are added
 # exactly, and the sum is truncated to the bits of the accumulator.
 #
-# - Compute capability 9 was compared with an H200: 81,920 sums, no wrong bit (docs/simulator.md).
+# - Compute capability 9 was compared with an H200: 610,000 sums, no wrong bit (docs/simulator.md).
 # - Capabilities 8 and 10 are published measurements, which were not compared with a chip here: Xie,
 #   Wang, Yang and Yang, "MMA-Sim: Bit-Accurate Reference Model of Tensor Cores and Matrix Cores",
 #   arXiv:2511.10909.
@@ -105,17 +105,23 @@ TPUS: dict[str, Tpu] = {
 
 @dataclass(frozen=True)
 class Accumulation:
-    """How one instruction adds products in float32.
+    """How one instruction adds products.
 
     Attributes:
       step: products that are added at a time.
       fraction_bits: bits that an addend keeps below the largest exponent of its group.
       sum_bits: bits that a sum keeps below its own exponent: 23 is all of float32.
+      order: in which order it takes so many products; () for that of the operands.
+      operands: dtype that its operands are converted to before; "" for none.
+      float16: whether sums of float16 are known: all bits of a step are kept, and rounded once.
     """
 
     step: int
     fraction_bits: int
     sum_bits: int = 23
+    order: tuple[int, ...] = ()
+    operands: str = ""
+    float16: bool = False
 
     @property
     def is_narrow(self) -> bool:
@@ -142,6 +148,10 @@ def _of(instruction: str, names: str, accumulation: Accumulation) -> Accumulatio
 _SIXTEEN = "bfloat16 float16"
 _EIGHT = "float8_e4m3fn float8_e5m2"
 
+#: Triton gives a thread 4 elements of 8 bits in a row, as two pairs of float16: an instruction of
+#: 16 products takes the first pairs of 32 elements, the next one the second pairs.
+_IN_PAIRS = (*(k for k in range(32) if k % 4 < 2), *(k for k in range(32) if k % 4 >= 2))
+
 #: By CUDA's major compute capability.
 ACCUMULATIONS: Mapping[int, Accumulations] = MappingProxyType(
     {
@@ -152,9 +162,11 @@ ACCUMULATIONS: Mapping[int, Accumulations] = MappingProxyType(
             **_of("dot", "tf32", Accumulation(4, 24)),
         },
         9: {
-            **_of("wgmma", _SIXTEEN, Accumulation(16, 25)),
-            **_of("wgmma", _EIGHT, Accumulation(32, 13, 13)),
+            **_of("wgmma", _SIXTEEN, Accumulation(16, 25, float16=True)),
+            **_of("wgmma", _EIGHT, Accumulation(32, 13, 13, float16=True)),
+            **_of("wgmma", "float32", Accumulation(8, 25)),
             **_of("dot", _SIXTEEN, Accumulation(16, 25)),
+            **_of("dot", _EIGHT, Accumulation(16, 25, order=_IN_PAIRS, operands="float16")),
             **_of("dot", "tf32", Accumulation(8, 25)),
         },
         10: {

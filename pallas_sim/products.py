@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from pallas_sim.chips import Accumulation
-from pallas_sim.dtypes import FLOAT32, FLOAT64, Array, Dtype, converter, is_integer
+from pallas_sim.dtypes import FLOAT16, FLOAT32, FLOAT64, Array, Dtype, converter, is_integer
 
 Unary = Callable[[Any], Any]
 Multiply = Callable[[Any, Any], Any]
@@ -130,13 +131,14 @@ def _wrapping(out: Dtype) -> Unary:
 #
 # 1. Products are exact. The exponent of a product is the sum of the exponents of its operands; a
 #    subnormal operand has the smallest exponent of its format.
-# 2. ``m`` is the largest of these exponents and that of the accumulator; zeros have none.
+# 2. ``m`` is the largest of these exponents and that of the accumulator; zeros have none. It is at
+#    least -133.
 # 3. Each product, and the accumulator, is truncated toward zero to a multiple of
 #    ``2 ** (m - fraction_bits)``.
 # 4. They are added exactly, and the sum is truncated toward zero to ``sum_bits`` bits below its own
-#    exponent.
+#    exponent, and to a multiple of the smallest subnormal number. From 2**128 on it is infinite.
 #
-# The source is a comparison with an H200, without a wrong bit in 81,920 sums (docs/simulator.md).
+# The source is a comparison with an H200, without a wrong bit in 610,000 sums (docs/simulator.md).
 
 
 #: Gives ``a @ b + c`` for ``a [m, k]``, ``b [k, n]`` and ``c [m, n]``, or ``a @ b`` for None.
@@ -149,13 +151,20 @@ _NONE = -4096
 #: so when they are scaled.
 _RANGE = 60
 
-#: The smallest exponent of an accumulator, which is float32.
-_LEAST = -126
+#: The smallest exponent of a group, whatever its products have.
+_LEAST_OF_GROUP = -133
+
+#: Sums are multiples of 2 to this: the subnormal numbers of float32.
+_SMALLEST = -149
+
+#: Groups with a smaller exponent cannot have a sum beyond float32.
+_LARGE = 120
+
+#: More bits than a sum of a step has.
+_ALL_BITS = 44
 
 #: Products of a group that are computed at a time: their arrays fit into a level 2 cache.
 _AT_A_TIME = 1 << 16
-
-_TINY = float(np.finfo(np.float32).tiny)
 
 
 def least_exponent(dtype: Any) -> int:
@@ -164,7 +173,7 @@ def least_exponent(dtype: Any) -> int:
 
 
 def truncated_product(
-    a: Array, b: Array, c: Array | None, accumulation: Accumulation, least: tuple[int, int]
+    a: Array, b: Array, c: Array | None, accumulation: Accumulation, least: tuple[int, int, int]
 ) -> Array:
     """Return ``a @ b + c`` as float64, whose values are those of the accumulator.
 
@@ -173,7 +182,7 @@ def truncated_product(
       b: of the same dtype, ``[k, n]``; finite.
       c: float32 ``[m, n]``; finite. None for zeros.
       accumulation: how the instruction adds.
-      least: the smallest exponents of the formats of ``a`` and ``b``.
+      least: the smallest exponents of the formats of ``a``, ``b`` and the sums.
     """
     sums = np.zeros((len(a), b.shape[1])) if c is None else c.astype(np.float64) + 0.0
     if not sums.size or not a.shape[1]:
@@ -201,7 +210,7 @@ def _add(
     sums: Array,
     terms: Array,
     accumulation: Accumulation,
-    least: tuple[int, int],
+    least: tuple[int, int, int],
 ) -> None:
     """Add the products of ``terms``, those of the others being zeros, to ``sums``, in place."""
     step = accumulation.step
@@ -219,18 +228,22 @@ def _add(
             if start < end:
                 of_rows = a[start:end, span], of_a[start:end, span]
                 of_columns = b[start:end], of_b[start:end]
-                total = _added(of_rows, of_columns, total, accumulation)
+                total = _added(of_rows, of_columns, total, accumulation, least[2])
         sums[span] = total
 
 
 def _added(
-    a: tuple[Array, Array], b: tuple[Array, Array], total: Array, accumulation: Accumulation
+    a: tuple[Array, Array],
+    b: tuple[Array, Array],
+    total: Array,
+    accumulation: Accumulation,
+    least: int,
 ) -> Array:
     """Add one group of products to ``total``, a float64, and return the sum."""
     bits = accumulation.fraction_bits
     largest = (a[1][:, :, None] + b[1][:, None, :]).max(axis=0)
-    np.maximum(largest, _exponents(total, _LEAST), out=largest)
-    np.maximum(largest, np.int16(_LEAST), out=largest)
+    np.maximum(largest, _exponents(total, least), out=largest)
+    np.maximum(largest, np.int16(_LEAST_OF_GROUP), out=largest)
     scale = np.ldexp(1.0, bits - largest.astype(np.int32))
     # What is scaled has a fraction of what is cut off, and conversion to integers truncates.
     products = a[0][:, :, None] * b[0][:, None, :]
@@ -242,6 +255,10 @@ def _added(
     sums = np.trunc(total * scale) + terms
     sums = np.ldexp(sums, largest.astype(np.int32) - bits)
     _keep(sums, accumulation.sum_bits)
+    if int(largest.min()) - bits < _SMALLEST:
+        sums = np.ldexp(np.trunc(np.ldexp(sums, -_SMALLEST)), _SMALLEST)
+    if int(largest.max()) >= _LARGE:
+        sums[np.abs(sums) >= 2.0**128] *= np.inf
     return sums
 
 
@@ -270,55 +287,90 @@ def _in_range(of_a: Array, of_b: Array) -> bool:
 
 
 def chip_product(
-    lhs: Dtype, rhs: Dtype, accumulation: Accumulation, usual: Product, read: Unary | None = None
+    lhs: Dtype,
+    rhs: Dtype,
+    accumulation: Accumulation,
+    read: Unary | None = None,
+    out: Dtype = FLOAT32,
 ) -> Product:
-    """Return how tensor cores compute ``a @ b + c`` in float32.
+    """Return how tensor cores compute ``a @ b + c``.
 
-    NaN, infinities, overflow and subnormal results were not compared with a chip: these elements
-    are those of ``usual``.
+    A product with an infinite operand is infinite, or NaN; a finite one may be larger than any
+    float32. A NaN has the bits that Hopper gives all of them.
 
     Args:
       lhs: dtype of the first operand.
       rhs: dtype of the second operand.
       accumulation: how the instruction adds.
-      usual: gives ``a @ b + c``, with None for no ``c``.
       read: gives what the instruction reads of a float32 operand; None for all of it.
+      out: dtype of the sums: float32, or float16, which a step rounds to, to nearest.
     """
-    least = least_exponent(lhs), least_exponent(rhs)
+    least = least_exponent(lhs), least_exponent(rhs), least_exponent(out)
     # What the instruction reads of each operand, in float32.
     widen = [
         read if read and dtype == FLOAT32 else widening(dtype, FLOAT32) for dtype in (lhs, rhs)
     ]
+    if out == FLOAT16:
+        accumulation = replace(accumulation, sum_bits=_ALL_BITS)
 
     def evaluate(a: Array, b: Array, c: Array | None) -> Array:
-        left, odd_rows = _finite(widen[0](a))
-        right, odd_columns = _finite(widen[1](b))
-        before, doubtful = (None, None) if c is None else _finite(c)
-        sums = truncated_product(left, right, before, accumulation, least)
-        with np.errstate(over="ignore"):
-            result = sums.astype(np.float32)
-        small = np.abs(sums) < _TINY
-        overflows = ~np.isfinite(result)
-        special = [mask for mask in (odd_rows, odd_columns, doubtful) if mask is not None]
-        if not special and not small.any() and not overflows.any():
-            return result
-        other = usual(a, b, c)
-        other_rules = overflows | (small & (np.abs(other) < _TINY))
-        if odd_rows is not None:
-            other_rules |= odd_rows.any(axis=1)[:, None]
-        if odd_columns is not None:
-            other_rules |= odd_columns.any(axis=0)
-        if doubtful is not None:
-            other_rules |= doubtful
-        return np.where(other_rules, other, result)
+        a, b, depth = widen[0](a), widen[1](b), a.shape[1]
+        if accumulation.order:
+            terms = _ordered(depth, accumulation.order)
+            a, b = a[:, terms], b[terms]
+        left, right = _finite(a), _finite(b)
+        is_special = left is not a or right is not b
+        step = accumulation.step if is_special or out == FLOAT16 else max(depth, 1)
+        sums = c
+        with np.errstate(over="ignore", invalid="ignore"):
+            for start in range(0, max(depth, 1), step):
+                group = slice(start, start + step)
+                before = 0 if sums is None else sums
+                sums = truncated_product(left[:, group], right[group], sums, accumulation, least)
+                if is_special:
+                    special = _special_sums(a[:, group], b[group])
+                    sums = np.where(special == 0, sums, before + special)
+                sums = sums.astype(out) + out.type(0)  # a sum that is rounded to -0 is 0
+        assert sums is not None
+        bits = sums.view(np.uint32 if out == FLOAT32 else np.uint16)
+        bits[np.isnan(sums)] = np.iinfo(bits.dtype).max >> 1
+        return sums
 
     return evaluate
 
 
-def _finite(array: Array) -> tuple[Array, Array | None]:
-    """Return an array with zeros for NaN and infinities, and where these were; None for nowhere."""
-    odd = ~np.isfinite(array)
-    return (np.where(odd, np.float32(0), array), odd) if odd.any() else (array, None)
+def _ordered(depth: int, order: tuple[int, ...]) -> Array:
+    """Return the order of so many products; behind whole groups it is that of the operands."""
+    terms, size = np.arange(depth), len(order)
+    whole = depth // size * size
+    terms[:whole] = (np.arange(0, whole, size)[:, None] + np.array(order)).ravel()
+    return terms
+
+
+def _finite(array: Array) -> Array:
+    """Return an array with zeros for NaN and infinities; the same one if it has none."""
+    finite = np.isfinite(array)
+    return array if finite.all() else np.where(finite, array, np.float32(0))
+
+
+def _special_sums(a: Array, b: Array) -> Array:
+    """Return what infinite and NaN products add to sums: zeros, signed infinities, or NaN."""
+
+    def meet(of_rows: Array, of_columns: Array) -> Array:
+        return (of_rows.astype(FLOAT32) @ of_columns.astype(FLOAT32)) > 0
+
+    infinite_a, infinite_b = np.isinf(a), np.isinf(b)
+    nan = meet(np.isnan(a), np.ones(b.shape)) | meet(np.ones(a.shape), np.isnan(b))
+    nan |= meet(infinite_a, b == 0) | meet(a == 0, infinite_b)
+    above, below = (
+        meet(infinite_a & (a > 0), sign * b > 0)
+        | meet(infinite_a & (a < 0), sign * b < 0)
+        | meet(a > 0, infinite_b & (sign * b > 0))
+        | meet(a < 0, infinite_b & (sign * b < 0))
+        for sign in (1, -1)
+    )
+    sums = np.where(above, np.inf, 0.0) - np.where(below, np.inf, 0.0)
+    return np.where(nan, np.nan, sums)
 
 
 def fused_product(a: Array, b: Array) -> Array:

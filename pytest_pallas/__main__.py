@@ -26,9 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in (scaffold, merge):
         command.add_parser(commands)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        return given.run(given)
+        return options.run(options)
     except OptionError as error:
         print(f"pytest-pallas: {error}", file=sys.stderr)  # noqa: T201
         return 2

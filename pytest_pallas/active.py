@@ -1,7 +1,7 @@
-"""The hooks of a session that tests kernels, without logic.
+"""The hooks of a session that tests kernels.
 
-``plugin`` registers this module with the first option, mark, fixture or suite of the plugin in a
-session. It does not import jax.
+``plugin`` registers ``KernelTests`` with the first option, mark, fixture or suite of the plugin in
+a session. This module does not import jax.
 """
 
 from __future__ import annotations
@@ -27,11 +27,8 @@ from pytest_pallas.pytest_session import (
     DONE,
     OUTPUT,
     PROBLEM,
-    SESSION,
     SHARD,
     STATUS,
-    PytestSession,
-    current,
     look_for_named_backends,
     start,
 )
@@ -40,294 +37,300 @@ if TYPE_CHECKING:
     from pytest_pallas.distribute.resume import RunKeeper
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Set options, devices and backends, and register the plugins for reports and isolation."""
-    from pytest_pallas.backends.devices import simulate
-
-    state = start(config)
-    budget = contextlib.ExitStack()
-    budget.enter_context(limited(state.options.max_bytes))  # until the session ends
-    config.add_cleanup(budget.close)
+@contextlib.contextmanager
+def _stopping_pytest() -> Generator[None]:
+    """Make a ``UsageError`` of wrong options and missing devices, which stops pytest."""
     try:
-        gang = not state.in_worker and (state.options.processes or state.options.distributed)
-        if processes.gang() is None:  # otherwise its host has set them
-            explicit = "devices" in state.options.explicit
-            devices = simulate(state.options.devices, os.environ, explicit=explicit)
-            state.options = dataclasses.replace(state.options, devices=devices)
-        _settle_workers(state)
-        if gang:
-            from pytest_pallas.distribute.gang.plugin import register_gang
-
-            register_gang(state)
-        look_for_named_backends(state)
-        if state.options.results is not None or state.options.html is not None:
-            from pytest_pallas.report.files import settle_files
-
-            settle_files(state)
-        if state.options.trace is not None:
-            from pytest_pallas.report.traces import settle_trace
-
-            settle_trace(state)
-        if state.goldens is not None:
-            state.goldens.ready()
-        state.replayed  # noqa: B018 - read now: a damaged file must stop pytest before it collects
-        state.costs  # noqa: B018 - read now: a missing file must stop pytest before it collects
-        if state.options.dump is not None:
-            folder = config.invocation_params.dir / state.options.dump
-            state.options = dataclasses.replace(state.options, dump=folder)
+        yield
     except (OptionError, DeviceError, GangError) as error:
         raise pytest.UsageError(str(error)) from None
-    kept = _settle_results(state)
-    if state.options.suite:
-        from pytest_pallas.run.collection import add_suite
 
-        add_suite(config)
-    if state.options.database:
-        from pytest_pallas.database import DatabaseReporter
 
-        names = ", ".join(place.shown for place in state.options.database)
-        databases = DatabaseReporter(names, lambda: state.database, state.lost_places)
-        config.pluginmanager.register(databases, "pallas-database-reporter")
-    if state.options.mutate is not None:
-        from pytest_pallas.mutate.own_tests import PLUGIN as MUTANTS
-        from pytest_pallas.mutate.own_tests import TestMutantRunner, mutants_instead
-        from pytest_pallas.mutate.runner import earlier_run
+class KernelTests:
+    """The plugin of a session that tests kernels."""
 
-        try:
-            # a wrong name or file must stop pytest before collection
-            if "mutate_operators" in state.options.explicit:
-                _ = state.operators  # imports JAX
-            earlier = earlier_run(config)
-        except OptionError as error:
-            raise pytest.UsageError(str(error)) from None
-        state.killed_earlier = earlier.killed
-        state.killed |= earlier.killed
-        state.marked |= earlier.marked
-        config.pluginmanager.register(TestMutantRunner(state, reseed), MUTANTS)
-        state.replace_items = mutants_instead
-    isolated = state.in_worker  # this process is for those
-    if not isolated and not gang:
-        from pytest_pallas.isolate.isolator import PLUGIN, Isolator
+    def __init__(self, config: pytest.Config) -> None:
+        """Start the session.
 
-        config.pluginmanager.register(Isolator(state), PLUGIN)
-    if not hasattr(config, "workerinput") and not isolated and state.reports:
-        from pytest_pallas.report.reporter import Reporter
+        Raises:
+          pytest.UsageError: an option, ini value or name is wrong.
+        """
+        self.config, self.session = config, start(config)
+        self.in_worker = self.session.in_worker  # this process runs isolated tests for another
 
-        config.pluginmanager.register(Reporter(state, kept), "pallas-reporter")
-        if state.options.trace is not None:
+    def pytest_configure(self) -> None:
+        """Set options, devices and backends, and register the plugins of features."""
+        session, register = self.session, self.config.pluginmanager.register
+        options = session.options
+        budget = contextlib.ExitStack()
+        budget.enter_context(limited(options.max_bytes))  # until the session ends
+        self.config.add_cleanup(budget.close)
+        gang = not self.in_worker and (options.processes or options.distributed)
+        with _stopping_pytest():
+            self._set_devices()
+            if gang:
+                from pytest_pallas.distribute.gang.plugin import register_gang
+
+                register_gang(session)
+            look_for_named_backends(session)
+            self._check_files()
+        keeper = self._keeper_of_results()
+        if options.suite:
+            from pytest_pallas.run.collection import add_suite
+
+            add_suite(self.config)
+        if options.database:
+            from pytest_pallas.database import DatabaseReporter
+
+            reporter = DatabaseReporter(
+                options.database, lambda: session.database, session.lost_places
+            )
+            register(reporter, "pallas-database-reporter")
+        if options.mutate is not None:
+            from pytest_pallas.mutate.own_tests import register_mutants
+
+            with _stopping_pytest():
+                register_mutants(session, reseed)
+        if not self.in_worker and not gang:
+            from pytest_pallas.isolate.isolator import PLUGIN, Isolator
+
+            register(Isolator(session), PLUGIN)
+        if not hasattr(self.config, "workerinput") and not self.in_worker and session.reports:
+            self._register_reporters(keeper)
+
+    def _set_devices(self) -> None:
+        """Set the number of simulated devices, and which accelerator each worker sees.
+
+        Only the controller of a run with options of the plugin gives accelerators to workers.
+
+        Raises:
+          DeviceError: JAX has started, or there are too few accelerators for a named backend.
+        """
+        from pytest_pallas.backends.devices import (
+            accelerators,
+            announce,
+            pinning,
+            simulate,
+            withdraw,
+        )
+
+        session = self.session
+        if processes.gang() is None:  # otherwise its host has set them
+            explicit = "devices" in session.options.explicit
+            devices = simulate(session.options.devices, os.environ, explicit=explicit)
+            session.options = dataclasses.replace(session.options, devices=devices)
+        workers = worker_count(self.config)
+        if workers < 2 or not any_given(self.config):
+            return
+        backends = session.options.backend
+        session.pinning = pinning(accelerators(os.environ), workers, backends, os.environ)
+        if session.pinning is not None:
+            announce(session.pinning, os.environ)
+            self.config.add_cleanup(functools.partial(withdraw, os.environ))
+
+    def _check_files(self) -> None:
+        """Read and check the files of the options, so that a wrong one stops pytest now.
+
+        Raises:
+          OptionError: a file is damaged or missing, or cannot be written.
+        """
+        session = self.session
+        if session.options.results is not None or session.options.html is not None:
+            from pytest_pallas.report.files import check_output_files
+
+            check_output_files(session)
+        if session.options.trace is not None:
+            from pytest_pallas.report.traces import check_trace
+
+            check_trace(session)
+        if session.goldens is not None:
+            session.goldens.ready()
+        _ = session.replayed, session.costs
+        if session.options.dump is not None:
+            folder = self.config.invocation_params.dir / session.options.dump
+            session.options = dataclasses.replace(session.options, dump=folder)
+
+    def _keeper_of_results(self) -> RunKeeper | None:
+        """Find what is done of a run that is taken up, and register what keeps results.
+
+        Raises:
+          pytest.UsageError: the run cannot be taken up.
+        """
+        session, options = self.session, self.session.options
+        if self.in_worker or (options.results is None and options.resume is None):
+            return None
+        from pytest_pallas.distribute.resume import PLUGIN, RunKeeper, load_done_tests, resumed_run
+        from pytest_pallas.pytest_session import done_from_plain, done_of
+
+        worker: dict[str, Any] | None = getattr(self.config, "workerinput", None)  # pytest-xdist's
+        if worker is not None:
+            if DONE in worker:
+                load_done_tests(session, done_from_plain(worker[DONE]))
+            return None
+        with _stopping_pytest():
+            resumed = None if options.resume is None else resumed_run(session)
+        if resumed is not None:
+            load_done_tests(session, done_of(resumed))
+        keeper = RunKeeper(session, resumed)
+        self.config.pluginmanager.register(keeper, PLUGIN)
+        return keeper
+
+    def _register_reporters(self, keeper: RunKeeper | None) -> None:
+        """Register what reports in this process, and the fleet that it sends tests to."""
+        from pytest_pallas.report.reporter import Progress, Reporter
+
+        session, register = self.session, self.config.pluginmanager.register
+        register(Reporter(session, keeper), "pallas-reporter")
+        if session.options.trace is not None:
             from pytest_pallas.report.traces import TraceReporter
 
-            config.pluginmanager.register(TraceReporter(state), "pallas-trace-reporter")
-        if state.options.fleet is not None:
+            register(TraceReporter(session), "pallas-trace-reporter")
+        if session.options.fleet is not None:
             from pytest_pallas.distribute.fleet.controller import start_fleet
 
-            try:
-                start_fleet(state)
-            except OptionError as error:
-                raise pytest.UsageError(str(error)) from None
-        from pytest_pallas.report.reporter import Progress
+            with _stopping_pytest():
+                start_fleet(session)
+        register(Progress(self.config, session.options.fuzz_time), "pallas-progress")
 
-        progress = Progress(config, state.options.fuzz_time)
-        config.pluginmanager.register(progress, "pallas-progress")
+    def pytest_collect_file(
+        self, file_path: Path, parent: pytest.Collector
+    ) -> pytest.Collector | None:
+        """Collect the specs of a file that belongs to a suite."""
+        if file_path.suffix != ".py" or not self.session.options.suite:
+            return None
+        from pytest_pallas.run.collection import collect_file
 
+        return collect_file(file_path, parent)
 
-def _settle_results(state: PytestSession) -> RunKeeper | None:
-    """Find what is done of a run that is taken up, and register what keeps results as they come.
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        """Report once that a file of a suite cannot be imported, which pytest collects as well."""
+        report = yield
+        if report.failed and self.session.options.suite:
+            from pytest_pallas.run.collection import reported_once
 
-    Raises:
-      pytest.UsageError: the run cannot be taken up.
-    """
-    config = state.config
-    if state.in_worker or (state.options.results is None and state.options.resume is None):
-        return None
-    from pytest_pallas.distribute.resume import load_done_tests
-    from pytest_pallas.pytest_session import done_from_plain, done_of
+            reported_once(collector, report)
+        return report
 
-    given: dict[str, Any] | None = getattr(config, "workerinput", None)  # of pytest-xdist
-    if given is not None:
-        if DONE in given:
-            load_done_tests(state, done_from_plain(given[DONE]))
-        return None
-    from pytest_pallas.distribute.resume import PLUGIN, RunKeeper, resumed_run
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(
+        self, session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        """Add the specs of the hook ``pytest_pallas_specs``."""
+        suite = self.session.options.suite
+        if suite and not session.testsfailed:
+            from pytest_pallas.run.collection import require_specs
 
-    try:
-        resumed = None if state.options.resume is None else resumed_run(state)
-    except OptionError as error:
-        raise pytest.UsageError(str(error)) from None
-    if resumed is not None:
-        load_done_tests(state, done_of(resumed))
-    kept = RunKeeper(state, resumed)
-    config.pluginmanager.register(kept, PLUGIN)
-    return kept
+            require_specs(config)
+        hooked = config.hook.pytest_pallas_specs(config=config)
+        if any(hooked):
+            from pytest_pallas.run.collection import collect_hooked
 
+            collect_hooked(session, items, [spec for specs in hooked for spec in specs])
+        if suite and not session.testsfailed:
+            from pytest_pallas.run.collection import require_checks
 
-def _settle_workers(state: PytestSession) -> None:
-    """In the controller of a run with options of the plugin, give each worker an accelerator.
+            require_checks(config, items)
+        self.session.collected = len(items)
+        if (replayed := self.session.replayed) is not None and not session.testsfailed:
+            from pytest_pallas.distribute.shards import keep_replayed
 
-    Raises:
-      DeviceError: there are too few for a named backend.
-    """
-    workers = worker_count(state.config)
-    if workers < 2 or not any_given(state.config):
-        return
-    from pytest_pallas.backends.devices import accelerators, announce, pinning, withdraw
+            keep_replayed(config, items, replayed.example)
 
-    backends = state.options.backend
-    state.pinning = pinning(accelerators(os.environ), workers, backends, os.environ)
-    if state.pinning is not None:
-        announce(state.pinning, os.environ)
-        state.config.add_cleanup(functools.partial(withdraw, os.environ))
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Remove not applicable checks that the run does not select."""
+        if self.session.not_applicable:
+            from pytest_pallas.run.nodes import keep_selected
 
+            narrowed = self.session.collected > len(session.items)
+            keep_selected(session.config, session.items, narrowed=narrowed)
+        if self.session.options.shard is not None:
+            from pytest_pallas.distribute.shards import keep_shard
 
-def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Collect the specs of a file that belongs to a suite."""
-    if file_path.suffix != ".py" or not current(parent.config).options.suite:
-        return None
-    from pytest_pallas.run.collection import collect_file
+            keep_shard(session.config, session.items)
+        if self.session.done:
+            from pytest_pallas.distribute.resume import leave_out_done
 
-    return collect_file(file_path, parent)
+            leave_out_done(self.session, session.items)
 
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Generator[None, Any, Any]:
+        """Record the running test, and start the compilations of the next one."""
+        self.session.item = item
+        processes.begin_scope(item.nodeid)
+        self.session.results.clear()
+        for compiling in (item, nextitem):
+            if getattr(getattr(compiling, "backend", None), "kind", None) == "compiling":
+                from pytest_pallas.run.item import begin
 
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(
-    collector: pytest.Collector,
-) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Report once that a file of a suite cannot be imported, which pytest collects as well."""
-    report = yield
-    if report.failed and current(collector.config).options.suite:
-        from pytest_pallas.run.collection import reported_once
+                begin(compiling)
+        try:
+            return (yield)
+        finally:
+            self.session.item = None
 
-        reported_once(collector, report)
-    return report
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Reject wrong marks, and reset the random generators."""
+        if PROBLEM in item.stash:
+            pytest.fail(item.stash[PROBLEM], pytrace=False)
+        reseed(self.session)
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[Any]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Put the records of a test on its report."""
+        report = yield
+        if call.excinfo is not None or report.when == "teardown":
+            processes.end_scope(_problem(call.excinfo))
+        if self.session.results or hasattr(item, "result"):
+            from pytest_pallas.report.collect import attach
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(
-    session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
-) -> None:
-    """Add the specs of the hook ``pytest_pallas_specs``."""
-    if current(config).options.suite and not session.testsfailed:
-        from pytest_pallas.run.collection import require_specs
+            attach(self.session, item, report, call.excinfo)
+        if self.session.options.trace is not None:
+            from pytest_pallas.report.traces import attach as attach_trace
 
-        require_specs(config)
-    extra = config.hook.pytest_pallas_specs(config=config)
-    if any(extra):
-        from pytest_pallas.run.collection import collect_hooked
+            attach_trace(self.session, report, call.excinfo)
+        return report
 
-        collect_hooked(session, items, [spec for specs in extra for spec in specs])
-    if current(config).options.suite and not session.testsfailed:
-        from pytest_pallas.run.collection import require_checks
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """Count tests that the plugin skipped under their own status."""
+        status = getattr(report, STATUS, "")
+        return (status, "-", status.upper()) if status and report.skipped else None
 
-        require_checks(config, items)
-    current(config).collected = len(items)
-    if (replayed := current(config).replayed) is not None and not session.testsfailed:
-        from pytest_pallas.distribute.shards import keep_replayed
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+        """Keep the checks of a kernel together, because they share draws, traces and runs."""
+        if not self.session.options.suite:
+            return None
+        from pytest_pallas.distribute.shards import scheduler_for
 
-        keep_replayed(config, items, replayed.example)
+        return scheduler_for(config, log)
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Send what an xdist worker knows to the controller; set digests for the results."""
+        state = self.session
+        output = getattr(session.config, "workeroutput", None)
+        if output is None and state.options.results is not None:
+            from pytest_pallas.distribute.shards import set_digests
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Remove not applicable checks that the run does not select."""
-    if current(session.config).not_applicable:
-        from pytest_pallas.run.applicability import keep_selected
+            set_digests(state)
+        elif output is not None:
+            from pytest_pallas.record import plain_not_applicable
 
-        narrowed = current(session.config).collected > len(session.items)
-        keep_selected(session.config, session.items, narrowed=narrowed)
-    if current(session.config).options.shard is not None:
-        from pytest_pallas.distribute.shards import keep_shard
-
-        keep_shard(session.config, session.items)
-    if current(session.config).done:
-        from pytest_pallas.distribute.resume import leave_out_done
-
-        leave_out_done(current(session.config), session.items)
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(
-    item: pytest.Item, nextitem: pytest.Item | None
-) -> Generator[None, Any, Any]:
-    """Record the running test, and start the compilations of the next one."""
-    state = current(item.config)
-    state.item = item
-    processes.begin_scope(item.nodeid)
-    state.results.clear()
-    for each in (item, nextitem):
-        if getattr(getattr(each, "backend", None), "kind", None) == "compiling":
-            from pytest_pallas.run import item as precompile
-
-            precompile.begin(each)
-    try:
-        return (yield)
-    finally:
-        state.item = None
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Reject wrong marks, and reset the random generators."""
-    if PROBLEM in item.stash:
-        pytest.fail(item.stash[PROBLEM], pytrace=False)
-    reseed(current(item.config))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[Any]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Put the records of a test on its report."""
-    report = yield
-    if call.excinfo is not None or report.when == "teardown":
-        processes.end_scope(_problem(call.excinfo))
-    state = current(item.config)
-    if state.results or hasattr(item, "result"):
-        from pytest_pallas.report.collect import attach
-
-        attach(state, item, report, call.excinfo)
-    if state.options.trace is not None:
-        from pytest_pallas.report.traces import attach as attach_trace
-
-        attach_trace(state, report, call.excinfo)
-    return report
+            entries = state.not_applicable.values()
+            output[OUTPUT] = [plain_not_applicable(entry) for entry in entries]
+            output[SHARD] = (state.shard_line, state.empty_shard)
 
 
 def _problem(excinfo: pytest.ExceptionInfo[BaseException] | None) -> str:
-    """What went wrong in a test, for the other processes of the program; "" for a skipped test."""
+    """Say what went wrong in a test, for other processes; "" for a skipped test."""
     if excinfo is None or isinstance(excinfo.value, pytest.skip.Exception):
         return ""
     return f"{excinfo.typename}: {first_line(excinfo.value)}"
-
-
-def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
-    """Count tests that the plugin skipped under their own status."""
-    status = getattr(report, STATUS, "")
-    return (status, "-", status.upper()) if status and report.skipped else None
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep the checks of a kernel together, because they share draws, traces and runs."""
-    if not current(config).options.suite:
-        return None
-    from pytest_pallas.distribute.shards import scheduler_for
-
-    return scheduler_for(config, log)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Send what an xdist worker knows to the controller; digest files for results without tests."""
-    if SESSION not in session.config.stash:
-        return
-    state = current(session.config)
-    output = getattr(session.config, "workeroutput", None)
-    if output is None and state.options.results is not None:
-        from pytest_pallas.distribute.shards import set_digests
-
-        set_digests(state)
-    elif output is not None:
-        from pytest_pallas.record import plain_not_applicable
-
-        entries = state.not_applicable.values()
-        output[OUTPUT] = [plain_not_applicable(entry) for entry in entries]
-        output[SHARD] = (state.shard_line, state.empty_shard)

@@ -32,7 +32,7 @@ _max_bytes: ContextVar[int] = ContextVar("pallas_max_bytes", default=DEFAULT_MAX
 
 
 def max_bytes() -> int:
-    """The most bytes that all arrays of one draw may have together."""
+    """Return the most bytes that all arrays of one draw may have together."""
     return _max_bytes.get()
 
 
@@ -81,7 +81,7 @@ class LastUsed[Value]:
         return len(self._kept)
 
     def get(self, key: Hashable) -> Value | None:
-        """The value of a key, which is used by that; None if there is none."""
+        """Return the value of a key, which is used by that; None if there is none."""
         if key not in self._kept:
             return None
         self._kept.move_to_end(key)
@@ -98,7 +98,7 @@ class LastUsed[Value]:
 
 
 def available_bytes() -> int | None:
-    """The memory in bytes that this process can still take; None if the system does not say.
+    """Return the memory in bytes that this process can still take; None if the system does not say.
 
     It is the least of what the machine, the control group and the limit of the address space leave.
     """
@@ -159,7 +159,7 @@ def option_text(number: int) -> str:
 
 
 def parse_bytes(text: str) -> int | None:
-    """The bytes that ``"64MiB"``, ``"1.5GiB"`` or ``"4096"`` means, or None if it means none."""
+    """Parse a number of bytes, as ``"64MiB"``, ``"1.5GiB"`` or ``"4096"``; None if it is none."""
     unit = next((unit for unit in _UNITS if text.lower().endswith(unit.lower())), "")
     try:
         number = float(text[: len(text) - len(unit)]) * _UNITS.get(unit, 1)

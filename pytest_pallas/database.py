@@ -1,4 +1,4 @@
-"""The places of ``--pallas-database``, parsed without opening them, and what is told of them.
+"""The places of ``--pallas-database``, parsed without opening them, and the report on them.
 
 Nothing here imports hypothesis: where tests first import it decides what they draw.
 """
@@ -6,7 +6,7 @@ Nothing here imports hypothesis: where tests first import it decides what they d
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qs, urlsplit
@@ -50,7 +50,7 @@ class DatabasePlace:
 
 
 def parse_places(text: str) -> tuple[DatabasePlace, ...]:
-    """The places of a comma-separated list.
+    """Return the places of a comma-separated list.
 
     Raises:
       OptionError: a scheme that does not exist, or an address that cannot be one. The message
@@ -63,30 +63,30 @@ def parse_places(text: str) -> tuple[DatabasePlace, ...]:
         if places and places[-1].kind == "redis" and "@" in word and "://" not in word:
             # the rest of a password with a comma would become a folder, and would be shown
             raise OptionError("write a comma in the password of a URL as %2C")
-        places.append(_place(word))
+        places.append(_database(word))
     if not places:
         raise OptionError(f"gives no database; {FORMS}")
-    if len(places) > 1 and any(place.kind == "none" for place in places):
+    if len(places) > 1 and any(database.kind == "none" for database in places):
         raise OptionError("none must stand alone: it turns the database off")
     return tuple(places)
 
 
-def _place(word: str) -> DatabasePlace:
+def _database(word: str) -> DatabasePlace:
     if word.startswith("readonly+"):
-        place = _place(word.removeprefix("readonly+"))
-        if place.kind == "none":
+        database = _database(word.removeprefix("readonly+"))
+        if database.kind == "none":
             raise OptionError("none must stand alone, without readonly+")
-        shown = f"readonly+{place.shown.removeprefix('readonly+')}"
-        return replace(place, shown=shown, read_only=True)
+        shown = f"readonly+{database.shown.removeprefix('readonly+')}"
+        return replace(database, shown=shown, read_only=True)
     if word == "none":
         return DatabasePlace(kind="none", address="", shown="none")
-    found = _SCHEME.match(word)
-    scheme = found.group(1).lower() if found else "file"
+    match = _SCHEME.match(word)
+    scheme = match.group(1).lower() if match else "file"
     if scheme in _REDIS:
         return DatabasePlace(kind="redis", address=word, shown=_redis_shown(word, scheme))
-    rest = word[found.end() :] if found else word
+    rest = word[match.end() :] if match else word
     if scheme == "file":
-        folder = rest.removeprefix("//") if found else rest
+        folder = rest.removeprefix("//") if match else rest
         if not folder:
             raise OptionError(f"file: has no folder; {FORMS}")
         return DatabasePlace(kind="folder", address=folder, shown=folder)
@@ -100,7 +100,7 @@ def _place(word: str) -> DatabasePlace:
 
 
 def _redis_shown(url: str, scheme: str) -> str:
-    """A Redis URL without user, password and query; an error if these cannot be separated.
+    """Return a Redis URL without user, password and query; an error if these cannot be separated.
 
     Messages do not show a URL that cannot be parsed, because any part may be the password.
     """
@@ -136,10 +136,13 @@ class DatabaseReporter:
     """Reports the databases that could not be reached, also by workers."""
 
     def __init__(
-        self, names: str, database: Callable[[], ExampleDatabase | None], lost: dict[str, str]
+        self,
+        places: Sequence[DatabasePlace],
+        database: Callable[[], ExampleDatabase | None],
+        lost: dict[str, str],
     ) -> None:
-        """Report on the databases of these names; ``lost`` says which could not be reached."""
-        self.names, self.database, self.lost = names, database, lost
+        """Report on these databases; ``lost`` says which could not be reached."""
+        self.places, self.database, self.lost = places, database, lost
         self.reported: set[str] = set()
 
     def pytest_report_header(self) -> list[str]:
@@ -147,7 +150,8 @@ class DatabaseReporter:
         database = self.database()
         if database is not None:
             list(database.fetch(b"reached"))  # what fails is remembered
-        lines = [f"pallas: examples in {self.names}", *self._warnings()]
+        names = ", ".join(database.shown for database in self.places)
+        lines = [f"pallas: examples in {names}", *self._warnings()]
         self.reported = set(self.lost)
         return lines
 

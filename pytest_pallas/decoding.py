@@ -44,20 +44,20 @@ MOST_INTEGER = 2**256
 class DataError(ValueError):
     """Data is not what it must be. The message says where in it, and what must be there."""
 
-    def __init__(self, problem: str, place: str = "", *, other: bool = False) -> None:
+    def __init__(self, problem: str, where: str = "", *, other: bool = False) -> None:
         """Make the error.
 
         Args:
           problem: such as ``"must be a list, not 3"``.
-          place: such as ``".a[0]"``.
+          where: the part of the data, such as ``".a[0]"``.
           other: whether it is of another kind altogether, such as a number in place of a list.
         """
-        super().__init__(f"{place.removeprefix('.')} {problem}" if place else problem)
-        self.problem, self.place, self.other = problem, place, other
+        super().__init__(f"{where.removeprefix('.')} {problem}" if where else problem)
+        self.problem, self.where, self.other = problem, where, other
 
-    def inside(self, place: str) -> DataError:
-        """The same error in what is at a place of something else."""
-        return DataError(self.problem, place + self.place)
+    def inside(self, where: str) -> DataError:
+        """Return the same error for data that is a part of other data."""
+        return DataError(self.problem, where + self.where)
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ class Between:
 
 @dataclass(frozen=True)
 class Matching:
-    """A pattern that a text fits to from beginning to end, and what that is in words."""
+    """A pattern that a text fits to from beginning to end, and a description of such a text."""
 
     pattern: str
-    words: str
+    description: str
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ Shape = Annotated[list[Count], Sized(64)]
 
 
 def parse(content: str | bytes, *, most: int = MOST_BYTES) -> Any:
-    """The value of a JSON text.
+    """Return the value of a JSON text.
 
     Args:
       content: the text; bytes are UTF-8.
@@ -147,7 +147,7 @@ def parse(content: str | bytes, *, most: int = MOST_BYTES) -> Any:
 
 
 def parse_object(content: str, lazily: Collection[str]) -> dict[str, Any]:
-    """The fields of a JSON object; those named that are lists as iterables that parse anew.
+    """Return the fields of a JSON object; those named that are lists as iterables that parse anew.
 
     A list of records takes several times the memory of its text, and a reader needs one at a time.
 
@@ -158,37 +158,37 @@ def parse_object(content: str, lazily: Collection[str]) -> dict[str, Any]:
     Raises:
       DataError: it is no JSON object, too long, or nested too deeply.
     """
-    found: Any = {}
+    fields: Any = {}
     try:
         at = _after(content, 0, "{")
         while content[_skip(content, at)] != "}":
-            name, at = _JSON.raw_decode(content, _after(content, at, "," if found else ""))
+            name, at = _JSON.raw_decode(content, _after(content, at, "," if fields else ""))
             at = _after(content, at, ":")
             if name in lazily and content.startswith("[", at):
-                found[name] = LazyList(content, at)
-                *_, at = found[name].ends()
+                fields[name] = LazyList(content, at)
+                *_, at = fields[name].ends()
             else:
-                found[name], at = _JSON.raw_decode(content, at)
+                fields[name], at = _JSON.raw_decode(content, at)
         _after(content, at, "}", end=True)
     except (ValueError, LookupError, RecursionError):
-        found = parse(content)  # says what is wrong
-    if len(content) > MOST_BYTES or not isinstance(found, dict):
+        fields = parse(content)  # says what is wrong
+    if len(content) > MOST_BYTES or not isinstance(fields, dict):
         raise DataError("is no JSON object")
-    return found
+    return fields
 
 
 _JSON, _SPACE = json.JSONDecoder(), re.compile(r"[^ \t\n\r]|$")
 
 
 def _skip(content: str, at: int) -> int:
-    """The position after white space."""
-    found = _SPACE.search(content, at)
-    assert found is not None
-    return found.start()
+    """Return the position after white space."""
+    match = _SPACE.search(content, at)
+    assert match is not None
+    return match.start()
 
 
 def _after(content: str, at: int, sign: str, *, end: bool = False) -> int:
-    """The position after a sign and the white space around it."""
+    """Return the position after a sign and the white space around it."""
     at = _skip(content, at)
     if not content.startswith(sign, at):
         raise ValueError
@@ -215,7 +215,7 @@ class LazyList:
         return (value for value, _ in self._pairs() if value is not _END)
 
     def ends(self) -> Iterator[int]:
-        """The positions after each element, and after the list."""
+        """Return the positions after each element, and after the list."""
         return (end for _, end in self._pairs())
 
     def _pairs(self) -> Iterator[tuple[Any, int]]:
@@ -233,7 +233,7 @@ _END = object()
 
 
 def decode(schema: Any, plain: object) -> Any:
-    """The value of a schema that plain values stand for.
+    """Return the value of a schema that plain values stand for.
 
     Args:
       schema: a type; see the module.
@@ -246,25 +246,25 @@ def decode(schema: Any, plain: object) -> Any:
 
 
 def unpacked(content: bytes, most: int) -> bytes:
-    """What zlib has compressed, at most so many bytes.
+    """Return what zlib has compressed, at most so many bytes.
 
     Raises:
       DataError: it is more, or nothing that zlib has compressed.
     """
     unpack = zlib.decompressobj()
     try:
-        found = unpack.decompress(content, most + 1)
+        unpacked_content = unpack.decompress(content, most + 1)
     except zlib.error:
         raise DataError("is nothing that zlib has compressed") from None
-    if len(found) > most:
+    if len(unpacked_content) > most:
         raise DataError(f"unpacks to more than {most:,} bytes")
     if not unpack.eof:
         raise DataError("is only a part of what zlib has compressed")
-    return found
+    return unpacked_content
 
 
 def jsonable(value: Any) -> Any:
-    """A value of a schema as plain JSON values, which ``decode`` makes it of again.
+    """Return a value of a schema as plain JSON values, which ``decode`` makes it of again.
 
     Raises:
       DataError: a part of it is none of a number, a text, bytes, a collection or a dataclass.
@@ -277,12 +277,12 @@ def jsonable(value: Any) -> Any:
         return base64.b64encode(value).decode()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
-            each.name: jsonable(getattr(value, each.name)) for each in dataclasses.fields(value)
+            field.name: jsonable(getattr(value, field.name)) for field in dataclasses.fields(value)
         }
     if isinstance(value, Mapping):
-        return {key: jsonable(each) for key, each in value.items()}
+        return {key: jsonable(element) for key, element in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [jsonable(each) for each in value]
+        return [jsonable(element) for element in value]
     scalar: Any = value
     if hasattr(value, "dtype") and getattr(value, "shape", None) == ():
         return jsonable(scalar.item())  # of numpy
@@ -290,7 +290,7 @@ def jsonable(value: Any) -> Any:
 
 
 def tagged(value: Any, types: Mapping[str, type] = MappingProxyType({}), other: Any = None) -> Any:
-    """A value without a schema as plain JSON values; what JSON lacks is an object with one name.
+    """Make plain JSON of a value without a schema; objects with one name stand for other types.
 
     Args:
       value: numbers, texts, bytes, collections, and dataclasses of ``types``.
@@ -306,15 +306,16 @@ def tagged(value: Any, types: Mapping[str, type] = MappingProxyType({}), other: 
     if isinstance(value, bytes):
         return {"bytes": base64.b64encode(value).decode()}
     if types.get(type(value).__name__) is type(value):
-        own = [[each.name, again(getattr(value, each.name))] for each in dataclasses.fields(value)]
-        return {"message": type(value).__name__, "fields": own}
+        names = [field.name for field in dataclasses.fields(value)]
+        fields = [[name, again(getattr(value, name))] for name in names]
+        return {"message": type(value).__name__, "fields": fields}
     if isinstance(value, Mapping):
-        return {"table": [[again(key), again(each)] for key, each in value.items()]}
+        return {"table": [[again(key), again(element)] for key, element in value.items()]}
     for name, kind in _COLLECTIONS.items():
-        if isinstance(value, kind) and (kind is tuple or other is None):
-            return {name: [again(each) for each in value]}
+        if isinstance(value, kind):
+            return {name: [again(element) for element in value]}
     if isinstance(value, list):
-        return [again(each) for each in value]
+        return [again(element) for element in value]
     if hasattr(value, "dtype") and getattr(value, "shape", None) == ():
         return again(value.item())  # a scalar of numpy
     if other is not None:
@@ -323,7 +324,7 @@ def tagged(value: Any, types: Mapping[str, type] = MappingProxyType({}), other: 
 
 
 def untagged(plain: Any, types: Mapping[str, type] = MappingProxyType({}), depth: int = 0) -> Any:
-    """The value from ``tagged``, with its dataclasses checked.
+    """Return the value from ``tagged``, with its dataclasses checked.
 
     Raises:
       DataError: it is none.
@@ -331,8 +332,8 @@ def untagged(plain: Any, types: Mapping[str, type] = MappingProxyType({}), depth
     if depth > 4 * MOST_DEPTH:
         raise DataError(f"is nested more than {4 * MOST_DEPTH} levels deep")
 
-    def again(each: Any) -> Any:
-        return untagged(each, types, depth + 1)
+    def again(part: Any) -> Any:
+        return untagged(part, types, depth + 1)
 
     if isinstance(plain, list):
         return list(map(again, plain))
@@ -370,7 +371,7 @@ _COMMAND = re.compile(r"^(\s*):(?=:[A-Za-z])|##(?=\[|vso\[)", re.MULTILINE)
 
 
 def shown(text: str, *, lines: bool = False) -> str:
-    """A text that is safe in a terminal; see the module.
+    """Return a text that is safe in a terminal; see the module.
 
     Args:
       text: from anywhere.
@@ -383,18 +384,18 @@ def shown(text: str, *, lines: bool = False) -> str:
     return text
 
 
-def _escape(found: re.Match[str]) -> str:
-    text = found[0]
+def _escape(match: re.Match[str]) -> str:
+    text = match[0]
     if len(text) > 1 or text in "\n\t":
-        return text if found.re is _IN_LINES else _NAMED[text]
+        return text if match.re is _IN_LINES else _NAMED[text]
     return _NAMED.get(text) or (f"\\x{ord(text):02x}" if text < "\x80" else f"\\u{ord(text):04x}")
 
 
 _NAMED = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
-def _no_command(found: re.Match[str]) -> str:
-    return "#\\x23" if found[0] == "##" else f"{found[1]}\\x3a"
+def _no_command(match: re.Match[str]) -> str:
+    return "#\\x23" if match[0] == "##" else f"{match[1]}\\x3a"
 
 
 #: Makes a value of a plain one.
@@ -403,24 +404,20 @@ type _Reader = Callable[[Any], Any]
 
 @functools.cache
 def _reader(schema: Any, marks: tuple[Any, ...] = ()) -> _Reader:
-    """What reads a value of a schema that has these marks."""
+    """Return what reads a value of a schema that has these marks."""
     origin, arguments = typing.get_origin(schema), typing.get_args(schema)
     if isinstance(schema, TypeAliasType):
         return _reader(schema.__value__, marks)
     if origin is Annotated:
-        first = next((mark for mark in arguments[1:] if isinstance(mark, Accepts)), None)
-        read = _reader(arguments[0], (*marks, *arguments[1:])) if first is None else None
-        if first is not None:
-            rest = tuple(mark for mark in arguments[1:] if mark is not first)
-            inner = _reader(arguments[0], (*marks, *rest))
-            return lambda plain: inner(first.function(plain))
-        assert read is not None
-        return read
+        accepts = next((mark for mark in arguments[1:] if isinstance(mark, Accepts)), None)
+        marks = (*marks, *(mark for mark in arguments[1:] if mark is not accepts))
+        read = _reader(arguments[0], marks)
+        return read if accepts is None else lambda plain: read(accepts.function(plain))
     if checked := next((mark for mark in marks if isinstance(mark, Checked)), None):
         back = checked.plain or jsonable
         return lambda plain: back(decode(checked.schema(), plain))
     if origin in (Union, types.UnionType):
-        return _union([_reader(each, marks) for each in arguments], schema)
+        return _union([_reader(argument, marks) for argument in arguments], schema)
     if origin is Literal:
         return _literal(arguments)
     if schema in _SCALARS:
@@ -431,7 +428,7 @@ def _reader(schema: Any, marks: tuple[Any, ...] = ()) -> _Reader:
         return _named_tuple(schema)
     origin = origin or schema
     if origin is tuple and (not arguments or arguments[-1] is not ...):
-        return _row([_reader(each) for each in arguments])
+        return _row([_reader(argument) for argument in arguments])
     most = min((mark.most for mark in marks if isinstance(mark, Sized)), default=MOST_INTEGER)
     marks = tuple(mark for mark in marks if not isinstance(mark, Sized))
     if isinstance(origin, type) and issubclass(origin, Mapping):
@@ -465,12 +462,12 @@ def _any(marks: tuple[Any, ...], plain: Any, depth: int = 0) -> Any:
     if isinstance(plain, float):
         return plain
     if isinstance(plain, list | tuple | set | frozenset):
-        return type(plain)(_any(marks, each, depth + 1) for each in plain)
+        return type(plain)(_any(marks, element, depth + 1) for element in plain)
     if isinstance(plain, dict):
         keys = [k if not isinstance(k, str) or AsWritten() in marks else shown(k) for k in plain]
         return {
-            _any(marks, key, MOST_DEPTH): _any(marks, each, depth + 1)
-            for key, each in zip(keys, plain.values(), strict=True)
+            _any(marks, key, MOST_DEPTH): _any(marks, element, depth + 1)
+            for key, element in zip(keys, plain.values(), strict=True)
         }
     raise _wrong("a plain value", plain)
 
@@ -478,8 +475,6 @@ def _any(marks: tuple[Any, ...], plain: Any, depth: int = 0) -> Any:
 def _integer(marks: tuple[Any, ...], plain: Any) -> int:
     if isinstance(plain, bool) or not isinstance(plain, int):
         raise _wrong("an integer", plain)
-    if abs(plain) > MOST_INTEGER:
-        raise DataError(f"is an integer of {plain.bit_length():,} bits, of at most 256")
     return _limited(marks, plain)
 
 
@@ -488,20 +483,19 @@ def _number(marks: tuple[Any, ...], plain: Any) -> float:
         plain = float(plain)  # JSON has no such numbers
     if isinstance(plain, bool) or not isinstance(plain, int | float):
         raise _wrong("a number", plain)
-    if isinstance(plain, int) and abs(plain) > MOST_INTEGER:
-        raise DataError(f"is an integer of {plain.bit_length():,} bits, of at most 256")
     return float(_limited(marks, plain))
 
 
 def _limited(marks: tuple[Any, ...], plain: Any) -> Any:
+    if isinstance(plain, int) and abs(plain) > MOST_INTEGER:
+        raise DataError(f"is an integer of {plain.bit_length():,} bits, of at most 256")
     for mark in marks:
         if isinstance(mark, Between) and not mark.least <= plain <= mark.most:
             raise _wrong(f"a number from {mark.least:,} to {mark.most:,}", plain)
     return plain
 
 
-def _boolean(marks: tuple[Any, ...], plain: Any) -> bool:
-    del marks
+def _boolean(_: tuple[Any, ...], plain: Any) -> bool:
     if not isinstance(plain, bool):
         raise _wrong("true or false", plain)
     return plain
@@ -512,7 +506,7 @@ def _text(marks: tuple[Any, ...], plain: Any) -> str:
         raise _wrong("a text", plain)
     for mark in marks:
         if isinstance(mark, Matching) and not re.fullmatch(mark.pattern, plain):
-            raise _wrong(mark.words, plain)
+            raise _wrong(mark.description, plain)
     text = plain if AsWritten() in marks else shown(plain, lines=Lines() in marks)
     return sys.intern(text) if len(text) <= _OFTEN else text
 
@@ -521,8 +515,7 @@ def _text(marks: tuple[Any, ...], plain: Any) -> str:
 _OFTEN = 200
 
 
-def _bytes(marks: tuple[Any, ...], plain: Any) -> bytes:
-    del marks
+def _bytes(_: tuple[Any, ...], plain: Any) -> bytes:
     if isinstance(plain, bytes):
         return plain
     if not isinstance(plain, str):
@@ -533,8 +526,7 @@ def _bytes(marks: tuple[Any, ...], plain: Any) -> bytes:
         raise _wrong("bytes in base64", plain) from None
 
 
-def _nothing(marks: tuple[Any, ...], plain: Any) -> None:
-    del marks
+def _nothing(_: tuple[Any, ...], plain: Any) -> None:
     if plain is not None:
         raise _wrong("null", plain)
 
@@ -549,30 +541,30 @@ def _union(readers: Sequence[_Reader], schema: Any) -> _Reader:
     def read(plain: Any) -> Any:
         problem: DataError | None = None
         try:
-            for each in readers:
+            for read_one in readers:
                 try:
-                    return each(plain)
+                    return read_one(plain)
                 except DataError as error:
-                    # of what comes furthest, the reader knows best
+                    # the reader that comes furthest knows best what is wrong
                     if error.other:
                         continue
-                    if problem is None or len(error.place) > len(problem.place):
+                    if problem is None or len(error.where) > len(problem.where):
                         problem = error
-            raise problem or _wrong(_words(schema), plain)
+            raise problem or _wrong(_descriptions(schema), plain)
         finally:
             problem = None  # a cycle with its traceback, which holds all that is read
 
     return read
 
 
-def _words(schema: Any) -> str:
+def _descriptions(schema: Any) -> str:
     names = {str: "a text", int: "an integer", float: "a number", type(None): "null"}
     parts = [typing.get_args(e)[0] if typing.get_origin(e) is Annotated else e
              for e in typing.get_args(schema)]  # fmt: skip
     return " or ".join(
         dict.fromkeys(
-            names.get(each, "a list" if typing.get_origin(each) is tuple else "an object")
-            for each in parts
+            names.get(part, "a list" if typing.get_origin(part) is tuple else "an object")
+            for part in parts
         )
     )
 
@@ -593,15 +585,15 @@ def _fields(schema: Any) -> _Reader:
     is_class = dataclasses.is_dataclass(schema)
     make: Any = schema if is_class else dict
     if is_class:
-        fields = [each for each in dataclasses.fields(schema) if each.init]
-        hints = {each.name: hints[each.name] for each in fields}
+        fields = [field for field in dataclasses.fields(schema) if field.init]
+        hints = {field.name: hints[field.name] for field in fields}
         missing = dataclasses.MISSING
         required = [e.name for e in fields if e.default is missing is e.default_factory]
     else:
         # ``__required_keys__`` does not know the fields of a module with postponed annotations
         origins = {name: typing.get_origin(hint) for name, hint in hints.items()}
-        wanted = (typing.Required,) if not schema.__total__ else (typing.NotRequired,)
-        required = [n for n, each in origins.items() if (each in wanted) != schema.__total__]
+        exception = typing.NotRequired if schema.__total__ else typing.Required
+        required = [n for n, mark in origins.items() if (mark is exception) != schema.__total__]
     readers: dict[str, _Reader] = {}
 
     def read(plain: Any) -> Any:
@@ -611,20 +603,20 @@ def _fields(schema: Any) -> _Reader:
             raise _wrong("an object", plain)
         if not readers:  # made at the first use, because a schema may contain itself
             readers.update((name, _reader(_bare(hint))) for name, hint in hints.items())
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name, value in plain.items():
             reader = readers.get(name)
             if reader is None:
                 raise DataError(f"has the field {shown(repr(name)[:60])}, which is not known")
             try:
-                found[name] = reader(value)
+                values[name] = reader(value)
             except DataError as error:
                 raise error.inside(f".{name}") from None
         for name in required:
-            if name not in found:
+            if name not in values:
                 raise DataError(f"lacks the field {name!r}")
         try:
-            return make(**found)
+            return make(**values)
         except DataError:
             raise
         except Exception as error:  # what a class says of its own fields
@@ -634,7 +626,7 @@ def _fields(schema: Any) -> _Reader:
 
 
 def _bare(hint: Any) -> Any:
-    """A field of a TypedDict without ``Required`` and ``NotRequired``."""
+    """Return a field of a TypedDict without ``Required`` and ``NotRequired``."""
     if typing.get_origin(hint) in (typing.Required, typing.NotRequired):
         return typing.get_args(hint)[0]
     return hint
@@ -648,7 +640,7 @@ def _named_tuple(schema: Any) -> _Reader:
     def read(plain: Any) -> Any:
         if not isinstance(plain, list | tuple) or not least <= len(plain) <= len(row):
             raise _wrong(f"a list of {len(row)}", plain)
-        return schema(*_each(row, plain))
+        return schema(*_elements(row, plain))
 
     return read
 
@@ -657,7 +649,7 @@ def _row(readers: Sequence[_Reader]) -> _Reader:
     def read(plain: Any) -> Any:
         if not isinstance(plain, list | tuple) or len(plain) != len(readers):
             raise _wrong(f"a list of {len(readers)}", plain)
-        return tuple(_each(readers, plain))
+        return tuple(_elements(readers, plain))
 
     return read
 
@@ -668,22 +660,22 @@ def _list(reader: _Reader, make: Callable[[list[Any]], Any] | None, most: int) -
             raise _wrong("a list", plain)
         if not isinstance(plain, LazyList) and len(plain) > most:
             raise _wrong(f"a list of at most {most:,}", plain)
-        found = _each(itertools.repeat(reader), plain)
+        elements = _elements(itertools.repeat(reader), plain)
         if make is None:  # any sequence
-            return found if isinstance(plain, list) else tuple(found)
-        return found if make is list else make(found)
+            return elements if isinstance(plain, list) else tuple(elements)
+        return elements if make is list else make(elements)
 
     return read
 
 
-def _each(readers: Iterable[_Reader], plain: Iterable[Any]) -> list[Any]:
-    found: list[Any] = []
+def _elements(readers: Iterable[_Reader], plain: Iterable[Any]) -> list[Any]:
+    elements: list[Any] = []
     for number, (reader, value) in enumerate(zip(readers, plain, strict=False)):
         try:
-            found.append(reader(value))
+            elements.append(reader(value))
         except DataError as error:
             raise error.inside(f"[{number}]") from None
-    return found
+    return elements
 
 
 def _table(key: _Reader, value: _Reader, most: int) -> _Reader:
@@ -692,12 +684,12 @@ def _table(key: _Reader, value: _Reader, most: int) -> _Reader:
             raise _wrong("an object", plain)
         if len(plain) > most:
             raise _wrong(f"an object of at most {most:,}", plain)
-        found: dict[Any, Any] = {}
-        for name, each in plain.items():
+        table: dict[Any, Any] = {}
+        for name, element in plain.items():
             try:
-                found[key(name)] = value(each)
+                table[key(name)] = value(element)
             except DataError as error:
                 raise error.inside(f"[{shown(repr(name)[:40])}]") from None
-        return found
+        return table
 
     return read

@@ -22,10 +22,11 @@ import pytest
 from jax.experimental import pallas as pl
 
 from pytest_pallas._version import __version__
-from pytest_pallas.backends.devices import DEFAULT_COUNT, set_platforms, simulate
+from pytest_pallas.backends.devices import set_platforms, simulate
 from pytest_pallas.backends.execution import brief
 from pytest_pallas.backends.protocol import Backend, Call, label
 from pytest_pallas.backends.registry import Family
+from pytest_pallas.options import Options
 from pytest_pallas.tested import TESTED
 
 #: Packages whose version decides what happens, in the order of the report.
@@ -91,7 +92,7 @@ class Installation:
 
 
 def installation_of(plugins: Sequence[tuple[str, str]], environ: Mapping[str, str]) -> Installation:
-    """What is installed and set here.
+    """Return what is installed and set here.
 
     Args:
       plugins: name and version of the distributions of pytest's plugins.
@@ -103,7 +104,7 @@ def installation_of(plugins: Sequence[tuple[str, str]], environ: Mapping[str, st
         system=f"{platform.platform()}, {platform.machine()}, {cpus} CPUs",
         packages=tuple(_package(name, _version(name)) for name in PACKAGES),
         plugins=tuple(sorted({f"{name} {version}" for name, version in plugins})),
-        extras={name: Package(each, _version(each)) for name, each in EXTRAS.items()},
+        extras={name: Package(package, _version(package)) for name, package in EXTRAS.items()},
         environment={name: environ[name] for name in sorted(environ) if _VARIABLES.match(name)},
     )
 
@@ -135,13 +136,13 @@ class Trial:
     Attributes:
       backend: its label.
       status: ``OK``, ``MISSING`` or ``FAILED``.
-      words: what was compiled or run, why the backend is missing and what to install, or the error.
+      text: what was compiled or run, why the backend is missing and what to install, or the error.
       seconds: of the first call.
     """
 
     backend: str
     status: str
-    words: str
+    text: str
     seconds: float = 0.0
 
 
@@ -171,10 +172,10 @@ def tried(backend: Backend) -> Trial:
         begin = time.perf_counter()
         outcome = backend.run(Call(function=add_one, args=(x,)))
     except Exception as error:
-        return Trial(name, FAILED, _words(error), time.perf_counter() - begin)
+        return Trial(name, FAILED, _text_of(error), time.perf_counter() - begin)
     seconds = time.perf_counter() - begin
     if outcome.error is not None:
-        return Trial(name, FAILED, _words(outcome.error), seconds)
+        return Trial(name, FAILED, _text_of(outcome.error), seconds)
     if backend.kind == "compiling":
         return Trial(name, OK, "compiled", seconds)
     if not np.array_equal(np.asarray(outcome.values), x + 1):
@@ -183,15 +184,15 @@ def tried(backend: Backend) -> Trial:
 
 
 def devices() -> tuple[str, ...]:
-    """The devices that JAX finds, as ``8 x cpu (cpu)``; or why it finds none."""
+    """Return the devices that JAX finds, as ``8 x cpu (cpu)``; or why it finds none."""
     try:
-        found = [f"{device.platform} ({device.device_kind})" for device in jax.devices()]
+        names = [f"{device.platform} ({device.device_kind})" for device in jax.devices()]
     except RuntimeError as error:
         return (f"JAX does not start: {brief(str(error), lines=3)}",)
-    return tuple(f"{found.count(each)} x {each}" for each in dict.fromkeys(found))
+    return tuple(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
 
 
-def _words(error: Exception) -> str:
+def _text_of(error: Exception) -> str:
     return f"{type(error).__name__}: {brief(str(error), lines=4)}"
 
 
@@ -204,7 +205,7 @@ _WIDTH = 18
 def lines(
     installation: Installation, devices: Sequence[str], trials: Iterable[Trial]
 ) -> Iterator[str]:
-    """The report, line by line: a line of a backend comes when it was tried."""
+    """Yield the report, line by line: a line of a backend comes when it was tried."""
     yield f"pytest-pallas {__version__}"
     yield from ("", "versions", _package_line(installation.python))
     yield _row("system", installation.system)
@@ -244,7 +245,7 @@ def _package_line(package: Package) -> str:
 
 def _trial(trial: Trial) -> Iterator[str]:
     seconds = "" if trial.status == MISSING else f"{trial.seconds:6.2f} s"
-    first, *rest = trial.words.splitlines() or [""]
+    first, *rest = trial.text.splitlines() or [""]
     yield f"  {trial.backend:<{_WIDTH}} {trial.status:<8}{seconds:<10}{first}"
     for line in rest:
         yield f"  {'':<{_WIDTH}} {'':<18}{line}"
@@ -257,22 +258,20 @@ def run(config: pytest.Config) -> int:
     """Print the report. Returns pytest's exit status, 0 whatever is found."""
     environ = dict(os.environ)  # as it was set, without what follows
     set_platforms(os.environ)
-    simulate(DEFAULT_COUNT, os.environ, explicit=False)
+    simulate(Options.devices, os.environ, explicit=False)
     for line in _lines(config, environ):
         print(line, flush=True)  # noqa: T201
     return pytest.ExitCode.OK
 
 
 def _lines(config: pytest.Config, environ: dict[str, str]) -> Iterator[str]:
-    """The report."""
-    from pytest_pallas.option_values import Options
+    """Yield the report."""
     from pytest_pallas.pytest_session import harness_of
     from pytest_pallas.session import Session
 
     session = Session(options=Options(), harness=harness_of(config))
-    plugins = [
-        (each.project_name, each.version) for _, each in config.pluginmanager.list_plugin_distinfo()
-    ]
+    distributions = config.pluginmanager.list_plugin_distinfo()
+    plugins = [(plugin.project_name, plugin.version) for _, plugin in distributions]
     installation = installation_of(plugins, environ)
     try:
         yield from lines(installation, devices(), trials(session.families.values()))

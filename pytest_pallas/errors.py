@@ -197,5 +197,5 @@ FOLDERS = (str(Path(__file__).parent), str(Path(pallas_sim.__file__).parent))
 
 
 def is_own(file: str) -> bool:
-    """Whether a file of source code is in one of the two packages."""
+    """Return whether a file of source code is in one of the two packages."""
     return file.startswith(tuple(f"{folder}/" for folder in FOLDERS))

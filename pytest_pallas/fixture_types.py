@@ -64,7 +64,7 @@ DEFAULTS: Mapping[str, Any] = {
     **dict.fromkeys(("checks", "peers"), ()),
     "implementations": {},
     "name": "",
-    **{each.name: each.default for each in dataclasses.fields(CallProperties)},
+    **{field.name: field.default for field in dataclasses.fields(CallProperties)},
 }
 
 

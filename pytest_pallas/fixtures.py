@@ -27,17 +27,18 @@ if TYPE_CHECKING:
 
 
 def activate(config: pytest.Config) -> None:
-    """Let the rest of the plugin take part in a session from now on: ``active``.
+    """Register the rest of the plugin, ``active``, for the rest of the session.
 
-    By its name: that module registers what imports this one.
+    It is imported by its name, because it imports this module.
     """
     name = "pallas-active"
     if not config.pluginmanager.has_plugin(name):
-        config.pluginmanager.register(importlib.import_module("pytest_pallas.active"), name)
+        active = importlib.import_module("pytest_pallas.active")
+        config.pluginmanager.register(active.KernelTests(config), name)
 
 
 def current(config: pytest.Config) -> PytestSession:
-    """The session, begun if a fixture is what it begins with."""
+    """Return the session; activate the plugin on first use."""
     activate(config)
     from pytest_pallas.pytest_session import current
 
@@ -87,11 +88,11 @@ def pallas_run(pallas_backend: Backend | str, request: pytest.FixtureRequest) ->
         from pytest_pallas.run.calls import arguments_to_run
         from pytest_pallas.run.check_run import name_of
 
-        given = arguments_to_run(function, args, keywords, options=options, tuning=tuning)
+        arguments = arguments_to_run(function, args, keywords, options=options, tuning=tuning)
         call = Call(
             function=function,
-            args=given.args,
-            options=given.options,
+            args=arguments.args,
+            options=arguments.options,
             settings=session.settings(session.options_for(session.item), backend),
         )
         session.note_run(name_of(function), backend, lambda: call)
@@ -210,24 +211,24 @@ def pallas_benchmark(
         if backend.kind == "compiling":
             pytest.skip(f"{label(backend)} executes nothing that could be timed")
         plain = dict(options or {})
-        told: dict[str, Any] = {"backend": label(backend)}
+        info: dict[str, Any] = {"backend": label(backend)}
         call = Call(function=function, args=args, options={**plain, **(tuning or {})})
         with prepared(backend, call) as run:
             # Not before: it warns of tests that end without it.
             benchmark: Any = request.getfixturevalue("benchmark")
             values = benchmark.pedantic(run, rounds=rounds, warmup_rounds=warmup)
             mine = times(run, rounds)
-        told["device_seconds"] = mine.device
+        info["device_seconds"] = mine.device
         if baseline is not None:
             call = Call(function=baseline, args=args, options=plain, needs_kernel=False)
             with prepared(backend, call) as run:
                 for _ in range(warmup):
                     run()
                 theirs = times(run, rounds)
-            told["baseline_seconds"] = theirs.wall
-            told["baseline_device_seconds"] = theirs.device
-            told["times_baseline"] = mine.over(theirs)
-        benchmark.extra_info.update(told)
+            info["baseline_seconds"] = theirs.wall
+            info["baseline_device_seconds"] = theirs.device
+            info["times_baseline"] = mine.over(theirs)
+        benchmark.extra_info.update(info)
         return to_numpy(values)
 
     return measure
@@ -277,10 +278,10 @@ def pallas_compile(request: pytest.FixtureRequest) -> PallasCompile:
                 raise BackendUnavailableError(f"{target} cannot be compiled for: {missing}")
             pytest.skip(f"{target} cannot be compiled for: {missing}")
         run = check_run(session, backend, function, name=name or name_of(function))
-        finding = run_example(run, Arguments(args, dict(options or {})))
-        assert finding is not None
-        assert finding.outcome is not None
-        return finding.outcome.report
+        result = run_example(run, Arguments(args, dict(options or {})))
+        assert result is not None
+        assert result.outcome is not None
+        return result.outcome.report
 
     return compile_
 
@@ -297,19 +298,12 @@ def pallas_mesh(pallas_backend: Backend | str, request: pytest.FixtureRequest) -
 
     def mesh(**axes: int) -> Mesh:
         __tracebackhide__ = True
-        from pytest_pallas.backends.devices import make_mesh
-        from pytest_pallas.errors import TooFewDevicesError
+        from pytest_pallas.run.backends import mesh_or_skip
 
-        item = session.item
-        if not axes and item is not None:
-            mark = item.get_closest_marker("pallas_mesh")
+        if not axes and session.item is not None:
+            mark = session.item.get_closest_marker("pallas_mesh")
             axes = dict(mark.kwargs) if mark is not None else {}
-        try:
-            return make_mesh(axes, _platform(backend))
-        except TooFewDevicesError as error:
-            if session.options_for(item).missing == "error":
-                raise
-            pytest.skip(str(error))
+        return mesh_or_skip(session, backend, axes)
 
     return mesh
 
@@ -320,7 +314,7 @@ def pallas_devices(pallas_backend: Backend | str, request: pytest.FixtureRequest
     import jax
 
     [backend, *_] = _backends(pallas_backend, current(request.config))
-    return jax.devices(_platform(backend))
+    return jax.devices(backend.platform if backend.kind == "hardware" else "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -352,9 +346,9 @@ def reseed(session: PytestSession) -> None:
 
 
 def _backends(value: Backend | str, session: PytestSession) -> Sequence[Backend]:
-    """The backend that the fixture, or somebody's override of it, gives to the running test.
+    """Return the backend that the fixture, or an override of it, gives to the running test.
 
-    All of those that were chosen, where the test could not be repeated for each.
+    These are all chosen backends if the test could not be repeated for each.
     """
     __tracebackhide__ = True
     callspec: Any = getattr(session.item, "callspec", None)
@@ -365,25 +359,21 @@ def _backends(value: Backend | str, session: PytestSession) -> Sequence[Backend]
         return (value,)
     from pytest_pallas.backends.registry import parse
 
-    found = parse(value, session.families)
-    if len(found) != 1:
+    backends = parse(value, session.families)
+    if len(backends) != 1:
         from pallas_sim.errors import OptionError
 
         raise OptionError(f"pallas_backend must return one backend, and {value!r} means several")
-    reason = found[0].available()
+    reason = backends[0].available()
     if reason is not None:
         pytest.skip(f"{value}: {reason}")
-    return found
+    return backends
 
 
 def _chosen(session: PytestSession) -> Sequence[Backend]:
-    """The backends that were chosen for the running test, which is skipped if there is none."""
+    """Return the backends that were chosen for the running test; skip it if there is none."""
     marks = [] if session.item is None else list(session.item.iter_markers("pallas"))
     backends, reason = session.backends_for(marks)
     if not backends:
         pytest.skip(f"no backend for this test: {reason}")
     return backends
-
-
-def _platform(backend: Backend) -> str:
-    return backend.platform if backend.kind == "hardware" else "cpu"

@@ -1,13 +1,20 @@
-"""The options of the command line and their ini values: one table, and how their texts are read.
+"""The options of the command line and their ini values: ``Options`` declares each of them.
 
-Every run of pytest imports it, so it imports nothing of this package at its top.
+``add_options`` registers them, and ``read_options`` reads their values. Precedence: mark > command
+line > ini > profile > default. ``Options.replaced`` applies the marks of a test.
+
+Every run of pytest imports this module, so it imports little at its top. The options of all
+features are here for the same reason: one module is read faster than one for each feature.
 """
+
+# ruff: noqa: RUF009 - ``_option`` makes a field of a dataclass
 
 from __future__ import annotations
 
 import base64
+import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,531 +25,18 @@ if TYPE_CHECKING:
     from pallas_sim.errors import OptionError
     from pytest_pallas.database import DatabasePlace
 
+#: Arguments of the ``pallas`` mark that are not options.
+MARK_ONLY = ("backends", "targets", "reason")
+
 
 def wrong(problem: str) -> OptionError:
-    """The error for a wrong value."""
+    """Make the error for a wrong value."""
     from pallas_sim.errors import OptionError
 
     return OptionError(problem)
 
 
-def words(text: str) -> tuple[str, ...]:
-    """A comma-separated list."""
-    return tuple(word.strip() for word in text.split(",") if word.strip())
-
-
-def whole(least: int) -> Callable[[str], int]:
-    """Parse an integer of at least ``least``."""
-
-    def parse(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            number = least - 1
-        if number < least:
-            raise wrong(f"must be an integer of at least {least}, not {text!r}")
-        return number
-
-    return parse
-
-
-def amount(unit: str, *, zero: bool = False) -> Callable[[str], float]:
-    """Parse a number of ``unit`` above 0, or of at least 0 with ``zero``."""
-
-    def parse(text: str) -> float:
-        try:
-            number = float(text)
-        except ValueError:
-            number = -1.0
-        if not (0 < number < float("inf") or (zero and number == 0)):
-            least = "of at least 0" if zero else "above 0"
-            raise wrong(f"must be a number of {unit} {least}, not {text!r}")
-        return number
-
-    return parse
-
-
-def size(text: str) -> int:
-    """A number of bytes, such as ``64MiB``."""
-    from pytest_pallas.budget import parse_bytes
-
-    number = parse_bytes(text.strip())
-    if number is None:
-        raise wrong(f"must be a number of bytes such as 64MiB, 1GiB or 65536, not {text!r}")
-    return number
-
-
-def mutants(text: str) -> int | None:
-    """The number of mutants of a kernel: 0 for all, None for off."""
-    if text in ("off", "all"):
-        return None if text == "off" else 0
-    try:
-        return whole(1)(text)
-    except Exception:
-        raise wrong(
-            f"must be all, off or the maximum number of mutants of a kernel, not {text!r}; before "
-            "a path, write --pallas-mutate=all"
-        ) from None
-
-
-def one_of(*valid: str) -> Callable[[str], str]:
-    """Parse one of some words."""
-
-    def parse(text: str) -> str:
-        if text not in valid:
-            raise wrong(f"must be one of {', '.join(valid)}, not {text!r}")
-        return text
-
-    return parse
-
-
-def places(text: str) -> tuple[DatabasePlace, ...]:
-    """The places of a database of failing examples."""
-    from pytest_pallas.database import parse_places
-
-    return parse_places(text)
-
-
-def path(text: str) -> Path | None:
-    """A path, or None."""
-    return Path(text) if text else None
-
-
-#: Limit on the bytes of an example of Hypothesis, whose own limit is 8 KiB of choices.
-_MOST_BLOB = 2**20
-
-
-def replay(text: str) -> Replay:
-    """A file or a blob: Hypothesis' text in base64, which begins with a byte 0 or 1."""
-
-    try:
-        content = base64.b64decode(text, validate=True)
-    except ValueError:
-        content = b""
-    if content[:1] not in (b"\0", b"\1") or os.path.exists(text):
-        return Replay(file=Path(text))
-    if content[:1] == b"\1":  # what follows is compressed
-        from pytest_pallas.decoding import DataError, unpacked
-
-        try:
-            unpacked(content[1:], _MOST_BLOB)
-        except DataError as error:
-            raise wrong(f"the blob of {len(text):,} characters {error}") from None
-    return Replay(blob=text)
-
-
-def distributed(text: str) -> Distributed | None:
-    """``auto``, or ``I/N@HOST:PORT``."""
-
-    if text in ("", "auto"):
-        return Distributed() if text else None
-    place, at, address = text.partition("@")
-    index, slash, count = place.partition("/")
-    host, colon, port = address.rpartition(":")
-    numbers = index.isdigit() and count.isdigit() and port.isdigit()
-    if not (at and slash and colon and host and numbers and int(index) < int(count)):
-        raise wrong(
-            "must be auto, or I/N@HOST:PORT with the number of this host from 0, the number of "
-            f"hosts and the address of host 0, such as 1/4@10.0.0.1:8476, not {text!r}"
-        )
-    return Distributed(address, int(index), int(count))
-
-
-#: Variables with the number of a job among equal ones, that of all jobs, and where numbers begin.
-_JOBS = (
-    ("CI_NODE_INDEX", "CI_NODE_TOTAL", 1),  # GitLab
-    ("CIRCLE_NODE_INDEX", "CIRCLE_NODE_TOTAL", 0),
-    ("BUILDKITE_PARALLEL_JOB", "BUILDKITE_PARALLEL_JOB_COUNT", 0),
-    ("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS", 0),  # Kubernetes; the second is one's own
-    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", 0),
-)
-
-
-def shard(text: str) -> Shard | None:
-    """``I/N``, ``auto/N`` with the number of the job from the environment, or ``auto``."""
-
-    if not text:
-        return None
-    index, _, count = text.partition("/")
-    if index == "auto":
-        jobs = [each for each in _JOBS if each[0] in os.environ]
-        if not jobs:
-            names = ", ".join(each[0] for each in _JOBS)
-            raise wrong(f"auto reads the number of the job from {names}, and none is set")
-        index, total, first = os.environ[jobs[0][0]], jobs[0][1], jobs[0][2]
-        count = count or os.environ.get(total, "")
-        if not count:
-            raise wrong(f"auto: {total} is not set; write auto/N for N jobs")
-        index = str(int(index) - first + 1) if index.isdecimal() else index
-    if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
-        raise wrong(f"must be I/N with I from 1 to N, such as 2/4, or auto, not {text!r}")
-    return Shard(int(index), int(count))
-
-
-def fleet(text: str) -> FleetPlace | None:
-    """``local:N``, or the address of a Dask scheduler: ``HOST:PORT``, also with a scheme."""
-
-    if not text:
-        return None
-    scheme, _, rest = text.rpartition("://")
-    host, _, port = rest.rpartition(":")
-    number = int(port) if port.isdecimal() else 0
-    if host == "local" and not scheme and number:
-        return FleetPlace(workers=number)
-    known = scheme in ("", "tcp", "tls", "ucx", "ws", "wss")
-    if not known or not host or host == "local" or not 0 < number < 2**16:
-        raise wrong(
-            "must be local:N for N worker processes on this machine, or the address of a Dask "
-            f"scheduler, such as tcp://HOST:8786, not {text!r}"
-        )
-    return FleetPlace(address=f"{scheme or 'tcp'}://{rest}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Option:
-    """One row of the table: an option, its ini value, and its parser.
-
-    ``bare`` is the value of the option without a value on the command line, if that is allowed.
-    """
-
-    name: str
-    parse: Callable[[str], Any]
-    metavar: str
-    help: str
-    marked: bool = False
-    bare: str | None = None
-
-    @property
-    def flag(self) -> str:
-        """The command-line spelling."""
-        return "--pallas-" + self.name.replace("_", "-")
-
-    @property
-    def ini(self) -> str:
-        """The ini spelling, and the destination in ``config.option``."""
-        return f"pallas_{self.name}"
-
-
-#: Defaults of each profile. On simulators a new shape costs milliseconds.
-PROFILES: Mapping[str, Mapping[str, Any]] = {
-    "quick": {"max_examples": 2, "simulated_examples": 10},
-    "ci": {"simulated_examples": 16},
-    "thorough": {"max_examples": 128, "backend": ("auto", "interpreters")},
-}
-
-TABLE: tuple[Option, ...] = (
-    Option(
-        name="backend",
-        parse=words,
-        metavar="LIST",
-        help="backends to run on: auto (default: the accelerator if there is one, otherwise the "
-        "simulators, and JAX's interpreters for what they do not simulate), interpreters, all, or "
-        "a list of NAME, NAME:TARGET, NAME:all, such as tpu-sim:v6e,gpu-sim",
-    ),
-    Option(
-        name="suite",
-        parse=words,
-        metavar="PACKAGE",
-        help="verify every KernelSpec in these packages or modules, without a test file",
-    ),
-    Option(
-        name="devices",
-        parse=whole(1),
-        metavar="N",
-        help="simulated devices to start JAX with (default: 8)",
-    ),
-    Option(
-        name="profile",
-        parse=one_of(*PROFILES),
-        metavar="NAME",
-        help="number of examples for each check, unless --pallas-max-examples gives it: quick "
-        "(2), ci (8, the default) or thorough (128); on simulators quick draws 10 and ci "
-        "16, half as many on meshes",
-    ),
-    Option(
-        name="max_examples",
-        parse=whole(1),
-        metavar="N",
-        help="number of examples for each check of a spec (default: 8, on simulators 16, on "
-        "meshes 8; expensive checks draw fewer)",
-        marked=True,
-    ),
-    Option(
-        name="max_bytes",
-        parse=size,
-        metavar="BYTES",
-        help="limit on the total size of the arrays of one example, such as 1GiB (default: "
-        "64MiB); a strategy with a smaller max_bytes= keeps its own limit",
-    ),
-    Option(
-        name="fuzz_time",
-        parse=amount("seconds", zero=True),
-        metavar="SECONDS",
-        help="keep drawing examples for about this long; the kernels share the time equally",
-    ),
-    Option(
-        name="fuzz_rounds",
-        parse=whole(0),
-        metavar="N",
-        help="rounds of examples for each check: 1 is a usual run, each further one has 32 more "
-        "draws with other values of each; the same on every machine (default: 0, no limit on the "
-        "rounds of --pallas-fuzz-time)",
-    ),
-    Option(
-        name="seed",
-        parse=whole(0),
-        metavar="N",
-        help="seed of all examples: the same seed draws the same examples (default: 0)",
-        marked=True,
-    ),
-    Option(
-        name="checks",
-        parse=words,
-        metavar="LIST",
-        help="checks to run on specs, such as forward,gradient (default: all)",
-        marked=True,
-    ),
-    Option(
-        name="sanitize",
-        parse=words,
-        metavar="LIST",
-        help="sanitizers to run: all (default), none, or a list, such as races",
-        marked=True,
-    ),
-    Option(
-        name="arithmetic",
-        parse=one_of("chip", "float32"),
-        metavar="WHAT",
-        help="how simulated GPUs add the products of tensor cores: chip, with the bits that they "
-        "keep, or float32 (default: chip on h100 and h200, which were compared with a chip)",
-        marked=True,
-    ),
-    Option(
-        name="timeout",
-        parse=amount("seconds"),
-        metavar="SECONDS",
-        help="time limit in seconds for blocked devices and for each compilation (default: 60)",
-        marked=True,
-    ),
-    Option(
-        name="isolate",
-        parse=one_of("auto", "always", "never"),
-        metavar="WHEN",
-        help="run tests in a worker process, so that a crash or a hang ends the worker only: "
-        "auto (default: collectives, kernels with semaphores or DMAs, tests that failed "
-        "before), always or never",
-        marked=True,
-    ),
-    Option(
-        name="missing",
-        parse=one_of("skip", "error"),
-        metavar="WHAT",
-        help="what to do with a test that needs more devices than are available: skip it "
-        "(default) or error",
-        marked=True,
-    ),
-    Option(
-        name="results",
-        parse=path,
-        metavar="FILE.json",
-        help="write one record for each check to this file; while the run goes on, they are in "
-        "FILE.json.partial",
-    ),
-    Option(
-        name="resume",
-        parse=path,
-        metavar="FILE.json",
-        help="take up the run that wrote these results (--pallas-results), or that was cut off: "
-        "tests that are done are not run again, and the results have all",
-    ),
-    Option(
-        name="html",
-        parse=path,
-        metavar="FILE.html",
-        help="write a self-contained HTML report (pip install 'pytest-pallas[report]')",
-    ),
-    Option(
-        name="trace",
-        parse=path,
-        metavar="FILE.json",
-        help="write a timeline of one simulated run, for https://ui.perfetto.dev or "
-        "chrome://tracing: the failing example of the last failed test; without failures, the last "
-        "example of the last test",
-    ),
-    Option(
-        name="dump",
-        parse=path,
-        metavar="DIR",
-        help="write the jaxpr, Mosaic or Triton IR, HLO and machine code of each compiled kernel "
-        "to this folder",
-    ),
-    Option(
-        name="cost",
-        parse=one_of("off", "record", "compare", "skip"),
-        metavar="WHAT",
-        help="record the costs of the machine code of each kernel, or compare them with the "
-        "recorded ones; compare fails on more spills, and on more bundles or VMEM than "
-        "--pallas-cost-limit allows; skip compiles for TPUs in less time and reports no costs "
-        "(default: off)",
-    ),
-    Option(
-        name="cost_file",
-        parse=path,
-        metavar="FILE.json",
-        help="the file of --pallas-cost, relative to pytest's root folder (default: "
-        "pallas_costs.json)",
-    ),
-    Option(
-        name="cost_limit",
-        parse=amount("percent", zero=True),
-        metavar="PERCENT",
-        help="allowed growth of a kernel's cost in percent (default: 5)",
-    ),
-    Option(
-        name="golden",
-        parse=one_of("off", "record", "update", "replay"),
-        metavar="WHAT",
-        help="record the outputs of kernels, for a comparison on another machine; update also "
-        "replaces outputs that differ if CI=true is set; replay runs the recorded calls and "
-        "compares (default: off)",
-    ),
-    Option(
-        name="golden_dir",
-        parse=path,
-        metavar="DIR",
-        help="the folder of --pallas-golden, relative to pytest's root folder (default: "
-        "pallas_goldens)",
-    ),
-    Option(
-        name="replay",
-        parse=replay,
-        metavar="EXAMPLE",
-        help="run one example only: a file that a failure names, which also says the check, or the "
-        "blob that a failure prints, for the selected check",
-    ),
-    Option(
-        name="shard",
-        parse=shard,
-        metavar="I/N",
-        help="run part I of N of the tests, the same parts on every machine; auto reads I and N "
-        "from variables of CI services; pytest-pallas merge joins the results",
-    ),
-    Option(
-        name="shard_by",
-        parse=path,
-        metavar="FILE.json",
-        help="results of an earlier run (--pallas-results): shards take equal times by its seconds",
-    ),
-    Option(
-        name="processes",
-        parse=whole(1),
-        metavar="N",
-        help="run every test as N processes of one jax.distributed program, which divide the "
-        "accelerators of this machine or the simulated devices",
-    ),
-    Option(
-        name="distributed",
-        parse=distributed,
-        metavar="auto",
-        help="this is one of several hosts whose processes form one jax.distributed program: auto "
-        "on TPU pods, under Slurm, Open MPI and Kubernetes, or I/N@HOST:PORT with the address of "
-        "host 0, which reports",
-    ),
-    Option(
-        name="join_timeout",
-        parse=amount("seconds"),
-        metavar="SECONDS",
-        help="time limit in seconds for all processes of --pallas-processes or "
-        "--pallas-distributed to start, and again to collect (default: 120)",
-    ),
-    Option(
-        name="fleet",
-        parse=fleet,
-        metavar="ADDRESS",
-        help="run the tests on the workers of a Dask scheduler, tcp://HOST:8786, or on N worker "
-        "processes of this machine, local:N (pip install 'pytest-pallas[fleet]')",
-    ),
-    Option(
-        name="worker_memory",
-        parse=amount("GiB"),
-        metavar="GIB",
-        help="memory limit in GiB for each compiler and each isolated test (default: 8)",
-    ),
-    Option(
-        name="mutate",
-        parse=mutants,
-        metavar="N",
-        help="mutation testing: run the selected specs and tests on mutants, which are kernels "
-        "with one mistake each, and report the mutants that survive; N limits the mutants "
-        "of each kernel (default: off; without N: all)",
-        bare="all",
-    ),
-    Option(
-        name="mutate_time",
-        parse=amount("seconds", zero=True),
-        metavar="SECONDS",
-        help="time limit in seconds for mutation testing; the kernels share the time equally",
-    ),
-    Option(
-        name="mutate_min",
-        parse=amount("percent", zero=True),
-        metavar="SCORE",
-        help="fail the run if the checks kill less than this percentage of the mutants",
-    ),
-    Option(
-        name="mutate_operators",
-        parse=words,
-        metavar="LIST",
-        help="mutation operators to use, such as mask,guard (default: all); docs/mutation.md "
-        "lists them",
-    ),
-    Option(
-        name="mutate_after",
-        parse=path,
-        metavar="FILE",
-        help="results of an earlier run (--pallas-results): do not run the mutants that it killed",
-    ),
-    Option(
-        name="database",
-        parse=places,
-        metavar="URL",
-        help="database of failing examples, which later runs replay: a folder, "
-        "redis://HOST:PORT/N, github:OWNER/REPO, readonly+ before one of these, a list of "
-        "them, or none (default: that of Hypothesis' profile, .hypothesis/examples)",
-    ),
-)
-
-
-#: The option that reports on the machine in place of a test run.
-DOCTOR, DOCTOR_FIELD = "--pallas-doctor", "pallas_doctor"
-
-
-def add_options(parser: pytest.Parser) -> None:
-    """Register every option of the table, and its ini value."""
-    group = parser.getgroup("pallas", "verification of JAX Pallas kernels")
-    for option in TABLE:
-        optional = {} if option.bare is None else {"nargs": "?", "const": option.bare}
-        group.addoption(
-            option.flag,
-            dest=option.ini,
-            default=None,
-            metavar=option.metavar,
-            help=option.help,
-            **optional,
-        )
-        parser.addini(option.ini, f"default of {option.flag}", default=None)
-    group.addoption(
-        DOCTOR,
-        dest=DOCTOR_FIELD,
-        action="store_true",
-        help="run no test: print versions and devices, and try a tiny kernel on each backend, for "
-        "a bug report",
-    )
-
-
-def any_given(config: pytest.Config) -> bool:
-    """Whether a run has one of these options, or its ini value."""
-    return any(config.getoption(option.ini) or config.getini(option.ini) for option in TABLE)
+# What the text of an option means.
 
 
 @dataclass(frozen=True)
@@ -609,3 +103,482 @@ class Replay:
     def __str__(self) -> str:
         """The text of the command line."""
         return self.blob if self.file is None else str(self.file)
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """Parse a comma-separated list."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _number[T: (int, float)](
+    kind: Callable[[str], T | None], accepts: Callable[[T], bool], description: str
+) -> Callable[[str], T]:
+    """Make the parser of numbers of a kind, which refuses others by their description."""
+
+    def parse(text: str) -> T:
+        try:
+            number = kind(text)
+        except ValueError:
+            number = None
+        if number is None or not accepts(number):
+            raise wrong(f"must be {description}, not {text!r}")
+        return number
+
+    return parse
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """Make the parser of integers of at least ``least``."""
+    return _number(int, lambda number: number >= least, f"an integer of at least {least}")
+
+
+def amount(unit: str, *, zero: bool = False) -> Callable[[str], float]:
+    """Make the parser of numbers of ``unit`` above 0, or of at least 0 with ``zero``."""
+    least = "of at least 0" if zero else "above 0"
+
+    def accepts(number: float) -> bool:
+        return 0 < number < float("inf") or (zero and number == 0)
+
+    return _number(float, accepts, f"a number of {unit} {least}")
+
+
+def _bytes(text: str) -> int | None:
+    from pytest_pallas.budget import parse_bytes
+
+    return parse_bytes(text.strip())
+
+
+#: Parses a number of bytes, such as ``64MiB``.
+size = _number(_bytes, lambda _: True, "a number of bytes such as 64MiB, 1GiB or 65536")
+
+
+def mutants(text: str) -> int | None:
+    """Parse the number of mutants of a kernel: 0 for all, None for off."""
+    if text in ("off", "all"):
+        return None if text == "off" else 0
+    try:
+        return whole(1)(text)
+    except Exception:
+        raise wrong(
+            f"must be all, off or the maximum number of mutants of a kernel, not {text!r}; before "
+            "a path, write --pallas-mutate=all"
+        ) from None
+
+
+def one_of(*valid: str) -> Callable[[str], str]:
+    """Make the parser of one of some words."""
+
+    def parse(text: str) -> str:
+        if text not in valid:
+            raise wrong(f"must be one of {', '.join(valid)}, not {text!r}")
+        return text
+
+    return parse
+
+
+def places(text: str) -> tuple[DatabasePlace, ...]:
+    """Parse the places of a database of failing examples."""
+    from pytest_pallas.database import parse_places
+
+    return parse_places(text)
+
+
+def path(text: str) -> Path | None:
+    """Parse a path; None for an empty text."""
+    return Path(text) if text else None
+
+
+#: Limit on the bytes of an example of Hypothesis, whose own limit is 8 KiB of choices.
+_MOST_BLOB = 2**20
+
+
+def replay(text: str) -> Replay:
+    """Parse a file or a blob: Hypothesis' text in base64, which begins with a byte 0 or 1."""
+    try:
+        content = base64.b64decode(text, validate=True)
+    except ValueError:
+        content = b""
+    if content[:1] not in (b"\0", b"\1") or os.path.exists(text):
+        return Replay(file=Path(text))
+    if content[:1] == b"\1":  # what follows is compressed
+        from pytest_pallas.decoding import DataError, unpacked
+
+        try:
+            unpacked(content[1:], _MOST_BLOB)
+        except DataError as error:
+            raise wrong(f"the blob of {len(text):,} characters {error}") from None
+    return Replay(blob=text)
+
+
+def distributed(text: str) -> Distributed | None:
+    """Parse ``auto``, or ``I/N@HOST:PORT``."""
+    if text in ("", "auto"):
+        return Distributed() if text else None
+    position, at, address = text.partition("@")
+    index, slash, count = position.partition("/")
+    host, colon, port = address.rpartition(":")
+    numbers = index.isdigit() and count.isdigit() and port.isdigit()
+    if not (at and slash and colon and host and numbers and int(index) < int(count)):
+        raise wrong(
+            "must be auto, or I/N@HOST:PORT with the number of this host from 0, the number of "
+            f"hosts and the address of host 0, such as 1/4@10.0.0.1:8476, not {text!r}"
+        )
+    return Distributed(address, int(index), int(count))
+
+
+#: Variables with the number of a job among equal ones, that of all jobs, and where numbers begin.
+_JOBS = (
+    ("CI_NODE_INDEX", "CI_NODE_TOTAL", 1),  # GitLab
+    ("CIRCLE_NODE_INDEX", "CIRCLE_NODE_TOTAL", 0),
+    ("BUILDKITE_PARALLEL_JOB", "BUILDKITE_PARALLEL_JOB_COUNT", 0),
+    ("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS", 0),  # Kubernetes; the second is one's own
+    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", 0),
+)
+
+
+def shard(text: str) -> Shard | None:
+    """Parse ``I/N``, ``auto/N`` with the number of the job from the environment, or ``auto``."""
+    if not text:
+        return None
+    index, _, count = text.partition("/")
+    if index == "auto":
+        name, total, first = next((job for job in _JOBS if job[0] in os.environ), ("", "", 0))
+        if not name:
+            names = ", ".join(job[0] for job in _JOBS)
+            raise wrong(f"auto reads the number of the job from {names}, and none is set")
+        index = os.environ[name]
+        count = count or os.environ.get(total, "")
+        if not count:
+            raise wrong(f"auto: {total} is not set; write auto/N for N jobs")
+        index = str(int(index) - first + 1) if index.isdecimal() else index
+    if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+        raise wrong(f"must be I/N with I from 1 to N, such as 2/4, or auto, not {text!r}")
+    return Shard(int(index), int(count))
+
+
+def fleet(text: str) -> FleetPlace | None:
+    """Parse ``local:N``, or the address of a Dask scheduler: ``HOST:PORT``, also with a scheme."""
+    if not text:
+        return None
+    scheme, _, rest = text.rpartition("://")
+    host, _, port = rest.rpartition(":")
+    number = int(port) if port.isdecimal() else 0
+    if host == "local" and not scheme and number:
+        return FleetPlace(workers=number)
+    known = scheme in ("", "tcp", "tls", "ucx", "ws", "wss")
+    if not known or not host or host == "local" or not 0 < number < 2**16:
+        raise wrong(
+            "must be local:N for N worker processes on this machine, or the address of a Dask "
+            f"scheduler, such as tcp://HOST:8786, not {text!r}"
+        )
+    return FleetPlace(address=f"{scheme or 'tcp'}://{rest}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """An option and its ini value.
+
+    Attributes:
+      name: the field of ``Options``.
+      parse: makes its value of a text, or raises an ``OptionError``.
+      metavar: stands for the value in the help.
+      help: what it does.
+      marked: whether the ``pallas`` mark sets it for a test.
+      bare: the value of the option without a value on the command line, if that is allowed.
+    """
+
+    name: str = ""
+    parse: Callable[[str], Any]
+    metavar: str
+    help: str
+    marked: bool = False
+    bare: str | None = None
+
+    @property
+    def flag(self) -> str:
+        """The command-line spelling."""
+        return "--pallas-" + self.name.replace("_", "-")
+
+    @property
+    def ini(self) -> str:
+        """The ini spelling, and the destination in ``config.option``."""
+        return f"pallas_{self.name}"
+
+
+def _option(default: Any, parse: Callable[[str], Any], metavar: str, text: str, **rest: Any) -> Any:
+    """Make a field of ``Options`` with this help text; ``rest`` are other fields of ``Option``."""
+    option = Option(parse=parse, metavar=metavar, help=text, **rest)
+    return dataclasses.field(default=default, metadata={"option": option})
+
+
+#: Defaults of each profile. On simulators a new shape costs milliseconds.
+PROFILES: Mapping[str, Mapping[str, Any]] = {
+    "quick": {"max_examples": 2, "simulated_examples": 10},
+    "ci": {"simulated_examples": 16},
+    "thorough": {"max_examples": 128, "backend": ("auto", "interpreters")},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of a session, each with its default, its parser and its help.
+
+    Field names are option names without ``pallas``.
+
+    Attributes:
+      simulated_examples: the profile's number of examples on simulators, if it is larger than
+        ``max_examples`` and ``max_examples`` is not given. It is not an option.
+      explicit: names of the fields given on the command line, in the ini file or by a mark.
+    """
+
+    # fmt: off
+    backend: tuple[str, ...] = _option(("auto",), listed, "LIST",
+        "backends to run on: auto (default: the accelerator if there is one, otherwise the "
+        "simulators, and JAX's interpreters for what they do not simulate), interpreters, all, or "
+        "a list of NAME, NAME:TARGET, NAME:all, such as tpu-sim:v6e,gpu-sim")
+    suite: tuple[str, ...] = _option((), listed, "PACKAGE",
+        "verify every KernelSpec in these packages or modules, without a test file")
+    devices: int = _option(8, whole(1), "N",
+        "simulated devices to start JAX with (default: 8)")
+    profile: str = _option("ci", one_of(*PROFILES), "NAME",
+        "number of examples for each check, unless --pallas-max-examples gives it: quick (2), ci "
+        "(8, the default) or thorough (128); on simulators quick draws 10 and ci 16, half as many "
+        "on meshes")
+    max_examples: int = _option(8, whole(1), "N",
+        "number of examples for each check of a spec (default: 8, on simulators 16, on meshes 8; "
+        "expensive checks draw fewer)", marked=True)
+    # The default is ``budget.DEFAULT_MAX_BYTES``.
+    max_bytes: int = _option(64 * 2**20, size, "BYTES",
+        "limit on the total size of the arrays of one example, such as 1GiB (default: 64MiB); a "
+        "strategy with a smaller max_bytes= keeps its own limit")
+    fuzz_time: float = _option(0.0, amount("seconds", zero=True), "SECONDS",
+        "keep drawing examples for about this long; the kernels share the time equally")
+    fuzz_rounds: int = _option(0, whole(0), "N",
+        "rounds of examples for each check: 1 is a usual run, each further one has 32 more draws "
+        "with other values of each; the same on every machine (default: 0, no limit on the rounds "
+        "of --pallas-fuzz-time)")
+    seed: int = _option(0, whole(0), "N",
+        "seed of all examples: the same seed draws the same examples (default: 0)", marked=True)
+    checks: tuple[str, ...] = _option(("all",), listed, "LIST",
+        "checks to run on specs, such as forward,gradient (default: all)", marked=True)
+    sanitize: tuple[str, ...] = _option(("all",), listed, "LIST",
+        "sanitizers to run: all (default), none, or a list, such as races", marked=True)
+    arithmetic: str = _option("", one_of("chip", "float32"), "WHAT",
+        "how simulated GPUs add the products of tensor cores: chip, with the bits that they keep, "
+        "or float32 (default: chip on h100 and h200, which were compared with a chip)", marked=True)
+    timeout: float = _option(60.0, amount("seconds"), "SECONDS",
+        "time limit in seconds for blocked devices and for each compilation (default: "
+        "60)", marked=True)
+    isolate: str = _option("auto", one_of("auto", "always", "never"), "WHEN",
+        "run tests in a worker process, so that a crash or a hang ends the worker only: auto "
+        "(default: collectives, kernels with semaphores or DMAs, tests that failed before), "
+        "always or never", marked=True)
+    missing: str = _option("skip", one_of("skip", "error"), "WHAT",
+        "what to do with a test that needs more devices than are available: skip it (default) or "
+        "error", marked=True)
+    results: Path | None = _option(None, path, "FILE.json",
+        "write one record for each check to this file; while the run goes on, they are in "
+        "FILE.json.partial")
+    resume: Path | None = _option(None, path, "FILE.json",
+        "take up the run that wrote these results (--pallas-results), or that was cut off: tests "
+        "that are done are not run again, and the results have all")
+    html: Path | None = _option(None, path, "FILE.html",
+        "write a self-contained HTML report (pip install 'pytest-pallas[report]')")
+    trace: Path | None = _option(None, path, "FILE.json",
+        "write a timeline of one simulated run, for https://ui.perfetto.dev or chrome://tracing: "
+        "the failing example of the last failed test; without failures, the last example of the "
+        "last test")
+    dump: Path | None = _option(None, path, "DIR",
+        "write the jaxpr, Mosaic or Triton IR, HLO and machine code of each compiled kernel to "
+        "this folder")
+    cost: str = _option("off", one_of("off", "record", "compare", "skip"), "WHAT",
+        "record the costs of the machine code of each kernel, or compare them with the recorded "
+        "ones; compare fails on more spills, and on more bundles or VMEM than --pallas-cost-limit "
+        "allows; skip compiles for TPUs in less time and reports no costs (default: off)")
+    cost_file: Path = _option(Path("pallas_costs.json"), path, "FILE.json",
+        "the file of --pallas-cost, relative to pytest's root folder (default: pallas_costs.json)")
+    cost_limit: float = _option(5.0, amount("percent", zero=True), "PERCENT",
+        "allowed growth of a kernel's cost in percent (default: 5)")
+    golden: str = _option("off", one_of("off", "record", "update", "replay"), "WHAT",
+        "record the outputs of kernels, for a comparison on another machine; update also replaces "
+        "outputs that differ if CI=true is set; replay runs the recorded calls and compares "
+        "(default: off)")
+    golden_dir: Path = _option(Path("pallas_goldens"), path, "DIR",
+        "the folder of --pallas-golden, relative to pytest's root folder (default: "
+        "pallas_goldens)")
+    replay: Replay = _option(Replay(), replay, "EXAMPLE",
+        "run one example only: a file that a failure names, which also says the check, or the "
+        "blob that a failure prints, for the selected check")
+    shard: Shard | None = _option(None, shard, "I/N",
+        "run part I of N of the tests, the same parts on every machine; auto reads I and N from "
+        "variables of CI services; pytest-pallas merge joins the results")
+    shard_by: Path | None = _option(None, path, "FILE.json",
+        "results of an earlier run (--pallas-results): shards take equal times by its seconds")
+    processes: int = _option(0, whole(1), "N",
+        "run every test as N processes of one jax.distributed program, which divide the "
+        "accelerators of this machine or the simulated devices")
+    distributed: Distributed | None = _option(None, distributed, "auto",
+        "this is one of several hosts whose processes form one jax.distributed program: auto on "
+        "TPU pods, under Slurm, Open MPI and Kubernetes, or I/N@HOST:PORT with the address of "
+        "host 0, which reports")
+    join_timeout: float = _option(120.0, amount("seconds"), "SECONDS",
+        "time limit in seconds for all processes of --pallas-processes or --pallas-distributed to "
+        "start, and again to collect (default: 120)")
+    fleet: FleetPlace | None = _option(None, fleet, "ADDRESS",
+        "run the tests on the workers of a Dask scheduler, tcp://HOST:8786, or on N worker "
+        "processes of this machine, local:N (pip install 'pytest-pallas[fleet]')")
+    worker_memory: float = _option(8.0, amount("GiB"), "GIB",
+        "memory limit in GiB for each compiler and each isolated test (default: 8)")
+    mutate: int | None = _option(None, mutants, "N",
+        "mutation testing: run the selected specs and tests on mutants, which are kernels with "
+        "one mistake each, and report the mutants that survive; N limits the mutants of each "
+        "kernel (default: off; without N: all)", bare="all")
+    mutate_time: float = _option(0.0, amount("seconds", zero=True), "SECONDS",
+        "time limit in seconds for mutation testing; the kernels share the time equally")
+    mutate_min: float = _option(0.0, amount("percent", zero=True), "SCORE",
+        "fail the run if the checks kill less than this percentage of the mutants")
+    mutate_operators: tuple[str, ...] = _option(("all",), listed, "LIST",
+        "mutation operators to use, such as mask,guard (default: all); docs/mutation.md lists "
+        "them")
+    mutate_after: Path | None = _option(None, path, "FILE",
+        "results of an earlier run (--pallas-results): do not run the mutants that it killed")
+    database: tuple[DatabasePlace, ...] = _option((), places, "URL",
+        "database of failing examples, which later runs replay: a folder, redis://HOST:PORT/N, "
+        "github:OWNER/REPO, readonly+ before one of these, a list of them, or none (default: that "
+        "of Hypothesis' profile, .hypothesis/examples)")
+    # fmt: on
+    simulated_examples: int = 0
+    explicit: frozenset[str] = frozenset()
+
+    def examples_on(self, kind: str, devices: int = 1) -> int:
+        """Return the number of examples for each check on a kind of backend.
+
+        Args:
+          kind: the kind of the backend.
+          devices: number of devices of the mesh. Runs on several take longer, so half as many are
+            drawn.
+        """
+        if kind != "simulating" or "max_examples" in self.explicit:
+            return self.max_examples
+        return max(self.max_examples, self.simulated_examples // (1 if devices == 1 else 2))
+
+    def replaced(self, *, where: str = "mark pallas", **values: Any) -> Options:
+        """Return these options with the values of a mark.
+
+        Args:
+          where: the name of the mark, or of its replacement, in messages.
+          values: the values, by option.
+
+        Raises:
+          OptionError: the mark names no option that a mark can set, or gives a bad value.
+        """
+        fields: dict[str, Any] = {}
+        for name, value in values.items():
+            option = next((o for o in TABLE if o.name == name and o.marked), None)
+            if option is None:
+                valid = ", ".join((*MARK_ONLY, *(o.name for o in TABLE if o.marked)))
+                raise wrong(f"the pallas mark has no argument {name!r}; it takes {valid}")
+            text = ",".join(value) if isinstance(value, (list, tuple)) else str(value)
+            fields[name] = _parsed(option, text, f"{where}({name}=...)")
+        return dataclasses.replace(self, **fields, explicit=self.explicit | set(fields))
+
+
+#: All options, in the order of the help.
+TABLE = tuple(
+    dataclasses.replace(field.metadata["option"], name=field.name)
+    for field in dataclasses.fields(Options)
+    if field.metadata
+)
+
+#: The option that reports on the machine in place of a test run.
+DOCTOR, DOCTOR_FIELD = "--pallas-doctor", "pallas_doctor"
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Register every option of the table, and its ini value."""
+    group = parser.getgroup("pallas", "verification of JAX Pallas kernels")
+    for option in TABLE:
+        optional = {} if option.bare is None else {"nargs": "?", "const": option.bare}
+        group.addoption(
+            option.flag,
+            dest=option.ini,
+            default=None,
+            metavar=option.metavar,
+            help=option.help,
+            **optional,
+        )
+        parser.addini(option.ini, f"default of {option.flag}", default=None)
+    group.addoption(
+        DOCTOR,
+        dest=DOCTOR_FIELD,
+        action="store_true",
+        help="run no test: print versions and devices, and try a tiny kernel on each backend, for "
+        "a bug report",
+    )
+
+
+def any_given(config: pytest.Config) -> bool:
+    """Return whether a run has one of these options, or its ini value."""
+    return any(config.getoption(option.ini) or config.getini(option.ini) for option in TABLE)
+
+
+def read_options(config: pytest.Config) -> Options:
+    """Read the options of a session: command line, else ini, else profile, else default.
+
+    Raises:
+      pytest.UsageError: a value cannot be parsed; the message has the option and its source.
+    """
+    from pallas_sim.errors import OptionError
+
+    fields: dict[str, Any] = {}
+    for option in TABLE:
+        text = config.getoption(option.ini)
+        if text is None:
+            text = config.getini(option.ini)
+        if text:
+            try:
+                fields[option.name] = _parsed(option, str(text), place_of(config, option.name))
+            except OptionError as error:
+                raise pytest.UsageError(str(error)) from None
+    implied = PROFILES[fields.get("profile", Options.profile)]
+    return Options(**{**implied, **fields}, explicit=frozenset(fields))
+
+
+def place_of(config: pytest.Config, name: str) -> str:
+    """Return the source of an option's value: command line or ini file."""
+    option = next(option for option in TABLE if option.name == name)
+    is_given = config.getoption(option.ini) is not None
+    return option.flag if is_given else f"ini value {option.ini}"
+
+
+def choose(
+    chosen: Sequence[str],
+    valid: Mapping[str, Any] | Sequence[str],
+    option: str,
+    every: Sequence[str] | None = None,
+) -> tuple[str, ...]:
+    """Return the names of a list option: ``all``, ``none``, or some of ``valid``.
+
+    ``every`` are the names of ``all``, if it leaves some out.
+
+    Raises:
+      OptionError: an unknown name; the message lists the valid ones.
+    """
+    names: list[str] = []
+    for word in chosen:
+        if word == "all":
+            names.extend(valid if every is None else every)
+        elif word in valid:
+            names.append(word)
+        elif word != "none":
+            raise wrong(f"{option}: unknown {word!r}; valid: all, none, {', '.join(valid)}")
+    return tuple(dict.fromkeys(names))
+
+
+def _parsed(option: Option, text: str, source: str) -> Any:
+    from pallas_sim.errors import OptionError
+
+    try:
+        return option.parse(text)
+    except OptionError as error:
+        raise wrong(f"{source}: {error}") from None

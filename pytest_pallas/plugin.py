@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pytest_pallas import hookspecs
-from pytest_pallas.backends.devices import DEFAULT_COUNT, set_platforms, simulate
+from pytest_pallas.backends.devices import set_platforms, simulate
 from pytest_pallas.fixtures import (
     activate,
     pallas_backend,
@@ -26,7 +26,7 @@ from pytest_pallas.fixtures import (
     pallas_rng,
     pallas_run,
 )
-from pytest_pallas.options import DOCTOR_FIELD, add_options, any_given
+from pytest_pallas.options import DOCTOR_FIELD, Options, add_options, any_given
 
 __all__ = [
     "pallas_backend",
@@ -94,17 +94,17 @@ def pytest_configure(config: pytest.Config) -> None:
     if any_given(config) or _is_part_of_a_run(config) or _extended(config):
         activate(config)
     else:
-        simulate(DEFAULT_COUNT, os.environ, explicit=False)
+        simulate(Options.devices, os.environ, explicit=False)
 
 
 def _is_part_of_a_run(config: pytest.Config) -> bool:
-    """Whether this is an xdist controller or worker."""
+    """Return whether this is an xdist controller or worker."""
     distributed = getattr(config.option, "dist", "no") != "no"  # of pytest-xdist
     return distributed or config.pluginmanager.has_plugin("pallas-worker")
 
 
 def _extended(config: pytest.Config) -> bool:
-    """Whether a project implements a hook of the plugin."""
+    """Return whether a project implements a hook of the plugin."""
     names = (name for name in vars(hookspecs) if name.startswith("pytest_pallas_"))
     return any(getattr(config.hook, name).get_hookimpls() for name in names)
 

@@ -15,7 +15,7 @@ import pytest
 from pallas_sim.errors import OptionError
 from pytest_pallas.backends.processes import gang
 from pytest_pallas.errors import GoldenError
-from pytest_pallas.option_values import choose, place_of, read_options
+from pytest_pallas.options import choose, place_of, read_options
 from pytest_pallas.results import RunResults
 from pytest_pallas.session import Harness, Session, SpecFacts
 
@@ -101,7 +101,8 @@ class PytestSession(Session):
         from pytest_pallas.mutate import added_operators, known_operators
 
         extra = self.config.hook.pytest_pallas_mutation_operators(config=self.config)
-        own = [operator for each in cast("list[Sequence[Operator]]", extra) for operator in each]
+        added = cast("list[Sequence[Operator]]", extra)
+        own = [operator for operators in added for operator in operators]
         adding = contextlib.ExitStack()
         adding.enter_context(added_operators(own))
         self.config.add_cleanup(adding.close)
@@ -114,8 +115,8 @@ class PytestSession(Session):
         Raises:
           OptionError: an unknown name.
         """
-        place = place_of(self.config, "mutate_operators")
-        return choose(self.options.mutate_operators, self.operator_names, place)
+        source = place_of(self.config, "mutate_operators")
+        return choose(self.options.mutate_operators, self.operator_names, source)
 
     @property
     def chosen_operators(self) -> bool:
@@ -158,15 +159,15 @@ class PytestSession(Session):
 
 
 def harness_of(config: pytest.Config) -> Harness:
-    """The ``Harness`` of pytest."""
+    """Return the ``Harness`` of pytest."""
 
     def families() -> Sequence[Family]:
         extra = config.hook.pytest_pallas_backends(config=config)
-        return [family for each in cast("list[Sequence[Family]]", extra) for family in each]
+        return [family for families in cast("list[Sequence[Family]]", extra) for family in families]
 
     def checks() -> Sequence[Check]:
         extra = config.hook.pytest_pallas_checks(config=config)
-        return [check for each in cast("list[Sequence[Check]]", extra) for check in each]
+        return [check for checks in cast("list[Sequence[Check]]", extra) for check in checks]
 
     def tolerance(**call: Any) -> Tolerance | None:
         return config.hook.pytest_pallas_tolerance(config=config, **call)
@@ -254,12 +255,12 @@ def note_raised(session: PytestSession, report: pytest.TestReport) -> None:
     """
     raised = getattr(report, RAISED_ON, None)
     if raised is not None:
-        place, check, name, expected = raised
-        session.raised.setdefault(place, (check, name, expected))
+        key, check, name, expected = raised
+        session.raised.setdefault(key, (check, name, expected))
 
 
 def variant_of(item: pytest.Item) -> str:
-    """The parameters of a user-written test, as in its node id, without the backend."""
+    """Return the parameters of a user-written test, as in its node id, without the backend."""
     callspec: Any = getattr(item, "callspec", None)
     if callspec is None:
         return ""
@@ -268,8 +269,8 @@ def variant_of(item: pytest.Item) -> str:
     backend = callspec.params.get("pallas_backend")
     if backend is None or isinstance(backend, str):
         return callspec.id
-    words = callspec.id.replace(label(backend), "", 1)
-    return "-".join(word for word in words.split("-") if word)
+    text = callspec.id.replace(label(backend), "", 1)
+    return "-".join(word for word in text.split("-") if word)
 
 
 def start(config: pytest.Config) -> PytestSession:
@@ -294,7 +295,7 @@ def start(config: pytest.Config) -> PytestSession:
 
 
 def current(config: pytest.Config) -> PytestSession:
-    """The session from ``start``."""
+    """Return the session from ``start``."""
     return config.stash[SESSION]
 
 
@@ -326,7 +327,7 @@ def look_for_named_backends(session: PytestSession) -> None:
         if session.pinning is not None or session.delegates:
             for word in session.options.backend:
                 if word not in WORDS:
-                    parse(word, session.families, words=WORDS)
+                    parse(word, session.families, others=WORDS)
             return
         session.selection  # noqa: B018 - found at its first use
     except (OptionError, BackendUnavailableError) as error:
@@ -358,24 +359,24 @@ class Done:
 
     def plain(self) -> dict[str, Any]:
         """As plain values, for a worker of pytest-xdist."""
-        raised = [[place, *found] for place, found in self.raised.items()]
+        raised = [[key, *values] for key, values in self.raised.items()]
         return {"tests": sorted(self.tests), "raised": raised, "killed": dict(self.killed)}
 
 
 def done_from_plain(plain: Mapping[str, Any]) -> Done:
     """From ``Done.plain``."""
-    raised = {place: (check, name, expected) for place, check, name, expected in plain["raised"]}
+    raised = {key: (check, name, expected) for key, check, name, expected in plain["raised"]}
     return Done(frozenset(plain["tests"]), raised, dict(plain["killed"]))
 
 
 def done_of(results: RunResults) -> Done:
-    """What a run has done so far."""
+    """Return what a run has done so far."""
     ended = frozenset(test.test for test in results.tests)
     raised: dict[str, tuple[str, str, bool]] = {}
     for test in results.tests:
         if test.raised:
-            place, check, name, expected = test.raised
-            raised.setdefault(place, (check, name, expected))
+            key, check, name, expected = test.raised
+            raised.setdefault(key, (check, name, expected))
     killed: dict[str, str] = {}
     # A kill counts for the tests after it only.
     first = frozenset(takewhile(ended.__contains__, results.collected))
@@ -426,7 +427,7 @@ class FleetFacts:
 
 
 def to_json(facts: FleetFacts) -> Mapping[str, Any]:
-    """The facts as plain JSON values."""
+    """Return the facts as plain JSON values."""
     return {**vars(facts), "refused": dict(facts.refused), "lost": dict(facts.lost)}
 
 

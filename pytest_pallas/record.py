@@ -1,4 +1,4 @@
-"""Notes: additional facts of a record, as data."""
+"""``Record``: the result of a check in a test, with its notes and aspects, and their JSON."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ class Note:
         return self.text
 
 
-def note_of(given: Note | str) -> Note:
-    """The note; a plain string becomes a note of no kind."""
-    return given if isinstance(given, Note) else Note(given)
+def note_of(note: Note | str) -> Note:
+    """Return the note; a plain string becomes a note of no kind."""
+    return note if isinstance(note, Note) else Note(note)
 
 
 def note_to_json(note: Note) -> dict[str, str]:
-    """A note as plain JSON values."""
+    """Return a note as plain JSON values."""
     return {"kind": note.kind, "text": note.text}
 
 
 def of_kind(notes: Iterable[Note], kind: Kind) -> list[Note]:
-    """The notes of one kind."""
+    """Return the notes of one kind."""
     return [note for note in notes if note.kind == kind]
 
 
@@ -91,13 +91,13 @@ class Aspect(NamedTuple):
 DTYPE, VALUES = Aspect("dtype"), Aspect("values")
 
 
-def aspects_to_json(words: Mapping[Aspect, Iterable[str]]) -> list[dict[str, Any]]:
-    """Words by aspect for JSON: a list of objects with role, name and words."""
-    return [{**aspect._asdict(), "words": list(each)} for aspect, each in words.items()]
+def aspects_to_json(choices: Mapping[Aspect, Iterable[str]]) -> list[dict[str, Any]]:
+    """Return words by aspect for JSON: a list of objects with role, name and words."""
+    return [{**aspect._asdict(), "words": list(group)} for aspect, group in choices.items()]
 
 
 def aspects_from_json(data: Iterable[Mapping[str, Any]]) -> dict[Aspect, tuple[str, ...]]:
-    """The words by aspect that ``aspects_to_json`` was given."""
+    """Return the words by aspect that ``aspects_to_json`` was given."""
     return {Aspect(plain["role"], plain["name"]): tuple(plain["words"]) for plain in data}
 
 
@@ -142,13 +142,13 @@ _PlainFinding = Annotated[Mapping[str, Any], Checked(lambda: Finding)]
 _PlainVerdict = Annotated[Mapping[str, Any], Checked(lambda: MutantVerdict)]
 _PlainInputs = Annotated[Mapping[str, Any], Checked(lambda: PlainInputs | _Empty)]
 _PlainPictures = Annotated[Mapping[str, Any], Checked(lambda: _Pictures)]
-_PlainCompiled = Annotated[
+PlainCompiled = Annotated[
     Mapping[str, Any], Checked(lambda: _compiler().CompileReport, lambda r: _compiler().to_json(r))
 ]
 
 
 def _compiler() -> Any:
-    """The module of compilers' reports, which imports JAX."""
+    """Return the module of compilers' reports, which imports JAX."""
     from pytest_pallas.compile import service as report
 
     return report
@@ -363,7 +363,7 @@ class Record:
     replay: Text = ""
     script: str = ""
     example: str = ""
-    compiled: tuple[_PlainCompiled, ...] = ()
+    compiled: tuple[PlainCompiled, ...] = ()
     notes: tuple[Note, ...] = ()
     unverified: tuple[Text, ...] = ()
     inputs: _PlainInputs = dataclasses.field(default_factory=dict[str, Any])
@@ -422,7 +422,7 @@ class MutantVerdict:
 
 
 def not_applicable_of(record: Record) -> NotApplicable | None:
-    """The entry of a record whose check applies to no example, or None."""
+    """Return the entry of a record whose check applies to no example, or None."""
     if record.outcome != "skipped" or not record.requirement:
         return None
     return NotApplicable(
@@ -438,17 +438,17 @@ def not_applicable_of(record: Record) -> NotApplicable | None:
 
 
 def plain_not_applicable(entry: NotApplicable) -> dict[str, Any]:
-    """An entry as plain JSON values."""
+    """Return an entry as plain JSON values."""
     return jsonable(entry)
 
 
 def to_json(record: Record) -> dict[str, Any]:
-    """A record as plain JSON values; infinite and undefined numbers become strings."""
+    """Return a record as plain JSON values; infinite and undefined numbers become strings."""
     return jsonable(record)
 
 
 def from_json(plain: Mapping[str, Any]) -> Record:
-    """The record from ``to_json``.
+    """Return the record from ``to_json``.
 
     Raises:
       DataError: it is none.
@@ -461,7 +461,7 @@ _FINDINGS = 16
 
 
 def error_fields(error: BaseException) -> dict[str, Any]:
-    """The fields of a record about its failure: the message and data of an error."""
+    """Return the fields of a record about its failure: the message and data of an error."""
     if not isinstance(error, PallasError):
         text = f"{type(error).__name__}: {error}"
         return {"message": text, "explanation": explanation_of(text).to_json()}

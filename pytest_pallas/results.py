@@ -94,7 +94,7 @@ class FinishedTest:
 
 
 def plain_test(finished: FinishedTest) -> dict[str, Any]:
-    """A finished test as plain JSON values, without fields that are empty."""
+    """Return a finished test as plain JSON values, without fields that are empty."""
     return {name: jsonable(value) for name, value in vars(finished).items() if value}
 
 
@@ -140,7 +140,7 @@ class RunResults:
     @property
     def unfinished(self) -> Sequence[str]:
         """Node ids of the tests that did not end."""
-        ended = {each.test for each in self.tests}
+        ended = {test.test for test in self.tests}
         return [name for name in self.collected if name not in ended]
 
 
@@ -163,7 +163,7 @@ def replacing(path: Path) -> Generator[IO[bytes]]:
 
 
 def text_parts(fields: Mapping[str, Any]) -> Iterator[str]:
-    """The text of a results file, in parts: memory holds one record as text, and not all.
+    """Yield the text of a results file, in parts: memory holds one record as text, and not all.
 
     Args:
       fields: of the document, as plain JSON values; an iterator is a list.
@@ -176,8 +176,8 @@ def text_parts(fields: Mapping[str, Any]) -> Iterator[str]:
             yield json.dumps(value, indent=1).replace("\n", "\n ")
             continue
         before = "["
-        for each in value:
-            yield f"{before}\n  " + json.dumps(each, indent=1).replace("\n", "\n  ")
+        for element in value:
+            yield f"{before}\n  " + json.dumps(element, indent=1).replace("\n", "\n  ")
             before = ","
         yield "[]" if before == "[" else "\n ]"
     yield "\n}\n"
@@ -188,14 +188,14 @@ def plain_tests(
     tests: Sequence[FinishedTest],
     parts: Mapping[str, Sequence[Mapping[str, Any]]],
 ) -> Iterator[dict[str, Any]]:
-    """The field ``tests`` of a results file: all tests in their order, also those not run.
+    """Yield the field ``tests`` of a results file: all tests in their order, also those not run.
 
     Args:
       collected: the node ids of all tests.
       tests: the tests that ended.
       parts: of those that did not, as in ``RunResults``.
     """
-    ended = {each.test: each for each in tests}
+    ended = {test.test: test for test in tests}
     names = dict.fromkeys((*collected, *ended))
     for name in names:
         if name in ended:
@@ -217,7 +217,7 @@ SUFFIX = ".partial"
 
 
 def partial_path(path: Path) -> Path:
-    """The journal of the run that writes its results to ``path``."""
+    """Return the journal of the run that writes its results to ``path``."""
     return path.with_name(path.name + SUFFIX)
 
 
@@ -269,7 +269,7 @@ class RunJournal:
         self._torn = False
 
     def _is_there(self) -> bool:
-        """Whether the path is still this file, not removed or replaced by another run."""
+        """Return whether the path is still this file, not removed or replaced by another run."""
         try:
             return os.path.samestat(os.stat(self.path), os.fstat(self._handle))
         except OSError:
@@ -422,9 +422,9 @@ def _document(name: str, content: bytes) -> RunResults:
     return RunResults(
         **_about(name, plain),
         records=records,
-        collected=[each.test for each in tests],
-        tests=[each for each in tests if each.outcome != NOT_RUN],
-        parts={each.test: each.parts for each in tests if each.outcome == NOT_RUN and each.parts},
+        collected=[test.test for test in tests],
+        tests=[test for test in tests if test.outcome != NOT_RUN],
+        parts={test.test: test.parts for test in tests if test.outcome == NOT_RUN and test.parts},
     )
 
 
@@ -459,7 +459,7 @@ def _journal(file: str, content: bytes) -> RunResults:
 
 
 def _lines(content: bytes) -> Iterator[Any]:
-    """The lines of a journal, without those that were cut."""
+    """Yield the lines of a journal, without those that were cut."""
     for number, line in enumerate(_text(content).splitlines()):
         try:
             yield parse(line)
@@ -482,16 +482,16 @@ def _field(plain: Mapping[str, Any], name: str, schema: Any, otherwise: Any = No
 
 
 def _about(name: str, plain: Mapping[str, Any]) -> dict[str, Any]:
-    """What file and journal have in common."""
-    names = [each.name for each in dataclasses.fields(_About)]
-    about: _About = decode(_About, {each: plain[each] for each in names if each in plain})
+    """Return what file and journal have in common."""
+    names = [name.name for name in dataclasses.fields(_About)]
+    about: _About = decode(_About, {name: plain[name] for name in names if name in plain})
     _field(about.options, "backends", list[str], [])
     _field(about.options, "shard", tuple[_ShardNumber, _ShardNumber] | tuple[()], [])
     return {"path": name, **vars(about)}
 
 
 def _checked_schema(name: str, plain: Any) -> Mapping[str, Any]:
-    """An object of a schema that is known.
+    """Return an object of a schema that is known.
 
     Raises:
       OptionError: a newer pytest-pallas has written it.

@@ -23,7 +23,7 @@ from pytest_pallas.budget import LastUsed
 from pytest_pallas.checks import NAMES as CHECKS
 from pytest_pallas.checks import SANITIZERS
 from pytest_pallas.decoding import Exact
-from pytest_pallas.option_values import MARK_ONLY, Options, choose
+from pytest_pallas.options import MARK_ONLY, Options, choose
 
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
@@ -114,7 +114,7 @@ class Session:
     tiles: dict[Any, dict[str, tuple[int, ...]]] = field(default_factory=dict[Any, Any])
     #: Sources of examples, by spec; see ``draw.diversity``.
     sources: dict[Any, Any] = field(default_factory=dict[Any, Any])
-    #: The traces of one spec; see ``run.applicability``.
+    #: The traces of one spec; see ``run.nodes``.
     traces: dict[Any, Any] = field(default_factory=dict[Any, Any])
     #: What collection has learned of specs, by file and name.
     facts: dict[tuple[str, str], SpecFacts] = field(default_factory=dict[Any, Any])
@@ -267,7 +267,7 @@ class Session:
     def database_for(
         self, owner: str, *, others: bool = False, through: ExampleDatabase | None = None
     ) -> ExampleDatabase | None:
-        """The failing examples of the test with this name, or of other tests with the same key.
+        """Return the failing examples of the test with this name, or of others with its key.
 
         ``through`` stands for the database, where there is one.
         """
@@ -282,11 +282,17 @@ class Session:
         """The file of recorded costs."""
         return self.harness.root / self.options.cost_file
 
-    def settings(self, options: Options, backend: Backend, **rest: Any) -> RunSettings:
-        """How kernels run on a backend; ``rest`` are other fields of ``RunSettings``."""
+    def settings(
+        self, options: Options, backend: Backend, *, test: str = "", **rest: Any
+    ) -> RunSettings:
+        """Return how kernels run on a backend, in the test with this name, if it may dump them.
+
+        ``rest`` are other fields of ``RunSettings``.
+        """
         from pytest_pallas.backends.protocol import RunSettings
 
         watched = self.watches(options)
+        dump = self.options.dump if test else None
         return RunSettings(
             timeout=self.timeout(options),
             races="races" in watched,
@@ -295,15 +301,16 @@ class Session:
             # Mutants run where kernels are executed.
             rewriting=None if backend.kind == "compiling" else self.mutant,
             arithmetic=self.arithmetic(options, backend),
+            dump=dump and str(dump / re.sub(r"[^\w.-]+", "-", test).strip("-")),
             **rest,
         )
 
     def timeout(self, options: Options) -> float:
-        """The time limit of blocked devices in seconds: shorter with a mutant, which may hang."""
+        """Return the seconds that devices may be blocked, which are fewer with a mutant."""
         return options.timeout if self.mutant is None else min(options.timeout, _MUTANT_SECONDS)
 
     def arithmetic(self, options: Options, backend: Backend) -> str:
-        """How a backend adds products: ``"chip"``, ``"float32"``, or "" for the default.
+        """Return how a backend adds products: ``"chip"``, ``"float32"``, or "" for the default.
 
         A simulator that only ``auto`` or ``all`` selected keeps its default where the arithmetic of
         its chip is not known.
@@ -329,14 +336,8 @@ class Session:
             if backend.kind == "simulating":
                 accumulations(chip_of(backend).name, self.arithmetic(self.options, backend))
 
-    def dump_folder(self, name: str) -> str | None:
-        """The dump folder of a test with this name; None without ``--pallas-dump``."""
-        if self.options.dump is None:
-            return None
-        return str(self.options.dump / re.sub(r"[^\w.-]+", "-", name).strip("-"))
-
     def options_for(self, node: pytest.Item | pytest.Collector | None) -> Options:
-        """The session's options with the marks of a test.
+        """Return the session's options with the marks of a test.
 
         Raises:
           OptionError: a mark has a wrong argument or value.
@@ -352,7 +353,7 @@ class Session:
         return options
 
     def checks_for(self, options: Options) -> list[Check]:
-        """The checks that options select, without sanitizers that ``--pallas-sanitize`` leaves out.
+        """Return the checks that options select, without sanitizers that they leave out.
 
         Selected sanitizers, by name or ``all``, run in addition to selected checks.
 
@@ -366,10 +367,11 @@ class Session:
             names = tuple(dict.fromkeys((*names, *watching)))
         chosen = [self.checks[name] for name in names]
         opted = {check.name for check in chosen if check.opt_in and check.name in options.checks}
-        return [each for each in chosen if each.kind == "check" or each.name in {*watching, *opted}]
+        run = {*watching, *opted}
+        return [check for check in chosen if check.kind == "check" or check.name in run]
 
     def sanitizers_for(self, options: Options) -> tuple[str, ...]:
-        """Names of the sanitizers that ``--pallas-sanitize`` or a mark selects.
+        """Return names of the sanitizers that ``--pallas-sanitize`` or a mark selects.
 
         Raises:
           OptionError: an unknown name.
@@ -379,7 +381,7 @@ class Session:
         return choose(options.sanitize, known, "sanitize", usual)
 
     def watches(self, options: Options) -> frozenset[str]:
-        """The detectors that the selected sanitizers enable in the runs of all checks.
+        """Return the detectors that the selected sanitizers enable in the runs of all checks.
 
         Raises:
           OptionError: a sanitizer has an unknown name.
@@ -390,7 +392,7 @@ class Session:
     def backends_for(
         self, marks: Sequence[pytest.Mark], *, every: bool = False
     ) -> tuple[list[Backend], str]:
-        """The backends of a test with these marks (closest first), and the reason if none.
+        """Return the backends of a test with these marks (closest first), and the reason if none.
 
         With ``every``, also backends that run only some kernels.
 
@@ -402,15 +404,15 @@ class Session:
 
         names, targets, reason = names_and_targets(marks)
         if names is not None:
-            wanted = [backend for name in names for backend in parse(name, self.families)]
+            backends = [backend for name in names for backend in parse(name, self.families)]
         else:
-            wanted = [b for b in self.selection.backends if every or self._takes(b)]
+            backends = [b for b in self.selection.backends if every or self._takes(b)]
         if targets is not None:
-            wanted = with_targets(wanted, targets, self.families)
-        missing = {label(b): why for b in wanted if (why := b.available()) is not None}
-        found = [backend for backend in wanted if label(backend) not in missing]
-        if found:
-            return found, ""
+            backends = with_targets(backends, targets, self.families)
+        missing = {label(b): why for b in backends if (why := b.available()) is not None}
+        available = [backend for backend in backends if label(backend) not in missing]
+        if available:
+            return available, ""
         why = "; ".join(f"{name}: {text}" for name, text in missing.items())
         if not missing:
             have = ", ".join(label(backend) for backend in self.selection.backends)
@@ -418,7 +420,7 @@ class Session:
         return [], f"{reason}: {why}" if reason else why
 
     def _takes(self, backend: Backend) -> bool:
-        """Whether a kernel without a spec runs on a backend of the selection."""
+        """Return whether a kernel without a spec runs on a backend of the selection."""
         from pytest_pallas.backends.protocol import label
 
         chosen = self.selection
@@ -439,7 +441,7 @@ def _cores() -> int:
 def names_and_targets(
     marks: Sequence[pytest.Mark],
 ) -> tuple[list[str] | None, list[str] | None, str]:
-    """The names of backends and of targets, each None if no mark has them, and the reason.
+    """Return the names of backends and of targets, each None if no mark has them, and the reason.
 
     Args:
       marks: closest first.
@@ -468,9 +470,9 @@ def _names(value: Any) -> list[str]:
 
 
 def with_targets(
-    wanted: Sequence[Backend], targets: Sequence[str], families: Mapping[str, Family]
+    backends: Sequence[Backend], targets: Sequence[str], families: Mapping[str, Family]
 ) -> list[Backend]:
-    """Backends for selected targets: one without a target gets each of its family's.
+    """Return backends for selected targets: one without a target gets each of its family's.
 
     Raises:
       OptionError: no family has such a target.
@@ -483,15 +485,15 @@ def with_targets(
         raise OptionError(
             f"the pallas mark names unknown targets {unknown}; known: {', '.join(sorted(known))}"
         )
-    found: list[Backend] = []
-    for backend in wanted:
+    targeted: list[Backend] = []
+    for backend in backends:
         family = families[backend.name]
         if not family.targets:
-            found.append(backend)  # it has no targets
+            targeted.append(backend)  # it has no targets
         elif backend.target is None:
             for target in targets:
                 if target in family.targets:
-                    found.append(with_target(backend, target, families))
+                    targeted.append(with_target(backend, target, families))
         elif backend.target.name in targets:
-            found.append(backend)
-    return found
+            targeted.append(backend)
+    return targeted

@@ -1,4 +1,7 @@
-"""Properties of a kernel, which specs, calls in tests and checks share."""
+"""``KernelSpec``: what a kernel computes, how to draw its inputs, and where it runs.
+
+``Properties`` are shared by specs, by calls in tests and by the contexts of checks.
+"""
 
 from __future__ import annotations
 
@@ -78,9 +81,12 @@ class CallProperties(Properties):
     claimed: Sequence[str] = ()
 
 
+_PROPERTIES = tuple(field.name for field in dataclasses.fields(Properties))
+
+
 def properties_of(holder: Properties) -> dict[str, Any]:
-    """The properties of an object, as keyword arguments for another one."""
-    return {each.name: getattr(holder, each.name) for each in dataclasses.fields(Properties)}
+    """Return the properties of an object, as keyword arguments for another one."""
+    return {name: getattr(holder, name) for name in _PROPERTIES}
 
 
 # ``Raises``: a call that a kernel must reject, and the error with which it must reject it.
@@ -126,40 +132,40 @@ class Raises:
         return self.error if isinstance(self.error, tuple) else (self.error,)
 
     @property
-    def wanted(self) -> str:
+    def description(self) -> str:
         """The error in words, such as ``ValueError matching 'rows'``."""
-        types = " or ".join(each.__name__ for each in self.errors)
+        types = " or ".join(kind.__name__ for kind in self.errors)
         return f"{types} matching {self.match!r}" if self.match else types
 
     def accepts(self, error: Exception) -> bool:
-        """Whether an error has the type and the message."""
+        """Return whether an error has the type and the message."""
         return isinstance(error, self.errors) and self.matches(error)
 
     def matches(self, error: Exception) -> bool:
-        """Whether an error has the message."""
+        """Return whether an error has the message."""
         return re.search(self.match, str(error)) is not None
 
 
-def _problem(given: Raises) -> str | None:
-    """What is wrong with the fields, or None."""
-    args: Any = given.args
+def _problem(raises: Raises) -> str | None:
+    """Return what is wrong with the fields, or None."""
+    args: Any = raises.args
     if not callable(args) and not isinstance(args, tuple) and not hasattr(args, "recipe"):
         return (
             "args must be a tuple of positional arguments, strategies.Arguments, or a function of "
             f"a drawn call, not {type(args).__name__}; one array is (array,)"
         )
-    errors: tuple[Any, ...] = given.errors
+    errors: tuple[Any, ...] = raises.errors
     if not errors or not all(isinstance(e, type) and issubclass(e, Exception) for e in errors):
-        return f"error must be a type of exception, or a tuple of them, not {given.error!r}"
+        return f"error must be a type of exception, or a tuple of them, not {raises.error!r}"
     if Exception in errors:
         return (
             "error must be more specific than Exception, which a mistake in the spec raises, too; "
             "give the type that the kernel raises, such as ValueError"
         )
     try:
-        re.compile(given.match)
+        re.compile(raises.match)
     except (re.error, TypeError) as error:
-        return f"match must be a regular expression, and {given.match!r} is none: {error}"
+        return f"match must be a regular expression, and {raises.match!r} is none: {error}"
     return None
 
 
@@ -175,7 +181,7 @@ When = Callable[["Arguments"], bool]
 
 
 def always(arguments: Arguments) -> bool:
-    """Whatever was drawn."""
+    """Hold for every drawn call."""
     del arguments
     return True
 
@@ -268,14 +274,14 @@ class Permuted:
         return tuple(self.args)
 
     def axes(self, leaves: int) -> tuple[int | None, ...]:
-        """The axis of each of so many leaves of the output."""
+        """Return the axis of each of so many leaves of the output."""
         if self.output is None or isinstance(self.output, int):
             return (self.output,) * leaves
         return tuple(self.output)
 
     def __str__(self) -> str:
-        words = ", ".join(f"axis {axis} of argument {n}" for n, axis in self.args.items())
-        return f"permuted along {words}"
+        axes = ", ".join(f"axis {axis} of argument {n}" for n, axis in self.args.items())
+        return f"permuted along {axes}"
 
 
 @dataclass(frozen=True)
@@ -329,8 +335,8 @@ class Relation:
 AnyRelation = Linear | Permuted | Relation
 
 
-def problem_with(relations: Sequence[AnyRelation], count: int) -> str | None:
-    """What is wrong with relations of a kernel of ``count`` positional arguments, or None."""
+def problem_with_relations(relations: Sequence[AnyRelation], count: int) -> str | None:
+    """Say what is wrong with relations of a kernel of ``count`` positional arguments, or None."""
     for relation in relations:
         beyond = [position for position in relation.positions if position >= count]
         if beyond:
@@ -353,7 +359,7 @@ def _is_position(value: Any) -> bool:
     return _is_int(value) and value >= 0
 
 
-# ``KernelSpec``: what a kernel computes, how to draw its inputs, and where it runs.
+# The spec itself.
 
 
 #: The backends that a kernel for a platform claims by default.
@@ -395,7 +401,7 @@ class ExpectedFailure:
             )
 
     def covers(self, check: str, *, executes: bool) -> bool:
-        """Whether a check is expected to fail.
+        """Return whether a check is expected to fail.
 
         Args:
           check: its name.
@@ -530,81 +536,68 @@ class KernelSpec(Properties, Scope, Marks):
         return tuple(name for platform in platforms for name in CLAIMED[platform])
 
     def claims(self, backend: str) -> bool:
-        """Whether the kernel claims to run on a backend, given as ``NAME`` or ``NAME:TARGET``.
+        """Return whether the kernel claims a backend, given as ``NAME`` or ``NAME:TARGET``.
 
         A name alone stands for the default chip of its platform, as it does on the command line.
         """
-        found = Label.of(backend)
-        chips = [found.target] if found.target else DEFAULT_TARGETS.values()
-        return found.name in self.claimed or any(
-            f"{found.name}:{chip}" in self.claimed for chip in chips
+        chosen = Label.of(backend)
+        chips = [chosen.target] if chosen.target else DEFAULT_TARGETS.values()
+        return chosen.name in self.claimed or any(
+            f"{chosen.name}:{chip}" in self.claimed for chip in chips
         )
 
     def kernel_for(self, platform: str) -> Callable[..., Any]:
-        """The function to run on ``platform`` (``"tpu"``, ``"gpu"`` or ``"any"``)."""
+        """Return the function to run on ``platform`` (``"tpu"``, ``"gpu"`` or ``"any"``)."""
         if not isinstance(self.kernel, Mapping):
             return self.kernel
         return self.kernel.get(platform) or next(iter(self.kernel.values()))
 
 
 def _problems(spec: KernelSpec) -> list[str]:
-    """The errors in the fields of ``spec``, without drawing or running."""
-    problems: list[str] = []
-    if not _NAME.fullmatch(spec.name):
-        problems.append("name must be a Python identifier, because test ids are built from it")
-    if isinstance(spec.kernel, Mapping):
-        unknown = sorted(set(spec.kernel) - set(CLAIMED))
-        if unknown or not spec.kernel:
-            problems.append(
-                f"kernel must map a platform of {sorted(CLAIMED)} to a function, "
-                f"but its keys are {sorted(spec.kernel)}"
-            )
-        functions: list[Any] = list(spec.kernel.values())
-    else:
-        functions = [spec.kernel]
-    if not all(callable(function) for function in functions):
-        problems.append("kernel must be a function, or a mapping from platform to function")
-    if not callable(spec.reference):
-        problems.append(
-            f"reference must be a function in jnp, not {spec.reference!r}; without "
-            "one there is nothing to compare with"
-        )
+    """Return the errors in the fields of ``spec``, without drawing or running."""
+    kernels: Any = spec.kernel if isinstance(spec.kernel, Mapping) else {"tpu": spec.kernel}
     axes = list(spec.batch_axes)
-    named = [axis for axis in axes if axis is not None]
-    if any(not isinstance(axis, int) or axis < 0 for axis in named) or (axes and not named):  # pyright: ignore[reportUnnecessaryIsInstance]
-        problems.append(
-            "batch_axes must hold the number of an axis, from 0, or None for each positional "
-            f"argument, and one axis at least, not {spec.batch_axes!r}"
-        )
-    if not isinstance(spec.exact, int) or spec.exact < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
-        problems.append(
-            "exact must be True, False or the largest integer that is exact, such as 2**20, not "
-            f"{spec.exact!r}"
-        )
+    numbers: list[Any] = [axis for axis in axes if axis is not None]
     others: Mapping[str, Any] = spec.implementations
-    if not all(callable(function) for function in others.values()):
-        problems.append(f"implementations must map names to functions, not {dict(others)!r}")
-    unknown: list[Any] = [each for each in spec.relations if not isinstance(each, _RELATIONS)]
-    if unknown:
-        problems.append(
-            f"relations must be Linear(...), Permuted(...) or Relation(...), not {unknown[0]!r}"
-        )
-    wrong: list[Any] = [each for each in spec.raises if not isinstance(each, Raises)]  # pyright: ignore[reportUnnecessaryIsInstance]
-    if wrong:
-        problems.append(f"raises must hold Raises(args, error, match=...), not {wrong[0]!r}")
-    if axes and spec.meshes:
-        problems.append("batch_axes and meshes exclude each other: the kernel shards itself")
-    if spec.meshes and not callable(spec.inputs):
-        problems.append("with meshes, inputs must be a function from the mesh to a strategy")
-    if callable(spec.typical) != bool(spec.meshes and spec.typical):
-        problems.append(
-            "typical must be a sequence of calls; with meshes, a function from the mesh to one"
-        )
-    if spec.ignored is not None and not callable(spec.ignored):  # pyright: ignore[reportUnnecessaryComparison]
-        problems.append(
-            "ignored must be a function that returns None or a bool array for each positional "
-            f"argument, not {spec.ignored!r}"
-        )
-    if not spec.meshes and not hasattr(spec.inputs, "example"):
-        problems.append("inputs must be a hypothesis strategy, such as strategies.arrays(...)")
-    return problems
+    no_relations = [one for one in spec.relations if not isinstance(one, _RELATIONS)]
+    no_raises = [one for one in spec.raises if not isinstance(one, Raises)]  # pyright: ignore[reportUnnecessaryIsInstance]
+    exact: Any = spec.exact
+    ignored: Any = spec.ignored
+    wrong = {
+        "name must be a Python identifier, because test ids are built from it": (
+            not _NAME.fullmatch(spec.name)
+        ),
+        f"kernel must map a platform of {sorted(CLAIMED)} to a function, "
+        f"but its keys are {sorted(kernels)}": not kernels or set(kernels) - set(CLAIMED),
+        "kernel must be a function, or a mapping from platform to function": (
+            not all(map(callable, kernels.values()))
+        ),
+        f"reference must be a function in jnp, not {spec.reference!r}; without "
+        "one there is nothing to compare with": not callable(spec.reference),
+        "batch_axes must hold the number of an axis, from 0, or None for each positional "
+        f"argument, and one axis at least, not {spec.batch_axes!r}": (
+            any(not isinstance(axis, int) or axis < 0 for axis in numbers) or (axes and not numbers)
+        ),
+        "exact must be True, False or the largest integer that is exact, such as 2**20, not "
+        f"{exact!r}": not isinstance(exact, int) or exact < 0,
+        f"implementations must map names to functions, not {dict(others)!r}": (
+            not all(map(callable, others.values()))
+        ),
+        "relations must be Linear(...), Permuted(...) or Relation(...), not "
+        f"{[*no_relations, None][0]!r}": no_relations,
+        "raises must hold Raises(args, error, match=...), not "
+        f"{[*no_raises, None][0]!r}": no_raises,
+        "batch_axes and meshes exclude each other: the kernel shards itself": axes and spec.meshes,
+        "with meshes, inputs must be a function from the mesh to a strategy": (
+            spec.meshes and not callable(spec.inputs)
+        ),
+        "typical must be a sequence of calls; with meshes, a function from the mesh to one": (
+            callable(spec.typical) != bool(spec.meshes and spec.typical)
+        ),
+        "ignored must be a function that returns None or a bool array for each positional "
+        f"argument, not {ignored!r}": ignored is not None and not callable(ignored),
+        "inputs must be a hypothesis strategy, such as strategies.arrays(...)": (
+            not spec.meshes and not hasattr(spec.inputs, "example")
+        ),
+    }
+    return [problem for problem, applies in wrong.items() if applies]

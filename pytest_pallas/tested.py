@@ -23,7 +23,7 @@ class VersionRange:
     newest: str
 
     def newer(self, version: str) -> bool:
-        """Whether a version is newer than the newest that was tested."""
+        """Return whether a version is newer than the newest that was tested."""
         newest = _numbers(self.newest)
         return _numbers(version)[: len(newest)] > newest
 
@@ -41,6 +41,6 @@ TESTED: Mapping[str, VersionRange] = {
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The release of a version: ``(0, 13, 0)`` of ``"0.13.0.dev20261101"``."""
+    """Return the release of a version: ``(0, 13, 0)`` of ``"0.13.0.dev20261101"``."""
     release = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, release.group().split("."))) if release else ()

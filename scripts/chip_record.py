@@ -3,25 +3,30 @@
     python scripts/chip_record.py write FILE            # on a machine with a GPU
     python scripts/chip_record.py compare FILE [--target h200]
 
-A record has products of ``wgmma`` (Hopper) and of Triton's ``dot``, and conversions to float8. The
-exit status of ``compare`` is 1 if a bit differs, and 2 for a file that cannot be compared.
+A record has products of ``wgmma`` (Hopper) and of Triton's ``dot``, conversions to float8, and
+elementwise functions. The simulator claims the bits of products and conversions: the exit status of
+``compare`` is 1 if one of those differs, and 2 for a file that cannot be compared. Differences of
+functions are counted. ``write`` leaves out what the GPU or this JAX refuses, and prints
+why.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import json
+import multiprocessing
 import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -33,18 +38,52 @@ from pallas_sim.errors import OptionError
 Array = np.ndarray[Any, Any]
 Kernel = Callable[..., Any]
 
+#: Calls a kernel with its operands.
+Recorder = Callable[[Kernel, list[Array]], Any]
+
 #: Version of the file.
 FORMAT = 1
 
 #: The entry of the file with the JSON of ``About``.
 _ABOUT = "about"
 
-#: Sides of a call; a conversion has no ``y``. Operands and float8 are kept as unsigned integers.
-_SIDES = {"wgmma": "xyo", "tdot": "xyo", "to": "xo"}
+#: Sides of a call, by its route: operands ``x`` and ``y``, and the output ``o``. 16-bit floats and
+#: float8 are kept as unsigned integers.
+_SIDES = {
+    "wgmma": "xyo",
+    "wgmma_f16": "xyo",  # sums of float16
+    "wgmma_registers": "xyo",  # x comes from registers
+    "tdot": "xyo",
+    "to": "xo",
+    **dict.fromkeys(("mosaic", "mosaic_approx", "triton"), "o"),  # of every finite value
+}
 
 _NARROW = ("float8_e4m3fn", "float8_e5m2")
 _WGMMA = ("bfloat16", "float16", *_NARROW)
 _DOT = (("bfloat16", "None"), ("float16", "None"), ("float32", "None"), ("float32", "highest"))
+
+#: Operands of products: ordinary ones, wide exponents, cancelling ones, one large term among small
+#: ones; NaN and infinities, subnormal operands, subnormal sums, and sums beyond float32.
+_EASY = ("normal", "wide", "cancel", "one_large")
+_HARD = ("special", "subnormal", "tiny", "huge")
+
+#: Operands of an elementwise function at a time.
+_PIECE = 1024
+
+#: Elementwise functions by name.
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    **{name: getattr(jnp, name) for name in ("exp", "exp2", "log", "log2", "tanh", "sin", "cos")},
+    **{name: getattr(jnp, name) for name in ("sqrt", "log1p", "expm1", "cbrt")},
+    **{name: getattr(jax.lax, name) for name in ("rsqrt", "logistic", "erf")},
+    "divide": lambda x: (3 / x).astype(x.dtype),
+    "power": lambda x: jnp.power(jnp.abs(x), jnp.full_like(x, 1.7)),
+    "atan2": lambda x: jnp.arctan2(x, jnp.full_like(x, 1.3)),
+}
+
+
+def is_claimed(name: str) -> bool:
+    """Whether the simulator claims the bits of a call (docs/simulator.md)."""
+    return name.rpartition(".")[2] not in _FUNCTIONS
 
 
 @dataclass(frozen=True)
@@ -130,8 +169,17 @@ def save(path: Path, device: str, arrays: Mapping[str, Array]) -> None:
     np.savez_compressed(path, **{_ABOUT: np.array(json.dumps(about)), **arrays})
 
 
-def wgmma(a: Any, b: Any, times: int = 1) -> Any:
-    """``a @ b.T`` by ``wgmma`` from shared memory, in one block of 64 rows; ``times`` of it."""
+def wgmma(a: Any, b: Any, times: int = 1, *, sums: Any = None, from_registers: bool = False) -> Any:
+    """``a @ b.T`` by ``wgmma`` in one block of 64 rows; ``times`` of it.
+
+    Args:
+      a: ``(64, k)``.
+      b: ``(n, k)``.
+      times: how often the product is added.
+      sums: dtype of the sums; by default float32, and int32 of int8.
+      from_registers: ``a`` comes from registers, and not from shared memory.
+    """
+    sums = sums or (jnp.int32 if a.dtype == jnp.int8 else jnp.float32)
 
     def body(a_gmem: Any, b_gmem: Any, o_gmem: Any, a_smem: Any, b_smem: Any, loaded: Any) -> None:
         plgpu.copy_gmem_to_smem(a_gmem, a_smem, loaded)
@@ -139,17 +187,21 @@ def wgmma(a: Any, b: Any, times: int = 1) -> Any:
         plgpu.barrier_wait(loaded)
 
         def multiply(acc: Any) -> Any:
+            left = a_smem
+            if from_registers:
+                layout = plgpu.Layout.WGMMA if a.dtype.itemsize == 2 else plgpu.Layout.WGMMA_8BIT
+                left = plgpu.load(a_smem, layout=layout)
             for _ in range(times):
-                plgpu.wgmma(acc, a_smem, b_smem.T)
+                plgpu.wgmma(acc, left, b_smem.T)
             return acc[...]
 
-        o_gmem[...] = pl.run_scoped(multiply, plgpu.ACC((64, b.shape[0])))
+        o_gmem[...] = pl.run_scoped(multiply, plgpu.ACC((64, b.shape[0]), sums))
 
     columns = 128 // a.dtype.itemsize
     transforms = (plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(128))
     return plgpu.kernel(
         body,
-        out_type=jax.ShapeDtypeStruct((64, b.shape[0]), jnp.float32),
+        out_type=jax.ShapeDtypeStruct((64, b.shape[0]), sums),
         scratch_types=[
             plgpu.SMEM(a.shape, a.dtype, transforms=transforms),
             plgpu.SMEM(b.shape, b.dtype, transforms=transforms),
@@ -172,33 +224,59 @@ def dot(precision: Any = None, out: Any = jnp.float32) -> Kernel:
     return multiply
 
 
+def elementwise(function: Callable[..., Any], *, mosaic: bool, approx: bool = False) -> Kernel:
+    """A kernel that applies a function to its operand, for Triton or Mosaic GPU.
+
+    It takes ``_PIECE`` elements at a time, and a smaller operand at once.
+    """
+
+    def call(x: Any) -> Any:
+        out, piece = jax.eval_shape(function, x), min(_PIECE, x.shape[0])
+
+        def body(x: Any, o: Any) -> None:
+            o[...] = function(x[...])
+
+        def in_pieces(x: Any, o: Any) -> None:
+            @pl.loop(0, x.shape[0] // piece)
+            def _piece(i: Any) -> None:
+                here = pl.ds(i * piece, piece)
+                o[here] = function(x[here])
+
+        if mosaic:
+            options = plgpu.CompilerParams(approx_math=approx)
+            return plgpu.kernel(in_pieces, out_type=out, compiler_params=options)(x)
+        block = pl.BlockSpec((piece,), lambda i: (i,))
+        grid = (x.shape[0] // piece,)
+        return pl.pallas_call(body, out_shape=out, grid=grid, in_specs=[block], out_specs=block)(x)
+
+    return call
+
+
 def convert(dtype: Any, *, mosaic: bool = False) -> Kernel:
     """A kernel that converts its operand, for Triton or Mosaic GPU."""
-
-    def body(x: Any, o: Any) -> None:
-        o[...] = x[...].astype(o.dtype)
-
-    def converted(x: Any) -> Any:
-        shape = jax.ShapeDtypeStruct(x.shape, jnp.dtype(dtype))
-        return (
-            plgpu.kernel(body, out_type=shape)(x)
-            if mosaic
-            else pl.pallas_call(body, out_shape=shape)(x)
-        )
-
-    return converted
+    return elementwise(lambda x: x.astype(jnp.dtype(dtype)), mosaic=mosaic)
 
 
 def call_of(record: Mapping[str, Array], name: str) -> tuple[Kernel, list[Array]]:
     """The kernel and the operands of a call."""
     route, dtype, how = name.split(".")
-    operands = [
-        record[f"{name}.{side}"].view(jnp.dtype("bfloat16" if route == "to" else dtype))
-        for side in _SIDES[route][:-1]
-    ]
-    if route == "to":
-        return convert(dtype), operands
-    return wgmma if route == "wgmma" else dot(None if how == "None" else how), operands
+    if how in _FUNCTIONS:
+        kernel = elementwise(
+            _FUNCTIONS[how], mosaic=route != "triton", approx=route == "mosaic_approx"
+        )
+        return kernel, [_finite(dtype)]
+    stored = jnp.dtype("bfloat16" if route == "to" else dtype)
+    operands = [record[f"{name}.{side}"].view(stored) for side in _SIDES[route][:-1]]
+    match route:
+        case "to":
+            return convert(dtype), operands
+        case "tdot":
+            out = jnp.int32 if dtype == "int8" else jnp.float32
+            return dot("highest" if how == "highest" else None, out), operands
+        case _:
+            sums = jnp.float16 if route == "wgmma_f16" else None
+            registers = route == "wgmma_registers"
+            return functools.partial(wgmma, sums=sums, from_registers=registers), operands
 
 
 def different(record: ChipRecord, name: str, target: str = "") -> int:
@@ -217,16 +295,58 @@ def operands() -> Iterator[tuple[str, list[Array]]]:
     """Calls to record: what is easy, and what shows each number of the model."""
     rng = np.random.default_rng(0)
     for dtype in _WGMMA:
-        for kind in ("normal", "wide", "cancel", "one_large"):
-            x, y = (_drawn(rng, (64, 128), dtype, kind) for _ in range(2))
-            yield f"wgmma.{dtype}.{kind}", [x, y]
+        for kind in _EASY:
+            yield f"wgmma.{dtype}.{kind}", _pair(rng, dtype, kind)
     for dtype, precision in _DOT:
         x, y = (_drawn(rng, (64, 64), dtype, "normal") for _ in range(2))
         yield f"tdot.{dtype}.{precision}", [x, y]
-    finite = np.arange(2**16, dtype=np.uint16).view(ml_dtypes.bfloat16)
-    finite = np.where(np.isfinite(finite), finite, 0).astype(finite.dtype)
     for dtype in _NARROW:
-        yield f"to.{dtype}.bfloat16", [finite]
+        yield f"to.{dtype}.bfloat16", [_finite("bfloat16")]
+    hard = {
+        "wgmma": {
+            "float32": ("wide", "cancel", "special", "tiny", "huge"),
+            "bfloat16": ("special", "tiny", "huge"),
+            **dict.fromkeys(("float16", *_NARROW), ("special",)),
+        },
+        "wgmma_registers": dict.fromkeys(_WGMMA, ("wide", "special")),
+        "wgmma_f16": {
+            "float16": ("wide", "cancel", "special", "subnormal"),
+            "float8_e4m3fn": ("wide", "special"),
+        },
+        "tdot": {
+            **dict.fromkeys(("bfloat16", "float32"), ("special", "tiny", "huge")),
+            **dict.fromkeys(_NARROW, ("wide", "special")),
+        },
+    }
+    for route, by_dtype in hard.items():
+        depth = 64 if route == "tdot" else 128
+        for dtype, kinds in by_dtype.items():
+            for kind in kinds:
+                x, y = _pair(rng, dtype, kind)
+                yield f"{route}.{dtype}.{kind}", [x[:, :depth], y[:, :depth]]
+    for route in ("wgmma", "wgmma_registers", "tdot"):
+        x, y = (rng.integers(-128, 128, (64, 128)).astype(np.int8) for _ in range(2))
+        yield f"{route}.int8.normal", [x[:, :64], y[:, :64]] if route == "tdot" else [x, y]
+    for function in _FUNCTIONS:
+        for dtype in ("bfloat16", "float16"):
+            for route in ("mosaic", "triton"):
+                yield f"{route}.{dtype}.{function}", [_finite(dtype)]
+        for route in ("mosaic", "mosaic_approx", "triton"):
+            yield f"{route}.float32.{function}", [_finite("float32")]
+
+
+def _finite(dtype: str) -> Array:
+    """Every finite value of a 16-bit float, and 0 in the place of the others.
+
+    For float32, those of bfloat16.
+    """
+    narrow = jnp.dtype("float16" if dtype == "float16" else "bfloat16")
+    values = np.arange(2**16, dtype=np.uint16).view(narrow)
+    return np.where(np.isfinite(values), values, 0).astype(jnp.dtype(dtype))
+
+
+def _pair(rng: np.random.Generator, dtype: str, kind: str) -> list[Array]:
+    return [_drawn(rng, (64, 128), dtype, kind) for _ in range(2)]
 
 
 def _drawn(rng: np.random.Generator, shape: tuple[int, int], dtype: str, kind: str) -> Array:
@@ -237,27 +357,78 @@ def _drawn(rng: np.random.Generator, shape: tuple[int, int], dtype: str, kind: s
         values[:, 1::2] = -values[:, ::2] * (1 + 2.0**-6 * rng.normal(size=values[:, ::2].shape))
     elif kind == "one_large":
         values[:, :: shape[1] // 2] *= 64
+    elif kind == "special":  # a row in four has one of these; the largest ones overflow together
+        largest = float(jnp.finfo(dtype).max)
+        rare = rng.choice([np.nan, np.inf, -np.inf, largest, -largest], shape)
+        values = np.where(
+            (np.arange(shape[0]) % 4 == 0)[:, None] & (rng.random(shape) < 0.02), rare, values
+        )
+    elif kind in _HARD:
+        scale = {"subnormal": float(jnp.finfo(dtype).tiny), "tiny": 2.0**-66, "huge": 2.0**62}
+        values *= scale[kind] * np.exp2(rng.integers(-4, 3, shape))
     return values.astype(jnp.dtype(dtype))
 
 
-def write(path: Path, device: str, run: Callable[[Kernel, list[Array]], Any]) -> None:
+def write(path: Path, device: str, record: Recorder, processes: int = 1) -> dict[str, str]:
     """Record all calls.
 
     Args:
       path: of the new file.
       device: kind of the device.
-      run: calls a kernel on it.
+      record: calls the kernel of a name with its operands, and returns its output; it can be sent
+        to a process.
+      processes: that share the calls: most of the time goes into compiling.
+
+    Returns:
+      What was refused, by the name of its call: the first line of the error.
     """
+    calls = list(operands())
+    if processes > 1:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(processes, mp_context=context) as pool:
+            outputs = list(pool.map(functools.partial(_recorded, record), calls))
+    else:
+        outputs = [_recorded(record, call) for call in calls]
     arrays: dict[str, Array] = {}
-    for name, given in operands():
-        kernel, _ = call_of(
-            {f"{name}.{side}": each for side, each in zip("xy", given, strict=False)}, name
-        )
-        for side, each in zip("xy", given, strict=False):
-            arrays[f"{name}.{side}"] = _bits(each)
-        output = np.asarray(run(kernel, given))
-        arrays[f"{name}.o"] = _bits(output) if name.startswith("to.") else output
+    for (name, values), output in zip(calls, outputs, strict=True):
+        if not isinstance(output, str):
+            sides = {
+                f"{name}.{side}": _stored(array)
+                for side, array in zip("xy", values, strict=False)
+                if side in _SIDES[name.partition(".")[0]]
+            }
+            arrays |= sides | {f"{name}.o": output}
     save(path, device, arrays)
+    return {
+        name: output
+        for (name, _), output in zip(calls, outputs, strict=True)
+        if isinstance(output, str)
+    }
+
+
+def _recorded(record: Recorder, call: tuple[str, list[Array]]) -> Array | str:
+    """The output of a call as it is stored, or why there is none."""
+    name, values = call
+    arrays = {f"{name}.{side}": array for side, array in zip("xy", values, strict=False)}
+    kernel, _ = call_of(arrays, name)
+    try:
+        return _stored(np.asarray(record(kernel, values)))
+    except Exception as error:  # what this GPU or this JAX does not have costs no other call
+        return _first_line(error)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+def _on_device(kernel: Kernel, values: list[Array]) -> Any:
+    return jax.jit(kernel)(*values)
+
+
+def _stored(array: Array) -> Array:
+    """An array as numpy can write it: floats of 8 and 16 bits as integers."""
+    is_plain = array.dtype.kind in "iu" or array.dtype == np.float32
+    return array if is_plain else _bits(array)
 
 
 def main(words: list[str] | None = None) -> int:
@@ -265,6 +436,7 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="What a GPU computes, bit by bit.")
     parser.add_argument("command", choices=["write", "compare"])
     parser.add_argument("file", type=Path)
+    parser.add_argument("--processes", type=int, default=8, help="that write; by default 8")
     parser.add_argument("--target", default="", choices=["", *GPUS], help="chip of the record")
     given = parser.parse_args(words)
     if given.command == "write":
@@ -272,16 +444,26 @@ def main(words: list[str] | None = None) -> int:
             device = jax.devices("gpu")[0].device_kind
         except RuntimeError as error:
             parser.error(f"there is no GPU to record: {error}")
-        write(given.file, device, lambda kernel, arrays: jax.jit(kernel)(*arrays))
-        return 0
+        refused = write(given.file, device, _on_device, given.processes)
+        for name, error in refused.items():
+            print(f"{name}: left out: {error}")
+        return int(any(map(is_claimed, refused)))
     try:
         record = load(given.file, given.target)
     except OptionError as error:
         parser.error(str(error))
-    wrong = {name: different(record, name) for name in record.calls}
-    for name, count in wrong.items():
-        print(f"{name}: {count} of {record.arrays[f'{name}.o'].size} elements differ")
-    return int(any(wrong.values()))
+    wrong = False
+    for name in record.calls:
+        try:
+            count = different(record, name)
+        except Exception as error:
+            result = f"gpu-sim raised {_first_line(error)}"
+            wrong |= is_claimed(name)
+        else:
+            result = f"{count} of {record.arrays[f'{name}.o'].size} elements differ"
+            wrong |= is_claimed(name) and count > 0
+        print(f"{name}: {result}" + ("" if is_claimed(name) else ", whose bits are not claimed"))
+    return int(wrong)
 
 
 if __name__ == "__main__":

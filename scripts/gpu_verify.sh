@@ -3,9 +3,10 @@
 #
 #     scripts/gpu_verify.sh OUT [WHEELS]
 #
-# OUT gets results.json and report.txt of the suite, cross.json of the comparison with the GPU
-# simulator, the goldens, chip.npz of scripts/chip_record.py, gpu_kernels.json and gpu_kernels.txt
-# of the benchmark, and versions.txt.
+# OUT gets results.json and report.txt of the suite, answers.json of the racy kernels of
+# tests/broken, chip.npz of scripts/chip_record.py, cross.json of the comparison with the GPU
+# simulator, gpu_kernels.json and gpu_kernels.txt of the benchmark, the goldens, and versions.txt.
+# Every step has its own time limit, and what a step has written is kept.
 # The exit status is that of the first step that failed, and 0 if none did.
 #
 # WHEELS is a folder of wheels to install in an environment of their own, beside what the machine
@@ -73,13 +74,14 @@ else
 fi
 
 suite=(--pallas-suite=reference_kernels.mosaic_gpu,reference_kernels.portable --pallas-profile=quick)
-step 200 report "$python" -m pytest "${pallas[@]}" -p no:cacheprovider -n 6 "${suite[@]}" \
+step 120 report "$python" -m pytest "${pallas[@]}" -p no:cacheprovider -n 12 "${suite[@]}" \
   --pallas-backend=gpu "--pallas-results=$out/results.json" "${goldens[@]}"
-step 140 cross "$python" -m pytest "${pallas[@]}" -p no:cacheprovider -n 8 "${suite[@]}" \
+step 80 answers "$python" scripts/chip_answers.py "$out/answers.json" --processes 12
+# The bits of its products and functions, for scripts/chip_record.py compare anywhere.
+step 40 chip_record "$python" scripts/chip_record.py write "$out/chip.npz" --processes 12
+step 60 cross "$python" -m pytest "${pallas[@]}" -p no:cacheprovider -n 14 "${suite[@]}" \
   --pallas-backend=gpu-sim,gpu --pallas-checks=cross --pallas-max-examples=1 \
   "--pallas-results=$out/cross.json"
-# The bits of its products, for scripts/chip_record.py compare anywhere.
-step 50 chip_record "$python" scripts/chip_record.py write "$out/chip.npz"
-step 130 gpu_kernels "$python" benchmarks/gpu_kernels.py --rounds 20 "--json=$out/gpu_kernels.json"
+step 220 gpu_kernels "$python" benchmarks/gpu_kernels.py --rounds 20 "--json=$out/gpu_kernels.json"
 rm -rf "$out/venv"
 exit "$status"

@@ -67,8 +67,8 @@ def tensor_product(
       depth: length of the contracted dimension.
       sparse: whether half of the first operand is known to be zero: then an instruction contracts
         twice as many elements.
-      accumulation: how the chip adds in float32; None for sums of float32. Sums of other dtypes
-        are not affected.
+      accumulation: how the chip adds; None for sums of float32 in any order. Sums of integers
+        are not affected, nor those of float16 where it does not say how they are rounded.
 
     Raises:
       SimulationError: tensor cores have no such product.
@@ -79,6 +79,8 @@ def tensor_product(
         integers = multiplier(lhs, rhs, out, depth)
         return lambda a, b, c: _added(integers(a, b), c)
     if out == FLOAT16:
+        if accumulation is not None and accumulation.float16:
+            return chip_product(lhs, rhs, accumulation, out=out)
         return _in_steps(lhs, rhs, depth, instruction_depth(lhs) * (1 + sparse))
     product = multiplier(lhs, rhs, out, depth)
 
@@ -88,7 +90,7 @@ def tensor_product(
     rounds = FLOAT32 in (lhs, rhs)
     if accumulation is None or out != FLOAT32:
         return usual
-    return chip_product(lhs, rhs, accumulation, usual, to_tf32)
+    return chip_product(lhs, rhs, accumulation, to_tf32)
 
 
 #: Operands that Triton multiplies as bfloat16 or float16 with sums of float32, whatever they are.
@@ -125,8 +127,10 @@ def dot_product(
     accumulation = accumulations.get(("dot", "tf32" if dtype == FLOAT32 else dtype.name))
     if accumulation is None:
         return None
-    usual = multiplier(dtype, dtype, FLOAT32, depth)
-    product = chip_product(dtype, dtype, accumulation, lambda a, b, _: usual(a, b), rounded_to_tf32)
+    if accumulation.operands:
+        dtype = np.dtype(accumulation.operands)
+        take = converter(lhs, dtype)
+    product = chip_product(dtype, dtype, accumulation, rounded_to_tf32)
     return lambda a, b: narrow(product(take(a), take(b), None))
 
 

@@ -15,7 +15,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from pallas_sim.chips import Accumulation
 from pallas_sim.dtypes import Array, compute_dtype, convert
-from pallas_sim.products import Multiply, Unary, multiplier, truncated_product
+from pallas_sim.products import Multiply, Unary, least_exponent, multiplier, truncated_product
 from pallas_sim.registry import Equation, Evaluate, rule
 from pallas_sim.rules.shapes import padder
 
@@ -137,8 +137,10 @@ def tensor_core_product(
       order: gives the order in which so many terms are added.
     """
 
+    of_sums = least_exponent(np.float32)
+
     def added(a: Array, b: Array) -> Array:
-        return truncated_product(a, b, None, accumulation, (least, least))
+        return truncated_product(a, b, None, accumulation, (least, least, of_sums))
 
     def multiply(a: Array, b: Array) -> Array:
         terms = order(a.shape[-1])

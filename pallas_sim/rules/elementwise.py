@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pallas_sim.chips import GPUS
 from pallas_sim.dtypes import (
     FLOAT32,
     SMALL,
@@ -26,6 +27,9 @@ from pallas_sim.dtypes import (
     widen,
 )
 from pallas_sim.registry import Equation, Evaluate, rule
+
+if TYPE_CHECKING:
+    from pallas_sim.machine import Thread
 
 
 def elementwise(eqn: Equation, function: Evaluate, small: Evaluate | None = None) -> Evaluate:
@@ -322,7 +326,8 @@ def _integer_pow(eqn: Equation) -> Evaluate:
 #
 # numpy and scipy compute them in float32, or float64, where JAX uses approximations of its own: the
 # results differ by an ulp or two, and seldom at all after rounding to bfloat16 or float16. Where
-# JAX composes a function of others, and rounds between, so do the rules.
+# JAX composes a function of others, and rounds between, so do the rules. In kernels of GPUs, exp2
+# and log2 are instructions, whose results are rounded once.
 
 
 #: Functions that numpy calls as JAX does.
@@ -339,22 +344,34 @@ _ARCS = {
 register({**{name: getattr(np, name) for name in _SAME_NAMES}, **_ARCS})
 
 
-@rule("exp2")
+@rule("exp2", threaded=True)
 def _exp2(eqn: Equation) -> Evaluate:
     dtype = eqn.ins[0].dtype
     scale = widen(np.array(np.log(2), dtype))[()]
     rounded = rounding(dtype)
-    return elementwise(eqn, lambda x: np.exp(rounded(scale * x)))
+    composed = elementwise(eqn, lambda x: np.exp(rounded(scale * x)))
+    return _instruction_of_gpus(elementwise(eqn, np.exp2), composed)
 
 
-@rule("log2")
+@rule("log2", threaded=True)
 def _log2(eqn: Equation) -> Evaluate:
     dtype = eqn.ins[0].dtype
     if is_complex(dtype):
         dtype = np.zeros((), dtype).real.dtype
     scale = widen(np.array(1.4426950408889634, dtype))[()]
     rounded = rounding(eqn.ins[0].dtype)
-    return elementwise(eqn, lambda x: rounded(np.log(x)) * scale)
+    composed = elementwise(eqn, lambda x: rounded(np.log(x)) * scale)
+    return _instruction_of_gpus(elementwise(eqn, np.log2), composed)
+
+
+def _instruction_of_gpus(instruction: Evaluate, composed: Evaluate) -> Evaluate:
+    """What a kernel of a GPU computes by an instruction, and others compose."""
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        on_gpu = thread.kernels and thread.machine.target in GPUS
+        return (instruction if on_gpu else composed)(*operands)
+
+    return evaluate
 
 
 @rule("logistic")

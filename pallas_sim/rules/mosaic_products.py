@@ -94,8 +94,7 @@ def _wgmma(eqn: Equation) -> Evaluate:
             factors.append(np.asarray(factor))
         a, b = factors
         sides.append(Side(acc, True, into.name))
-        # What a chip does with operands in registers was not measured.
-        known = thread.machine.accumulations if len(sides) == 3 else {}
+        known = thread.machine.accumulations
         adding = accumulation_of(known, "wgmma", a.dtype.name, b.dtype.name)
         multiply = tensor_product(a.dtype, b.dtype, out, a.shape[1], accumulation=adding)
 

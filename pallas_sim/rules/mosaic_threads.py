@@ -183,6 +183,21 @@ def barriers_in(
     return [barrier_at(read(ref.data, part.transforms, operands)) for ref in refs]
 
 
+def _register_reducer(name: str, dtype: Any) -> Callable[[Array, Array], Array]:
+    """Return the reducer of an atomic operation whose new elements come from registers.
+
+    The lowering of JAX 0.11.2 to 0.12.0.1 forgets the sign of integers: ``min`` and ``max`` of
+    int32 compare the bits as unsigned, which an H200 did, too (``_vector_store_op_lowering_rule``
+    in ``jax/experimental/mosaic/gpu/dialect_lowering.py``).
+    """
+    if np.dtype(dtype) != np.int32 or name not in ("min", "max"):
+        return reducer(name, dtype)
+    unsigned = reducer(name, np.uint32)
+    return lambda old, new: unsigned(
+        np.asarray(old).view(np.uint32), np.asarray(new).view(np.uint32)
+    ).view(np.int32)
+
+
 # Barriers in shared memory, and semaphores of blocks and devices.
 
 
@@ -296,7 +311,7 @@ def _to_semaphores(eqn: Equation) -> Evaluate:
 def _atomic(eqn: Equation) -> Evaluate:
     target, transforms, value = eqn.operands_in("args_tree")
     named, line = RefPart(target.position, transforms_in(transforms or ())), eqn.line
-    reduce = reducer(str(eqn.params["atomic_type"].value), eqn.ins[value.position].dtype)
+    reduce = _register_reducer(str(eqn.params["atomic_type"].value), eqn.ins[value.position].dtype)
     window = named.window
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
@@ -362,7 +377,7 @@ def _async_store(eqn: Equation) -> Evaluate:
     barrier_part = leaves.part(2, "barrier_transforms_treedef")
     named = AtBlock(((axes_of(eqn.params["cluster_dim"]), Operand(3)),))
     name = eqn.params.get("atomic")
-    reduce = None if name is None else reducer(name, np.dtype(eqn.ins[0].dtype))
+    reduce = None if name is None else _register_reducer(name, eqn.ins[0].dtype)
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         block = block_of(thread, named, operands)

@@ -22,9 +22,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-#: Devices that JAX simulates where nobody says how many.
-DEFAULT_COUNT = 8
-
 _PLATFORMS = "JAX_PLATFORMS"
 _COUNT = "JAX_NUM_CPU_DEVICES"
 _COUNT_FLAG = "xla_force_host_platform_device_count"
@@ -121,9 +118,9 @@ def simulate(count: int, environ: MutableMapping[str, str], *, explicit: bool) -
 
 
 def _already(environ: MutableMapping[str, str]) -> int | None:
-    """The count that the environment sets, or None."""
-    words = [word for word in environ.get("XLA_FLAGS", "").split() if _COUNT_FLAG in word]
-    text = words[-1].partition("=")[2] if words else environ.get(_COUNT, "")
+    """Return the count that the environment sets, or None."""
+    flags = [word for word in environ.get("XLA_FLAGS", "").split() if _COUNT_FLAG in word]
+    text = flags[-1].partition("=")[2] if flags else environ.get(_COUNT, "")
     return int(text) if text.isdigit() else None
 
 
@@ -150,12 +147,12 @@ class Pinning:
     Attributes:
       variable: the variable that decides it.
       values: its value for each worker, in order; more workers begin anew.
-      words: for the header of the run.
+      text: for the header of the run.
     """
 
     variable: str
     values: tuple[str, ...]
-    words: str
+    text: str
 
 
 def accelerators(
@@ -164,7 +161,7 @@ def accelerators(
     devices: Path = Path("/dev"),
     installed: Callable[[str], Any] = importlib.util.find_spec,
 ) -> Accelerators | None:
-    """The accelerators of this host, found without JAX; None if there are none for JAX.
+    """Return the accelerators of this host, found without JAX; None if there are none for JAX.
 
     A variable that names them, such as ``CUDA_VISIBLE_DEVICES``, is believed.
 
@@ -192,19 +189,19 @@ def accelerators(
 
 
 def pinning(
-    found: Accelerators | None,
+    accelerators: Accelerators | None,
     workers: int,
     backends: Collection[str],
     environ: Mapping[str, str],
 ) -> Pinning | None:
-    """What each of several workers sees; None to leave all of them as they are.
+    """Return what each of several workers sees; None to leave all of them as they are.
 
     With more workers than accelerators, GPUs are shared if JAX does not take their memory at once.
     Otherwise all workers run on the simulators, or it is an error if a backend is named that needs
     the accelerator.
 
     Args:
-      found: the accelerators.
+      accelerators: those of this host.
       workers: the number of workers.
       backends: of the run: ``auto``, ``all``, ``NAME`` or ``NAME:TARGET``.
       environ: the environment.
@@ -215,43 +212,43 @@ def pinning(
     from pallas_sim.chips import Label
     from pallas_sim.errors import DeviceError
 
-    if found is None or workers < 2:
+    if accelerators is None or workers < 2:
         return None
-    named = any(Label.of(word).name == found.platform for word in backends)
+    named = any(Label.of(word).name == accelerators.platform for word in backends)
     if not named and not {"auto", "all"} & set(backends):
         return None
-    variable, count = VARIABLES[found.platform], len(found.ids)
-    chips = f"{found.platform.upper()}{'s' if count > 1 else ''}"
+    variable, count = VARIABLES[accelerators.platform], len(accelerators.ids)
+    chips = f"{accelerators.platform.upper()}{'s' if count > 1 else ''}"
     if workers <= count:
-        words = f"each of {workers} workers has one of {count} {chips} ({variable})"
-        return Pinning(variable, found.ids[:workers], words)
-    if found.platform == "gpu" and _shares_memory(environ):
-        words = f"{workers} workers share {count} {chips} ({variable})"
-        return Pinning(variable, tuple(found.ids[n % count] for n in range(workers)), words)
+        text = f"each of {workers} workers has one of {count} {chips} ({variable})"
+        return Pinning(variable, accelerators.ids[:workers], text)
+    if accelerators.platform == "gpu" and _shares_memory(environ):
+        text = f"{workers} workers share {count} {chips} ({variable})"
+        return Pinning(variable, tuple(accelerators.ids[n % count] for n in range(workers)), text)
     why = (
         "one process at a time can open a TPU"
-        if found.platform == "tpu"
+        if accelerators.platform == "tpu"
         else "JAX takes three quarters of a GPU's memory for one process"
     )
     if named:
         share = (
             ", or set XLA_PYTHON_CLIENT_PREALLOCATE=false to share them"
-            if found.platform == "gpu"
+            if accelerators.platform == "gpu"
             else ""
         )
         raise DeviceError(
             f"{workers} workers are more than {count} {chips}, and {why}; give -n {count} or less"
             f"{share}"
         )
-    words = (
+    text = (
         f"{workers} workers run on the simulators (JAX_PLATFORMS=cpu): they are more than {count} "
         f"{chips}, and {why}"
     )
-    return Pinning("JAX_PLATFORMS", ("cpu",) * workers, words)
+    return Pinning("JAX_PLATFORMS", ("cpu",) * workers, text)
 
 
 def _shares_memory(environ: Mapping[str, str]) -> bool:
-    """Whether JAX leaves memory of a GPU to other processes."""
+    """Return whether JAX leaves memory of a GPU to other processes."""
     preallocates = environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "true").lower()
     return (
         preallocates in ("false", "0")
@@ -289,7 +286,7 @@ def pin(environ: MutableMapping[str, str]) -> None:
 
 
 def make_mesh(axes: Mapping[str, int], platform: str) -> Mesh:
-    """A mesh with named axes over the first devices of a platform.
+    """Return a mesh with named axes over the first devices of a platform.
 
     In a program of several processes it has the same number of devices of each of them, in the
     order of processes.
@@ -322,7 +319,7 @@ def make_mesh(axes: Mapping[str, int], platform: str) -> Mesh:
 
 
 def _devices(axes: Mapping[str, int], platform: str) -> Sequence[Any]:
-    """The devices of a mesh."""
+    """Return the devices of a mesh."""
     import jax
 
     from pytest_pallas.backends.processes import gang
@@ -350,7 +347,7 @@ def _devices(axes: Mapping[str, int], platform: str) -> Sequence[Any]:
 def _devices_of_all(
     axes: Mapping[str, int], platform: str, devices: Sequence[Any], count: int
 ) -> Sequence[Any]:
-    """The same number of devices of each process, in the order of processes."""
+    """Return the same number of devices of each process, in the order of processes."""
     from pytest_pallas.errors import TooFewDevicesError
 
     needed = math.prod(axes.values())

@@ -27,7 +27,7 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "
 
 
 def _line(frame: FrameType | None) -> str:
-    """The innermost line of user code, if one is running; "" while the simulator evaluates."""
+    """Return the innermost running line of user code; "" while the simulator evaluates."""
     while frame is not None:
         file = frame.f_code.co_filename
         if is_own(file):
@@ -47,7 +47,7 @@ def limit_of(timeout: float) -> float:
 
 
 def longest(timeout: float) -> float:
-    """The time limit of any step, in seconds."""
+    """Return the time limit of any step, in seconds."""
     return max(LEAST, MULTIPLE * limit_of(timeout))
 
 
@@ -73,7 +73,7 @@ class OverdueError(BaseException):
         self.line = line
 
     def error(self, seconds: float) -> SimulationLimitError:
-        """The error of a function that was not traced within some seconds."""
+        """Return the error of a function that was not traced within some seconds."""
         text = f"still not traced after {seconds:g} s; the limit is --pallas-timeout"
         return _timed_out(text, self.line)
 
@@ -231,8 +231,15 @@ def uncaught() -> Generator[None]:
         raise UncaughtError(raised) from raised
 
 
+@contextmanager
+def uncaught_with_interrupts() -> Generator[None]:
+    """Apply ``uncaught`` where interrupts of the terminal are told from those of a function."""
+    with noting_interrupts(), uncaught():
+        yield
+
+
 def _is_noted() -> bool:
-    """Whether an interrupt of the terminal would be counted, or cannot come.
+    """Return whether an interrupt of the terminal would be counted, or cannot come.
 
     A shell ignores interrupts of what it runs in the background, without job control.
     """
@@ -242,6 +249,6 @@ def _is_noted() -> bool:
 
 
 def raised_words(error: BaseException) -> tuple[str, str]:
-    """The type and the text of what a function raised, for messages."""
+    """Return the type and the text of what a function raised, for messages."""
     raised = error.raised if isinstance(error, UncaughtError) else error
     return type(raised).__name__, str(raised)

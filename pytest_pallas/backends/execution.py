@@ -24,7 +24,13 @@ import numpy as np
 from pallas_sim.errors import BoundsError, KernelError, PallasError
 from pytest_pallas.backends.processes import Gang, agree, gang
 from pytest_pallas.backends.protocol import Call, Outcome
-from pytest_pallas.backends.spreading import LocalShards, Spread, local_shards, place, spread_of
+from pytest_pallas.backends.spreading import (
+    LocalShards,
+    Spread,
+    local_shards,
+    spread_array,
+    spread_of,
+)
 from pytest_pallas.backends.tracing import (
     StaticPart,
     apply,
@@ -68,7 +74,7 @@ def relieve() -> bool:
 
 
 def near_limit(maps: Path, limit: Path) -> bool:
-    """Whether the process uses too many of its maps.
+    """Return whether the process uses too many of its maps.
 
     Args:
       maps: a file with one line for each map.
@@ -89,25 +95,25 @@ Preparer = Callable[..., Callable[[list[Any]], Any]]
 
 
 def trace(call: Call, static: StaticPart, arrays: list[Any]) -> tuple[KernelCall, ...]:
-    """The Pallas kernels of a call, traced in the current context.
+    """Return the Pallas kernels of a call, traced in the current context.
 
     Raises:
       NoPallasCallError: there is no kernel, although the call needs one.
       BaseException: the call's observer prevents the execution.
     """
-    if not call.jit:
-        if call.observer is not None:
-            call.observer.traced(call, None, ())
+    if not call.settings.jit:
+        if call.settings.observer is not None:
+            call.settings.observer.traced(call, None, ())
         return ()
     jaxpr = jitted(static).trace(arrays).jaxpr
     kernels = kernels_of(call, jaxpr)
-    if call.observer is not None:
-        call.observer.traced(call, jaxpr, kernels)
+    if call.settings.observer is not None:
+        call.settings.observer.traced(call, jaxpr, kernels)
     return kernels
 
 
 def kernels_of(call: Call, jaxpr: Any) -> tuple[KernelCall, ...]:
-    """The Pallas kernels of a call, from its jaxpr.
+    """Return the Pallas kernels of a call, from its jaxpr.
 
     Raises:
       NoPallasCallError: no output depends on a kernel, although the call needs one.
@@ -131,7 +137,7 @@ def kernels_of(call: Call, jaxpr: Any) -> tuple[KernelCall, ...]:
 
 @functools.lru_cache(maxsize=256)
 def _kernels(jaxpr: Any) -> tuple[tuple[KernelCall, ...], bool]:
-    """The kernels of a jaxpr, and whether one is no dead code.
+    """Return the kernels of a jaxpr, and whether one is no dead code.
 
     JAX returns the same jaxpr for equal shapes.
     """
@@ -165,8 +171,8 @@ def execute(
             raise
         error = readable(raised)
     finally:
-        if call.observer is not None:
-            call.observer.ended(call)
+        if call.settings.observer is not None:
+            call.settings.observer.ended(call)
     return Outcome(
         values=values,
         inputs=inputs,
@@ -181,7 +187,7 @@ _Prepared = tuple[list[Any], tuple[KernelCall, ...], Callable[[list[Any]], Any]]
 
 
 def _prepared(call: Call, prepare: Preparer) -> _Prepared:
-    """A call that is ready to run, in this process and, if it is spread, in all others.
+    """Return a call that is ready to run, in this process and, if it is spread, in all others.
 
     Raises:
       Exception: tracing, compiling or placing the arguments failed in this process.
@@ -191,22 +197,22 @@ def _prepared(call: Call, prepare: Preparer) -> _Prepared:
     """
     processes = gang()
     if processes is not None:
-        if call.jit:
+        if call.settings.jit:
             return _prepared_together(call, processes, prepare)
-        if call.devices > 1:  # what it is spread over is not known before it runs
-            agree("run", subject=describe_call(call), timeout=call.timeout)
+        if call.settings.devices > 1:  # what it is spread over is not known before it runs
+            agree("run", subject=describe_call(call), timeout=call.settings.timeout)
     static, arrays = split(call)
     return arrays, trace(call, static, arrays), _runner(call, prepare, static)
 
 
 def _runner(call: Call, prepare: Preparer, static: StaticPart) -> Callable[[list[Any]], Any]:
-    if not call.jit:
+    if not call.settings.jit:
         return functools.partial(apply, static)
     return lambda arrays: prepare(static, arrays)(arrays)
 
 
 def _prepared_together(call: Call, processes: Gang, prepare: Preparer) -> _Prepared:
-    """A jitted call in one of several processes, which go on together if it is spread over them.
+    """Prepare a jitted call in one of several processes; if it is spread, they go on together.
 
     All processes must then have an equal call, values included.
     """
@@ -220,7 +226,7 @@ def _prepared_together(call: Call, processes: Gang, prepare: Preparer) -> _Prepa
         kernels = trace(call, static, arrays)
         if spread is None:
             return split(call)[1], kernels, run
-        arrays = [place(array, s) for array, s in zip(arrays, spread.shardings, strict=True)]
+        arrays = [spread_array(array, s) for array, s in zip(arrays, spread.shardings, strict=True)]
         run = prepare(static, arrays, spread=True)
     except Exception as error:  # it is raised below, when the others know
         problem = error
@@ -231,7 +237,7 @@ def _prepared_together(call: Call, processes: Gang, prepare: Preparer) -> _Prepa
         subject=describe_call(call),
         problem="" if problem is None else f"{type(problem).__name__}: {problem}",
         kernel_raised=problem is not None,
-        timeout=call.timeout,
+        timeout=call.settings.timeout,
     )
     if problem is not None:
         vars(problem)["shared"] = True  # see PallasError
@@ -240,7 +246,7 @@ def _prepared_together(call: Call, processes: Gang, prepare: Preparer) -> _Prepa
 
 
 def describe_call(call: Call) -> str:
-    """The name, the shapes and a digest of the values of a call."""
+    """Return the name, the shapes and a digest of the values of a call."""
     function: Any = getattr(call.function, "func", call.function)
     name = getattr(function, "__name__", type(function).__name__)
     leaves = [
@@ -255,7 +261,7 @@ def describe_call(call: Call) -> str:
 
 
 def to_numpy(values: Any) -> Any:
-    """A pytree with numpy arrays for jax arrays. It waits for them, so it raises their errors.
+    """Convert the JAX arrays of a pytree to numpy. It waits for them, and raises their errors.
 
     Arrays that are spread over several processes become ``LocalShards``, which it leaves alone.
     """
@@ -283,7 +289,7 @@ _UNBOUND = "Only interpret mode is supported on CPU backend"
 
 
 def readable(error: Exception) -> Exception:
-    """The error in readable form: the interpreters wrap theirs in several tracebacks.
+    """Return the error in readable form: the interpreters wrap theirs in several tracebacks.
 
     Errors of this package, and errors while the function is traced, are returned unchanged: their
     tracebacks point to the user's line.
@@ -307,7 +313,7 @@ def readable(error: Exception) -> Exception:
 
 
 def brief(text: str, *, lines: int = 12, width: int = 300) -> str:
-    """A compiler's message without its location notes, cut to a readable size."""
+    """Return a compiler's message without its location notes, cut to a readable size."""
     kept = [line for line in text.splitlines() if line.strip() and " loc(" not in line]
     shown = [line if len(line) <= width else line[:width] + " ..." for line in kept[:lines]]
     return "\n".join(shown + ["..."] if len(kept) > lines else shown)
@@ -326,7 +332,7 @@ def recover() -> None:
 
 
 def digest(tree: Any) -> Hashable:
-    """A key that is equal for pytrees of equal arrays; other leaves are compared directly."""
+    """Return a key that is equal for pytrees of equal arrays and equal other leaves."""
     leaves, structure = jax.tree.flatten(tree)
     parts: list[Hashable] = [structure]
     for leaf in leaves:

@@ -54,10 +54,10 @@ class Hardware:
         try:
             devices = jax.local_devices(backend=self.platform)
         except RuntimeError:
-            found = sorted({device.device_kind for device in jax.devices()})
+            kinds = sorted({device.device_kind for device in jax.devices()})
             return (
                 f"jax.devices({self.platform!r}) finds no {self.platform.upper()}, only "
-                f"{', '.join(found)}; it needs a {self.platform.upper()} and "
+                f"{', '.join(kinds)}; it needs a {self.platform.upper()} and "
                 f"pip install 'pytest-pallas[{self.platform}]'"
             )
         if self.target is not None and devices[0].device_kind != self.target.device_kind:
@@ -75,7 +75,7 @@ class Hardware:
             yield
 
     def _prepare(self, static: Any, arrays: list[Any], *, spread: bool = False) -> Any:
-        """The executable of a call, for one process or several: see ``execution.Preparer``."""
+        """Compile a call, for one process or several: see ``execution.Preparer``."""
         del spread
         places = (array.sharding if array.committed else None for array in arrays)
         shapes = ((array.shape, str(array.dtype)) for array in arrays)
@@ -123,12 +123,12 @@ def prove(kernels: list[KernelCall], text: str, platform: str) -> None:
 
 
 def tpu(target: Target | None = None) -> Hardware:
-    """The TPU of this machine."""
+    """Return the TPU of this machine."""
     return Hardware("tpu", "tpu", target)
 
 
 def gpu(target: Target | None = None) -> Hardware:
-    """The GPU of this machine."""
+    """Return the GPU of this machine."""
     return Hardware("gpu", "gpu", target)
 
 
@@ -146,7 +146,7 @@ class BusyInterval(NamedTuple):
 
 
 def device_seconds(call: Callable[[], Any], *, calls: int = 10) -> float | None:
-    """The median time of a call on the accelerator, in seconds.
+    """Return the median time of a call on the accelerator, in seconds.
 
     Args:
       call: the function to time. It is called ``calls`` times, and must wait for its output. Call
@@ -160,15 +160,15 @@ def device_seconds(call: Callable[[], Any], *, calls: int = 10) -> float | None:
         with jax.profiler.trace(folder):
             for _ in range(calls):
                 jax.block_until_ready(call())
-        found = sorted(Path(folder).rglob("*.xplane.pb"))
-        if not found:
+        files = sorted(Path(folder).rglob("*.xplane.pb"))
+        if not files:
             return None
-        profile = jax.profiler.ProfileData.from_file(str(found[0]))
+        profile = jax.profiler.ProfileData.from_file(str(files[0]))
         return median_seconds(spans(profile), calls)
 
 
 def spans(profile: Any) -> list[BusyInterval]:
-    """The busy intervals of the first accelerator of a ``jax.profiler.ProfileData``, in order.
+    """Return the busy intervals of the first accelerator of a ``ProfileData`` of JAX, in order.
 
     A TPU has a line with whole programs; a GPU has a line for each stream, with kernels and copies.
     """
@@ -184,7 +184,7 @@ def spans(profile: Any) -> list[BusyInterval]:
 
 
 def median_seconds(busy: Sequence[BusyInterval], calls: int) -> float | None:
-    """The median over ``calls`` equal calls, or the mean if they cannot be separated.
+    """Return the median over ``calls`` equal calls, or the mean if they cannot be separated.
 
     The time of a call is from the start of its first kernel to the end of its last.
     """
@@ -212,7 +212,7 @@ class Times:
     device: float | None = None
 
     def over(self, other: Times) -> float:
-        """The ratio to the time of another call: on the device, if both have device times."""
+        """Return the ratio to another call's time: on the device, if both have device times."""
         if self.device and other.device:
             return self.device / other.device
         return self.wall / other.wall
@@ -236,7 +236,7 @@ def prepared(backend: Backend, call: Call) -> Generator[Callable[[], Any]]:
     with executing.context():
         static, arrays = split(call)
         execution.trace(call, static, arrays)
-        if isinstance(backend, Hardware) and call.jit and call.needs_kernel:
+        if isinstance(backend, Hardware) and call.settings.jit and call.needs_kernel:
             compiled = compile_proven(static, arrays, backend.platform)
             yield lambda: jax.block_until_ready(compiled(arrays))
         else:

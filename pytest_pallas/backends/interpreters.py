@@ -50,7 +50,7 @@ def watchdog(timeout: float) -> Generator[list[DeadlockError]]:
 
 
 def _over(timeout: float) -> DeadlockError:
-    """The error of a kernel that exceeds its time limit."""
+    """Return the error of a kernel that exceeds its time limit."""
     error = DeadlockError(
         f"the kernel did not finish within {timeout:g} s and was stopped. Check that every wait on "
         "a semaphore, barrier or DMA receives its signal, on every device. If the kernel is only "
@@ -99,7 +99,7 @@ class Interpreter:
         """
         from pytest_pallas.backends import execution
 
-        with watchdog(call.timeout) as stopped:
+        with watchdog(call.settings.timeout) as stopped:
             outcome = execution.execute(call, self.context, self._prepare)
         if outcome.error is not None:
             execution.recover()

@@ -71,15 +71,15 @@ class Gang:
 
 
 def gang() -> Gang | None:
-    """The processes of the program that this one is part of; None if it is on its own."""
+    """Return the processes of the program that this one is part of; None if it is on its own."""
     program = distributed_program()
     if program is None:
         return None
     return Gang(program.process, program.processes, socket.gethostname())
 
 
-def process_words() -> list[str]:
-    """The arguments by which one machine repeats what the processes of this program run."""
+def process_arguments() -> list[str]:
+    """Return the arguments by which one machine repeats what the processes of this program run."""
     processes = gang()
     return [] if processes is None else [f"--pallas-processes={processes.count}"]
 
@@ -217,15 +217,15 @@ def _raise_problems(statements: Sequence[Statement], step: str) -> None:
 
 def _raise_differences(statements: Sequence[Statement]) -> None:
     __tracebackhide__ = True
-    if len({(each.step, each.subject) for each in statements}) < 2:
+    if len({(statement.step, statement.subject) for statement in statements}) < 2:
         return
-    words = "; ".join(
-        f"process {each.process}: {each.step}{each.subject and ' of '}{each.subject}"
-        for each in statements
+    steps = "; ".join(
+        f"process {one.process}: {one.step}{one.subject and ' of '}{one.subject}"
+        for one in statements
     )
     raise GangError(
         "the processes of the program do different things, which would block them in a "
-        f"collective: {words}. Every process must draw the same arguments and make the same calls; "
+        f"collective: {steps}. Every process must draw the same arguments and make the same calls; "
         "what depends on jax.process_index(), the time or the host must not decide which."
     )
 

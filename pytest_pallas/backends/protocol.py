@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, Self, cast, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, Target
 from pallas_sim.findings import Finding
@@ -28,7 +28,7 @@ Contents = Literal["high", "low", "zero"]
 
 
 def fill_value(fill: Contents, dtype: Any) -> Any:
-    """The value of a fill in an array of ``dtype``; None keeps the contents.
+    """Return the value of a fill in an array of ``dtype``; None keeps the contents.
 
     ``high`` is the largest finite number, and True. ``low`` is the lowest finite number of floats,
     0 of integers (which have their lowest anyway), False. ``zero`` is 0 and False, the usual
@@ -47,7 +47,7 @@ def fill_value(fill: Contents, dtype: Any) -> Any:
     return jnp.finfo(dtype).max if fill == "high" else jnp.finfo(dtype).min
 
 
-#: By name, the text of messages.
+#: The value of each fill in words, for messages.
 WORDS: Mapping[str, str] = MappingProxyType(
     {
         "": "NaN (for integers, an end of their range)",
@@ -57,7 +57,7 @@ WORDS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-#: By name, the memory that is filled, and the text of messages.
+#: The memory that is filled, by name, and its description for messages.
 PLACES: Mapping[str, tuple[frozenset[Place], str]] = MappingProxyType(
     {
         "": (frozenset({"padding", "output", "scratch"}), "uninitialized memory"),
@@ -95,7 +95,7 @@ class Fill:
 
 
 def filler_of(fill: Fill | None) -> Callable[[Any, str], Any] | None:
-    """The simulator's fill value for a dtype and a place; None for its default."""
+    """Return the simulator's fill value for a dtype and a place; None for its default."""
     if fill is None:
         return None
     value, places = fill.value, PLACES[fill.where][0]
@@ -200,46 +200,8 @@ class RunSettings:
     arithmetic: str = ""
 
 
-def _setting[T](read: Callable[[RunSettings], T]) -> T:
-    """A property that reads one of the settings, with the type of the setting."""
-    return cast("T", property(lambda configured: read(configured.settings)))
-
-
 @dataclass(frozen=True, kw_only=True)
-class Configured:
-    """Base of classes with ``RunSettings``, whose fields are attributes, too.
-
-    Attributes:
-      settings: how it runs.
-    """
-
-    settings: RunSettings = field(default_factory=RunSettings)
-
-    devices = _setting(lambda settings: settings.devices)
-    jit = _setting(lambda settings: settings.jit)
-    timeout = _setting(lambda settings: settings.timeout)
-    races = _setting(lambda settings: settings.races)
-    dma = _setting(lambda settings: settings.dma)
-    dump = _setting(lambda settings: settings.dump)
-    observer = _setting(lambda settings: settings.observer)
-    arithmetic = _setting(lambda settings: settings.arithmetic)
-
-    @property
-    def rewriting(self) -> Callable[[Any], Any] | None:
-        """See ``RunSettings``; a type checker would bind a function that a descriptor gives."""
-        return self.settings.rewriting
-
-    def with_settings(self, **changes: Any) -> Self:
-        """A copy with other settings.
-
-        Raises:
-          TypeError: ``RunSettings`` has no such field.
-        """
-        return replace(self, settings=replace(self.settings, **changes))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Call(Configured):
+class Call:
     """One call to execute: ``function(*args, **options)``.
 
     Attributes:
@@ -261,6 +223,15 @@ class Call(Configured):
     fill: Fill | None = None
     probe: Probe = ""
     schedule: Schedule = field(default_factory=Schedule)
+    settings: RunSettings = field(default_factory=RunSettings)
+
+    def with_settings(self, **changes: Any) -> Call:
+        """Return the same call with other settings.
+
+        Raises:
+          TypeError: ``RunSettings`` has no such field.
+        """
+        return replace(self, settings=replace(self.settings, **changes))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,7 +272,7 @@ class Outcome:
         return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, np.ndarray))
 
     def unwrap(self) -> Any:
-        """The values.
+        """Return the values.
 
         Raises:
           Exception: ``error``, if the call raised.
@@ -355,11 +326,11 @@ class Backend(Protocol):
 
 
 def chip_of(backend: Backend) -> Target:
-    """The chip that a backend stands for; kernels for any platform run as on a TPU."""
+    """Return the chip that a backend stands for; kernels for any platform run as on a TPU."""
     platform = "gpu" if backend.platform == "gpu" else "tpu"
     return backend.target or TARGETS[DEFAULT_TARGETS[platform]]
 
 
 def label(backend: Backend) -> str:
-    """The backend as written on the command line: ``name`` or ``name:target``."""
+    """Return the backend as written on the command line: ``name`` or ``name:target``."""
     return backend.name if backend.target is None else f"{backend.name}:{backend.target.name}"

@@ -37,7 +37,7 @@ class Family:
 
 
 def _family(name: str, kind: Kind, module: str, *, implied: bool = False) -> Family:
-    """A family whose backends a function of a module makes, imported when one is made.
+    """Return a family whose backends a function of a module makes, imported when one is made.
 
     Most pytest runs need none. The function is named like the family, which begins with its
     platform.
@@ -64,7 +64,7 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def compiling(service: Callable[[], Any]) -> tuple[Family, ...]:
-    """The compiling backends, and the simulated GPU that asks the compiler of GPUs.
+    """Return the compiling backends, and the simulated GPU that asks the compiler of GPUs.
 
     That one takes the place of the ``gpu-sim`` of ``FAMILIES``.
 
@@ -119,8 +119,8 @@ class Selection:
     automatic: frozenset[str] = frozenset()
 
     def replaced(self, backend: Backend) -> bool:
-        """Whether a simulator replaces a backend that ``auto`` selected."""
-        instead = any(backend.name in REPLACED.get(each.name, ()) for each in self.backends)
+        """Return whether a simulator replaces a backend that ``auto`` selected."""
+        instead = any(backend.name in REPLACED.get(other.name, ()) for other in self.backends)
         return instead and label(backend) in self.automatic
 
 
@@ -134,11 +134,11 @@ REPLACED: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 
-def select(words: Iterable[str], families: Mapping[str, Family]) -> Selection:
-    """The backends of a selection. Imports jax only for hardware.
+def select(names: Iterable[str], families: Mapping[str, Family]) -> Selection:
+    """Return the backends of a selection. Imports jax only for hardware.
 
     Args:
-      words: ``auto``, ``all``, ``interpreters``, ``NAME``, ``NAME:TARGET`` or ``NAME:all``.
+      names: ``auto``, ``all``, ``interpreters``, ``NAME``, ``NAME:TARGET`` or ``NAME:all``.
       families: the known backends by name.
 
     Raises:
@@ -150,57 +150,59 @@ def select(words: Iterable[str], families: Mapping[str, Family]) -> Selection:
     named = False
     automatic: set[str] = set()
     kept: set[str] = set()
-    for word in words:
+    for name in names:
         implied: set[str] = set()
-        if word == "auto":
-            found = _auto(families)
-            implied = {label(backend) for backend in found}
-        elif word == "interpreters":
-            found = [f.make(None) for f in families.values() if f.kind == "interpreting"]
-        elif word == "all":
+        if name == "auto":
+            backends = _auto(families)
+            implied = {label(backend) for backend in backends}
+        elif name == "interpreters":
+            backends = [f.make(None) for f in families.values() if f.kind == "interpreting"]
+        elif name == "all":
             candidates = [family.make(None) for family in families.values()]
             reasons = {label(backend): backend.available() for backend in candidates}
             left_out |= {name: reason for name, reason in reasons.items() if reason}
-            found = [_complete(b, families) for b in candidates if not reasons[label(b)]]
-            implied = {label(backend) for backend in found if backend.kind == "simulating"}
+            backends = [_complete(b, families) for b in candidates if not reasons[label(b)]]
+            implied = {label(backend) for backend in backends if backend.kind == "simulating"}
         else:
-            found = parse(word, families, words=WORDS)
+            backends = parse(name, families, others=WORDS)
             named = True
-            _require(found, families)
-            chosen |= {label(backend): backend for backend in found}
+            _require(backends, families)
+            chosen |= {label(backend): backend for backend in backends}
         automatic |= implied
-        kept |= {label(backend) for backend in found} - implied
-        for backend in found:
+        kept |= {label(backend) for backend in backends} - implied
+        for backend in backends:
             chosen.setdefault(label(backend), backend)
     if not chosen:
         raise OptionError("no backend chosen; " + _valid(families))
     return Selection(tuple(chosen.values()), named, left_out, frozenset(automatic - kept))
 
 
-def parse(word: str, families: Mapping[str, Family], *, words: Sequence[str] = ()) -> list[Backend]:
-    """The backends of ``NAME``, ``NAME:TARGET`` or ``NAME:all``, available or not.
+def parse(
+    text: str, families: Mapping[str, Family], *, others: Sequence[str] = ()
+) -> list[Backend]:
+    """Return the backends of ``NAME``, ``NAME:TARGET`` or ``NAME:all``, available or not.
 
     Args:
-      word: the name.
+      text: the name.
       families: the known backends by name.
-      words: other valid values, for the message.
+      others: other valid values, for the message.
 
     Raises:
       OptionError: an unknown backend or target.
     """
-    named = Label.of(word)
+    named = Label.of(text)
     name, target = named.name, named.target
     family = families.get(name)
     if family is None:
         import difflib
 
-        close = difflib.get_close_matches(name, [*families, *words], n=1)
+        close = difflib.get_close_matches(name, [*families, *others], n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise OptionError(f"unknown backend {name!r}.{hint} {_valid(families)}")
-    if ":" not in word:
+    if ":" not in text:
         return [family.make(None)]
     if target == "all" and family.targets:
-        return [family.make(TARGETS[each]) for each in family.targets]
+        return [family.make(TARGETS[chip]) for chip in family.targets]
     if target not in family.targets:
         valid = ", ".join([*family.targets, "all"]) if family.targets else "none"
         raise OptionError(f"unknown target {target!r} of backend {name!r}; its targets: {valid}")
@@ -208,14 +210,14 @@ def parse(word: str, families: Mapping[str, Family], *, words: Sequence[str] = (
 
 
 def with_target(backend: Backend, target: str, families: Mapping[str, Family]) -> Backend:
-    """A backend without a target, for one of its family's targets."""
+    """Return a backend without a target, for one of its family's targets."""
     made = families[backend.name].make(TARGETS[target])
     complete = getattr(backend, "otherwise", None) is not None
     return _complete(made, families) if complete else made
 
 
 def _auto(families: Mapping[str, Family]) -> list[Backend]:
-    """The hardware, if there is any, otherwise the simulators and all interpreters."""
+    """Return the hardware, if there is any, otherwise the simulators and all interpreters."""
     made = [(family, family.make(None)) for family in families.values()]
     hardware = [b for family, b in made if family.kind == "hardware" and b.available() is None]
     return hardware or [
@@ -226,7 +228,7 @@ def _auto(families: Mapping[str, Family]) -> list[Backend]:
 
 
 def _complete(backend: Backend, families: Mapping[str, Family]) -> Backend:
-    """A simulator with an interpreter for calls that it does not support yet."""
+    """Return a simulator with an interpreter for calls that it does not support yet."""
     name = next(iter(REPLACED.get(backend.name, ())[-1:]), "")
     if backend.kind != "simulating" or name not in families:
         return backend
@@ -234,8 +236,8 @@ def _complete(backend: Backend, families: Mapping[str, Family]) -> Backend:
     return dataclasses.replace(cast("Any", backend), otherwise=instead)
 
 
-def _require(found: Sequence[Backend], families: Mapping[str, Family]) -> None:
-    for backend in found:
+def _require(backends: Sequence[Backend], families: Mapping[str, Family]) -> None:
+    for backend in backends:
         reason = backend.available()
         if reason is not None:
             instead = [
@@ -250,7 +252,7 @@ def _require(found: Sequence[Backend], families: Mapping[str, Family]) -> None:
 
 
 def _valid(families: Mapping[str, Family]) -> str:
-    words = [
+    names = [
         f"{f.name}[:{'|'.join(f.targets)}]" if f.targets else f.name for f in families.values()
     ]
-    return f"Valid: {', '.join([*WORDS, *words])}."
+    return f"Valid: {', '.join([*WORDS, *names])}."

@@ -14,7 +14,7 @@ from pallas_sim.traces import KERNEL_PRIMITIVES, is_literal, open_jaxpr, sub_jax
 
 
 def literal(value: Any, aval: Any) -> Any:
-    """A scalar constant of an aval's dtype."""
+    """Return a scalar constant of an aval's dtype."""
     import numpy as np
     from jax.extend import core
 
@@ -22,19 +22,19 @@ def literal(value: Any, aval: Any) -> Any:
 
 
 def variable(aval: Any) -> Any:
-    """A new variable."""
+    """Return a new variable."""
     from jax.extend import core
 
     return core.Var(aval)
 
 
 def with_equations(jaxpr: Any, eqns: Sequence[Any], outvars: Sequence[Any]) -> Any:
-    """An open jaxpr with other equations and results."""
+    """Return an open jaxpr with other equations and results."""
     return jaxpr.replace(eqns=list(eqns), outvars=list(outvars))
 
 
 def with_jaxprs(eqn: Any, change: Callable[[Any], Any]) -> Any:
-    """An equation with every open jaxpr inside replaced by ``change`` of it.
+    """Return an equation with every open jaxpr inside replaced by ``change`` of it.
 
     The index maps of a ``pallas_call`` are left alone.
     """
@@ -52,7 +52,7 @@ def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
         new = change(inner)
         return value if new is inner else value.replace(jaxpr=new)
     if isinstance(value, (tuple, list)):
-        parts: list[Any] = [_changed(each, change) for each in value]  # pyright: ignore[reportUnknownVariableType]
+        parts: list[Any] = [_changed(part, change) for part in value]  # pyright: ignore[reportUnknownVariableType]
         if all(new is old for new, old in zip(parts, value, strict=True)):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
             return value  # pyright: ignore[reportUnknownVariableType]
         return type(value)(parts)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
@@ -60,7 +60,7 @@ def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def renamed(eqn: Any, names: Mapping[Any, Any]) -> Any:
-    """An equation with other operands in place of some."""
+    """Return an equation with other operands in place of some."""
     if not any(not is_literal(atom) and atom in names for atom in eqn.invars):
         return eqn
     return eqn.replace(
@@ -70,7 +70,7 @@ def renamed(eqn: Any, names: Mapping[Any, Any]) -> Any:
 
 
 def _of_other(effect: Any, names: Mapping[Any, Any]) -> Any:
-    """The effect of an equation with other operands: in JAX 0.12 it names the variable."""
+    """Return the effect of an equation with other operands: in JAX 0.12 it names the variable."""
     var = getattr(effect, "input", None)
     return effect.replace(names[var]) if var is not None and var in names else effect
 
@@ -78,7 +78,7 @@ def _of_other(effect: Any, names: Mapping[Any, Any]) -> Any:
 def equations_of(
     function: Callable[..., Any], atoms: Sequence[Any], like: Any
 ) -> tuple[list[Any], list[Any]]:
-    """The equations that a function of arrays traces to, on operands of a jaxpr, and its results.
+    """Trace a function on operands of a jaxpr; return the equations and the results.
 
     Args:
       function: of arrays with the shapes and dtypes of ``atoms``, and of references where these
@@ -111,7 +111,7 @@ def equations_of(
 
 
 def closed_with(closed: Any, jaxpr: Any) -> Any:
-    """A jaxpr with another open one inside; ``jaxpr`` where it is open itself."""
+    """Return a jaxpr with another open one inside; ``jaxpr`` where it is open itself."""
     return jaxpr if open_jaxpr(closed)[0] is closed else closed.replace(jaxpr=jaxpr)
 
 
@@ -119,7 +119,7 @@ type ChangeKernel = Callable[[Any, Mapping[str, int]], Any]
 
 
 def with_kernels(jaxpr: Any, change: ChangeKernel, axes: Mapping[str, int] | None = None) -> Any:
-    """An open jaxpr with other kernels, also inside of ``jit``, ``vmap``, ``shard_map`` and loops.
+    """Replace the kernels of an open jaxpr, also in ``jit``, ``vmap``, ``shard_map`` and loops.
 
     Args:
       jaxpr: open; ``jaxpr`` itself is returned where no kernel changes.

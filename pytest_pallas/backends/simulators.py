@@ -66,13 +66,13 @@ class Simulator:
         return None
 
     def context(self) -> Any:
-        """The context to trace in."""
+        """Return the context to trace in."""
         from pallas_sim.tracing import tracing_for
 
         return tracing_for(self.chip)
 
     def lacks(self, call: Call) -> str | None:
-        """The reason why a call cannot be simulated yet, or None. The call is traced, but not run.
+        """Say why a call cannot be simulated yet, or None. The call is traced, but not run.
 
         Raises:
           Exception: an error of the function while it is traced.
@@ -80,7 +80,7 @@ class Simulator:
         from pallas_sim import prepare
 
         try:
-            with ending(call.timeout):
+            with ending(call.settings.timeout):
                 jaxpr = _traced(self, call).jaxpr
                 prepare(jaxpr)
         except MissingRuleError as error:
@@ -92,13 +92,13 @@ class Simulator:
 
         A call without jit may depend on other state, so it runs each time.
         """
-        key = _key(call) if call.jit else None
-        found = None if key is None else self._kept.get(key)
-        if found is not None and (found.monitored or not _is_monitored(call)):
-            _tell(call, found.jaxpr, found.outcome.kernels)
-            if call.observer is not None:
-                call.observer.ended(call)
-            return self._judged(dataclasses.replace(found.outcome, seconds=0.0), call)
+        key = _key(call) if call.settings.jit else None
+        cached = None if key is None else self._kept.get(key)
+        if cached is not None and (cached.monitored or not _is_monitored(call)):
+            _tell(call, cached.jaxpr, cached.outcome.kernels)
+            if call.settings.observer is not None:
+                call.settings.observer.ended(call)
+            return self._judged(dataclasses.replace(cached.outcome, seconds=0.0), call)
         outcome, jaxpr = self._run(call)
         if isinstance(outcome.error, MissingRuleError) and self.otherwise is not None:
             return self._run_otherwise(call)
@@ -126,22 +126,25 @@ class Simulator:
         return timeline, self._judged(outcome, call).error
 
     def _judged(self, outcome: Outcome, call: Call) -> Outcome:
-        """The outcome of a finished run; findings that the call checks become its error.
+        """Return the outcome of a finished run; findings that the call checks become its error.
 
         A GPU does not launch a kernel that needs more memory than it has, whatever the call checks.
         """
-        found = outcome.findings
-        excesses = [each for each in found if self.platform == "gpu" and each.kind == "capacity"]
-        beyond = [each for each in found if each.kind == "bounds"]
-        races = [each for each in found if call.races and each.kind == "race"]
-        others = [each for each in found if call.dma and each.kind in OF_TRANSFERS]
-        if outcome.error is not None or not (excesses or beyond or races or others):
+        if outcome.error is not None or not outcome.findings:
             return outcome
-        if excesses:
+
+        def of_kinds(*kinds: str) -> list[Finding]:
+            return [finding for finding in outcome.findings if finding.kind in kinds]
+
+        if self.platform == "gpu" and (excesses := of_kinds("capacity")):
             return dataclasses.replace(outcome, error=CapacityError.of(*excesses))
+        beyond = of_kinds("bounds")
+        races = of_kinds("race") if call.settings.races else []
+        others = of_kinds(*OF_TRANSFERS) if call.settings.dma else []
+        if not (beyond or races or others):
+            return outcome
         kind = BoundsError if beyond else RaceError if races else DmaError
-        error = kind.of(*beyond, *races, *others)
-        return dataclasses.replace(outcome, error=error)
+        return dataclasses.replace(outcome, error=kind.of(*beyond, *races, *others))
 
     def _run_otherwise(self, call: Call) -> Outcome:
         assert self.otherwise is not None
@@ -152,15 +155,15 @@ class Simulator:
         return dataclasses.replace(outcome, notes=(*outcome.notes, note))
 
     def _run(self, call: Call, timeline: Timeline | None = None) -> tuple[Outcome, Any]:
-        """The outcome of a call, with its findings, and the jaxpr that was simulated.
+        """Return the outcome of a call, with its findings, and the jaxpr that was simulated.
 
         A call without jit has no jaxpr.
         """
         started = time.perf_counter()
         outcome, program = Outcome(), None
         try:
-            with ending(call.timeout):
-                program = _program(self, call) if call.jit else None
+            with ending(call.settings.timeout):
+                program = _program(self, call) if call.settings.jit else None
                 outcome = _evaluated(self, call, program, timeline)
                 if outcome.error is None and any(map(_reads_at_0, outcome.findings)):
                     outcome = _without_unused_reads(self, call, program, outcome)
@@ -169,8 +172,8 @@ class Simulator:
                 raise
             outcome = Outcome(error=error, kernels=() if program is None else program.kernels)
         finally:
-            if call.observer is not None:
-                call.observer.ended(call)
+            if call.settings.observer is not None:
+                call.settings.observer.ended(call)
         outcome = dataclasses.replace(outcome, seconds=time.perf_counter() - started)
         return outcome, None if program is None else program.jaxpr
 
@@ -192,12 +195,12 @@ class _CachedRun:
 
 def _tell(call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
     """Notify the call's observer that it is simulated."""
-    if call.observer is not None:
-        call.observer.simulated(call, jaxpr, kernels)
+    if call.settings.observer is not None:
+        call.settings.observer.simulated(call, jaxpr, kernels)
 
 
 def _traced(backend: Simulator, call: Call) -> Any:
-    """The trace of a call, without its rewriting; JAX caches it."""
+    """Return the trace of a call, without its rewriting; JAX caches it."""
     from pytest_pallas.backends.tracing import jitted, on_host
 
     static, arrays = on_host(call.with_settings(rewriting=None))
@@ -226,7 +229,9 @@ def _program(backend: Simulator, call: Call) -> _TracedProgram:
     from pytest_pallas.backends.execution import kernels_of
 
     traced = _traced(backend, call)
-    jaxpr = traced.jaxpr if call.rewriting is None else call.rewriting(traced.jaxpr)
+    jaxpr = (
+        traced.jaxpr if call.settings.rewriting is None else call.settings.rewriting(traced.jaxpr)
+    )
     return _TracedProgram(jaxpr, jax.tree.structure(traced.out_info), kernels_of(call, jaxpr))
 
 
@@ -238,17 +243,40 @@ def _evaluated(
     *,
     drops_indices: bool = True,
 ) -> Outcome:
-    """The outcome of a run: of a traced program, or without jit."""
+    """Return the outcome of a run: of a traced program, or without jit."""
+    import jax
+
+    from pallas_sim import evaluate, prepare, run_eagerly
+    from pytest_pallas.backends.execution import to_numpy
+    from pytest_pallas.backends.tracing import apply, on_host
+
     machine, probe_results = _machine(backend, call, timeline)
     machine.drops_indices = drops_indices
+    static, arrays = on_host(call)
     if program is None:
-        return _eager_run(backend, call, machine, probe_results)
-    return _traced_run(call, program, machine, probe_results)
+        _tell(call, None, ())
+        plain = dataclasses.replace(static, rewriting=None)
+        change = call.settings.rewriting or (lambda jaxpr: jaxpr)
+        with backend.context():
+            values = run_eagerly(lambda *leaves: apply(plain, [*leaves]), machine, arrays, change)
+    else:
+        prepare(program.jaxpr)  # which raises for programs that cannot be simulated yet
+        _tell(call, program.jaxpr, program.kernels)
+        values = jax.tree.unflatten(program.structure, evaluate(program.jaxpr, machine, arrays))
+    return Outcome(
+        values=jax.tree.map(_read_only, values),
+        inputs=tuple(_read_only(to_numpy(array)) for array in arrays),  # of random keys, the data
+        kernels=() if program is None else program.kernels,
+        probe_results=tuple(probe_results),
+        findings=tuple(machine.findings),
+        notes=_notes(machine),
+        unverified=tuple(machine.notes),
+    )
 
 
 def _reads_at_0(finding: Finding) -> bool:
-    """Whether a finding is that of a load that lost its index: it read a block in the array."""
-    return finding.kind == "bounds" and [each.kind for each in finding.accesses] == ["read"]
+    """Return whether a finding is of a load that lost its index, and read inside the array."""
+    return finding.kind == "bounds" and [access.kind for access in finding.accesses] == ["read"]
 
 
 def _without_unused_reads(
@@ -263,7 +291,7 @@ def _without_unused_reads(
     other = _evaluated(backend, unseen, program, None, drops_indices=False)
     if not _same_bits(outcome, other):
         return outcome
-    kept = tuple(each for each in outcome.findings if not _reads_at_0(each))
+    kept = tuple(finding for finding in outcome.findings if not _reads_at_0(finding))
     return dataclasses.replace(outcome, findings=kept)
 
 
@@ -278,61 +306,15 @@ def _same_bits(one: Outcome, other: Outcome) -> bool:
     return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
 
 
-def _traced_run(
-    call: Call, program: _TracedProgram, machine: Machine, probe_results: list[Any]
-) -> Outcome:
-    import jax
-
-    from pallas_sim import evaluate, prepare
-    from pytest_pallas.backends.tracing import on_host
-
-    prepare(program.jaxpr)  # which raises for programs that cannot be simulated yet
-    _tell(call, program.jaxpr, program.kernels)
-    _, arrays = on_host(call)
-    values = [_read_only(value) for value in evaluate(program.jaxpr, machine, arrays)]
-    return Outcome(
-        values=jax.tree.unflatten(program.structure, values),
-        inputs=_inputs(arrays),
-        kernels=program.kernels,
-        probe_results=tuple(probe_results),
-        findings=tuple(machine.findings),
-        notes=_notes(machine),
-        unverified=tuple(machine.notes),
-    )
-
-
-def _eager_run(
-    backend: Simulator, call: Call, machine: Machine, probe_results: list[Any]
-) -> Outcome:
-    import jax
-
-    from pallas_sim import run_eagerly
-    from pytest_pallas.backends.tracing import apply, on_host
-
-    _tell(call, None, ())
-    static, arrays = on_host(call.with_settings(rewriting=None))
-    change = call.rewriting or (lambda jaxpr: jaxpr)
-    with backend.context():
-        values = run_eagerly(lambda *given: apply(static, [*given]), machine, arrays, change)
-    return Outcome(
-        values=jax.tree.map(_read_only, values),
-        inputs=_inputs(arrays),
-        probe_results=tuple(probe_results),
-        findings=tuple(machine.findings),
-        notes=_notes(machine),
-        unverified=tuple(machine.notes),
-    )
-
-
 def _is_monitored(call: Call) -> bool:
-    """Whether a call enables the detection of races or leftover DMAs."""
-    return call.races or call.dma
+    """Return whether a call enables the detection of races or leftover DMAs."""
+    return call.settings.races or call.settings.dma
 
 
 def _machine(
     backend: Simulator, call: Call, timeline: Timeline | None
 ) -> tuple[Machine, list[Any]]:
-    """The machine that a call runs on, and the list for the results of its probe."""
+    """Return the machine that a call runs on, and the list for the results of its probe."""
     from pallas_sim import LoadRecorder, Machine
     from pytest_pallas.backends.protocol import filler_of
 
@@ -346,7 +328,7 @@ def _machine(
         separate=call.probe == "separate",
         monitored=_is_monitored(call),
         timeline=timeline,
-        arithmetic=call.arithmetic,
+        arithmetic=call.settings.arithmetic,
         shared_bytes=_counter(backend, call),
     )
     accumulations(machine.target, machine.arithmetic)  # which rejects what is not known
@@ -358,13 +340,13 @@ def _machine(
 
 
 def _counter(backend: Simulator, call: Call) -> Callable[[Any], int | None] | None:
-    """What counts the shared memory of a kernel; None if no compiler is there."""
-    if call.rewriting is not None:
+    """Return what counts the shared memory of a kernel; None if no compiler is there."""
+    if call.settings.rewriting is not None:
         return lambda _: 0  # whether the kernel fits is not asked of a mistake that was put in
     compiler = backend.compiler
     if compiler is None or compiler.available() is not None:
         return None
-    return lambda kernel: compiler.shared_bytes(kernel, call.timeout)
+    return lambda kernel: compiler.shared_bytes(kernel, call.settings.timeout)
 
 
 def _notes(machine: Any) -> tuple[Note, ...]:
@@ -376,40 +358,40 @@ def _notes(machine: Any) -> tuple[Note, ...]:
     )
 
 
-def _inputs(arrays: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments after a call, for its outcome: for random keys, their data."""
-    from pytest_pallas.backends.execution import to_numpy
-
-    return tuple(_read_only(to_numpy(array)) for array in arrays)
-
-
 def _read_only(value: Any) -> Any:
-    """A copy for the outcome: outcomes are cached, and results may share memory with inputs."""
+    """Make a view for outcomes, which are cached: results may share memory with inputs."""
     view = value.view()
     view.flags.writeable = False
     return view
 
 
 def _key(call: Call) -> Hashable:
-    """The cache key: equal for calls with equal runs, whatever they do with findings."""
+    """Return the cache key: equal for calls with equal runs, whatever they do with findings."""
     from pytest_pallas.backends.execution import digest
     from pytest_pallas.backends.tracing import identity
 
     return (
         identity(call.function),
         digest((call.args, dict(call.options))),
-        (call.jit, call.devices, call.needs_kernel, call.fill, call.probe, call.schedule),
-        (call.rewriting, call.arithmetic),
+        (
+            call.settings.jit,
+            call.settings.devices,
+            call.needs_kernel,
+            call.fill,
+            call.probe,
+            call.schedule,
+        ),
+        (call.settings.rewriting, call.settings.arithmetic),
     )
 
 
 def tpu_sim(target: Target | None = None) -> Simulator:
-    """The simulated TPU."""
+    """Return the simulated TPU."""
     return Simulator(target)
 
 
 def gpu_sim(target: Target | None = None) -> Simulator:
-    """The simulated GPU.
+    """Return the simulated GPU.
 
     It has no prefetching, and aliased operands share memory, so there are no probes for these.
     """

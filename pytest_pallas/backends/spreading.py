@@ -1,9 +1,9 @@
 """Programs and arrays that are spread over the processes of one JAX program.
 
 A call is spread over the processes if its program has a mesh with devices of all of them
-(``spread_of``); each process then makes its own shards of the arguments (``place``), and holds its
-own shards of the outputs (``LocalShards``). Other calls run on this process's own devices, whatever
-the others do.
+(``spread_of``); each process then makes its own shards of the arguments (``spread_array``), and
+holds its own shards of the outputs (``LocalShards``). Other calls run on this process's own
+devices, whatever the others do.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Spread:
 
 
 def spread_of(jaxpr: Any, processes: Gang) -> Spread | None:
-    """How a program is spread over the processes; None if it runs on this process's devices.
+    """Return how a program is spread over the processes; None if it runs on this process's devices.
 
     An input has the sharding of the ``shard_map`` that takes it directly, or that of the first
     ``with_sharding_constraint`` on it. Others are replicated: every device has all of them.
@@ -64,14 +64,14 @@ def spread_of(jaxpr: Any, processes: Gang) -> Spread | None:
                 f"{processes.count}: a mesh has devices of every process, or only of the process "
                 "that runs the call (jax.local_devices()); pallas_mesh makes one over all of them"
             )
-    wanted = dict(_shardings(jaxpr, {var: n for n, var in enumerate(jaxpr.invars)}))
+    stated = dict(_shardings(jaxpr, {var: n for n, var in enumerate(jaxpr.invars)}))
     replicated = NamedSharding(meshes[0], PartitionSpec())
-    found = tuple(wanted.get(position, replicated) for position in range(len(jaxpr.invars)))
-    return Spread(meshes[0], found)
+    shardings = tuple(stated.get(position, replicated) for position in range(len(jaxpr.invars)))
+    return Spread(meshes[0], shardings)
 
 
-def place(array: Any, sharding: NamedSharding) -> jax.Array:
-    """An argument with a sharding; this process makes only the shards on its own devices.
+def spread_array(array: Any, sharding: NamedSharding) -> jax.Array:
+    """Give an argument a sharding; this process makes only the shards on its own devices.
 
     Args:
       array: a numpy array, equal in all processes; or a JAX array that is spread already.
@@ -88,7 +88,7 @@ def place(array: Any, sharding: NamedSharding) -> jax.Array:
 
 
 def _placed_keys(keys: jax.Array, sharding: NamedSharding) -> jax.Array:
-    """Typed PRNG keys, whose data have more axes than they."""
+    """Return typed PRNG keys, whose data have more axes than they."""
     data = np.asarray(jax.random.key_data(keys))
     placed = jax.make_array_from_callback(data.shape, sharding, lambda index: data[index])
     return jax.random.wrap_key_data(placed, impl=jax.random.key_impl(keys))
@@ -99,13 +99,13 @@ def _is_local(mesh: Mesh, processes: Gang) -> bool:
 
 
 def _meshes(jaxpr: Any) -> Iterator[Mesh]:
-    """The meshes with devices that a program names, outside of kernels."""
+    """Yield the meshes with devices that a program names, outside of kernels."""
     for eqn in jaxpr.eqns:
         mesh = eqn.params.get("mesh")
         if isinstance(mesh, Mesh) and mesh.size:
             yield mesh
         for name in ("in_shardings", "out_shardings"):  # of jax.jit
-            yield from (each.mesh for each in eqn.params.get(name, ()) if _is_concrete(each))
+            yield from (one.mesh for one in eqn.params.get(name, ()) if _is_concrete(one))
         if _is_concrete(eqn.params.get("sharding")):
             yield eqn.params["sharding"].mesh
         for inner in sub_jaxprs(eqn):
@@ -113,7 +113,7 @@ def _meshes(jaxpr: Any) -> Iterator[Mesh]:
 
 
 def _shardings(jaxpr: Any, inputs: dict[Any, int]) -> Iterator[tuple[int, NamedSharding]]:
-    """The position and sharding of inputs of the program; the last ones of a position hold.
+    """Yield the position and sharding of inputs of the program; the last ones of a position hold.
 
     Args:
       jaxpr: a part of the program that is run once.
@@ -136,14 +136,14 @@ def _shardings(jaxpr: Any, inputs: dict[Any, int]) -> Iterator[tuple[int, NamedS
             yield from _shardings(
                 inner, {v: inputs[outer] for v, outer in names.items() if _known(outer, inputs)}
             )
-            given = eqn.params.get("in_shardings", ())
+            jitted = eqn.params.get("in_shardings", ())
             for operand, position in taken:
-                if operand < len(given) and _is_concrete(given[operand]):
-                    yield position, given[operand]
+                if operand < len(jitted) and _is_concrete(jitted[operand]):
+                    yield position, jitted[operand]
 
 
 def _is_concrete(sharding: Any) -> bool:
-    """Whether a sharding names devices."""
+    """Return whether a sharding names devices."""
     return isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh)
 
 
@@ -155,7 +155,7 @@ def _known(variable: Any, inputs: dict[Any, int]) -> bool:
 
 
 @dataclass(frozen=True)
-class Shard:
+class LocalShard:
     """The part of an array on one device of this process.
 
     Attributes:
@@ -184,7 +184,7 @@ class LocalShards:
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    shards: tuple[Shard, ...]
+    shards: tuple[LocalShard, ...]
     _array: Any = field(default=None, repr=False, compare=False)
 
     @property
@@ -203,19 +203,19 @@ class LocalShards:
         layers = self.layers()
         if len(layers) > 1:
             raise GangError(
-                f"the devices of this process hold different copies of {self._words()}; see .shards"
+                f"the devices of this process hold different copies of {self._type()}; see .shards"
             )
         values, present = layers[0]
         if not present.all():
             raise GangError(
-                f"this process holds only a part of {self._words()}: compare each of .shards with "
+                f"this process holds only a part of {self._type()}: compare each of .shards with "
                 "the same part of what is expected (shard.data, shard.index), or call .gather() in "
                 "all processes"
             )
         return values if dtype is None else values.astype(dtype)
 
     def layers(self) -> list[tuple[Array, Array]]:
-        """The shards as arrays of the whole shape, each with a mask of the elements that it has.
+        """Return the shards as arrays of the whole shape, each with a mask of its elements.
 
         One layer is enough unless two devices hold different copies of the same part. Elements that
         are not in a layer are 0.
@@ -238,20 +238,20 @@ class LocalShards:
             layers = [(np.zeros(self.shape, self.dtype), np.zeros(self.shape, np.bool_))]
         return layers
 
-    def holders(self, index: Sequence[int], value: Any = None) -> list[Shard]:
-        """The shards with the element at ``index``; those that have ``value`` there, if given."""
-        found = [
+    def holders(self, index: Sequence[int], value: Any = None) -> list[LocalShard]:
+        """Return the shards with the element at ``index``, and with ``value`` there, if given."""
+        shards = [
             shard
             for shard in self.shards
             if all(_within(i, part) for i, part in zip(index, shard.index, strict=True))
         ]
         if value is None:
-            return found
-        same = [shard for shard in found if _same_bits(_at(shard, index), np.asarray(value))]
-        return same or found
+            return shards
+        same = [shard for shard in shards if _same_bits(_at(shard, index), np.asarray(value))]
+        return same or shards
 
     def gather(self) -> Array:
-        """The whole array, from all processes. All of them must call it."""
+        """Return the whole array, from all processes. All of them must call it."""
         from jax.experimental import multihost_utils
 
         layers = self.layers()
@@ -259,26 +259,28 @@ class LocalShards:
             return layers[0][0]
         return np.asarray(multihost_utils.process_allgather(self._array, tiled=True))
 
-    def _words(self) -> str:
+    def _type(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
 def local_shards(array: Any) -> LocalShards:
-    """What this process holds of a ``jax.Array``."""
+    """Return what this process holds of a ``jax.Array``."""
     shards = [
-        Shard(_whole_index(each.index, array.shape), str(each.device), np.asarray(each.data))
-        for each in array.addressable_shards
+        LocalShard(
+            _whole_index(shard.index, array.shape), str(shard.device), np.asarray(shard.data)
+        )
+        for shard in array.addressable_shards
     ]
     return LocalShards(tuple(array.shape), np.dtype(array.dtype), tuple(shards), array)
 
 
 def describe_index(index: Sequence[slice]) -> str:
-    """A place in an array: ``[8:16, 0:128]``."""
+    """Return a place in an array: ``[8:16, 0:128]``."""
     return "[" + ", ".join(f"{part.start}:{part.stop}" for part in index) + "]"
 
 
 def _whole_index(index: Sequence[slice], shape: Sequence[int]) -> tuple[slice, ...]:
-    """An index with its bounds written out."""
+    """Return an index with its bounds written out."""
     return tuple(slice(*part.indices(size)[:2]) for part, size in zip(index, shape, strict=True))
 
 
@@ -286,7 +288,7 @@ def _within(position: int, part: slice) -> bool:
     return part.start <= position < part.stop
 
 
-def _at(shard: Shard, index: Sequence[int]) -> Array:
+def _at(shard: LocalShard, index: Sequence[int]) -> Array:
     inside = (i - part.start for i, part in zip(index, shard.index, strict=True))
     return np.asarray(shard.data[tuple(inside)])
 

@@ -56,7 +56,7 @@ class _Identity:
 
 
 def split(call: Call) -> tuple[StaticPart, list[Any]]:
-    """The static part of a call, and copies of its arrays, so that the caller's stay unchanged.
+    """Return the static part of a call, and copies of its arrays, which a kernel may change.
 
     Numpy scalars are arrays among the arguments, and plain numbers among the options.
     """
@@ -101,8 +101,8 @@ def _taken_apart(call: Call, convert: Callable[[Any], Any]) -> tuple[StaticPart,
         else:
             rest.append((position, leaf))
     statics = tuple((position, identity(leaf)) for position, leaf in rest)
-    key = (identity(call.function), tree, statics, call.rewriting)
-    return StaticPart(call.function, tree, tuple(rest), key, call.rewriting), arrays
+    key = (identity(call.function), tree, statics, call.settings.rewriting)
+    return StaticPart(call.function, tree, tuple(rest), key, call.settings.rewriting), arrays
 
 
 def _copied(leaf: Any) -> Any:
@@ -127,18 +127,18 @@ def shape_of(array: Any) -> jax.ShapeDtypeStruct:
 
 
 def signature(call: Call) -> str:
-    """Dtypes and shapes of the arrays of a call, and its options, for messages and keys."""
-    words = [
+    """Return dtypes and shapes of the arrays of a call, and its options, for messages and keys."""
+    parts = [
         f"{leaf.dtype}[{','.join(map(str, np.shape(leaf)))}]"
         if hasattr(leaf, "dtype") and hasattr(leaf, "shape")
         else repr(leaf)
         for leaf in jax.tree.leaves(call.args)
     ]
-    words += [
+    parts += [
         f"{name}={getattr(value, '__name__', None) or value}"
         for name, value in sorted(call.options.items())
     ]
-    return " ".join(words)
+    return " ".join(parts)
 
 
 def apply(static: StaticPart, arrays: list[Any]) -> Any:
@@ -177,19 +177,18 @@ MOST_OF_JAX = 2048
 
 
 @dataclass(eq=False)
-class _Count:
-    """How often JAX traced a call, and whether the call is kept."""
+class _JittedCall:
+    """A function of its own that is ``apply``, and its jitted forms, which share their traces.
 
+    Attributes:
+      function: the function; it counts its traces.
+      traces: how often JAX traced it.
+      kept: whether ``JittedCalls`` keeps it.
+    """
+
+    function: Callable[..., Any] = apply
     traces: int = 0
     kept: bool = True
-
-
-@dataclass(eq=False)
-class _JittedCall:
-    """A function of its own that is ``apply``, and its jitted forms, which share their traces."""
-
-    function: Callable[..., Any]
-    count: _Count
 
     @functools.cached_property
     def usual(self) -> Any:
@@ -222,34 +221,35 @@ class JittedCalls:
         return len(self._kept)
 
     def get(self, static: StaticPart) -> _JittedCall:
-        """The jitted call of a static part."""
+        """Return the jitted call of a static part."""
         with self._lock:
-            found = self._kept.pop(static, None)
-            if found is not None and found.count.traces > self.most:
-                self._drop(found)
-                found = None
-            if found is None:
+            call = self._kept.pop(static, None)
+            if call is not None and call.traces > self.most:
+                self._drop(call)
+                call = None
+            if call is None:
                 limit_traces(MOST_OF_JAX)
-                found = self._made(static)
+                call = self._made(static)
             while self._kept and max(self.traces, len(self) + 1) > self.most:
                 self._drop(self._kept.popitem(last=False)[1])
-            self._kept[static] = found
-        return found
+            self._kept[static] = call
+        return call
 
     def _drop(self, call: _JittedCall) -> None:
-        call.count.kept = False
-        self.traces -= call.count.traces
+        call.kept = False
+        self.traces -= call.traces
 
     def _made(self, static: StaticPart) -> _JittedCall:
-        count = _Count()
+        call = _JittedCall()
 
         def traced(arrays: list[Any]) -> Any:
-            count.traces += 1
-            self.traces += count.kept
+            call.traces += 1
+            self.traces += call.kept
             return apply(static, arrays)
 
         traced.__name__ = traced.__qualname__ = apply.__name__  # programs are named so
-        return _JittedCall(traced, count)
+        call.function = traced
+        return call
 
 
 _JITTED = JittedCalls()
@@ -272,7 +272,7 @@ def jitted(static: StaticPart, *, quick: bool = False) -> Any:
 
 
 def identity(value: Any) -> Hashable:
-    """A key that is equal for equivalent values, such as equal partials."""
+    """Return a key that is equal for equivalent values, such as equal partials."""
     if isinstance(value, functools.partial):
         keywords = tuple(sorted((name, identity(v)) for name, v in value.keywords.items()))
         return ("partial", identity(value.func), tuple(map(identity, value.args)), keywords)
@@ -287,7 +287,7 @@ def identity(value: Any) -> Hashable:
 def kernels_of(
     call: Call, context: Callable[[], AbstractContextManager[Any]]
 ) -> Sequence[KernelCall] | None:
-    """The kernels of a call; None if it cannot be traced within its time limit.
+    """Return the kernels of a call; None if it cannot be traced within its time limit.
 
     Args:
       call: the call to trace; its arrays may be abstract.
@@ -300,18 +300,18 @@ def kernels_of(
 
 
 def traced_kernels(call: Call, backend: Backend) -> Sequence[KernelCall]:
-    """The kernels of a call on a backend, without its rewriting; () if it cannot be traced."""
+    """Return the kernels of a call without its rewriting; () if it cannot be traced."""
     return kernels_of(call.with_settings(rewriting=None), _context_of(backend)) or ()
 
 
 def traced_jaxpr(call: Call, backend: Backend) -> Any:
-    """The trace of a call on a backend, without its rewriting; None if it cannot be traced."""
+    """Return the trace of a call without its rewriting; None if it cannot be traced."""
     traced = _traced(call.with_settings(rewriting=None), _context_of(backend))
     return None if traced is None else traced.jaxpr
 
 
 def outputs_of(call: Call, backend: Backend) -> Sequence[Any]:
-    """Shapes and dtypes of the outputs of a call on a backend; () if it cannot be traced.
+    """Return shapes and dtypes of the outputs of a call on a backend; () if it cannot be traced.
 
     JAX caches the trace, which its run uses.
     """
@@ -326,7 +326,7 @@ def _traced(call: Call, context: Callable[[], AbstractContextManager[Any]]) -> A
 
     try:
         static, shapes = abstract(call)
-        with context(), ending(call.timeout):
+        with context(), ending(call.settings.timeout):
             return jitted(static).trace(shapes)
     except Exception:  # tracing runs user code; the item will raise the same
         return None

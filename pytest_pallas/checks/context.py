@@ -18,9 +18,9 @@ from pytest_pallas.backends.processes import agree, gang
 from pytest_pallas.backends.protocol import (
     Backend,
     Call,
-    Configured,
     Fill,
     Outcome,
+    RunSettings,
     Schedule,
     chip_of,
 )
@@ -209,7 +209,7 @@ class ComparisonPeer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckContext(Configured, Properties):
+class CheckContext(Properties):
     """The input of a check: a kernel, its reference, and one drawn call.
 
     ``Properties`` has the properties of its outputs.
@@ -236,6 +236,7 @@ class CheckContext(Configured, Properties):
     reference: Callable[..., Any] | None
     arguments: Arguments
     backend: Backend
+    settings: RunSettings = field(default_factory=RunSettings)
     others: Sequence[ComparisonPeer] = ()
     tolerance: Tolerance = field(default_factory=Tolerance)
     tolerance_given_by: str = ""
@@ -336,7 +337,7 @@ def run(
         if reason is not None:
             raise UnsupportedKernelError(reason)
         raise under(made.schedule, as_kernel_error(outcome.error))
-    return outcome if shards else gathered(outcome, context.timeout)
+    return outcome if shards else gathered(outcome, context.settings.timeout)
 
 
 def call(
@@ -353,7 +354,7 @@ def call(
         options={**context.arguments.options, **context.arguments.tuning},
         settings=context.settings,
     )
-    return made if jit in (None, made.jit) else made.with_settings(jit=jit)
+    return made if jit in (None, made.settings.jit) else made.with_settings(jit=jit)
 
 
 def judge(
@@ -449,7 +450,7 @@ def product_sums(context: CheckContext) -> ProductSums | None:
         device: Any = jax.local_devices(backend="gpu")[0]
         known = ACCUMULATIONS.get(int(float(device.compute_capability)), {})
     else:
-        known = accumulations(chip_of(backend).name, context.arithmetic)
+        known = accumulations(chip_of(backend).name, context.settings.arithmetic)
     jaxpr = traced_jaxpr(call(context, context.kernel, context.arguments.args), backend)
     return None if jaxpr is None else coarsest_sums(jaxpr, known)
 

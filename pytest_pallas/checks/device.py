@@ -161,7 +161,7 @@ def device(context: CheckContext) -> CheckResult:
         path = Path(folder, "call")
         path.write_bytes(payload)
         for tool in TOOLS:
-            _judge(tool, _watched(tool, path, START + SLOWER * context.timeout))
+            _judge(tool, _watched(tool, path, START + SLOWER * context.settings.timeout))
     return CheckResult(comparisons=(), seconds=time.perf_counter() - started)
 
 
@@ -174,7 +174,7 @@ def _call(context: CheckContext) -> tuple[Any, ...]:
     args = jax.tree.map(
         lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, arguments.args
     )
-    called = (context.kernel, args, {**arguments.options, **arguments.tuning}, context.jit)
+    called = (context.kernel, args, {**arguments.options, **arguments.tuning}, context.settings.jit)
     return (
         getattr(home, "__name__", ""),
         getattr(home, "__file__", None) or "",

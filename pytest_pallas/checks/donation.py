@@ -73,7 +73,7 @@ def donation(context: CheckContext) -> CheckResult:
     """
     args = context.arguments.args
     first = run(context, context.kernel, args)
-    if context.jit and not any(_in_place(kernel) for kernel in first.kernels):
+    if context.settings.jit and not any(_in_place(kernel) for kernel in first.kernels):
         raise NotApplicableError(NO_ALIAS)
     seconds, comparisons = first.seconds, list[Comparison]()
     kept = run(context, functools.partial(_used_again, context.kernel), args, races=False)

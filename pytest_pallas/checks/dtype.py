@@ -34,7 +34,7 @@ def dtype(context: CheckContext) -> CheckResult:
     """
     assert context.reference is not None
     wanted = _of_reference(context.reference, context)
-    if not context.jit:
+    if not context.settings.jit:
         outcome = run(context, context.kernel, context.arguments.args)
         returned, seconds = outcome.values, outcome.seconds
     else:
@@ -97,7 +97,7 @@ def _words(leaf: Any, context: CheckContext) -> str:
     shape = f"[{', '.join(map(str, leaf.shape))}]"
     if not context.check_dtype:
         return shape
-    weak = context.jit and getattr(leaf, "weak_type", False)
+    weak = context.settings.jit and getattr(leaf, "weak_type", False)
     return f"{'weakly typed ' if weak else ''}{leaf.dtype}{shape}"
 
 

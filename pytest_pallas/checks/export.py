@@ -213,7 +213,7 @@ def export(context: CheckContext) -> CheckResult:
     Raises:
       NotApplicableError: the kernel cannot be jitted, or the backend cannot export kernels.
     """
-    if not context.jit:
+    if not context.settings.jit:
         raise NotApplicableError(
             "the export check needs a kernel that can be jitted, and jit=False says that this one "
             "cannot"

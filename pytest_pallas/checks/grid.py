@@ -76,7 +76,7 @@ def grid(context: CheckContext) -> CheckResult:
       GridError: there are findings; the message lists them.
       KernelError: the kernel raised while it was traced.
     """
-    if not context.jit:
+    if not context.settings.jit:
         raise NotApplicableError(
             "the grid check traces the kernel, and jit=False says that it cannot be traced"
         )

@@ -26,7 +26,7 @@ def jit(context: CheckContext) -> CheckResult:
     Raises:
       NotApplicableError: the kernel cannot be jitted.
     """
-    if not context.jit:
+    if not context.settings.jit:
         raise NotApplicableError(
             "the jit check needs a kernel that can be jitted, and jit=False says that this one "
             "cannot"

@@ -64,7 +64,7 @@ def padding(context: CheckContext) -> CheckResult:
         seconds += again.seconds
         comparisons += unchanged(again, first, words)
     for words, args in poisoned(context.arguments.args, masks) if masks is not None else ():
-        again = run_again(context, args, words, races=context.races)
+        again = run_again(context, args, words, races=context.settings.races)
         seconds += again.seconds
         comparisons += unchanged(again, first, words)
     return CheckResult(comparisons=comparisons, outcome=first, seconds=seconds)
@@ -74,7 +74,9 @@ def _exposed(context: CheckContext, first: Outcome) -> bool:
     """Whether a kernel could read beyond an edge, and the backend controls the values there."""
     if not getattr(context.backend, "fills", False):
         return False
-    return not context.jit or any(overhanging_blocks(kernel.eqn) for kernel in first.kernels)
+    return not context.settings.jit or any(
+        overhanging_blocks(kernel.eqn) for kernel in first.kernels
+    )
 
 
 def _why_not(backend: Backend) -> str:

@@ -81,11 +81,11 @@ def _told(wanted: Raises, outcome: Outcome) -> str:
             for leaf in jax.tree.leaves(outcome.values)
             if hasattr(leaf, "dtype")
         )
-        return f"the kernel returned {shapes or 'nothing'}, and must raise {wanted.wanted}"
+        return f"the kernel returned {shapes or 'nothing'}, and must raise {wanted.description}"
     words = brief(str(error), lines=3)
     if isinstance(error, wanted.errors):
         return f"{type(error).__name__} says {words!r}, which does not match {wanted.match!r}"
-    return f"the kernel raised {type(error).__name__}: {words}, and must raise {wanted.wanted}"
+    return f"the kernel raised {type(error).__name__}: {words}, and must raise {wanted.description}"
 
 
 def _rejected(wanted: Raises, name: str, drawn: Arguments) -> Arguments:

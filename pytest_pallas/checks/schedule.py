@@ -59,7 +59,7 @@ class Runs:
         key = (
             identity(context.kernel),
             digest((arguments.args, dict(arguments.options), dict(arguments.tuning))),
-            (label(context.backend), schedule, context.devices, context.jit),
+            (label(context.backend), schedule, context.settings.devices, context.settings.jit),
         )
         found = self._kept.get(key)
         if found is None:
@@ -94,7 +94,7 @@ def under_schedules(context: CheckContext) -> Iterator[tuple[Schedule, Outcome]]
         raise NotApplicableError(SEQUENTIAL)
     for schedule in others:
         yield schedule, context.runs.get(context, schedule)
-    reason = one_step(kernels) if context.devices == 1 else None
+    reason = one_step(kernels) if context.settings.devices == 1 else None
     if reason is not None:  # at the end, because an error in a single step must be reported
         raise NotApplicableError(f"{reason}; draw larger inputs")
 

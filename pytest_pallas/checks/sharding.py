@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -82,7 +82,7 @@ def sharding(context: CheckContext) -> CheckResult:
       SpecError: ``batch_axes`` does not fit the arguments.
     """
     axes = tuple(context.batch_axes)
-    if not axes or not context.jit:
+    if not axes or not context.settings.jit:
         raise NotApplicableError(
             "the sharding check needs a spec with batch_axes, and a kernel that can be jitted"
         )
@@ -94,7 +94,7 @@ def sharding(context: CheckContext) -> CheckResult:
     comparisons: list[Any] = []
     for count in counts:
         mesh = make_mesh({_AXIS: count}, platform)
-        spread = context.with_settings(devices=count)
+        spread = replace(context, settings=replace(context.settings, devices=count))
         outcome = run(spread, Sharded(context.kernel, axes, mesh), args, shards=True)
         seconds += outcome.seconds
         judged = judge(context, outcome.values, expected, exact=exactly(context))

@@ -98,7 +98,7 @@ def run_check(
     return judge_together(
         functools.partial(_run_alone, check, context, name, found),
         subject=f"{name} {check.name}: {asked}",
-        timeout=context.timeout,
+        timeout=context.settings.timeout,
     )
 
 

@@ -43,7 +43,7 @@ class Place:
 
 
 def detect(seconds: float) -> Place | None:
-    """The place of this process, by the variables of TPU pods, Slurm, Open MPI and Kubernetes.
+    """Detect the place of this process on TPU pods, under Slurm, Open MPI or Kubernetes.
 
     Args:
       seconds: time limit to find the coordinator's address.
@@ -52,16 +52,16 @@ def detect(seconds: float) -> Place | None:
       The place; None if JAX knows no cluster here.
     """
     clusters: Any = importlib.import_module("jax._src.clusters")
-    found = clusters.ClusterEnv.auto_detect_unset_distributed_params(
+    params = clusters.ClusterEnv.auto_detect_unset_distributed_params(
         None, None, None, None, None, int(seconds)
     )
-    address, count, index, devices = found
+    address, count, index, devices = params
     if address is None or count is None or index is None:
         return None
     return Place(address, count, index, None if devices is None else tuple(devices))
 
 
-def join(place: Place, seconds: float, heartbeat: float) -> None:
+def join(program: Place, seconds: float, heartbeat: float) -> None:
     """Make this process one of a JAX program. JAX ends it if not all join in time.
 
     Args:
@@ -72,12 +72,12 @@ def join(place: Place, seconds: float, heartbeat: float) -> None:
     import jax
 
     jax.distributed.initialize(
-        place.address,
-        place.count,
-        place.index,
-        local_device_ids=place.devices,
+        program.address,
+        program.count,
+        program.index,
+        local_device_ids=program.devices,
         # Otherwise process 0 listens on every address of its host.
-        coordinator_bind_address=place.address,
+        coordinator_bind_address=program.address,
         cluster_detection_method="deactivate",
         initialization_timeout=max(1, int(seconds)),
         heartbeat_timeout_seconds=max(1, int(heartbeat)),
@@ -99,7 +99,7 @@ class DistributedProgram(NamedTuple):
 
 
 def distributed_program() -> DistributedProgram | None:
-    """The program of several processes that this one is part of, or None. It starts no backend."""
+    """Return the program of several processes of this one, or None. It starts no backend."""
     if "jax" not in sys.modules:
         return None
     distributed: Any = importlib.import_module("jax._src.distributed")
@@ -115,7 +115,7 @@ def put(program: DistributedProgram, key: str, value: str) -> None:
 
 
 def read_folder(program: DistributedProgram, folder: str) -> dict[str, str]:
-    """The keys below a folder, by their last part, and their values."""
+    """Return the keys below a folder, by their last part, and their values."""
     return {
         key.rpartition("/")[2]: value for key, value in program.client.key_value_dir_get(folder)
     }

@@ -26,7 +26,7 @@ def set_database_key(test: Any, key: str) -> None:
 
 
 def is_of_shrinking(key: bytes) -> bool:
-    """Whether a key of the example database is that of steps on the way to a failing example.
+    """Return whether a key of the example database is that of steps of shrinking.
 
     Hypothesis keeps the failing example under a digest, and what it was before it was simplified
     under the digest and one of these words.
@@ -35,7 +35,7 @@ def is_of_shrinking(key: bytes) -> bool:
 
 
 def hypothesis_profile() -> str:
-    """The name of hypothesis' profile, without importing hypothesis for it.
+    """Return the name of hypothesis' profile, without importing hypothesis for it.
 
     ``get_current_profile_name`` is public in hypothesis 6.170 and missing in 6.131.
     """
@@ -47,7 +47,7 @@ def hypothesis_profile() -> str:
 
 
 def hypothesis_settings(test: Any) -> Any:
-    """The settings of a ``@given`` test, or None if it has none of its own."""
+    """Return the settings of a ``@given`` test, or None if it has none of its own."""
     return getattr(test, "_hypothesis_internal_use_settings", None)
 
 
@@ -57,29 +57,29 @@ def set_hypothesis_settings(test: Any, settings: Any) -> None:
 
 
 def hypothesis_seed(test: Any) -> int | None:
-    """The seed that ``@hypothesis.seed`` gave a test, or None."""
+    """Return the seed that ``@hypothesis.seed`` gave a test, or None."""
     return getattr(test, "_hypothesis_internal_use_seed", None)
 
 
 def draws_from(test: Any, package: str) -> bool:
-    """Whether a ``@given`` test draws from a strategy that a package defines by ``@composite``.
+    """Return whether a ``@given`` test draws from a ``@composite`` strategy of a package.
 
     Also if it was mapped, filtered, or is part of a choice.
     """
     handle = getattr(test, "hypothesis", None)
-    given = list(getattr(handle, "_given_kwargs", {}).values())
+    strategies = list(getattr(handle, "_given_kwargs", {}).values())
     seen: set[int] = set()
-    while given:
-        strategy = given.pop()
+    while strategies:
+        strategy = strategies.pop()
         if id(strategy) in seen:
             continue
         seen.add(id(strategy))
         module = getattr(getattr(strategy, "definition", None), "__module__", "")
         if module == package or module.startswith(f"{package}."):
             return True
-        given += [getattr(strategy, name) for name in _INNER if hasattr(strategy, name)]
+        strategies += [getattr(strategy, name) for name in _INNER if hasattr(strategy, name)]
         for name in ("original_strategies", "element_strategies"):
-            given += getattr(strategy, name, ())
+            strategies += getattr(strategy, name, ())
     return False
 
 
@@ -88,7 +88,7 @@ _INNER = ("mapped_strategy", "filtered_strategy", "wrapped_strategy")
 
 
 def sampled_elements(strategy: Any) -> tuple[Any, ...] | None:
-    """What a strategy draws if it is a plain choice between values, else None.
+    """Return what a strategy draws if it is a plain choice between values, else None.
 
     That is ``sampled_from``, ``just``, ``none``, ``booleans``, and ``one_of`` these; not what was
     mapped or filtered.
@@ -97,8 +97,10 @@ def sampled_elements(strategy: Any) -> tuple[Any, ...] | None:
 
     parts = getattr(strategy, "original_strategies", None)
     if parts is not None:
-        each = [sampled_elements(part) for part in parts]
-        return None if None in each else tuple(value for one in each for value in one or ())
+        choices = [sampled_elements(part) for part in parts]
+        if None in choices:
+            return None
+        return tuple(value for values in choices for value in values or ())
     booleans: Any = st.booleans()  # made lazily, as others are
     if isinstance(strategy, type(booleans)):
         strategy = strategy.wrapped_strategy
@@ -159,6 +161,6 @@ def rejecting() -> Generator[None]:
 
 
 def is_rejection(error: BaseException) -> bool:
-    """Whether hypothesis rejects the example that is running: nothing failed."""
+    """Return whether hypothesis rejects the example that is running: nothing failed."""
     errors = sys.modules.get("hypothesis.errors")
     return errors is not None and isinstance(error, errors.UnsatisfiedAssumption)

@@ -13,8 +13,8 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-#: What a setting was: for the process, and for this thread; the latter as JAX says that there is
-#: nothing of its own.
+#: The values of a setting for the process and for this thread. A thread without one of its own has
+#: JAX's value for that.
 Setting = tuple[Any, Any]
 
 
@@ -59,7 +59,7 @@ def set_jax_setting(name: str, setting: Setting) -> None:
 
 
 def jax_setting_in_force(setting: Setting) -> Any:
-    """The value that holds in this thread."""
+    """Return the value that holds in this thread."""
     shared, local = setting
     unset = importlib.import_module("jax._src.config").config_ext.unset
     return shared if local is None or local is unset else local
@@ -92,7 +92,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def interpreter_modules() -> list[Any]:
-    """The modules that hold ``_shared_memory``, of the interpreters that were used so far."""
+    """Return the modules with ``_shared_memory`` of the interpreters that were used."""
     names = (
         "jax._src.pallas.mosaic.interpret.interpret_pallas_call",
         "jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks",
@@ -101,7 +101,7 @@ def interpreter_modules() -> list[Any]:
 
 
 def interpreters_in_use() -> tuple[str, ...]:
-    """Which interpreters hold memory of a kernel: between two calls, none should."""
+    """Return which interpreters hold memory of a kernel: between two calls, none should."""
     return tuple(
         "the GPU interpreter" if "mosaic_gpu" in module.__name__ else "the TPU interpreter"
         for module in interpreter_modules()

@@ -23,10 +23,10 @@ _REPORTING = ("terminalreporter", "stepwiseplugin", "_cov", "rerunfailures")
 _CHOOSING = ("lfplugin", "nfplugin")
 
 
-def keywords_match(expression: str, words: Iterable[str]) -> bool:
-    """Whether ``-k EXPRESSION`` chooses a test that has these words, as pytest decides."""
+def keywords_match(expression: str, names: Iterable[str]) -> bool:
+    """Return whether ``-k EXPRESSION`` chooses a test that has these words, as pytest decides."""
     module: Any = importlib.import_module("_pytest.mark.expression")
-    lower = [word.lower() for word in words]
+    lower = [word.lower() for word in names]
 
     def matches(name: str, /, **_: Any) -> bool:
         return any(name.lower() in word for word in lower)
@@ -38,7 +38,7 @@ def keywords_match(expression: str, words: Iterable[str]) -> bool:
 
 
 def can_be_shown(plain: Mapping[str, Any]) -> bool:
-    """Whether pytest makes a report of plain values, and can print it: it checks nothing itself."""
+    """Return whether pytest can make a report of plain values, which it does not check."""
     reports: Any = importlib.import_module("_pytest.reports")
     writer: Any = importlib.import_module("_pytest._io").TerminalWriter
     try:
@@ -64,7 +64,7 @@ def count_report(config: Any, report: pytest.TestReport) -> None:
 
 
 def fixture_is_overridden(metafunc: Any, name: str, module: str) -> bool:
-    """Whether a test sees another fixture ``name`` than the one that ``module`` defines."""
+    """Return whether a test sees another fixture ``name`` than the one that ``module`` defines."""
     definitions = metafunc._arg2fixturedefs.get(name, ())
     return bool(definitions) and definitions[-1].func.__module__ != module
 
@@ -77,7 +77,7 @@ def configured(
     *,
     chooses: bool = False,
 ) -> pytest.Config:
-    """The configuration that a command line gives, of a session that reports to nobody.
+    """Return the configuration that a command line gives, of a session that reports to nobody.
 
     pytest-xdist makes the sessions of its workers in the same way. ``attributes``, such as
     ``workerinput``, tell other plugins that this process is a worker.
@@ -112,7 +112,7 @@ def configured(
 
 
 def capture_is_closed(config: pytest.Config) -> bool:
-    """Whether a test has closed the files that pytest captures output in: others would fail."""
+    """Return whether a test has closed the files that pytest captures output in."""
     capture: Any = config.pluginmanager.get_plugin("capturemanager")
     if capture is None or not capture.is_globally_capturing():
         return False
@@ -124,11 +124,12 @@ def capture_is_closed(config: pytest.Config) -> bool:
 
 
 def worker_count(config: Any) -> int:
-    """The number of workers that pytest-xdist starts from this process; 0 without it, or in one.
+    """Return the number of workers that pytest-xdist starts here; 0 without it, or in one.
 
     Its option ``tx`` has a specification of each, ``popen`` or ``3*popen``.
     """
     if hasattr(config, "workerinput") or getattr(config.option, "dist", "no") == "no":
         return 0
-    counts = [str(each).partition("*") for each in getattr(config.option, "tx", None) or ()]
+    specifications = getattr(config.option, "tx", None) or ()
+    counts = [str(specification).partition("*") for specification in specifications]
     return sum(int(first) if star and first.isdigit() else 1 for first, star, _ in counts)

@@ -88,7 +88,7 @@ class Compiler:
     def start(self, call: Call) -> Callable[[], Outcome]:
         """Lower a call and start its compilation in a worker; the returned function waits."""
         static, arrays = abstract(call)
-        key = (static, tuple(map(str, arrays)), call.jit, call.dump)
+        key = (static, tuple(map(str, arrays)), call.settings.jit, call.settings.dump)
         started = self._started.get(key)
         if started is None:
             started = self._start(call, static, arrays)
@@ -142,9 +142,11 @@ class Compiler:
             target=self.chip.name,
             module=lowered.module,
             devices=lowered.devices,
-            dump="" if call.dump is None else str(_dump(call.dump, self.chip.name, lowered)),
+            dump=""
+            if call.settings.dump is None
+            else str(_dump(call.settings.dump, self.chip.name, lowered)),
         )
-        future = self.service().submit(request, timeout=call.timeout)
+        future = self.service().submit(request, timeout=call.settings.timeout)
         return lambda: self._outcome(
             self._described(future, lowered), lowered, needs_kernel=call.needs_kernel
         )
@@ -322,7 +324,7 @@ class Lowering:
           CompileError: the call cannot be compiled as a whole.
           Exception: an error of the kernel or of Pallas.
         """
-        key = (static, tuple(map(str, arrays)), call.jit, call.needs_kernel)
+        key = (static, tuple(map(str, arrays)), call.settings.jit, call.needs_kernel)
         shared = self._shared.get(key)
         if shared is not None:
             return shared
@@ -372,14 +374,16 @@ def lower(call: Call, static: Any, arrays: list[Any], platform: str, into: Lower
       Exception: an error of the kernel or of Pallas.
     """
     name = getattr(call.function, "__name__", type(call.function).__name__)
-    if not call.jit:
+    if not call.settings.jit:
         raise CompileError(
             f"{name} needs the values of its arguments (jit=False), so it cannot be compiled "
             "without running it. Leave this test out on compiling backends: "
             '@pytest.mark.pallas(backends=["interpret", ...]).'
         )
     into.signature = signature(call)
-    with ending(call.timeout, "still not traced after {:g} s; the limit is --pallas-timeout"):
+    with ending(
+        call.settings.timeout, "still not traced after {:g} s; the limit is --pallas-timeout"
+    ):
         traced = jitted(static).trace(arrays)
     into.traced = True
     into.jaxpr = traced.jaxpr

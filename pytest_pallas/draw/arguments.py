@@ -116,12 +116,7 @@ class Arguments:
         """The same call with the first arrays replaced: see ``siblings``."""
         rest = _unseen(self)[len(values) :]
         recipe = {**self.recipe, **values.recipe}
-        return dataclasses.replace(self, args=(*values, *rest), recipe=recipe, kin=None)
-
-    def __getattribute__(self, name: str) -> Any:
-        if name == "args" and (kin := object.__getattribute__(self, "kin")) is not None:
-            kin.look()
-        return object.__getattribute__(self, name)
+        return Arguments((*values, *rest), self.options, self.tuning, recipe, None, self.declared)
 
     def __repr__(self) -> str:
         parts = [_recipe_text(self.recipe) or _items_text(self.args)]
@@ -133,6 +128,21 @@ class Arguments:
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self))  # Hypothesis would print all fields of a dataclass, with elements
+
+
+class _OpenArguments(Arguments):
+    """A call that is being drawn: it records whether a strategy reads its arrays."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "args" and (kin := self.kin) is not None:
+            kin.look()
+        return object.__getattribute__(self, name)
+
+
+def _arguments_of(args: tuple[Any, ...], kin: VariantSource | None, **fields: Any) -> Arguments:
+    """A call with a source of variants, which is open until the draw is complete."""
+    kind = Arguments if kin is None or kin.drawn else _OpenArguments
+    return kind(args, kin=kin, **fields)
 
 
 def arguments(
@@ -190,12 +200,13 @@ def as_arguments(drawn: object) -> Arguments:
     Raises:
       SpecError: ``drawn`` is neither ``Arguments`` nor a tuple of positional arguments.
     """
+    if isinstance(drawn, _OpenArguments) and drawn.kin is not None and drawn.kin.drawn:
+        return Arguments(**vars(drawn))
     if isinstance(drawn, Arguments):
         return drawn
     if isinstance(drawn, Drawn):
-        return Arguments(
-            _unseen(drawn), recipe=dict(drawn.recipe), kin=drawn.kin, declared=drawn.declared
-        )
+        fields = {"recipe": dict(drawn.recipe), "declared": drawn.declared}
+        return _arguments_of(_unseen(drawn), drawn.kin, **fields)
     if isinstance(drawn, tuple):
         return Arguments(tuple(drawn))  # pyright: ignore[reportUnknownArgumentType]
     raise SpecError(
@@ -246,8 +257,8 @@ def _call(
             name: draw(entry) if isinstance(entry, SearchStrategy) else entry
             for name, entry in keywords.items()
         }
-    merged = {**base.options, **given["options"]}, {**base.tuning, **given["tuning"]}
-    _check_disjoint(*merged)
+    fields = {name: {**getattr(base, name), **given[name]} for name in ("options", "tuning")}
+    _check_disjoint(**fields)
     recipe = dict(base.recipe)
     for name, value in given["then"].items():
         if name in recipe:
@@ -255,7 +266,7 @@ def _call(
         recipe[name] = _keyword_text(value)
     args = (*_unseen(base), *given["then"].values())
     declared = declare_keywords(base.declared or NOTHING, entries["options"], entries["tuning"])
-    return Arguments(args, *merged, recipe=recipe, kin=base.kin, declared=declared)
+    return _arguments_of(args, base.kin, **fields, recipe=recipe, declared=declared)
 
 
 def _unseen(drawn: Drawn | Arguments) -> tuple[Any, ...]:

@@ -121,14 +121,12 @@ def coarsest_sums(jaxpr: Any, accumulations: Accumulations) -> ProductSums | Non
 
 
 def _operands(jaxpr: Any) -> Iterator[tuple[tuple[str, str], Any]]:
-    """The instruction and the dtype of each operand of a product."""
+    """The instruction and the dtype of each factor of a product."""
     for eqn in jaxpr.eqns:
         instruction = _INSTRUCTIONS.get(eqn.primitive.name)
         if instruction is not None:
-            dtypes = [getattr(atom.aval, "dtype", None) for atom in eqn.invars]
-            for dtype in dict.fromkeys(dtypes):
-                if not isinstance(dtype, np.dtype):
-                    continue  # of a barrier
+            first = 0 if instruction == "dot" else 1  # behind the sums
+            for dtype in dict.fromkeys(atom.aval.dtype for atom in eqn.invars[first : first + 2]):
                 name = "tf32" if instruction == "dot" and dtype == np.float32 else dtype.name
                 yield (instruction, name), dtype
         for inner in sub_jaxprs(eqn):

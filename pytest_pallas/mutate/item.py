@@ -21,7 +21,7 @@ from pytest_pallas.checks.context import CheckContext, call
 from pytest_pallas.checks.schedule import Runs
 from pytest_pallas.decoding import Between, DataError, decode
 from pytest_pallas.draw.arguments import as_arguments
-from pytest_pallas.draw.diversity import shared, words_of
+from pytest_pallas.draw.diversity import words_of
 from pytest_pallas.errors import MutantError
 from pytest_pallas.mutate import Mutant, mutants_of, mutated
 from pytest_pallas.mutate.canonical import canonical
@@ -400,8 +400,7 @@ def _mutant_error(error: BaseException | None) -> MutantError | None:
 
 def _drawn(run: CheckRun) -> list[Any]:
     """The calls of a check."""
-    source = shared(run.session.sources, run.source, run.strategy)
-    return list(drawn_calls(source, run.options.seed, run.examples, subjects_of(run)))
+    return list(drawn_calls(run.source, run.options.seed, run.examples, subjects_of(run)))
 
 
 def _traced(context: CheckContext, made: Any) -> Any:

@@ -18,7 +18,14 @@ from pytest_pallas.compat.fuzzing import hypothesis_settings, set_hypothesis_set
 from pytest_pallas.errors import MutantError
 from pytest_pallas.mutate import Mutant, mutants_of, mutated
 from pytest_pallas.mutate.canonical import canonical
-from pytest_pallas.mutate.runner import Journal, KilledBy, MutantRun, run_mutants, sampled
+from pytest_pallas.mutate.runner import (
+    Journal,
+    KilledBy,
+    MutantRun,
+    earlier_run,
+    run_mutants,
+    sampled,
+)
 from pytest_pallas.pytest_session import JOURNAL, PytestSession
 from pytest_pallas.run.result import Result
 from pytest_pallas.spec import KernelSpec
@@ -36,6 +43,22 @@ def mutants_instead(
     items = list(items)
     item = mutants_item(parent, spec, items)
     return items if item is None else (item,)
+
+
+def register_mutants(session: PytestSession, reseed: Callable[[PytestSession], None]) -> None:
+    """Run the tests of a session on mutants, and the items of specs as mutants.
+
+    Raises:
+      OptionError: an operator has an unknown name, or the results of an earlier run cannot be read.
+    """
+    if "mutate_operators" in session.options.explicit:
+        _ = session.operators  # imports JAX
+    earlier = earlier_run(session.config)
+    session.killed_earlier = earlier.killed
+    session.killed |= earlier.killed
+    session.marked |= earlier.marked
+    session.config.pluginmanager.register(TestMutantRunner(session, reseed), PLUGIN)
+    session.replace_items = mutants_instead
 
 
 class _TraceRecorder:

@@ -20,7 +20,7 @@ from pallas_sim.findings import read
 from pytest_pallas.decoding import DataError, decode, jsonable, parse
 from pytest_pallas.errors import DIED
 from pytest_pallas.mutate import Mutant
-from pytest_pallas.option_values import place_of
+from pytest_pallas.options import place_of
 from pytest_pallas.pytest_session import current
 from pytest_pallas.record import MutantVerdict, Note
 from pytest_pallas.results import read_results

@@ -15,7 +15,7 @@ import pytest
 
 from pallas_sim.chips import Label
 from pallas_sim.errors import PallasError
-from pytest_pallas.backends.processes import gang, process_words
+from pytest_pallas.backends.processes import gang, process_arguments
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.errors import DIED, PeerError, facts_of
 from pytest_pallas.pytest_session import (
@@ -228,7 +228,7 @@ def _replay(session: PytestSession, item: pytest.Item, error: BaseException) -> 
     if own is not None:
         return own(error)
     options = session.options_for(item)
-    words = ["pytest", f"--pallas-seed={options.seed}", *process_words()]
+    words = ["pytest", f"--pallas-seed={options.seed}", *process_arguments()]
     callspec: Any = getattr(item, "callspec", None)
     backend = None if callspec is None else callspec.params.get("pallas_backend")
     if backend is not None and not isinstance(backend, str):

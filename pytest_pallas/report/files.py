@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _PASSWORD = re.compile(r"(?<=://)[^/@\s]*@")
 
 
-def settle_files(session: PytestSession) -> None:
+def check_output_files(session: PytestSession) -> None:
     """Make paths absolute, because a test may change the working directory.
 
     Raises:

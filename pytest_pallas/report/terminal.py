@@ -46,7 +46,7 @@ def header(session: PytestSession) -> list[str]:
     if session.fleet is not None:
         lines.append(f"pallas: {on_fleet(session.fleet)}")
     if session.pinning is not None:
-        lines.append(f"pallas: {session.pinning.words}")
+        lines.append(f"pallas: {session.pinning.text}")
     elif ("backend" in options.explicit or options.suite) and not session.delegates:
         lines.append(f"pallas: runs on {', '.join(places(session))}")
         lines += [f"pallas: without {n}: {why}" for n, why in session.selection.left_out.items()]

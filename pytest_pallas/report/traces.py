@@ -57,7 +57,7 @@ class SavedTimeline:
     problem: Text = ""
 
 
-def settle_trace(session: PytestSession) -> None:
+def check_trace(session: PytestSession) -> None:
     """Make the path absolute, and check before any test runs that there can be a timeline.
 
     Raises:

@@ -33,22 +33,27 @@ if TYPE_CHECKING:
 def backends_before(
     spec: KernelSpec, backend: Backend, chosen: Sequence[Backend], checks: Sequence[Check]
 ) -> tuple[Backend, ...]:
-    """The selected backends before ``backend`` that execute the kernel; each pair runs once.
+    """Return the selected backends before ``backend`` that execute the kernel; each pair runs once.
 
     Backends on which one of ``checks`` is expected to fail are left out; if one is expected to fail
     on this backend, all are left out.
     """
     if _expected_to_fail(spec, backend, checks):
         return ()
-    before = chosen[: [label(each) for each in chosen].index(label(backend))]
-    executing = [each for each in before if each.kind != "compiling" and spec.claims(label(each))]
-    return tuple(each for each in executing if not _expected_to_fail(spec, each, checks))
+    before = chosen[: list(map(label, chosen)).index(label(backend))]
+    return tuple(
+        other
+        for other in before
+        if other.kind != "compiling"
+        and spec.claims(label(other))
+        and not _expected_to_fail(spec, other, checks)
+    )
 
 
 def others_of(
     spec: KernelSpec, backend: Backend, sizes: Mapping[str, int], before: Sequence[Backend]
 ) -> tuple[ComparisonPeer, ...]:
-    """The peers of a kernel on a backend, without backends that have too few devices.
+    """Return the peers of a kernel on a backend, without backends that have too few devices.
 
     Args:
       spec: the spec.
@@ -59,17 +64,17 @@ def others_of(
     from pytest_pallas.checks.context import ComparisonPeer
 
     backends: list[ComparisonPeer] = []
-    for each in before:
+    for other in before:
         with contextlib.suppress(TooFewDevicesError):
-            function = on_mesh(sizes, each, spec.kernel_for(each.platform))
-            backends.append(ComparisonPeer(name=label(each), function=function, backend=each))
+            function = on_mesh(sizes, other, spec.kernel_for(other.platform))
+            backends.append(ComparisonPeer(name=label(other), function=function, backend=other))
     return (*backends, *implementations_of(spec.implementations, backend, sizes))
 
 
 def implementations_of(
     functions: Mapping[str, Callable[..., Any]], backend: Backend, sizes: Mapping[str, int]
 ) -> Sequence[ComparisonPeer]:
-    """Other implementations, by name, as what a kernel is compared with; see ``others_of``."""
+    """Return the peers of a kernel that are other implementations; see ``others_of``."""
     from pytest_pallas.checks.context import ComparisonPeer
 
     return [
@@ -86,12 +91,12 @@ def implementations_of(
 def on_mesh(
     sizes: Mapping[str, int], backend: Backend, function: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """A function that gets a mesh of a backend's devices; itself where there are no sizes."""
+    """Return a function on a mesh of a backend's devices; the function itself without sizes."""
     return functools.partial(function, mesh=mesh_on(backend, sizes)) if sizes else function
 
 
 def mesh_on(backend: Backend, sizes: Mapping[str, int]) -> Mesh:
-    """A mesh of a backend's devices, simulated or hardware.
+    """Return a mesh of a backend's devices, simulated or hardware.
 
     Raises:
       TooFewDevicesError: there are fewer devices.
@@ -116,24 +121,20 @@ def mesh_or_skip(session: Session, backend: Backend, sizes: Mapping[str, int]) -
 
 
 def _expected_to_fail(spec: KernelSpec, backend: Backend, checks: Sequence[Check]) -> bool:
-    """Whether one of some checks is expected to fail on a backend."""
-    for key in (label(backend), backend.name):
-        failure = spec.xfail.get(key)
-        if failure is not None and any(
-            failure.covers(check.name, executes=check.executes) for check in checks
-        ):
-            return True
-    return False
+    """Return whether one of some checks is expected to fail on a backend itself."""
+    return any(expected_failure(spec, backend, check, inherits=False) for check in checks)
 
 
-def expected_failure(spec: KernelSpec, backend: Backend, check: Check) -> ExpectedFailure | None:
-    """The expected failure of a spec for a backend and check, by label first, then by name.
+def expected_failure(
+    spec: KernelSpec, backend: Backend, check: Check, *, inherits: bool = True
+) -> ExpectedFailure | None:
+    """Return the expected failure of a spec for a backend and check, by label first, then by name.
 
-    Hardware has those of its simulator besides, unless these say otherwise.
+    Hardware ``inherits`` those of its simulator, unless these say otherwise.
     """
     own = (label(backend), backend.name)
     simulated = tuple(key.replace(backend.name, f"{backend.platform}-sim", 1) for key in own)
-    for key in (*own, *(simulated if backend.kind == "hardware" else ())):
+    for key in (*own, *(simulated if inherits and backend.kind == "hardware" else ())):
         failure = spec.xfail.get(key)
         if failure is None or not failure.covers(check.name, executes=check.executes):
             continue
@@ -145,7 +146,7 @@ def expected_failure(spec: KernelSpec, backend: Backend, check: Check) -> Expect
 def on_claimed_chips(
     session: Session, spec: KernelSpec, backends: Sequence[Backend], automatic: Collection[str]
 ) -> tuple[Sequence[Backend], Collection[str]]:
-    """The backends of a spec, with each simulator for a chip that the spec claims.
+    """Return the backends of a spec, with each simulator for a chip that the spec claims.
 
     A simulator without a target is for the default chip of its platform. For a spec that claims
     only other chips, such as a kernel for Blackwell, it is for the first of them.
@@ -159,19 +160,19 @@ def on_claimed_chips(
     Returns:
       The backends, and the labels of those that were not named.
     """
-    found: dict[str, Backend] = {}
+    chosen: dict[str, Backend] = {}
     unnamed = set(automatic)
-    for each in backends:
-        backend = each
-        if each.kind == "simulating" and each.target is None and not spec.claims(label(each)):
-            names = map(Label.of, spec.claimed)
-            claimed = [found.target for found in names if found.name == each.name and found.target]
-            if claimed:
-                backend = with_target(each, claimed[0], session.families)
-                if label(each) in automatic:
+    for selected in backends:
+        backend, name = selected, label(selected)
+        if backend.kind == "simulating" and backend.target is None and not spec.claims(name):
+            labels = map(Label.of, spec.claimed)
+            chips = [chip.target for chip in labels if chip.name == backend.name and chip.target]
+            if chips:
+                backend = with_target(backend, chips[0], session.families)
+                if name in automatic:
                     unnamed.add(label(backend))
-        found.setdefault(label(backend), backend)
-    return tuple(found.values()), unnamed
+        chosen.setdefault(label(backend), backend)
+    return tuple(chosen.values()), unnamed
 
 
 def without_replaced(
@@ -181,7 +182,7 @@ def without_replaced(
     automatic: Container[str],
     timeout: float,
 ) -> tuple[Backend, ...]:
-    """The selected backends that run a spec.
+    """Return the selected backends that run a spec.
 
     With ``auto``, a simulator replaces the interpreters of its platform for a spec that it can
     simulate, and they replace it for others. Named backends are kept.
@@ -194,18 +195,18 @@ def without_replaced(
       timeout: time limit in seconds of a trace.
     """
     dropped: set[str] = set()
-    for each in backends:
-        if each.kind != "simulating" or label(each) not in automatic:
-            continue
-        simulated = spec.claims(label(each)) and lacks(facts, spec, each, timeout) is None
-        dropped.update(REPLACED.get(each.name, ()) if simulated else (each.name,))
+    unnamed = [backend for backend in backends if label(backend) in automatic]
+    for backend in unnamed:
+        if backend.kind == "simulating":
+            simulated = spec.claims(label(backend)) and lacks(facts, spec, backend, timeout) is None
+            dropped.update(REPLACED.get(backend.name, ()) if simulated else (backend.name,))
     return tuple(
-        each for each in backends if label(each) not in automatic or each.name not in dropped
+        backend for backend in backends if backend not in unnamed or backend.name not in dropped
     )
 
 
 def lacks(facts: SpecFacts, spec: KernelSpec, simulator: Any, timeout: float) -> str | None:
-    """The reason why the simulator cannot run a spec, or None. One call is drawn and traced."""
+    """Say why the simulator cannot run a spec, or None. One call is drawn and traced."""
     name = label(simulator)
     if name not in facts.lacks:
         if facts.closed:
@@ -215,19 +216,11 @@ def lacks(facts: SpecFacts, spec: KernelSpec, simulator: Any, timeout: float) ->
 
 
 def _lacks(spec: KernelSpec, simulator: Any, timeout: float) -> str | None:
-    from pytest_pallas.draw.arrays import draw_once
-
     if spec.meshes:
         return None  # a call on a mesh shows this only when it runs
     try:
         drawn = draw_once(spec.inputs)
-        call = Call(
-            function=spec.kernel_for(simulator.platform),
-            args=drawn.args,
-            options={**drawn.options, **drawn.tuning},
-            settings=RunSettings(timeout=timeout),
-        )
-        return simulator.lacks(call)
+        return simulator.lacks(call_of(spec.kernel_for(simulator.platform), drawn, timeout))
     except Exception:
         return None  # its checks will raise and report the same error
 
@@ -238,7 +231,7 @@ def _lacks(spec: KernelSpec, simulator: Any, timeout: float) -> str | None:
 def on_its_platform(
     session: Session, spec: KernelSpec, facts: SpecFacts | None = None
 ) -> KernelSpec:
-    """The spec, with ``kernel={"gpu": ...}`` if its plain function is a Mosaic GPU kernel.
+    """Return the spec, with ``kernel={"gpu": ...}`` if its plain function is a Mosaic GPU kernel.
 
     One call is drawn and traced, unless the facts say it already. A spec that names backends or
     meshes stays as it is, and so does every spec if only backends for TPUs were named.
@@ -246,7 +239,7 @@ def on_its_platform(
     if isinstance(spec.kernel, Mapping) or spec.backends is not None or spec.meshes:
         return spec
     if not session.selection.automatic and all(
-        each.platform != "gpu" for each in session.selection.backends
+        backend.platform != "gpu" for backend in session.selection.backends
     ):
         return spec
     facts = facts or SpecFacts()
@@ -258,9 +251,7 @@ def on_its_platform(
 
 
 def _draws_for_gpus(spec: KernelSpec, timeout: float) -> bool:
-    """Whether a drawn call of a spec's plain function has Mosaic GPU kernels only."""
-    from pytest_pallas.draw.arrays import draw_once
-
+    """Return whether a drawn call of a spec's plain function has Mosaic GPU kernels only."""
     try:
         drawn = draw_once(spec.inputs)
     except Exception:  # an error of the strategy, which the item will raise, too
@@ -271,7 +262,7 @@ def _draws_for_gpus(spec: KernelSpec, timeout: float) -> bool:
 def backend_of_call(
     session: Session, backend: Backend, function: Any, arguments: Arguments
 ) -> Backend:
-    """The backend for a call of a function: the simulated GPU for a Mosaic GPU kernel.
+    """Return the backend for a call of a function: the simulated GPU for a Mosaic GPU kernel.
 
     A backend that was named stays, and so does every one but the simulated TPU.
     """
@@ -283,44 +274,47 @@ def backend_of_call(
 
 
 def backend_of_spec(session: Session, backend: Backend, spec: KernelSpec) -> Backend:
-    """The backend for a spec that claims no chip of the given one: another simulator, if it may.
+    """Return the backend for a spec: another simulator if it claims no chip of this one.
 
     A backend that was named stays.
     """
-    found, _ = on_claimed_chips(
-        session,
-        spec,
-        [backend, *_other_simulators(session, backend)],
-        session.selection.automatic,
-    )
-    return next((each for each in found if spec.claims(label(each))), found[0])
+    simulators = [backend, *_other_simulators(session, backend)]
+    chosen, _ = on_claimed_chips(session, spec, simulators, session.selection.automatic)
+    return next((simulator for simulator in chosen if spec.claims(label(simulator))), chosen[0])
 
 
 def _other_simulators(session: Session, backend: Backend) -> Sequence[Backend]:
-    """The simulators of other platforms that ``auto`` selected beside this one; () if named."""
+    """Return the simulators of other platforms that ``auto`` selected; () if this one is named."""
     if backend.kind != "simulating" or getattr(backend, "otherwise", None) is None:
         return ()
     return [
-        each
-        for each in session.selection.backends
-        if each.kind == "simulating"
-        and each.platform != backend.platform
-        and label(each) in session.selection.automatic
+        other
+        for other in session.selection.backends
+        if other.kind == "simulating"
+        and other.platform != backend.platform
+        and label(other) in session.selection.automatic
     ]
 
 
 def _is_for_gpus(function: Any, arguments: Arguments, timeout: float) -> bool:
-    """Whether a call has kernels, and all are Mosaic GPU kernels."""
-    call = Call(
-        function=function,
-        args=arguments.args,
-        options={**arguments.options, **arguments.tuning},
-        settings=RunSettings(timeout=timeout),
-    )
+    """Return whether a call has kernels, and all are Mosaic GPU kernels."""
+    call = call_of(function, arguments, timeout)
     kernels = _traced(call, "tpu")
     if kernels is None:  # some kernels ask for what only a GPU has
         kernels = _traced(call, "gpu")
     return bool(kernels) and all(map(is_mosaic_gpu, kernels))
+
+
+def call_of(
+    function: Callable[..., Any], arguments: Arguments, timeout: float, *, jit: bool = True
+) -> Call:
+    """Make the call of a function with drawn arguments, to trace it within some seconds."""
+    return Call(
+        function=function,
+        args=arguments.args,
+        options={**arguments.options, **arguments.tuning},
+        settings=RunSettings(timeout=timeout, jit=jit),
+    )
 
 
 def _traced(call: Call, platform: str) -> Sequence[KernelCall] | None:
@@ -336,7 +330,7 @@ SECONDS = 5.0
 
 
 def adapted(session: Session, spec: KernelSpec, mesh: Any, sizes: Mapping[str, int]) -> Any:
-    """The strategy of a spec, with draws around the kernel's blocks for unspecified dims.
+    """Return the strategy of a spec, with draws around the kernel's blocks for unspecified dims.
 
     Args:
       session: caches the learned tiles.
@@ -356,7 +350,7 @@ def adapted(session: Session, spec: KernelSpec, mesh: Any, sizes: Mapping[str, i
 
 
 def learned(spec: KernelSpec, strategy: Any, mesh: Any) -> dict[str, tuple[int, ...]]:
-    """The blocks of a spec's kernels along the dims that its strategy does not specify.
+    """Return the blocks of a spec's kernels along the dims that its strategy does not specify.
 
     Empty if the strategy specifies all dims, computes with drawn values, or the kernel cannot be
     traced with large sizes.
@@ -366,22 +360,12 @@ def learned(spec: KernelSpec, strategy: Any, mesh: Any) -> dict[str, tuple[int, 
             drawn = draw_once(strategy)
         except Exception:  # an error of the strategy with abstract arrays
             return {}
-    found: dict[str, set[int]] = {}
-    for platform in _platforms(spec) if probe.sizes else ():
+    blocks: dict[str, set[int]] = {}
+    platforms = tuple(spec.kernel) if isinstance(spec.kernel, Mapping) else ("tpu",)
+    for platform in platforms if probe.sizes else ():
         kernel = spec.kernel_for(platform)
-        call = Call(
-            function=kernel if mesh is None else functools.partial(kernel, mesh=mesh),
-            args=drawn.args,
-            options={**drawn.options, **drawn.tuning},
-            settings=RunSettings(timeout=SECONDS),
-        )
-        chip = TARGETS[DEFAULT_TARGETS[platform]]
-        kernels = kernels_of(call, functools.partial(tracing_for, chip)) or ()
+        function = kernel if mesh is None else functools.partial(kernel, mesh=mesh)
+        kernels = _traced(call_of(function, drawn, SECONDS), platform) or ()
         for name, tiles in tiles_of(kernels, probe.sizes).items():
-            found.setdefault(name, set()).update(tiles)
-    return {name: tuple(sorted(tiles)) for name, tiles in found.items()}
-
-
-def _platforms(spec: KernelSpec) -> tuple[str, ...]:
-    """The platforms that the kernels of a spec are written for."""
-    return tuple(spec.kernel) if isinstance(spec.kernel, Mapping) else ("tpu",)
+            blocks.setdefault(name, set()).update(tiles)
+    return {name: tuple(sorted(tiles)) for name, tiles in blocks.items()}

@@ -1,7 +1,7 @@
-"""Read the arguments of ``pallas_check``, ``pytest_pallas.check`` and ``pallas_run``.
+"""What ``pallas_check``, ``pytest_pallas.check`` and ``pallas_run`` do with their arguments.
 
-``check_kernel`` refuses what does not fit together, and gives the rest to ``call_checks``. The
-fixture and the function differ in their session only.
+``check_kernel`` refuses arguments that do not fit together, makes a ``CheckRun`` for each check of
+a function or a spec, and runs them. The fixture and the function differ in their session only.
 """
 
 from __future__ import annotations
@@ -9,30 +9,69 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import math
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pallas_sim.errors import OptionError, SimulationLimitError
+import hypothesis
+import pytest
+
+from pallas_sim.chips import Label
+from pallas_sim.errors import OptionError, PallasError, SimulationLimitError
+from pytest_pallas.backends.ending import OverdueError, ending_whole
 from pytest_pallas.backends.processes import gang
 from pytest_pallas.backends.protocol import Backend, label
 from pytest_pallas.backends.registry import parse
+from pytest_pallas.backends.tracing import outputs_of
+from pytest_pallas.budget import COPIES, FLOAT_BYTES, available_bytes, check_memory
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import ComparisonPeer
 from pytest_pallas.checks.cross import accepted
+from pytest_pallas.checks.verdict import conclude, drawn_facts
 from pytest_pallas.draw.arguments import Arguments, Drawn, as_arguments
-from pytest_pallas.errors import BackendUnavailableError
-from pytest_pallas.fixture_types import CheckKeywords, Peers, SpecKeywords
-from pytest_pallas.run.backends import backend_of_call, implementations_of, mesh_or_skip, on_mesh
-from pytest_pallas.run.call_checks import (
-    check_function,
-    check_spec,
-    refuse_too_large,
-    tracing_first,
+from pytest_pallas.draw.arrays import draw_once
+from pytest_pallas.errors import (
+    EXPECTED,
+    BackendUnavailableError,
+    NotApplicableError,
+    SpecError,
+    TooFewDevicesError,
+    UnsupportedKernelError,
+    facts_of,
 )
-from pytest_pallas.run.check_run import CheckRun, check_run, lacks_mesh, name_of
+from pytest_pallas.fixture_types import CheckKeywords, Peers, SpecKeywords
+from pytest_pallas.options import choose
+from pytest_pallas.record import Note
+from pytest_pallas.run.backends import (
+    backend_of_call,
+    backend_of_spec,
+    backends_before,
+    call_of,
+    expected_failure,
+    implementations_of,
+    mesh_on,
+    mesh_or_skip,
+    on_claimed_chips,
+    on_its_platform,
+    on_mesh,
+)
+from pytest_pallas.run.check_run import (
+    CheckRun,
+    check_run,
+    lacks_mesh,
+    misfit,
+    name_of,
+    run_example,
+)
+from pytest_pallas.run.drawn import run_drawn
+from pytest_pallas.run.fuzzing import ANOTHER
+from pytest_pallas.run.nodes import unmet_by_kernels
+from pytest_pallas.run.result import Result
 from pytest_pallas.session import Session
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import ExpectedFailure, KernelSpec
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -40,6 +79,9 @@ if TYPE_CHECKING:
 #: The keyword arguments of ``pallas_check``, and how many of them a spec takes, too.
 _KEYWORDS = ("reference", *CheckKeywords.__annotations__)
 _OF_SPECS = 1 + len(SpecKeywords.__annotations__)
+
+#: Bytes of arrays that a check may take without a look at the free memory.
+_SMALL = 256 * 2**20
 
 
 def check_kernel(
@@ -69,136 +111,49 @@ def check_kernel(
 
     Raises:
       TypeError: a keyword argument that there is not, or no reference.
-      OptionError: what is given does not fit together.
+      OptionError: the arguments do not fit together.
       PallasError: an answer is wrong, or there is none.
     """
     __tracebackhide__ = True
     refuse_others(kernel)
-    given: dict[str, Any] = dict(keywords)
-    _refuse_unknown(kernel, reference, backend, given, also)
-    call = _call(args, given.pop("options", None), given.pop("tuning", None))
+    properties: dict[str, Any] = dict(keywords)
+    _refuse_unknown(kernel, reference, backend, properties, also)
+    call = _call(args, properties.pop("options", None), properties.pop("tuning", None))
     _refuse_spread(call)
-    asked, mesh = listed(given.pop("checks", ())), given.pop("mesh", None)
-    names = [each if isinstance(each, str) else each.name for each in asked]
-    if isinstance(kernel, KernelSpec):
-        _refuse_properties(kernel, reference, given)
-        if not args and (call.options or call.tuning):
-            raise OptionError(
-                f"{kernel.name}: the spec draws options and tuning with its examples; leave out "
-                "options= and tuning=, or give the arguments of a call, too"
-            )
-        return check_spec(session, backend, kernel, call if args else None, names=names, mesh=mesh)
-    name = given.get("name") or name_of(kernel)
-    if reference is None and backend.kind != "compiling":
-        raise TypeError(
-            f"{name}: reference= is missing: give the same function in jnp; only a KernelSpec has "
-            "one of its own"
-        )
-    sizes: Mapping[str, int] = {}
-    if mesh is not None:
-        sizes = dict(mesh if isinstance(mesh, Mapping) else mesh.shape)
-    if mesh is None and lacks_mesh(kernel, call.args, {**call.options, **call.tuning}):
+    checks, mesh = listed(properties.pop("checks", ())), properties.pop("mesh", None)
+    names = [check if isinstance(check, str) else check.name for check in checks]
+    if not isinstance(kernel, KernelSpec):
+        return _check_function(session, backend, kernel, call, names, reference, properties, mesh)
+    _refuse_properties(kernel, reference, properties)
+    if not args and (call.options or call.tuning):
         raise OptionError(
-            f"{name}: the kernel needs mesh=: give the sizes of its axes, such as "
-            'mesh={"x": 4}, or a jax.sharding.Mesh'
+            f"{kernel.name}: the spec draws options and tuning with its examples; leave out "
+            "options= and tuning=, or give the arguments of a call, too"
         )
-    chosen = names or _marked_checks(session)
-
-    def on(backend: Backend) -> CheckRun:
-        return _run_of_call(session, backend, kernel, reference, given, name, sizes, mesh)
-
-    run = on(backend)
-    moved = backend
-    with (
-        contextlib.suppress(SimulationLimitError),  # the check says it, of an example that counts
-        tracing_first(session, name, backend, call, chosen[0] if chosen else ""),
-    ):
-        moved = backend_of_call(session, backend, run.kernel, call)
-        refuse_too_large(dataclasses.replace(run, backend=moved), call, chosen)
-    return check_function(run if moved is backend else on(moved), call, chosen)
+    return _check_spec(session, backend, kernel, call if args else None, names, mesh)
 
 
 def listed(checks: str | Check | Sequence[str | Check]) -> list[str | Check]:
-    """Checks as a list, also if only one is given."""
+    """Return checks as a list, also if only one is given."""
     return [checks] if isinstance(checks, str | Check) else list(checks)
 
 
-def arguments_to_run(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    keywords: Mapping[str, Any],
-    *,
-    options: Mapping[str, Any] | None,
-    tuning: Mapping[str, Any] | None,
-) -> Arguments:
-    """What ``pallas_run`` calls a function with; all keyword arguments are options.
-
-    Args:
-      function: the function.
-      args: its positional arguments, or one ``Arguments``.
-      keywords: its keyword arguments.
-      options: more of them, as ``pallas_check`` takes them.
-      tuning: likewise.
-
-    Raises:
-      TypeError: the function has no such parameter, or an argument is given twice.
-      OptionError: options or tuning beside a whole call, or no mapping.
-    """
+def refuse_others(kernel: Any) -> None:
+    """Refuse a kernel that is neither a function nor a spec."""
     __tracebackhide__ = True
-    for word, given in (("options", options), ("tuning", tuning)):
-        if given is not None and not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise OptionError(
-                f"{word}= is a mapping from keyword arguments of the kernel to their values, such "
-                f"as {word}={{'block': 8}}, not {given!r:.80}"
-            )
-    whole = len(args) == 1 and isinstance(args[0], Arguments)
-    call = _call(args, options, tuning) if whole else Arguments(args, options or {}, tuning or {})
-    parts = (call.options, call.tuning, keywords)
-    merged = {name: value for part in parts for name, value in part.items()}
-    for word in merged:
-        if sum(word in part for part in parts) > 1:
-            raise TypeError(
-                f"{name_of(function)}: {word}= is given twice; give it in options=, in tuning= or "
-                "by itself"
-            )
-        _refuse_to_run_with(function, word)
-    return Arguments(call.args, merged)
-
-
-def _refuse_to_run_with(function: Callable[..., Any], word: str) -> None:
-    """Reject a keyword argument that a function does not take, and name the right one."""
-    __tracebackhide__ = True
-    taken = _keywords_of(function)
-    if taken is None or word in taken:
+    if isinstance(kernel, KernelSpec) or callable(kernel):
         return
-    name = name_of(function)
-    if word in _KEYWORDS:
-        raise TypeError(
-            f"{name} takes no keyword argument {word!r}: it is one of pallas_check, which compares "
-            "the kernel with a reference; pallas_run only runs it"
-        )
-    near = difflib.get_close_matches(word, (*taken, "options", "tuning"), 1)
-    meant = f" Did you mean {near[0]!r}?" if near else ""
-    raise TypeError(
-        f"{name} takes no keyword argument {word!r}.{meant} It takes {', '.join(taken) or 'none'}; "
-        "pallas_run takes them by themselves, or as options= and tuning= as pallas_check does"
+    old = ""
+    if isinstance(kernel, str):
+        old = f"; a check of your own is declared by @pytest_pallas.declare_check({kernel!r}, ...)"
+    raise OptionError(
+        f"a kernel or a KernelSpec is checked, not {kernel!r:.80}; give the function or the spec "
+        f"first{old}"
     )
 
 
-def _keywords_of(function: Any) -> list[str] | None:
-    """The keyword arguments that a function takes; None for any, or if they are not known."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return None  # some builtins have none
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
-        return None
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [each.name for each in parameters if each.kind in kinds]
-
-
 def _call(args: tuple[Any, ...], options: Any, tuning: Any) -> Arguments:
-    """The call that is given: a single argument may be all of it, as a strategy draws it.
+    """Return the call: a single argument may be all of it, as a strategy draws it.
 
     Raises:
       OptionError: options or tuning beside such a call.
@@ -212,78 +167,6 @@ def _call(args: tuple[Any, ...], options: Any, tuning: Any) -> Arguments:
             )
         return as_arguments(args[0])
     return Arguments(args, dict(options or {}), dict(tuning or {}))
-
-
-def _run_of_call(
-    session: Session,
-    backend: Backend,
-    kernel: Callable[..., Any],
-    reference: Callable[..., Any] | None,
-    keywords: Mapping[str, Any],
-    name: str,
-    sizes: Mapping[str, int],
-    mesh: Mesh | Mapping[str, int] | None,
-) -> CheckRun:
-    """The run of a function's checks, on its mesh, with its properties."""
-    __tracebackhide__ = True
-    rest = dict(keywords)
-    implementations, peers = rest.pop("implementations", None) or {}, rest.pop("peers", None) or ()
-    others = (
-        *_peers(session, kernel, peers, sizes),
-        *implementations_of(implementations, backend, sizes),
-    )
-    made = mesh_or_skip(session, backend, mesh) if isinstance(mesh, Mapping) else mesh
-    for role, function in (("kernel", kernel), ("reference", reference)):
-        if made is not None and function is not None and not accepted(function, ["mesh"]):
-            raise OptionError(f"{name}: the {role} takes no mesh=; leave it out")
-    fields = {**rest, "name": name, "reference": reference, "others": others}
-    return check_run(session, backend, kernel, mesh=made, sizes=sizes, **fields)
-
-
-def _peers(
-    session: Session, kernel: Callable[..., Any], peers: Peers, sizes: Mapping[str, int]
-) -> Sequence[ComparisonPeer]:
-    """The backends to compare with.
-
-    Raises:
-      OptionError: an unknown name.
-      BackendUnavailableError: it cannot be had here, or executes nothing.
-    """
-    __tracebackhide__ = True
-    found: list[ComparisonPeer] = []
-    for word in [peers] if isinstance(peers, str) else peers:
-        function = peers[word] if isinstance(peers, Mapping) else kernel
-        for backend in parse(word, session.families):
-            missing = backend.available()
-            if missing is None and backend.kind == "compiling":
-                missing = "it executes nothing"
-            if missing is not None:
-                raise BackendUnavailableError(f"peers=: {label(backend)}: {missing}")
-            made = on_mesh(sizes, backend, function)
-            found.append(ComparisonPeer(name=label(backend), function=made, backend=backend))
-    return found
-
-
-def _marked_checks(session: Session) -> Sequence[str]:
-    """The checks that the running test's mark names, else the one that all build on."""
-    marks = [] if session.item is None else session.item.iter_markers("pallas")
-    if any("checks" in mark.kwargs for mark in marks):
-        return session.options_for(session.item).checks
-    return (session.base.name,)
-
-
-def refuse_others(kernel: Any) -> None:
-    """Refuse what is neither a function nor a spec."""
-    __tracebackhide__ = True
-    if isinstance(kernel, KernelSpec) or callable(kernel):
-        return
-    old = ""
-    if isinstance(kernel, str):
-        old = f"; a check of your own is declared by @pytest_pallas.declare_check({kernel!r}, ...)"
-    raise OptionError(
-        f"a kernel or a KernelSpec is checked, not {kernel!r:.80}; give the function or the spec "
-        f"first{old}"
-    )
 
 
 def _refuse_spread(call: Arguments) -> None:
@@ -311,32 +194,38 @@ def _refuse_unknown(
     keywords: Mapping[str, Any],
     also: Sequence[str],
 ) -> None:
-    """Reject unknown keyword arguments, and name the place for the kernel's own."""
+    """Reject unknown keyword arguments, and say where the kernel's own belong."""
     __tracebackhide__ = True
     known = (*_KEYWORDS[:_OF_SPECS], *also, *_KEYWORDS[_OF_SPECS:])
     function: Any = kernel
     if isinstance(kernel, KernelSpec):
         function, reference = kernel.kernel_for(backend.platform), kernel.reference
-    for word in keywords:
-        if word in known:
+    for name in keywords:
+        if name in known:
             continue
-        near = difflib.get_close_matches(word, known, 1)
-        meant = f" Did you mean {near[0]!r}?" if near else ""
-        if _takes(function, word):
-            where = "options" if reference is None or _takes(reference, word) else "tuning"
-            meant = f" It is a parameter of the kernel: give {where}={{{word!r}: ...}}."
+        meant = _did_you_mean(name, known)
+        if name in _parameters(function):
+            shared = reference is None or name in _parameters(reference)
+            where = "options" if shared else "tuning"
+            meant = f" It is a parameter of the kernel: give {where}={{{name!r}: ...}}."
         raise TypeError(
-            f"there is no keyword argument {word!r}.{meant} There are {', '.join(known)}. The "
+            f"there is no keyword argument {name!r}.{meant} There are {', '.join(known)}. The "
             "kernel's own go into options=, or into tuning= if the reference does not take them"
         )
 
 
-def _takes(function: Any, word: str) -> bool:
-    """Whether a function has a parameter of this name."""
+def _did_you_mean(name: str, known: Sequence[str]) -> str:
+    """Return a sentence with the name that is most like an unknown one; "" if none is."""
+    near = difflib.get_close_matches(name, known, 1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a function by name; some builtins do not say theirs."""
     try:
-        return word in inspect.signature(function).parameters
+        return inspect.signature(function).parameters
     except (TypeError, ValueError):
-        return False  # some builtins have none
+        return {}
 
 
 def _refuse_properties(
@@ -344,9 +233,613 @@ def _refuse_properties(
 ) -> None:
     """Reject arguments that a spec has itself."""
     __tracebackhide__ = True
-    for word in (*(["reference"] if reference is not None else ()), *properties):
-        changed = f" dataclasses.replace(SPEC, {word}=...) or" if hasattr(spec, word) else ""
+    for name in (*(["reference"] if reference is not None else ()), *properties):
+        changed = f" dataclasses.replace(SPEC, {name}=...) or" if hasattr(spec, name) else ""
         raise OptionError(
-            f"{spec.name}: the spec in {spec.file} has its own {word}; leave out {word}=, or "
+            f"{spec.name}: the spec in {spec.file} has its own {name}; leave out {name}=, or "
             f"check{changed} the kernel itself, with reference= and what else must hold"
         )
+
+
+# The arguments of ``pallas_run``.
+
+
+def arguments_to_run(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    keywords: Mapping[str, Any],
+    *,
+    options: Mapping[str, Any] | None,
+    tuning: Mapping[str, Any] | None,
+) -> Arguments:
+    """Return the call that ``pallas_run`` makes of a function; all keyword arguments are options.
+
+    Args:
+      function: the function.
+      args: its positional arguments, or one ``Arguments``.
+      keywords: its keyword arguments.
+      options: more of them, as ``pallas_check`` takes them.
+      tuning: likewise.
+
+    Raises:
+      TypeError: the function has no such parameter, or an argument is given twice.
+      OptionError: options or tuning beside a whole call, or no mapping.
+    """
+    __tracebackhide__ = True
+    for name, mapping in (("options", options), ("tuning", tuning)):
+        if mapping is not None and not isinstance(mapping, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise OptionError(
+                f"{name}= is a mapping from keyword arguments of the kernel to their values, such "
+                f"as {name}={{'block': 8}}, not {mapping!r:.80}"
+            )
+    whole = len(args) == 1 and isinstance(args[0], Arguments)
+    call = _call(args, options, tuning) if whole else Arguments(args, options or {}, tuning or {})
+    parts = (call.options, call.tuning, keywords)
+    merged = {name: value for part in parts for name, value in part.items()}
+    for name in merged:
+        if sum(name in part for part in parts) > 1:
+            raise TypeError(
+                f"{name_of(function)}: {name}= is given twice; give it in options=, in tuning= or "
+                "by itself"
+            )
+        _refuse_to_run_with(function, name)
+    return Arguments(call.args, merged)
+
+
+def _refuse_to_run_with(function: Callable[..., Any], keyword: str) -> None:
+    """Reject a keyword argument that a function does not take, and name the right one."""
+    __tracebackhide__ = True
+    parameters = _parameters(function).values()
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    known = [one.name for one in parameters if one.kind in kinds]
+    takes_any = not parameters or any(one.kind is one.VAR_KEYWORD for one in parameters)
+    if takes_any or keyword in known:
+        return
+    name = name_of(function)
+    if keyword in _KEYWORDS:
+        raise TypeError(
+            f"{name} takes no keyword argument {keyword!r}: it is one of pallas_check, which "
+            "compares the kernel with a reference; pallas_run only runs it"
+        )
+    meant = _did_you_mean(keyword, (*known, "options", "tuning"))
+    raise TypeError(
+        f"{name} takes no keyword argument {keyword!r}.{meant} It takes "
+        f"{', '.join(known) or 'none'}; pallas_run takes them by themselves, or as options= and "
+        "tuning= as pallas_check does"
+    )
+
+
+# The checks of a function, on one call.
+
+
+def _check_function(
+    session: Session,
+    backend: Backend,
+    kernel: Callable[..., Any],
+    call: Arguments,
+    names: Sequence[str],
+    reference: Callable[..., Any] | None,
+    properties: Mapping[str, Any],
+    mesh: Mesh | Mapping[str, int] | None,
+) -> Any:
+    """Check a function on one call; the arguments are those of ``check_kernel``.
+
+    Returns:
+      What the kernel returned, or the report of its compiler.
+    """
+    __tracebackhide__ = True
+    name = properties.get("name") or name_of(kernel)
+    if reference is None and backend.kind != "compiling":
+        raise TypeError(
+            f"{name}: reference= is missing: give the same function in jnp; only a KernelSpec has "
+            "one of its own"
+        )
+    if mesh is None and lacks_mesh(kernel, call.args, {**call.options, **call.tuning}):
+        raise OptionError(
+            f"{name}: the kernel needs mesh=: give the sizes of its axes, such as "
+            'mesh={"x": 4}, or a jax.sharding.Mesh'
+        )
+    fields = {**properties, "name": name, "reference": reference}
+    names = names or _marked_checks(session)
+    run = _run_of_call(session, backend, kernel, fields, mesh)
+    chosen = backend
+    with (
+        contextlib.suppress(SimulationLimitError),  # the check says it, of an example that counts
+        _tracing_first(session, name, backend, call, names[0] if names else ""),
+    ):
+        chosen = backend_of_call(session, backend, run.kernel, call)
+        _refuse_too_large(dataclasses.replace(run, backend=chosen), call, names)
+    if chosen is not backend:
+        run = _run_of_call(session, chosen, kernel, fields, mesh)
+    checks = [session.checks[name] for name in choose(names, session.checks, "checks=")]
+    named = list(names) != ["all"]
+    if not named:
+        sanitizers = session.sanitizers_for(run.options)
+        checks = [
+            check
+            for check in checks
+            # one call is not the examples that a check concludes from
+            if check.conclude is None and (check.kind != "sanitizer" or check.name in sanitizers)
+        ]
+    return _check_call((dataclasses.replace(run, check=check) for check in checks), call, named)
+
+
+def _run_of_call(
+    session: Session,
+    backend: Backend,
+    kernel: Callable[..., Any],
+    properties: Mapping[str, Any],
+    mesh: Mesh | Mapping[str, int] | None,
+) -> CheckRun:
+    """Make the run of a function's checks, on its mesh, with its properties."""
+    __tracebackhide__ = True
+    fields = dict(properties)
+    sizes = {} if mesh is None else dict(mesh if isinstance(mesh, Mapping) else mesh.shape)
+    fields["others"] = (
+        *_peers(session, kernel, fields.pop("peers", None) or (), sizes),
+        *implementations_of(fields.pop("implementations", None) or {}, backend, sizes),
+    )
+    made = mesh_or_skip(session, backend, mesh) if isinstance(mesh, Mapping) else mesh
+    for role, function in (("kernel", kernel), ("reference", fields["reference"])):
+        if made is not None and function is not None and not accepted(function, ["mesh"]):
+            raise OptionError(f"{fields['name']}: the {role} takes no mesh=; leave it out")
+    return check_run(session, backend, kernel, mesh=made, sizes=sizes, **fields)
+
+
+def _peers(
+    session: Session, kernel: Callable[..., Any], peers: Peers, sizes: Mapping[str, int]
+) -> Sequence[ComparisonPeer]:
+    """Return the backends to compare with.
+
+    Raises:
+      OptionError: an unknown name.
+      BackendUnavailableError: it cannot be had here, or executes nothing.
+    """
+    __tracebackhide__ = True
+    known: list[ComparisonPeer] = []
+    for name in [peers] if isinstance(peers, str) else peers:
+        function = peers[name] if isinstance(peers, Mapping) else kernel
+        for backend in parse(name, session.families):
+            missing = backend.available()
+            if missing is None and backend.kind == "compiling":
+                missing = "it executes nothing"
+            if missing is not None:
+                raise BackendUnavailableError(f"peers=: {label(backend)}: {missing}")
+            made = on_mesh(sizes, backend, function)
+            known.append(ComparisonPeer(name=label(backend), function=made, backend=backend))
+    return known
+
+
+def _marked_checks(session: Session) -> Sequence[str]:
+    """Return the checks that the running test's mark names, else the one that all build on."""
+    marks = [] if session.item is None else session.item.iter_markers("pallas")
+    if any("checks" in mark.kwargs for mark in marks):
+        return session.options_for(session.item).checks
+    return (session.base.name,)
+
+
+# One call, of a function or a spec.
+
+
+def _check_call(runs: Iterable[CheckRun], arguments: Arguments, named: bool) -> Any:
+    """Run checks on one call; return what the kernel returned, or the report of its compiler.
+
+    Args:
+      runs: one for each check.
+      arguments: the call.
+      named: whether the checks are named, so that each of them must apply.
+
+    Raises:
+      NotApplicableError: a named check does not apply to the call.
+      PallasError: an answer is wrong, or there is none.
+    """
+    __tracebackhide__ = True
+    values: Any = None
+    for run in runs:
+        failure = run.spec and expected_failure(run.spec, run.backend, run.check)
+        try:
+            answer = _check_once(run, arguments, named)
+        except EXPECTED:
+            if failure is None:
+                raise
+            _note_expected(run, failure)
+            continue
+        values = values if answer is None else answer
+    return values
+
+
+def _check_once(run: CheckRun, arguments: Arguments, named: bool) -> Any:
+    """Run one check on one call; the result is as in ``_check_call``, or None."""
+    __tracebackhide__ = True
+    session, check, backend = run.session, run.check, run.backend
+    replayed = session.replayed
+    if replayed is not None and _is_of(replayed.example, run.name, check.name):
+        arguments = Arguments(*replayed.call)
+    headline = f"{run.name}: {check.name} on {label(backend)}"
+    try:
+        with _guarded(session, headline, backend):
+            result = run_example(run, arguments)
+            conclude(check, run.result.evidence, run.name, backend)
+    except UnsupportedKernelError as error:
+        if session.item is None:
+            raise
+        run.result.withdraw(facts_of(error).plain)
+        pytest.skip(f"{headline}: not applicable ({facts_of(error).plain})")
+    except NotApplicableError:
+        if named:
+            raise
+        run.result.withdraw()
+        if not run.result.examples:
+            run.drop_result()
+        return None
+    outcome = None if result is None else result.outcome
+    return None if outcome is None else outcome.report or outcome.values
+
+
+def _is_of(example: Any, kernel: str, check: str) -> bool:
+    """Return whether a saved example is one of a check of a kernel."""
+    return (example.kernel, example.check) == (kernel, check)
+
+
+@contextlib.contextmanager
+def _tracing_first(
+    session: Session,
+    kernel: str,
+    backend: Backend,
+    arguments: Arguments | None = None,
+    check: str = "",
+) -> Generator[None]:
+    """Trace a kernel before its checks, to know which apply, in one time limit for all traces.
+
+    What it leaves behind is undone. The checks trace it again, and fail for it.
+
+    Args:
+      session: of the run.
+      kernel: name of the kernel.
+      backend: where it will run.
+      arguments: the call; None if examples are drawn.
+      check: name of the first check, to which it counts if the process dies.
+
+    Raises:
+      SimulationLimitError: it takes longer than ``--pallas-timeout``.
+    """
+    __tracebackhide__ = True
+    from pytest_pallas.isolate.leaks import leaving_nothing
+
+    executes = backend.kind in ("simulating", "interpreting")
+    if session.observer is not None and arguments is not None:
+        result = Result(kernel=kernel, check=check, backend=label(backend), examples=1)
+        session.observer.example(result, list(drawn_facts(arguments)))
+    timeout = session.timeout(session.options_for(session.item))
+    try:
+        with (
+            leaving_nothing(session, tells=True) if executes else contextlib.nullcontext(),
+            ending_whole(timeout),
+        ):
+            yield
+    except OverdueError as late:
+        error = late.error(timeout)
+        raise error.with_message(f"{kernel} on {label(backend)}: {error}") from None
+
+
+def _refuse_too_large(run: CheckRun, arguments: Arguments, names: Sequence[str]) -> None:
+    """Refuse a call whose checks take more memory than there is: the system would end the session.
+
+    Args:
+      run: of the kernel, with any check.
+      arguments: the call.
+      names: of the checks. Those that only trace the kernel take little memory.
+
+    Raises:
+      DrawTooLargeError: it does.
+    """
+    __tracebackhide__ = True
+    session, backend = run.session, run.backend
+    if backend.kind not in ("simulating", "interpreting"):
+        return
+    if all(name in session.checks and not session.checks[name].executes for name in names):
+        return
+    import jax
+
+    call = call_of(run.kernel, arguments, session.options.timeout, jit=run.jit)
+    outputs = outputs_of(call, backend) if run.jit and run.devices == 1 else ()
+    own = needed = 0
+    for leaf in [*jax.tree.leaves(arguments.args), *outputs]:
+        if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+            continue
+        elements, width = math.prod(leaf.shape), getattr(leaf.dtype, "itemsize", 0)
+        floats = jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact)
+        own += elements * width
+        needed += elements * (FLOAT_BYTES if floats else COPIES * width)
+    if needed > _SMALL:
+        most = available_bytes()
+        if getattr(session, "in_worker", False):
+            limit = int(session.options.worker_memory * 2**30)
+            most = limit if most is None else min(most, limit)
+        check_memory(f"{run.name} on {label(backend)}", own, needed, most)
+
+
+def _guarded(
+    session: Session, headline: str, backend: Backend
+) -> contextlib.AbstractContextManager[None]:
+    """Let a check fail for state that it leaves changed in this process."""
+    if backend.kind not in ("simulating", "interpreting"):
+        return contextlib.nullcontext()
+    import jax
+
+    from pytest_pallas.isolate import leaks
+
+    jax.devices("cpu")  # starting JAX changes settings
+    return leaks.guarded(session, headline)
+
+
+# The checks of a spec where it has no items: on a call, or on examples that it draws.
+
+
+def _check_spec(
+    session: Session,
+    backend: Backend,
+    spec: KernelSpec,
+    arguments: Arguments | None,
+    names: Sequence[str],
+    mesh: Mesh | Mapping[str, int] | None,
+) -> Any:
+    """Run the checks of a spec in the running test.
+
+    Args:
+      session: of the run.
+      backend: of the test.
+      spec: the spec.
+      arguments: the call; None for examples that the spec draws, as its items do.
+      names: of the checks; by default those of its items.
+      mesh: the mesh to run on, or its sizes by axis; by default every mesh of the spec.
+
+    Returns:
+      What the kernel returned for the arguments, or the report of its compiler; None for examples.
+
+    Raises:
+      OptionError: the arguments do not fit the kernel, or there is no mesh for them.
+      NotApplicableError: one of the ``names`` does not apply.
+      SpecError: a check passes, and the spec expects that it fails.
+      PallasError: an answer is wrong, or there is none.
+    """
+    __tracebackhide__ = True
+    if arguments is None and hypothesis.currently_in_test_context():
+        raise OptionError(
+            f"{spec.name}: a spec without arguments draws its examples itself, and this is called "
+            "under @given; leave out @given, or give what that draws as arguments"
+        )
+    choose(
+        tuple(spec.checks or ()), session.checks, f"checks of the spec {spec.name} in {spec.file}"
+    )
+    with _tracing_first(session, spec.name, backend):
+        spec = on_its_platform(session, spec)
+    backend = _claimed(session, spec, backend)
+    meshes = _meshes(session, spec, backend, mesh)
+    if arguments is not None and len(meshes) > 1:
+        several = " or ".join(f"mesh={dict(sizes)}" for sizes, _ in meshes)
+        raise OptionError(
+            f"{spec.name}: the spec in {spec.file} has several meshes; say for which one the "
+            f"arguments are: {several}"
+        )
+    values: Any = None
+    for sizes, made in meshes:
+        run = functools.partial(check_run, session, backend, spec, mesh=made, sizes=sizes)
+        if arguments is None:
+            _check_drawn(run, names)
+        else:
+            values = _check_given(run, arguments, names)
+    return values
+
+
+def _claimed(session: Session, spec: KernelSpec, backend: Backend) -> Backend:
+    """Return the backend, for a chip that the spec claims.
+
+    The test is skipped if it claims none of it.
+
+    Raises:
+      OptionError: it claims none of it, and no test is running.
+    """
+    __tracebackhide__ = True
+    chosen = backend_of_spec(session, backend, spec)
+    if not spec.claims(label(chosen)):
+        known = [name for name in spec.claimed if Label.of(name).name in session.families]
+        claims = f"{spec.name} claims {', '.join(known) or 'no backend'} only"
+        if session.item is None:
+            raise OptionError(f"{claims}; give backend=, one of these")
+        pytest.skip(f"{claims}; @pytest.mark.pallas(backends=[...]) chooses backends for a test")
+    return chosen
+
+
+def _meshes(
+    session: Session, spec: KernelSpec, backend: Backend, mesh: Mesh | Mapping[str, int] | None
+) -> Sequence[tuple[Mapping[str, int], Mesh | None]]:
+    """Return the meshes to run on with their sizes, without those of too few devices."""
+    __tracebackhide__ = True
+    if mesh is not None and not spec.meshes:
+        raise OptionError(f"{spec.name}: the spec in {spec.file} has no meshes; leave out mesh=")
+    if mesh is not None and not isinstance(mesh, Mapping):
+        return [(dict(mesh.shape), mesh)]
+    meshes: list[tuple[Mapping[str, int], Mesh | None]] = []
+    lacking = ""
+    for sizes in (mesh,) if mesh is not None else spec.meshes or ({},):
+        try:
+            meshes.append((sizes, mesh_on(backend, sizes) if sizes else None))
+        except TooFewDevicesError as error:
+            if session.item is None or session.options_for(session.item).missing == "error":
+                raise
+            lacking = str(error)
+    if not meshes:
+        pytest.skip(lacking)
+    return meshes
+
+
+def _before(run: CheckRun, spec: KernelSpec, check: Check) -> Sequence[Backend]:
+    """Return the backends of the test that a check compares this one with."""
+    session = run.session
+    marks = () if session.item is None else list(session.item.iter_markers("pallas"))
+    chosen, _ = session.backends_for(marks)
+    known, _ = on_claimed_chips(session, spec, chosen, session.selection.automatic)
+    if label(run.backend) not in map(label, known):  # of an override of pallas_backend
+        return ()
+    return backends_before(spec, run.backend, known, (session.base, check))
+
+
+def _applying(run: CheckRun, names: Sequence[str], *, drawn: bool) -> Iterator[Check]:
+    """Yield the checks that apply, of those that are named, or else of those of the spec's items.
+
+    Raises:
+      NotApplicableError: a check that is named does not apply.
+    """
+    __tracebackhide__ = True
+    session, backend, spec = run.session, run.backend, run.spec
+    assert spec is not None
+    named = _are_named(names)
+    if named:
+        chosen = [session.checks[name] for name in choose(names, session.checks, "checks=")]
+    else:
+        options = dataclasses.replace(run.options, checks=("all",)) if names else run.options
+        chosen = session.checks_for(options)
+    for check in chosen:
+        if not named and spec.checks is not None and check.name not in spec.checks:
+            continue
+        if session.mutant is not None and not check.tries_mutants:
+            continue
+        if not drawn and not named and check.conclude is not None:
+            continue  # one call is not the examples that it concludes from
+        if backend.kind == "compiling" and check.program is None:
+            unmet = "it compiles nothing that another check does not"
+        else:
+            unmet = check.unmet(spec, backend, _before(run, spec, check))
+        if unmet is not None and named:
+            raise NotApplicableError(
+                f"{spec.name}: {check.name} on {label(backend)}: not applicable ({unmet}); "
+                f"leave it out of checks=, or change the spec in {spec.file}"
+            )
+        if unmet is None:
+            yield check
+
+
+def _are_named(names: Sequence[str]) -> bool:
+    """Return whether these are names of checks, rather than all that apply."""
+    return bool(names) and list(names) != ["all"]
+
+
+def _check_drawn(made: Callable[..., CheckRun], names: Sequence[str]) -> None:
+    """Run the checks on drawn examples, as the items of the spec do."""
+    __tracebackhide__ = True
+    plain = made()
+    session, backend, spec = plain.session, plain.backend, plain.spec
+    assert spec is not None
+    checks: list[Check] = []
+    left_out: set[str] = set()
+    with _tracing_first(session, spec.name, backend):
+        for check in _applying(plain, names, drawn=True):
+            if not _are_named(names) and unmet_by_kernels(
+                session, spec, check, backend, plain.sizes
+            ):
+                left_out.add(check.name)
+            else:
+                checks.append(check)
+    raised = False
+    for check in checks:
+        failure = expected_failure(spec, backend, check)
+        if not _replays(plain, check) or (raised and failure is not None):
+            continue  # where the kernel raises as expected, others that fail would raise the same
+        run = made(
+            check=check,
+            drawn=True,
+            before=_before(plain, spec, check),
+            expected=failure is not None,
+            left_out=left_out.__contains__,
+        )
+        try:
+            with _guarded(session, run.headline, backend):
+                requirement = _run(run)
+        except EXPECTED:
+            if failure is None:
+                raise
+            _note_expected(run, failure)
+            raised = raised or check.base
+            continue
+        if requirement:
+            run.drop_result()
+        elif failure is not None and session.mutant is None:
+            raise SpecError(
+                f"{run.headline} passes, and its xfail expects a failure: {failure.reason} (JAX "
+                f"{failure.jax}); remove that from the spec in {spec.file}"
+            )
+
+
+def _run(run: CheckRun) -> str:
+    """Run drawn examples; see ``run_drawn``. A failure is reported as that of a call.
+
+    Hypothesis' notes go: they say how to decorate a test, and here is none. The message has the
+    drawn arguments.
+    """
+    __tracebackhide__ = True
+    try:
+        return run_drawn(run)
+    except PallasError as error:
+        vars(error).pop("__notes__", None)
+        raise _with_others(error).with_traceback(None) from error.__cause__
+
+
+def _with_others(error: PallasError) -> PallasError:
+    """Return the error whose text has the failures of other causes, too; its data stay."""
+    if not facts_of(error).others:
+        return error
+    text = "\n".join([str(error), *(f"{ANOTHER}:\n{other}" for other in facts_of(error).others)])
+    whole = error.with_message(text)
+    whole.explanation = error.explanation
+    return whole
+
+
+def _replays(run: CheckRun, check: Check) -> bool:
+    """Return whether a check runs: with ``--pallas-replay`` only what the example is of."""
+    if (replayed := run.session.replayed) is None:
+        return True
+    here = dict(replayed.example.mesh) in ({}, dict(run.sizes))
+    return here and _is_of(replayed.example, run.name, check.name)
+
+
+def _check_given(made: Callable[..., CheckRun], arguments: Arguments, names: Sequence[str]) -> Any:
+    """Run the checks on one call."""
+    __tracebackhide__ = True
+    plain = made()
+    spec = plain.spec
+    assert spec is not None
+    _refuse_misfits(plain, arguments)
+    with _tracing_first(plain.session, spec.name, plain.backend):
+        _refuse_too_large(plain, arguments, names or ["all"])
+    checks = list(_applying(plain, names, drawn=False))
+    runs = (made(check=check, before=_before(plain, spec, check)) for check in checks)
+    return _check_call(runs, arguments, _are_named(names))
+
+
+def _refuse_misfits(run: CheckRun, arguments: Arguments) -> None:
+    """Refuse a call that the kernel or its reference does not take."""
+    spec = run.spec
+    assert spec is not None
+    functions = [
+        ("kernel", run.kernel, {**arguments.options, **arguments.tuning}),
+        ("reference", run.reference or spec.reference, dict(arguments.options)),
+    ]
+    for role, function, keywords in functions:
+        problem = misfit(function, arguments.args, keywords)
+        if problem:
+            strategy: Any = spec.inputs
+            drawn = draw_once(strategy if run.mesh is None else strategy(run.mesh))
+            usual = "; ".join(f"{fact.name} {fact.text}" for fact in drawn_facts(drawn))
+            raise OptionError(
+                f"{spec.name}: the arguments do not fit the {role} {problem}. Give what the spec "
+                f"in {spec.file} draws, such as {usual}"
+            )
+
+
+def _note_expected(run: CheckRun, failure: ExpectedFailure) -> None:
+    """Note for the record that a failure was expected; outside of tests, warn."""
+    text = f"failed as expected: {failure.reason} (JAX {failure.jax})"
+    run.result.add_note(Note(text, "run"))
+    if run.session.item is None:
+        warnings.warn(f"{run.headline} {text}", stacklevel=2)

@@ -28,7 +28,7 @@ from pytest_pallas.compat.fuzzing import is_rejection, rejecting
 from pytest_pallas.draw.arguments import Arguments, as_arguments
 from pytest_pallas.errors import NotApplicableError, facts_of
 from pytest_pallas.judge.tolerance import Tolerance
-from pytest_pallas.option_values import Options
+from pytest_pallas.options import Options
 from pytest_pallas.record import Note
 from pytest_pallas.run.backends import adapted, others_of
 from pytest_pallas.run.result import Result
@@ -36,7 +36,7 @@ from pytest_pallas.session import Session
 from pytest_pallas.spec import CallProperties, KernelSpec, properties_of
 
 if TYPE_CHECKING:
-    from pytest_pallas.draw.diversity import Subjects
+    from pytest_pallas.draw.diversity import ExampleSource, Subjects
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,24 +128,27 @@ class CheckRun(CallProperties):
         return self.check.examples(self.options.examples_on(self.backend.kind, self.devices))
 
     @property
-    def strategy(self) -> Any:
-        """The strategy of the spec's examples."""
-        return adapted(self.session, self.spec, self.mesh, self.sizes) if self.spec else None
-
-    @property
-    def source(self) -> tuple[Any, ...]:
+    def source_key(self) -> tuple[Any, ...]:
         """The key of its examples' source among those of other specs and meshes."""
         assert self.spec is not None
         return (self.spec.file, self.spec.name, *self.sizes.items())
 
+    @property
+    def source(self) -> ExampleSource:
+        """The source of the spec's examples, which its checks and backends share."""
+        from pytest_pallas.draw.diversity import shared
+
+        strategy = adapted(self.session, self.spec, self.mesh, self.sizes) if self.spec else None
+        return shared(self.session.sources, self.source_key, strategy)
+
 
 def place_name(backend: Backend, sizes: Mapping[str, int]) -> str:
-    """A backend with the sizes of a mesh: ``tpu-sim:v6e-x4``."""
+    """Return a backend with the sizes of a mesh: ``tpu-sim:v6e-x4``."""
     return label(backend) + "".join(f"-{axis}{size}" for axis, size in sizes.items())
 
 
 def item_name(spec: KernelSpec, check: str, backend: Backend, sizes: Mapping[str, int]) -> str:
-    """The name of the item of a check, which owns its failing examples."""
+    """Return the name of the item of a check, which owns its failing examples."""
     return f"{spec.name}-{check}[{place_name(backend, sizes)}]"
 
 
@@ -239,7 +242,7 @@ def run_example(
         )
     try:
         with rejecting() if run.drawn else nullcontext():
-            finding = run_check(
+            check_result = run_check(
                 with_goldens(run) if counts else run.check, context, run.name, found=result.add
             )
     except Exception as error:
@@ -253,7 +256,7 @@ def run_example(
                 else facts_of(error).plain
             )
         return None
-    for check in _applying_after_all(run, finding) if counts else ():
+    for check in _late_checks(run, check_result) if counts else ():
         text = (
             f"ran {check.name}, too: it applies to this example, and to none that was traced at "
             "collection"
@@ -261,16 +264,16 @@ def run_example(
         result.add_note(Note(text, "run"))
         with suppress(NotApplicableError):
             run_check(check, context, run.name)
-    return finding
+    return check_result
 
 
-def _applying_after_all(run: CheckRun, finding: CheckResult) -> Iterator[Check]:
-    """The checks that collection left out, and that apply to the kernels of an example.
+def _late_checks(run: CheckRun, check_result: CheckResult) -> Iterator[Check]:
+    """Yield the checks that collection left out, and that apply to the kernels of an example.
 
     The traced calls need not include every kernel: an example of another shape or dtype may have a
     DMA that none of them has.
     """
-    spec, outcome = run.spec, finding.outcome
+    spec, outcome = run.spec, check_result.outcome
     if spec is None or not run.check.base or outcome is None or not outcome.kernels:
         return
     for check in run.session.checks.values():
@@ -305,7 +308,7 @@ def context_of(
             run.backend,
             devices=run.devices,
             jit=run.jit,
-            dump=None if node is None or trial is not None else session.dump_folder(node.name),
+            test="" if node is None or trial is not None else node.name,
         ),
         others=run.others,
         tolerance=tolerance,
@@ -322,7 +325,7 @@ def context_of(
 
 
 def with_goldens(run: CheckRun) -> Check:
-    """The check as it is run: with ``--pallas-golden`` its answers are kept, or compared.
+    """Return the check as it is run: with ``--pallas-golden`` its answers are kept, or compared.
 
     A mutant's answers are neither.
     """
@@ -347,7 +350,7 @@ def with_goldens(run: CheckRun) -> Check:
 
 
 def subjects_of(run: CheckRun) -> Subjects | None:
-    """The parts of the check that apply to a draw; None if they are the same for all draws."""
+    """Return a function from a draw to the parts of the check that apply; None if all do."""
     spec, subjects = run.spec, run.check.subjects
     if subjects is None or spec is None:
         return None
@@ -365,7 +368,7 @@ def subjects_of(run: CheckRun) -> Subjects | None:
 
 
 def tolerance_for(run: CheckRun, dtypes: Sequence[str]) -> tuple[Tolerance, str]:
-    """The tolerance for one call, and where it is given, for messages; "" for the default.
+    """Return the tolerance for one call, and where it is given, for messages; "" for the default.
 
     The closest ``pallas_tolerance`` mark of the test wins. Of a mapping, whose keys are a dtype, a
     backend, or both (``"bfloat16"``, ``"gpu"``, ``"gpu bfloat16"``), the most specific entry does.
@@ -377,7 +380,7 @@ def tolerance_for(run: CheckRun, dtypes: Sequence[str]) -> tuple[Tolerance, str]
     Raises:
       OptionError: a mark has a wrong argument.
     """
-    backend, given = run.backend, run.tolerance
+    backend, tolerance = run.backend, run.tolerance
     names = (backend.name, label(backend))
     for mark in () if run.node is None else run.node.iter_markers("pallas_tolerance"):
         limits = dict(mark.kwargs)
@@ -392,12 +395,12 @@ def tolerance_for(run: CheckRun, dtypes: Sequence[str]) -> tuple[Tolerance, str]
                 f"mark pallas_tolerance: {error}; it takes backend, dtype, factor, floor, rtol, "
                 "atol, ulp and fraction"
             ) from None
-    if isinstance(given, Mapping):
+    if isinstance(tolerance, Mapping):
         keys = [f"{name} {dtype}" for name in reversed(names) for dtype in dtypes]
         keys += [*reversed(names), *dtypes]
-        given = next((given[key] for key in keys if key in given), None)
-    if given is not None:
-        return given, "tolerance= of the spec or call"
+        tolerance = next((tolerance[key] for key in keys if key in tolerance), None)
+    if tolerance is not None:
+        return tolerance, "tolerance= of the spec or call"
     hooked = run.session.harness.tolerance(
         kernel=run.name, check=run.check.name, backend=backend, dtypes=dtypes
     )
@@ -417,7 +420,7 @@ def _refuse_unknown(session: Session, backend: str | None, dtype: str | None) ->
 
 
 def dtypes_of(args: Any) -> list[str]:
-    """Names of the dtypes of the arrays in a pytree, without repetition."""
+    """Return names of the dtypes of the arrays in a pytree, without repetition."""
     import jax
 
     leaves = jax.tree.leaves(args)
@@ -428,7 +431,7 @@ def dtypes_of(args: Any) -> list[str]:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """The default name of a function in reports."""
+    """Return the default name of a function in reports."""
     inner: Any = getattr(function, "func", function)  # a functools.partial
     return getattr(inner, "__name__", type(inner).__name__)
 
@@ -436,7 +439,7 @@ def name_of(function: Callable[..., Any]) -> str:
 def lacks_mesh(
     function: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> bool:
-    """Whether a function can be called so with ``mesh=``, and not without."""
+    """Return whether a function takes these arguments with ``mesh=`` only."""
     return misfit(function, args, keywords) is not None and (
         misfit(function, args, {**keywords, "mesh": None}) is None
     )
@@ -445,7 +448,7 @@ def lacks_mesh(
 def misfit(
     function: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> str | None:
-    """Which function cannot be called so, and why; None if it can, or nobody knows."""
+    """Say why a function does not take these arguments; None if it does, or may do."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):

@@ -33,30 +33,30 @@ class Location:
     Attributes:
       module: its importable name.
       path: its folder if it is a package, else its file.
-      beside: the file ``<name>_spec.py`` that stands beside it, if there is one.
+      spec_file: the file ``<name>_spec.py`` beside it, if there is one.
     """
 
     module: str
     path: Path
-    beside: Path | None = None
+    spec_file: Path | None = None
 
     @property
     def paths(self) -> tuple[Path, ...]:
         """The paths that pytest collects."""
-        return (self.path,) if self.beside is None else (self.path, self.beside)
+        return (self.path,) if self.spec_file is None else (self.path, self.spec_file)
 
     def holds(self, module: str) -> bool:
-        """Whether a module is this one, a submodule, or the spec module beside it."""
+        """Return whether a module is this one, a submodule, or the spec module beside it."""
         return f"{module}.".startswith(f"{self.module}.") or (
-            self.beside is not None and module == beside(self.module)
+            self.spec_file is not None and module == spec_module_of(self.module)
         )
 
     def module_of(self, file: Path) -> str | None:
-        """The importable name of a Python file at this location, or None."""
+        """Return the importable name of a Python file at this location, or None."""
         if file == self.path:
             return self.module
-        if file == self.beside:
-            return beside(self.module)
+        if file == self.spec_file:
+            return spec_module_of(self.module)
         if file.suffix != ".py" or not self.path.is_dir() or self.path not in file.parents:
             return None
         parts = file.relative_to(self.path).with_suffix("").parts
@@ -64,14 +64,14 @@ class Location:
         return ".".join((self.module, *parts))
 
 
-def beside(module: str) -> str:
-    """The name of the spec module beside a module."""
+def spec_module_of(module: str) -> str:
+    """Return the name of the spec module beside a module."""
     return f"{module}_spec"
 
 
 def spec_file_of(path: Path) -> Path | None:
-    """The spec file beside a module's file or a package's folder, if there is one."""
-    file = path.with_name(f"{beside(path.stem)}.py")
+    """Return the spec file beside a module's file or a package's folder, if there is one."""
+    file = path.with_name(f"{spec_module_of(path.stem)}.py")
     return file if file.is_file() else None
 
 
@@ -85,23 +85,23 @@ def locate(module: str, directory: Path) -> Location:
     Raises:
       pytest.UsageError: there is no such module, or it fails to import.
     """
-    found = _find(module)
-    if found is None and str(directory) not in sys.path:
+    spec = _find(module)
+    if spec is None and str(directory) not in sys.path:
         sys.path.append(str(directory))
-        found = _find(module)
-    if found is None:
+        spec = _find(module)
+    if spec is None:
         remedy = "install the package, or add its folder to the pythonpath ini value"
         if module.partition(".")[0] == "reference_kernels":
             remedy = "pip install pytest-pallas-kernels, or run pytest in a checkout"
         raise pytest.UsageError(
             f"--pallas-suite: no module named {module!r}. It must be importable: {remedy}."
         )
-    if found.submodule_search_locations:
-        path = Path(next(iter(found.submodule_search_locations))).resolve()
-    elif found.origin is None:
+    if spec.submodule_search_locations:
+        path = Path(next(iter(spec.submodule_search_locations))).resolve()
+    elif spec.origin is None:
         raise pytest.UsageError(f"--pallas-suite: module {module!r} has no source file")
     else:
-        path = Path(found.origin).resolve()
+        path = Path(spec.origin).resolve()
     return Location(module, path, spec_file_of(path))
 
 
@@ -117,36 +117,36 @@ def _find(module: str) -> ModuleSpec | None:
 
 
 def modules_of(module: str) -> Iterator[str]:
-    """The names of a module, of its submodules, and of the spec module beside it.
+    """Yield the names of a module, of its submodules, and of the spec module beside it.
 
     The module is imported when the second name is read.
     """
     yield module
     loaded = sys.modules.get(module)  # a module whose import failed has no submodules
-    for each in pkgutil.walk_packages(getattr(loaded, "__path__", []), f"{module}."):
-        yield each.name
-    if _find(beside(module)) is not None:
-        yield beside(module)
+    for submodule in pkgutil.walk_packages(getattr(loaded, "__path__", []), f"{module}."):
+        yield submodule.name
+    if _find(spec_module_of(module)) is not None:
+        yield spec_module_of(module)
 
 
 def specs_in(module: str) -> list[KernelSpec]:
-    """The specs that a module defines, in the order of definition; not those that it imports.
+    """Return the specs that a module defines, in their order, without those that it imports.
 
     Raises:
       SpecError: a spec is wrong, or two have one name.
     """
     loaded = importlib.import_module(module)
     file = str(getattr(loaded, "__file__", ""))
-    found: dict[int, KernelSpec] = {}
+    specs: dict[int, KernelSpec] = {}
     for value in vars(loaded).values():
         for spec in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(spec, KernelSpec) and spec.file == file:
-                found[id(spec)] = spec
-    names = [spec.name for spec in found.values()]
+                specs[id(spec)] = spec
+    names = [spec.name for spec in specs.values()]
     for name in names:
         if names.count(name) > 1:
             raise SpecError(f"{file} defines two specs with the name {name!r}")
-    return list(found.values())
+    return list(specs.values())
 
 
 # Specs as tests: found in packages, by a hook, or by one line in a test module.
@@ -159,7 +159,7 @@ class Suite:
     sources: tuple[KernelSpec | str, ...]
 
     def specs(self) -> Iterator[KernelSpec | SpecError]:
-        """The specs, with errors for those that cannot be loaded. Imports the named modules."""
+        """Yield the specs, or an error in place of one. It imports the named modules."""
         for source in self.sources:
             if isinstance(source, KernelSpec):
                 yield source
@@ -209,17 +209,13 @@ DEFINED = pytest.StashKey[dict[str, bool]]()
 class SpecFile(pytest.File):
     """A Python file of a suite; collects the specs that it defines."""
 
-    @classmethod
-    def from_parent(cls, parent: Any, *, module: str, **rest: Any) -> SpecFile:
-        """The node for the file of ``module``."""
-        self = super().from_parent(parent, **rest)
+    def __init__(self, *, module: str, **rest: Any) -> None:
+        """Make the node for the file of ``module``."""
+        super().__init__(**rest)
         self.module = module
-        return self
-
-    module: str
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        """The items of every spec in the file."""
+        """Yield the items of every spec in the file."""
         try:
             specs = specs_in(self.module)
         except SpecError as error:
@@ -232,19 +228,15 @@ class SpecFile(pytest.File):
 class SpecSuite(pytest.Collector):
     """Specs that do not come from a file of a suite: from a hook, or from a test module."""
 
-    @classmethod
-    def from_parent(
-        cls, parent: Any, *, specs: Callable[[], Iterable[KernelSpec | SpecError]], **rest: Any
-    ) -> SpecSuite:
-        """The node for the specs that ``specs()`` returns."""
-        self = super().from_parent(parent, **rest)
+    def __init__(
+        self, *, specs: Callable[[], Iterable[KernelSpec | SpecError]], **rest: Any
+    ) -> None:
+        """Make the node for the specs that ``specs()`` returns."""
+        super().__init__(**rest)
         self.specs = specs
-        return self
-
-    specs: Callable[[], Iterable[KernelSpec | SpecError]]
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        """The items of every spec, and a node for every error."""
+        """Yield the items of every spec, and a node for every error."""
         names: set[str] = set()
         for spec in self.specs():
             if isinstance(spec, SpecError):
@@ -260,14 +252,10 @@ class SpecSuite(pytest.Collector):
 class WrongSpec(pytest.Collector):
     """A spec that cannot be verified: a collection error, which does not stop other specs."""
 
-    problem: str
-
-    @classmethod
-    def from_parent(cls, parent: Any, *, problem: str, **rest: Any) -> WrongSpec:
-        """The node that reports ``problem``."""
-        self = super().from_parent(parent, **rest)
+    def __init__(self, *, problem: str, **rest: Any) -> None:
+        """Make the node that reports ``problem``."""
+        super().__init__(**rest)
         self.problem = problem
-        return self
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
         """Report the problem."""
@@ -277,7 +265,7 @@ class WrongSpec(pytest.Collector):
 def _nodes_of(
     parent: pytest.Collector, spec: KernelSpec
 ) -> Iterator[pytest.Item | pytest.Collector]:
-    """The items of one spec, or one node that reports its problem."""
+    """Yield the items of one spec, or one node that reports its problem."""
     from pytest_pallas.run.nodes import spec_items
 
     try:
@@ -309,22 +297,22 @@ def add_suite(config: pytest.Config) -> None:
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args[:] = []
     _add_spec_files(config, locations)
-    given = [Path(directory, arg.partition("::")[0]).resolve() for arg in config.args]
+    paths = [Path(directory, arg.partition("::")[0]).resolve() for arg in config.args]
     config.stash[_WHOLE] = []
     for location in locations:
-        if not any(at == path or at in path.parents for at in location.paths for path in given):
+        if not any(at == path or at in path.parents for at in location.paths for path in paths):
             config.args.extend(str(path) for path in location.paths)
             config.stash[_WHOLE].append(location)
 
 
 def _add_spec_files(config: pytest.Config, locations: Sequence[Location]) -> None:
-    """The file of a kernel stands for its specs, which may be in the file beside it."""
+    """Add the files with the specs of the kernels whose files are given."""
     directory = config.invocation_params.dir
-    given = [Path(directory, arg).resolve() for arg in config.args if "::" not in arg]
-    for path in given:
+    paths = [Path(directory, arg).resolve() for arg in config.args if "::" not in arg]
+    for path in paths:
         file = spec_file_of(path) if path.suffix == ".py" else None
         inside = any(location.module_of(path) is not None for location in locations)
-        if inside and file is not None and file not in given:
+        if inside and file is not None and file not in paths:
             config.args.append(str(file))
 
 
@@ -366,7 +354,7 @@ def require_checks(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
 
 
 def collect_file(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """The node for a file of a suite, or None for another file."""
+    """Return the node for a file of a suite, or None for another file."""
     for location in parent.config.stash.get(_LOCATIONS, []):
         module = location.module_of(path.resolve())
         if module is not None:
@@ -389,7 +377,7 @@ def reported_once(collector: pytest.Collector, report: pytest.CollectReport) -> 
 def collect_suite(
     collector: pytest.Module | pytest.Class, name: str, value: object
 ) -> pytest.Collector | None:
-    """The node for a ``suite(...)`` in a test module, or None for another object."""
+    """Return the node for a ``suite(...)`` in a test module, or None for another object."""
     if not isinstance(value, Suite):
         return None
 

@@ -24,14 +24,13 @@ from pytest_pallas.checks.golden import Goldens, written_call
 from pytest_pallas.checks.verdict import conclude
 from pytest_pallas.draw.arguments import Arguments, as_arguments
 from pytest_pallas.draw.database import Recorded
-from pytest_pallas.draw.diversity import BASE, choose, shared
+from pytest_pallas.draw.diversity import BASE, choose
 from pytest_pallas.errors import CompilerFailedError, GoldenError, facts_of
 from pytest_pallas.pytest_session import Part
 from pytest_pallas.replay.values import call_of, read
 from pytest_pallas.run.check_run import CheckRun, run_example, subjects_of
-from pytest_pallas.run.fuzzing import Fuzz, drawn_calls, fuzz, replay
+from pytest_pallas.run.fuzzing import Fuzz, drawn_calls, fuzz, of_all, replay
 from pytest_pallas.run.rounds import RoundOutcome, fuzz_for, rounds_to_json, run_rounds
-from pytest_pallas.run.together import of_all
 from pytest_pallas.spec import KernelSpec
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ class PartRun:
 
 
 def part_to_json(part: Part, outcome: PartRun, check: Check) -> dict[str, Any]:
-    """The result of a part of rounds as plain JSON values.
+    """Return the result of a part of rounds as plain JSON values.
 
     Raises:
       SpecError: the evidence of the check is no data.
@@ -104,9 +103,9 @@ def run_drawn(
     try:
         missing = _fuzz(run, slot, pulse, rounds, part)
     except PallasError as error:
-        finding = None if facts_of(error).failure is None else facts_of(error).failure.finding
-        if finding is not None and finding.failed is not None:
-            result.fail(finding.failed)  # later examples may have failed, too
+        check_result = None if facts_of(error).failure is None else facts_of(error).failure.finding
+        if check_result is not None and check_result.failed is not None:
+            result.fail(check_result.failed)  # later examples may have failed, too
             if part is not None:
                 part.fail = (result.error, result.baseline, result.multiple)
         raise
@@ -118,7 +117,7 @@ def run_drawn(
 
 
 def example_key(spec: KernelSpec, check: str, root: Path) -> str:
-    """The key of the failing examples of a check: ``mykernels/matmul_spec.py::matmul/forward``.
+    """Return the key of failing examples, as ``mykernels/matmul_spec.py::matmul/forward``.
 
     Two specs of one name in two files share no examples. Machines do, wherever their folders are.
 
@@ -135,7 +134,7 @@ def _same_on_all_machines(file: Path, root: Path) -> str:
     if installed:
         return "/".join(file.parts[installed[-1] + 1 :])
     folders = [root, *sorted(map(Path, sys.path), key=lambda path: -len(path.parts))]
-    folder = next((each for each in folders if each in file.parents), file.parent)
+    folder = next((path for path in folders if path in file.parents), file.parent)
     return file.relative_to(folder).as_posix()
 
 
@@ -171,7 +170,7 @@ def _fuzz(
         part.database = through
     what = Fuzz(
         run=functools.partial(run_example, run),
-        source=shared(session.sources, run.source, run.strategy),
+        source=run.source,
         key=example_key(run.spec, run.check.name, session.harness.root),
         subjects=subjects_of(run),
         shrink=not run.expected and not mutated,
@@ -226,11 +225,11 @@ def _fuzz_until_one_counts(run: CheckRun, what: Fuzz) -> None:
 
 
 def calls_to_compile(run: CheckRun) -> Iterator[tuple[Any, bool]]:
-    """The calls that an item compiles, and whether they are typical."""
+    """Yield the calls that an item compiles, and whether they are typical."""
     typical: Any = run.spec.typical if run.spec else ()
     calls = cast("Sequence[Any]", typical(run.mesh) if callable(typical) else typical)
-    for given in calls:
-        yield as_arguments(given), True
+    for call in calls:
+        yield as_arguments(call), True
     for arguments in _drawn(run):
         yield arguments, False
 
@@ -239,13 +238,13 @@ def _drawn(run: CheckRun) -> tuple[Any, ...]:
     """Drawn calls without their values, which are the same for every target."""
     options, drawn = run.options, run.session.drawn
     count = max(1, run.check.examples(options.max_examples) // 2)
-    key = (*run.source, options.seed, count)
-    found = drawn.get(key)
-    if found is None:
-        choice = choose(run.strategy, seed=options.seed, examples=count)
-        found = tuple(_abstract(as_arguments(each)) for each in choice.chosen.values())
-        drawn.add(key, found)
-    return found
+    key = (*run.source_key, options.seed, count)
+    calls = drawn.get(key)
+    if calls is None:
+        choice = choose(run.source.strategy, seed=options.seed, examples=count)
+        calls = tuple(_abstract(as_arguments(drawn_call)) for drawn_call in choice.chosen.values())
+        drawn.add(key, calls)
+    return calls
 
 
 def _abstract(arguments: Any) -> Any:
@@ -272,8 +271,8 @@ def replay_goldens(run: CheckRun, goldens: Goldens, source: ExampleSource) -> st
       PallasError: an output is wrong, or differs from a golden.
     """
     __tracebackhide__ = True
-    found = goldens.of(run.name, run.check.name, run.sizes)
-    if not found:
+    kept_goldens = goldens.of(run.name, run.check.name, run.sizes)
+    if not kept_goldens:
         return "the folder has no golden of it"
 
     subjects = subjects_of(run)
@@ -283,7 +282,7 @@ def replay_goldens(run: CheckRun, goldens: Goldens, source: ExampleSource) -> st
         calls = (as_arguments(call) for call in drawn_calls(source, seed, examples, subjects))
         return {written_call(call).digest: call for call in calls}
 
-    for golden in found:
+    for golden in kept_goldens:
         kept = golden.call
         if kept.complete:
             run_example(run, _kept(goldens, golden))
@@ -300,7 +299,7 @@ def replay_goldens(run: CheckRun, goldens: Goldens, source: ExampleSource) -> st
 
 
 def _kept(goldens: Goldens, golden: Golden) -> Arguments:
-    """The call of a golden.
+    """Return the call of a golden.
 
     Raises:
       GoldenError: it is damaged.

@@ -8,6 +8,7 @@ run.
 
 from __future__ import annotations
 
+import base64
 import functools
 import math
 import re
@@ -23,19 +24,21 @@ from unittest import SkipTest
 import hypothesis
 import numpy as np
 from hypothesis import HealthCheck, Phase
+from hypothesis.database import ExampleDatabase
 from hypothesis.errors import DidNotReproduce, InvalidArgument
 
 from pallas_sim.dtypes import epsilon, is_exact
 from pallas_sim.errors import OptionError, PallasError
+from pytest_pallas.backends.processes import agree, gang
 from pytest_pallas.checks.context import CheckResult
 from pytest_pallas.checks.inputs import inputs_of
-from pytest_pallas.compat.fuzzing import set_database_key, without_module_constants
+from pytest_pallas.compat.fuzzing import is_rejection, set_database_key, without_module_constants
+from pytest_pallas.decoding import DataError, decode
 from pytest_pallas.draw.arguments import MOST_VARIANTS, as_arguments, mark_drawn, variants
 from pytest_pallas.draw.diversity import ExampleSource, SelectedExamples, Subjects, words_of
-from pytest_pallas.errors import facts_of
+from pytest_pallas.errors import GangError, facts_of
 from pytest_pallas.judge.references import flatten
 from pytest_pallas.judge.tolerance import Comparison
-from pytest_pallas.run.together import agreed, run_shared, unshared
 
 #: Time limit in seconds for the rest of the examples after a failure, for other causes.
 OTHER_SECONDS = 5.0
@@ -116,7 +119,7 @@ def fuzz(what: Fuzz, *, seed: int, max_examples: int, until: float | None = None
 def drawn_calls(
     source: ExampleSource, seed: int, max_examples: int, subjects: Subjects | None = None
 ) -> Iterator[Any]:
-    """The calls that ``fuzz`` runs."""
+    """Return the calls that ``fuzz`` runs."""
     return (planned.call for planned in _planned(source, seed, max_examples, subjects)[1])
 
 
@@ -163,17 +166,17 @@ def fuzz_round(what: Fuzz, *, seed: int) -> None:
 
 
 def _new(what: Fuzz, drawn: Any) -> Collection[Any]:
-    """The new parts of a draw: none if its shape ran before, otherwise all."""
+    """Return the new parts of a draw: none if its shape ran before, otherwise all."""
     shape = _shape(drawn)
     if shape in what.shapes:
         return ()
     if what.subjects is None:
         return (shape,)
-    return [(shape, each) for each in what.subjects(drawn)]
+    return [(shape, subject) for subject in what.subjects(drawn)]
 
 
 def _shape(drawn: Any) -> str:
-    """The signature of a draw that is complete."""
+    """Return the signature of a draw that is complete."""
     return inputs_of(as_arguments(drawn)).signature
 
 
@@ -203,32 +206,32 @@ class _PlannedCall:
 
     Attributes:
       call: the call.
-      words: the words of its draw.
+      text: identifies its draw; see ``words_of``.
       number: the number of the variant, from 1; the draw itself has 0.
     """
 
     call: Any
-    words: str
+    text: str
     number: int
 
 
 def _planned(
     source: ExampleSource, seed: int, examples: int, subjects: Subjects | None
 ) -> tuple[int, Iterator[_PlannedCall]]:
-    """The number of draws for so many examples, and the calls to run."""
-    draws, each = effort(examples)
+    """Return the number of draws for so many examples, and the calls to run."""
+    draws, most = effort(examples)
     choice = source.choose(seed, draws, subjects)
-    each = min(MOST_VARIANTS, max(each, math.ceil(examples / max(1, len(choice.chosen)))))
-    return draws, islice(_calls(choice, each), examples)
+    most = min(MOST_VARIANTS, max(most, math.ceil(examples / max(1, len(choice.chosen)))))
+    return draws, islice(_calls(choice, most), examples)
 
 
 def _calls(
-    choice: SelectedExamples, each: int, enough: Callable[[], bool] = lambda: False
+    choice: SelectedExamples, most: int, enough: Callable[[], bool] = lambda: False
 ) -> Iterator[_PlannedCall]:
-    """The selected draws, ``each`` with its variants until these are ``enough``."""
-    for words, drawn in choice.chosen.items():
-        for number, call in enumerate(islice(chain([drawn], variants(drawn)), each)):
-            yield _PlannedCall(call, words, number)
+    """Yield the selected draws, each with at most ``most`` variants, until it has ``enough``."""
+    for text, drawn in choice.chosen.items():
+        for number, call in enumerate(islice(chain([drawn], variants(drawn)), most)):
+            yield _PlannedCall(call, text, number)
             if enough():
                 break
 
@@ -255,7 +258,7 @@ def _explore(
             runner.one(planned.call)
         except Exception as error:
             most = max(EACH, planned.number + 1)
-            _shrunk(what, runner, planned.words, seed=seed, draws=draws, each=most)
+            _shrunk(what, runner, planned.text, seed=seed, draws=draws, most=most)
             raise error from error.__cause__
         if runner.over:
             return
@@ -266,7 +269,7 @@ def _others(
     what: Fuzz, runner: ExampleRunner, first: PallasError, calls: Iterable[_PlannedCall]
 ) -> Sequence[PallasError]:
     """Failures with other causes than the first: of calls while it was shrunk, and of the rest."""
-    found = list(runner.failed.values())
+    errors = list(runner.failed.values())
     further = ExampleRunner(
         what.run,
         what.passed,
@@ -278,10 +281,10 @@ def _others(
         try:
             further.one(planned.call)
         except Exception as error:
-            found.append(error)
+            errors.append(error)
         if further.over:
             break
-    return distinct(first, found)
+    return distinct(first, errors)
 
 
 def replay(what: Fuzz, blob: str) -> None:
@@ -307,22 +310,22 @@ def replay(what: Fuzz, blob: str) -> None:
 
 
 def blob_of(error: BaseException) -> str:
-    """The text with which ``replay`` runs the failing example again, or ""."""
+    """Return the text with which ``replay`` runs the failing example again, or ""."""
     for note in reversed(getattr(error, "__notes__", ())):
-        found = _BLOB.search(note)
-        if found:
-            return found.group(2)
+        blob = _BLOB.search(note)
+        if blob:
+            return blob.group(2)
     return ""
 
 
 def effort(examples: int) -> tuple[int, int]:
-    """The number of draws for so many examples, and the number of calls of each.
+    """Return the number of draws for so many examples, and the number of calls of each.
 
     Up to ``DRAWS`` examples, each is a draw. Beyond that, draws and variants both grow with the
     square root, until each draw has ``EACH`` calls.
     """
-    each = min(EACH, max(1, round(math.sqrt(examples / DRAWS))))
-    return math.ceil(examples / each), each
+    calls = min(EACH, max(1, round(math.sqrt(examples / DRAWS))))
+    return math.ceil(examples / calls), calls
 
 
 def _remembered(what: Fuzz, runner: ExampleRunner, database: Any) -> None:
@@ -342,7 +345,7 @@ def _remembered(what: Fuzz, runner: ExampleRunner, database: Any) -> None:
 
 
 def _shrunk(
-    what: Fuzz, runner: ExampleRunner, words: str, *, seed: int, draws: int, each: int
+    what: Fuzz, runner: ExampleRunner, text: str, *, seed: int, draws: int, most: int
 ) -> None:
     """Shrink the failure, save the simplest example, and raise its error.
 
@@ -351,9 +354,9 @@ def _shrunk(
 
     def example(drawn: Any) -> None:
         __tracebackhide__ = True
-        if seen or words_of(drawn) == words:
+        if seen or words_of(drawn) == text:
             seen.append(True)
-            runner.group(drawn, each)
+            runner.group(drawn, most)
 
     seen: list[bool] = []
     size = what.source.pool(seed, draws).size
@@ -379,7 +382,7 @@ def _test(
     seed: int | None = None,
     database: Any = None,
 ) -> Any:
-    """A Hypothesis test of ``example``; ``database`` gets its failures."""
+    """Return a Hypothesis test of ``example``; ``database`` gets its failures."""
 
     def run_example(drawn: Any) -> None:
         __tracebackhide__ = True
@@ -449,20 +452,20 @@ class ExampleRunner:
     def one(self, call: Any) -> None:
         """Run a call, unless it ran before or time is over."""
         __tracebackhide__ = True
-        words = words_of(call)
-        if words in self.failed:
-            raise self.failed[words]
-        if words in self.passed or self.over:
+        text = words_of(call)
+        if text in self.failed:
+            raise self.failed[text]
+        if text in self.passed or self.over:
             return
         try:
             self.run(call)
         except Exception as error:
             self.first_failure = self.first_failure or time.monotonic()
-            self.failed[words] = error
+            self.failed[text] = error
             if getattr(error, "timed_out", False):
                 self.shrink_seconds = 0.0  # each further call could take as long
             raise
-        self.passed.add(words)
+        self.passed.add(text)
 
 
 # Failures of one check with different causes: which of them are worth a report of their own.
@@ -479,7 +482,7 @@ MOST_CAUSES = 3
 
 
 def cause_of(error: BaseException) -> Hashable:
-    """The identity of the cause of a failure, without what only its example decides.
+    """Return the identity of the cause of a failure, without what only its example decides.
 
     For findings: kind, reference and lines. For a wrong output: which one, and whether it has
     another structure, NaN or infinity on one side, an error of the size of roundings, or a larger
@@ -489,33 +492,34 @@ def cause_of(error: BaseException) -> Hashable:
         return (type(error), _raised_at(error))
     if error.findings:
         return frozenset(finding.key for finding in error.findings)
-    finding = None if facts_of(error).failure is None else facts_of(error).failure.finding
-    failed = None if finding is None else finding.failed
-    if finding is not None and failed is not None:
-        return (_output_of(finding, failed), _size(failed))
+    check_result = None if facts_of(error).failure is None else facts_of(error).failure.finding
+    failed = None if check_result is None else check_result.failed
+    if check_result is not None and failed is not None:
+        return (_output_of(check_result, failed), _size(failed))
     inner = facts_of(error).kernel_error
     return (type(error), type(inner), None if inner is None else _raised_at(inner))
 
 
 def distinct(first: BaseException, others: Iterable[Exception]) -> Sequence[PallasError]:
-    """Of other failures those with causes of their own: of each cause the smallest example.
+    """Select the failures with other causes: the smallest example of each cause.
 
-    At most ``MOST`` with the first, in the order in which they were found. Failures
-    with a finding in common have one cause: which lines take part in a race depends on the example.
-    So have those that share findings with such failures.
+    These are at most ``MOST_CAUSES`` with the first, in the order of the failures. Failures with a
+    finding in common have one cause, and so have failures that share findings with these: which
+    lines take part in a race depends on the example.
     """
     groups: list[_Group] = [_Group(cause_of(first), None)]
     for error in others:
         if not isinstance(error, PallasError) or facts_of(error).failure is None:
             continue
         group = _Group(cause_of(error), error)
-        same = [each for each in groups if _is_one(each.cause, group.cause)]
-        for each in same[:1]:
-            groups[groups.index(each)] = functools.reduce(_Group.joined, (*same, group))
-        groups = [each for each in groups if each not in same[1:]]
-        if not same:
+        same = [known for known in groups if _is_one(known.cause, group.cause)]
+        if same:
+            groups[groups.index(same[0])] = functools.reduce(_Group.joined, (*same, group))
+            groups = [known for known in groups if known not in same[1:]]
+        else:
             groups.append(group)
-    return [each.smallest for each in groups if each.smallest is not None][: MOST_CAUSES - 1]
+    smallest = [known.smallest for known in groups if known.smallest is not None]
+    return smallest[: MOST_CAUSES - 1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -526,7 +530,7 @@ class _Group:
     smallest: PallasError | None
 
     def joined(self, other: _Group) -> _Group:
-        """Both groups as one."""
+        """Return both groups as one."""
         cause = self.cause
         if isinstance(cause, frozenset) and isinstance(other.cause, frozenset):
             cause = cause | other.cause
@@ -537,16 +541,18 @@ class _Group:
 
 
 def _is_one(cause: Hashable, other: Hashable) -> bool:
-    """Whether two causes are the same, or have findings in common."""
+    """Return whether two causes are the same, or have findings in common."""
     if isinstance(cause, frozenset) and isinstance(other, frozenset):
         return not cause.isdisjoint(other)
     return cause == other
 
 
-def _output_of(finding: CheckResult, failed: Comparison) -> int:
-    """The number of the wrong output; each run of the kernel has a comparison of every output."""
-    outputs = 1 if finding.outcome is None else len(flatten(finding.outcome.values))
-    position = next(n for n, each in enumerate(finding.comparisons) if each is failed)
+def _output_of(check_result: CheckResult, failed: Comparison) -> int:
+    """Return the number of the wrong output: each run compares every output."""
+    outputs = 1 if check_result.outcome is None else len(flatten(check_result.outcome.values))
+    position = next(
+        n for n, comparison in enumerate(check_result.comparisons) if comparison is failed
+    )
     return position % max(1, outputs)
 
 
@@ -561,7 +567,7 @@ def _size(failed: Comparison) -> str:
 
 
 def _raised_at(error: BaseException) -> Hashable:
-    """The innermost line of a traceback."""
+    """Return the innermost line of a traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     return (frames[-1].filename, frames[-1].lineno) if frames else None
 
@@ -569,3 +575,120 @@ def _raised_at(error: BaseException) -> Hashable:
 def _elements(error: PallasError) -> int:
     arguments: Any = facts_of(error).failure.context.arguments
     return sum(int(np.size(leaf)) for leaf in arguments.args if hasattr(leaf, "dtype"))
+
+
+# In a program of several processes, all draw the same, and stop at the same time.
+
+
+#: Seconds to wait for the other processes.
+_TIMEOUT = 120.0
+
+
+def agreed(over: bool) -> bool:
+    """Return whether the time of the first process is over, which decides for all of them."""
+    if gang() is None:
+        return over
+    return bool(agree("time", value=over, timeout=_TIMEOUT)[0].value)
+
+
+class SharedFailureError(Exception):
+    """An example that failed in some process.
+
+    All processes raise it at one line, so that Hypothesis sees one failure in each of them, and
+    shrinks it in the same way.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        """With the error of this process."""
+        super().__init__(str(error))
+        self.error = error
+
+
+def run_shared(example: Callable[[Any], None], drawn: Any) -> None:
+    """Run an example so that all processes in which it fails raise the same error.
+
+    Raises:
+      Exception: the error of the example; of several processes a ``SharedFailureError``.
+    """
+    __tracebackhide__ = True
+    if gang() is None:
+        return example(drawn)
+    try:
+        return example(drawn)
+    except Exception as error:
+        if is_rejection(error):
+            raise
+        failed = error
+    raise SharedFailureError(failed)
+
+
+def unshared(test: Callable[[], object]) -> None:
+    """Run a test of Hypothesis whose examples are run by ``run_shared``.
+
+    Raises:
+      Exception: the error of its failing example, with Hypothesis' notes.
+    """
+    __tracebackhide__ = True
+    try:
+        test()
+    except SharedFailureError as shared:
+        failed = shared.error
+        for note in getattr(shared, "__notes__", ()):
+            failed.add_note(note)
+    else:
+        return
+    raise failed
+
+
+def of_all(database: ExampleDatabase | None) -> ExampleDatabase | None:
+    """Return a database that has the examples of the first process in all processes."""
+    if database is None or gang() is None:
+        return database
+    return FirstProcessDatabase(database)
+
+
+class FirstProcessDatabase(ExampleDatabase):
+    """A database of failing examples for all processes: only the first one reads and writes it.
+
+    Each process may have another database, as where each host has its own disk.
+    """
+
+    def __init__(self, database: ExampleDatabase) -> None:
+        """The examples of ``database``, as the first process has them."""
+        super().__init__()
+        self._database = database
+
+    def __repr__(self) -> str:
+        """The database by its wrapped one."""
+        return f"FirstProcessDatabase({self._database!r})"
+
+    def fetch(self, key: bytes) -> Iterable[bytes]:
+        """Return the examples of the first process, in one order."""
+        values = [] if _is_other() else sorted(self._database.fetch(key))
+        texts = [base64.b64encode(value).decode() for value in values]
+        first = agree("examples", value=texts, timeout=_TIMEOUT)[0]
+        try:
+            return decode(list[bytes], first.value)
+        except DataError as error:
+            raise GangError(f"process 0 ({first.host}) gave no examples: {error}") from None
+
+    def save(self, key: bytes, value: bytes) -> None:
+        """Save an example, in the first process."""
+        if not _is_other():
+            self._database.save(key, value)
+
+    def delete(self, key: bytes, value: bytes) -> None:
+        """Delete an example, in the first process."""
+        if not _is_other():
+            self._database.delete(key, value)
+
+    def move(self, src: bytes, dest: bytes, value: bytes) -> None:
+        """Move an example, in the first process."""
+        if not _is_other():
+            self._database.move(src, dest, value)
+
+
+def _is_other() -> bool:
+    """Return whether this is one of several processes, and not the first."""
+    processes = gang()
+    return processes is not None and processes.process > 0

@@ -21,9 +21,9 @@ import pytest
 
 from pallas_sim.errors import PallasError
 from pytest_pallas.backends.ending import OverdueError, ending_whole
-from pytest_pallas.backends.processes import gang, process_words
+from pytest_pallas.backends.processes import gang, process_arguments
 from pytest_pallas.backends.protocol import Backend, label
-from pytest_pallas.budget import DEFAULT_MAX_BYTES, option_text
+from pytest_pallas.budget import option_text
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import as_kernel_error, call
 from pytest_pallas.checks.verdict import start
@@ -37,7 +37,7 @@ from pytest_pallas.errors import (
     facts_of,
 )
 from pytest_pallas.isolate.leaks import leaving_nothing
-from pytest_pallas.option_values import Options
+from pytest_pallas.options import Options
 from pytest_pallas.pytest_session import (
     PART,
     PART_OUTCOME,
@@ -80,10 +80,10 @@ def begin(item: pytest.Item | None) -> None:
 
 def skip_if_raised(item: SpecItem) -> None:
     """Skip an item if its kernel raised in an earlier item of this process."""
-    found = item.state.raised.get(item.place)
-    if found is None or item.check.base:
+    raised = item.state.raised.get(item.place)
+    if raised is None or item.check.base:
         return
-    check, name, expected = found
+    check, name, expected = raised
     if expected and not item.expected:
         return
     _ = item.result  # for the record of this item
@@ -98,7 +98,7 @@ def record_raise(item: SpecItem, error: PallasError) -> None:
 
 
 def _raises(item: SpecItem, error: PallasError) -> bool:
-    """Whether the kernel itself raises, independent of the check."""
+    """Return whether the kernel itself raises, independent of the check."""
     if isinstance(error, PeerError):
         return error.kernel_raised and item.check.base
     if not isinstance(error, RAISED_BY_KERNEL) or isinstance(error, KERNEL_RUNS):
@@ -124,7 +124,7 @@ def _raises(item: SpecItem, error: PallasError) -> bool:
 
 
 def node_id(parent: pytest.Collector, name: str) -> str:
-    """The node id as text. pytest 9.2 changes a name in brackets, so that --lf fails."""
+    """Return the node id as text. pytest 9.2 changes a name in brackets, so that --lf fails."""
     return f"{parent.nodeid}::{name}"
 
 
@@ -150,7 +150,7 @@ class SpecItem(pytest.Item):
         name: str = "",
         **rest: Any,
     ) -> SpecItem:
-        """The item ``spec-check[backend-mesh]``, or with another name."""
+        """Return the item ``spec-check[backend-mesh]``, or with another name."""
         name = name or item_name(spec, check.name, backend, mesh)
         self = super().from_parent(parent, name=name, nodeid=node_id(parent, name), **rest)
         self.spec, self.check, self.backend, self.mesh = spec, check, backend, mesh
@@ -178,7 +178,7 @@ class SpecItem(pytest.Item):
         return self.id_of("")
 
     def id_of(self, check: str) -> str:
-        """The node id of another check of the same kernel, backend and mesh."""
+        """Return the node id of another check of the same kernel, backend and mesh."""
         assert self.parent is not None
         return node_id(self.parent, item_name(self.spec, check, self.backend, self.mesh))
 
@@ -190,7 +190,7 @@ class SpecItem(pytest.Item):
         return results.setdefault(key, self.new_result())
 
     def new_result(self) -> Result:
-        """A result without examples."""
+        """Return a result without examples."""
         return Result.of(self.spec, self.check.name, self.backend, self.mesh)
 
     @property
@@ -242,7 +242,7 @@ class SpecItem(pytest.Item):
             pytest.skip(not_applicable(self.check, requirement))
 
     def check_run(self) -> CheckRun:
-        """The run of the check; skips if there are too few devices."""
+        """Return the run of the check; skips if there are too few devices."""
         session = self.state
         return check_run(
             session,
@@ -275,7 +275,7 @@ class SpecItem(pytest.Item):
         return self.stash[SECONDS]
 
     def rounds(self) -> Iterable[int] | None:
-        """The numbers of the rounds to fuzz; None without ``--pallas-fuzz-rounds`` and parts."""
+        """Return the numbers of the rounds to fuzz; None if the item has no rounds."""
         count = self.options.fuzz_rounds
         part = self.stash.get(PART, None)
         if part is not None:
@@ -295,28 +295,28 @@ class SpecItem(pytest.Item):
         return bool(list(self.iter_markers("xfail")))
 
     def replay(self, error: BaseException) -> str:
-        """The command that runs the failing example again."""
+        """Return the command that runs the failing example again."""
         options = self.options
-        words = ["pytest"]
+        command = ["pytest"]
         if options.suite:
-            words.append(f"--pallas-suite={','.join(options.suite)}")
-        words.append(f"--pallas-backend={label(self.backend)}")
+            command.append(f"--pallas-suite={','.join(options.suite)}")
+        command.append(f"--pallas-backend={label(self.backend)}")
         if options.devices != 8:
-            words.append(f"--pallas-devices={options.devices}")
-        words += process_words()
-        if options.max_bytes != DEFAULT_MAX_BYTES:  # it determines the drawn shapes
-            words.append(f"--pallas-max-bytes={option_text(options.max_bytes)}")
+            command.append(f"--pallas-devices={options.devices}")
+        command += process_arguments()
+        if options.max_bytes != Options.max_bytes:  # it determines the drawn shapes
+            command.append(f"--pallas-max-bytes={option_text(options.max_bytes)}")
         if options.arithmetic:
-            words.append(f"--pallas-arithmetic={options.arithmetic}")
+            command.append(f"--pallas-arithmetic={options.arithmetic}")
         again = options.replay.file or blob_of(error) or options.replay.blob
-        words.append(f"--pallas-replay={again}" if again else f"--pallas-seed={options.seed}")
+        command.append(f"--pallas-replay={again}" if again else f"--pallas-seed={options.seed}")
         if isinstance(error, DIED):
-            words.append("--pallas-isolate=always")
-        words.append(self.nodeid)
-        return " ".join(shlex.quote(word) for word in words)
+            command.append("--pallas-isolate=always")
+        command.append(self.nodeid)
+        return " ".join(shlex.quote(word) for word in command)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """The explanation and the replay command; a traceback only for unexpected errors."""
+        """Return the explanation and the replay command; a traceback only for unexpected errors."""
         error = excinfo.value
         if not isinstance(error, PallasError):
             return super().repr_failure(excinfo, style)
@@ -330,7 +330,7 @@ class SpecItem(pytest.Item):
         return text
 
     def _script(self, error: PallasError, command: str, number: int = 1) -> str:
-        """The line with the path of a failure's script; "" without one."""
+        """Return the line with the path of a failure's script; "" without one."""
         if self.expected or facts_of(error).failure is None:
             return ""
         from pytest_pallas.isolate.leaks import leaving_nothing
@@ -340,16 +340,16 @@ class SpecItem(pytest.Item):
         with leaving_nothing(session):  # it may trace the kernel again
             saved = save(session, self, error, command, number=number)
         example = getattr(saved, "example", None)
-        words = "" if example is None else f"\n  example   {example}"
-        return f"\n  script    {saved}{words}"
+        line = "" if example is None else f"\n  example   {example}"
+        return f"\n  script    {saved}{line}"
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
-        """The file of the spec and the name of the item."""
+        """Return the file of the spec and the name of the item."""
         return Path(self.spec.file), 0, self.name  # pytest needs a line to report a skip
 
 
 def not_applicable(check: Check, requirement: str) -> str:
-    """The reason of an item whose check applies to no example."""
+    """Return the reason of an item whose check applies to no example."""
     return f"{check.name}: not applicable ({requirement})"
 
 
@@ -390,7 +390,7 @@ class TimeBudget:
 
 
 def time_budget_of(config: pytest.Config, items: list[pytest.Item], seconds: float) -> TimeBudget:
-    """The clock of a session, which starts at the first call.
+    """Return the clock of a session, which starts at the first call.
 
     Tests that an earlier part of the run has done had their part of the time.
     """
@@ -405,14 +405,14 @@ def time_budget_of(config: pytest.Config, items: list[pytest.Item], seconds: flo
 
 
 def weights(items: Sequence[pytest.Item]) -> Mapping[str, float]:
-    """The share of each item that fuzzes, by node id; those of a kernel add up to 1."""
+    """Return the share of each item that fuzzes, by node id; those of a kernel add up to 1."""
     fuzzed = {item.nodeid: item.spec.name for item in _fuzzing(items)}
     counts = Counter(fuzzed.values())
     return {nodeid: 1 / counts[name] for nodeid, name in fuzzed.items()}
 
 
 def _fuzzing(items: Sequence[pytest.Item]) -> Iterator[Any]:
-    """The items that use all of their time."""
+    """Yield the items that use all of their time."""
     for item in items:
         if (
             isinstance(item, SpecItem)

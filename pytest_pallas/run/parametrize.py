@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -66,7 +67,7 @@ def _apply_marks(item: pytest.Item) -> None:
 
 
 def _expected(mark: pytest.Mark, families: Any) -> tuple[str, pytest.MarkDecorator]:
-    """The backend and pytest's own mark of a ``pallas_xfail`` mark."""
+    """Return the backend and pytest's own mark of a ``pallas_xfail`` mark."""
     rest = dict(mark.kwargs)
     name = mark.args[0] if mark.args else rest.pop("backend", None)
     if len(mark.args) > 1 or not isinstance(name, str) or not rest.get("reason"):
@@ -89,16 +90,11 @@ def seed_given_test(item: pytest.Item) -> None:
     Settings of the test itself stay. ``--pallas-max-examples`` and ``--pallas-profile``, if given,
     apply to tests without max_examples, and ``--pallas-database`` to tests without a database.
     """
-    import sys
-
-    test: Any = getattr(item, "obj", None)
-    test = getattr(test, "__func__", test)
-    if "hypothesis" not in sys.modules or not getattr(test, "is_hypothesis_test", False):
+    test = _given_test(item)
+    if test is None:
         return
     import hypothesis
 
-    if PROBLEM in item.stash:
-        return
     options = current(item.config).options_for(item)
     default = hypothesis.settings.default
     assert default is not None  # it is the current profile
@@ -125,15 +121,8 @@ def limit_examples(item: pytest.Item) -> None:
 
     It need not have to do with a backend, so its seed, deadline and database stay.
     """
-    import sys
-
-    test: Any = getattr(item, "obj", None)
-    test = getattr(test, "__func__", test)
-    if "pytest_pallas.draw" not in sys.modules:
-        return
-    if not getattr(test, "is_hypothesis_test", False) or PROBLEM in item.stash:
-        return
-    if not draws_from(test, "pytest_pallas.draw"):
+    test = _given_test(item) if "pytest_pallas.draw" in sys.modules else None
+    if test is None or not draws_from(test, "pytest_pallas.draw"):
         return
     import hypothesis
 
@@ -143,8 +132,19 @@ def limit_examples(item: pytest.Item) -> None:
         set_hypothesis_settings(test, hypothesis.settings(own, **changes))
 
 
+def _given_test(item: pytest.Item) -> Any:
+    """Return the function of a ``@given`` test; None for other tests, and for one with wrong marks.
+
+    It does not import hypothesis.
+    """
+    test: Any = getattr(item, "obj", None)
+    test = getattr(test, "__func__", test)
+    is_given = "hypothesis" in sys.modules and getattr(test, "is_hypothesis_test", False)
+    return test if is_given and PROBLEM not in item.stash else None
+
+
 def _examples(item: pytest.Item, own: Any) -> dict[str, Any]:
-    """The number of examples of a ``@given`` test, if it is given and the test has none itself.
+    """Return the number of examples of a ``@given`` test, if only the options give one.
 
     A profile of Hypothesis that the command line names says more of it than one of ours.
     """

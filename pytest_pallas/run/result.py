@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pallas_sim.findings import Text
 from pytest_pallas.backends.protocol import Backend, label
-from pytest_pallas.record import Note, Record, note_of
+from pytest_pallas.decoding import Count, Seconds
+from pytest_pallas.record import Note, PlainCompiled, Record, note_of
 
 if TYPE_CHECKING:
     from pytest_pallas.checks.context import CheckResult
@@ -32,28 +34,51 @@ class ExamplePoint:
       failed: whether an output was wrong.
     """
 
-    dims: Mapping[str, int]
+    dims: Mapping[str, Count]
     error: float | None = None
     baseline: float | None = None
     failed: bool = False
 
 
 @dataclass(kw_only=True)
-class Result:
-    """The examples of one check of one kernel in one test, which grow to a ``Record``.
+class ExampleResults:
+    """The results of some examples, as data; see ``rounds``.
 
     Attributes:
-      kernel: its name; ``family``, ``check``, ``backend`` and ``mesh`` as in ``Record``.
       examples: number of examples that count.
       error: the worst error against the oracle in ulps; None if none was measured. ``baseline`` and
         ``multiple`` belong to it.
       compiled: the reports of compilers, as plain values.
-      inputs: what was drawn; one for each example.
       evidence: what ``Check.conclude`` gets.
       withdrawn: why the check does not apply to the last example to which it does not.
       failed: whether an example failed.
-      earlier: number of examples of the same test that another result counted before.
       points: the errors of examples, for a picture.
+    """
+
+    examples: Count = 0
+    error: float | None = None
+    baseline: float | None = None
+    multiple: float | None = None
+    kernel_seconds: Seconds = 0.0
+    compiled: list[PlainCompiled] = field(default_factory=list[Mapping[str, Any]])
+    notes: list[Note] = field(default_factory=list[Note])
+    unverified: dict[Text, None] = field(default_factory=dict[str, None])
+    evidence: list[Any] = field(default_factory=list[Any])
+    withdrawn: Text = ""
+    failed: bool = False
+    goldens: dict[str, Count] = field(default_factory=Counter[str])
+    used_goldens: dict[str, None] = field(default_factory=dict[str, None])
+    points: list[ExamplePoint] = field(default_factory=list[ExamplePoint])
+
+
+@dataclass(kw_only=True)
+class Result(ExampleResults):
+    """The examples of one check of one kernel in one test, which grow to a ``Record``.
+
+    Attributes:
+      kernel: its name; ``family``, ``check``, ``backend`` and ``mesh`` as in ``Record``.
+      inputs: what was drawn; one for each example.
+      earlier: number of examples of the same test that another result counted before.
       mutants: the verdicts on mutants, as plain values.
     """
 
@@ -62,22 +87,8 @@ class Result:
     backend: str
     family: str = ""
     mesh: Mapping[str, int] = field(default_factory=dict[str, int])
-    examples: int = 0
-    error: float | None = None
-    baseline: float | None = None
-    multiple: float | None = None
-    kernel_seconds: float = 0.0
-    compiled: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    notes: list[Note] = field(default_factory=list[Note])
-    unverified: dict[str, None] = field(default_factory=dict[str, None])
     inputs: list[Inputs] = field(default_factory=list["Inputs"])
-    evidence: list[Any] = field(default_factory=list[Any])
-    withdrawn: str = ""
-    failed: bool = False
     earlier: int = 0
-    goldens: Counter[str] = field(default_factory=Counter[str])
-    used_goldens: dict[str, None] = field(default_factory=dict[str, None])
-    points: list[ExamplePoint] = field(default_factory=list["ExamplePoint"])
     mutants: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     @classmethod
@@ -88,7 +99,7 @@ class Result:
         backend: Backend,
         sizes: Mapping[str, int] | None = None,
     ) -> Result:
-        """A result without examples, of a spec or of a kernel's name."""
+        """Return a result without examples, of a spec or of a kernel's name."""
         name, family = (kernel, "") if isinstance(kernel, str) else (kernel.name, kernel.family)
         return cls(
             kernel=name, family=family, check=check, backend=label(backend), mesh=sizes or {}
@@ -109,27 +120,27 @@ class Result:
         self.inputs.pop()
         self.points.pop()
 
-    def add(self, finding: CheckResult) -> None:
+    def add(self, check_result: CheckResult) -> None:
         """Add the result of an example. Of a failed example, only the failure counts."""
-        self.kernel_seconds += finding.seconds
-        for note in map(note_of, finding.notes):
+        self.kernel_seconds += check_result.seconds
+        for note in map(note_of, check_result.notes):
             self.add_note(note)
-        self.goldens.update(finding.goldens)
-        self.used_goldens.update(dict.fromkeys(finding.used_goldens))
-        if finding.evidence is not None:
-            self.evidence.append(finding.evidence)
-        if finding.outcome is not None:
-            self.unverified.update(dict.fromkeys(finding.outcome.unverified))
-        report = None if finding.outcome is None else finding.outcome.report
+        self.goldens.update(check_result.goldens)
+        self.used_goldens.update(dict.fromkeys(check_result.used_goldens))
+        if check_result.evidence is not None:
+            self.evidence.append(check_result.evidence)
+        if check_result.outcome is not None:
+            self.unverified.update(dict.fromkeys(check_result.outcome.unverified))
+        report = None if check_result.outcome is None else check_result.outcome.report
         if report is not None:
             from pytest_pallas.compile.service import to_json as report_to_json
 
             plain = report_to_json(report)
             if plain not in self.compiled:
                 self.compiled.append(plain)
-        failed = finding.failed
-        measured = [each for each in finding.comparisons if each.kind in ("close", "exact")]
-        worst = failed or max(measured, key=lambda each: each.error, default=None)
+        failed = check_result.failed
+        measured = [one for one in check_result.comparisons if one.kind in ("close", "exact")]
+        worst = failed or max(measured, key=lambda one: one.error, default=None)
         if worst is not None and self.points:
             point = self.points[-1]
             point.error, point.baseline = worst.error, worst.baseline_error
@@ -137,7 +148,7 @@ class Result:
         if failed is not None:
             self.fail(failed)
             return
-        for comparison in finding.comparisons:
+        for comparison in check_result.comparisons:
             if comparison.kind != "close":
                 # exact comparisons have no error for the summary
                 self.multiple = self.multiple or 0.0
@@ -157,7 +168,7 @@ class Result:
         """Add the examples of another result of the same test, which ran later."""
         self.examples += later.examples
         self.kernel_seconds += later.kernel_seconds
-        self.compiled += [each for each in later.compiled if each not in self.compiled]
+        self.compiled += [report for report in later.compiled if report not in self.compiled]
         for note in later.notes:
             self.add_note(note)
         self.unverified.update(later.unverified)
@@ -189,7 +200,7 @@ class Result:
     def record(
         self, *, test: str, outcome: str, seconds: float, reason: str = "", **rest: Any
     ) -> Record:
-        """The record of a test that ended with ``outcome``."""
+        """Return the record of a test that ended with ``outcome``."""
         drawn: dict[str, Any] = {}
         if self.inputs:  # imported lazily, because most runs of pytest draw none
             from pytest_pallas.checks.inputs import signatures, to_json
@@ -223,14 +234,14 @@ class Result:
 
 
 def _is_worse(later: Result, earlier: Result) -> bool:
-    """Whether the error of a later result is the worst so far; exact comparisons have none."""
+    """Return whether the error of a later result is the worst; exact comparisons have none."""
     if later.error is None or later.multiple is None:
         return False
     return earlier.multiple is None or later.multiple >= earlier.multiple
 
 
 def _dims(arguments: Arguments) -> dict[str, int]:
-    """The drawn sizes of a call, by name; without names, those of its arrays."""
+    """Return the drawn sizes of a call, by name; without names, those of its arrays."""
     recipes = [arguments.recipe, *(getattr(arg, "recipe", {}) for arg in arguments.args)]
     named = {
         name: value

@@ -7,36 +7,21 @@ import hashlib
 import itertools
 import time
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict, cast
 
-from pallas_sim.findings import Text
-from pytest_pallas import record as notes
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.inputs import Inputs
-from pytest_pallas.compile.service import CompileReport
-from pytest_pallas.compile.service import to_json as plain_report
-from pytest_pallas.decoding import (
-    Checked,
-    Count,
-    DataError,
-    Seconds,
-    decode,
-    jsonable,
-    tagged,
-    untagged,
-)
+from pytest_pallas.decoding import Count, DataError, decode, jsonable, tagged, untagged
 from pytest_pallas.draw.arguments import Declared
 from pytest_pallas.draw.diversity import words_of
 from pytest_pallas.errors import SpecError
 from pytest_pallas.isolate.messages import Change
-from pytest_pallas.record import Aspect, Note
+from pytest_pallas.record import Aspect
 from pytest_pallas.run.check_run import CheckRun, run_example
-from pytest_pallas.run.fuzzing import Fuzz, fuzz, fuzz_round, fuzz_until
-from pytest_pallas.run.result import ExamplePoint, Result
-from pytest_pallas.run.together import agreed
+from pytest_pallas.run.fuzzing import Fuzz, agreed, fuzz, fuzz_round, fuzz_until
+from pytest_pallas.run.result import ExampleResults, Result
 
 #: Number of rounds without a new example after which fuzzing stops.
 EXHAUSTED = 3
@@ -69,12 +54,12 @@ def fuzz_for(
         if agreed(time.monotonic() >= until) or idle == EXHAUSTED:
             return
         before = len(what.passed)
-        fuzz_until(what, seed=zlib.crc32(f"{seed}/{number}".encode()), until=until)
+        fuzz_until(what, seed=seed_of(seed, number), until=until)
         pulse()
         idle = idle + 1 if len(what.passed) == before else 0
 
 
-# What rounds of fuzzing brought, as data that travels between processes, and merged again.
+# The results of rounds as data, which travels between processes and is merged again.
 
 
 @dataclass
@@ -133,18 +118,18 @@ def merge_rounds(result: Result, rounds: Iterable[RoundOutcome]) -> MergedRounds
       rounds: the rounds, in any order, some perhaps more than once.
     """
     by_number: dict[int, RoundOutcome] = {}
-    for each in rounds:
-        by_number.setdefault(each.number, each)
+    for outcome in rounds:
+        by_number.setdefault(outcome.number, outcome)
     passed: set[str] = set()
     idle = number = 0
     while number in by_number:
-        found, before = by_number[number], len(passed)
-        for example in found.examples:
+        outcome, before = by_number[number], len(passed)
+        for example in outcome.examples:
             if example.digest not in passed:
                 result.absorb(example.result)
             if example.passed:
                 passed.add(example.digest)
-        if found.failed:
+        if outcome.failed:
             return MergedRounds(result, number + 1, failed=number)
         idle = idle + 1 if number and len(passed) == before else 0
         number += 1
@@ -154,7 +139,7 @@ def merge_rounds(result: Result, rounds: Iterable[RoundOutcome]) -> MergedRounds
 
 
 def digest_of(words: str) -> str:
-    """A digest of an example's words."""
+    """Return a digest of an example's words."""
     return hashlib.blake2b(words.encode(), digest_size=12).hexdigest()
 
 
@@ -163,31 +148,18 @@ class _PlainInputs(TypedDict):
 
     shapes: str
     signature: str
-    words: list[tuple[Aspect, str]]
+    words: tuple[tuple[Aspect, str], ...]
     dtypes: tuple[str, ...]
     declared: list[Count]
 
 
-class _PlainExample(TypedDict):
-    """An example, without fields that are empty."""
+@dataclass(kw_only=True)
+class _PlainExample(ExampleResults):
+    """An ``ExampleOutcome``, with numbers of its inputs. Fields with defaults are left out."""
 
     digest: str
-    errors: tuple[float | None, float | None, float | None]
-    passed: NotRequired[bool]
-    examples: NotRequired[Count]
-    failed: NotRequired[bool]
-    kernel_seconds: NotRequired[Seconds]
-    withdrawn: NotRequired[Text]
-    inputs: NotRequired[list[Count]]
-    points: NotRequired[list[tuple[dict[str, Count], float | None, float | None, bool]]]
-    compiled: NotRequired[
-        list[Annotated[dict[str, Any], Checked(lambda: CompileReport, plain_report)]]
-    ]
-    notes: NotRequired[list[Note]]
-    unverified: NotRequired[list[Text]]
-    goldens: NotRequired[dict[str, Count]]
-    used_goldens: NotRequired[list[str]]
-    evidence: NotRequired[list[Any]]
+    passed: bool = False
+    inputs: list[Count] = field(default_factory=list[int])
 
 
 class _PlainRound(TypedDict):
@@ -210,109 +182,54 @@ class RoundsPart(TypedDict):
 
 
 def rounds_to_json(rounds: Sequence[RoundOutcome], check: Check) -> dict[str, Any]:
-    """Rounds as plain JSON values; equal inputs are written once.
+    """Return rounds as plain JSON values; equal inputs are written once.
 
     Raises:
       SpecError: the evidence of the check is no data.
     """
-    declared: dict[Declared, int] = {}
-    inputs: dict[Inputs, int] = {}
-    for each in rounds:
-        for example in each.examples:
-            for call in example.result.inputs:
-                inputs.setdefault(call, len(inputs))
-    for call in inputs:
-        for one in call.declared:
-            declared.setdefault(one, len(declared))
+    results = [example.result for outcome in rounds for example in outcome.examples]
+    inputs = _numbered(call for result in results for call in result.inputs)
+    declared = _numbered(choices for call in inputs for choices in call.declared)
     return {
-        "declared": [
-            [[list(aspect), list(words)] for aspect, words in each.words.items()]
-            for each in declared
-        ],
+        "declared": [jsonable(list(choices.words.items())) for choices in declared],
         "inputs": [
-            {
-                "shapes": call.shapes,
-                "signature": call.signature,
-                "words": [[list(aspect), word] for aspect, word in call.words],
-                "dtypes": list(call.dtypes),
-                "declared": [declared[each] for each in call.declared],
-            }
+            jsonable(vars(call) | {"declared": [declared[choices] for choices in call.declared]})
             for call in inputs
         ],
         "rounds": [
             {
-                "number": each.number,
-                "failed": each.failed,
-                "examples": [_example(example, inputs, check) for example in each.examples],
+                "number": outcome.number,
+                "failed": outcome.failed,
+                "examples": [
+                    _plain_example(example, inputs, check) for example in outcome.examples
+                ],
             }
-            for each in rounds
+            for outcome in rounds
         ],
     }
 
 
-def rounds_from_json(plain: Mapping[str, Any], like: Result, check: Check) -> list[RoundOutcome]:
-    """The rounds of a ``RoundsPart``. Nothing of it is executed.
-
-    Args:
-      plain: from ``rounds_to_json``.
-      like: a result of the same item.
-      check: that of the item.
-
-    Raises:
-      DataError: it is none.
-    """
-    part: RoundsPart = decode(RoundsPart, plain)
-    declared = [Declared(words=dict(each)) for each in part["declared"]]
-    try:
-        inputs = [
-            Inputs(
-                each["shapes"],
-                each["signature"],
-                tuple(each["words"]),
-                each["dtypes"],
-                tuple(declared[number] for number in each["declared"]),
-            )
-            for each in part["inputs"]
-        ]
-        return [
-            RoundOutcome(
-                each["number"],
-                [_example_from(example, inputs, like, check) for example in each["examples"]],
-                each["failed"],
-            )
-            for each in part["rounds"]
-        ]
-    except IndexError:
-        raise DataError("has the number of an input that is not there") from None
+def _numbered[T](values: Iterable[T]) -> dict[T, int]:
+    """Return different values with their numbers, in the order in which they come."""
+    return {value: number for number, value in enumerate(dict.fromkeys(values))}
 
 
-def _example(example: ExampleOutcome, inputs: Mapping[Inputs, int], check: Check) -> dict[str, Any]:
-    """An example as plain values; those of most examples, which are empty, are left out."""
-    result = example.result
-    plain = {
+def _plain_example(
+    example: ExampleOutcome, inputs: Mapping[Inputs, int], check: Check
+) -> dict[str, Any]:
+    default = vars(_PlainExample(digest=""))
+    fields = {name: value for name, value in vars(example.result).items() if name in default}
+    fields |= {
         "digest": example.digest,
         "passed": example.passed,
-        "examples": result.examples,
-        "errors": [result.error, result.baseline, result.multiple],
-        "failed": result.failed,
-        "kernel_seconds": result.kernel_seconds,
-        "withdrawn": result.withdrawn,
-        "inputs": [inputs[call] for call in result.inputs],
-        "points": [
-            [dict(each.dims), each.error, each.baseline, each.failed] for each in result.points
-        ],
-        "compiled": result.compiled,
-        "notes": [notes.note_to_json(note) for note in result.notes],
-        "unverified": list(result.unverified),
-        "goldens": dict(result.goldens),
-        "used_goldens": list(result.used_goldens),
-        "evidence": [_plain_evidence(each, check) for each in result.evidence],
+        "inputs": [inputs[call] for call in example.result.inputs],
+        "evidence": [_plain_evidence(evidence, check) for evidence in example.result.evidence],
     }
-    return {name: value for name, value in plain.items() if value or name in _ALWAYS}
+    return {name: jsonable(value) for name, value in fields.items() if value != default[name]}
 
 
 def _plain_evidence(evidence: Any, check: Check) -> Any:
-    """The evidence of an example as plain values.
+    """Return the evidence of an example as plain values.
 
     Raises:
       SpecError: it is no data.
@@ -327,45 +244,43 @@ def _plain_evidence(evidence: Any, check: Check) -> Any:
         ) from None
 
 
-def _evidence(plain: Any, check: Check) -> Any:
-    """The evidence from ``_plain_evidence``."""
-    return untagged(plain) if check.evidence is None else decode(check.evidence, plain)
+def rounds_from_json(plain: Mapping[str, Any], like: Result, check: Check) -> list[RoundOutcome]:
+    """Return the rounds of a ``RoundsPart``. Nothing of it is executed.
 
+    Args:
+      plain: from ``rounds_to_json``.
+      like: a result of the same item.
+      check: that of the item.
 
-#: What every example has.
-_ALWAYS = ("digest", "errors")
+    Raises:
+      DataError: it is none.
+    """
+    part: RoundsPart = decode(RoundsPart, plain)
+    declared = [Declared(words=dict(pairs)) for pairs in part["declared"]]
 
+    def outcome_of(example: _PlainExample) -> ExampleOutcome:
+        fields: dict[str, Any] = dict(vars(example))
+        digest, passed = fields.pop("digest"), fields.pop("passed")
+        fields["inputs"] = [inputs[number] for number in example.inputs]
+        fields["evidence"] = [
+            untagged(evidence) if check.evidence is None else decode(check.evidence, evidence)
+            for evidence in example.evidence
+        ]
+        return ExampleOutcome(digest, dataclasses.replace(like, **fields), passed)
 
-def _example_from(
-    plain: _PlainExample, inputs: Sequence[Inputs], like: Result, check: Check
-) -> ExampleOutcome:
-    error, baseline, multiple = plain["errors"]
-    result = Result(
-        kernel=like.kernel,
-        check=like.check,
-        backend=like.backend,
-        family=like.family,
-        mesh=like.mesh,
-        examples=plain.get("examples", 0),
-        error=error,
-        baseline=baseline,
-        multiple=multiple,
-        failed=plain.get("failed", False),
-        kernel_seconds=plain.get("kernel_seconds", 0.0),
-        withdrawn=plain.get("withdrawn", ""),
-        inputs=[inputs[number] for number in plain.get("inputs", ())],
-        points=[
-            ExamplePoint(dims=dims, error=error, baseline=baseline, failed=failed)
-            for dims, error, baseline, failed in plain.get("points", ())
-        ],
-        compiled=plain.get("compiled", []),
-        notes=plain.get("notes", []),
-        unverified=dict.fromkeys(plain.get("unverified", ())),
-        goldens=Counter(plain.get("goldens", {})),
-        used_goldens=dict.fromkeys(plain.get("used_goldens", ())),
-        evidence=[_evidence(each, check) for each in plain.get("evidence", ())],
-    )
-    return ExampleOutcome(plain["digest"], result, plain.get("passed", False))
+    try:
+        inputs = [
+            Inputs(**dict(call, declared=tuple(declared[n] for n in call["declared"])))
+            for call in cast("list[dict[str, Any]]", part["inputs"])
+        ]
+        return [
+            RoundOutcome(
+                outcome["number"], list(map(outcome_of, outcome["examples"])), outcome["failed"]
+            )
+            for outcome in part["rounds"]
+        ]
+    except IndexError:
+        raise DataError("has the number of an input that is not there") from None
 
 
 # Rounds of fuzzing in a fixed order, so that any process can run any of them.
@@ -375,7 +290,7 @@ def _example_from(
 
 
 def seed_of(seed: int, number: int) -> int:
-    """The seed of a round."""
+    """Return the seed of a round."""
     return zlib.crc32(f"{seed}/{number}".encode()) if number else seed
 
 
@@ -439,10 +354,10 @@ def _noting(run: CheckRun, outcome: RoundOutcome, *, keep: bool) -> Callable[[An
         if keep:
             outcome.examples.append(example)
         try:
-            finding = run_example(alone, drawn)
+            result = run_example(alone, drawn)
         finally:
             whole.absorb(alone.result)
         example.passed = True
-        return finding
+        return result
 
     return run_alone

@@ -16,8 +16,7 @@ from pytest_pallas.checks import Check
 from pytest_pallas.compile.service import Service
 from pytest_pallas.database import parse_places
 from pytest_pallas.fixture_types import CheckKeywords, spelled_out
-from pytest_pallas.option_values import Options
-from pytest_pallas.options import PROFILES
+from pytest_pallas.options import PROFILES, Options
 from pytest_pallas.run.backends import on_claimed_chips, without_replaced
 from pytest_pallas.run.calls import check_kernel, listed, refuse_others
 from pytest_pallas.session import Harness, Session, SpecFacts
@@ -113,7 +112,7 @@ def check(
     refuse_others(kernel)
     set_platforms(os.environ)
     count = simulate(devices or Options.devices, os.environ, explicit=devices is not None)
-    own = tuple(each for each in listed(keywords.get("checks", ())) if isinstance(each, Check))
+    own = tuple(one for one in listed(keywords.get("checks", ())) if isinstance(one, Check))
     peers = _names_of_peers(kernel, keywords)
     run = _run_options(seed, timeout, sanitize, max_examples, count, (*peers, backend), arithmetic)
     session = _Session(options=run, harness=Harness(checks=lambda: own))
@@ -150,7 +149,7 @@ def _run_options(
     backend: tuple[str, ...],
     arithmetic: str,
 ) -> Options:
-    """The options of one call."""
+    """Return the options of one call."""
     values: dict[str, Any] = {"seed": seed, "timeout": timeout, "sanitize": sanitize}
     if max_examples is not None:
         values["max_examples"] = max_examples
@@ -166,7 +165,7 @@ def _run_options(
 
 
 def _names_of_peers(kernel: Any, keywords: Any) -> tuple[str, ...]:
-    """The peers of a spec, which are names of backends."""
+    """Return the peers of a spec, which are names of backends."""
     if not isinstance(kernel, KernelSpec):
         return ()
     peers = keywords.pop("peers", ())
@@ -176,7 +175,7 @@ def _names_of_peers(kernel: Any, keywords: Any) -> tuple[str, ...]:
 
 
 def _backend(session: Session, kernel: Any, word: str, peers: Sequence[str]) -> Backend:
-    """The backend of a word.
+    """Return the backend of a word.
 
     Raises:
       OptionError: an unknown name, or a word for several backends, or for none of a spec's.
@@ -193,10 +192,11 @@ def _backend(session: Session, kernel: Any, word: str, peers: Sequence[str]) -> 
         return session.backends_for([])[0][0]
     backends, automatic = on_claimed_chips(session, kernel, chosen.backends, chosen.automatic)
     backends = without_replaced(SpecFacts(), kernel, backends, automatic, session.options.timeout)
-    claimed = [each for each in backends if kernel.claims(label(each)) and label(each) not in peers]
+    labels = {label(backend): backend for backend in backends}
+    claimed = [name for name in labels if kernel.claims(name) and name not in peers]
     if not claimed:
         raise OptionError(
-            f"{kernel.name} claims none of {', '.join(map(label, backends))}, which backend="
+            f"{kernel.name} claims none of {', '.join(labels)}, which backend="
             f"{word!r} means; give backend=, one of {', '.join(kernel.claimed)}"
         )
-    return claimed[0]
+    return labels[claimed[0]]

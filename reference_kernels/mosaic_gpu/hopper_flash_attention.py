@@ -593,7 +593,7 @@ def hopper_flash_attention(
       block_kv: keys of a block, 64 or 128; by default 128, or 64 for a ``d`` of 256, which allows
         no more.
       stages: blocks of keys and of values in shared memory, at least 2 and at most
-        ``most_stages``; by default 3, or as many as fit: 2 for a ``d`` of 256.
+        ``most_stages``; by default 2: on an H200 more are no faster.
       in_registers: let the tensor core take the weights from registers and add to the output there.
         Otherwise the weights go through shared memory, and the products are added by the threads:
         the GPU interpreter can do that, but it takes as many registers again for the output, and
@@ -633,7 +633,7 @@ def hopper_flash_attention(
     if block_kv not in (64, 128):
         raise ValueError(f"block_kv must be 64 or 128, but it is {block_kv}")
     most = most_stages(d, block_kv, in_registers=in_registers)
-    stages = min(3, most) if stages is None else stages
+    stages = 2 if stages is None else stages
     _require.positive(stages=stages)
     if stages == 1:
         raise ValueError("stages must be at least 2: with 1, the copies wait for each other")

@@ -9,9 +9,13 @@ copy: tensor". A block of the grid is one warpgroup, the four warps that issue a
 together, one for each of the four tensor cores of a multiprocessor (SM). Its operands lie in shared
 memory, where TMA puts them, its sum in registers.
 
-- ``128 x 128`` sums in float32 are 128 registers of each thread, half of what there are.
-- Three stages of ``128 x 64`` and ``64 x 128`` are 96 kB, and 16 kB more for the output: two blocks
-  fit in the 227 kB of an SM, and one multiplies while the other begins or ends.
+- ``128 x 128`` sums in float32 are 128 registers of each thread, half of what there are. Three
+  stages of ``128 x 64`` and ``64 x 128`` are 96 kB, and 16 kB more for the output: two blocks fit
+  in the 227 kB of an SM, and one multiplies while the other begins or ends.
+- ``128 x 192`` sums need fewer bytes of operands each, and four stages; then one block fits. Large
+  products are 7 % faster so on an H200, those that leave SMs idle at the end are slower.
+- Blocks are taken along a snake, ``width`` of them wide, instead of row by row: those that are in
+  work at the same time share rows of ``x`` and columns of ``y``, which stay in the L2 cache.
 - A ``wgmma`` is asynchronous too. The next one is issued before the last one is waited for, so that
   the tensor cores never run dry, and the slot that TMA fills is that of the step before.
 
@@ -29,6 +33,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -40,6 +45,9 @@ from reference_kernels import _require
 from reference_kernels._refs import Ref
 from reference_kernels.mosaic_gpu import _tiles
 from reference_kernels.mosaic_gpu._tiles import Activation
+
+_WIDE = 192  # columns of a block of a large product
+_SMS = 132  # multiprocessors of an H100 or H200
 
 
 class _Buffers(NamedTuple):
@@ -66,6 +74,8 @@ def _matmul_kernel(
     *,
     axes: tuple[int, int],
     steps: int,
+    tiles: tuple[int, int],
+    width: int,
     activation: Activation | None,
 ) -> None:
     """A block of the output: contract axis ``axes[0]`` of ``x`` with ``axes[1]`` of ``y``.
@@ -78,10 +88,13 @@ def _matmul_kernel(
       arrived: barriers, ``(stages,)``: both blocks of a step have arrived in a slot.
       axes: which axis of each operand is contracted.
       steps: of the sums.
+      tiles: how many blocks there are below each other, and beside each other.
+      width: see ``hopper_matmul``.
       activation: applied to the sums.
     """
     block_m, block_n = buffers.x.shape[2 - axes[0]], buffers.y.shape[2 - axes[1]]
-    row, column = jax.lax.axis_index("row") * block_m, jax.lax.axis_index("column") * block_n
+    i, j = plgpu.planar_snake(jax.lax.axis_index("tile"), tiles, 0, width)
+    row, column = i * block_m, j * block_n
 
     def fetch(step: jax.Array, slot: jax.Array) -> None:
         for gmem, smem, first, axis in (
@@ -129,6 +142,7 @@ class _Settings:
       block_n: columns of it.
       block_k: terms of a sum in one step.
       stages: steps whose operands fit in shared memory.
+      width: blocks below each other that are taken before the next column.
     """
 
     activation: Activation | None
@@ -138,6 +152,7 @@ class _Settings:
     block_n: int
     block_k: int
     stages: int
+    width: int
 
 
 def _contract(x: jax.Array, y: jax.Array, axes: tuple[int, int], settings: _Settings) -> jax.Array:
@@ -148,11 +163,14 @@ def _contract(x: jax.Array, y: jax.Array, axes: tuple[int, int], settings: _Sett
     block_m, block_n, block_k = settings.block_m, settings.block_n, settings.block_k
     x_block = (block_m, block_k) if axes[0] == 1 else (block_k, block_m)
     y_block = (block_k, block_n) if axes[1] == 0 else (block_n, block_k)
+    tiles = pl.cdiv(m, block_m), pl.cdiv(n, block_n)
     return plgpu.kernel(
         functools.partial(
             _matmul_kernel,
             axes=axes,
             steps=pl.cdiv(k, block_k),
+            tiles=tiles,
+            width=settings.width,
             activation=settings.activation,
         ),
         out_type=jax.ShapeDtypeStruct(out, settings.dtype),
@@ -164,8 +182,8 @@ def _contract(x: jax.Array, y: jax.Array, axes: tuple[int, int], settings: _Sett
             ),
             plgpu.Barrier(num_arrivals=2, num_barriers=settings.stages),
         ),
-        grid=(pl.cdiv(m, block_m), pl.cdiv(n, block_n)),
-        grid_names=("row", "column"),
+        grid=(math.prod(tiles),),
+        grid_names=("tile",),
         # For the activation: what is rounded to 16 bits has no use for the last bits of an exp,
         # and the exact one needs more registers than there are.
         compiler_params=plgpu.CompilerParams(approx_math=settings.dtype.itemsize == 2),
@@ -204,6 +222,12 @@ def _backward(
 _matmul.defvjp(_forward, _backward)
 
 
+def _keeps_busy(m: int, n: int, block_m: int, block_n: int) -> bool:
+    """Whether blocks of this size, one for each SM at a time, leave few of them idle."""
+    turns = pl.cdiv(pl.cdiv(m, block_m) * pl.cdiv(n, block_n), _SMS)
+    return m * n >= 0.95 * turns * _SMS * block_m * block_n
+
+
 def hopper_matmul(
     x: jax.Array,
     y: jax.Array,
@@ -212,9 +236,10 @@ def hopper_matmul(
     transpose_rhs: bool = False,
     out_dtype: Any = None,
     block_m: int = 128,
-    block_n: int = 128,
+    block_n: int | None = None,
     block_k: int | None = None,
-    stages: int = 3,
+    stages: int | None = None,
+    width: int = 8,
 ) -> jax.Array:
     """``activation(x @ y)``. It can be differentiated by both operands, and vmapped.
 
@@ -231,9 +256,12 @@ def hopper_matmul(
         is float8_e4m3fn.
       block_m: rows of a block of the output, a multiple of 64. A thread holds
         ``block_m * block_n / 128`` sums in registers.
-      block_n: columns of it, a multiple of 64, at most 256.
+      block_n: columns of it, a multiple of 64, at most 256. By default 192 where that keeps nearly
+        all multiprocessors busy to the end, and 128 elsewhere.
       block_k: terms of the sums in one step, a multiple of 128 bytes. By default 128 bytes.
       stages: how many steps fit in shared memory, at least 2; all but one or two are on their way.
+        By default 4 for 192 columns of 128 bytes, and 3 elsewhere.
+      width: blocks below each other that are taken before the next column.
 
     Returns:
       ``(m, n)``, of ``out_dtype``.
@@ -251,9 +279,17 @@ def hopper_matmul(
     out_dtype = _tiles.out_dtype(x.dtype) if out_dtype is None else out_dtype
     _tiles.check_out_dtype(out_dtype)
     block_k = _tiles.width(x.dtype) if block_k is None else block_k
+    _require.positive(block_m=block_m)
+    if block_n is None:
+        n = y.shape[0 if transpose_rhs else 1]
+        block_n = _WIDE if _keeps_busy(x.shape[0], n, block_m, _WIDE) else 128
+    if stages is None:
+        stages = 4 if (block_n, block_k) == (_WIDE, _tiles.width(x.dtype)) else 3
     _tiles.check_blocks(x.dtype, block_m=block_m, block_n=block_n, block_k=block_k, stages=stages)
+    _require.positive(width=width)
     settings = _Settings(
-        activation, int(transpose_rhs), jnp.dtype(out_dtype), block_m, block_n, block_k, stages
+        *(activation, int(transpose_rhs), jnp.dtype(out_dtype)),
+        *(block_m, block_n, block_k, stages, width),
     )
     return _matmul(x, y, settings)
 

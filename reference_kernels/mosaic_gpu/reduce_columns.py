@@ -7,6 +7,9 @@ A thread has some columns of ``block_rows`` rows: it reduces them in registers a
 atomic operation for each column (PTX ISA, "red"), whose results meet in the L2 cache. There is no
 second kernel and no scratch memory, and the output begins as the neutral element of ``op``.
 
+``atomic_max`` and ``atomic_min`` of JAX 0.11.2 to 0.12.0.1 compare the bits of int32 as unsigned.
+So they get uint32 here, with the sign bit flipped, which keeps the order.
+
 All these operations of integers give the same answer in any order. A sum of floats does not: it is
 rounded after each addition, and blocks add in any order. So its last bits differ from run to run.
 """
@@ -28,6 +31,10 @@ from reference_kernels import _require
 Operation = Literal["add", "max", "min", "and", "or", "xor"]
 
 _THREADS = 128  # of a block
+
+_AHEAD = 16  # rows whose loads are under way at a time
+
+_SIGN = np.uint32(1 << 31)
 
 #: What two elements become, and what an element of memory and one of a register become.
 _PAIRS: dict[Operation, Callable[..., jax.Array]] = {
@@ -68,12 +75,24 @@ def _kernel(x_gmem: Any, o_gmem: Any, *, op: Operation, block_rows: int, width: 
     def row(i: Any) -> jax.Array:
         return plgpu.load(x_gmem.at[i, columns], layout=layout)
 
+    def add_some(i: Any, total: jax.Array) -> jax.Array:
+        rows = [row(first + i * _AHEAD + j) for j in range(_AHEAD)]
+        return functools.reduce(_PAIRS[op], rows, total)
+
+    def add_one(i: Any, total: jax.Array) -> jax.Array:
+        return _PAIRS[op](total, row(i))
+
     end = jnp.minimum(first + block_rows, x_gmem.shape[0])
-    total = jax.lax.fori_loop(first + 1, end, lambda i, some: _PAIRS[op](some, row(i)), row(first))
+    groups = jax.lax.div(end - first, _AHEAD)
+    total = plgpu.layout_cast(jnp.full((width,), _neutral(op, x_gmem.dtype), x_gmem.dtype), layout)
+    total = jax.lax.fori_loop(0, groups, add_some, total)
+    total = jax.lax.fori_loop(first + groups * _AHEAD, end, add_one, total)
+    if o_gmem.dtype != total.dtype:
+        total = jax.lax.bitcast_convert_type(total, o_gmem.dtype) ^ _SIGN
     _atomic(op)(o_gmem.at[columns], total)
 
 
-def reduce_columns(x: jax.Array, *, op: Operation = "add", block_rows: int = 32) -> jax.Array:
+def reduce_columns(x: jax.Array, *, op: Operation = "add", block_rows: int = 128) -> jax.Array:
     """``op`` of all rows of ``x``.
 
     Args:
@@ -99,8 +118,11 @@ def reduce_columns(x: jax.Array, *, op: Operation = "add", block_rows: int = 32)
     _require.positive(block_rows=block_rows)
     x = jnp.pad(x, ((0, 0), (0, -n % _THREADS)))
     width = _THREADS * (1 if x.shape[1] % (4 * _THREADS) else 4)
-    start = jnp.full((x.shape[1],), _neutral(op, x.dtype), x.dtype)
-    return _reduced(x, start, op=op, block_rows=block_rows, width=width)[:n]
+    flips = x.dtype == jnp.int32 and op in ("min", "max")
+    dtype = jnp.uint32 if flips else x.dtype
+    start = jnp.full((x.shape[1],), _neutral(op, dtype), dtype)
+    out = _reduced(x, start, op=op, block_rows=block_rows, width=width)[:n]
+    return jax.lax.bitcast_convert_type(out ^ _SIGN, jnp.int32) if flips else out
 
 
 # A reference with a memory space exists inside of jax.jit only.

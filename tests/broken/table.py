@@ -42,15 +42,9 @@ ASKED = (
 #: These are listed also where they say the same as ``forward``, which watches for them, too.
 OWN_WORDS = ("races", "dma", "deadlock", "schedule")
 
-#: What one H200 answered (JAX 0.11.2, ``forward``, 2 examples) to the wrong kernels that the record
-#: names. It answered 4 of 13 rightly, and the others wrongly or with a launch failure, after which
-#: every later test of that process fails.
-ON_H200 = {
-    **dict.fromkeys(
-        ("not_committed", "store_not_waited_for", "waits_late", "neighbours_in_place"), "right"
-    ),
-    "one_arrival": "wrong or launch failure",
-}
+#: What one H200 answered (``scripts/chip_answers.py``; 27 November 2026, JAX 0.11.2, ``forward``,
+#: 4 examples).
+ON_H200: Mapping[str, str] = json.loads((HERE / "h200.json").read_text())
 H200 = "an H200's answer"
 
 #: The family of kernels whose spec does not say it.

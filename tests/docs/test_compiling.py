@@ -11,8 +11,7 @@ from pallas_test_support.forked_python import run_python
 from pytest_pallas.compile import libtpu
 from pytest_pallas.compile import report as costs
 from pytest_pallas.compile.service import CompileReport, Status
-from pytest_pallas.option_values import Options
-from pytest_pallas.options import TABLE
+from pytest_pallas.options import TABLE, Options
 
 TEXT = (Path(__file__).parents[2] / "docs/compiling.md").read_text()
 

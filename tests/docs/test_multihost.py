@@ -15,8 +15,7 @@ import pytest
 import yaml
 
 from pytest_pallas.distribute.gang.hosts import free_port
-from pytest_pallas.option_values import read_options
-from pytest_pallas.options import Distributed
+from pytest_pallas.options import Distributed, read_options
 
 TEXT = (Path(__file__).parents[2] / "docs/multihost.md").read_text()
 

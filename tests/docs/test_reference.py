@@ -74,7 +74,7 @@ def test_every_strategy_in_the_text_exists(name):
 
 
 def test_defaults_in_the_text_are_the_defaults():
-    from pytest_pallas.option_values import Options
+    from pytest_pallas.options import Options
 
     options = Options()
     for flag, value in (

@@ -47,7 +47,7 @@ class Fake:
 def test_a_simulator_works():
     [family] = [family for family in FAMILIES if family.name == "tpu-sim"]
     trial = tried(family.make(None))
-    assert (trial.backend, trial.status, trial.words) == ("tpu-sim", OK, "x + 1 is right")
+    assert (trial.backend, trial.status, trial.text) == ("tpu-sim", OK, "x + 1 is right")
     assert trial.seconds > 0
 
 
@@ -63,7 +63,7 @@ def test_a_simulator_works():
 def test_what_becomes_of_a_backend(backend, status, words):
     trial = tried(backend)
     assert trial.status == status
-    assert trial.words.startswith(words)
+    assert trial.text.startswith(words)
 
 
 def test_the_report_can_be_pasted():

@@ -149,7 +149,7 @@ SANITIZER = """
     def _run(context):
         from pytest_pallas.checks.context import CheckResult
 
-        return CheckResult(comparisons=[], notes=(f"dma: {context.dma}",))
+        return CheckResult(comparisons=[], notes=(f"dma: {context.settings.dma}",))
 
     def pytest_pallas_checks(config):
         return [

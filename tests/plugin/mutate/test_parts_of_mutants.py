@@ -11,6 +11,8 @@ from tests.plugin.mutate.test_own_tests import KERNELS as RELU
 from tests.plugin.mutate.test_own_tests import LOOSE, STRICT
 from tests.plugin.mutate.test_specs import KERNELS, RUN, SPECS
 
+IN_PARTS = ("-p", "pallas_test_support.parts_controller")
+
 MARKS = """equivalent=(
             EquivalentMutant(
                 operator="arithmetic", source="8 * pl.program_id(0)", reason="there is one block"
@@ -68,7 +70,7 @@ def test_parts_have_the_record_of_the_whole(project, monkeypatch, division, made
     args = (*RUN, "--pallas-checks=forward,determinism", *options)
     whole = without_times(project.records(*args))
     monkeypatch.setenv("PARTS", division)
-    parts = without_times(project.records(*args, "-p", "parts_controller"))
+    parts = without_times(project.records(*args, *IN_PARTS))
     assert parts == whole
     verdicts = [mutant for record in whole for mutant in record["mutants"]]
     if len(made) > 1 and made[0][0] != "off" and not options:
@@ -79,7 +81,7 @@ def test_kills_of_tests_count_in_their_order(project, monkeypatch):
     project.write(kernels=RELU, test_loose=LOOSE, test_strict=STRICT)
     whole = without_times(project.records("--pallas-mutate"))
     monkeypatch.setenv("PARTS", "1:0")
-    assert without_times(project.records("--pallas-mutate", "-p", "parts_controller")) == whole
+    assert without_times(project.records("--pallas-mutate", *IN_PARTS)) == whole
     hows = [mutant["how"] for record in whole for mutant in record["mutants"]]
     assert {"by another", "AssertionError", "MismatchError"} <= set(hows)
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import shlex
 
+from pytest_pallas.budget import DEFAULT_MAX_BYTES
+from pytest_pallas.options import Options
+
 SPEC = (
     'name="add", kernel=add, inputs=pst.arrays("m n, m n", dtype="float32", '
     'dims={"m": [8, 64], "n": [128, 256]})'
@@ -67,6 +70,10 @@ def test_a_test_whose_smallest_call_is_too_large(project):
     result = project.run("--pallas-max-bytes=256")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["E*DrawTooLargeError: *--pallas-max-bytes=256 is too small*"])
+
+
+def test_strategies_have_the_same_default():
+    assert Options.max_bytes == DEFAULT_MAX_BYTES
 
 
 def test_a_failure_is_replayed_within_it(project):

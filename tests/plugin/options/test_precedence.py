@@ -10,8 +10,7 @@ import pytest
 
 from pytest_pallas.database import DatabasePlace
 from pytest_pallas.distribute.gang.hosts import free_port
-from pytest_pallas.option_values import read_options
-from pytest_pallas.options import TABLE
+from pytest_pallas.options import TABLE, read_options
 from pytest_pallas.replay.goldens import Example, content_of
 
 #: Option: default, and values for ini, command line and mark with what they are read as.

@@ -10,6 +10,8 @@ import pytest
 
 from pytest_pallas.run import fuzzing
 
+IN_PARTS = ("-p", "pallas_test_support.parts_controller")
+
 ONE = ("--pallas-suite=specs", "--pallas-backend=tpu-sim", "--pallas-max-examples=4")
 
 WIDE = 'inputs=pst.arrays("m n, m n", dtype="float32", around=[8, 16, 32])'
@@ -47,7 +49,7 @@ def both(project: Any, monkeypatch: Any, divisions: str, *args: str) -> list[dic
     for division in divisions.split():
         shutil.rmtree(project.path / ".hypothesis", ignore_errors=True)  # the failing examples
         monkeypatch.setenv("PARTS", division)
-        parts = without_times(project.records(*ONE, *args, "-p", "parts_controller"))
+        parts = without_times(project.records(*ONE, *args, *IN_PARTS))
         assert parts == whole, division
     return whole
 
@@ -151,7 +153,7 @@ def test_rounds_until_a_time_count_up_to_the_first_gap(project, monkeypatch, div
     project.specs(f'name="add", kernel=add, {WIDE}')
     args = (*ONE, "--pallas-checks=forward")
     monkeypatch.setenv("PARTS", division)
-    parts = project.records(*args, "--pallas-fuzz-time=1", "-p", "parts_controller")
+    parts = project.records(*args, "--pallas-fuzz-time=1", *IN_PARTS)
     whole = project.records(*args, f"--pallas-fuzz-rounds={rounds}")
     assert without_times(parts) == without_times(whole)
 

@@ -32,11 +32,11 @@ from pytest_pallas.checks.oracle_strength import Attempt, Evidence, oracle_stren
 from pytest_pallas.compile import costs
 from pytest_pallas.decoding import DataError, shown
 from pytest_pallas.distribute import merge as merging
-from pytest_pallas.distribute.fleet.messages import TestResult, from_plain, to_plain
+from pytest_pallas.distribute.fleet.messages import TestResult
 from pytest_pallas.distribute.parts import result_of
 from pytest_pallas.distribute.resume import records_by_test, reports_of, require_readable
 from pytest_pallas.draw.arguments import Arguments
-from pytest_pallas.isolate.messages import warning_of
+from pytest_pallas.isolate.messages import PlainWarning, from_plain, to_plain, warning_of
 from pytest_pallas.judge.tolerance import Tolerance
 from pytest_pallas.mutate.item import merge_mutants
 from pytest_pallas.mutate.kills import credit_first_kills
@@ -152,10 +152,10 @@ def _messages() -> list[dict[str, Any]]:
             "start": 1.0, "stop": 1.1, "pallas_part": result,
             "pallas_records": [to_json(samples()[0])], "pallas_raised": ("p", "c", "i", False),
         }  # fmt: skip
-        warning = {
-            "text": "look", "module": "builtins", "category": "UserWarning", "filename": "a.py",
-            "lineno": 3, "when": "runtest", "nodeid": "left", "location": None,
-        }  # fmt: skip
+        warning = PlainWarning(
+            text="look", module="builtins", category="UserWarning", filename="a.py", lineno=3,
+            when="runtest", nodeid="left", location=None,
+        )  # fmt: skip
         found.append(
             to_plain(
                 TestResult(

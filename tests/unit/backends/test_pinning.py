@@ -70,7 +70,7 @@ def test_a_jax_that_cannot_use_them_has_none(tmp_path):
 def test_each_worker_has_one(backends):
     chosen = pinning(GPUS, 3, backends, {})
     assert (chosen.variable, chosen.values) == ("CUDA_VISIBLE_DEVICES", ("0", "1", "2"))
-    assert chosen.words == "each of 3 workers has one of 4 GPUs (CUDA_VISIBLE_DEVICES)"
+    assert chosen.text == "each of 3 workers has one of 4 GPUs (CUDA_VISIBLE_DEVICES)"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_workers_that_are_left_as_they_are(chips, workers, backends):
 def test_gpus_are_shared_if_memory_is():
     chosen = pinning(GPUS, 6, ("gpu",), {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
     assert chosen.values == ("0", "1", "2", "3", "0", "1")
-    assert chosen.words.startswith("6 workers share 4 GPUs")
+    assert chosen.text.startswith("6 workers share 4 GPUs")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_gpus_are_shared_if_memory_is():
 def test_more_workers_than_chips_run_on_the_simulators(chips, words):
     chosen = pinning(chips, 5, ("auto",), {"CUDA_VISIBLE_DEVICES": "0"})
     assert (chosen.variable, set(chosen.values)) == ("JAX_PLATFORMS", {"cpu"})
-    assert words in chosen.words
+    assert words in chosen.text
 
 
 @pytest.mark.parametrize(

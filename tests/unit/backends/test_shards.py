@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 
 from pytest_pallas import GangError
-from pytest_pallas.backends.spreading import LocalShards, Shard, describe_index
+from pytest_pallas.backends.spreading import LocalShard, LocalShards, describe_index
 
 WHOLE = np.arange(16.0).reshape(4, 4)
 
 
-def shard(rows: slice, device: str, data=None) -> Shard:
+def shard(rows: slice, device: str, data=None) -> LocalShard:
     index = (rows, slice(0, 4))
-    return Shard(index, device, WHOLE[index] if data is None else data)
+    return LocalShard(index, device, WHOLE[index] if data is None else data)
 
 
-def holding(*shards: Shard) -> LocalShards:
+def holding(*shards: LocalShard) -> LocalShards:
     return LocalShards((4, 4), np.dtype(np.float64), shards)
 
 

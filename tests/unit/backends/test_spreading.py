@@ -12,7 +12,7 @@ from pallas_sim.errors import DeviceError
 from pytest_pallas.backends.execution import describe_call
 from pytest_pallas.backends.processes import Gang
 from pytest_pallas.backends.protocol import Call
-from pytest_pallas.backends.spreading import place, spread_of
+from pytest_pallas.backends.spreading import spread_array, spread_of
 
 P = PartitionSpec
 X, Y = np.ones((8, 128), np.float32), np.ones((4, 128), np.float32)
@@ -81,7 +81,7 @@ def test_a_mesh_that_leaves_out_a_process_is_an_error(mesh):
 
 
 def test_only_the_shards_of_own_devices_are_made(mesh):
-    placed = place(X, NamedSharding(mesh, P("x", "y")))
+    placed = spread_array(X, NamedSharding(mesh, P("x", "y")))
     assert placed.sharding.spec == P("x", "y")
     assert {shard.data.shape for shard in placed.addressable_shards} == {(4, 64)}
     np.testing.assert_array_equal(placed, X)
@@ -89,7 +89,7 @@ def test_only_the_shards_of_own_devices_are_made(mesh):
 
 def test_random_keys_are_placed(mesh):
     keys = jax.random.split(jax.random.key(1), 3)
-    placed = place(keys, NamedSharding(mesh, P()))
+    placed = spread_array(keys, NamedSharding(mesh, P()))
     assert placed.dtype == keys.dtype
     np.testing.assert_array_equal(jax.random.key_data(placed), jax.random.key_data(keys))
 

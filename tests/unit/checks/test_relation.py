@@ -12,7 +12,7 @@ from pytest_pallas import KernelSpec, Linear, NotApplicableError, Permuted, Rela
 from pytest_pallas import strategies as pst
 from pytest_pallas.checks.relation import relation
 from pytest_pallas.draw.arguments import Arguments
-from pytest_pallas.run.learning import problem_with
+from pytest_pallas.run.nodes import problem_with
 
 
 def shifted(arguments, rng):

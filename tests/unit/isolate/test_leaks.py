@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh
 
 from pytest_pallas import LeakError
 from pytest_pallas.isolate.leaks import guarded, leaks, leaving_nothing, state
-from pytest_pallas.option_values import Options
+from pytest_pallas.options import Options
 from pytest_pallas.session import Session
 
 INTERPRETER = "jax._src.pallas.mosaic.interpret.interpret_pallas_call"
@@ -111,9 +111,9 @@ LEAVING = {
 @pytest.mark.parametrize("name", sorted(LEAVING))
 def test_told_and_undone(name, monkeypatch):
     monkeypatch.setenv("HAD", "1")
-    act, words = LEAVING[name]
+    act, message = LEAVING[name]
     before = state()
-    assert words in left(act)
+    assert message in left(act)
     assert not leaks(before, state())
 
 

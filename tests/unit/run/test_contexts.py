@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_pallas.checks.check import Check
-from pytest_pallas.option_values import Options
+from pytest_pallas.options import Options
 from pytest_pallas.run.check_run import with_goldens
 
 CHECK = Check(name="forward", asks="?", run=lambda context: context)  # pyright: ignore[reportArgumentType]
