@@ -3,8 +3,8 @@
 It evaluates what JAX traced, kernels and everything around them, equation by equation in numpy, and
 reports what is wrong with the kernels, whatever they returned. What is public:
 
-- the names in ``__init__.pyi``, to run kernels (``simulate``), to give a primitive its rule (``rule``), and to
-  build upon the machine (``evaluate`` and what follows it);
+- the names in ``__init__.pyi``, to run kernels (``simulate``), to give a primitive its rule
+  (``rule``), and to build upon the machine (``evaluate`` and what follows it);
 - ``pallas_sim.errors``, what it raises, and ``pallas_sim.findings``, what it reports;
 - ``pallas_sim.chips``, the chips it knows, and ``pallas_sim.tracing``, to trace for one of them;
 - ``pallas_sim.dtypes``, how JAX converts numbers;

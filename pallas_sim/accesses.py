@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -75,7 +76,7 @@ def record_window(
     line: str,
     home: int | None = None,
 ) -> None:
-    """As ``record_access``, of the window of a reference.
+    """Record an access to the window of a reference; see ``record_access``.
 
     Args:
       thread: that accesses it.
@@ -99,7 +100,7 @@ def read_window(
     access: str,
     line: str,
 ) -> Array:
-    """As ``read``, of a window that must be inside of its reference.
+    """Read a window that must be inside of its reference.
 
     Args:
       thread: that accesses it.
@@ -116,6 +117,29 @@ def read_window(
         return read(ref.data, window, operands)
     except Outside as outside:
         raise beyond_edge(thread, ref, access, outside, line) from None
+
+
+@contextmanager
+def inside_edges(thread: Thread, ref: Ref, access: str, line: str) -> Generator[None]:
+    """Report an index in this context that is beyond an edge of a reference; see ``beyond_edge``.
+
+    Raises:
+      BoundsError: there is one.
+    """
+    try:
+        yield
+    except Outside as outside:
+        raise beyond_edge(thread, ref, access, outside, line) from None
+
+
+def load_window(
+    thread: Thread, ref: Ref, window: Sequence[Transform], operands: Sequence[Any], line: str
+) -> Array:
+    """Read a window as ``read_window`` does, and record the load where others may reach memory."""
+    part = read_window(thread, ref, window, operands, "load from", line)
+    if thread.recorded:
+        record_window(thread, ref, part, window, operands, "read", line)
+    return part
 
 
 def beyond_edge(thread: Thread, ref: Ref, access: str, outside: Outside, line: str) -> BoundsError:
@@ -147,10 +171,7 @@ def bounds_error(thread: Thread, message: str, line: str, **facts: Any) -> Bound
       line: ``file:line``.
       facts: further fields of the finding.
     """
-    finding = thread.report("bounds", message, line, **facts)
-    error = BoundsError(str(finding))
-    error.finding = finding
-    return error
+    return BoundsError.of(thread.report("bounds", message, line, **facts))
 
 
 def report_input_write(thread: Thread, ref: Ref, line: str) -> None:
@@ -168,7 +189,7 @@ def report_input_write(thread: Thread, ref: Ref, line: str) -> None:
 
 
 def allocate(thread: Thread, aval: Any, name: str, *site: Any) -> Ref:
-    """Uninitialized memory of a scope, or of a kernel's scratch operand.
+    """Make uninitialized memory of a scope, or of a kernel's scratch operand.
 
     Args:
       thread: whose it is.
@@ -193,7 +214,7 @@ def free(thread: Thread, refs: Sequence[Ref], line: str) -> None:
 
 
 def made(thread: Thread, aval: Any, name: str) -> Ref:
-    """As ``allocate``, of memory that no other device knows."""
+    """Allocate memory that no other device knows."""
     shape, dtype = tuple(aval.shape), aval.dtype
     return Ref(memory_of(thread.machine, shape, dtype, name, "scratch"), name, space_of(aval))
 
@@ -201,7 +222,7 @@ def made(thread: Thread, aval: Any, name: str) -> Ref:
 def memory_of(
     machine: Machine, shape: tuple[int, ...], dtype: Any, name: str, purpose: str
 ) -> np.ndarray[Any, Any]:
-    """Uninitialized memory, or new semaphores; see ``Machine.uninitialized``.
+    """Make uninitialized memory, or new semaphores; see ``Machine.uninitialized``.
 
     Semaphores outlive the kernel, unless they are its scratch.
     """
@@ -219,7 +240,7 @@ def memory_of(
 
 
 def semaphores_of(refs: Iterable[Ref]) -> list[Semaphore]:
-    """The semaphores among what was allocated."""
+    """Return the semaphores among what was allocated."""
     return [semaphore for ref in refs if ref.data.dtype == object for semaphore in ref.data.flat]
 
 
@@ -268,13 +289,13 @@ class _Side:
         return self.memory.shape[0] // self.packed
 
     def elements(self, rows: Array) -> Elements:
-        """Some rows of memory."""
+        """Return the elements of memory that are some rows."""
         if self.packed > 1:
             rows = (rows[:, None] * self.packed + np.arange(self.packed)).ravel()
         return Elements(self.memory, (rows,))
 
     def read(self, rows: Array) -> Array:
-        """The values of some rows."""
+        """Return the values of some rows."""
         values = self.memory[self.elements(rows).key]
         return values if self.cast is None else bitcast_rows(values, self.cast)
 
@@ -286,7 +307,7 @@ class _Side:
 
 
 def is_indexed(parts: CopyParts, avals: Sequence[Any]) -> bool:
-    """Whether a list of indices names rows of one side of a copy.
+    """Return whether a list of indices names rows of one side of a copy.
 
     Args:
       parts: of the copy.
@@ -316,7 +337,7 @@ def indexed_copy(
     *,
     adds: bool,
 ) -> Copy:
-    """A copy that is not started, and whose semaphores are still to be named.
+    """Make a copy that is not started; the caller names its semaphores.
 
     Args:
       thread: who starts it.
@@ -382,7 +403,7 @@ def _side(
 ) -> _Side:
     ref: Ref = operands[part.position]
     listed = _list(part, avals)
-    try:
+    with inside_edges(thread, ref, how, line):
         if listed is None:
             return _Side(*_rows(ref.data, part.transforms, operands))
         *outer, last = part.transforms
@@ -401,14 +422,12 @@ def _side(
         if used.size and (used.min() < 0 or used.max() >= height):
             raise Outside.of(0, used, last.shape)
         return _Side(memory, cast, packed, rows, kept, lists)
-    except Outside as outside:
-        raise beyond_edge(thread, ref, how, outside, line) from None
 
 
 def _rows(
     array: Array, transforms: Sequence[Transform], operands: Sequence[Any]
 ) -> tuple[Array, Any, int]:
-    """A window as a view of memory, the dtype as which it is accessed, and rows for one of it."""
+    """Return a window's memory as a view, its dtype, and how many rows of memory are one of it."""
     window = whole_rows(array, transforms, operands)
     if window is None:
         return read(array, transforms, operands), None, 1

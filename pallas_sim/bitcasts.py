@@ -1,7 +1,7 @@
 """Windows of references to memory as another dtype: which memory they lie in.
 
-A view of it is needed twice. The whole of it, of which a window is a small part, would be copied
-for each access; and an access of a copy could not be compared with other accesses.
+A window is found in memory before bits are cast, for two reasons. Casting all of the memory would
+copy it for each access, and an access to a copy could not be compared with other accesses.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pallas_sim.transforms import Bitcast, Indexed, Transform
 
 
 def packed_axis(array: Array) -> int:
-    """The axis along which narrow elements make a wide one; see ``bitcast_rows``."""
+    """Return the axis along which narrow elements make a wide one; see ``bitcast_rows``."""
     return max(array.ndim - 2, 0)
 
 
 def bitcast_shape(array: Array, dtype: Any) -> tuple[int, ...]:
-    """The shape of memory as another dtype."""
+    """Return the shape of memory as another dtype."""
     axis, shape = packed_axis(array), list(array.shape)
     if shape:
         shape[axis] = shape[axis] * bit_width(array.dtype) // bit_width(np.dtype(dtype))
@@ -32,7 +32,7 @@ def bitcast_shape(array: Array, dtype: Any) -> tuple[int, ...]:
 def window_of(
     array: Array, bitcast: Bitcast, indexed: Indexed, operands: Sequence[Any]
 ) -> tuple[Array, tuple[Any, ...]]:
-    """A window of memory as another dtype.
+    """Return a window of memory as another dtype.
 
     Args:
       array: the memory.
@@ -68,7 +68,7 @@ def window_of(
 
 
 def _rows(index: slice, array: Array, dtype: Any) -> tuple[slice, slice]:
-    """Rows of memory as another dtype: the rows of memory, and where they are in those."""
+    """Return rows of memory as another dtype: the rows of memory, and where they are in those."""
     before, after = bit_width(array.dtype), bit_width(np.dtype(dtype))
     # As whole rows of both.
     start, stop = index.start, max(index.stop, index.start)
@@ -82,7 +82,7 @@ def _rows(index: slice, array: Array, dtype: Any) -> tuple[slice, slice]:
 def memory_under(
     view: Array, bitcast: Bitcast, rest: Sequence[Transform], operands: Sequence[Any]
 ) -> Region | None:
-    """The memory that a window of memory as another dtype lies in.
+    """Return the memory that a window of memory as another dtype lies in.
 
     Args:
       view: of the memory.
@@ -104,7 +104,7 @@ def memory_under(
 def whole_rows(
     array: Array, transforms: Sequence[Transform], operands: Sequence[Any]
 ) -> tuple[Array, np.dtype[Any]] | None:
-    """A window as a view of memory of a narrower dtype, of which it is ``bitcast_rows``.
+    """Return the memory of a window of a wider dtype: ``bitcast_rows`` makes the window of it.
 
     Args:
       array: the memory.
@@ -145,7 +145,7 @@ def whole_rows(
 def _followed(
     view: Array, bitcast: Bitcast, rest: Sequence[Transform], operands: Sequence[Any]
 ) -> tuple[Region, tuple[int, ...]] | None:
-    """As ``memory_under``, with the shape of the window before it is reshaped."""
+    """Return what ``memory_under`` does, with the window's shape before it is reshaped."""
     shape, packed = list(bitcast_shape(view, bitcast.dtype)), packed_axis(view)
     axes = list(range(view.ndim))  # of the view, for each axis of the window
     indices = [transform for transform in rest if isinstance(transform, Indexed)]

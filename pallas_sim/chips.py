@@ -136,7 +136,7 @@ Accumulations = Mapping[tuple[str, str], Accumulation]
 def accumulation_of(
     accumulations: Accumulations, instruction: str, lhs: str, rhs: str
 ) -> Accumulation | None:
-    """How an instruction adds products of operands of these dtypes; None if that is not known."""
+    """Return how an instruction adds products of these dtypes; None if it is not known."""
     known = accumulations.get((instruction, lhs))
     return known if accumulations.get((instruction, rhs)) == known else None
 
@@ -276,7 +276,7 @@ GPUS: dict[str, Gpu] = {
 
 
 def attributes(target: str) -> dict[str, Any]:
-    """What ``jax.Device`` has on a chip, beside what it has on a CPU.
+    """Return what ``jax.Device`` has on a chip, beside what it has on a CPU.
 
     Args:
       target: name of the chip, such as ``"h100"``.
@@ -379,7 +379,7 @@ def add_chip(name: str, chip: Tpu | Gpu) -> Target:
 
 
 def added_facts(name: str) -> dict[str, Any]:
-    """What another process must ``learn`` of a chip: nothing, unless a project added it."""
+    """Return what another process must ``learn`` of a chip: nothing, unless a project added it."""
     chip = _added.get(name)
     return {} if chip is None else {"platform": TARGETS[name].platform, **asdict(chip)}
 
@@ -409,7 +409,7 @@ class Label:
 
     @classmethod
     def of(cls, text: str) -> Label:
-        """What a label says."""
+        """Parse a label."""
         name, _, target = text.partition(":")
         return cls(name, target)
 
@@ -426,7 +426,7 @@ class Label:
 
 
 def default_target(platform: str) -> Target | None:
-    """The chip that a backend of a platform stands for when none is named; None for any."""
+    """Return the chip that a backend of a platform stands for when none is named; None for any."""
     return TARGETS.get(DEFAULT_TARGETS.get(platform, ""))
 
 
@@ -472,13 +472,13 @@ class Excess:
     largest: str
 
     def finding(self, kernel: str, line: str) -> Finding:
-        """The finding about a kernel, by its name and the ``file:line`` of its call."""
+        """Return the finding about a kernel, by its name and the ``file:line`` of its call."""
         message = f"{self.message} {self.remedy}"
         return Finding(kind="capacity", message=message, kernel=kernel, line=line, ref=self.largest)
 
 
 def padded(shape: Sequence[int], dtype: Any) -> int:
-    """Bytes of an array in VMEM or SMEM: its last two dims are padded to tiles.
+    """Return bytes of an array in VMEM or SMEM: its last two dims are padded to tiles.
 
     A tile has 128 lanes, and 8 sublanes of 32 bits, which hold several rows of a narrow dtype. A
     few rows take no more sublanes than they need, rounded up to a power of two (libtpu 0.0.51,
@@ -497,7 +497,7 @@ def padded(shape: Sequence[int], dtype: Any) -> int:
 
 
 def itemsize(dtype: Any) -> float:
-    """Bytes of an element; a half for the types of four bits. A bool takes 4 in a kernel's ref."""
+    """Return the bytes of an element; 0.5 for four bits. A bool takes 4 in a kernel's ref."""
     name = str(dtype)
     if name == "bool":
         return 4
@@ -509,7 +509,7 @@ def itemsize(dtype: Any) -> float:
 
 
 def gpu_bytes(aval: Any) -> int:
-    """Bytes of an array in shared memory: on a GPU, a bool takes 1."""
+    """Return bytes of an array in shared memory: on a GPU, a bool takes 1."""
     size = 1 if str(aval.dtype) == "bool" else itemsize(aval.dtype)
     return math.ceil(math.prod(aval.shape) * size)
 
@@ -517,7 +517,7 @@ def gpu_bytes(aval: Any) -> int:
 def vmem_excess(
     taken: Sequence[OperandMemory], chip_name: str, limit_bytes: int | None
 ) -> Excess | None:
-    """More VMEM than a kernel may use on a chip, or None.
+    """Return an excess if a kernel takes more VMEM than it may use on a chip, or None.
 
     Args:
       taken: what blocks and scratch take.
@@ -527,15 +527,15 @@ def vmem_excess(
     chip, total = TPUS.get(chip_name), sum(buffer.total for buffer in taken)
     if chip is None or total <= (limit := min(chip.vmem, limit_bytes or chip.vmem_limit)):
         return None
-    asked = limit_bytes and limit_bytes <= chip.vmem
-    whose = "vmem_limit_bytes is" if asked else f"{chip_name} gives a kernel"
+    own_limit = limit_bytes and limit_bytes <= chip.vmem
+    whose = "vmem_limit_bytes is" if own_limit else f"{chip_name} gives a kernel"
     more = f", or raise vmem_limit_bytes ({chip_name} has {_size(chip.vmem)})"
     message = f"blocks and scratch take {_size(total)} of VMEM, and {whose} {_size(limit)}"
     return _excess(taken, message, f"Choose smaller blocks{more if total < chip.vmem else ''}.")
 
 
 def smem_excess(taken: Sequence[OperandMemory], chip_name: str) -> Excess | None:
-    """More SMEM than a core has, or None; see ``vmem_excess``."""
+    """Return an excess of SMEM, which a core does not have, or None; see ``vmem_excess``."""
     chip, total = TPUS.get(chip_name), sum(buffer.total for buffer in taken)
     if chip is None or total <= chip.smem:
         return None
@@ -549,7 +549,7 @@ def smem_excess(taken: Sequence[OperandMemory], chip_name: str) -> Excess | None
 def shared_memory_excess(
     taken: Sequence[OperandMemory], chip_name: str, needed: int, *, estimated: bool = False
 ) -> Excess | None:
-    """More shared memory than a block of a GPU can have, or None.
+    """Return an excess if a block takes more shared memory than one of a GPU can have, or None.
 
     Args:
       taken: what takes it.
@@ -569,7 +569,7 @@ def shared_memory_excess(
 
 
 def tensor_memory_excess(taken: Sequence[tuple[str, int]], chip_name: str) -> Excess | None:
-    """More columns of tensor memory than an SM of a GPU has, or None.
+    """Return an excess if a kernel has more columns of tensor memory than an SM of a GPU, or None.
 
     Args:
       taken: name and columns of each reference that a kernel has at a time.
@@ -600,7 +600,7 @@ def tensor_memory_excess(taken: Sequence[tuple[str, int]], chip_name: str) -> Ex
 def _excess(
     taken: Sequence[OperandMemory], message: str, remedy: str, *, in_kib: bool = False
 ) -> Excess:
-    """An excess whose message ends with the three operands that take the most."""
+    """Return an excess whose message ends with the three operands that take the most."""
 
     def shown(buffer: OperandMemory) -> str:
         times = f"{buffer.count} x " if buffer.count > 1 else ""

@@ -20,12 +20,13 @@ from pallas_sim.recording import Chunk, Copy, Semaphore, Signalled, Started, Wai
 #: that copies are fast in some runs and late in others.
 _GOES_ON = (0.05, 0.3, 0.7)
 
-#: With a seed, the most chunks of a copy.
+#: With a seed, the most chunks of a copy. Few suffice to show a kernel that reads a buffer before
+#: all of it is there, and each costs events.
 _CHUNKS = 4
 
 
 def start(thread: Thread, copy: Copy) -> None:
-    """Begin a copy, of which nothing need have happened when this returns."""
+    """Begin a copy. Nothing of it need have happened when this returns."""
     machine = thread.machine
     copy.program, copy.kernel = thread.program, thread.kernel
     copy.owner, copy.begun = thread.owner, True
@@ -36,6 +37,7 @@ def start(thread: Thread, copy: Copy) -> None:
     for semaphore in copy.semaphores:
         promise(machine, semaphore, copy)
     machine.copies.append(copy)
+    # On a chip, a copy may be done, or others, before the core's next instruction.
     _go_on(machine)
     machine.scheduler.pause()
 
@@ -76,12 +78,16 @@ def wait(
     timeline = machine.timeline
     _go_on(machine)
     span = timeline and timeline.wait(thread.owner, thread.program, semaphore, value, line)
+    # Copies move only as far as somebody waits for them, which is as late as a chip can be: a
+    # kernel that reads their target too early sees its old contents.
     while semaphore.count < value:
         coming = [copy for copy in semaphore.coming if copy.movable]
         if coming:
             advance(machine, machine.choose(coming))
         else:
             _block(thread, semaphore, value, line)
+    # A wait does not say whose bytes it takes. Only one that takes all that was promised is a wait
+    # for each of these copies.
     if value >= semaphore.promised - semaphore.taken:
         for copy in semaphore.copies:
             copy.waited = True
@@ -131,6 +137,8 @@ def release(thread: Thread, semaphores: Iterable[Semaphore], line: str) -> None:
         if not semaphore.count and not semaphore.copies:
             continue
         for copy in list(semaphore.copies):
+            # The finding says that nothing waits for it. What the run computes must not depend on
+            # whether it was in time, too.
             while copy.movable:
                 advance(machine, copy)
             if not copy.waited and not copy.reported:
@@ -151,7 +159,7 @@ def release(thread: Thread, semaphores: Iterable[Semaphore], line: str) -> None:
 
 
 def advance(machine: Machine, copy: Copy) -> None:
-    """The next event of a copy: one chunk is read, or written."""
+    """Make the next event of a copy happen: one chunk is read, or written."""
     random = machine.random if machine.seed else None
     writes = bool(copy.unwritten) and copy.target is not None
     if copy.unread and not (writes and (random is None or random.random() < 0.5)):
@@ -163,7 +171,7 @@ def advance(machine: Machine, copy: Copy) -> None:
             machine.timeline.move(copy, "read", chunk.size)
         return
     at = 0 if random is None else int(random.integers(len(copy.unwritten)))
-    chunk = copy.unwritten.pop(at)
+    chunk = copy.unwritten.pop(at)  # in any order: an interconnect may have several ways
     chunk.write()
     finished = not copy.unread and not copy.unwritten
     _add(machine, copy.done, copy, chunk.size, last=finished)
@@ -194,7 +202,7 @@ def _wake(machine: Machine, semaphore: Semaphore) -> None:
 
 
 def _chunks(machine: Machine, copy: Copy) -> list[Chunk]:
-    """The chunks of a copy: one, or with a seed several along the first axis that has them."""
+    """Return the chunks of a copy: one, or with a seed several along the first long axis."""
     whole, source = [Chunk(copy, copy.size)], copy.source
     if not machine.seed or copy.whole:
         return whole
@@ -214,7 +222,7 @@ def _chunks(machine: Machine, copy: Copy) -> list[Chunk]:
 
 
 def _go_on(machine: Machine) -> None:
-    """With a seed: let some copies happen."""
+    """Let some copies happen, with a seed."""
     if not machine.seed:
         return
     share = _GOES_ON[machine.seed % len(_GOES_ON)]

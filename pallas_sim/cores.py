@@ -1,4 +1,8 @@
-"""Launches: the meshes of cores that a kernel runs on, how they enter it, and how they leave it."""
+"""Launches: the meshes of cores that a kernel runs on, how they enter it, and how they leave it.
+
+Then meetings, at which threads wait for each other, and the memory of peers: of other devices and
+cores.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +54,7 @@ class CoreMesh:
 
 
 def kind_of_cores(mesh: Any) -> str | None:
-    """The kind of cores of a mesh of JAX, or None if they are none of a TPU."""
+    """Return the kind of cores of a mesh of JAX, or None if they are none of a TPU."""
     from jax.experimental.pallas import tpu as pltpu
     from jax.experimental.pallas import tpu_sc as plsc
 
@@ -63,7 +67,7 @@ def kind_of_cores(mesh: Any) -> str | None:
 
 
 def core_meshes(meshes: Sequence[Any]) -> list[CoreMesh]:
-    """The meshes of an ``mpmd_map``.
+    """Return the meshes of an ``mpmd_map``.
 
     Raises:
       MissingRuleError: one of them is of a kind that the simulator does not know.
@@ -109,7 +113,7 @@ class Traffic:
 
 
 def traffic_of(jaxprs: Iterable[Any], params: Any, *, lasting: bool = False) -> Traffic:
-    """What the programs of a kernel do.
+    """Find out what the programs of a kernel do.
 
     Args:
       jaxprs: of the kernel.
@@ -142,7 +146,7 @@ def _nested(jaxpr: Any) -> tuple[_Nested, ...]:
 
 
 def equations(*jaxprs: Any) -> Iterator[Any]:
-    """The equations of jaxprs, those within others after these."""
+    """Yield the equations of jaxprs, those within others after these."""
     for jaxpr in jaxprs:
         for eqn, inner in _nested(jaxpr):
             yield eqn
@@ -153,7 +157,7 @@ def equations(*jaxprs: Any) -> Iterator[Any]:
 def most_at_a_time(
     jaxpr: Any, taken_by: Callable[[Any], Sequence[tuple[str, int]]]
 ) -> list[tuple[str, int]]:
-    """What equations take at a time, where the sum of that is largest: names and amounts.
+    """Return what equations take at a time, where the sum of that is largest: names and amounts.
 
     Args:
       jaxpr: whose equations follow each other. What one takes it has while those inside run.
@@ -174,7 +178,7 @@ def _sum(taken: Sequence[tuple[str, int]]) -> int:
 def launched(
     thread: Thread, kernel: Any, traffic: Traffic, *, several: bool = False
 ) -> Generator[None]:
-    """Be inside of a kernel.
+    """Enter a kernel, and leave it at the end of the context.
 
     Args:
       thread: the device, or the core, that enters.
@@ -354,7 +358,7 @@ class CoreAddress:
 
 
 def peer_of(thread: Thread, peer: Peer | None, operands: Sequence[Any]) -> CoreAddress | None:
-    """The device and core that an operation names, or None if it is the thread's own.
+    """Return the device and core that an operation names, or None if it is the thread's own.
 
     Args:
       thread: who names it.
@@ -423,12 +427,12 @@ def _absent(kind: str, index: int, name: str, size: int) -> SimulationError:
 
 @functools.cache
 def _device(number: int) -> CoreAddress:
-    """A device whose cores no kernel divides its work among."""
+    """Return a device whose cores no kernel divides its work among."""
     return CoreAddress(number, {})
 
 
 def barrier_of(thread: Thread, device: int, name: Any) -> Ref:
-    """A device's barrier semaphore, which lives as long as the program."""
+    """Return a device's barrier semaphore, which lives as long as the program."""
     barriers = thread.machine.device(device).barriers
     if name not in barriers:
         label = f"the barrier semaphore of device {device}"
@@ -528,7 +532,7 @@ class BlockMesh:
 
 
 def block_mesh(meshes: Sequence[Any]) -> BlockMesh | None:
-    """The grid that a ``mpmd_map`` runs on, or None where that is no GPU's."""
+    """Return the grid that a ``mpmd_map`` runs on, or None where that is no GPU's."""
     mesh = meshes[0]
     if not _is_of_plgpu(mesh, "Mesh"):
         return None
@@ -549,7 +553,7 @@ def warp_axis(meshes: Sequence[Any]) -> tuple[Any, int] | None:
 
 
 def _is_of_plgpu(mesh: Any, name: str) -> bool:
-    """Whether a mesh is of this class of ``plgpu``, which is not imported for a TPU's meshes."""
+    """Return whether a mesh is of this class of ``plgpu``. A TPU's meshes do not import it."""
     if kind_of_cores(mesh) is not None:
         return False
     from jax.experimental.pallas import mosaic_gpu as plgpu

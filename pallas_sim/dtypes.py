@@ -35,36 +35,36 @@ class FloatFacts:
 
 
 def is_bool(dtype: npt.DTypeLike) -> bool:
-    """Whether ``dtype`` is bool."""
+    """Return whether ``dtype`` is bool."""
     return np.dtype(dtype).kind == "b"
 
 
 def is_exact(dtype: npt.DTypeLike) -> bool:
-    """Whether arithmetic in ``dtype`` has no rounding: bool and every integer, int4 included."""
+    """Return whether arithmetic in ``dtype`` has no rounding: bool and every integer, also int4."""
     return np.dtype(dtype).kind in "biu" or _is_narrow_integer(np.dtype(dtype))
 
 
 @cache
 def is_complex(dtype: npt.DTypeLike) -> bool:
-    """Whether ``dtype`` is a complex dtype."""
+    """Return whether ``dtype`` is a complex dtype."""
     dtype = np.dtype(dtype)
     return dtype.kind == "c" or dtype.name in _HALF_COMPLEX
 
 
 @cache
 def is_float(dtype: npt.DTypeLike) -> bool:
-    """Whether ``dtype`` is a real floating-point dtype, from float4 to float64."""
+    """Return whether ``dtype`` is a real floating-point dtype, from float4 to float64."""
     dtype = np.dtype(dtype)
     return not is_complex(dtype) and not is_exact(dtype) and _has_float_facts(dtype)
 
 
 def is_inexact(dtype: Any) -> bool:
-    """Whether it is a floating or complex dtype, narrow ones included."""
+    """Return whether it is a floating or complex dtype, narrow ones included."""
     return is_float(dtype) or is_complex(dtype)
 
 
 def epsilon(dtype: npt.DTypeLike) -> float:
-    """``2**-nmant`` of a float or complex ``dtype``; 1 for bool and integers.
+    """Return ``2**-nmant`` of a float or complex ``dtype``; 1 for bool and integers.
 
     Raises:
       TypeError: ``dtype`` is not a number.
@@ -74,7 +74,7 @@ def epsilon(dtype: npt.DTypeLike) -> float:
 
 @cache
 def float_facts(dtype: np.dtype[Any]) -> FloatFacts:
-    """The facts of a float dtype, or of the parts of a complex one.
+    """Return the facts of a float dtype, or of the parts of a complex one.
 
     Raises:
       TypeError: ``dtype`` is neither float nor complex.
@@ -93,7 +93,7 @@ def float_facts(dtype: np.dtype[Any]) -> FloatFacts:
 
 
 def wide(values: npt.ArrayLike) -> Array:
-    """``values`` in the widest dtype of their kind, without loss.
+    """Return ``values`` in the widest dtype of their kind, without loss.
 
     Floats become float64, complex numbers complex128, bools and integers int64, and uint64, which
     int64 cannot hold, an object array of Python ints. The shape stays.
@@ -115,7 +115,7 @@ def wide(values: npt.ArrayLike) -> Array:
 
 @cache
 def _is_narrow_integer(dtype: np.dtype[Any]) -> bool:
-    """Whether ``dtype`` is one of the integers of ``ml_dtypes``, narrower than a byte."""
+    """Return whether ``dtype`` is one of the integers of ``ml_dtypes``, narrower than a byte."""
     try:
         ml_dtypes.iinfo(dtype)
     except (TypeError, ValueError):
@@ -158,29 +158,29 @@ SMALL = 1 << 13
 
 
 def is_integer(dtype: Dtype) -> bool:
-    """Whether a dtype holds integers, those of two and four bits included, and bool excluded."""
+    """Return whether a dtype holds integers, also of two or four bits. A bool is none."""
     return dtype.kind in "iu" or dtype in _NARROW_INTS
 
 
 def is_unsigned(dtype: Dtype) -> bool:
-    """Whether a dtype holds unsigned integers."""
+    """Return whether a dtype holds unsigned integers."""
     return dtype.kind == "u" or (dtype in _NARROW_INTS and _NARROW_INTS[dtype][0].kind == "u")
 
 
 def bit_width(dtype: Dtype) -> int:
-    """How many bits an element has: 4 for int4, though numpy stores it in a byte."""
+    """Return how many bits an element has: 4 for int4, though numpy stores it in a byte."""
     if dtype in _NARROW_INTS:
         return _NARROW_INTS[dtype][1]
     return 4 if dtype == _FLOAT4 else dtype.itemsize * 8
 
 
 def word_dtype(dtype: Dtype) -> Dtype:
-    """The unsigned integers that are as large as the elements of a dtype in numpy."""
+    """Return the unsigned integers that are as large as the elements of a dtype in numpy."""
     return _WORDS[dtype.itemsize]
 
 
 def codes_of(array: Any) -> Any:
-    """The bits of each element, as an unsigned integer: for int4, a number from 0 to 15."""
+    """Return the bits of each element, as an unsigned integer: for int4, a number from 0 to 15."""
     dtype = array.dtype
     codes = array.view(_WORDS[dtype.itemsize])
     width = bit_width(dtype)
@@ -188,31 +188,31 @@ def codes_of(array: Any) -> Any:
 
 
 def from_codes(codes: Any, dtype: Dtype) -> Any:
-    """The elements of a dtype that have these bits; see ``codes_of``."""
+    """Return the elements of a dtype that have these bits; see ``codes_of``."""
     return codes.view(dtype)
 
 
 @cache
 def compute_dtype(dtype: Dtype) -> Dtype:
-    """The dtype that numpy computes in, so that one rounding gives the result in ``dtype``."""
+    """Return the dtype that numpy computes in; one rounding then gives the result in ``dtype``."""
     if dtype in _NARROW_INTS:
         return _NARROW_INTS[dtype][0]
     return FLOAT32 if is_float(dtype) and dtype.itemsize < 4 else dtype
 
 
 def convert(array: Any, dtype: Dtype) -> Any:
-    """An array, or a numpy scalar, in another dtype, as JAX converts it."""
+    """Return an array, or a numpy scalar, in another dtype, as JAX converts it."""
     return array if array.dtype == dtype else converter(array.dtype, dtype)(array)
 
 
 def widen(array: Any) -> Any:
-    """An array in the dtype that it is computed in, which holds all its values exactly."""
+    """Return an array in the dtype that it is computed in, which holds all its values exactly."""
     dtype = array.dtype
     return array if dtype.char in "fdlLiIqQ?" else convert(array, compute_dtype(dtype))
 
 
 def rounding(dtype: Dtype) -> Convert:
-    """The function that rounds a computed array to a dtype, and gives it to compute on with."""
+    """Return the function that rounds a computed array to a dtype and widens it again."""
     if compute_dtype(dtype) == dtype:
         return lambda value: value
     return lambda value: widen(convert(value, dtype))
@@ -220,7 +220,7 @@ def rounding(dtype: Dtype) -> Convert:
 
 @cache
 def converter(source: Dtype, target: Dtype) -> Convert:
-    """The function that converts arrays of one dtype to another, as JAX does.
+    """Return the function that converts arrays of one dtype to another, as JAX does.
 
     Args:
       source: dtype of the arrays that it takes.
@@ -263,7 +263,7 @@ def _from_float16(array: Any) -> Any:
 
 @cache
 def _widening_table() -> Array:
-    """For the bits of each float16, that number in float32."""
+    """Return a table of the float32 of each float16, by its bits."""
     return np.arange(1 << 16, dtype=np.uint16).view(FLOAT16).astype(FLOAT32)
 
 
@@ -286,7 +286,7 @@ def _to_bfloat16(array: Any) -> Any:
 
 
 def _to_8_bits(source: Dtype, target: Dtype) -> Convert:
-    """Conversions to float8 and float4: of float32 by a table."""
+    """Return conversions to float8 and float4: of float32 by a table."""
     widest = source if source in (FLOAT32, FLOAT64) else None
     if widest is None and is_float(source):
         widest = FLOAT32
@@ -317,7 +317,7 @@ def _to_8_bits(source: Dtype, target: Dtype) -> Convert:
 
 @cache
 def _narrowing_table(target: Dtype) -> Array:
-    """For each upper half of a float32, that number in the target dtype."""
+    """Return a table of numbers in the target dtype, by the upper half of the float32."""
     values = (np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32)
     with np.errstate(all="ignore"):
         table = values.astype(target)
@@ -327,7 +327,7 @@ def _narrowing_table(target: Dtype) -> Array:
 
 
 def _from_8_bits(source: Dtype, target: Dtype) -> Convert:
-    """Conversions from float8 and float4, by a table."""
+    """Return conversions from float8 and float4, by a table."""
     values = np.arange(1 << 8, dtype=np.uint8)
     if source == _FLOAT4:
         values &= 15
@@ -337,7 +337,7 @@ def _from_8_bits(source: Dtype, target: Dtype) -> Convert:
 
 
 def _saturating(source: Dtype, target: Dtype) -> Convert:
-    """Conversions of float32 and float64 to integers."""
+    """Return conversions of float32 and float64 to integers."""
     wide = compute_dtype(target)
     limits = ml_dtypes.iinfo(target)
     low = source.type(int(limits.min))
@@ -362,7 +362,7 @@ def _saturating(source: Dtype, target: Dtype) -> Convert:
 
 
 def reinterpret(array: Any, dtype: Dtype) -> Any:
-    """The bits of elements as elements of another dtype.
+    """Return the bits of elements as elements of another dtype.
 
     Where those are narrower, a last axis is added, with the lowest bits first; where they are
     wider, the last axis is taken away.
@@ -389,12 +389,12 @@ def reinterpret(array: Any, dtype: Dtype) -> Any:
 
 
 def _bytes_of(array: Any) -> Any:
-    """The bytes of each element, as a last axis."""
+    """Return the bytes of each element, as a last axis."""
     return np.ascontiguousarray(codes_of(array)[..., None]).view(np.uint8)
 
 
 def bitcast_axis(array: Any, dtype: Dtype, axis: int) -> Any:
-    """As ``reinterpret``, where one axis becomes longer or shorter."""
+    """Reinterpret bits so that one axis becomes longer or shorter; see ``reinterpret``."""
     source, target = bit_width(array.dtype), bit_width(dtype)
     if source == target:
         return reinterpret(array, dtype)
@@ -412,7 +412,7 @@ def bitcast_axis(array: Any, dtype: Dtype, axis: int) -> Any:
 
 
 def round_by_bits(target: Dtype) -> Callable[[Any, Any], Any]:
-    """The function of float32 numbers and uint32 bits that rounds to one of both neighbors.
+    """Return the function of float32 numbers and uint32 bits that rounds to one of both neighbors.
 
     Chips do not document which of the bits they use. Here it is the lower 16: a number is rounded
     away from zero (an integer: up) if its fraction of the way to that neighbor and the bits, as a
@@ -425,7 +425,7 @@ def round_by_bits(target: Dtype) -> Callable[[Any, Any], Any]:
 
 
 def rounded_to_bits(x: Any, bits: int) -> Array:
-    """Float32 numbers rounded to so many significant bits, ties to even."""
+    """Return float32 numbers rounded to so many significant bits, ties to even."""
     x = np.asarray(x)
     codes = x.view(np.uint32)
     drop = np.uint32(24 - bits)
@@ -462,7 +462,7 @@ def _to_neighbors(target: Dtype) -> Callable[[Any, Any], Any]:
 
 @cache
 def _values(target: Dtype) -> Array:
-    """All finite numbers of a dtype of 8 bits or less, without negative floats."""
+    """Return all finite numbers of a dtype of 8 bits or less, without negative floats."""
     values = np.arange(256, dtype=np.uint8)
     if target.name in ("int4", "uint4", "float4_e2m1fn"):
         values = values[:16]

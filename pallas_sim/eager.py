@@ -60,7 +60,7 @@ def evaluating_eagerly(evaluate: EvaluateJaxpr) -> Generator[Any]:
 
 
 def bind(eqn: Any, values: Sequence[Any]) -> Sequence[Any]:
-    """The results of an equation on concrete values."""
+    """Return the results of an equation on concrete values."""
     results = _bound(eqn.primitive, values, eqn.params)
     return results if eqn.primitive.multiple_results else [results]
 
@@ -103,7 +103,7 @@ def _require_outside_of_jit(eqn: Any) -> None:
 
 @functools.cache
 def _trace_type() -> Any:
-    """The class of the trace, made when it is first needed: importing this imports no JAX."""
+    """Return the class of the trace, made when it is first needed, so that JAX is imported late."""
     import jax
     import numpy as np
 
@@ -123,7 +123,7 @@ def _trace_type() -> Any:
             self.evaluate = evaluate
 
         def lift(self, value: Any) -> Any:
-            """A value as this trace's tracer."""
+            """Return a value as this trace's tracer."""
             if isinstance(value, tracer):
                 return value
             aval = jax.typeof(getattr(value, "jax", value))
@@ -132,7 +132,7 @@ def _trace_type() -> Any:
             return tracer(self, aval, value)
 
         def lower(self, value: Any) -> Any:
-            """The value of a tracer."""
+            """Return the value of a tracer."""
             return value.value if isinstance(value, tracer) else value
 
         def stage_value(self, val: Any) -> Any:
@@ -187,7 +187,7 @@ def _trace_type() -> Any:
                 return fun.call_wrapped(*tracers)
 
     def _one_equation(primitive: Any, avals: tuple[Any, ...], params: Any) -> Any:
-        """One operation on references, which JAX does not trace to what gives or takes them."""
+        """Return one operation on references as a jaxpr, because JAX does not trace these alone."""
         outs, effects = primitive.abstract_eval(*avals, **params)
         invars = list(map(extended.Var, avals))
         outvars = list(map(extended.Var, outs if primitive.multiple_results else [outs]))
@@ -197,7 +197,7 @@ def _trace_type() -> Any:
         return extended.ClosedJaxpr(inner, ())
 
     def _traced(primitive: Any, avals: tuple[Any, ...], params: Any) -> Any:
-        """One operation as a jaxpr."""
+        """Return one operation as a jaxpr."""
         try:
             line = source.current().traceback
             key = (primitive, avals, tuple(sorted(params.items())), line)

@@ -22,7 +22,7 @@ class Inline:
     __slots__ = ()
 
     def _repr_html_(self) -> str | None:
-        """The object as HTML; None without ``pytest-pallas[report]``, for plain text."""
+        """Return the object as HTML; None without ``pytest-pallas[report]``, for plain text."""
         for function in entry_points(group=_DRAWN_BY):
             return function.load()(self)
         return None
@@ -68,15 +68,15 @@ class Explanation:
         return "\n".join([self.summary, *self.details, *map(str, self.facts)])
 
     def under(self, summary: str) -> Explanation:
-        """The same explanation below another summary."""
+        """Return the same explanation below another summary."""
         return Explanation(summary, (self.summary, *self.details), self.facts)
 
     def with_facts(self, *facts: Fact) -> Explanation:
-        """The same explanation with more facts."""
+        """Return the same explanation with more facts."""
         return replace(self, facts=(*self.facts, *facts))
 
     def to_json(self) -> dict[str, Any]:
-        """The explanation as plain JSON values."""
+        """Return the explanation as plain JSON values."""
         return {
             "summary": self.summary,
             "details": list(self.details),
@@ -85,18 +85,18 @@ class Explanation:
 
 
 def explanation_of(text: str) -> Explanation:
-    """The explanation of a text, whose first line is the summary."""
+    """Return the explanation of a text, whose first line is the summary."""
     summary, *details = text.splitlines() or [""]
     return Explanation(summary, tuple(details))
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, for a list of errors."""
+    """Return the first line of an error's message, for a list of errors."""
     return str(error).partition("\n")[0]
 
 
 def one_line(error: BaseException) -> str:
-    """The message of another package's error on one line, or the type if there is none."""
+    """Return the message of another package's error on one line, or the type if there is none."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -106,38 +106,11 @@ class PallasError(Exception, Inline):
     #: Findings of monitors about the kernel, as data. That is all that the machine itself says.
     findings: tuple[Finding, ...] = ()
 
-    # What a layer above attaches to an error of any class, the machine's own too, and keeps when
-    # it changes the message. The machine neither sets nor reads it; its types are that layer's.
-
-    #: The message as data, if it is more than a sentence.
+    #: The message as data, if it is more than a sentence; whoever reports the error sets it.
     explanation: Explanation | None = None
-
-    #: The message without the headline and the drawn example, if it has them; else "".
-    plain: str = ""
-
-    #: The underlying error of the kernel or of what it is compared with.
-    kernel_error: BaseException | None = None
 
     #: Whether a time limit ended the run, so that running it again takes as long.
     timed_out: bool = False
-
-    #: Whether all processes of a program know of it.
-    shared: bool = False
-
-    #: The check and the call that failed, or None.
-    failure: Any = None
-
-    #: Failures of the same check with other causes.
-    others: tuple[PallasError, ...] = ()
-
-    #: The schedule of the failing run, unless the default.
-    schedule: Any = None
-
-    #: An analysis of the kernel's grids, for wrong grids.
-    analysis: Any = None
-
-    #: The script that reproduces it, once it is written.
-    script: Any = None
 
     def __init_subclass__(cls) -> None:
         """Show subclasses under their public import name."""
@@ -145,14 +118,14 @@ class PallasError(Exception, Inline):
 
     @classmethod
     def of(cls, *findings: Finding) -> Self:
-        """The error for these findings, with their text as its message."""
+        """Return the error for these findings, with their text as its message."""
         error = cls(text_of(findings))
         error.findings = findings
         return error
 
     @classmethod
     def explained(cls, explanation: Explanation, headline: str = "") -> Self:
-        """The error with this explanation, below a headline that ends with a colon if there is one.
+        """Return the error with this explanation, below a headline if there is one.
 
         Args:
           explanation: what is wrong.
@@ -163,7 +136,7 @@ class PallasError(Exception, Inline):
         return error
 
     def with_message(self, message: str) -> Self:
-        """The same error with another message, and with all its attributes."""
+        """Return the same error with another message, and with all its attributes."""
         error = type(self)(message)
         vars(error).update(vars(self))
         error.explanation = None  # it belongs to the other message

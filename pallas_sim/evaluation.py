@@ -53,23 +53,23 @@ class Step:
     Attributes:
       evaluate: see ``registry.Evaluate``.
       threaded: whether it takes the thread.
+      several: whether it gives a sequence of results.
+      equation: what it was prepared from.
       ins: slots of its operands.
       operands: gives the operands, of the values of all slots.
       outs: slots of its results.
-      several: whether it gives a sequence of results.
       dead: slots of large arrays that no later step reads.
-      equation: what it was prepared from.
       calls: those in whose place it stands, the innermost first.
     """
 
     evaluate: Callable[..., Any]
     threaded: bool
-    ins: tuple[int, ...]
-    operands: Callable[[list[Any]], Sequence[Any]]
-    outs: tuple[int, ...]
     several: bool
-    dead: tuple[int, ...]
     equation: Equation
+    ins: tuple[int, ...] = ()
+    operands: Callable[[list[Any]], Sequence[Any]] = itemgetter(slice(0))
+    outs: tuple[int, ...] = ()
+    dead: tuple[int, ...] = ()
     calls: tuple[Equation, ...] = ()
 
     @property
@@ -108,7 +108,7 @@ _LIFTED: _Cache = weakref.WeakKeyDictionary()
 
 
 def prepare(jaxpr: Any) -> Program:
-    """The program of an open or closed jaxpr, made once and kept as long as the jaxpr.
+    """Return the program of an open or closed jaxpr, made once and kept as long as the jaxpr.
 
     Raises:
       MissingRuleError: an effectful primitive has no rule.
@@ -121,7 +121,7 @@ def prepare(jaxpr: Any) -> Program:
 
 
 def prepare_lifted(jaxpr: Any, around: str = "") -> Program:
-    """As ``prepare``, with the constants of the jaxpr as its first inputs.
+    """Prepare as ``prepare`` does, with the constants of the jaxpr as the first inputs.
 
     That is how ``run_scoped`` passes what its body captures.
 
@@ -136,7 +136,7 @@ def prepare_lifted(jaxpr: Any, around: str = "") -> Program:
 
 
 def called(params: Mapping[str, Any]) -> Any:
-    """The jaxpr that a call with these parameters runs."""
+    """Return the jaxpr that a call with these parameters runs."""
     names = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")
     return next(params[name] for name in names if name in params)
 
@@ -194,7 +194,7 @@ def _prepared(jaxpr: Any, consts: Sequence[Any] | None, around: str = "") -> Pro
 
 
 def _inlined(eqn: Any) -> Program | None:
-    """The program of a call whose equations can stand in its place, or None.
+    """Return the program of a call whose equations can stand in its place, or None.
 
     Most of what ``jax.numpy`` does is a call of a few equations. One that gets references is
     evaluated as it is: a debugger knows references by the program that has them.
@@ -253,7 +253,7 @@ def _getter(slots: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
 
 
 def _freeing(steps: Sequence[Step], large: Collection[int]) -> tuple[Step, ...]:
-    """The steps, each with the large results that it is the last one to read."""
+    """Return the steps, each with the large results that it is the last one to read."""
     last = {slot: number for number, step in enumerate(steps) for slot in step.ins}
     dead: dict[int, list[int]] = {}
     for slot, number in last.items():
@@ -266,7 +266,7 @@ def _freeing(steps: Sequence[Step], large: Collection[int]) -> tuple[Step, ...]:
 
 
 def prepare_equation(eqn: Any, around: str = "", *, used: bool = True) -> Step:
-    """One equation with its rule bound, and without slots.
+    """Bind the rule of one equation; the step that it returns has no slots.
 
     Args:
       eqn: of a jaxpr.
@@ -287,11 +287,7 @@ def prepare_equation(eqn: Any, around: str = "", *, used: bool = True) -> Step:
     return Step(
         evaluate=evaluate,
         threaded=rule is None or rule.threaded,
-        ins=(),
-        operands=_getter(()),
-        outs=(),
         several=eqn.primitive.multiple_results,
-        dead=(),
         equation=equation,
     )
 
@@ -310,7 +306,7 @@ def _equation(eqn: Any, around: str, *, used: bool = True) -> Equation:
 
 
 def size_of(aval: Any) -> int:
-    """Bytes of an array of this shape and dtype; 0 for what is no array."""
+    """Return bytes of an array of this shape and dtype; 0 for what is no array."""
     shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
     if shape is None or not isinstance(dtype, np.dtype) or hasattr(aval, "inner_aval"):
         return 0
@@ -323,7 +319,7 @@ def size_of(aval: Any) -> int:
 
 
 def run(program: Program, thread: Thread, args: Sequence[Any]) -> list[Any]:
-    """The results of a program.
+    """Return the results of a program.
 
     Args:
       program: what to evaluate.
@@ -392,7 +388,7 @@ def _attribute(error: BoundsError, step: Step, machine: Machine) -> None:
         return
     placed = replace(finding, line=line)
     machine.findings[:] = [placed if known is finding else known for known in machine.findings]
-    error.finding, error.args = placed, (str(placed),)
+    error.findings, error.args = (placed,), (str(placed),)
 
 
 def _reject(program: Program, thread: Thread) -> None:
@@ -452,7 +448,7 @@ def by_jax(eqn: Equation) -> Evaluate:
 
 
 def _composed(eqn: Equation) -> Evaluate | None:
-    """How to evaluate what JAX composes a primitive of; None if it does not."""
+    """Return how to evaluate what JAX composes a primitive of; None if it does not."""
     jaxpr = composition(eqn.origin.primitive, eqn.ins, eqn.params)
     if jaxpr is None:
         return None

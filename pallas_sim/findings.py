@@ -47,20 +47,20 @@ class SourceLine(NamedTuple):
 
 
 def read(text: str) -> SourceLine | None:
-    """The line that ``file:line`` names; None of any other text."""
+    """Return the line that ``file:line`` names; None of any other text."""
     file, _, line = text.rpartition(":")
     number = line.isdecimal() and len(line) < 10
     return SourceLine(file, int(line)) if file and number else None
 
 
 def short(text: str) -> str:
-    """``file:line`` without the folders of the file; any other text as it is."""
+    """Return ``file:line`` without the folders of the file; any other text as it is."""
     line = read(text)
     return text if line is None else line.short
 
 
 def text_at(text: str) -> str:
-    """What stands at ``file:line``, without its indentation; "" if it cannot be read."""
+    """Return what stands at ``file:line``, without its indentation; "" if it cannot be read."""
     line = read(text)
     return "" if line is None else line.text
 
@@ -279,7 +279,7 @@ class Finding:
         return (self.kind, self.kernel, self.line, self.ref, *(a.line for a in self.accesses))
 
     def to_json(self) -> dict[str, Any]:
-        """The finding as plain JSON values."""
+        """Return the finding as plain JSON values."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
@@ -299,7 +299,7 @@ _SHOWN = 4
 
 
 def text_of(findings: Sequence[Finding]) -> str:
-    """What an error says of its findings: the first few, and how many more there are."""
+    """Return what an error says of its findings: the first few, and how many more there are."""
     lines = [str(finding) for finding in findings[:_SHOWN]]
     more = len(findings) - _SHOWN
     return "\n  ".join([*lines, f"and {more} more"] if more > 0 else lines)
@@ -328,7 +328,7 @@ def _lines(finding: Finding) -> list[str]:
 
 
 def _of(step: int, steps: int) -> str:
-    """Which copy of several, such as `` (copy 2 of 3)``."""
+    """Return which copy of several, such as `` (copy 2 of 3)``."""
     return f" (copy {step} of {steps})" if steps > 1 else ""
 
 

@@ -23,7 +23,7 @@ _PARITY = 0x1BD11BDA
 
 
 def threefry2x32(key1: Any, key2: Any, count1: Any, count2: Any) -> tuple[Array, Array]:
-    """The block cipher Threefry-2x32 with 20 rounds, of each counter with its key.
+    """Return the block cipher Threefry-2x32 with 20 rounds, of each counter with its key.
 
     Args:
       key1: first word of the key, uint32; all arguments are broadcast.
@@ -78,7 +78,7 @@ def _blocks(key1: Array, key2: Array, x1: Array, x2: Array, x: Array, y: Array) 
 
 
 def threefry_words(key1: Any, key2: Any, size: int) -> Array:
-    """As many words as are needed, of counters that go up in both halves of the result.
+    """Return as many words as are needed, of counters that rise in both halves of the result.
 
     Args:
       key1: first words of the keys, of any shape.
@@ -95,13 +95,13 @@ def threefry_words(key1: Any, key2: Any, size: int) -> Array:
 
 
 def count_pairs(shape: Sequence[int]) -> tuple[Array, Array]:
-    """Upper and lower words of the position of each element."""
+    """Return upper and lower words of the position of each element."""
     count = np.arange(prod(shape), dtype=np.uint64).reshape(shape)
     return (count >> np.uint64(32)).astype(np.uint32), count.astype(np.uint32)
 
 
 def philox4x32(state: Array, size: int) -> tuple[Array, Array]:
-    """Words of Philox-4x32 with 10 rounds, as XLA's generator gives them on a CPU.
+    """Return words of Philox-4x32 with 10 rounds, as XLA's generator gives them on a CPU.
 
     Args:
       state: uint32[4]: the key, which is the upper half of the counter, too, and the lower half.
@@ -136,14 +136,14 @@ def philox4x32(state: Array, size: int) -> tuple[Array, Array]:
 
 
 def core_generator(*seeds: int) -> np.random.Generator:
-    """The generator of a core that was seeded by these words."""
+    """Return the generator of a core that was seeded by these words."""
     entropy = [int(seed) % 2**32 for seed in seeds]
     # With their number: SeedSequence takes [1] and [1, 0] for the same.
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([len(entropy), *entropy])))
 
 
 def draw_bits(generator: np.random.Generator, shape: Sequence[int], dtype: Any) -> Array:
-    """Random bits of a core's generator, as integers of ``dtype``."""
+    """Return random bits of a core's generator, as integers of ``dtype``."""
     limits = np.iinfo(dtype)
     return generator.integers(limits.min, limits.max, tuple(shape), dtype, endpoint=True)
 
@@ -152,14 +152,14 @@ class Threefry:
     """``threefry2x32``, JAX's default."""
 
     def seed(self, seeds: Array) -> Array:
-        """Keys of integers: their upper and lower 32 bits; integers of 32 bits have no upper."""
+        """Return keys of integers: their upper 32 bits, or 0, and their lower ones."""
         wide = seeds.astype(np.int64)
         low = (wide & 0xFFFFFFFF).astype(np.uint32)
         high = ((wide >> 32) & 0xFFFFFFFF).astype(np.uint32)
         return np.stack([high if seeds.dtype.itemsize == 8 else np.zeros_like(low), low], axis=-1)
 
     def split(self, keys: Array, shape: Sequence[int]) -> Array:
-        """New keys, ``[..., *shape, 2]``."""
+        """Return new keys, ``[..., *shape, 2]``."""
         batch = keys.shape[:-1]
         if not _partitionable():
             drawn = threefry_words(keys[..., 0], keys[..., 1], 2 * prod(shape))
@@ -167,12 +167,12 @@ class Threefry:
         return np.stack(threefry2x32(*_aligned(keys, len(shape)), *count_pairs(shape)), axis=-1)
 
     def fold_in(self, keys: Array, data: Array) -> Array:
-        """Keys for each number of ``data``, which is broadcast with the keys."""
+        """Return keys for each number of ``data``, which is broadcast with the keys."""
         data = data.astype(np.uint32)
         return np.stack(threefry2x32(keys[..., 0], keys[..., 1], np.uint32(0), data), axis=-1)
 
     def bits(self, keys: Array, width: int, shape: Sequence[int]) -> Array:
-        """Random integers of ``width`` bits, ``[..., *shape]``."""
+        """Return random integers of ``width`` bits, ``[..., *shape]``."""
         dtype = np.dtype(f"uint{width}")
         if not _partitionable():
             return self._bits_in_order(keys, width, shape)
@@ -199,22 +199,22 @@ class Rbg:
     threefry = Threefry()
 
     def seed(self, seeds: Array) -> Array:
-        """Keys of integers: that of threefry, twice."""
+        """Return keys of integers: that of threefry, twice."""
         half = self.threefry.seed(seeds)
         return np.concatenate([half, half], axis=-1)
 
     def split(self, keys: Array, shape: Sequence[int]) -> Array:
-        """New keys, ``[..., *shape, 4]``."""
+        """Return new keys, ``[..., *shape, 4]``."""
         halves = [self.threefry.split(half, shape) for half in (keys[..., :2], keys[..., 2:])]
         return np.concatenate(halves, axis=-1)
 
     def fold_in(self, keys: Array, data: Array) -> Array:
-        """Keys for each number of ``data``, which is broadcast with the keys."""
+        """Return keys for each number of ``data``, which is broadcast with the keys."""
         halves = [self.threefry.fold_in(half, data) for half in (keys[..., :2], keys[..., 2:])]
         return np.concatenate(halves, axis=-1)
 
     def bits(self, keys: Array, width: int, shape: Sequence[int]) -> Array:
-        """Random integers of ``width`` bits, ``[..., *shape]``; all of the first key."""
+        """Return random integers of ``width`` bits, ``[..., *shape]``; all of the first key."""
         shape = (*keys.shape[:-1], *shape)
         if 0 in shape:
             return np.zeros(shape, f"uint{width}")
@@ -225,12 +225,12 @@ class UnsafeRbg(Rbg):
     """``unsafe_rbg``: like ``rbg``, and keys are made of Philox, too."""
 
     def split(self, keys: Array, shape: Sequence[int]) -> Array:
-        """New keys, ``[..., *shape, 4]``: each tenth draw."""
+        """Return new keys, ``[..., *shape, 4]``: each tenth draw."""
         drawn = self.bits(keys, 32, (10 * prod(shape), 4))
         return drawn[..., ::10, :].reshape(*keys.shape[:-1], *shape, 4)
 
     def fold_in(self, keys: Array, data: Array) -> Array:
-        """Keys for each number of ``data``, which is broadcast with the keys: the tenth draw."""
+        """Return the tenth draw for each number of ``data``, which is broadcast with the keys."""
         return keys ^ self.bits(self.seed(data), 32, (10, 4))[..., -1, :]
 
 
@@ -238,12 +238,12 @@ class Pallas:
     """``pallas_tpu``: two words that seed the generator of a core."""
 
     def seed(self, seeds: Array) -> Array:
-        """Keys of integers: each of them twice."""
+        """Return keys of integers: each of them twice."""
         narrow = seeds.astype(np.int32).astype(np.uint32)
         return np.stack([narrow, narrow], axis=-1)[..., None, :]
 
     def fold_in(self, keys: Array, data: Array) -> Array:
-        """Keys for each number of ``data``, mixed by one round of threefry."""
+        """Return keys for each number of ``data``, mixed by one round of threefry."""
         first, second = keys[..., 0, 0], keys[..., 0, 1] + data.astype(np.uint32)
         turned = (second << np.uint32(13)) | (second >> np.uint32(19))
         total = first + second
@@ -260,7 +260,7 @@ IMPLEMENTATIONS: dict[str, Any] = {
 
 
 def generated(state: Array, width: int, shape: Sequence[int]) -> tuple[Array, Array]:
-    """State and integers of XLA's generator, whose integers of few bits are parts of words."""
+    """Return state and integers of XLA's generator; integers of few bits are parts of words."""
     size = prod(shape) * (2 if width == 64 else 1)
     state, drawn = philox4x32(state, size)
     if width == 64:
@@ -269,7 +269,7 @@ def generated(state: Array, width: int, shape: Sequence[int]) -> tuple[Array, Ar
 
 
 def _aligned(keys: Array, ndim: int) -> tuple[Array, Array]:
-    """Both words of each key, with as many dimensions more as the draw has."""
+    """Return both words of each key, with as many dimensions more as the draw has."""
     shape = (*keys.shape[:-1], *(1,) * ndim)
     return keys[..., 0].reshape(shape), keys[..., 1].reshape(shape)
 
@@ -284,7 +284,7 @@ def _partitionable() -> bool:
 
 
 def key_axes(eqn: Equation) -> tuple[int, ...]:
-    """The shape of one key, if the equation moves typed PRNG keys; () for arrays."""
+    """Return the shape of one key, if the equation moves typed PRNG keys; () for arrays."""
     for aval in (*eqn.ins, *eqn.outs):
         if is_key_dtype(getattr(aval, "dtype", None)):
             return key_shape(aval.dtype)
@@ -292,17 +292,17 @@ def key_axes(eqn: Equation) -> tuple[int, ...]:
 
 
 def elements(eqn: Equation) -> np.dtype[Any]:
-    """The dtype of the arrays that stand for the first result: uint32 for keys."""
+    """Return the dtype of the arrays that stand for the first result: uint32 for keys."""
     return np.dtype(np.uint32) if is_key_dtype(eqn.out.dtype) else np.dtype(eqn.out.dtype)
 
 
 def raw_value(value: Any) -> Any:
-    """What a reference to a value holds: the words of keys, and arrays as they are."""
+    """Return what a reference to a value holds: the words of keys, and arrays as they are."""
     return value.data if isinstance(value, KeyArray) else value
 
 
 def value_of(memory: Any, aval: Any) -> Any:
-    """The value of an abstract type that is in the memory of a reference."""
+    """Return the value of an abstract type that is in the memory of a reference."""
     return KeyArray(memory, aval.dtype) if is_key_dtype(aval.dtype) else memory
 
 

@@ -88,7 +88,7 @@ class Inspector(StepObserver):
     _watched: dict[Any, _Watched] = field(default_factory=dict)
 
     def steps(self, steps: Sequence[Step], thread: Thread, env: Sequence[Any]) -> Iterator[Step]:
-        """The steps of a program; see ``StepObserver.steps``."""
+        """Yield the steps of a program; see ``StepObserver.steps``."""
         frame = _Frame(env)
         frames = self._frames.setdefault(thread.number, [])
         frames.append(frame)
@@ -103,16 +103,16 @@ class Inspector(StepObserver):
                 if self.stop_at:
                     frame.name_result(step, line)
                 if self.watch and step.threaded:
-                    self._look("store", _Place.of(thread, line))
+                    self._look("store", _where(thread, line))
         finally:
             frames.remove(frame)
             for watched in seen:
                 watched.frames -= 1
 
     def written(self, copy: Copy) -> None:
-        """A chunk of a copy was written."""
+        """Note that a chunk of a copy was written."""
         if self.watch:
-            self._look("copy", _Place(copy.owner, copy.line, copy.program))
+            self._look("copy", {"by": copy.owner, "line": copy.line, "program": copy.program})
 
     def learn(self, jaxpr: Any) -> None:
         """Take note of the lines and references of a program that is about to run."""
@@ -151,7 +151,7 @@ class Inspector(StepObserver):
                 )
 
     def _places(self, stop: str) -> str:
-        """The lines that have equations: those of the same file, if there are some."""
+        """Return the lines that have equations: those of the same file, if there are some."""
         file = stop.rpartition(":")[0]
         numbers = sorted({n for path, n in self._lines if file and _is_at(path, file)})
         if numbers:
@@ -160,7 +160,7 @@ class Inspector(StepObserver):
         return f"there are: {_listed(lines) or 'none'}"
 
     def _line(self, step: Step) -> str:
-        """The line of a step, which takes JAX some time to find."""
+        """Return the line of a step, which takes JAX some time to find."""
         known = self._line_of.get(id(step))
         if known is None:
             known = self._line_of[id(step)] = (step, step.equation.line)
@@ -184,7 +184,7 @@ class Inspector(StepObserver):
             raise
 
     def _see(self, thread: Thread, ref: Ref) -> _Watched:
-        """The memory of a watched reference that a program has."""
+        """Return the memory of a watched reference that a program has."""
         memory = ref.data.__array_interface__
         key = (ref.name, memory["data"][0], memory["shape"], memory["strides"])
         watched = self._watched.get(key)
@@ -199,11 +199,11 @@ class Inspector(StepObserver):
             same = [same_bits(self._watched.pop(other).values, watched.values) for other in former]
             self._watched[key] = watched
             if not any(same):
-                self._note("new", watched, None, _Place.of(thread, ""))
+                self._note("new", watched, None, _where(thread, ""))
         watched.frames += 1
         return watched
 
-    def _look(self, kind: Literal["store", "copy"], site: _Place) -> None:
+    def _look(self, kind: Literal["store", "copy"], site: Mapping[str, Any]) -> None:
         """Note what changed since the last look."""
         for watched in self._watched.values():
             values = values_of(watched.ref)
@@ -216,7 +216,7 @@ class Inspector(StepObserver):
         kind: Literal["new", "store", "copy"],
         watched: _Watched,
         before: Array | None,
-        site: _Place,
+        site: Mapping[str, Any],
     ) -> None:
         values = watched.values
         points = [] if before is None else np.argwhere(differing(before, values))
@@ -225,33 +225,21 @@ class Inspector(StepObserver):
             ref=watched.ref.name,
             kind=kind,
             owner=watched.owner,
-            by=site.by,
-            line=site.line,
-            program=site.program,
-            kernel=site.kernel,
             time=self.time,
             index=index,
             changed=len(points),
             before=None if before is None or index is None else before[index],
             values=values,
+            **site,
         )
         self.changes.append(change)
         sys.stdout.write(f"{change}\n")
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Who changes something, and where."""
-
-    by: Owner
-    line: str
-    program: tuple[int, ...]
-    kernel: str = ""
-
-    @classmethod
-    def of(cls, thread: Thread, line: str) -> _Place:
-        kernel = thread.kernels[-1] if thread.kernels else ""
-        return cls(thread.owner, line, thread.program, kernel)
+def _where(thread: Thread, line: str) -> dict[str, Any]:
+    """Return who changes something, and where, as fields of a ``RefChange``."""
+    where = {"line": line, "program": thread.program, "kernel": thread.kernel}
+    return {"by": thread.owner, **where}
 
 
 @dataclass(eq=False)
@@ -267,7 +255,7 @@ class _Frame:
     values: dict[str, Any] = field(default_factory=dict)
 
     def refs(self) -> Iterator[Ref]:
-        """The references that it has."""
+        """Return the references that it has."""
         return (value for value in self.env if isinstance(value, Ref))
 
     def name_result(self, step: Step, line: str) -> None:
@@ -300,14 +288,14 @@ def stopped(
 
 
 def _references(jaxpr: Any, unnamed: str) -> Iterator[str]:
-    """The names of the references among the parameters of a kernel or scope."""
+    """Yield the names of the references among the parameters of a kernel or scope."""
     for number, (var, name) in enumerate(zip(jaxpr.invars, argument_names(jaxpr), strict=True)):
         if is_reference(var.aval):
             yield name or unnamed.format(number)
 
 
 def _is_at(line: str, stop: str) -> bool:
-    """Whether a ``file:line`` is a place that the user named, by the end of its path."""
+    """Return whether a ``file:line`` is a place that the user named, by the end of its path."""
     return line == stop or line.endswith(f"/{stop}")
 
 
@@ -346,12 +334,12 @@ class RefChange:
     by: Owner
     line: str
     program: tuple[int, ...]
-    kernel: str
     time: int
     index: tuple[int, ...] | None
     changed: int
     before: Any
     values: Array
+    kernel: str = ""
 
     def __str__(self) -> str:
         """What changed, who did it and where, and a short picture of the values."""
@@ -374,7 +362,7 @@ class RefChange:
 
 
 def picture(values: Array) -> str:
-    """A few of the values of an array, and of many their range, as indented text."""
+    """Return a few of the values of an array, and of many their range, as indented text."""
     plain = values if values.dtype.kind in "iufbc" else values.astype(np.float32)
     edge = 1 if values.ndim > 1 else 3
     text = np.array2string(plain, precision=4, threshold=8, edgeitems=edge, max_line_width=96)
@@ -387,7 +375,7 @@ def picture(values: Array) -> str:
 
 
 def values_of(ref: Ref) -> Array:
-    """A copy of what is in memory: of semaphores, their counts."""
+    """Return a copy of what is in memory: of semaphores, their counts."""
     if ref.data.dtype != object:
         return np.array(ref.data)
     counts = [getattr(semaphore, "count", 0) for semaphore in ref.data.flat]
@@ -395,13 +383,13 @@ def values_of(ref: Ref) -> Array:
 
 
 def same_bits(first: Array, second: Array) -> bool:
-    """Whether the bits of two arrays are the same: NaN is NaN."""
+    """Return whether the bits of two arrays are the same: NaN is NaN."""
     shapes = (first.shape, first.dtype) == (second.shape, second.dtype)
     return shapes and first.tobytes() == second.tobytes()
 
 
 def differing(first: Array, second: Array) -> Any:
-    """Which elements of arrays of one shape and dtype have other bits."""
+    """Return which elements of arrays of one shape and dtype have other bits."""
     size = first.dtype.itemsize
     bits = [
         np.frombuffer(array.tobytes(), np.uint8).reshape(*array.shape, size)

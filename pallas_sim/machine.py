@@ -141,7 +141,7 @@ class Machine:
         return Scheduler(self.random if self.seed else None, Thread.deadlock)
 
     def device(self, number: int) -> Device:
-        """One of the devices."""
+        """Return a device by its number."""
         device = self.devices.get(number)
         if device is None:
             device = self.devices[number] = Device(number)
@@ -153,7 +153,7 @@ class Machine:
         return np.random.Generator(np.random.Philox(self.seed))
 
     def choose(self, among: Sequence[Copy]) -> Copy:
-        """The copy that goes on: the first one in the plain order."""
+        """Return the copy that goes on: the first one in the plain order."""
         return among[int(self.random.integers(len(among)))] if self.seed else among[0]
 
     def count(self, steps: int) -> None:
@@ -205,7 +205,7 @@ class Machine:
     def uninitialized(
         self, shape: tuple[int, ...], dtype: Any, purpose: str
     ) -> np.ndarray[Any, Any]:
-        """Uninitialized memory.
+        """Make uninitialized memory.
 
         Args:
           shape: of the memory.
@@ -219,7 +219,7 @@ class Machine:
 
 
 def default_fill(dtype: np.dtype[Any]) -> Any:
-    """What uninitialized memory of a dtype holds: NaN, the lowest or largest integer, or True.
+    """Return what uninitialized memory of a dtype holds: NaN, an extreme integer, or True.
 
     It is never 0, because a kernel that counts on 0 would pass. JAX writes nearly the same on a TPU
     with ``jax_pallas_poison_buffers``.
@@ -236,7 +236,7 @@ def default_fill(dtype: np.dtype[Any]) -> Any:
 
 
 def _nan(dtype: np.dtype[Any]) -> Any:
-    """NaN, or the nearest thing that a dtype of ml_dtypes has: an extreme value, which is not 0."""
+    """Return NaN, or where a dtype has none an extreme value, which is not 0."""
     import ml_dtypes
 
     try:
@@ -261,7 +261,7 @@ class StepObserver:
     raised: BaseException | None = None
 
     def steps(self, steps: Sequence[Any], thread: Thread, env: Sequence[Any]) -> Iterator[Any]:
-        """The steps of a program, each to be evaluated before the next one is taken.
+        """Yield the steps of a program, each to be evaluated before the next one is taken.
 
         Args:
           steps: ``evaluation.Step``s of the program, which were counted all at once.
@@ -275,7 +275,7 @@ class StepObserver:
             yield step
 
     def written(self, copy: Copy) -> None:
-        """A chunk of a copy was written."""
+        """Note that a chunk of a copy was written."""
 
     def learn(self, jaxpr: Any) -> None:
         """Take note of a program that is about to run."""
@@ -345,7 +345,7 @@ class Thread:
       machine: the run it belongs to.
       grids: the grids it is inside of, the innermost last.
       kernels: the kernels it is inside of, by name, the innermost last.
-      generators: the state of the core's own random number generator, once it is seeded.
+      generator: the state of the core's own random number generator, once it is seeded.
       axes: the index of this device, and core, along each axis of its meshes, by name.
       units: the state of units that a kernel drives by hand, by name.
       sizes: of the axes of the mesh of devices.
@@ -387,7 +387,7 @@ class Thread:
             self.number = owners.setdefault(self.owner, len(owners))
 
     def child(self, owner: Owner, **changes: Any) -> Thread:
-        """A thread that goes on from here beside others."""
+        """Return a thread that goes on from here beside others."""
         kept: dict[str, Any] = {
             "grids": list(self.grids),
             "kernels": list(self.kernels),
@@ -457,7 +457,7 @@ class Thread:
         self.publish_as(ref, AllocationKey(self.launch, () if shared else self.core, site))
 
     def publish_as(self, ref: Ref, key: AllocationKey) -> None:
-        """As ``publish``, of memory that may be another core's."""
+        """Publish as ``publish`` does memory that may be another core's."""
         ref.key = key
         device = self.device
         if key not in device.memory:
@@ -477,7 +477,7 @@ class Thread:
     def elsewhere(
         self, ref: Ref, places: Sequence[Elsewhere], operands: Sequence[Any], line: str
     ) -> Ref:
-        """The memory of another device that corresponds to its own.
+        """Return the memory of another device that corresponds to its own.
 
         Args:
           ref: its own memory.
@@ -512,7 +512,7 @@ class Thread:
 
     @contextmanager
     def span(self, kind: SpanKind, name: str = "") -> Generator[TimelineSpan | None]:
-        """Have what it does in this context on the timeline; gives None if there is none.
+        """Keep what it does in this context on the timeline; gives None if there is none.
 
         A span that an error leaves is not ended: the timeline shows it as unfinished.
 

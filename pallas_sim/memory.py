@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,12 +38,12 @@ class KeyArray:
 
 
 def is_key_dtype(dtype: Any) -> bool:
-    """Whether a dtype is that of typed PRNG keys."""
+    """Return whether a dtype is that of typed PRNG keys."""
     return not isinstance(dtype, np.dtype) and is_key(dtype)
 
 
 def from_jax(value: Any, aval: Any = None) -> Any:
-    """A constant, literal or argument of JAX as a value of the simulator.
+    """Return a constant, literal or argument of JAX as a value of the simulator.
 
     Args:
       value: an array, a number, typed keys, or what is passed on as it is.
@@ -68,12 +68,12 @@ def from_jax(value: Any, aval: Any = None) -> Any:
 
 
 def to_output(value: Any) -> Any:
-    """A value as an array that is returned to the caller: of typed keys the words."""
+    """Return a value as an array that is returned to the caller: of typed keys the words."""
     return value.data if isinstance(value, KeyArray) else np.asarray(value)
 
 
 def to_jax(value: Any) -> Any:
-    """A value as JAX takes it: typed keys as such, and numpy arrays."""
+    """Return a value as JAX takes it: typed keys as such, and numpy arrays."""
     if isinstance(value, KeyArray):
         import jax
 
@@ -116,6 +116,7 @@ class Elements:
 Region = np.ndarray[Any, Any] | Elements
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Ref:
     """A piece of memory.
 
@@ -130,27 +131,14 @@ class Ref:
       reached: the threads on other devices or cores that have reached it, with the line.
     """
 
-    __slots__ = ("block", "data", "is_input", "key", "left", "name", "reached", "space")
-
-    def __init__(
-        self,
-        data: np.ndarray[Any, Any],
-        name: str = "",
-        space: str = "",
-        is_input: bool = False,
-        key: AllocationKey | None = None,
-        left: bool = False,
-        block: Any = None,
-    ) -> None:
-        """Make a reference to ``data``, which it keeps and changes."""
-        self.data = data
-        self.name = name
-        self.space = space
-        self.is_input = is_input
-        self.key = key
-        self.left = left
-        self.block = block
-        self.reached: set[tuple[int, str]] = set()
+    data: np.ndarray[Any, Any]
+    name: str = ""
+    space: str = ""
+    is_input: bool = False
+    key: AllocationKey | None = None
+    left: bool = False
+    block: Any = None
+    reached: set[tuple[int, str]] = field(default_factory=set)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -180,13 +168,13 @@ class Outside(Exception):  # noqa: N818 - never leaves the simulator
 
     @classmethod
     def of(cls, axis: int, indices: Array, shape: tuple[int, ...]) -> Outside:
-        """Of listed indices, from the lowest to the highest that is beyond the edge."""
+        """Make one of listed indices: from the lowest to the highest that is beyond the edge."""
         wrong = indices[(indices < 0) | (indices >= shape[axis])]
         return cls(axis, int(wrong.min()), int(wrong.max()), shape)
 
 
 def repeated(array: Array, indexed: Indexed, operands: Sequence[Any]) -> Array:
-    """The memory in which each axis with stride 0 has its one element as often as it is read."""
+    """Return memory whose axes with stride 0 have their one element as often as it is read."""
     for axis in indexed.repeated:
         span = indexed.indices[axis]
         assert isinstance(span, AxisSlice)
@@ -202,7 +190,7 @@ def repeated(array: Array, indexed: Indexed, operands: Sequence[Any]) -> Array:
 def numpy_index(
     indexed: Indexed, shape: tuple[int, ...], operands: Sequence[Any]
 ) -> tuple[Any, ...]:
-    """The index in numpy's form.
+    """Return the index in numpy's form.
 
     Raises:
       Outside: it is beyond the edge of an axis.
@@ -240,7 +228,7 @@ def numpy_index(
 
 
 def grid_of(indexed: Indexed, operands: Sequence[Any], result: tuple[int, ...]) -> list[Array]:
-    """The index of every element of a window along each axis, whether it is inside or not.
+    """Return the index of every element of a window along each axis, whether it is inside or not.
 
     Args:
       indexed: the window.

@@ -73,7 +73,7 @@ class BlockWindow:
         return self.facts.space in IN_PLACE
 
     def is_input_of(self, kernel: PreparedKernel) -> bool:
-        """Whether it is the window of an input that shares no memory with an output."""
+        """Return whether it is the window of an input that shares no memory with an output."""
         aliased = (position for position, _ in kernel.facts.aliases)
         return not self.output and self.number not in aliased
 
@@ -83,13 +83,13 @@ class BlockWindow:
         return not self.output or self.facts.any_revisit
 
     def start(self, thread: Thread, point: Sequence[int], scalars: Sequence[Ref]) -> BlockStart:
-        """Where the block of a grid point begins."""
+        """Return where the block of a grid point begins."""
         indices = run(self.index_map, thread, (*map(np.int32, point), *scalars))
         return tuple(self.facts.starts([int(np.asarray(index)) for index in indices]))
 
 
 def window_of(number: int, facts: BlockFacts, *, output: bool, home: str = "") -> BlockWindow:
-    """The window of an operand.
+    """Return the window of an operand.
 
     Args:
       number: of the operand: inputs first, then outputs.
@@ -156,7 +156,7 @@ class PreparedKernel:
 
 
 def kernel_of(eqn: Equation) -> PreparedKernel:
-    """The kernel of a ``pallas_call``, prepared."""
+    """Return the kernel of a ``pallas_call``, prepared."""
     origin = eqn.origin
     facts = grid_facts(origin)
     facts = dataclasses.replace(
@@ -191,7 +191,7 @@ def kernel_of(eqn: Equation) -> PreparedKernel:
 
 
 def _of_words(block: BlockFacts) -> BlockFacts:
-    """The blocks of an array of typed keys as those of the keys' words."""
+    """Return the blocks of an array of typed keys as those of the keys' words."""
     if not is_key_dtype(block.dtype):
         return block
     sizes = key_shape(block.dtype)
@@ -205,7 +205,7 @@ def _of_words(block: BlockFacts) -> BlockFacts:
 
 
 def _names(names: tuple[str, ...], facts: GridFacts) -> tuple[str, ...]:
-    """The names of the body's parameters; where it has none, what the call says of an operand."""
+    """Return the names of the body's parameters; without one, what the call names the operand."""
     blocks = [block.name for block in (*facts.inputs, *facts.outputs)]
     count = len(facts.scalars)
     return tuple(
@@ -243,7 +243,7 @@ class KernelArguments:
 
 
 def arguments_of(kernel: PreparedKernel, operands: Sequence[Any]) -> KernelArguments:
-    """The operands of a ``pallas_call``, by what they are.
+    """Return the operands of a ``pallas_call``, by what they are.
 
     Args:
       kernel: the kernel.
@@ -262,7 +262,7 @@ def arguments_of(kernel: PreparedKernel, operands: Sequence[Any]) -> KernelArgum
 
 
 def scalar_refs(kernel: PreparedKernel, scalars: Sequence[Array]) -> list[Ref]:
-    """References to the prefetched operands, of which a core or program has a copy of its own."""
+    """Return references to copies of the prefetched operands, for one core or program."""
     names = kernel.scalar_names
     return [
         Ref(np.array(scalar), name, "smem") for scalar, name in zip(scalars, names, strict=True)
@@ -275,7 +275,7 @@ def output_arrays(
     inputs: list[Array],
     copied: Callable[[Array], Array],
 ) -> list[Array]:
-    """Memory for the outputs. One that aliases an input is that input's memory.
+    """Return memory for the outputs. One that aliases an input is that input's memory.
 
     Args:
       kernel: the kernel.
@@ -302,7 +302,7 @@ def output_arrays(
 
 
 def capacity_findings(kernel: PreparedKernel, target: str) -> Iterator[Finding]:
-    """What a kernel needs beyond the VMEM and SMEM of a chip.
+    """Yield what a kernel needs beyond the VMEM and SMEM of a chip.
 
     Temporaries of the body are not counted, so a kernel without a finding may need too much, too.
 
@@ -321,7 +321,7 @@ def capacity_findings(kernel: PreparedKernel, target: str) -> Iterator[Finding]:
 
 
 def _taken(kernel: PreparedKernel, spaces: tuple[str, ...]) -> Iterator[OperandMemory]:
-    """What blocks and scratch take of a memory space; "default" is that of blocks."""
+    """Yield what blocks and scratch take of a memory space; "default" is that of blocks."""
     facts = kernel.facts
     for window in kernel.windows:
         block = window.facts
@@ -334,7 +334,7 @@ def _taken(kernel: PreparedKernel, spaces: tuple[str, ...]) -> Iterator[OperandM
 
 
 def _scalars(kernel: PreparedKernel) -> Iterator[OperandMemory]:
-    """What is prefetched: it is in SMEM as a whole."""
+    """Yield what is prefetched: it is in SMEM as a whole."""
     operands = kernel.equation.invars
     for position, name in zip(kernel.facts.scalars, kernel.names, strict=False):
         aval: Any = operands[position].aval
@@ -343,7 +343,7 @@ def _scalars(kernel: PreparedKernel) -> Iterator[OperandMemory]:
 
 
 def _changes(window: BlockWindow, facts: GridFacts) -> bool:
-    """Whether a block may be another one in the next program: it depends on where that is."""
+    """Return whether the block depends on the grid point, so that it may change."""
     if prod(size or 2 for size in facts.grid) < 2:
         return False
     jaxpr = open_jaxpr(window.facts.index_map)[0]

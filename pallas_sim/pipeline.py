@@ -72,7 +72,7 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
             ]
             watch_shared_blocks(this)
             _programs(this, points, scratch)
-            report_overwritten(this)
+            report_overwritten(this)  # after the last program: steps know their programs by then
             free(core, scratch, kernel.line)
         finally:
             core.grids.pop()
@@ -93,7 +93,7 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
 
 
 def _programs(this: CoreRun, points: Iterator[tuple[int, ...]], scratch: list[Ref]) -> None:
-    """The programs of a core one after the other, with the blocks that each needs."""
+    """Run the programs of a core one after the other, with the blocks that each needs."""
     kernel, thread = this.kernel, this.thread
     state = thread.grids[-1]
     vmapped = kernel.facts.vmapped
@@ -138,7 +138,7 @@ def _programs(this: CoreRun, points: Iterator[tuple[int, ...]], scratch: list[Re
 def divided(
     grid: tuple[int, ...], parallel: Sequence[int], seed: int, cores: int
 ) -> Iterator[Iterator[tuple[int, ...]]]:
-    """The grid points of each core, in the order in which they run.
+    """Yield the grid points of each core, in the order in which they run.
 
     Args:
       grid: sizes of the dimensions.
@@ -168,7 +168,7 @@ def _starts(this: CoreRun, point: tuple[int, ...]) -> list[BlockStart]:
 
 
 def _outputs(kernel: PreparedKernel, machine: Machine, inputs: list[Array]) -> list[Array]:
-    """Memory for the outputs; an aliased one is a copy of its input, unless kernels share that."""
+    """Return memory for the outputs; an aliased one copies its input, unless kernels share it."""
     outputs = output_arrays(
         kernel,
         machine,
@@ -227,12 +227,12 @@ class CoreRun:
 
 
 def is_shared(machine: Machine, array: Array) -> bool:
-    """Whether kernels share an array: what copies in flight write to must stay where it is."""
+    """Return whether kernels share an array: copies in flight write to it, so it must stay."""
     return bool(machine.shared) and id(root(array)) in machine.shared
 
 
 def enter(this: CoreRun, window: BlockWindow, buffer: BlockBuffer, start: BlockStart) -> None:
-    """Let the body have the block that begins at ``start``."""
+    """Give the body the block that begins at ``start``."""
     if buffer.start == start and buffer.ref is not None:
         return
     name = this.kernel.names[len(this.scalars) + window.number]
@@ -259,7 +259,7 @@ def enter(this: CoreRun, window: BlockWindow, buffer: BlockBuffer, start: BlockS
 def _locate(
     this: CoreRun, window: BlockWindow, array: Array, start: BlockStart
 ) -> list[tuple[slice, slice]]:
-    """For each axis, which part of the block is inside of the array, and where it is there.
+    """Return for each axis which part of the block is inside of the array, and where it is there.
 
     Raises:
       BoundsError: the block begins beyond an edge of the array.
@@ -272,7 +272,7 @@ def _locate(
 
 
 def _clipped(window: BlockWindow, array: Array, start: BlockStart) -> list[tuple[slice, slice]]:
-    """For each axis, which part of the array the block has, and where that is in the block."""
+    """Return for each axis the part of the array that a block has, and where it is in the block."""
     parts: list[tuple[slice, slice]] = []
     for first, size, dim in zip(start, window.sizes, array.shape, strict=True):
         begin = max(first, 0)
@@ -284,7 +284,7 @@ def _clipped(window: BlockWindow, array: Array, start: BlockStart) -> list[tuple
 def fetch(
     this: CoreRun, window: BlockWindow, buffer: BlockBuffer, start: BlockStart, *, ahead: int = 0
 ) -> Array:
-    """A copy of a block; what of it is beyond the edge is uninitialized.
+    """Return a copy of a block; what of it is beyond the edge is uninitialized.
 
     It is for the program that is so many steps ahead.
     """
@@ -327,7 +327,7 @@ def store(this: CoreRun, window: BlockWindow, buffer: BlockBuffer) -> None:
 
 
 def _view(this: CoreRun, window: BlockWindow, array: Array, start: BlockStart) -> Array:
-    """A block of an array that the body accesses in place."""
+    """Return a block of an array that the body accesses in place."""
     for axis, (first, size, dim) in enumerate(zip(start, window.sizes, array.shape, strict=True)):
         if first < 0 or first + size > dim:
             raise _beyond(this, window, array, start, axis)
@@ -396,13 +396,13 @@ class Overlaps:
         self._stored = np.full(self.shape, -1, np.int64)
 
     def fetch(self, box: Sequence[slice], step: int) -> None:
-        """A block is fetched for a step."""
+        """Note that a block is fetched for a step."""
         part = self._stored[tuple(box)]
         self._note(box, (part >= 0) & (part < step), part, writer=None, reader=step)
         self._fetched[tuple(box)] = step
 
     def store(self, box: Sequence[slice], step: int) -> None:
-        """A block is written back by a step. Blocks of later ones may have been fetched."""
+        """Note that a step writes a block back. Blocks of later steps may have been fetched."""
         part = self._fetched[tuple(box)]
         self._note(box, part > step, part, writer=step, reader=None)
         self._stored[tuple(box)] = step
@@ -433,7 +433,7 @@ class Overlaps:
 
 
 def _shared_windows(kernel: PreparedKernel) -> Iterator[tuple[BlockWindow, BlockWindow]]:
-    """The inputs that are fetched, and the outputs that are written back to the same memory."""
+    """Yield the inputs that are fetched, with the outputs that are written to the same memory."""
     outputs = [window for window in kernel.windows if window.output]
     for position, number in kernel.facts.aliases:
         source, target = kernel.windows[position], outputs[number]

@@ -34,7 +34,7 @@ _EXACT = {np.dtype(np.float32): 2**24, np.dtype(np.float64): 2**53}
 
 
 def multiplier(lhs: Any, rhs: Any, out: Any, depth: int, *, batched: bool = False) -> Multiply:
-    """How matrices of these dtypes are multiplied.
+    """Return how matrices of these dtypes are multiplied.
 
     Args:
       lhs: dtype of the first operand.
@@ -71,7 +71,7 @@ def _batched(a: Array, b: Array) -> Array:
 
 
 def working_dtype(*dtypes: Dtype) -> Dtype:
-    """The dtype in which these floats or complex numbers are multiplied."""
+    """Return the dtype in which these floats or complex numbers are multiplied."""
     wide = any(dtype.char in "dD" for dtype in dtypes)
     if any(dtype.kind == "c" for dtype in dtypes):
         return np.dtype(np.complex128 if wide else np.complex64)
@@ -79,7 +79,7 @@ def working_dtype(*dtypes: Dtype) -> Dtype:
 
 
 def widening(dtype: Dtype, work: Dtype) -> Unary:
-    """How values of ``dtype`` become values of ``work``."""
+    """Return how values of ``dtype`` become values of ``work``."""
     if work.kind == "c" and dtype != work:
         return lambda value: value.astype(work)
     return converter(dtype, work)
@@ -103,7 +103,7 @@ def _of_integers(product: Multiply, lhs: Dtype, rhs: Dtype, out: Dtype, depth: i
 
 
 def _in_halves(product: Multiply, a: Array, b: Array) -> Array:
-    """The product of integers of 32 bits, modulo 2**32."""
+    """Return the product of integers of 32 bits, modulo 2**32."""
     a, b = a.astype(np.int64), b.astype(np.int64)
     a_low, a_high = (a & 0xFFFF).astype(np.float64), (a >> 16).astype(np.float64)
     b_low, b_high = (b & 0xFFFF).astype(np.float64), (b >> 16).astype(np.float64)
@@ -168,14 +168,14 @@ _AT_A_TIME = 1 << 16
 
 
 def least_exponent(dtype: Any) -> int:
-    """The exponent of the subnormal numbers of a float dtype."""
+    """Return the exponent of the subnormal numbers of a float dtype."""
     return int(ml_dtypes.finfo(dtype).minexp)
 
 
 def truncated_product(
     a: Array, b: Array, c: Array | None, accumulation: Accumulation, least: tuple[int, int, int]
 ) -> Array:
-    """``a @ b + c`` as float64, whose values are those of the accumulator.
+    """Return ``a @ b + c`` as float64, whose values are those of the accumulator.
 
     Args:
       a: float32 or float64 ``[m, k]``; finite.
@@ -239,7 +239,7 @@ def _added(
     accumulation: Accumulation,
     least: int,
 ) -> Array:
-    """One group of products added to ``total``, a float64."""
+    """Add one group of products to ``total``, a float64, and return the sum."""
     bits = accumulation.fraction_bits
     largest = (a[1][:, :, None] + b[1][:, None, :]).max(axis=0)
     np.maximum(largest, _exponents(total, least), out=largest)
@@ -268,7 +268,7 @@ def _keep(sums: Array, bits: int) -> None:
 
 
 def _exponents(array: Array, least: int) -> Array:
-    """The exponents of float32 or float64, as int16: at least ``least``; zeros have none."""
+    """Return the exponents of float32 or float64, as int16: at least ``least``; zeros have none."""
     if array.dtype == FLOAT32:
         exponents = ((array.view(np.int32) >> 23) & 0xFF).astype(np.int16) - np.int16(127)
     else:
@@ -279,7 +279,7 @@ def _exponents(array: Array, least: int) -> Array:
 
 
 def _in_range(of_a: Array, of_b: Array) -> bool:
-    """Whether float32 has all products of numbers with these exponents."""
+    """Return whether float32 has all products of numbers with these exponents."""
     lowest = sum(
         int(exponents.min(initial=0, where=exponents > _NONE)) for exponents in (of_a, of_b)
     )
@@ -293,7 +293,7 @@ def chip_product(
     read: Unary | None = None,
     out: Dtype = FLOAT32,
 ) -> Product:
-    """How tensor cores compute ``a @ b + c``.
+    """Return how tensor cores compute ``a @ b + c``.
 
     A product with an infinite operand is infinite, or NaN; a finite one may be larger than any
     float32. A NaN has the bits that Hopper gives all of them.
@@ -340,7 +340,7 @@ def chip_product(
 
 
 def _ordered(depth: int, order: tuple[int, ...]) -> Array:
-    """The order in which so many products are taken; that of the operands behind whole groups."""
+    """Return the order of so many products; behind whole groups it is that of the operands."""
     terms, size = np.arange(depth), len(order)
     whole = depth // size * size
     terms[:whole] = (np.arange(0, whole, size)[:, None] + np.array(order)).ravel()
@@ -348,13 +348,13 @@ def _ordered(depth: int, order: tuple[int, ...]) -> Array:
 
 
 def _finite(array: Array) -> Array:
-    """An array with zeros for NaN and infinities; the same one if it has none."""
+    """Return an array with zeros for NaN and infinities; the same one if it has none."""
     finite = np.isfinite(array)
     return array if finite.all() else np.where(finite, array, np.float32(0))
 
 
 def _special_sums(a: Array, b: Array) -> Array:
-    """What infinite and NaN products add to sums: zeros, infinities of their sign, or NaN."""
+    """Return what infinite and NaN products add to sums: zeros, signed infinities, or NaN."""
 
     def meet(of_rows: Array, of_columns: Array) -> Array:
         return (of_rows.astype(FLOAT32) @ of_columns.astype(FLOAT32)) > 0
@@ -374,7 +374,7 @@ def _special_sums(a: Array, b: Array) -> Array:
 
 
 def fused_product(a: Array, b: Array) -> Array:
-    """``a @ b`` of float32 by fused multiply-adds, one after the other, rounded to nearest.
+    """Return ``a @ b`` of float32 by fused multiply-adds, one after the other, rounded to nearest.
 
     Float64 has each product, and rounds its sum with the one before. Rounded again to float32,
     that is the nearest number unless it lies on a tie of float32 that the exact sum does not.
@@ -392,7 +392,7 @@ def fused_product(a: Array, b: Array) -> Array:
 
 
 def _off_the_tie(x: Array, y: Array, rounded: Array) -> Array:
-    """``x + y`` rounded to float64, moved to the side of a rounding error (Knuth's two-sum)."""
+    """Return ``x + y`` as float64, moved to the side of its rounding error (Knuth's two-sum)."""
     back = rounded - x
     error = (x - (rounded - back)) + (y - back)
     away = np.where(error > 0, np.inf, -np.inf)

@@ -68,7 +68,7 @@ class LoadRecorder(StepObserver):
     _bytes: int = 0
 
     def steps(self, steps: Sequence[Step], thread: Thread, env: Sequence[Any]) -> Iterator[Step]:
-        """The steps of a program; see ``StepObserver.steps``."""
+        """Yield the steps of a program; see ``StepObserver.steps``."""
         for step in super().steps(steps, thread, env):
             ref = _reference(step, env)
             if ref is None:
@@ -81,62 +81,50 @@ class LoadRecorder(StepObserver):
                 self._keep(thread, step, ref, env[slot])
 
     def written(self, copy: Copy) -> None:
-        """A chunk of a copy was written."""
+        """Note that a chunk of a copy was written."""
         super().written(copy)
         target = copy.target
         if target is None:
             return
         values = target.memory[target.key] if isinstance(target, Elements) else target
-        source = copy.source
-        self._add(
-            RecordedLoad(
-                ref=copy.names[0],
-                copied=True,
-                owner=copy.owner,
-                line=copy.line,
-                program=copy.program,
-                kernel=copy.kernel,
-                shape=np.shape(source.memory if isinstance(source, Elements) else source),
-                left=False,
-                values=np.array(values),
-            )
-        )
+        source = copy.source.memory if isinstance(copy.source, Elements) else copy.source
+        self._add(copy.names[0], copy, copy.line, np.shape(source), values, copied=True)
 
     def _keep(self, thread: Thread, step: Step, ref: Ref, values: Any) -> None:
         values = values.data if isinstance(values, KeyArray) else values
-        if not isinstance(values, (np.ndarray, np.generic)) or values.dtype == object:
-            return
-        self._add(
-            RecordedLoad(
-                ref=ref.name,
-                copied=False,
-                owner=thread.owner,
-                line=step.line,
-                program=thread.program,
-                kernel=thread.kernel,
-                shape=tuple(ref.shape),
-                left=ref.left,
-                values=np.array(values),
-            )
-        )
+        if isinstance(values, (np.ndarray, np.generic)) and values.dtype != object:
+            self._add(ref.name, thread, step.line, ref.shape, values, left=ref.left)
 
-    def _add(self, load: RecordedLoad) -> None:
-        if self._bytes + load.values.nbytes <= _KEPT_BYTES:
-            self._bytes += load.values.nbytes
+    def _add(
+        self,
+        ref: str,
+        reader: Thread | Copy,
+        line: str,
+        shape: tuple[int, ...],
+        values: Any,
+        *,
+        copied: bool = False,
+        left: bool = False,
+    ) -> None:
+        owner, program, kernel = reader.owner, reader.program, reader.kernel
+        read = np.array(values)
+        if self._bytes + read.nbytes <= _KEPT_BYTES:
+            self._bytes += read.nbytes
+            load = RecordedLoad(ref, copied, owner, line, program, kernel, shape, left, read)
             self.loads.append(load)
         else:
             self._bytes = _KEPT_BYTES + 1  # so that what is kept has no gap
 
 
 def _reference(step: Step, env: Sequence[Any]) -> Ref | None:
-    """The reference that a step loads from, or None."""
+    """Return the reference that a step loads from, or None."""
     if not step.threaded or any(True for _ in sub_jaxprs(step.equation.origin)):
         return None
     return next((env[slot] for slot in step.ins if isinstance(env[slot], Ref)), None)
 
 
 def _updated(step: Step, env: Sequence[Any]) -> Any:
-    """What a step that adds to memory reads there."""
+    """Return the values that a step reads which adds to memory."""
     window = transforms_of(step.equation.params["tree"], 2, len(step.ins) - 2)
     operands = [env[slot] for slot in step.ins]
     return read(operands[0].data, window, operands)
@@ -145,7 +133,7 @@ def _updated(step: Step, env: Sequence[Any]) -> Any:
 def uninitialized_load(
     before: Sequence[RecordedLoad], after: Sequence[RecordedLoad]
 ) -> Finding | None:
-    """The first load of uninitialized memory, or None if there is none among these.
+    """Return the first load of uninitialized memory, or None if there is none among these.
 
     Args:
       before: of a run.
@@ -159,7 +147,7 @@ def uninitialized_load(
 
 
 def _differing(old: Array, new: Array) -> tuple[int, ...] | None:
-    """The first element whose bits differ, or None."""
+    """Return the first element whose bits differ, or None."""
     if old.shape != new.shape or same_bits(old, new):
         return None
     return tuple(map(int, np.argwhere(differing(old, new))[0]))
@@ -207,7 +195,7 @@ class MagnitudeRecorder(StepObserver):
     least: float = math.inf
 
     def steps(self, steps: Sequence[Step], thread: Thread, env: Sequence[Any]) -> Iterator[Step]:
-        """The steps of a program; their results are looked at after each."""
+        """Yield the steps of a program; their results are looked at after each."""
         for step in super().steps(steps, thread, env):
             terms = math.inf
             if step.equation.name in _PRODUCTS:
@@ -217,7 +205,7 @@ class MagnitudeRecorder(StepObserver):
 
 
 def _least(value: Any) -> float:
-    """The least magnitude of the finite elements of an array that are not 0."""
+    """Return the least magnitude of the finite elements of an array that are not 0."""
     dtype = getattr(value, "dtype", None)
     if not isinstance(dtype, np.dtype) or not (is_float(dtype) or is_complex(dtype)):
         return math.inf

@@ -168,8 +168,21 @@ END_OF_BLOCK = "the end of the block"
 Earlier = Callable[[Region], Access | None]
 
 
+class Event:
+    """Something that happened in a run."""
+
+    __slots__ = ()
+
+
 @dataclass(slots=True, eq=False)
-class Touched:
+class ThreadEvent(Event):
+    """Something that a thread, named by its number, did or knows."""
+
+    thread: int
+
+
+@dataclass(slots=True, eq=False)
+class Touched(ThreadEvent):
     """A thread read or wrote memory.
 
     Attributes:
@@ -186,7 +199,6 @@ class Touched:
       earlier: of what a kernel did that may still run: which of its accesses a region meets.
     """
 
-    thread: int
     region: Region
     writes: bool
     name: str
@@ -200,18 +212,16 @@ class Touched:
 
 
 @dataclass(slots=True, eq=False)
-class Started:
+class Started(ThreadEvent):
     """A thread started a copy."""
 
-    thread: int
     copy: Copy
 
 
 @dataclass(slots=True, eq=False)
-class Signalled:
+class Signalled(ThreadEvent):
     """A thread added to a semaphore."""
 
-    thread: int
     semaphore: Semaphore
     amount: int
     line: str
@@ -219,10 +229,9 @@ class Signalled:
 
 
 @dataclass(slots=True, eq=False)
-class Waited:
+class Waited(ThreadEvent):
     """A wait of a thread was satisfied."""
 
-    thread: int
     semaphore: Semaphore
     amount: int
     takes: bool
@@ -231,14 +240,14 @@ class Waited:
 
 
 @dataclass(slots=True, eq=False)
-class Synchronized:
+class Synchronized(Event):
     """Threads met: what each did before happened before what any does afterwards."""
 
     threads: tuple[int, ...]
 
 
 @dataclass(slots=True, eq=False)
-class Entered:
+class Entered(ThreadEvent):
     """Memory of a device can be reached by others from here on.
 
     Attributes:
@@ -246,7 +255,6 @@ class Entered:
       key: of the allocation, with its device.
     """
 
-    thread: int
     key: Any
 
 
@@ -255,7 +263,7 @@ Reach = Literal["signals", "copies to", "accesses"]
 
 
 @dataclass(slots=True, eq=False)
-class Reached:
+class Reached(ThreadEvent):
     """A thread reaches memory or a semaphore of another device.
 
     Attributes:
@@ -269,7 +277,6 @@ class Reached:
       remedy: what the kernel should do.
     """
 
-    thread: int
     key: Any
     name: str
     how: Reach
@@ -359,7 +366,7 @@ class Asynchronous:
 
 
 @dataclass(slots=True, eq=False)
-class Released:
+class Released(ThreadEvent):
     """What a thread has done happened before what those do who acquire the token later.
 
     Attributes:
@@ -368,16 +375,14 @@ class Released:
       together: whether all lanes of the thread arrive, once they have done what they have to do.
     """
 
-    thread: int
     token: Token
     together: bool = False
 
 
 @dataclass(slots=True, eq=False)
-class Acquired:
+class Acquired(ThreadEvent):
     """A thread knows what those had done who released the token, and what was completed with it."""
 
-    thread: int
     token: Token
     line: str = ""
     program: tuple[int, ...] = ()
@@ -385,25 +390,22 @@ class Acquired:
 
 
 @dataclass(slots=True, eq=False)
-class Fenced:
+class Fenced(ThreadEvent):
     """What a thread knows to be written is visible to its asynchronous operations from here on.
 
     Its lanes wait for each other, too.
     """
 
-    thread: int
-
 
 @dataclass(slots=True, eq=False)
-class Forked:
+class Forked(ThreadEvent):
     """A thread started an asynchronous operation."""
 
-    thread: int
     operation: Asynchronous
 
 
 @dataclass(slots=True, eq=False)
-class Completed:
+class Completed(Event):
     """An asynchronous operation is done, and a thread that acquires the token knows that."""
 
     operation: Asynchronous
@@ -411,29 +413,11 @@ class Completed:
 
 
 @dataclass(slots=True, eq=False)
-class Finished:
+class Finished(ThreadEvent):
     """A thread knows that an operation has read its sources; with ``writes``, that it is done."""
 
-    thread: int
     operation: Asynchronous
     writes: bool = True
-
-
-Event = (
-    Touched
-    | Started
-    | Signalled
-    | Waited
-    | Synchronized
-    | Entered
-    | Reached
-    | Released
-    | Acquired
-    | Fenced
-    | Forked
-    | Completed
-    | Finished
-)
 
 
 @dataclass(eq=False)

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from pallas_sim.compat.source import source_line
+from pallas_sim.transforms import Operand
 
 #: Computes the results of an equation from its operands: one value, or a sequence of them where
 #: the primitive has several results. A threaded one takes the ``Thread`` first.
@@ -51,6 +52,10 @@ class Equation:
     def out(self) -> Any:
         """The abstract value of its only result."""
         return self.outs[0]
+
+    def operands_in(self, tree: str) -> Any:
+        """Return what the tree in a parameter makes of all operands, each an ``Operand``."""
+        return self.params[tree].unflatten([Operand(number) for number in range(len(self.ins))])
 
     @cached_property
     def line(self) -> str:
@@ -110,7 +115,7 @@ def rule(
 
 
 def _is_again(known: Callable[..., Any], bind: Callable[..., Any]) -> bool:
-    """Whether a rule is that of a module which is imported a second time, as conftest.py may be."""
+    """Return whether a rule is of a module that is imported twice, as conftest.py may be."""
     known, bind = inspect.unwrap(known), inspect.unwrap(bind)
     one, two = getattr(known, "__code__", None), getattr(bind, "__code__", None)
     if one is None or two is None:
@@ -136,7 +141,7 @@ def _import_deferred() -> None:
 
 
 def find_rule(name: str, home: str = "") -> Rule | None:
-    """The rule of a primitive, or None if there is none."""
+    """Return the rule of a primitive, or None if there is none."""
     while True:
         known = _RULES.get((name, home.rpartition(".")[2])) or _RULES.get((name, ""))
         if known is not None or not _DEFERRED:

@@ -22,7 +22,8 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from pallas_sim.errors import DeadlockError
 from pallas_sim.findings import Wait
 
-#: With a seed, the share of signals and copies at which another core goes on.
+#: With a seed, the share of signals and copies at which another core goes on. At each one, a core
+#: would hardly ever be far ahead of another; at few, orders would differ little between seeds.
 _PREEMPTED = 0.25
 
 
@@ -79,12 +80,16 @@ class Scheduler:
           DeadlockError: every core is blocked.
           Exception: what the first of them raised; the others are ended.
         """
+        # A mesh inside of a mesh: a device runs the cores of a kernel. All of them are tasks of one
+        # loop, so that cores of two devices interleave, and none waits for a whole device.
         parent = self.tasks.get(getcurrent())
         tasks = [Task(thread, parent=parent) for thread in threads]
         outermost = self.root is None
         if outermost:
             self.root = getcurrent()
         for task in tasks:
+            # Its parent is the loop, and not the task that starts it: there it continues when the
+            # task ends, and the loop decides who is next.
             task.green = greenlet(self._body(task, work), parent=self.root)
             self.tasks[task.green] = task
             self.ready.append(task)
@@ -95,6 +100,8 @@ class Scheduler:
             finally:
                 self._end()
         elif parent is not None:
+            # It is neither ready nor blocked until its last child ends (``_loop``). A deadlock
+            # names what its children wait for, and not the parent.
             parent.children = len(tasks)
             parent.blocked = None
             self.root.switch()
@@ -122,7 +129,7 @@ class Scheduler:
         self.ready.append(task)
 
     def pause(self) -> None:
-        """With a seed: let another task go on, now and then."""
+        """Let another task go on now and then, with a seed."""
         if self.ready and self.random is not None and self.random.random() < _PREEMPTED:
             self.give_way()
 
@@ -147,6 +154,7 @@ class Scheduler:
             except GreenletExit:
                 raise
             except BaseException as error:
+                # Raised here, it would come out of ``switch`` in the loop without its task.
                 task.error = error
             finally:
                 task.done = True
@@ -155,12 +163,15 @@ class Scheduler:
 
     def _loop(self, tasks: Sequence[Task]) -> None:
         while not all(task.done for task in tasks):
+            # Nobody is ready. Engines of a GPU may still have something to do that wakes a thread:
+            # only if they have not, all who wait do so for ever.
             if not self.ready and not any(wake() for wake in self.idle):
                 blocked = [task for task in self.tasks.values() if task.blocked is not None]
                 waits = tuple(task.blocked() for task in blocked if task.blocked is not None)
                 # A task that could have signalled, and has ended.
                 ended = [task.thread for task in tasks if task.done]
                 raise self.deadlock(blocked[0].thread, waits, ended)
+            # Rotated and not shuffled: one draw a turn, and the order of the others is kept.
             if self.random is not None and len(self.ready) > 1:
                 self.ready.rotate(-int(self.random.integers(len(self.ready))))
             task = self.ready.popleft()
@@ -176,7 +187,12 @@ class Scheduler:
                         self.ready.append(parent)
 
     def _end(self) -> None:
-        """End what has not ended, so that its cleanup runs."""
+        """End what has not ended, so that its cleanup runs.
+
+        An error of one task ends the run in the middle of all others, whose ``finally`` clauses
+        restore what they changed: grids, axes, kernels.
+        """
+        # Empty before that: cleanup that wakes or blocks somebody must find nothing scheduled.
         tasks, self.tasks = list(self.tasks.values()), {}
         self.ready.clear()
         self.root = None

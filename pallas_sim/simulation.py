@@ -58,7 +58,7 @@ class Simulation(Inline):
 
 
 def evaluate(jaxpr: Any, machine: Machine, args: Sequence[Any]) -> list[Any]:
-    """The results of a jaxpr on a machine.
+    """Return the results of a jaxpr on a machine.
 
     Args:
       jaxpr: open or closed, as JAX traced it.
@@ -79,7 +79,7 @@ def evaluate(jaxpr: Any, machine: Machine, args: Sequence[Any]) -> list[Any]:
 
 
 def evaluate_equation(eqn: Any, values: Sequence[Any]) -> Sequence[Any]:
-    """The results of one equation of a jaxpr.
+    """Return the results of one equation of a jaxpr.
 
     Args:
       eqn: the equation; one without effects.
@@ -310,7 +310,7 @@ def _looked_at(
     watch: str | Sequence[str],
     stop_at: str | Sequence[str],
 ) -> Generator[None]:
-    """Give a machine an inspector where one is needed, and write its timeline, however it ends."""
+    """Give a machine an inspector where one is needed, and write its timeline at the end."""
     path = None if trace is None else check_path(trace)
     if path is not None:
         machine.keep_timeline(Timeline())
@@ -337,7 +337,7 @@ def _simulated(
     *,
     jit: bool,
 ) -> Any:
-    """What the function returns on a machine that simulates a chip."""
+    """Return what the function returns on a machine that simulates a chip."""
     import jax
 
     leaves, tree = jax.tree.flatten(args)

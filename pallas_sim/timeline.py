@@ -2,7 +2,7 @@
 
 Time is the number of equations that the whole machine has evaluated. A ``Timeline`` is filled while
 a run goes on: by ``machine.Thread.span`` with what a core does for some time, by ``copies`` with
-copies and semaphores. ``text_of`` writes one in the Chrome trace event format
+copies and semaphores. ``timeline_text`` writes one in the Chrome trace event format
 (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU).
 """
 
@@ -246,7 +246,7 @@ _Event = dict[str, Any]
 
 
 def timeline_text(timeline: Timeline, about: Mapping[str, Any]) -> str:
-    """The text of a file.
+    """Return the text of a file.
 
     Args:
       timeline: of a run that has ended.
@@ -259,7 +259,7 @@ def timeline_text(timeline: Timeline, about: Mapping[str, Any]) -> str:
 
 
 def events_of(timeline: Timeline) -> list[_Event]:
-    """The events of a file: names first, then everything by time."""
+    """Return the events of a file: names first, then everything by time."""
     threads = _threads({span.owner for span in timeline.spans})
     lanes = _lanes(timeline.copies)
     events: list[_Event] = []
@@ -274,7 +274,7 @@ def events_of(timeline: Timeline) -> list[_Event]:
 
 
 def check_path(path: str | os.PathLike[str]) -> Path:
-    """A path that a timeline can be written to.
+    """Return a path that a timeline can be written to.
 
     Raises:
       OptionError: it cannot.
@@ -288,7 +288,7 @@ def check_path(path: str | os.PathLike[str]) -> Path:
 
 
 def _threads(owners: Iterable[Owner]) -> dict[Owner, int]:
-    """A number for each core, of its device."""
+    """Return a number for each core, of its device."""
     threads: dict[Owner, int] = {}
     count: Counter[int] = Counter()
     for owner in sorted(owners, key=_order):
@@ -354,7 +354,7 @@ def _copy(copy: CopySpan, lane: int) -> Iterator[_Event]:
 
 
 def _lanes(copies: Iterable[CopySpan]) -> dict[CopySpan, int]:
-    """A thread for each copy, of its device, on which no other copy is at that time."""
+    """Return a thread for each copy, of its device, on which no other copy is at that time."""
     free: dict[tuple[int, int], int] = {}
     lanes: dict[CopySpan, int] = {}
     for copy in copies:
@@ -378,6 +378,6 @@ def _arrows(timeline: Timeline, tracks: Mapping[TimelineSpan | CopySpan, int]) -
 
 
 def _within(span: TimelineSpan | CopySpan, time: int) -> float:
-    """A time inside of a span, just before ``time``: viewers bind an arrow to the span there."""
+    """Return a time inside of a span, just before ``time``: viewers look there for the span."""
     assert span.end is not None
     return min(max(time - _BEFORE, span.begin), span.end)

@@ -64,7 +64,7 @@ class AbsentChip(AbstractDevice):
         return ("device_kind", "platform", *self._attributes)
 
     def answer(self, name: str) -> Any:
-        """An attribute of the ``jax.Device`` on the chip."""
+        """Return an attribute of the ``jax.Device`` on the chip."""
         if name == "platform":
             return self._platform
         object.__setattr__(self, "identified", True)
@@ -94,41 +94,37 @@ def absent_chip(target: Target) -> AbsentChip:
 
 @contextmanager
 def present(chip: AbsentChip) -> Generator[None]:
-    """Let kernels that are traced in this context find a chip, and no CPU."""
-    mesh = AbstractMesh((), (), abstract_device=chip)
-    with _devices_answer(chip), jax.sharding.use_abstract_mesh(mesh):
-        yield
+    """Let kernels that are traced in this context find a chip, and no CPU.
 
-
-@contextmanager
-def _devices_answer(chip: AbsentChip) -> Generator[None]:
-    """Let this process' devices answer as a chip does, and meshes of them be meshes of it.
-
-    Kernels ask ``jax.default_backend()`` and ``jax.devices()[0]`` which platform, chip and number
-    of cores they have, also for choosing ``interpret=`` or no kernel at all. JAX itself calls other
-    functions for what it does on the devices that are there.
+    They ask ``jax.default_backend()`` and ``jax.devices()[0]`` which platform, chip and number of
+    cores they have, also for choosing ``interpret=`` or no kernel at all. So this process' devices
+    answer as the chip does. JAX itself calls other functions for what it does on the devices that
+    are there.
     """
 
     def answering(name: str) -> Any:
         return property(lambda _: chip.answer(name))
 
-    with (
-        _device_attributes({name: answering(name) for name in chip.names}),
-        meshes_of(chip),
-        patch.object(jax, "default_backend", lambda: chip.platform),
-    ):
+    answers = {name: answering(name) for name in chip.names}
+    with _devices_of(chip, answers), patch.object(jax, "default_backend", lambda: chip.platform):
         yield
 
 
 @contextmanager
-def _device_attributes(values: Mapping[str, Any]) -> Generator[None]:
-    """Let this process' devices have attributes, also such as they lack, like ``core_count``.
+def _devices_of(chip: AbstractDevice, attributes: Mapping[str, Any]) -> Generator[None]:
+    """Let the current mesh and meshes of this process' devices be meshes of a chip.
 
     Args:
-      values: by name; of a property its value.
+      chip: that kernels find.
+      attributes: of the devices, by name, also such as they lack, like ``core_count``; of a
+        property its value.
     """
-    with ExitStack() as stack:
-        for name, value in values.items():
+    with (
+        ExitStack() as stack,
+        meshes_of(chip),
+        jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=chip)),
+    ):
+        for name, value in attributes.items():
             stack.enter_context(patch.object(jax.Device, name, value, create=True))
         yield
 
@@ -147,10 +143,5 @@ def tracing_for(target: Target) -> Generator[None]:
         num_cores=known.get("num_cores", 1),
         platform=target.platform,
     )
-    with (
-        _device_attributes(known),
-        jax.default_device(jax.local_devices(backend="cpu")[0]),
-        meshes_of(device),
-        jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)),
-    ):
+    with _devices_of(device, known), jax.default_device(jax.local_devices(backend="cpu")[0]):
         yield

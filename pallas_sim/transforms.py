@@ -7,6 +7,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
+class Transform:
+    """What an equation makes of a reference before it accesses it."""
+
+    __slots__ = ()
+
+
+class Elsewhere(Transform):
+    """Names memory that is not the thread's own."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Operand:
     """A number or array that an equation gets when it is evaluated.
@@ -49,7 +61,7 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class Indexed:
+class Indexed(Transform):
     """One index for each axis: a slice, a number, or an array of indices.
 
     Attributes:
@@ -64,44 +76,49 @@ class Indexed:
     joint: tuple[int | Operand, ...]
     repeated: tuple[int, ...] = ()
 
+    @classmethod
+    def whole(cls, shape: tuple[int, ...]) -> Indexed:
+        """Return the index of all elements of a reference."""
+        return cls(tuple(AxisSlice(0, size, 1) for size in shape), shape, ())
+
 
 @dataclass(frozen=True, slots=True)
-class Reshaped:
+class Reshaped(Transform):
     """The same elements in another shape."""
 
     shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Transposed:
+class Transposed(Transform):
     """The axes in another order."""
 
     permutation: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Bitcast:
+class Bitcast(Transform):
     """The same bits as another dtype; the second last axis grows or shrinks."""
 
     dtype: Any
 
 
 @dataclass(frozen=True, slots=True)
-class Untiled:
+class Untiled(Transform):
     """The tiles of the last axes put together: ``(m // a, n // b, a, b)`` is ``(m, n)``."""
 
     tiling: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Expanded:
+class Expanded(Transform):
     """Columns divided among leading axes: ``(m, batch * n)`` is ``(*batch, m, n)``."""
 
     batch: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Aliased:
+class Aliased(Transform):
     """A part of a union of references.
 
     Attributes:
@@ -122,7 +139,7 @@ class Aliased:
 
 
 @dataclass(frozen=True, slots=True)
-class Im2Col:
+class Im2Col(Transform):
     """Windows of an array ``(n, *spatial, channels)``: ``(windows, *window, channels)``.
 
     Attributes:
@@ -152,14 +169,14 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class AtPeer:
+class AtPeer(Elsewhere):
     """The same memory on another device."""
 
     peer: Peer
 
 
 @dataclass(frozen=True, slots=True)
-class AtBlock:
+class AtBlock(Elsewhere):
     """The same memory of another block of the cluster.
 
     Attributes:
@@ -170,37 +187,17 @@ class AtBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class AtAll:
+class AtAll(Elsewhere):
     """The same memory on all devices along some axes of the mesh."""
 
     axes: tuple[Any, ...]
 
 
-#: Names memory that is not the thread's own.
-Elsewhere = AtPeer | AtBlock | AtAll
-
-
 @dataclass(frozen=True, slots=True)
-class UnknownTransform:
+class UnknownTransform(Transform):
     """A transform that is none of the others."""
 
     name: str
-
-
-Transform = (
-    Indexed
-    | Reshaped
-    | Transposed
-    | Bitcast
-    | Untiled
-    | Expanded
-    | Aliased
-    | Im2Col
-    | AtPeer
-    | AtBlock
-    | AtAll
-    | UnknownTransform
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,11 +230,6 @@ class RefPart:
 def split_elsewhere(
     transforms: Sequence[Transform],
 ) -> tuple[tuple[Transform, ...], tuple[Elsewhere, ...]]:
-    """The transforms of a reference, apart from those that say whose memory it is."""
-    places = tuple(
-        transform for transform in transforms if isinstance(transform, AtPeer | AtBlock | AtAll)
-    )
-    rest = tuple(
-        transform for transform in transforms if not isinstance(transform, AtPeer | AtBlock | AtAll)
-    )
-    return rest, places
+    """Return the transforms of a reference, apart from those that say whose memory it is."""
+    places = tuple(one for one in transforms if isinstance(one, Elsewhere))
+    return tuple(one for one in transforms if not isinstance(one, Elsewhere)), places

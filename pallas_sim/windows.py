@@ -29,7 +29,7 @@ from pallas_sim.transforms import (
 
 
 def read(array: Array, transforms: Sequence[Transform], operands: Sequence[Any]) -> Array:
-    """The elements of a window: a view where that is possible.
+    """Return the elements of a window: a view where that is possible.
 
     Args:
       array: the memory.
@@ -52,7 +52,7 @@ def read(array: Array, transforms: Sequence[Transform], operands: Sequence[Any])
 
 
 def _indexed_bitcast(transforms: Sequence[Transform]) -> tuple[Bitcast, Indexed] | None:
-    """A bitcast and the index that follows it, which needs a part of memory only."""
+    """Return a bitcast and the index that follows it, which needs a part of memory only."""
     match transforms:
         case [Bitcast() as bitcast, Indexed() as indexed, *_] if not indexed.repeated:
             return bitcast, indexed
@@ -61,7 +61,7 @@ def _indexed_bitcast(transforms: Sequence[Transform]) -> tuple[Bitcast, Indexed]
 
 
 def reading(transforms: Sequence[Transform]) -> Callable[[Array, Sequence[Any]], Array]:
-    """``read`` for these transforms, with what is known of them decided once.
+    """Return ``read`` for these transforms, with what is known of them decided once.
 
     Args:
       transforms: from the memory to the window.
@@ -75,7 +75,7 @@ def reading(transforms: Sequence[Transform]) -> Callable[[Array, Sequence[Any]],
 
 
 def _reading(indexed: Indexed) -> Callable[[Array, Sequence[Any]], Array]:
-    """``read`` for one index: a slice or a number for each axis, of which some are operands."""
+    """Return ``read`` for one index: a slice or number for each axis, some of them operands."""
     template: list[Any] = [None] * len(indexed.indices)
     spans: list[tuple[int, int, int, int, int]] = []
     scalars: list[tuple[int, int, int]] = []
@@ -119,7 +119,7 @@ def _reading(indexed: Indexed) -> Callable[[Array, Sequence[Any]], Array]:
 
 
 def is_view(part: Array, memory: Array) -> bool:
-    """Whether what ``read`` gave is memory itself, and no copy."""
+    """Return whether what ``read`` gave is memory itself, and no copy."""
     if part is memory or (part.base is not None and part.base is memory.base):
         return True
     return part.base is memory or np.may_share_memory(part, memory)
@@ -128,7 +128,7 @@ def is_view(part: Array, memory: Array) -> bool:
 def region_of(
     part: Array, array: Array, transforms: Sequence[Transform], operands: Sequence[Any]
 ) -> Region:
-    """The memory of a window that ``read`` gave: what it gave, unless that is a copy.
+    """Return the memory of a window that ``read`` gave: what it gave, unless that is a copy.
 
     Args:
       part: what ``read`` gave.
@@ -214,7 +214,7 @@ def write(
 
 
 def size_in_bytes(ref: Ref, transforms: Sequence[Transform], operands: Sequence[Any]) -> int:
-    """Bytes of a window, which may reach beyond the memory.
+    """Return bytes of a window, which may reach beyond the memory.
 
     Args:
       ref: the memory.
@@ -236,7 +236,7 @@ def size_in_bytes(ref: Ref, transforms: Sequence[Transform], operands: Sequence[
 
 
 def fixed_size(aval: Any, transforms: Sequence[Transform]) -> int | None:
-    """Bytes of a window of a reference, or None where they are known only when it is evaluated.
+    """Return the bytes of a window of a reference, or None if only its evaluation tells them.
 
     Args:
       aval: of the reference.
@@ -265,7 +265,7 @@ def masked(
     shape: tuple[int, ...],
     mask: Any,
 ) -> tuple[Array, tuple[Array, ...]]:
-    """The memory of a masked access, and the index of each element, which the mask may leave out.
+    """Return the memory of a masked access, and the index of each element, also of masked ones.
 
     Args:
       array: the memory.
@@ -277,8 +277,7 @@ def masked(
     Raises:
       Outside: an element beyond the edge is not left out.
     """
-    whole = Indexed(tuple(AxisSlice(0, size, 1) for size in array.shape), array.shape, ())
-    *outer, last = window or (whole,)
+    *outer, last = window or (Indexed.whole(array.shape),)
     if not isinstance(last, Indexed):
         raise SimulationError("a masked access to a reshaped reference cannot be simulated")
     memory = read(array, outer, operands)
@@ -299,7 +298,7 @@ def masked(
 
 
 def applied(array: Array, transform: Transform, operands: Sequence[Any]) -> Array:
-    """What a transform makes of memory: a view where that is possible.
+    """Return what a transform makes of memory: a view where that is possible.
 
     Raises:
       Outside: an index is beyond the edge.
@@ -327,7 +326,7 @@ def applied(array: Array, transform: Transform, operands: Sequence[Any]) -> Arra
 
 
 def untiled(array: Array, count: int) -> Array:
-    """The tiles of the last ``count`` axes put together: a view where memory was made for it."""
+    """Return the tiles of the last ``count`` axes put together, a view where memory allows it."""
     outer = array.ndim - 2 * count
     pairs = [axis for number in range(outer, outer + count) for axis in (number, number + count)]
     moved = array.transpose(*range(outer), *pairs)
@@ -338,7 +337,7 @@ def untiled(array: Array, count: int) -> Array:
 
 
 def tiled(array: Array, tiling: Sequence[int]) -> Array:
-    """A view of an array with its last axes in tiles; ``untiled`` of it is a view of it, too."""
+    """Return a view of an array with its last axes in tiles; ``untiled`` of it is a view, too."""
     outer = array.ndim - len(tiling)
     pairs = [(size // t, t) for size, t in zip(array.shape[outer:], tiling, strict=True)]
     apart = array.reshape(*array.shape[:outer], *(size for pair in pairs for size in pair))
@@ -347,7 +346,7 @@ def tiled(array: Array, tiling: Sequence[int]) -> Array:
 
 
 def _aliased(array: Array, part: Aliased) -> Array:
-    """A part of a union of references.
+    """Return a part of a union of references.
 
     A byte of the union is an element of ``array``: of several bytes, where a part has elements of 4
     or 2 bits, of which each takes one. Wider elements of other parts are so far apart that they
@@ -370,7 +369,7 @@ def _aliased(array: Array, part: Aliased) -> Array:
 
 
 def undone(part: Array, transform: Transform, array: Array) -> Array:
-    """The memory that a changed window belongs to."""
+    """Return the memory that a changed window belongs to."""
     if isinstance(transform, Bitcast):
         return bitcast_rows(part, array.dtype)
     if isinstance(transform, Transposed):
@@ -382,7 +381,7 @@ def undone(part: Array, transform: Transform, array: Array) -> Array:
 
 
 def bitcast_rows(array: Array, dtype: Any) -> Array:
-    """The same bits as another dtype, as a TPU has them.
+    """Return the same bits as another dtype, as a TPU has them.
 
     Narrow elements are packed along the second last axis: rows 2i and 2i + 1 of a 16-bit array are
     row i of a 32-bit one, the first in the low bits (``pltpu.bitcast``).

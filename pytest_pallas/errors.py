@@ -3,10 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pallas_sim
 from pallas_sim.errors import DeviceError, KernelError, PallasError
+
+
+@dataclass(eq=False)
+class ErrorFacts:
+    """What tests know of an error of any class, the simulator's own too.
+
+    Attributes:
+      plain: the message without the headline and the drawn example, if it has them; else "".
+      shared: whether all processes of the program know of it.
+      kernel_error: the underlying error of the kernel or of what it is compared with.
+      failure: the check and the call that failed, or None.
+      others: failures of the same check with other causes.
+      schedule: that of the failing run, unless the default.
+      analysis: of the kernel's grids, for wrong grids.
+      script: the script that reproduces it, once it is written.
+    """
+
+    plain: str = ""
+    shared: bool = False
+    kernel_error: BaseException | None = None
+    failure: Any = None
+    others: tuple[PallasError, ...] = ()
+    schedule: Any = None
+    analysis: Any = None
+    script: Any = None
+
+
+def facts_of(error: BaseException) -> ErrorFacts:
+    """Return what is known of an error, to read and to change; ``with_message`` keeps it."""
+    return vars(error).setdefault("_facts", ErrorFacts())
 
 
 class SpecError(PallasError):

@@ -19,6 +19,7 @@ from pytest_pallas.decoding import (
     decode,
     jsonable,
 )
+from pytest_pallas.errors import facts_of
 
 #: ``"reference"``: the evaluation of the kernel's reference. ``"run"``: the run of the kernel, such
 #: as its backend or omitted parts. ``"result"``: the output. ``"tolerance"``: the limit that an
@@ -474,4 +475,4 @@ def error_fields(error: BaseException) -> dict[str, Any]:
             "findings": findings,
         }
 
-    return {**plain(error), "others": tuple(map(plain, error.others))}
+    return {**plain(error), "others": tuple(map(plain, facts_of(error).others))}

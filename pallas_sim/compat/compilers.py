@@ -1,7 +1,7 @@
 """Private names of JAX: lowering for chips that are not there, and what that decides.
 
-First what the lowering is told (options of ``jax.export``, ``interpret=``, the mesh, Triton's
-verifier); then what Mosaic GPU decides in it and no kernel says: tiles and bytes of shared memory.
+First the options of the lowering (of ``jax.export``, ``interpret=``, the mesh, Triton's verifier);
+then what Mosaic GPU decides in it: tiles and bytes of shared memory, which no kernel says.
 
 Seen in JAX 0.11.2 and 0.12.0.1. It can go when ``jax.export`` has these options, the abstract mesh
 of a mesh can be of another device, kernels say their tiles, and JAX has a public function for their
@@ -74,7 +74,7 @@ def _hide_this_file() -> None:
 
 
 def _kernel_primitives() -> list[Any]:
-    """The primitives named in ``KERNEL_PRIMITIVES``, of the JAX that is installed."""
+    """Return the primitives named in ``KERNEL_PRIMITIVES``, of the JAX that is installed."""
     places = ("pallas_call:pallas_call_p", "core:core_map_p", "mpmd:mpmd_map_p")
     primitives: list[Any] = []
     for path in places:
@@ -164,7 +164,7 @@ def _name_operations(lowering: Any) -> None:
 
 
 def is_compiler_error(error: BaseException) -> bool:
-    """Whether JAX raises an error in place of libtpu's, which is its cause."""
+    """Return whether JAX raises an error in place of libtpu's, which is its cause."""
     return type(error).__name__ == "MosaicError"
 
 
@@ -184,12 +184,12 @@ _NUMBER = "pallas_sim.copy"
 
 
 def key_of(params: Mapping[str, Any]) -> CopyKey:
-    """Names the copy with these parameters, as long as its equation lives."""
+    """Return names the copy with these parameters, as long as its equation lives."""
     return id(params["src_transforms_treedef"]), id(params["dst_transforms_treedef"])
 
 
 def infers_tiles(compiler_params: Any) -> bool:
-    """Whether JAX infers the tiles of shared memory for a kernel with these parameters."""
+    """Return whether JAX infers the tiles of shared memory for a kernel with these parameters."""
     semantics = getattr(compiler_params, "lowering_semantics", None)
     return compiler_params is None or getattr(semantics, "name", "") == "Warpgroup"
 
@@ -201,7 +201,7 @@ class _InferredError(Exception):
 def inferred_tiles(
     params: Mapping[str, Any], avals: Sequence[Any], axes: Mapping[str, int]
 ) -> dict[CopyKey, tuple[int, ...]]:
-    """The tiles that JAX infers for the shared memory of each copy of a ``plgpu.kernel``.
+    """Return the tiles that JAX infers for the shared memory of each copy of a ``plgpu.kernel``.
 
     Args:
       params: of its ``mpmd_map``.
@@ -242,7 +242,7 @@ def inferred_tiles(
 
 
 def _numbered(rule: Callable[..., Any], keys: list[CopyKey]) -> Callable[..., Any]:
-    """The lowering rule of a copy, which notes the copy and gives its operation its number."""
+    """Return the lowering rule of a copy, which notes the copy and numbers its operation."""
     from jax.extend.mlir import ir
 
     def lower(context: Any, *args: Any, **params: Any) -> Any:
@@ -258,7 +258,7 @@ def _numbered(rule: Callable[..., Any], keys: list[CopyKey]) -> Callable[..., An
 
 
 def _tiles_in(operation: Any) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """The number and the tiles of each numbered copy inside of an operation."""
+    """Yield the number and the tiles of each numbered copy inside of an operation."""
     from jax.extend.mlir import ir
 
     mosaic: Any = importlib.import_module("jax.experimental.mosaic.gpu")
@@ -312,7 +312,7 @@ _EVENT = 2 * 2 * 4
 
 
 def requested_shared_bytes(jaxpr: Any, mesh: Any, params: Any) -> int | None:
-    """Bytes of shared memory that a block of a Mosaic GPU kernel is launched with.
+    """Return bytes of shared memory that a block of a Mosaic GPU kernel is launched with.
 
     JAX's own estimate gives the scratch and the barriers (``_estimate_resources`` in
     ``jax/_src/pallas/mosaic_gpu/lowering.py``), so the number follows the JAX that is installed.

@@ -90,7 +90,7 @@ class GridFacts:
 
 
 def grid_facts(eqn: Any) -> GridFacts:
-    """What the equation of a ``pallas_call`` says of its grid and blocks.
+    """Return what the equation of a ``pallas_call`` says of its grid and blocks.
 
     Its operands are the sizes of dynamic dims, the prefetched scalars, the inputs; aliases count
     the latter two, and the body's parameters are these, the outputs and scratch.
@@ -121,12 +121,12 @@ def grid_facts(eqn: Any) -> GridFacts:
 
 
 def platform_of(eqn: Any) -> str:
-    """``"gpu"`` or ``"tpu"``, if a kernel's equation shows which it is written for; else ""."""
+    """Return ``"gpu"`` or ``"tpu"`` if an equation shows what its kernel is for; else ""."""
     return {"": "", "TPUs": "tpu"}.get(written_for(eqn), "gpu")
 
 
 def written_for(eqn: Any) -> str:
-    """``"Mosaic GPU"``, ``"Triton"``, ``"TPUs"``, or "" for anything.
+    """Return ``"Mosaic GPU"``, ``"Triton"``, ``"TPUs"``, or "" for anything.
 
     By the modules that define the parameters, memory spaces and transforms of blocks of a
     ``pallas_call``, and the meshes of ``pl.kernel`` and ``plgpu.kernel``.

@@ -33,7 +33,7 @@ FOREIGN_PRIMITIVES = frozenset({"triton_kernel_call"})
 
 
 def sub_jaxprs(eqn: Any) -> Iterator[Any]:
-    """The open jaxprs inside the parameters of an equation.
+    """Yield the open jaxprs inside the parameters of an equation.
 
     ``jax.core`` exports no such walk.
     """
@@ -49,7 +49,7 @@ def sub_jaxprs(eqn: Any) -> Iterator[Any]:
 
 
 def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
-    """A jaxpr without its constants, and these.
+    """Return a jaxpr without its constants, and these.
 
     JAX 0.11.2 has closed jaxprs, and open ones without values; in JAX 0.12.0.1 a jaxpr has its
     constants itself.
@@ -59,7 +59,7 @@ def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
 
 
 def without_dead_code(jaxpr: Any) -> Any:
-    """A jaxpr, open and without the equations that neither a result nor an effect depends on.
+    """Return an open jaxpr without the equations that neither a result nor an effect depends on.
 
     JAX and XLA remove them, too: a gradient may need no output of a forward kernel.
     """
@@ -121,28 +121,30 @@ def limit_traces(most: int) -> bool:
 
 
 def is_literal(atom: Any) -> bool:
-    """Whether an operand is a constant in the jaxpr."""
+    """Return whether an operand is a constant in the jaxpr."""
     return hasattr(atom, "val")
 
 
 def written_inputs(jaxpr: Any) -> frozenset[int]:
-    """Positions of the refs of a kernel's jaxpr that its body writes, by its effects.
+    """Return positions of the refs of a kernel's jaxpr that its body writes, by its effects.
 
     An effect names its ref by variable (or, where none is in scope, by position).
     """
-    kinds = ("WriteEffect", "AccumEffect")
-    written = [effect.input for effect in jaxpr.effects if type(effect).__name__ in kinds]
-    return frozenset(i for i, var in enumerate(jaxpr.invars) if var in written or i in written)
+    return _inputs_with(jaxpr, "WriteEffect", "AccumEffect")
 
 
 def read_inputs(jaxpr: Any) -> frozenset[int]:
-    """Positions of the refs of a kernel's jaxpr that its body reads, likewise."""
-    inputs = [effect.input for effect in jaxpr.effects if type(effect).__name__ == "ReadEffect"]
+    """Return positions of the refs of a kernel's jaxpr that its body reads, likewise."""
+    return _inputs_with(jaxpr, "ReadEffect")
+
+
+def _inputs_with(jaxpr: Any, *kinds: str) -> frozenset[int]:
+    inputs = [effect.input for effect in jaxpr.effects if type(effect).__name__ in kinds]
     return frozenset(i for i, var in enumerate(jaxpr.invars) if var in inputs or i in inputs)
 
 
 def kernel_name(eqn: Any) -> str:
-    """The name of the Pallas kernel that an equation runs."""
+    """Return the name of the Pallas kernel that an equation runs."""
     if eqn.params.get("name"):
         return str(eqn.params["name"])
     for body in sub_jaxprs(eqn):
@@ -153,14 +155,14 @@ def kernel_name(eqn: Any) -> str:
 
 
 def argument_names(jaxpr: Any) -> tuple[str, ...]:
-    """The names of the parameters of the function that an open jaxpr was traced from, or ""."""
+    """Return the names of the parameters of the function that an open jaxpr is of, each or ""."""
     count = len(jaxpr.invars)
     names = list(getattr(jaxpr.debug_info, "arg_names", None) or ())
     return tuple(name or "" for name in names) if len(names) == count else ("",) * count
 
 
 def scan_parts(params: Any, count: int) -> tuple[int, int, int]:
-    """How many of a scan's operands are constants, carried, and scanned over.
+    """Return how many of a scan's operands are constants, carried, and scanned over.
 
     JAX 0.12 keeps them in trees of flags.
     """
@@ -174,7 +176,7 @@ def scan_parts(params: Any, count: int) -> tuple[int, int, int]:
 
 
 def home_of_primitive(primitive: Any) -> str:
-    """The module that defines a primitive; "" if that is not known.
+    """Return the module that defines a primitive; "" if that is not known.
 
     Names are not unique: SparseCore has a ``gather`` of its own. A primitive says nothing of its
     module, but its abstract evaluation does.
@@ -200,7 +202,7 @@ _AMBIGUOUS = {
 
 
 def discharged(jaxpr: Any) -> Any:
-    """A closed jaxpr of values, which are results too, in place of one of references."""
+    """Return a closed jaxpr of values, which are results too, in place of one of references."""
     discharge: Any = importlib.import_module("jax._src.state.discharge")
     return discharge.discharge_state(jaxpr, strip_memory_space=True)
 
@@ -209,30 +211,30 @@ def discharged(jaxpr: Any) -> Any:
 
 
 def is_reference(aval: Any) -> bool:
-    """Whether a variable of a kernel's body stands for memory, and not for a value."""
+    """Return whether a variable of a kernel's body stands for memory, and not for a value."""
     return hasattr(aval, "inner_aval")
 
 
 def semaphore_kind(dtype: Any) -> str | None:
-    """``"dma"``, ``"barrier"`` or ``"regular"`` for the dtype of a semaphore, or None."""
+    """Return ``"dma"``, ``"barrier"`` or ``"regular"`` for the dtype of a semaphore, or None."""
     name = str(getattr(dtype, "name", dtype))
     kinds = {"dma_sem": "dma", "barrier_semaphore": "barrier", "semaphore": "regular"}
     return kinds.get(name)
 
 
 def owner_of_space(space: Any) -> str | None:
-    """The kind of core that a memory space of several bodies belongs to, or None."""
+    """Return the kind of core that a memory space of several bodies belongs to, or None."""
     core = getattr(getattr(space, "mesh", space), "core_type", None)
     return None if core is None else str(core.name).lower()
 
 
 def space_of(aval: Any) -> str:
-    """``"gmem"``, ``"smem"``, ``"tmem"`` or ``"regs"``; "" if it is no reference."""
+    """Return ``"gmem"``, ``"smem"``, ``"tmem"`` or ``"regs"``; "" if it is no reference."""
     return name_of_space(getattr(aval, "memory_space", None))
 
 
 def name_of_space(space: Any) -> str:
-    """The name of a memory space, such as ``"vmem"``; "" of none."""
+    """Return the name of a memory space, such as ``"vmem"``; "" of none."""
     return str("" if space is None else space).lower().rpartition(".")[2]
 
 
@@ -255,7 +257,7 @@ class BarrierFacts:
 
 
 def barrier_facts(dtype: Any) -> BarrierFacts | None:
-    """What a barrier of this dtype is, or None if it is none."""
+    """Return the facts of a barrier of this dtype, or None if it is none."""
     name = type(dtype).__name__
     if name == "BarrierType":
         return BarrierFacts(dtype.num_arrivals, None, bool(dtype.orders_tensor_core))
@@ -267,17 +269,17 @@ def barrier_facts(dtype: Any) -> BarrierFacts | None:
 
 
 def is_accumulator(aval: Any) -> bool:
-    """Whether a reference is one to the registers that ``wgmma`` adds to."""
+    """Return whether a reference is one to the registers that ``wgmma`` adds to."""
     return type(aval).__name__ == "WGMMAAbstractAccumulatorRef"
 
 
 def is_union(aval: Any) -> bool:
-    """Whether a reference is a union of several."""
+    """Return whether a reference is a union of several."""
     return type(aval).__name__ == "AbstractRefUnion"
 
 
 def union_parts(aval: Any) -> tuple[Aliased, ...]:
-    """The references of a union, or () for any other reference.
+    """Return the references of a union, or () for any other reference.
 
     Args:
       aval: abstract value of a reference.
@@ -300,7 +302,7 @@ def union_parts(aval: Any) -> tuple[Aliased, ...]:
 
 @functools.cache
 def tracer_type() -> Any:
-    """The class of tracers ``(trace, aval, value)``, which functions may ask for their value."""
+    """Return the class of tracers ``(trace, aval, value)``, whose value functions may ask for."""
     import numpy as np
 
     core: Any = importlib.import_module("jax.core")
@@ -319,7 +321,7 @@ def tracer_type() -> Any:
             return ""
 
         def to_concrete_value(self) -> Any:
-            """The value itself, if it is an array."""
+            """Return the value itself, if it is an array."""
             value = self.value
             return np.asarray(value) if isinstance(value, (np.ndarray, np.generic)) else None
 
@@ -351,7 +353,7 @@ def tracer_type() -> Any:
 
 
 def expanded(params: Any, avals: Sequence[Any]) -> Any:
-    """What a high-level primitive computes, as a jaxpr of lower ones."""
+    """Return what a high-level primitive computes, as a jaxpr of lower ones."""
     import jax
 
     hijax: Any = importlib.import_module("jax._src.hijax")
@@ -361,7 +363,7 @@ def expanded(params: Any, avals: Sequence[Any]) -> Any:
 
 
 def composition(primitive: Any, avals: Sequence[Any], params: Any) -> Any:
-    """What JAX lowers a primitive to, as a jaxpr of other primitives; None if it is no such.
+    """Return what JAX lowers a primitive to, as a jaxpr of other primitives; None if it is no such.
 
     ``mlir.lower_fun`` makes a lowering of a Python function, which it keeps in its closure. That
     for a TPU goes first, then the one for every platform.
@@ -402,22 +404,22 @@ def _einshape(x: Any, equation: str, sizes: Sequence[tuple[str, int]], **_: Any)
 
 
 def is_key(dtype: Any) -> bool:
-    """Whether a dtype is that of typed keys; a dtype of numpy is none."""
+    """Return whether a dtype is that of typed keys; a dtype of numpy is none."""
     return hasattr(dtype, "_impl")
 
 
 def key_shape(dtype: Any) -> tuple[int, ...]:
-    """The shape of the words, of uint32, that a key of this dtype consists of."""
+    """Return the shape of the words, of uint32, that a key of this dtype consists of."""
     return tuple(dtype._impl.key_shape)
 
 
 def key_implementation(dtype: Any) -> str:
-    """The name of the generator that keys of this dtype are for, as ``jax.random.key`` takes it."""
+    """Return the name of the generator of keys of this dtype, as ``jax.random.key`` takes it."""
     return str(dtype._impl.name)
 
 
 def operation_on_keys(name: str, avals: Sequence[Any], params: Any) -> Any:
-    """What a primitive of typed keys does, by the functions of their implementation."""
+    """Return what a primitive of typed keys does, by the functions of their implementation."""
     if name not in ("random_seed", "random_split", "random_fold_in", "random_bits"):
         return None
     prng: Any = importlib.import_module("jax._src.random.prng")

@@ -9,7 +9,7 @@ transforms. Probe: ``tests/pallas_sim/compat/test_places.py``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,7 +36,7 @@ from pallas_sim.transforms import (
 
 
 def transforms_of(tree: Any, first: int, count: int) -> tuple[Transform, ...]:
-    """The transforms that a pytree makes of the last operands of an equation.
+    """Return the transforms that a pytree makes of the last operands of an equation.
 
     Args:
       tree: parameter ``tree`` of the equation.
@@ -59,64 +59,66 @@ def transforms_in(transforms: Any) -> tuple[Transform, ...]:
 
 
 def is_indexer(transform: Any) -> bool:
-    """Whether a transform of JAX is one with ``indices``, one for each axis, and a ``shape``."""
+    """Return whether a transform of JAX has ``indices``, one for each axis, and a ``shape``."""
     return type(transform).__name__ == "NDIndexer"
 
 
 def is_at_peer(transform: Any) -> bool:
-    """Whether a transform of JAX names the memory of other devices."""
+    """Return whether a transform of JAX names the memory of other devices."""
     return type(transform).__name__ in ("PeerMemRef", "MulticastRef")
 
 
 def _transform(transform: Any) -> Transform | None:
+    """Return a transform of JAX as ours; None if it changes nothing."""
     kind = type(transform).__name__
-    if is_indexer(transform):
-        indices = tuple(map(_index, transform.indices))
-        return Indexed(
-            indices,
-            tuple(transform.shape),
-            tuple(transform.int_indexer_shape),
-            tuple(
-                axis
-                for axis, index in enumerate(indices)
-                if isinstance(index, AxisSlice) and index.stride == 0
-            ),
-        )
-    if kind in ("ReshapeTransform", "RefReshaper"):
-        return Reshaped(tuple(transform.shape))
-    if kind in ("TransposeTransform", "RefTransposer"):
-        return Transposed(tuple(transform.permutation))
-    if kind in ("BitcastTransform", "RefBitcaster"):
-        return Bitcast(transform.dtype)
-    if kind in ("MemorySpaceCastTransform", "AccessAssumptionTransform"):
-        return None
-    return _gpu_transform(kind, transform)
+    made = _TRANSFORMS.get(kind)
+    return UnknownTransform(kind) if made is None else made(transform)
 
 
-def _gpu_transform(kind: str, transform: Any) -> Transform | None:
-    """The transforms of Mosaic GPU. Swizzling changes where elements lie, and nothing else."""
-    if kind in ("UnswizzleRef", "IdentityTransform"):
-        return None
-    if kind in ("UntilingTransform", "UntileRef"):
-        return Untiled(tuple(transform.tiling))
-    if kind == "ExpandLeadingBatchDimensionsTransform":
-        return Expanded(tuple(transform.batch_shape))
-    if kind == "ExtractAliasedRef":
-        layout = getattr(transform, "layout", None)
-        dtype, group = transform.dtype, getattr(transform, "alias_group_idx", 0)
-        return Aliased(transform.offset, tuple(transform.shape), dtype, (), group, layout)
-    if kind == "Im2ColTransform":
-        return Im2Col(tuple(transform.window_shape), tuple(map(tuple, transform.padding)))
-    if kind == "PeerMemRef":
-        peer = peer_in(transform.device_id, None, transform.device_id_type)
-        assert peer is not None
-        return AtPeer(peer)
-    if kind == "ClusterRefTransform":
-        named = zip(transform.dims, transform.idxs, strict=True)
-        return AtBlock(tuple((_names(dim), _number(index)) for dim, index in named))
-    if kind == "MulticastRef":
-        return AtAll(_names(transform.collective_axes))
-    return UnknownTransform(kind)
+def _indexed(transform: Any) -> Indexed:
+    indices = tuple(map(_index, transform.indices))
+    strides = [index.stride if isinstance(index, AxisSlice) else 1 for index in indices]
+    repeated = tuple(axis for axis, stride in enumerate(strides) if stride == 0)
+    shape, joint = tuple(transform.shape), tuple(transform.int_indexer_shape)
+    return Indexed(indices, shape, joint, repeated)
+
+
+def _aliased(transform: Any) -> Aliased:
+    layout, group = getattr(transform, "layout", None), getattr(transform, "alias_group_idx", 0)
+    shape, dtype = tuple(transform.shape), transform.dtype
+    return Aliased(transform.offset, shape, dtype, (), group, layout)
+
+
+def _at_peer(transform: Any) -> AtPeer:
+    peer = peer_in(transform.device_id, None, transform.device_id_type)
+    assert peer is not None
+    return AtPeer(peer)
+
+
+def _at_block(transform: Any) -> AtBlock:
+    named = zip(transform.dims, transform.idxs, strict=True)
+    return AtBlock(tuple((_names(dim), _number(index)) for dim, index in named))
+
+
+#: By the name of JAX's class, of which versions have different ones. Swizzling only changes where
+#: elements lie, so it is no transform of ours.
+_TRANSFORMS: dict[str, Callable[[Any], Transform | None]] = {
+    "NDIndexer": _indexed,
+    **dict.fromkeys(("ReshapeTransform", "RefReshaper"), lambda t: Reshaped(tuple(t.shape))),
+    **dict.fromkeys(
+        ("TransposeTransform", "RefTransposer"), lambda t: Transposed(tuple(t.permutation))
+    ),
+    **dict.fromkeys(("BitcastTransform", "RefBitcaster"), lambda t: Bitcast(t.dtype)),
+    **dict.fromkeys(("MemorySpaceCastTransform", "AccessAssumptionTransform"), lambda _: None),
+    **dict.fromkeys(("UnswizzleRef", "IdentityTransform"), lambda _: None),
+    **dict.fromkeys(("UntilingTransform", "UntileRef"), lambda t: Untiled(tuple(t.tiling))),
+    "ExpandLeadingBatchDimensionsTransform": lambda t: Expanded(tuple(t.batch_shape)),
+    "ExtractAliasedRef": _aliased,
+    "Im2ColTransform": lambda t: Im2Col(tuple(t.window_shape), tuple(map(tuple, t.padding))),
+    "PeerMemRef": _at_peer,
+    "ClusterRefTransform": _at_block,
+    "MulticastRef": lambda t: AtAll(_names(t.collective_axes)),
+}
 
 
 def _names(axes: Any) -> tuple[Any, ...]:
@@ -143,7 +145,7 @@ def _number(value: Any) -> Any:
 
 
 def place_in(transformed: Any) -> RefPart:
-    """A reference with its transforms, whose leaves are ``Operand``s."""
+    """Return a reference with its transforms, whose leaves are ``Operand``s."""
     if isinstance(transformed, Operand):
         return RefPart(transformed.position, ())
     if isinstance(transformed.ref, tuple):
@@ -155,7 +157,7 @@ def place_in(transformed: Any) -> RefPart:
 
 
 def peer_in(device: Any, core: Any, kind: Any) -> Peer | None:
-    """A ``device_id`` and a ``core_index``, as ``device_id_to_logical`` understands them."""
+    """Return a ``device_id`` and a ``core_index``, as ``device_id_to_logical`` understands them."""
     at = None if core is None else core.position
     if device is None:
         return None if at is None else Peer(core=at)
@@ -197,6 +199,12 @@ class CopyParts:
     sent: RefPart | None
     peer: Peer | None
 
+    @property
+    def chooses(self) -> bool:
+        """Whether an index chooses between references: the parts are known with its value only."""
+        parts = (self.source, self.target, self.done, self.sent)
+        return any(part is not None and part.choices for part in parts)
+
 
 @dataclass(frozen=True, slots=True)
 class SemaphoreParts:
@@ -217,7 +225,7 @@ class SemaphoreParts:
 
 
 def copy_parts(params: Any, count: int) -> CopyParts:
-    """The parts of a ``dma_start`` or ``dma_wait``.
+    """Return the parts of a ``dma_start`` or ``dma_wait``.
 
     Args:
       params: of the equation.
@@ -231,7 +239,7 @@ def copy_parts(params: Any, count: int) -> CopyParts:
 
 
 def semaphore_parts(name: str, params: Any, count: int) -> SemaphoreParts:
-    """The parts of an operation on a semaphore.
+    """Return the parts of an operation on a semaphore.
 
     Args:
       name: ``"semaphore_signal"``, ``"semaphore_wait"`` or ``"semaphore_read"``.
@@ -252,7 +260,7 @@ def semaphore_parts(name: str, params: Any, count: int) -> SemaphoreParts:
 
 
 def names_a_device(eqn: Any) -> bool:
-    """Whether an equation copies to, or signals, what it names by device."""
+    """Return whether an equation copies to, or signals, what it names by device."""
     name, count = eqn.primitive.name, len(eqn.invars)
     if name == "dma_start":
         return copy_parts(eqn.params, count).peer is not None

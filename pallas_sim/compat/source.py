@@ -60,7 +60,7 @@ def _info() -> Any:
 
 
 def places_in_kernel(eqn: Any) -> tuple[Spot, ...]:
-    """Where an equation of a kernel's body was made: the user's frames inside the body.
+    """Return where an equation of a kernel's body was made: the user's frames inside the body.
 
     The outermost first; frames of whoever called the kernel are left out. Empty if JAX does not
     know.
@@ -70,7 +70,7 @@ def places_in_kernel(eqn: Any) -> tuple[Spot, ...]:
 
 
 def is_machinery(eqn: Any) -> bool:
-    """Whether JAX made an equation for a loop or pipeline of its own, in whatever line."""
+    """Return whether JAX made an equation for a loop or pipeline of its own, in whatever line."""
     traceback = getattr(eqn.source_info, "traceback", None)
     return traceback is not None and _frames(traceback)[1]
 
@@ -92,7 +92,7 @@ def _frames(traceback: Any) -> tuple[tuple[Spot, ...], bool]:
 
 
 def place_of_call(eqn: Any) -> Spot | None:
-    """The user's innermost frame of an equation outside of a kernel, such as a ``pallas_call``."""
+    """Return the user's innermost frame of an equation outside of a kernel (a ``pallas_call``)."""
     frame = _info().user_frame(getattr(eqn.source_info, "traceback", None))
     return None if frame is None else _spot(frame)
 
@@ -110,7 +110,7 @@ def _spot(frame: Any) -> Spot:
 
 @contextmanager
 def own_lines() -> Generator[None]:
-    """Have what is traced inside know its own lines.
+    """Keep the user's lines while tracing.
 
     Of what JAX traces for a gradient, or of a function that it evaluates again, it says the line of
     the call that was differentiated: a kernel's body would be one line.
@@ -143,7 +143,7 @@ def own_lines() -> Generator[None]:
 
 
 def home_of(jaxpr: Any) -> tuple[str, str, int]:
-    """Name, file and line of the function that an open jaxpr was traced from, as far as known."""
+    """Return name, file and line of the function that an open jaxpr is of, as far as known."""
     info = getattr(jaxpr, "debug_info", None)
     text = str(getattr(info, "func_src_info", "") or "")
     name, _, rest = text.partition(" at ")
@@ -152,16 +152,16 @@ def home_of(jaxpr: Any) -> tuple[str, str, int]:
 
 
 def source_line(eqn: Any) -> str | None:
-    """``file:line`` of the user's code that made an equation, or None."""
+    """Return ``file:line`` of the user's code that made an equation, or None."""
     spot = place_of_call(eqn)
     return None if spot is None else str(spot.at)
 
 
 def is_of_jax(jaxpr: Any) -> bool:
-    """Whether an open jaxpr is of a function that JAX defines, such as ``jnp.where``."""
+    """Return whether an open jaxpr is of a function that JAX defines, such as ``jnp.where``."""
     return "/jax/_src/" in home_of(jaxpr)[1]
 
 
 def is_call_stack(error: BaseException) -> bool:
-    """Whether an error only holds the frames of an operation that JAX was lowering."""
+    """Return whether an error only holds the frames of an operation that JAX was lowering."""
     return type(error).__name__ == "JaxStackTraceBeforeTransformation"

@@ -14,7 +14,8 @@ from pallas_sim.dtypes import Array
 from pallas_sim.memory import Elements, Region
 from pallas_sim.recording import Asynchronous, Copy, Side, Touched
 
-#: How hard ``numpy.shares_memory`` may try; views of one array are decided long before.
+#: How hard ``numpy.shares_memory`` may try: the exact answer is a Diophantine problem, which takes
+#: exponential time at worst. Views of one array are decided long before.
 _WORK = 10_000
 
 
@@ -59,7 +60,7 @@ class SideInFlight:
     past: PastAccess | None = None
 
     def past_at(self, thread: int, time: int) -> PastAccess:
-        """This side as an access that is over, as a thread knows from a time on."""
+        """Return this side as an access that is over, which a thread knows from a time on."""
         return PastAccess(thread, time, self.region, self.writes, self.adds, self)
 
 
@@ -96,15 +97,15 @@ class PastAccess:
             self.others.setdefault(thread, time)
 
     def is_of(self, thread: int) -> bool:
-        """Whether a thread knows it without learning it from another one."""
+        """Return whether a thread knows it without learning it from another one."""
         return thread == self.thread or (self.others is not None and thread in self.others)
 
     def time_of(self, thread: int) -> int:
-        """The time from which a thread knows it without learning it from another one; else 0."""
+        """Return the time from which a thread knows it without learning it from another; else 0."""
         return self.time if thread == self.thread else (self.others or {}).get(thread, 0)
 
     def is_before(self, clock: Array) -> bool:
-        """Whether it happened before what has this clock."""
+        """Return whether it happened before what has this clock."""
         if clock[self.thread] >= self.time:
             return True
         others = self.others or {}
@@ -146,8 +147,9 @@ class AddressRanges[Item]:
         return False
 
     def near(self, bounds: tuple[int, int]) -> Sequence[Item]:
-        """The items whose range shares an address with another one, by their first address."""
+        """Return the items whose range shares an address with another, by their first address."""
         start, end = bounds
+        # Ranges are in the order of their starts: none that begins earlier can reach this far.
         first = bisect_right(self.starts, start - self.longest)
         last = bisect_left(self.starts, end, first)
         if first == last:
@@ -197,7 +199,7 @@ class AllocationHistory:
         return self.flights.remove(flight.bounds, flight)
 
     def flights_near(self, bounds: tuple[int, int]) -> Sequence[SideInFlight]:
-        """The sides of copies that may access memory between two addresses, the oldest first."""
+        """Return the sides of copies that may access memory between two addresses, oldest first."""
         near = self.flights.near(bounds)
         return near if len(near) < 2 else sorted(near, key=attrgetter("number"))
 
@@ -224,12 +226,12 @@ def locate(region: Region, *, writes: bool) -> LocatedRegion:
 
 
 def conflict(one: Touched | SideInFlight, other: SideInFlight | PastAccess) -> bool:
-    """Whether two accesses must be ordered: one writes, unless both add."""
+    """Return whether two accesses must be ordered: one writes, unless both add."""
     return (one.writes or other.writes) and not (one.adds and other.adds)
 
 
 def root(region: Region) -> Array:
-    """The array that owns the memory of a region."""
+    """Return the array that owns the memory of a region."""
     array = region.memory if isinstance(region, Elements) else region
     while isinstance(array.base, np.ndarray):
         array = array.base
@@ -237,7 +239,7 @@ def root(region: Region) -> Array:
 
 
 def bounds_of(region: Region) -> tuple[int, int]:
-    """The addresses of the first byte of a region, and behind its last."""
+    """Return the addresses of the first byte of a region, and behind its last."""
     array = region.memory if isinstance(region, Elements) else region
     start: int = array.__array_interface__["data"][0]
     if array.flags.c_contiguous:
@@ -247,14 +249,14 @@ def bounds_of(region: Region) -> tuple[int, int]:
 
 
 def place_of(region: Region) -> tuple[Any, ...]:
-    """Equal for regions that are the same elements."""
+    """Return a key that is equal for regions that are the same elements."""
     if isinstance(region, Elements):
         return (*place_of(region.memory), *(axis.tobytes() for axis in region.key))
     return (region.__array_interface__["data"][0], region.shape, region.strides)
 
 
 def overlap(one: Region, other: Region) -> bool:
-    """Whether two regions share an element."""
+    """Return whether two regions share an element."""
     if isinstance(one, Elements):
         if not np.may_share_memory(one.memory, root(other)):
             return False
@@ -272,22 +274,22 @@ def overlap(one: Region, other: Region) -> bool:
     try:
         return bool(np.shares_memory(one, other, max_work=_WORK))
     except np.exceptions.TooHardError:
-        return True
+        return True  # a race that is not there is reported rather than one missed
 
 
 def _parts(elements: Elements) -> Iterator[Array]:
-    """A view of each element, or of each row where only the first axes are indexed."""
+    """Yield a view of each element, or of each row where only the first axes are indexed."""
     for point in _points(elements):
         yield elements.memory[(*point, ...)]
 
 
 def _points(elements: Elements) -> set[tuple[int, ...]]:
-    """The index of each element along the first axes."""
+    """Return the index of each element along the first axes."""
     return {*zip(*(axis.tolist() for axis in elements.key), strict=True)}
 
 
 def index_of(region: Region) -> tuple[tuple[int, int], ...]:
-    """The elements of its allocation that a region begins and ends at, along each axis."""
+    """Return the elements of its allocation that a region begins and ends at, along each axis."""
     whole = root(region)
     if isinstance(region, Elements):
         return ()
@@ -322,7 +324,7 @@ _MOST = 256
 def are_pipelined(
     first: SideInFlight, second: SideInFlight, started: Sequence[Asynchronous]
 ) -> bool:
-    """Whether two sides of operations of one unit are accessed in this order.
+    """Return whether two sides of operations of one unit are accessed in this order.
 
     Args:
       first: of the operation that was started first.
@@ -342,7 +344,7 @@ def are_pipelined(
 
 
 def _is_reached(first: Asynchronous, second: Asynchronous, started: Sequence[Asynchronous]) -> bool:
-    """Whether operations in between put two others into their order."""
+    """Return whether operations in between put two others into their order."""
     between: list[Asynchronous] = []
     for operation in reversed(started):
         if operation is first:
@@ -351,7 +353,7 @@ def _is_reached(first: Asynchronous, second: Asynchronous, started: Sequence[Asy
             between.append(operation)
             if _follows(operation, second) and _follows(first, operation):
                 return True
-    if len(between) > _MOST:
+    if len(between) > _MOST:  # a search of all paths is quadratic
         return True
     reached = [first]
     for operation in (*reversed(between), second):
@@ -361,7 +363,7 @@ def _is_reached(first: Asynchronous, second: Asynchronous, started: Sequence[Asy
 
 
 def _follows(first: Asynchronous, second: Asynchronous) -> bool:
-    """Whether an operation is done as a whole after another one, because PTX pairs them."""
+    """Return whether an operation is done as a whole after another one, because PTX pairs them."""
     if _sides(first, "copied"):
         return not _sides(second, "copied")
     sums = [place_of(side.region) for side in _sides(first, "sums")]

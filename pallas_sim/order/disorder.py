@@ -20,7 +20,6 @@ from pallas_sim.recording import (
     END_OF_BLOCK,
     Acquired,
     Asynchronous,
-    Completed,
     Copy,
     Event,
     Reached,
@@ -28,6 +27,7 @@ from pallas_sim.recording import (
     Semaphore,
     Started,
     Synchronized,
+    ThreadEvent,
     Touched,
     Waited,
 )
@@ -39,7 +39,7 @@ def report_disorder(machine: Machine, recording: Recording) -> None:
     events, recording.events = recording.events, []
     if not events or not machine.monitored:
         return
-    with collecting_later():
+    with collecting_later():  # the proof makes as many objects as the run has events
         findings = disorder(events, list(machine.owners), machine.seed)
     for finding in findings:
         machine.report(finding)
@@ -53,6 +53,7 @@ def disorder(events: Sequence[Event], owners: Sequence[Owner], seed: int) -> lis
       owners: of its threads, by number.
       seed: of the run.
     """
+    # Clocks are quadratic in the number of threads, and one kernel has few of those of a run.
     last = happens_before(events, _renumber(events, owners))
     find_overruns(last)
     report = _Report(last, seed)
@@ -60,7 +61,7 @@ def disorder(events: Sequence[Event], owners: Sequence[Owner], seed: int) -> lis
 
 
 def _renumber(events: Sequence[Event], owners: Sequence[Owner]) -> list[Owner]:
-    """Number the threads of these events anew, and give them: a run may have many others."""
+    """Return number the threads of these events anew, and give them: a run may have many others."""
     numbers: dict[int, int] = {}
 
     def new(number: int) -> int:
@@ -69,7 +70,7 @@ def _renumber(events: Sequence[Event], owners: Sequence[Owner]) -> list[Owner]:
     for event in events:
         if isinstance(event, Synchronized):
             event.threads = tuple(map(new, event.threads))
-        elif not isinstance(event, Completed):
+        elif isinstance(event, ThreadEvent):
             event.thread = new(event.thread)
     return [owners[number] for number in numbers]
 
@@ -124,7 +125,7 @@ def _finding_at(
 
 
 def _race(kind: str, later: Access, earlier: Access, *, chained: bool) -> str:
-    """The sentence of a race: where, what is not ordered, and the remedy."""
+    """Return the sentence of a race: where, what is not ordered, and the remedy."""
     on = f"race on {later.ref or 'memory'}"
     of_tensor_core = f"race on {later.ref or 'tensor memory'}"
     if kind == "tensor":
@@ -158,7 +159,7 @@ def _race(kind: str, later: Access, earlier: Access, *, chained: bool) -> str:
 
 
 def _are_chained(one: Any, other: Any) -> bool:
-    """Whether two operations are of one unit, which keeps the order of others."""
+    """Return whether two operations are of one unit, which keeps the order of others."""
     if not (isinstance(one, SideInFlight) and isinstance(other, SideInFlight)):
         return False
     return one.chain is not None and one.chain == other.chain and one.thread == other.thread
@@ -208,7 +209,7 @@ def _access(report: _Report, event: Touched | SideInFlight | Access) -> Access:
 
 
 def _unproved(report: _Report, event: Any) -> tuple[Wait, ...]:
-    """The last waits on the semaphores of a copy, with what else could have satisfied them."""
+    """Return the last waits on the semaphores of a copy, and what else could satisfy them."""
     if not isinstance(event, SideInFlight) or isinstance(event.origin, Asynchronous):
         return ()
     copy = event.origin
@@ -221,7 +222,7 @@ def _unproved(report: _Report, event: Any) -> tuple[Wait, ...]:
 
 
 def _waits_on(report: _Report, semaphore: Semaphore) -> Iterator[Wait]:
-    """The last wait of each thread on a semaphore, with what else could have satisfied its waits.
+    """Yield each thread's last wait on a semaphore, with what else could have satisfied its waits.
 
     The time is linear in the events.
     """

@@ -60,12 +60,10 @@ from pallas_sim.order.accesses import (
     PastAccess,
     SideInFlight,
     are_pipelined,
-    bounds_of,
     conflict,
     locate,
     overlap,
     place_of,
-    root,
 )
 from pallas_sim.order.semaphores import Increment, SemaphoreHistory, Spans, amount_of
 from pallas_sim.recording import (
@@ -166,7 +164,7 @@ class OrderPass:
     tokens: dict[Token, TokenKnowledge] = field(default_factory=dict)
     forks: dict[Asynchronous, Array] = field(default_factory=dict)
     chains: dict[Any, list[Asynchronous]] = field(default_factory=dict)
-    before: dict[Asynchronous, list[Asynchronous]] = field(default_factory=dict)
+    before: dict[Copy | Asynchronous, list[Asynchronous]] = field(default_factory=dict)
     finished: set[tuple[int, Asynchronous]] = field(default_factory=set)
     violations: list[tuple[str, Any, Any]] = field(default_factory=list)
 
@@ -179,7 +177,7 @@ class OrderPass:
         np.fill_diagonal(self.clocks, 1)
 
     def token(self, token: Token) -> TokenKnowledge:
-        """What a token passes on so far."""
+        """Return what a token passes on so far."""
         knowledge = self.tokens.get(token)
         if knowledge is None:
             clock, proxy, tensor, converged = np.zeros((4, len(self.owners)), np.int32)
@@ -187,14 +185,14 @@ class OrderPass:
         return knowledge
 
     def tick(self, thread: int) -> Array:
-        """The clock that others learn now; what the thread does from here on they do not know."""
+        """Return the clock that others learn now, and advance the thread beyond what they know."""
         row = self.clocks[thread]
         clock = row.copy()
         row[thread] += 1
         return clock
 
     def tensor_clock(self, thread: int) -> Array:
-        """The clock of what a thread knows of accesses to tensor memory, its own included."""
+        """Return the clock of what a thread knows of accesses to tensor memory, also its own."""
         clock = self.tensor_clocks[thread].copy()
         clock[thread] = self.clocks[thread, thread]
         return clock
@@ -226,6 +224,7 @@ def happens_before(events: Sequence[Event], owners: Sequence[Owner]) -> OrderPas
     users = _users_of(events, located)
     this = _run(OrderPass(events, owners, {}, users, located))
     racing, before = _racing_increments(this), None
+    # Without increments that may come earlier, the pass took nothing for granted: it is the last.
     while racing:
         before = _sum_of_clocks(this) if before is None else before
         this = _run(OrderPass(events, owners, racing, users, located))
@@ -245,14 +244,14 @@ def _run(this: OrderPass) -> OrderPass:
 
 
 def _racing_increments(this: OrderPass) -> dict[int, Spans]:
-    """For a wait's number, the later increments that may come before it in another order."""
+    """Return, by a wait's number, the later increments that may come before it in another order."""
     return {
         number: spans for history in this.semaphores.values() for number, spans in history.racing()
     }
 
 
 def _sum_of_clocks(this: OrderPass) -> int:
-    """The sum of all entries of the clocks that waits can learn."""
+    """Return the sum of all entries of the clocks that waits can learn."""
     return sum(
         int(np.sum([increment.clock for increment in history.all_increments()], dtype=np.int64))
         for history in this.semaphores.values()
@@ -261,20 +260,23 @@ def _sum_of_clocks(this: OrderPass) -> int:
 
 
 def _locate_all(events: Sequence[Event]) -> Mapping[Any, Sequence[LocatedRegion]]:
-    """Where the accesses and the sides of copies are, by event."""
+    """Return where the accesses and the sides of copies are, by event."""
     located: dict[Any, list[LocatedRegion]] = {}
     for event in events:
         if isinstance(event, Touched):
             located[event] = [locate(event.region, writes=event.writes)]
         elif isinstance(event, Started):
             located[event] = [locate(region, writes=writes) for region, writes in event.copy.sides]
+        elif isinstance(event, Forked):
+            sides = event.operation.sides
+            located[event] = [locate(side.region, writes=side.writes) for side in sides]
     return located
 
 
 def _users_of(
     events: Sequence[Event], located: Mapping[Any, Sequence[LocatedRegion]]
 ) -> Mapping[Any, frozenset[int]]:
-    """The threads that access an allocation, themselves or by copies, or wait on a semaphore.
+    """Return the threads that access an allocation, also by copies, or wait on a semaphore.
 
     What has one user needs no history: it is in the order of its program.
     """
@@ -288,19 +290,17 @@ def _users_of(
     for event in events:
         if isinstance(event, Waited):
             use(event.semaphore, event.thread)
-        elif isinstance(event, (Touched, Started)):
+        elif isinstance(event, (Touched, Started, Forked)):
+            # An engine goes on beside its thread, so it is a user of its own.
+            engine = (-1,) if isinstance(event, Forked) else ()
             for region in located[event]:
-                use(region.allocation, event.thread)
-        elif isinstance(event, Forked):
-            for side in event.operation.sides:
-                # The engine is a user of its own.
-                use(id(root(side.region)), event.thread, -1)
+                use(region.allocation, event.thread, *engine)
     return users
 
 
 @lru_cache
 def _with_threads(threads: frozenset[int], *others: int) -> frozenset[int]:
-    """Some threads and others. Most semaphores have the same few: one object for all of them."""
+    """Return some threads and others, as one object, because most semaphores have the same."""
     return threads.union(others)
 
 
@@ -318,6 +318,8 @@ def _touch(this: OrderPass, event: Touched) -> None:
     if event.earlier is None:  # an access of an earlier kernel is no new one
         check_races(this, memory, event, bounds, row)
     if shared:
+        # The last access of a kind stands for those before it: who is ordered with it is ordered
+        # with them, too, because they are in the order of one program.
         key = (thread, event.writes, event.adds, *place_of(region))
         past = PastAccess(thread, int(row[thread]), region, event.writes, event.adds, event)
         memory.keep(key, past, bounds)
@@ -343,9 +345,11 @@ def check_races(
         return
     region = event.region
     frees = isinstance(event, Touched) and event.frees
+    # A flight is nowhere proved to be done, so no clock orders it with anything later.
     for flight in memory.flights_near(bounds):
         if not conflict(event, flight) or _keep_order(this, event, flight):
             continue
+        # The end of memory after a copy that nobody waits for is the same mistake again.
         if frees and _is_reported(flight):
             continue
         if overlap(region, flight.region):
@@ -356,6 +360,7 @@ def check_races(
         # What a thread itself did it knows, whatever its barriers order.
         own = past.is_of(event.thread)
         kind = "" if own or past.is_before(clock) else "race"
+        # Known to have happened is not enough for an engine: it looks through another proxy.
         if not kind and isinstance(event, SideInFlight):
             kind = _hidden_from_engine(event, past, own=own)
         if not kind or _keep_order(this, event, past.event) or not overlap(region, past.region):
@@ -369,7 +374,7 @@ def check_races(
 
 
 def _hidden_from_engine(flight: SideInFlight, past: PastAccess, *, own: bool) -> str:
-    """Why an engine may not see an access that happened before it was started; "" if it does."""
+    """Return why an engine may not see an access from before it was started; "" if it does."""
     if isinstance(past.event, Touched):
         if past.event.writes:
             visible = flight.proxy_clock is None or past.is_before(flight.proxy_clock)
@@ -385,7 +390,7 @@ def _hidden_from_engine(flight: SideInFlight, past: PastAccess, *, own: bool) ->
 def _keep_order(
     this: OrderPass, one: Touched | SideInFlight, other: Touched | SideInFlight
 ) -> bool:
-    """Whether they are sides of the same copy or operation, or of two of one chain."""
+    """Return whether they are sides of the same copy or operation, or of two of one chain."""
     if isinstance(one, Touched) or isinstance(other, Touched):
         return False
     if one.origin is other.origin:
@@ -400,7 +405,7 @@ def _keep_order(
 
 
 def _is_reported(flight: SideInFlight) -> bool:
-    """Whether a finding says that nothing waits for a copy, or a later kernel may wait for it."""
+    """Return whether a finding says that nothing waits for a copy, or a later kernel may do so."""
     copy = flight.origin
     if isinstance(copy, Asynchronous):
         return False
@@ -416,14 +421,20 @@ def _start(this: OrderPass, event: Started) -> None:
     for semaphore in copy.semaphores:
         increment = Increment(thread, copy.size, clock, event, copy)
         this.semaphores[semaphore].increase(increment, this.order)
-    flights = this.flights[copy] = []
+    this.flights[copy] = []
     for region, writes, allocation, bounds in this.located[event]:
         adds = writes and copy.adds
-        flight = SideInFlight(copy, region, writes, adds, thread, clock, bounds, allocation)
-        memory = this.memories[allocation]
-        check_races(this, memory, flight, bounds, clock)
-        memory.begin(flight)
-        flights.append(flight)
+        _begin(this, SideInFlight(copy, region, writes, adds, thread, clock, bounds, allocation))
+
+
+def _begin(this: OrderPass, flight: SideInFlight) -> None:
+    """Compare a side of a copy or operation with earlier accesses; it is under way from here on."""
+    memory = this.memories[flight.allocation]
+    check_races(this, memory, flight, flight.bounds, flight.clock)
+    if flight.chain is not None:
+        _note_before(this, memory, flight)
+    memory.begin(flight)
+    this.flights[flight.origin].append(flight)
 
 
 def _signal(this: OrderPass, event: Signalled) -> None:
@@ -440,6 +451,7 @@ def _wait(this: OrderPass, event: Waited) -> None:
     racing = this.racing.get(number, ())
     waiters = len(this.users[event.semaphore])
     taken = history.taken_before(row) + event.amount
+    # What the wait proves may say that others took something before, and then it proves more.
     while True:
         clock = history.prove(thread, taken, racing)
         if clock is not None:
@@ -447,11 +459,11 @@ def _wait(this: OrderPass, event: Waited) -> None:
         for increment in history.learn(thread, row):
             increment.waiters += 1
             increment.close(waiters, number)
-        # What it has learnt may say that other threads took something before.
         known = taken if waiters == 1 else history.taken_before(row) + event.amount
         if known == taken:
             break
         taken = known
+    # All that the semaphore can have been given by then is taken: so each copy has given its part.
     if history.total + amount_of(racing) <= taken:
         for increment in history.prove_copies(thread):
             increment.done = True
@@ -487,6 +499,7 @@ def _synchronize(this: OrderPass, event: Synchronized) -> None:
     this.tensor_clocks[rows] = np.max([this.tensor_clock(thread) for thread in rows], axis=0)
     this.clocks[rows] = this.clocks[rows].max(axis=0)
     this.proxy_clocks[rows] = this.proxy_clocks[rows].max(axis=0)
+    # All lanes of each thread come to a meeting.
     for thread in rows:
         this.converge(thread)
     this.converged[rows] = this.converged[rows].max(axis=0)
@@ -509,6 +522,7 @@ def _reach(this: OrderPass, event: Reached) -> None:
 
 def _release(this: OrderPass, event: Released) -> None:
     knowledge, thread = this.token(event.token), event.thread
+    # Before the tick of ``clock``: that time is already after the release.
     if event.token.tensor_core:
         _join(knowledge.tensor_clock, this.tensor_clock(thread))
     _join(knowledge.converged, this.converged[thread])
@@ -552,38 +566,27 @@ def _fork(this: OrderPass, event: Forked) -> None:
     clock = this.forks[operation] = this.tick(thread)
     proxy_clock = this.proxy_clocks[thread].copy()
     converged = int(this.converged[thread, thread])
-    flights = this.flights[operation] = []
-    for side in operation.sides:
-        apart = side.proxied and side.writes and operation.apart
-        allocation = id(root(side.region))
-        flight = SideInFlight(
-            operation,
-            side.region,
-            side.writes,
-            side.adds,
-            thread,
-            clock,
-            bounds_of(side.region),
-            allocation,
-            side,
+    this.flights[operation] = []
+    for side, (region, writes, allocation, bounds) in zip(
+        operation.sides, this.located[event], strict=True
+    ):
+        apart = side.proxied and writes and operation.apart
+        knowledge = (
             proxy_clock if side.proxied else None,
             converged if apart else None,
             tensor_clock if side.tensor_core else None,
-            operation.chain,
         )
-        memory = this.memories[allocation]
-        check_races(this, memory, flight, flight.bounds, clock)
-        if operation.chain is not None:
-            _note_before(this, memory, flight, operation)
-        memory.begin(flight)
-        flights.append(flight)
+        start = (thread, clock, bounds, allocation)
+        chain = operation.chain
+        _begin(
+            this,
+            SideInFlight(operation, region, writes, side.adds, *start, side, *knowledge, chain),
+        )
 
 
-def _note_before(
-    this: OrderPass, memory: AllocationHistory, flight: SideInFlight, operation: Asynchronous
-) -> None:
+def _note_before(this: OrderPass, memory: AllocationHistory, flight: SideInFlight) -> None:
     """Note which operations must be done before one, as it reads or adds to what they write."""
-    before = this.before.setdefault(operation, [])
+    before = this.before.setdefault(flight.origin, [])
     over = (past.event for past in memory.ordered.near(flight.bounds))
     for other in (*memory.flights_near(flight.bounds), *over):
         if not isinstance(other, SideInFlight) or not other.writes or other.chain != flight.chain:
@@ -597,6 +600,7 @@ def _note_before(
 def _complete(this: OrderPass, event: Completed) -> None:
     knowledge = this.token(event.token)
     knowledge.operations.append(event.operation)
+    # Not what the thread that started it knows by now: it did not wait.
     _join(knowledge.clock, this.forks[event.operation])
 
 
@@ -639,6 +643,8 @@ def _end_sides(
         if flight.tensor_clock is not None:
             _join(this.tensor_clocks[thread], flight.tensor_clock)
         key = ("operation", flight.thread, flight.writes, flight.adds, *place_of(flight.region))
+        # An operation may end before an earlier one of the same thread. Then neither stands for
+        # the other, and both are kept.
         before = memory.past.get(key)
         if before is not None and not before.is_before(flight.clock):
             key = (*key, id(flight))
@@ -651,6 +657,7 @@ def find_overruns(this: OrderPass) -> None:
     A thread that is late then sees the parity that it had before, and waits for a phase too many.
     """
     for token, knowledge in this.tokens.items():
+        # The phase after the next has the parity of this one. Without it, no wait is mistaken.
         after = token.after and this.tokens.get(token.after)
         if not after or token.after is None or token.after.after is None:
             continue

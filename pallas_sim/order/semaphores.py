@@ -82,7 +82,7 @@ class ThreadIncrements:
         self.orders.append(order)
 
     def first_after(self, thread: int, time: int, start: int) -> int:
-        """The number of the first increment, from ``start`` on, that knows a thread at a time."""
+        """Return the number of the first increment from ``start`` that knows a thread at a time."""
         return bisect_left(
             self.increments, time, start, key=lambda increment: increment.clock[thread]
         )
@@ -109,7 +109,7 @@ class ThreadWaits:
         self.totals.append(self.totals[-1] + taken)
 
     def taken_at(self, time: int) -> int:
-        """What its waits took up to a time of the thread."""
+        """Return what its waits took up to a time of the thread."""
         return self.totals[bisect_right(self.times, time)]
 
 
@@ -132,7 +132,7 @@ class SemaphoreHistory:
     proved: dict[int, int] = field(default_factory=dict[int, int])
 
     def increase(self, increment: Increment, order: int) -> None:
-        """A thread adds to the semaphore.
+        """Note that a thread adds to the semaphore.
 
         Args:
           increment: what it adds.
@@ -147,12 +147,12 @@ class SemaphoreHistory:
             self.copies.append(increment)
 
     def all_increments(self) -> Iterator[Increment]:
-        """Its increments so far, thread by thread."""
+        """Yield its increments so far, thread by thread."""
         for of_thread in self.increments.values():
             yield from of_thread.increments
 
     def wait(self, thread: int, time: int, number: int, taken: int) -> None:
-        """A thread has waited.
+        """Note that a thread has waited.
 
         Args:
           thread: which one.
@@ -163,7 +163,7 @@ class SemaphoreHistory:
         self.waits[thread].add(time, number, taken)
 
     def taken_before(self, clock: Array) -> int:
-        """What was taken by waits that a clock knows.
+        """Return what was taken by waits that a clock knows.
 
         In another order other threads may take first, so that a wait may rely on no more.
         """
@@ -184,7 +184,8 @@ class SemaphoreHistory:
         needed, available = taken, 0
         for increments in self.increments.values():
             known, end = increments.known.get(thread, 0), len(increments.increments)
-            # The wait knows these already: they are the smallest, whatever the thread.
+            # The wait knows these already: they are the smallest, whatever the thread. Without them
+            # the same clock is looked for, at a lower rank.
             needed -= increments.totals[known]
             if known < end:
                 spans.append((increments, known, end))
@@ -204,7 +205,7 @@ class SemaphoreHistory:
         return _order_statistic(candidates, needed)
 
     def learn(self, thread: int, clock: Array) -> Iterator[Increment]:
-        """The increments that the clock of a thread that waits knows for the first time."""
+        """Yield the increments that the clock of a thread that waits knows for the first time."""
         for increments in self.increments.values():
             at = increments.known.get(thread, 0)
             while at < len(increments.increments):
@@ -216,12 +217,12 @@ class SemaphoreHistory:
             increments.known[thread] = at
 
     def prove_copies(self, thread: int) -> list[Increment]:
-        """The copies so far that no earlier wait of a thread proved to be done."""
+        """Return the copies so far that no earlier wait of a thread proved to be done."""
         first, self.proved[thread] = self.proved.get(thread, 0), len(self.copies)
         return self.copies[first:]
 
     def racing(self) -> Iterator[tuple[int, Spans]]:
-        """For the number of a wait, the later increments that do not know of it.
+        """Yield for the number of a wait, the later increments that do not know of it.
 
         In another order they may come before the wait.
         """
@@ -238,7 +239,7 @@ class SemaphoreHistory:
                     yield number, tuple(spans)
 
     def others(self, thread: int, racing: Mapping[int, Spans]) -> Iterator[Increment]:
-        """The increments that can have satisfied a wait of a thread and were not proved by then.
+        """Yield the increments that can have satisfied a thread's wait and were not proved by then.
 
         Args:
           thread: that waits.
@@ -264,10 +265,10 @@ class SemaphoreHistory:
 
 
 def _order_statistic(increments: list[Increment], needed: int) -> Array:
-    """For each thread, the smallest time that increments of so many units know at most."""
+    """Return, for each thread, the smallest time that increments of so many units know at most."""
     clocks = np.array([increment.clock for increment in increments])
     amounts = np.array([increment.amount for increment in increments])
-    if (amounts == amounts[0]).all():
+    if (amounts == amounts[0]).all():  # steps of a ring: a partial sort is enough
         at = -(-needed // int(amounts[0])) - 1
         return np.partition(clocks, at, axis=0)[at]
     order = np.argsort(clocks, axis=0)
@@ -277,5 +278,5 @@ def _order_statistic(increments: list[Increment], needed: int) -> Array:
 
 
 def amount_of(spans: Spans) -> int:
-    """How many units some increments add."""
+    """Return how many units some increments add."""
     return sum(of_thread.totals[end] - of_thread.totals[start] for of_thread, start, end in spans)

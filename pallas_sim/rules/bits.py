@@ -124,7 +124,7 @@ def _total_order(eqn: Equation) -> Evaluate:
 
 
 def ordered_bits(array: Any) -> Any:
-    """Integers in the total order of floats: -NaN, -inf, ..., -0, +0, ..., inf, NaN."""
+    """Return integers in the total order of floats: -NaN, -inf, ..., -0, +0, ..., inf, NaN."""
     signed = np.dtype(f"int{8 * array.dtype.itemsize}")
     spare = 8 * array.dtype.itemsize - bit_width(array.dtype)
     codes = (codes_of(array) << codes_of(array).dtype.type(spare)).view(signed)
@@ -308,7 +308,7 @@ _LARGEST = {
 
 @rule("convert_element_type", threaded=True)
 def _convert_element_type(eqn: Equation) -> Evaluate:
-    """As JAX converts; but kernels of GPUs saturate float8, where JAX has NaN or infinity.
+    """Convert as JAX does; but kernels of GPUs saturate float8, where JAX has NaN or infinity.
 
     Mosaic GPU asks for ``cvt.satfinite`` (``fragmented_array.py``), and so does Triton: an H200
     gave 448 and 57344 for all larger numbers on both routes.

@@ -39,7 +39,7 @@ def _dot_general(eqn: Equation) -> Evaluate:
     on_chips: dict[str, Evaluate] = {}
 
     def on_chip(machine: Machine) -> Evaluate:
-        """How Triton's ``dot`` is evaluated on a chip: it has no batch dimensions."""
+        """Return how Triton's ``dot`` is evaluated on a chip: it has no batch dimensions."""
         from pallas_sim.gpu.tensor_cores import dot_product
 
         dtypes, precision = (lhs.dtype, rhs.dtype, eqn.out.dtype), eqn.params["precision"]
@@ -61,7 +61,7 @@ def _dot_general(eqn: Equation) -> Evaluate:
 
 
 def contraction(lhs: Dims, rhs: Dims, dims: Any, multiply: Multiply) -> Evaluate:
-    """The function that contracts two arrays by one product of matrices.
+    """Return the function that contracts two arrays by one product of matrices.
 
     Args:
       lhs: shape of the first array.
@@ -95,7 +95,7 @@ def _others(ndim: int, *taken: Dims) -> list[int]:
 
 
 def _matrices(shape: Dims, batch: Dims, rows: Dims, columns: Dims) -> Unary | None:
-    """How an array becomes matrices [batch, rows, columns], as a view if possible; None: it is."""
+    """Return how an array becomes matrices [batch, rows, columns]; None if it is that already."""
     count, height, width = (prod(shape[axis] for axis in axes) for axes in (batch, rows, columns))
     natural = list(range(len(shape)))
     target: tuple[int, ...] = (height, width)
@@ -126,7 +126,7 @@ def tensor_core_product(
     least: int,
     order: Callable[[int], Array] = np.arange,
 ) -> Array:
-    """The product of two arrays, added as tensor cores do, as float64.
+    """Return the product of two arrays, added as tensor cores do, as float64.
 
     Args:
       lhs: finite floats.
@@ -230,7 +230,7 @@ def _span(sizes: Array, group: int) -> slice:
 
 
 def _mask(sizes: Array, group: int, shape: Dims, outer: Dims, axis: int) -> Array:
-    """Where an array belongs to a group, if ``axis`` is divided for each index of ``outer``."""
+    """Return which elements a group has, if ``axis`` is divided for each index of ``outer``."""
     ends = np.cumsum(sizes, axis=-1)[..., group]
     starts = ends - sizes[..., group]
     aligned = [1] * len(shape)
@@ -278,7 +278,7 @@ def _conv(eqn: Equation) -> Evaluate:
 
 
 def _convolution(eqn: Equation, numbers: Any, out: Any = None) -> Evaluate:
-    """The function that convolves two arrays.
+    """Return the function that convolves two arrays.
 
     Args:
       eqn: the equation, whose parameters are those of ``conv_general_dilated``.
@@ -313,7 +313,7 @@ def _convolution(eqn: Equation, numbers: Any, out: Any = None) -> Evaluate:
     rows = batch // of_batches * prod(sizes)
 
     def windows(x: Array) -> Array:
-        """For each place of the result the elements that its sum is of: [batch, out, taps, f]."""
+        """Return the elements that each sum of the result has: [batch, out, taps, features]."""
         outer, *along, last = x.strides
         steps = [stride * step for stride, step in zip(along, strides, strict=True)]
         within = [stride * step for stride, step in zip(along, rhs_dilation, strict=True)]

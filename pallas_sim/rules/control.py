@@ -55,7 +55,7 @@ def _while(eqn: Equation) -> Evaluate:
 
 
 def _advanced(going: Any, after: list[Any], before: list[Any]) -> list[Any]:
-    """The state of a loop that ``vmap`` made of several: those that have ended keep theirs."""
+    """Return the state of a loop that ``vmap`` made of several; ended ones keep theirs."""
 
     def chosen(new: Any, old: Any) -> Any:
         if isinstance(new, KeyArray):
@@ -99,7 +99,7 @@ def _at(array: Any, number: int) -> Any:
 
 
 def _stacked(rows: list[Any], aval: Any) -> Any:
-    """The results of all steps as one array."""
+    """Return the results of all steps as one array."""
     if rows and isinstance(rows[0], KeyArray):
         return KeyArray(np.stack([row.data for row in rows]), rows[0].dtype)
     array = np.empty(aval.shape, aval.dtype)
@@ -137,7 +137,7 @@ def _run_scoped(eqn: Equation) -> Evaluate:
 
 
 def _variables(jaxpr: Any, kind: str) -> list[tuple[Any, str]]:
-    """The avals and the names of the references that a jaxpr takes."""
+    """Return the avals and the names of the references that a jaxpr takes."""
     inner, _ = open_jaxpr(jaxpr)
     named = zip(inner.invars, argument_names(inner), strict=True)
     return [(var.aval, name or f"{kind} {number}") for number, (var, name) in enumerate(named)]
@@ -184,7 +184,7 @@ def _freeze(eqn: Equation) -> Evaluate:
 
 
 def initialized(value: Any, aval: Any, name: str) -> Ref:
-    """Memory that holds a value, or the memory itself that is given."""
+    """Return memory that holds a value, or the memory itself that is given."""
     if isinstance(value, Ref):
         return value
     return Ref(np.array(raw_value(value)), name, space_of(aval))
@@ -205,6 +205,7 @@ _PASSED = (
     *("relayout", "random_clone"),
     *("stop_gradient", "copy", "copy_p", "multiple_of", "name", "stage", "xla_metadata_value"),
     *("pvary", "reduced_vary_cast", "vary_unreduced_cast", "preduced"),
+    *("layout_cast", "max_contiguous"),
 )
 
 
@@ -223,11 +224,15 @@ def _tie(eqn: Equation) -> Evaluate:
     return lambda before, value: value
 
 
-@rule("dce_sink", "add_dependency", "trace_value", "free_ref", "delay")
+@rule(
+    *("dce_sink", "add_dependency", "trace_value", "free_ref", "delay"),
+    *("print_layout", "debug_barrier", "debug_barrier_p"),
+)
 def _nothing(eqn: Equation) -> Evaluate:
-    """What keeps values from being optimized away, orders operations, frees memory, or takes time.
+    """Keep values from being optimized away, order operations, free memory, or take time.
 
-    ``trace_value`` is for a profiler.
+    ``trace_value`` is for a profiler. ``debug_barrier`` is ``bar.sync``, of the threads of one
+    program, which run as one here.
     """
     return lambda *_: ()
 
@@ -327,7 +332,7 @@ def _debug(eqn: Equation) -> Evaluate:
 
 
 def in_lanes(jaxpr: Any, shape: Sequence[int]) -> Program:
-    """A program that does for each element of arrays what a jaxpr does for scalars.
+    """Return a program that does for each element of arrays what a jaxpr does for scalars.
 
     Args:
       jaxpr: open or closed, with scalar inputs and outputs: the computation of a reduction, say.

@@ -67,7 +67,7 @@ def elementwise(eqn: Equation, function: Evaluate, small: Evaluate | None = None
 
 
 def direct(eqn: Equation, function: Evaluate) -> Evaluate | None:
-    """The function itself if ml_dtypes and numpy compute it in float32 and round once."""
+    """Return the function itself if ml_dtypes and numpy compute it in float32 and round once."""
     dtype = eqn.ins[0].dtype
     return function if is_float(dtype) and dtype.itemsize == 2 else None
 
@@ -111,7 +111,7 @@ def _div(eqn: Equation) -> Evaluate:
 
 
 def _divider(dtype: np.dtype[Any]) -> Evaluate:
-    """Integer division that truncates; by zero, all bits are set."""
+    """Return integer division that truncates; by zero, all bits are set."""
     ones = ~dtype.type(0)
 
     def of_words(x: Any, y: Any) -> Any:
@@ -174,12 +174,12 @@ def _clamp(eqn: Equation) -> Evaluate:
 
 
 def maximum_of(dtype: np.dtype[Any]) -> Evaluate:
-    """The larger elements of two arrays: NaN if one of them is; +0 is larger than -0."""
+    """Return the larger elements of two arrays: NaN if one of them is; +0 is larger than -0."""
     return _extreme_of(dtype, np.maximum, np.greater, lambda x, y: x + y)
 
 
 def minimum_of(dtype: np.dtype[Any]) -> Evaluate:
-    """The smaller elements of two arrays: NaN if one of them is; -0 is smaller than +0."""
+    """Return the smaller elements of two arrays: NaN if one of them is; -0 is smaller than +0."""
     return _extreme_of(dtype, np.minimum, np.less, lambda x, y: -(-x - y))
 
 

@@ -52,7 +52,7 @@ class GatherWindows:
         index_map: Sequence[int],
         batching: Sequence[tuple[int, int]],
     ) -> GatherWindows:
-        """The windows of an equation.
+        """Return the windows of an equation.
 
         Args:
           array: shape of the array.
@@ -84,7 +84,7 @@ class GatherWindows:
         )
 
     def starts(self, positions: Array) -> list[Array]:
-        """Where the windows begin, along each axis, before they are limited to the array."""
+        """Return where the windows begin, along each axis, before they are limited to the array."""
         if positions.dtype.kind != "i" or positions.itemsize < 4:  # which a place may exceed
             positions = positions.astype(np.int64)
         return [
@@ -93,7 +93,7 @@ class GatherWindows:
         ]
 
     def outside(self, starts: Sequence[Array]) -> Array | None:
-        """Which windows are not entirely inside, or None if all are."""
+        """Return which windows are not entirely inside, or None if all are."""
         outside: Array | None = None
         for start, limit, column in zip(starts, self.limits, self.columns, strict=True):
             if column is None or not start.size:
@@ -105,14 +105,14 @@ class GatherWindows:
         return outside
 
     def limited(self, starts: Sequence[Array]) -> list[Array]:
-        """Starts that are moved so that the whole window lies inside."""
+        """Return starts that are moved so that the whole window lies inside."""
         return [
             start if column is None else np.minimum(np.maximum(start, 0), limit)
             for start, limit, column in zip(starts, self.limits, self.columns, strict=True)
         ]
 
     def elements(self, starts: Sequence[Array]) -> tuple[Array, ...]:
-        """Index arrays of the windows' elements: axes of the positions, then of the windows."""
+        """Return index arrays of the windows' elements: axes of positions, then of windows."""
         if all(size == 1 for size in self.sizes):
             return tuple(starts)
         spread: list[Array] = []
@@ -163,7 +163,7 @@ def _gather(eqn: Equation) -> Evaluate:
 
 
 def _taker(eqn: Equation, windows: GatherWindows) -> Callable[[Any, Sequence[Array]], Array]:
-    """The function that takes windows, all inside of the array, into the shape of the result."""
+    """Return the function that gathers windows, which are inside, into the shape of the result."""
     numbers = eqn.params["dimension_numbers"]
     sizes = tuple(eqn.params["slice_sizes"])
     tail = key_axes(eqn)
@@ -213,7 +213,7 @@ def _taker(eqn: Equation, windows: GatherWindows) -> Callable[[Any, Sequence[Arr
 
 
 def _lines(starts: Sequence[Array], weights: Sequence[int]) -> Array:
-    """Positions along one axis that stands for several, which have these weights."""
+    """Return positions along one axis that stands for several, which have these weights."""
     pairs = zip(starts, weights, strict=True)
     return functools.reduce(np.add, [s if weight == 1 else s * weight for s, weight in pairs])
 
@@ -286,7 +286,7 @@ def _scatter(eqn: Equation) -> Evaluate:
 
 
 def _one_by_one(eqn: Equation, operation: Callable[[Any, Any], Any]) -> Evaluate:
-    """Do something with one window after the other."""
+    """Return the function that changes one window after the other by an operation."""
     windows, prepared = _windows(eqn), _prepared(eqn)
     base = [slice(0, size) for size in _window_shape(eqn)]
 
@@ -305,7 +305,7 @@ def _one_by_one(eqn: Equation, operation: Callable[[Any, Any], Any]) -> Evaluate
 
 
 def _window_shape(eqn: Equation) -> tuple[int, ...]:
-    """Sizes of the windows, one for each axis of the array."""
+    """Return sizes of the windows, one for each axis of the array."""
     numbers = eqn.params["dimension_numbers"]
     single = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
     sizes = iter(eqn.ins[2].shape[dim] for dim in numbers.update_window_dims)
@@ -327,7 +327,7 @@ def _windows(eqn: Equation) -> GatherWindows:
 
 
 def _prepared(eqn: Equation) -> Callable[[Any, Any, Any], tuple[Array, list[Array], Array]]:
-    """A copy of the array, where each window begins on each indexed axis, and the updates of each.
+    """Return the function that gives a copy of the array, the starts of windows, and their updates.
 
     The windows that are left out are gone. Updates have one axis for the windows, and then those of
     the array.

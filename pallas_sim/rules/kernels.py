@@ -85,7 +85,7 @@ def _pallas_call(eqn: Equation) -> Evaluate:
 
 
 def _excesses(kernel: PreparedKernel, machine: Machine) -> Iterable[Finding]:
-    """What of a kernel does not fit into the memory of a chip."""
+    """Return the findings of what does not fit into the memory of a chip."""
     if machine.platform != "gpu":
         return capacity_findings(kernel, machine.target)
     from pallas_sim.gpu.triton import shared_memory_findings
@@ -250,7 +250,7 @@ _Owned = Mapping[tuple[tuple[str, int], ...], Ref]
 
 
 def _allocate(thread: Thread, scratch: _Scratch) -> tuple[_Scratch, _Owned]:
-    """The memory of every core that has it, by core."""
+    """Return the memory of every core that has it, by core."""
     owned: dict[tuple[tuple[str, int], ...], Ref] = {}
     for point in scratch.mesh.points:
         core = tuple((axis, index) for axis, index in point.items() if axis in scratch.axes)
@@ -263,7 +263,7 @@ def _allocate(thread: Thread, scratch: _Scratch) -> tuple[_Scratch, _Owned]:
 
 
 def _seen(core: Thread, scratch: _Scratch, owned: _Owned) -> Ref:
-    """What a core sees as scratch: its own memory, or how to name that of other cores."""
+    """Return what a core sees as scratch: its own memory, or how to name that of other cores."""
     mine = tuple((axis, core.axes[axis]) for axis in scratch.axes if axis in core.cores)
     if len(mine) == len(scratch.axes):
         return owned[mine]

@@ -15,7 +15,7 @@ from pallas_sim.registry import Equation, Evaluate, rule
 
 @rule("fft")
 def _fft(eqn: Equation) -> Evaluate:
-    """Over the last axes; scipy's keep float32, as numpy's have done only since version 2."""
+    """Transform the last axes by scipy, which keeps float32; numpy does so since version 2."""
     import scipy.fft
 
     lengths, dtype = tuple(eqn.params["fft_lengths"]), eqn.out.dtype
@@ -51,7 +51,7 @@ def _lapack(eqn: Equation, name: str, results: Routine, **options: Any) -> Evalu
 
 
 def _routine(eqn: Equation, name: str) -> Any:
-    """The routine of LAPACK for the dtype that an equation is computed in."""
+    """Return the routine of LAPACK for the dtype that an equation is computed in."""
     import scipy.linalg
 
     return scipy.linalg.get_lapack_funcs(name, dtype=compute_dtype(eqn.ins[0].dtype))
@@ -132,7 +132,7 @@ def _geqrf(eqn: Equation) -> Evaluate:
 
 @rule("geqp3", threaded=True)
 def _geqp3(eqn: Equation) -> Evaluate:
-    """With pivots that are given, JAX evaluates it: scipy takes none."""
+    """Let JAX evaluate it where pivots are given, because scipy takes none."""
     geqp3 = _routine(eqn, "geqp3")
 
     def routine(a: Array, _: Array) -> Any:
@@ -176,7 +176,7 @@ def _eig(eqn: Equation) -> Evaluate:
 
 
 def _unpacked(vectors: Array, imaginary: Array) -> Array:
-    """Complex eigenvectors: a pair of conjugate ones is a column of real and one of imaginary."""
+    """Return complex eigenvectors. A conjugate pair comes as a real and an imaginary column."""
     result = vectors.astype(np.result_type(vectors.dtype, np.complex64))
     for column in np.flatnonzero(imaginary > 0):
         result[:, column] = vectors[:, column] + 1j * vectors[:, column + 1]

@@ -55,7 +55,7 @@ def _axis_index(eqn: Equation) -> Evaluate:
 def exchange(
     eqn: Equation, thread: Thread, names: tuple[str, ...], groups: Any, value: Any
 ) -> tuple[list[Any], int]:
-    """The values of all devices of the thread's group, in order, and its own position.
+    """Return the values of all devices of the thread's group, in order, and its own position.
 
     Args:
       eqn: the collective.
@@ -77,7 +77,7 @@ def exchange(
 
 
 def _reduced(function: Any, values: Sequence[Array]) -> Array:
-    """All values as one, in the order of the devices, rounded to their dtype once."""
+    """Return all values as one, in the order of the devices, rounded to their dtype once."""
     dtype = values[0].dtype
     wide = _wide(dtype)
     widened = (convert(value, wide) for value in values)
@@ -86,12 +86,12 @@ def _reduced(function: Any, values: Sequence[Array]) -> Array:
 
 
 def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype in which values are added."""
+    """Return the dtype in which values are added."""
     return np.dtype(np.float32) if dtype.itemsize < 4 and dtype.kind in "fV" else dtype
 
 
 def _along(function: Any, value: Array, axes: tuple[int, ...]) -> Array:
-    """An array with some of its own axes reduced, rounded to its dtype once."""
+    """Return an array with some of its own axes reduced, rounded to its dtype once."""
     if not axes:
         return value
     value = np.asarray(value)
@@ -231,7 +231,7 @@ def _shard_map(eqn: Equation) -> Evaluate:
     shapes = [tuple(aval.shape) for aval in eqn.ins]
 
     def part(thread: Thread, args: Sequence[Any]) -> list[Any]:
-        """What the function gives on one device, for its parts of the arrays."""
+        """Return what the function gives on one device, for its parts of the arrays."""
         parts = [
             array[part_of(spec, shape, thread.axes, sizes)]
             for array, spec, shape in zip(args, in_specs, shapes, strict=True)
@@ -239,7 +239,7 @@ def _shard_map(eqn: Equation) -> Evaluate:
         return run(program, thread, parts)
 
     def join(parts: Iterable[tuple[Mapping[str, int], Sequence[Any]]]) -> list[Any]:
-        """The whole results, of those of the devices at some places."""
+        """Return the whole results, of those of the devices at some places."""
         results = [np.empty(aval.shape, aval.dtype) for aval in eqn.outs]
         for indices, values in parts:
             for whole, spec, value in zip(results, out_specs, values, strict=True):
@@ -247,7 +247,7 @@ def _shard_map(eqn: Equation) -> Evaluate:
         return results
 
     def inside(thread: Thread, args: Sequence[Any]) -> list[Any]:
-        """On one device of a mesh, of which the function around divides only some axes.
+        """Evaluate on one device of a mesh, of which the function around divides only some axes.
 
         Each device evaluates that function, also where they all have the same arrays.
         """
@@ -278,7 +278,7 @@ def _shard_map(eqn: Equation) -> Evaluate:
 def part_of(
     spec: Any, shape: Sequence[int], indices: Mapping[str, int], sizes: Mapping[str, int]
 ) -> Part:
-    """The part of an array that a device of a mesh has.
+    """Return the part of an array that a device of a mesh has.
 
     Args:
       spec: a ``PartitionSpec``: for each axis of the array the mesh axes that it is split over.

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.accesses import beyond_edge, bounds_error
+from pallas_sim.accesses import bounds_error, inside_edges
 from pallas_sim.chips import GPUS
 from pallas_sim.compat.compilers import CopyKey, key_of
 from pallas_sim.dtypes import Array
@@ -35,7 +35,7 @@ from pallas_sim.gpu.windows import (
     without_unit_axes,
 )
 from pallas_sim.machine import default_fill
-from pallas_sim.memory import Outside, Ref
+from pallas_sim.memory import Ref
 from pallas_sim.recording import Asynchronous, Fenced, Side
 from pallas_sim.registry import Equation, Evaluate
 from pallas_sim.rules.mosaic_threads import (
@@ -45,14 +45,14 @@ from pallas_sim.rules.mosaic_threads import (
     holds,
     named_barrier,
     part_of,
-    reducer,
 )
+from pallas_sim.rules.references import reducer
 from pallas_sim.transforms import RefPart
 from pallas_sim.windows import read
 
 
 def arrives_without_copying() -> bool:
-    """Whether a load whose predicate does not hold still arrives at its barrier.
+    """Return whether a load whose predicate does not hold still arrives at its barrier.
 
     So it is in JAX 0.11.2; in 0.12.0.1 it does nothing.
     """
@@ -103,7 +103,7 @@ class _GlobalLoad:
     line: str
 
     def filling(self, target: Array) -> Any:
-        """What is written for elements beyond the array."""
+        """Return what is written for elements beyond the array."""
         return default_fill(target.dtype) if self.fill == "undefined" else 0
 
 
@@ -185,13 +185,11 @@ def _windows(
     *,
     promised: bool = False,
 ) -> list[EngineWindow]:
-    """The windows of global memory that a reference names, on all devices that it names."""
+    """Return the windows of global memory that a reference names, on all devices that it names."""
     windows: list[EngineWindow] = []
     for ref, home in memories_of(thread, operands[part.position], part.places, operands, line):
-        try:
+        with inside_edges(thread, ref, how, line):
             window = window_of(ref, part.window, operands, promised=promised)
-        except Outside as outside:
-            raise beyond_edge(thread, ref, how, outside, line) from None
         windows.append(replace(window, name=ref.name, home=home))
     return windows
 
@@ -204,7 +202,7 @@ def _as_tma_sees(
     *,
     writes: bool = False,
 ) -> EngineWindow:
-    """The window that TMA accesses; report an axis whose index JAX drops.
+    """Return the window that TMA accesses; report an axis whose index JAX drops.
 
     Args:
       thread: that starts the copy.
@@ -302,7 +300,7 @@ def _load_together(
     name: str,
     operands: Sequence[Any],
 ) -> None:
-    """A load that blocks of a cluster do together."""
+    """Begin a load that blocks of a cluster do together."""
     assert load.barrier is not None
     line = load.line
     blocks = thread.block.cluster.along(thread.block, load.axes)
@@ -405,7 +403,7 @@ def _commit_smem(_: Equation) -> Evaluate:
 
 @gpu_rule("async_prefetch")
 def _prefetch(eqn: Equation) -> Evaluate:
-    """It changes no memory, and no order: only what is beyond an edge is reported."""
+    """Report what is beyond an edge; a prefetch changes neither memory nor order."""
     leaves, line = OperandLeaves(eqn, 1), eqn.line
     part, predicate = leaves.part(0, "ref_transforms_treedef"), leaves.predicate()
 

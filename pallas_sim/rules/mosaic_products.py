@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.accesses import beyond_edge, record_access
+from pallas_sim.accesses import inside_edges, record_access
 from pallas_sim.chips import GPUS, accumulation_of
 from pallas_sim.compat.places import transforms_of
 from pallas_sim.dtypes import Array
@@ -45,7 +45,7 @@ from pallas_sim.gpu.tensor_cores import (
 from pallas_sim.gpu.tensor_memory import TensorMemory, TensorMemoryPart
 from pallas_sim.gpu.threads import EngineOperation, GpuThread, Step, ThreadBlock
 from pallas_sim.machine import Thread
-from pallas_sim.memory import Outside, Ref
+from pallas_sim.memory import Ref
 from pallas_sim.recording import Asynchronous, Side
 from pallas_sim.registry import Equation, Evaluate, rule
 from pallas_sim.rules.mosaic_threads import (
@@ -268,7 +268,7 @@ def _product_of(
 
 
 def _of_columns(scales: Array, columns: int, *, paired: bool) -> Array:
-    """The scales of the columns of a product; those of a pair lie in two halves of 128 rows."""
+    """Return the scales of the columns of a product; a pair's lie in two halves of 128 rows."""
     if not paired:
         return np.array(scales[:columns])
     half = columns // 2
@@ -311,7 +311,7 @@ def _multiplied(
     scales: list[Array],
     before: Array | None,
 ) -> Array:
-    """The product of values that were read, added to what was there before."""
+    """Return the product of values that were read, added to what was there before."""
     dtypes, depth, sparse = (lhs.dtype, rhs.dtype), lhs.shape[1], block.metadata is not None
     if scales:
         block_scales = scales[0]
@@ -326,7 +326,7 @@ def _multiplied(
 
 
 def _expanded(thread: GpuThread, lhs: Array, metadata: Array, line: str) -> Array:
-    """A sparse operand with its zeros. What its metadata say must be defined."""
+    """Return a sparse operand with its zeros. What its metadata say must be defined."""
     places = from_tensor_memory(metadata.astype(np.uint8), lhs.dtype)
     wrong = np.argwhere(disordered(places))
     if len(wrong):
@@ -414,7 +414,7 @@ def _copy_metadata(eqn: Equation) -> Evaluate:
 def _copying(
     eqn: Equation, what: str, arranging: Callable[[TensorMemory, RefPart], Callable[[Array], Array]]
 ) -> Evaluate:
-    """A copy by ``tcgen05.cp``; the first block of a pair starts it for both.
+    """Return a copy by ``tcgen05.cp``; the first block of a pair starts it for both.
 
     Args:
       eqn: the equation.
@@ -446,7 +446,7 @@ def _copying(
 
 
 def pair_of(thread: GpuThread, axis: Any) -> list[ThreadBlock]:
-    """The blocks that an operation of a thread is for.
+    """Return the blocks that an operation of a thread is for.
 
     Args:
       thread: whose operation it is.
@@ -472,7 +472,7 @@ def pair_of(thread: GpuThread, axis: Any) -> list[ThreadBlock]:
 def in_tensor_memory(
     thread: GpuThread, block: ThreadBlock, part: RefPart, operands: Any, access: str, line: str
 ) -> tuple[TensorMemory, TensorMemoryPart]:
-    """The tensor memory of a block that an operand names, and what of it.
+    """Return the tensor memory of a block that an operand names, and what of it.
 
     Args:
       thread: who accesses it.
@@ -489,10 +489,8 @@ def in_tensor_memory(
     ref = thread.of_block(operands[part.position], block)
     if not isinstance(ref, TensorMemory):
         raise SimulationError(f"{ref.name or 'a reference'} is in {ref.space}, not tensor memory")
-    try:
+    with inside_edges(thread, ref, access, line):
         return ref, ref.part(part.transforms, operands)
-    except Outside as outside:
-        raise beyond_edge(thread, ref, access, outside, line) from None
 
 
 def write(thread: GpuThread, part: TensorMemoryPart, values: Array) -> None:

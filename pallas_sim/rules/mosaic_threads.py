@@ -38,6 +38,7 @@ from pallas_sim.machine import Thread
 from pallas_sim.memory import Ref, Region
 from pallas_sim.recording import Acquired, Asynchronous, Semaphore, Side
 from pallas_sim.registry import Equation, Evaluate, rule
+from pallas_sim.rules.references import reducer
 from pallas_sim.transforms import AtBlock, Operand, RefPart
 from pallas_sim.windows import read, region_of, write
 
@@ -84,12 +85,12 @@ class OperandLeaves:
         self.params, self.count, self.next = eqn.params, len(eqn.ins), first
 
     def one(self, *, there: bool = True) -> Any:
-        """The position of the next operand; None if it is not there."""
+        """Return the position of the next operand; None if it is not there."""
         self.next += there
         return self.next - 1 if there else None
 
     def part(self, position: int, tree: str) -> RefPart:
-        """A reference with transforms, whose leaves come next.
+        """Return a reference with transforms, whose leaves come next.
 
         Args:
           position: of the reference.
@@ -102,7 +103,7 @@ class OperandLeaves:
         return RefPart(position, transforms_in(treedef.unflatten(leaves)))
 
     def predicate(self) -> int | None:
-        """The position of whether the equation does anything; None if it always does."""
+        """Return the position of whether the equation does anything; None if it always does."""
         return self.one(there=self.params.get("has_user_predicate", False))
 
     def end(self) -> None:
@@ -115,20 +116,15 @@ class OperandLeaves:
             raise ValueError(f"an equation has {self.count} operands instead of {self.next}")
 
 
-def arguments_in(eqn: Equation) -> Any:
-    """What the parameter ``args_tree`` makes of all operands."""
-    return eqn.params["args_tree"].unflatten(list(map(Operand, range(len(eqn.ins)))))
-
-
 def holds(predicate: int | None, operands: Sequence[Any]) -> bool:
-    """Whether an equation does anything: whether the operand that is its predicate is true."""
+    """Return whether an equation does anything: whether its predicate, an operand, is true."""
     return predicate is None or bool(operands[predicate])
 
 
 def part_of(
     thread: GpuThread, named: RefPart, operands: Sequence[Any], how: str, line: str
 ) -> tuple[Ref, Any]:
-    """The reference that an equation names, on whichever block or device, and its part.
+    """Return the reference that an equation names, on whichever block or device, and its part.
 
     Args:
       thread: who names it.
@@ -149,7 +145,7 @@ def part_of(
 def located(
     thread: GpuThread, ref: Ref, named: RefPart, operands: Sequence[Any], how: str, line: str
 ) -> Any:
-    """As ``part_of``, of a reference that is known: the part alone."""
+    """Return the part of a known reference that an equation names; see ``part_of``."""
     window = named.window
     part = read_window(thread, ref, window, operands, how, line)
     if ref.data.dtype != object and not np.ndim(part):  # numpy gives a copy of one element
@@ -160,7 +156,7 @@ def located(
 def in_shared_memory(
     thread: GpuThread, block: ThreadBlock, part: RefPart, operands: Any, line: str
 ) -> tuple[Array, Region, str]:
-    """The shared memory of a block that an operand names: elements, region, name.
+    """Return the shared memory of a block that an operand names: elements, region, name.
 
     Raises:
       BoundsError: it is beyond the edge.
@@ -171,7 +167,7 @@ def in_shared_memory(
 
 
 def named_barrier(thread: GpuThread, part: RefPart, operands: Sequence[Any], line: str) -> Barrier:
-    """The barrier that an equation names.
+    """Return the barrier that an equation names.
 
     Raises:
       BoundsError: there is none of that index.
@@ -182,36 +178,13 @@ def named_barrier(thread: GpuThread, part: RefPart, operands: Sequence[Any], lin
 def barriers_in(
     thread: GpuThread, blocks: Sequence[ThreadBlock], part: RefPart, operands: Sequence[Any]
 ) -> list[Barrier]:
-    """The barriers of blocks of the cluster that correspond to the thread's own."""
+    """Return the barriers of blocks of the cluster that correspond to the thread's own."""
     refs = (thread.of_block(operands[part.position], block) for block in blocks)
     return [barrier_at(read(ref.data, part.transforms, operands)) for ref in refs]
 
 
-def reducer(name: str, dtype: Any) -> Callable[[Array, Array], Array]:
-    """The function of the old elements and the new ones, rounded once to their dtype.
-
-    Args:
-      name: of an atomic operation or a reducing copy: ``"add"``, ``"min"``, ``"max"``, ``"and"``,
-        ``"or"`` or ``"xor"``; what it may be prefixed with (``"smin"``, ``"umax"``) says how bits
-        are read, which the dtype says here.
-      dtype: of the elements.
-
-    Raises:
-      SimulationError: there is no such operation.
-    """
-    dtype = np.dtype(dtype)
-    function = _FUNCTIONS.get(name) or _FUNCTIONS.get(name[1:])
-    if function is None:
-        raise SimulationError(f"the simulator does not know the atomic operation {name!r}")
-    if dtype.kind in "iu" and dtype.itemsize >= 4:
-        return function
-    wide = np.dtype(np.int32) if dtype.kind in "iu" else np.dtype(np.float32)
-    wide = dtype if dtype.itemsize >= 4 else wide
-    return lambda old, new: convert(function(convert(old, wide), convert(new, wide)), dtype)
-
-
 def _register_reducer(name: str, dtype: Any) -> Callable[[Array, Array], Array]:
-    """The reducer of an atomic operation whose new elements come from registers.
+    """Return the reducer of an atomic operation whose new elements come from registers.
 
     The lowering of JAX 0.11.2 to 0.12.0.1 forgets the sign of integers: ``min`` and ``max`` of
     int32 compare the bits as unsigned, which an H200 did, too (``_vector_store_op_lowering_rule``
@@ -225,21 +198,11 @@ def _register_reducer(name: str, dtype: Any) -> Callable[[Array, Array], Array]:
     ).view(np.int32)
 
 
-_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
-    "add": np.add,
-    "min": np.minimum,
-    "max": np.maximum,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-}
-
-
 # Barriers in shared memory, and semaphores of blocks and devices.
 
 
 def _on_barrier(act: Callable[[GpuThread, Barrier, str], Any]) -> Callable[[Equation], Evaluate]:
-    """A rule for what threads do with one barrier."""
+    """Return a rule for what threads do with one barrier."""
 
     def bind(eqn: Equation) -> Evaluate:
         leaves, line = OperandLeaves(eqn, 1), eqn.line
@@ -283,7 +246,7 @@ def _signal_parallel(eqn: Equation) -> Evaluate:
 
 @gpu_rule("semaphore_signal_multicast")
 def _signal_multicast(eqn: Equation) -> Evaluate:
-    ref, transforms, amount = arguments_in(eqn)
+    ref, transforms, amount = eqn.operands_in("args_tree")
     part, line = RefPart(ref.position, transforms_in(transforms)), eqn.line
     axes = axes_of(eqn.params.get("collective_axes"))
 
@@ -346,7 +309,7 @@ def _to_semaphores(eqn: Equation) -> Evaluate:
 
 @gpu_rule("mgpu_atomic_store")
 def _atomic(eqn: Equation) -> Evaluate:
-    target, transforms, value = arguments_in(eqn)
+    target, transforms, value = eqn.operands_in("args_tree")
     named, line = RefPart(target.position, transforms_in(transforms or ())), eqn.line
     reduce = _register_reducer(str(eqn.params["atomic_type"].value), eqn.ins[value.position].dtype)
     window = named.window
@@ -525,7 +488,7 @@ def _require_size(answer: Array) -> None:
 
 
 def answer_of(cluster: BlockCluster | None) -> Array:
-    """The bytes of an answer: which cluster was taken over, or that none is left."""
+    """Return the bytes of an answer: which cluster was taken over, or that none is left."""
     fields = np.zeros(_ANSWER // 4, np.int32)
     fields[0] = _NONE_LEFT
     if cluster is not None:
@@ -535,7 +498,7 @@ def answer_of(cluster: BlockCluster | None) -> Array:
 
 
 def point_in(answer: Array, sizes: Sequence[int]) -> tuple[int, ...] | None:
-    """The place in the grid of the cluster that was taken over.
+    """Return the place in the grid of the cluster that was taken over.
 
     Args:
       answer: 16 bytes; uninitialized memory counts as a request that failed.
@@ -564,7 +527,7 @@ def _wait_for_kernels(eqn: Equation) -> Evaluate:
 
 @gpu_rule("griddepcontrol_launch_dependents")
 def _launch_dependents(_: Equation) -> Evaluate:
-    """It lets the next kernel begin, and makes nothing visible to it."""
+    """Let the next kernel begin, and make nothing visible to it."""
 
     def evaluate(thread: GpuThread) -> Any:
         thread.block.signalled = True
@@ -576,13 +539,3 @@ def _launch_dependents(_: Equation) -> Evaluate:
 def _set_max_registers(eqn: Equation) -> Evaluate:
     count, more, line = eqn.params["n"], eqn.params["action"] == "increase", eqn.line
     return lambda thread: set_registers(thread, count, line, more=more)
-
-
-@rule("layout_cast")
-def _layout_cast(_: Equation) -> Evaluate:
-    return lambda value: value
-
-
-@rule("print_layout")
-def _print_layout(_: Equation) -> Evaluate:
-    return lambda *_: ()

@@ -64,7 +64,7 @@ def _extremum(eqn: Equation) -> Evaluate:
 
 
 def extremum(value: Array, axes: tuple[int, ...], *, largest: bool) -> Any:
-    """The maximum along axes, or the minimum; NaN if there is one, and -0.0 is less than 0.0."""
+    """Return the extremum along axes; NaN if there is one. -0.0 is less than 0.0."""
     reduce: Any = np.maximum.reduce if largest else np.minimum.reduce
     result = reduce(value, axes)
     if value.dtype.kind != "f" or result.all():
@@ -80,7 +80,7 @@ def extremum(value: Array, axes: tuple[int, ...], *, largest: bool) -> Any:
 
 
 def identity_of_extremum(dtype: np.dtype[Any], *, largest: bool) -> Any:
-    """The maximum of no elements, or their minimum."""
+    """Return the maximum of no elements, or their minimum."""
     if dtype.kind == "b":
         return dtype.type(not largest)
     if is_complex(dtype):
@@ -152,7 +152,7 @@ def _cumulative(eqn: Equation) -> Evaluate:
 
 
 def _signs(operation: Any, dtype: np.dtype[Any], axis: int) -> Any:
-    """The function that gives the zero that an extremum is where it is zero; None for others."""
+    """Return the function that gives the zeros of an extremum; None for other operations."""
     joined: Any = {np.maximum: np.logical_and, np.minimum: np.logical_or}.get(operation)
     if joined is None:
         return None
@@ -166,7 +166,7 @@ def _signs(operation: Any, dtype: np.dtype[Any], axis: int) -> Any:
 def _slider(
     eqn: Equation, shape: tuple[int, ...], out: tuple[int, ...], dtype: np.dtype[Any]
 ) -> Callable[[Any, Any], Array]:
-    """The function that pads an array and gives its windows, as a view.
+    """Return the function that pads an array and gives its windows, as a view.
 
     The view has the axes of the result and then those of a window.
     """
@@ -190,7 +190,7 @@ def _slider(
 
 
 def _padding(eqn: Equation) -> list[tuple[int, int, int]]:
-    """What is added to each axis: before, after, and between its elements."""
+    """Return what is added to each axis: before, after, and between its elements."""
     apart = eqn.params.get("base_dilation") or (1,) * len(eqn.params["padding"])
     return [(low, high, n - 1) for (low, high), n in zip(eqn.params["padding"], apart, strict=True)]
 
@@ -219,7 +219,7 @@ def _simple(
 
 
 def _places(eqn: Equation, out: tuple[int, ...]) -> list[tuple[tuple[int, ...], Array | None]]:
-    """The places in a window, and in which windows there is an element; None for all of them.
+    """Return the places in a window, with the windows that have an element there, or None for all.
 
     Where an array is padded, XLA does not reduce anything.
     """
@@ -319,7 +319,7 @@ def _select_and_scatter_add(eqn: Equation) -> Evaluate:
 
 
 def _selection(eqn: Equation, dtype: np.dtype[Any]) -> tuple[Any, Any]:
-    """Whether the element that is selected stays, and what every other one is better than."""
+    """Return whether the selected element stays, and what every other element is better than."""
     largest = eqn.params["select_prim"].name == "ge"
     return (np.greater_equal if largest else np.less_equal), identity_of_extremum(
         dtype, largest=largest

@@ -10,21 +10,23 @@ import numpy as np
 
 from pallas_sim.accesses import (
     beyond_edge,
-    read_window,
+    inside_edges,
+    load_window,
     record_access,
     record_window,
     report_input_write,
 )
 from pallas_sim.compat.places import transforms_in, transforms_of
-from pallas_sim.dtypes import convert
+from pallas_sim.dtypes import Array, convert
 from pallas_sim.errors import SimulationError
 from pallas_sim.machine import Thread
 from pallas_sim.memory import Elements, KeyArray, Outside, Ref, is_key_dtype
 from pallas_sim.registry import Equation, Evaluate, rule
-from pallas_sim.transforms import Operand, Transform, split_elsewhere
+from pallas_sim.transforms import Transform, split_elsewhere
 from pallas_sim.windows import masked, read, write
 
 
+@rule("load", threaded=True, home="primitives")  # ``plgpu.load``
 @rule("get", threaded=True)
 def _get(eqn: Equation) -> Evaluate:
     window, places = split_elsewhere(transforms_of(eqn.params["tree"], 1, len(eqn.ins) - 1))
@@ -42,10 +44,7 @@ def _get(eqn: Equation) -> Evaluate:
         if whole and not thread.recorded:
             return _loaded(ref.data)
         all_operands = (ref, *operands)
-        part = read_window(thread, ref, window, all_operands, "load from", eqn.line)
-        if thread.recorded:
-            record_window(thread, ref, part, window, all_operands, "read", eqn.line)
-        return _loaded(part)
+        return _loaded(load_window(thread, ref, window, all_operands, eqn.line))
 
     if is_key_dtype(dtype):
         return lambda thread, *operands: KeyArray(load(thread, *operands), dtype)
@@ -53,14 +52,8 @@ def _get(eqn: Equation) -> Evaluate:
 
 
 def _loaded(part: Any) -> Any:
-    """A copy of a part of memory: a scalar of numpy where it has no axes, which computes faster."""
+    """Return a copy of a part of memory; without axes a scalar of numpy, which computes faster."""
     return np.array(part) if part.ndim else part[()]
-
-
-@rule("load", threaded=True, home="primitives")
-def _load(eqn: Equation) -> Evaluate:
-    """``plgpu.load``: as ``get``."""
-    return _get(eqn)
 
 
 @rule("store", threaded=True, home="primitives")
@@ -113,10 +106,9 @@ def _addupdate(eqn: Equation) -> Evaluate:
             from pallas_sim.gpu.portable_accesses import BlockAccess
 
             # ``_addupdate_lowering_rule`` makes an atomic of it.
-            access = BlockAccess(
-                thread, ref, window, all_operands, eqn.line, tuple(eqn.ins[1].shape)
-            )
-            access.update(sums_of(ref.dtype), value, used=False)
+            shape = tuple(eqn.ins[1].shape)
+            access = BlockAccess(thread, ref, window, all_operands, eqn.line, shape)
+            access.update(reducer("add", ref.dtype), value, used=False)
         else:
             _change(thread, ref, window, all_operands, eqn.line, adding(ref.dtype, value))
         return ()
@@ -165,18 +157,43 @@ def _require_plain(ref: Ref) -> None:
         )
 
 
+#: What atomic operations and reducing copies do to elements, by name.
+ATOMICS: dict[str, Callable[[Any, Any], Any]] = {
+    "add": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+
+
 def adding(dtype: Any, value: Any) -> Callable[[Any], Any]:
-    """Adds as ``lax.add`` does: narrow floats in float32, rounded once."""
-    add = sums_of(dtype)
+    """Return the function that adds as ``lax.add`` does: narrow floats in float32, rounded once."""
+    add = reducer("add", dtype)
     return lambda old: add(old, value)
 
 
-def sums_of(dtype: Any) -> Callable[[Any, Any], Any]:
-    """As ``adding``, of both operands."""
-    if dtype.kind in "fiuc" and dtype.itemsize >= 4:
-        return lambda old, value: old + value
+def reducer(name: str, dtype: Any) -> Callable[[Array, Array], Array]:
+    """Return the function of the old elements and the new ones, rounded once to their dtype.
+
+    Args:
+      name: of an atomic operation or a reducing copy: ``"add"``, ``"min"``, ``"max"``, ``"and"``,
+        ``"or"`` or ``"xor"``; what it may be prefixed with (``"smin"``, ``"umax"``) says how bits
+        are read, which the dtype says here.
+      dtype: of the elements.
+
+    Raises:
+      SimulationError: there is no such operation.
+    """
+    dtype = np.dtype(dtype)
+    function = ATOMICS.get(name) or ATOMICS.get(name[1:])
+    if function is None:
+        raise SimulationError(f"the simulator does not know the atomic operation {name!r}")
+    if dtype.itemsize >= 4:
+        return function
     wide = np.dtype(np.int32 if dtype.kind in "iu" else np.float32)
-    return lambda old, value: convert(np.add(convert(old, wide), convert(value, wide)), dtype)
+    return lambda old, new: convert(function(convert(old, wide), convert(new, wide)), dtype)
 
 
 @rule("masked_load", threaded=True)
@@ -195,14 +212,9 @@ def _masked_load(eqn: Equation) -> Evaluate:
             access = BlockAccess(thread, ref, window, operands, eqn.line, shape, mask)
             return access.load(other, volatile=volatile)
         if mask is None:
-            part = read_window(thread, ref, window, operands, "load from", eqn.line)
-            if thread.recorded:
-                record_window(thread, ref, part, window, operands, "read", eqn.line)
-            return np.array(part)
-        try:
+            return np.array(load_window(thread, ref, window, operands, eqn.line))
+        with inside_edges(thread, ref, "load from", eqn.line):
             before, key = masked(ref.data, window, operands, shape, mask)
-        except Outside as outside:
-            raise beyond_edge(thread, ref, "load from", outside, eqn.line) from None
         if thread.recorded:
             touched = _chosen(before, key, np.broadcast_to(mask, shape))
             record_access(thread, touched, "read", ref.name, eqn.line)
@@ -234,10 +246,8 @@ def _masked_swap(eqn: Equation) -> Evaluate:
             return old
         if mask is None:
             return _change(thread, ref, window, operands, eqn.line, lambda _: value, used=used)
-        try:
+        with inside_edges(thread, ref, "store to", eqn.line):
             before, key = masked(ref.data, window, operands, shape, mask)
-        except Outside as outside:
-            raise beyond_edge(thread, ref, "store to", outside, eqn.line) from None
         nothing = thread.machine.uninitialized((), dtype, "padding")
         old = np.where(mask, before[key], nothing) if used else None
         chosen = np.broadcast_to(mask, shape)
@@ -251,9 +261,8 @@ def _masked_swap(eqn: Equation) -> Evaluate:
 
 
 def _parts(eqn: Equation) -> tuple[int, tuple[Transform, ...], int | None, int | None]:
-    """Where the parts of a masked access are: reference, window, mask, and other or value."""
-    operands = [Operand(number) for number in range(len(eqn.ins))]
-    ref, transforms, mask, other = eqn.params["args_tree"].unflatten(operands)
+    """Return the parts of a masked access: reference, window, mask, and other or value."""
+    ref, transforms, mask, other = eqn.operands_in("args_tree")
     if eqn.name == "masked_swap":
         mask, other = other, mask
     return ref.position, transforms_in(transforms), _at(mask), _at(other)

@@ -21,22 +21,17 @@ from pallas_sim.registry import Equation, Evaluate, rule
 from pallas_sim.rules.bits import ordered_bits
 
 
-@rule("broadcast_in_dim")
-def _broadcast_in_dim(eqn: Equation) -> Evaluate:
+@rule("broadcast_in_dim", "broadcast_to")
+def _broadcast(eqn: Equation) -> Evaluate:
     # Operands after the first are sizes that are no constants: none is supported by Pallas.
-    dims = tuple(eqn.params["broadcast_dimensions"])
-    return _once(eqn, on_words(eqn, _broadcaster(eqn, dims)))
-
-
-@rule("broadcast_to")
-def _broadcast_to(eqn: Equation) -> Evaluate:
-    added = len(eqn.out.shape) - len(eqn.ins[0].shape)
-    dims = tuple(range(added, len(eqn.out.shape)))
+    rank = len(eqn.out.shape)
+    last = range(rank - len(eqn.ins[0].shape), rank)
+    dims = tuple(eqn.params.get("broadcast_dimensions", last))
     return _once(eqn, on_words(eqn, _broadcaster(eqn, dims)))
 
 
 def _broadcaster(eqn: Equation, dims: tuple[int, ...]) -> Callable[[Any], Array]:
-    """The function that broadcasts an array so that its axes become ``dims`` of the result."""
+    """Return the function that broadcasts an array whose axes become ``dims`` of the result."""
     tail = key_axes(eqn)
     source, shape = tuple(eqn.ins[0].shape) + tail, tuple(eqn.out.shape) + tail
     dims += tuple(range(len(eqn.out.shape), len(shape)))
@@ -81,20 +76,14 @@ def _once(eqn: Equation, evaluate: Evaluate) -> Evaluate:
     return known_result
 
 
-@rule("reshape")
+@rule("reshape", "squeeze")
 def _reshape(eqn: Equation) -> Evaluate:
     tail = key_axes(eqn)
     shape, order = tuple(eqn.out.shape) + tail, eqn.params.get("dimensions")
-    if order is None:
+    if order is None or eqn.name == "squeeze":
         return on_words(eqn, lambda value, *_: value.reshape(shape))
     order = (*order, *range(len(order), len(order) + len(tail)))
     return on_words(eqn, lambda value, *_: value.transpose(order).reshape(shape))
-
-
-@rule("squeeze")
-def _squeeze(eqn: Equation) -> Evaluate:
-    shape = tuple(eqn.out.shape) + key_axes(eqn)
-    return on_words(eqn, lambda value: value.reshape(shape))
 
 
 @rule("transpose")
@@ -210,7 +199,7 @@ def _dynamic_update_slice(eqn: Equation) -> Evaluate:
 
 
 def _window(shape: tuple[int, ...], sizes: tuple[int, ...], starts: tuple[Any, ...]) -> Index:
-    """The window of these sizes that starts there, or as near as it fits into the shape."""
+    """Return the window of these sizes that starts there, or as near as it fits into the shape."""
     index: list[slice] = []
     for full, size, start in zip(shape, sizes, starts, strict=False):
         # Each start is limited, so that the whole window lies inside.
@@ -265,7 +254,7 @@ def padder(
     dtype: np.dtype[Any],
     tail: tuple[int, ...] = (),
 ) -> Callable[[Any, Any], Array]:
-    """The function that pads an array with a value.
+    """Return the function that pads an array with a value.
 
     Args:
       sizes: shape of the array.
@@ -332,7 +321,7 @@ def _sort(eqn: Equation) -> Evaluate:
 
 
 def _picked(values: Any, order: Array, axis: int) -> list[Array]:
-    """The elements of each array at these positions along an axis."""
+    """Return the elements of each array at these positions along an axis."""
     if order.ndim == 1:
         return [value[order] for value in values]
     return [np.take_along_axis(value, order, axis) for value in values]

@@ -28,9 +28,7 @@ from pallas_sim.windows import fixed_size, is_view, reading, region_of, size_in_
 def _dma_start(eqn: Equation) -> Evaluate:
     named = copy_parts(eqn.params, len(eqn.ins))
     line, adds = eqn.line, eqn.params["add"]
-    # Where an index chooses between references, all this is known only with its value.
-    chooses = _chooses(named)
-    bound = None if chooses else _bound(named, eqn.ins)
+    bound = None if named.chooses else _bound(named, eqn.ins)
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
         parts, indexed, from_part, to_part, sent_part, done_part = bound or _bound(
@@ -65,12 +63,12 @@ def _dma_start(eqn: Equation) -> Evaluate:
             copy.source = region_of(source, from_.data, parts.source.transforms, operands)
 
         def aim(memory: Array, target: Array) -> None:
-            """Have the copy write to a part of a memory."""
+            """Let the copy write to a part of a memory."""
             direct = is_view(target, memory)
             window = parts.target.transforms
             copy.target = target if direct else region_of(target, memory, window, operands)
             straight = not adds and source.shape == target.shape and direct
-            # Views are memory itself, of which chunks can be copied.
+            # A view is memory itself, so chunks of it can be copied.
             copy.whole = not straight or copy.read is not None
             if not straight:
                 copy.write = put(memory)
@@ -126,17 +124,16 @@ def _start_indexed(
 @rule("dma_wait", threaded=True)
 def _dma_wait(eqn: Equation) -> Evaluate:
     named = copy_parts(eqn.params, len(eqn.ins))
-    line = eqn.line
-    chooses = _chooses(named)
-    target, of_done = named.target, _reader(named.done)
+    line, target, of_done = eqn.line, named.target, _reader(named.done)
     # The descriptor of a wait says how many bytes, and accesses nothing.
-    fixed = None if chooses else fixed_size(eqn.ins[target.position], target.transforms)
+    fixed = None if named.chooses else fixed_size(eqn.ins[target.position], target.transforms)
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
-        parts = _chosen(named, operands) if chooses else named
-        reader = _reader(parts.done) if chooses else of_done
+        parts, reader, size = named, of_done, fixed
+        if named.chooses:
+            parts = _chosen(named, operands)
+            reader = _reader(parts.done)
         semaphore = _semaphore(parts.done, reader, operands)
-        size = fixed
         if size is None:
             ref: Ref = operands[parts.target.position]
             size = size_in_bytes(ref, parts.target.transforms, operands)
@@ -225,7 +222,7 @@ _Reader = Callable[[Array, Sequence[Any]], Any]
 def _bound(
     parts: CopyParts, avals: Sequence[Any]
 ) -> tuple[CopyParts, bool, _Reader, _Reader, _Reader, _Reader]:
-    """What is known of a copy before it is evaluated, and how its parts are read."""
+    """Return what is known of a copy before it is evaluated, and how its parts are read."""
     places = (parts.source, parts.target, parts.sent, parts.done)
     source, target, sent, done = map(_reader, places)
     return parts, is_indexed(parts, avals), source, target, sent, done
@@ -235,21 +232,10 @@ def _reader(part: RefPart | None) -> _Reader:
     return reading(() if part is None else part.transforms)
 
 
-def _chooses(parts: CopyParts) -> bool:
-    """Whether an index chooses between references."""
-    places = (parts.source, parts.target, parts.done, parts.sent)
-    return any(part is not None and part.choices for part in places)
-
-
 def _chosen(parts: CopyParts, operands: Sequence[Any]) -> CopyParts:
-    """The parts of a copy, where an index chooses between references."""
-    places = (parts.source, parts.target, parts.done, parts.sent)
-    source, target, done, sent = (
-        None if part is None else _choice(part, operands) for part in places
-    )
-    assert source is not None
-    assert target is not None
-    return replace(parts, source=source, target=target, done=done, sent=sent)
+    """Return the parts of a copy, where an index chooses between references."""
+    named = ((name, getattr(parts, name)) for name in ("source", "target", "done", "sent"))
+    return replace(parts, **{name: _choice(part, operands) for name, part in named if part})
 
 
 def _choice(part: RefPart, operands: Sequence[Any]) -> RefPart:
@@ -267,7 +253,7 @@ def _choice(part: RefPart, operands: Sequence[Any]) -> RefPart:
 def _accessed(
     thread: Thread, part: RefPart, reader: _Reader, operands: Sequence[Any], how: str, line: str
 ) -> Any:
-    """The memory of one side of a copy.
+    """Return the memory of one side of a copy.
 
     Raises:
       BoundsError: it is beyond an edge.

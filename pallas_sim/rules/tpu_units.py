@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.accesses import beyond_edge, record_access, report_input_write
+from pallas_sim.accesses import beyond_edge, inside_edges, record_access, report_input_write
 from pallas_sim.compat.places import transforms_in, transforms_of
 from pallas_sim.cores import CoreAddress, meet, reach
 from pallas_sim.dtypes import Array, Dtype, convert, is_integer
@@ -24,7 +24,7 @@ from pallas_sim.machine import Thread
 from pallas_sim.memory import Elements, Outside, Ref, grid_of
 from pallas_sim.products import multiplier
 from pallas_sim.registry import Equation, Evaluate, rule
-from pallas_sim.transforms import AxisSlice, Indexed, Operand, Transform
+from pallas_sim.transforms import Indexed, Operand, Transform
 from pallas_sim.windows import read, write
 
 
@@ -48,7 +48,7 @@ class MatrixUnit:
     sums: dict[int, tuple[Array, Array]] = field(default_factory=dict)
 
     def multiply(self, lhs: Array, register: int | None) -> Array:
-        """The product of rows with the tile; one is loaded from a staging register first.
+        """Return the product of rows with the tile; one is loaded from a staging register first.
 
         Raises:
           SimulationError: there is no such tile, or it has another dtype or depth.
@@ -71,7 +71,7 @@ class MatrixUnit:
         return multiplier(lhs.dtype, tile.dtype, out, lhs.shape[1])(lhs, tile)
 
     def pop(self, rows: int, columns: int, dtype: Dtype) -> Array:
-        """The oldest rows of results.
+        """Return the oldest rows of results.
 
         Raises:
           SimulationError: there are fewer, or they have another width or dtype.
@@ -92,7 +92,7 @@ class MatrixUnit:
         return popped
 
     def sums_of(self, ref: Ref) -> Array:
-        """The contents of an accumulator, which are zeros at first."""
+        """Return the contents of an accumulator, which are zeros at first."""
         key = id(ref.data)
         if key not in self.sums:
             self.sums[key] = ref.data, np.zeros(ref.shape, ref.dtype)
@@ -105,7 +105,7 @@ class MatrixUnit:
 
 
 def matrix_unit(thread: Thread, number: int) -> MatrixUnit:
-    """A matrix unit of the core."""
+    """Return a matrix unit of the core."""
     return thread.units.setdefault(f"MXU {number}", MatrixUnit(number))
 
 
@@ -154,15 +154,12 @@ def _matmul_acc_lhs(eqn: Equation) -> Evaluate:
     def evaluate(thread: Thread, ref: Ref, lhs: Array, *operands: Any) -> tuple[()]:
         unit = matrix_unit(thread, number)
         product = unit.multiply(lhs, register)
-        try:
-            write(
-                unit.sums_of(ref),
-                window,
-                (ref, lhs, *operands),
-                lambda old: (old + product).astype(ref.dtype, copy=False),
-            )
-        except Outside as outside:
-            raise beyond_edge(thread, ref, "store to", outside, eqn.line) from None
+
+        def add(old: Array) -> Array:
+            return (old + product).astype(ref.dtype, copy=False)
+
+        with inside_edges(thread, ref, "store to", eqn.line):
+            write(unit.sums_of(ref), window, (ref, lhs, *operands), add)
         return ()
 
     return evaluate
@@ -176,11 +173,9 @@ def _matmul_pop(eqn: Equation) -> Evaluate:
     def evaluate(thread: Thread, ref: Ref, *operands: Any) -> Array:
         unit = matrix_unit(thread, number)
         sums = unit.sums_of(ref)
-        try:
+        with inside_edges(thread, ref, "load from", eqn.line):
             result = np.array(read(sums, window, (ref, *operands)))
             write(sums, window, (ref, *operands), np.zeros_like)
-        except Outside as outside:
-            raise beyond_edge(thread, ref, "load from", outside, eqn.line) from None
         unit.clear(ref)
         return result
 
@@ -314,13 +309,13 @@ def _store(eqn: Equation) -> Evaluate:
 
 @rule("gather", threaded=True, home=_HOME)
 def _gather(eqn: Equation) -> Evaluate:
-    _, transforms, indices, mask_at = _unflattened(eqn)
+    _, transforms, indices, mask_at = eqn.operands_in("tree")
     return _loading(eqn, _locating(transforms, indices, mask_at, tuple(eqn.out.shape)))
 
 
 @rule("scatter", threaded=True, home=_HOME)
 def _scatter(eqn: Equation) -> Evaluate:
-    _, transforms, indices, x_at, mask_at = _unflattened(eqn)
+    _, transforms, indices, x_at, mask_at = eqn.operands_in("tree")
     shape = tuple(eqn.ins[x_at.position].shape)
     locate = _locating(transforms, indices, mask_at, shape)
     return _storing(eqn, locate, value_at=x_at.position)
@@ -329,12 +324,14 @@ def _scatter(eqn: Equation) -> Evaluate:
 def _locating(
     transforms: Any, indices: Sequence[Operand], mask_at: Operand | None, shape: tuple[int, ...]
 ) -> _Locate:
-    """For elements that arrays of indices name."""
+    """Return how to locate elements that arrays of indices name."""
     window = transforms_in(transforms)
 
     def locate(ref: Ref, operands: Sequence[Any]) -> tuple[Elements, Any]:
-        mask = np.ones(shape, bool) if mask_at is None else operands[mask_at.position]
-        return _at(ref, window, operands, indices, mask), mask
+        mask: Any = np.ones(shape, bool) if mask_at is None else operands[mask_at.position]
+        memory, arrays = _view(ref, window, operands), (operands[at.position] for at in indices)
+        key = tuple(np.asarray(array)[mask].astype(np.int64) for array in arrays)
+        return _checked(memory, key), mask
 
     return locate
 
@@ -343,10 +340,8 @@ def _loading(eqn: Equation, locate: _Locate) -> Evaluate:
     shape, dtype = tuple(eqn.out.shape), eqn.out.dtype
 
     def evaluate(thread: Thread, ref: Ref, *rest: Any) -> Any:
-        try:
+        with inside_edges(thread, ref, "load from", eqn.line):
             elements, mask = locate(ref, (ref, *rest))
-        except Outside as outside:
-            raise beyond_edge(thread, ref, "load from", outside, eqn.line) from None
         if thread.recorded:
             record_access(thread, elements, "read", ref.name, eqn.line)
         result = thread.machine.uninitialized(shape, dtype, "padding")
@@ -362,10 +357,8 @@ def _storing(eqn: Equation, locate: _Locate, *, value_at: int) -> Evaluate:
     def evaluate(thread: Thread, ref: Ref, *rest: Any) -> Any:
         operands: Sequence[Any] = (ref, *rest)
         report_input_write(thread, ref, eqn.line)
-        try:
+        with inside_edges(thread, ref, "store to", eqn.line):
             elements, mask = locate(ref, operands)
-        except Outside as outside:
-            raise beyond_edge(thread, ref, "store to", outside, eqn.line) from None
         if thread.recorded:
             record_access(thread, elements, "write", ref.name, eqn.line)
         value: Any = operands[value_at]
@@ -384,7 +377,7 @@ def change(elements: Elements, values: Any, *, adds: bool) -> None:
 
 
 def _within(eqn: Equation, first: int, shape: tuple[int, ...], *, compresses: bool) -> _Locate:
-    """For elements of a window.
+    """Return how to locate elements of a window.
 
     Args:
       eqn: a load or store, whose mask is the last operand if it has one.
@@ -396,59 +389,21 @@ def _within(eqn: Equation, first: int, shape: tuple[int, ...], *, compresses: bo
     window = transforms_in(eqn.params["tree"].unflatten([Operand(at) for at in range(first, last)]))
 
     def locate(ref: Ref, operands: Sequence[Any]) -> tuple[Elements, Any]:
-        mask = operands[last] if eqn.params["has_mask"] else np.ones(shape, bool)
+        mask: Any = operands[last] if eqn.params["has_mask"] else np.ones(shape, bool)
         chosen = _first(mask) if compresses else mask
-        return _elements(ref, window, operands, shape, chosen), mask
+        *outer, index = window or (Indexed.whole(ref.shape),)
+        if isinstance(index, Indexed):
+            memory, axes = _view(ref, outer, operands), grid_of(index, operands, shape)
+        else:
+            memory, axes = _view(ref, window, operands), list(np.indices(shape))
+        return _checked(memory, tuple(axis[chosen] for axis in axes)), mask
 
     return locate
 
 
-def _unflattened(eqn: Equation) -> Any:
-    """What a gather or scatter is given, as positions of operands."""
-    return eqn.params["tree"].unflatten([Operand(at) for at in range(len(eqn.ins))])
-
-
 def _first(mask: Any) -> Any:
-    """As many elements as a mask has, those at the front."""
+    """Return a mask of as many elements as a mask has, those at the front."""
     return (np.arange(mask.size) < np.count_nonzero(mask)).reshape(mask.shape)
-
-
-def _elements(
-    ref: Ref,
-    window: Sequence[Transform],
-    operands: Sequence[Any],
-    shape: tuple[int, ...],
-    chosen: Any,
-) -> Elements:
-    """The chosen elements of a window.
-
-    Raises:
-      Outside: one of them is beyond the edge; others may be.
-    """
-    if not window:
-        window = (Indexed(tuple(AxisSlice(0, size, 1) for size in ref.shape), ref.shape, ()),)
-    *outer, last = window
-    memory = _view(ref, outer if isinstance(last, Indexed) else window, operands)
-    indexed = isinstance(last, Indexed)
-    axes = grid_of(last, operands, shape) if indexed else list(np.indices(shape))
-    return _checked(memory, tuple(axis[chosen] for axis in axes))
-
-
-def _at(
-    ref: Ref,
-    window: Sequence[Transform],
-    operands: Sequence[Any],
-    indices: Sequence[Operand],
-    mask: Any,
-) -> Elements:
-    """The elements that indices name, but those that a mask leaves out.
-
-    Raises:
-      Outside: one of them is beyond the edge.
-    """
-    memory = _view(ref, window, operands)
-    key = tuple(np.asarray(operands[index.position])[mask].astype(np.int64) for index in indices)
-    return _checked(memory, key)
 
 
 def _view(ref: Ref, window: Sequence[Transform], operands: Sequence[Any]) -> Array:
@@ -462,6 +417,11 @@ def _view(ref: Ref, window: Sequence[Transform], operands: Sequence[Any]) -> Arr
 
 
 def _checked(memory: Array, key: tuple[Array, ...]) -> Elements:
+    """Return the elements of memory that arrays of indices name.
+
+    Raises:
+      Outside: one of them is beyond the edge.
+    """
     for axis, (indices, size) in enumerate(zip(key, memory.shape, strict=True)):
         if indices.size and (indices.min() < 0 or indices.max() >= size):
             raise Outside.of(axis, indices, memory.shape)
@@ -470,7 +430,7 @@ def _checked(memory: Array, key: tuple[Array, ...]) -> Elements:
 
 @rule("parallel_loop", threaded=True)
 def _parallel_loop(eqn: Equation) -> Evaluate:
-    lower, upper, step, consts, carried = _unflattened(eqn)
+    lower, upper, step, consts, carried = eqn.operands_in("tree")
     body = prepare_lifted(eqn.params["jaxpr"])
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
@@ -542,7 +502,7 @@ def _fetch_and_add(eqn: Equation) -> Evaluate:
 
 
 def _subcore_of(thread: Thread) -> list[tuple[str, int]]:
-    """The index of a vector subcore along the axes of its mesh: SparseCores, and subcores."""
+    """Return the index of a vector subcore along the axes of its mesh: SparseCore, subcore."""
     core = list(thread.core)
     if len(core) != 2:
         raise SimulationError("only vector subcores can wait for each other, or add to each other")

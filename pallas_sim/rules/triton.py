@@ -19,8 +19,7 @@ from pallas_sim.gpu.portable_order import GridProgram, SharedArray
 from pallas_sim.machine import Thread
 from pallas_sim.memory import Ref
 from pallas_sim.registry import Equation, Evaluate, rule
-from pallas_sim.rules.references import sums_of
-from pallas_sim.transforms import Operand
+from pallas_sim.rules.references import ATOMICS, reducer
 
 #: What ``tanh.approx`` keeps of float32: its relative error is at most 2^-11 (PTX ISA,
 #: "Floating Point Instructions: tanh"). Of float16 and bfloat16 it is nearly all bits.
@@ -34,8 +33,7 @@ _TANH = frozenset(f"tanh.approx.{kind}" for kind in ("f32", "f16", "f16x2", "bf1
 def _atomic_rmw(eqn: Equation) -> Evaluate:
     import jax
 
-    operands = [Operand(number) for number in range(len(eqn.ins))]
-    ref_at, transforms, value_at, mask_at = eqn.params["args_tree"].unflatten(operands)
+    ref_at, transforms, value_at, mask_at = eqn.operands_in("args_tree")
     window, shape = transforms_in(transforms), tuple(eqn.out.shape)
     kind, dtype = str(eqn.params["atomic_type"].value), np.dtype(eqn.out.dtype)
     change, added = _change(kind, dtype), eqn.ins[value_at.position]
@@ -58,10 +56,10 @@ def _atomic_rmw(eqn: Equation) -> Evaluate:
 
 
 def adds_integers_as_floats() -> bool:
-    """Whether JAX's lowering takes an array of integers for one of floats in ``atomic_add``.
+    """Return whether JAX's lowering takes an array of integers for one of floats in ``atomic_add``.
 
     JAX 0.11 does: ``atom.add.f32`` in the machine code for int32, where 0.12 has ``atom.add.u32``.
-    Negative integers are then NaN of which the sum is NaN again, 2147483647 as an integer.
+    Negative integers are NaN then, and so is their sum: 2147483647 as an integer.
     """
     import jax
 
@@ -69,7 +67,7 @@ def adds_integers_as_floats() -> bool:
 
 
 def _shared(thread: Thread, ref: Ref) -> Ref:
-    """A reference to memory of all programs; of own memory, as one to such memory."""
+    """Return a reference to memory of all programs; of own memory, as one to such memory."""
     if ref.block is not None:
         return ref
 
@@ -82,22 +80,15 @@ def _shared(thread: Thread, ref: Ref) -> Ref:
 def _change(kind: str, dtype: np.dtype[Any]) -> Callable[[Array, Any], Array]:
     if kind in ("max", "min") and dtype.kind not in "iu":
         return _ordered(kind, dtype)
-    functions: dict[str, Callable[[Array, Any], Array]] = {
-        "xchg": lambda old, value: value,
-        "add": sums_of(dtype),
-        "max": np.maximum,
-        "min": np.minimum,
-        "and": np.bitwise_and,
-        "or": np.bitwise_or,
-        "xor": np.bitwise_xor,
-    }
-    if kind not in functions:
+    if kind == "xchg":
+        return lambda old, value: value
+    if kind not in ATOMICS:
         raise MissingRuleError(f"the simulator does not know the atomic operation {kind!r}")
-    return functions[kind]
+    return reducer(kind, dtype)
 
 
 def _ordered(kind: str, dtype: np.dtype[Any]) -> Callable[[Array, Any], Array]:
-    """The larger or the smaller float, by integers (``_expand_atomic_fp_min_max``).
+    """Return the larger or the smaller float, by integers (``_expand_atomic_fp_min_max``).
 
     Where the operand's sign bit is not set, as signed integers; else the other one of both as
     unsigned integers. So NaN is larger than all that have its sign bit.
@@ -134,17 +125,6 @@ def _atomic_cas(eqn: Equation) -> Evaluate:
         return np.asarray(access.update(change, value, used=True))
 
     return evaluate
-
-
-@rule("max_contiguous")
-def _max_contiguous(_: Equation) -> Evaluate:
-    return lambda value: value
-
-
-@rule("debug_barrier", "debug_barrier_p")
-def _debug_barrier(eqn: Equation) -> Evaluate:
-    """It is ``bar.sync``: of the threads of one program, which run as one here, not of the grid."""
-    return lambda: ()
 
 
 @rule("elementwise_inline_asm", "elementwise_inline_asm_p")

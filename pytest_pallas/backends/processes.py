@@ -23,7 +23,7 @@ from pallas_sim.findings import Text
 from pytest_pallas.compat import distributed
 from pytest_pallas.compat.distributed import DistributedProgram, distributed_program
 from pytest_pallas.decoding import AsWritten, DataError, Exact, decode, parse
-from pytest_pallas.errors import GangError, PeerError
+from pytest_pallas.errors import GangError, PeerError, facts_of
 
 #: Seconds between two looks at the store: the first, and the longest.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05
@@ -211,7 +211,7 @@ def _raise_problems(statements: Sequence[Statement], step: str) -> None:
     error.processes = numbers
     error.kernel_raised = first.kernel_raised
     error.gone = any(statement.step != step for statement in failed)
-    error.step, error.shared = first.step, not error.gone
+    error.step, facts_of(error).shared = first.step, not error.gone
     raise error
 
 

@@ -39,6 +39,7 @@ from pytest_pallas.errors import (
     NotApplicableError,
     PeerError,
     UnsupportedKernelError,
+    facts_of,
 )
 from pytest_pallas.grid.kernel_calls import unsupported
 from pytest_pallas.judge.judgement import Expected, compare_trees
@@ -265,7 +266,7 @@ def as_kernel_error(error: Exception) -> PallasError:
     name, text = raised_words(error)
     wrapped = KernelError(f"the kernel raised {name}: {brief(text)}")
     wrapped.__cause__ = error
-    wrapped.shared = vars(error).get("shared", False)
+    facts_of(wrapped).shared = facts_of(error).shared
     return wrapped
 
 
@@ -274,7 +275,7 @@ def under(schedule: Schedule, error: PallasError) -> PallasError:
     if schedule == Schedule():
         return error
     described = error.with_message(f"{error}\n  with {schedule}")
-    described.schedule = schedule
+    facts_of(described).schedule = schedule
     return described
 
 
@@ -438,7 +439,8 @@ def judge_together[T](judge: Callable[[], T], *, subject: str, timeout: float) -
         raise
     except PeerError as error:
         if error.gone:
-            error.shared = error.step == JUDGE  # they judge the same, and have ended it, too
+            # They judge the same, and have ended it, too.
+            facts_of(error).shared = error.step == JUDGE
             raise
         problem = error
     except Exception as error:
@@ -457,7 +459,7 @@ def judge_together[T](judge: Callable[[], T], *, subject: str, timeout: float) -
         raise GangError(f"{subject}: the check applies in some processes only: {ends}")
     if problem is not None:
         if isinstance(problem, PallasError):
-            problem.shared = True
+            facts_of(problem).shared = True
         raise problem
     assert result is not None
     return result

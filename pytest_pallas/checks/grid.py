@@ -14,7 +14,7 @@ from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, call
 from pytest_pallas.checks.gradient import program
 from pytest_pallas.draw.arguments import larger_first
-from pytest_pallas.errors import GridError, NotApplicableError
+from pytest_pallas.errors import GridError, NotApplicableError, facts_of
 from pytest_pallas.grid.analysis import merged
 from pytest_pallas.grid.findings import GridFinding
 from pytest_pallas.grid.kernel_calls import KernelCall, one_program
@@ -102,7 +102,7 @@ def grid(context: CheckContext) -> CheckResult:
     ]
     if wrong:
         error = GridError(_text(wrong))
-        error.analysis = analysis
+        facts_of(error).analysis = analysis
         raise error
     reason = None if analysis.others else one_program([kernel.call for kernel in analysis.calls])
     if reason is not None:

@@ -28,7 +28,7 @@ from pytest_pallas.checks.context import (
     process_facts,
 )
 from pytest_pallas.draw.arguments import Arguments
-from pytest_pallas.errors import CompileError, CostError, MismatchError, is_own
+from pytest_pallas.errors import CompileError, CostError, MismatchError, facts_of, is_own
 from pytest_pallas.grid.kernel_calls import KernelCall
 from pytest_pallas.grid.unwritten import describe_writer, inputs_beyond_edges
 from pytest_pallas.judge.explanation import in_words, role_of
@@ -109,7 +109,7 @@ def _run_alone(
     headline = f"{name}: {check.name} on {label(context.backend)}"
     result = _run(check, context, headline)
     if isinstance(result, PallasError):
-        result.failure = Failure(check.name, name, context)
+        facts_of(result).failure = Failure(check.name, name, context)
         # Not in the handler: pytest would print the whole chain, which is JAX's internals.
         raise result
     result = replace(result, notes=(*result.notes, *_loosened(check, context, result)))
@@ -120,7 +120,7 @@ def _run_alone(
         error = _mismatch(headline, result, failed, context)
     else:
         return result
-    error.failure = Failure(check.name, name, context, result)
+    facts_of(error).failure = Failure(check.name, name, context, result)
     raise error
 
 
@@ -243,7 +243,8 @@ def _with_context(error: PallasError, headline: str, context: CheckContext) -> P
     )
     problem = error.with_message(f"{headline}: {explanation}")
     problem.explanation = explanation
-    problem.kernel_error, problem.plain = error.__cause__, str(error)
+    facts = facts_of(problem)
+    facts.kernel_error, facts.plain = error.__cause__, str(error)
     problem.__cause__ = None
     return problem
 

@@ -21,6 +21,7 @@ from pallas_sim.errors import PallasError, first_line
 from pytest_pallas._version import __version__
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.checks.golden import written_call
+from pytest_pallas.errors import facts_of
 from pytest_pallas.pytest_session import PytestSession, variant_of
 from pytest_pallas.replay.goldens import Example, content_of, write_file
 from pytest_pallas.replay.script import NoScriptError, script_of
@@ -41,7 +42,7 @@ def example_of(session: PytestSession, item: pytest.Item, error: PallasError) ->
     """
     if util.find_spec("safetensors") is None:
         return None
-    failure = error.failure
+    failure = facts_of(error).failure
     written = written_call(failure.context.arguments)
     if written.opaque or sum(array.nbytes for array in written.arrays) > session.options.max_bytes:
         return None
@@ -104,16 +105,16 @@ def save(
     Never raises: a problem is reported in place of the path. Returns None for an error that no
     check raised, such as a wrong option.
     """
-    if error.failure is None:
+    if facts_of(error).failure is None:
         return None
-    if error.script is None:
+    if facts_of(error).script is None:
         try:
-            error.script = _save(session, item, error, replay, number)
+            facts_of(error).script = _save(session, item, error, replay, number)
         except NoScriptError as reason:
-            error.script = Saved(note=str(reason))
+            facts_of(error).script = Saved(note=str(reason))
         except Exception as problem:  # a report must not fail
-            error.script = Saved(note=f"not written: {type(problem).__name__}: {problem}")
-    return error.script
+            facts_of(error).script = Saved(note=f"not written: {type(problem).__name__}: {problem}")
+    return facts_of(error).script
 
 
 def folder_for(session: PytestSession) -> Path:
@@ -136,7 +137,7 @@ def folder_for(session: PytestSession) -> Path:
 def _save(
     session: PytestSession, item: pytest.Item, error: PallasError, replay: str, number: int
 ) -> Saved:
-    folder, failure = folder_for(session), error.failure
+    folder, failure = folder_for(session), facts_of(error).failure
     test = item.nodeid if number == 1 else f"{item.nodeid}, failure {number}"
     name = f"{failure.name}-{failure.check}-{label(failure.context.backend)}"
     mesh = getattr(item, "mesh", None) or {}

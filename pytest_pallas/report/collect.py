@@ -17,7 +17,7 @@ from pallas_sim.chips import Label
 from pallas_sim.errors import PallasError
 from pytest_pallas.backends.processes import gang, process_arguments
 from pytest_pallas.backends.protocol import label
-from pytest_pallas.errors import DIED, PeerError
+from pytest_pallas.errors import DIED, PeerError, facts_of
 from pytest_pallas.pytest_session import (
     PART_OUTCOME,
     PART_RESULT,
@@ -74,7 +74,7 @@ def locate(item: pytest.Item, report: pytest.TestReport, error: BaseException) -
     CI places annotations there, which is more useful than the spec's own line. The location does
     not change for kernels outside of pytest's root folder, because no pull request changes those.
     """
-    context = getattr(getattr(error, "failure", None), "context", None)
+    context = getattr(facts_of(error).failure, "context", None)
     spec: Any = getattr(item, "spec", None)
     code = None if spec is None or context is None else _code_of(context.kernel)
     if code is None:
@@ -203,7 +203,7 @@ def _script(
     session: PytestSession, item: pytest.Item, error: BaseException, replay: str
 ) -> Saved | None:
     """Write the script that reproduces a failed check, if it does not exist; returns its files."""
-    if not isinstance(error, PallasError) or error.failure is None:
+    if not isinstance(error, PallasError) or facts_of(error).failure is None:
         return None
     from pytest_pallas.isolate.leaks import leaving_nothing
     from pytest_pallas.replay.saved import save
@@ -225,7 +225,7 @@ def _replay(session: PytestSession, item: pytest.Item, error: BaseException) -> 
     callspec: Any = getattr(item, "callspec", None)
     backend = None if callspec is None else callspec.params.get("pallas_backend")
     if backend is not None and not isinstance(backend, str):
-        failure = error.failure if isinstance(error, PallasError) else None
+        failure = facts_of(error).failure if isinstance(error, PallasError) else None
         moved = failure is not None and failure.context.backend.platform != backend.platform
         command.append(f"--pallas-backend={'auto' if moved else label(backend)}")
     if session.config.getoption("pallas_max_examples") is not None:

@@ -31,6 +31,7 @@ from pytest_pallas.backends.protocol import label
 from pytest_pallas.compile.costs import RecordedCost
 from pytest_pallas.compile.report import UNITS, short_size, shown_report, with_mesh
 from pytest_pallas.decoding import decode
+from pytest_pallas.errors import facts_of
 from pytest_pallas.grid.analysis import Analysis
 from pytest_pallas.judge.references import flatten
 from pytest_pallas.mutate.report import MutantSummary, mutants, others
@@ -748,7 +749,7 @@ def _card(check: str, kernel: str = "", backend: str = "", **fields: Any) -> Fai
 
 
 def _error(error: PallasError) -> FailureCard:
-    failed = error.failure
+    failed = facts_of(error).failure
     check, kernel, backend = type(error).__name__, "", ""
     if failed is not None:
         check, kernel = f"{failed.name}: {failed.check}", failed.name

@@ -20,6 +20,7 @@ from pallas_sim.errors import PallasError
 from pytest_pallas.checks.context import CheckResult, ComparedOutputs
 from pytest_pallas.checks.verdict import contents_of, writer_of
 from pytest_pallas.draw.arguments import Arguments
+from pytest_pallas.errors import facts_of
 from pytest_pallas.grid.analysis import Analysis
 from pytest_pallas.grid.model import GridCall, GridWindow
 from pytest_pallas.grid.unwritten import writers_of
@@ -50,12 +51,12 @@ def pictures_of(error: BaseException, builder: Result) -> dict[str, Any]:
 def shown_of(error: PallasError) -> Mapping[str, Any]:
     """Gather the pictures of arrays and grids."""
     pictures: dict[str, Any] = {}
-    if error.failure is not None:
-        if error.failure.result is not None:
-            pictures |= errors_of(error.failure.result)
-        pictures["arguments"] = arguments_of(error.failure.context.arguments)
-    if error.analysis is not None:
-        pictures["grids"] = grids_of(error.analysis)
+    if facts_of(error).failure is not None:
+        if facts_of(error).failure.result is not None:
+            pictures |= errors_of(facts_of(error).failure.result)
+        pictures["arguments"] = arguments_of(facts_of(error).failure.context.arguments)
+    if facts_of(error).analysis is not None:
+        pictures["grids"] = grids_of(facts_of(error).analysis)
     return pictures
 
 

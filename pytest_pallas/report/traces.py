@@ -21,7 +21,7 @@ from pallas_sim.findings import Text
 from pytest_pallas.backends.protocol import Call, label
 from pytest_pallas.backends.simulators import Simulator
 from pytest_pallas.decoding import decode
-from pytest_pallas.errors import BackendUnavailableError
+from pytest_pallas.errors import BackendUnavailableError, facts_of
 from pytest_pallas.pytest_session import PytestSession
 from pytest_pallas.report.files import check_writable
 from pytest_pallas.session import LastRun
@@ -170,11 +170,10 @@ def failing_run(error: BaseException) -> LastRun | None:
     """Make the failing call of an error again, with its schedule; None if there is none."""
     from pytest_pallas.checks.context import call
 
-    failure = getattr(error, "failure", None)
+    failure, schedule = facts_of(error).failure, facts_of(error).schedule
     if failure is None:
         return None
     made: Call = call(failure.context, failure.context.kernel, failure.context.arguments.args)
-    schedule = getattr(error, "schedule", None)
     if schedule is not None:
         made = dataclasses.replace(made, schedule=schedule)
     return LastRun(failure.name, failure.context.backend, made)

@@ -40,6 +40,7 @@ from pytest_pallas.errors import (
     SpecError,
     TooFewDevicesError,
     UnsupportedKernelError,
+    facts_of,
 )
 from pytest_pallas.fixture_types import CheckKeywords, Peers, SpecKeywords
 from pytest_pallas.options import choose
@@ -462,8 +463,8 @@ def _check_once(run: CheckRun, arguments: Arguments, named: bool) -> Any:
     except UnsupportedKernelError as error:
         if session.item is None:
             raise
-        run.result.withdraw(error.plain)
-        pytest.skip(f"{headline}: not applicable ({error.plain})")
+        run.result.withdraw(facts_of(error).plain)
+        pytest.skip(f"{headline}: not applicable ({facts_of(error).plain})")
     except NotApplicableError:
         if named:
             raise
@@ -786,9 +787,9 @@ def _run(run: CheckRun) -> str:
 
 def _with_others(error: PallasError) -> PallasError:
     """Return the error whose text has the failures of other causes, too; its data stay."""
-    if not error.others:
+    if not facts_of(error).others:
         return error
-    text = "\n".join([str(error), *(f"{ANOTHER}:\n{other}" for other in error.others)])
+    text = "\n".join([str(error), *(f"{ANOTHER}:\n{other}" for other in facts_of(error).others)])
     whole = error.with_message(text)
     whole.explanation = error.explanation
     return whole

@@ -26,7 +26,7 @@ from pytest_pallas.checks.schedule import Runs
 from pytest_pallas.checks.verdict import drawn_facts, run_check
 from pytest_pallas.compat.fuzzing import is_rejection, rejecting
 from pytest_pallas.draw.arguments import Arguments, as_arguments
-from pytest_pallas.errors import NotApplicableError
+from pytest_pallas.errors import NotApplicableError, facts_of
 from pytest_pallas.judge.tolerance import Tolerance
 from pytest_pallas.options import Options
 from pytest_pallas.record import Note
@@ -253,7 +253,7 @@ def run_example(
             result.withdraw(
                 "hypothesis rejected every example (assume() or reject())"
                 if rejected
-                else getattr(error, "plain", "")
+                else facts_of(error).plain
             )
         return None
     for check in _late_checks(run, check_result) if counts else ():

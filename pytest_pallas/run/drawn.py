@@ -25,7 +25,7 @@ from pytest_pallas.checks.verdict import conclude
 from pytest_pallas.draw.arguments import Arguments, as_arguments
 from pytest_pallas.draw.database import Recorded
 from pytest_pallas.draw.diversity import BASE, choose
-from pytest_pallas.errors import CompilerFailedError, GoldenError
+from pytest_pallas.errors import CompilerFailedError, GoldenError, facts_of
 from pytest_pallas.pytest_session import Part
 from pytest_pallas.replay.values import call_of, read
 from pytest_pallas.run.check_run import CheckRun, run_example, subjects_of
@@ -103,7 +103,7 @@ def run_drawn(
     try:
         missing = _fuzz(run, slot, pulse, rounds, part)
     except PallasError as error:
-        check_result = None if error.failure is None else error.failure.result
+        check_result = None if facts_of(error).failure is None else facts_of(error).failure.result
         if check_result is not None and check_result.failed is not None:
             result.fail(check_result.failed)  # later examples may have failed, too
             if part is not None:

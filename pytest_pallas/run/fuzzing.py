@@ -36,7 +36,7 @@ from pytest_pallas.compat.fuzzing import is_rejection, set_database_key, without
 from pytest_pallas.decoding import DataError, decode
 from pytest_pallas.draw.arguments import MOST_VARIANTS, as_arguments, mark_drawn, variants
 from pytest_pallas.draw.diversity import ExampleSource, Subjects, draw_name
-from pytest_pallas.errors import GangError
+from pytest_pallas.errors import GangError, facts_of
 from pytest_pallas.judge.references import flatten
 from pytest_pallas.judge.tolerance import Comparison
 
@@ -109,7 +109,7 @@ def fuzz(what: Fuzz, *, seed: int, max_examples: int, until: float | None = None
         _explore(what, runner, calls, seed=seed, draws=draws)
     except PallasError as error:
         if what.shrink and not error.timed_out:
-            error.others = tuple(_others(what, runner, error, calls))
+            facts_of(error).others = tuple(_others(what, runner, error, calls))
         raise
     if what.elsewhere is not None:
         # These few run although the time may be over.
@@ -492,11 +492,11 @@ def cause_of(error: BaseException) -> Hashable:
         return (type(error), _raised_at(error))
     if error.findings:
         return frozenset(finding.key for finding in error.findings)
-    check_result = None if error.failure is None else error.failure.result
+    check_result = None if facts_of(error).failure is None else facts_of(error).failure.result
     failed = None if check_result is None else check_result.failed
     if check_result is not None and failed is not None:
         return (_output_of(check_result, failed), _size(failed))
-    inner = error.kernel_error
+    inner = facts_of(error).kernel_error
     return (type(error), type(inner), None if inner is None else _raised_at(inner))
 
 
@@ -509,7 +509,7 @@ def distinct(first: BaseException, others: Iterable[Exception]) -> Sequence[Pall
     """
     groups: list[_Group] = [_Group(cause_of(first), None)]
     for error in others:
-        if not isinstance(error, PallasError) or error.failure is None:
+        if not isinstance(error, PallasError) or facts_of(error).failure is None:
             continue
         group = _Group(cause_of(error), error)
         same = [known for known in groups if _is_one(known.cause, group.cause)]
@@ -573,7 +573,7 @@ def _raised_at(error: BaseException) -> Hashable:
 
 
 def _elements(error: PallasError) -> int:
-    arguments: Any = error.failure.context.arguments
+    arguments: Any = facts_of(error).failure.context.arguments
     return sum(int(np.size(leaf)) for leaf in arguments.args if hasattr(leaf, "dtype"))
 
 

@@ -34,6 +34,7 @@ from pytest_pallas.errors import (
     RAISED_BY_KERNEL,
     NeedsIsolation,
     PeerError,
+    facts_of,
 )
 from pytest_pallas.isolate.leaks import leaving_nothing
 from pytest_pallas.options import Options
@@ -104,14 +105,14 @@ def _raises(item: SpecItem, error: PallasError) -> bool:
         return False
     if item.check.base:
         return True
-    if error.failure is None:  # its process died
+    if facts_of(error).failure is None:  # its process died
         return False
     if gang() is not None or error.timed_out:
         # The other processes would not take part in another run; or that would take as long.
         return False
     from pytest_pallas.isolate.leaks import leaving_nothing
 
-    context = error.failure.context
+    context = facts_of(error).failure.context
     try:
         with leaving_nothing(item.state):
             outcome = context.backend.run(call(context, context.kernel, context.arguments.args))
@@ -321,15 +322,16 @@ class SpecItem(pytest.Item):
             return super().repr_failure(excinfo, style)
         command = self.replay(error)
         text = f"{error}\n  replay    {command}{self._script(error, command)}"
-        for number, other in enumerate(error.others, 2):
+        for number, other in enumerate(facts_of(error).others, 2):
             text += f"\n{ANOTHER}:\n{other}{self._script(other, '', number)}"
-        if error.kernel_error is not None and self.config.get_verbosity() > 1:
-            text += "\n" + "".join(traceback.format_exception(error.kernel_error)).rstrip()
+        raised = facts_of(error).kernel_error
+        if raised is not None and self.config.get_verbosity() > 1:
+            text += "\n" + "".join(traceback.format_exception(raised)).rstrip()
         return text
 
     def _script(self, error: PallasError, command: str, number: int = 1) -> str:
         """Return the line with the path of a failure's script; "" without one."""
-        if self.expected or error.failure is None:
+        if self.expected or facts_of(error).failure is None:
             return ""
         from pytest_pallas.isolate.leaks import leaving_nothing
         from pytest_pallas.replay.saved import save

@@ -7,6 +7,7 @@ import pytest
 
 from pallas_sim import recorders as loads
 from pallas_sim.findings import Owner
+from pallas_sim.machine import Machine, Thread
 from pallas_sim.recorders import LoadRecorder, RecordedLoad, uninitialized_load
 
 OF = {"copied": False, "owner": Owner(), "line": "k.py:3", "program": (1,), "kernel": "body"}
@@ -51,7 +52,7 @@ def test_who_read_it():
 
 def test_what_is_kept_has_a_limit_and_no_gap(monkeypatch):
     monkeypatch.setattr(loads, "_KEPT_BYTES", 20)
-    kept = LoadRecorder()
+    kept, thread = LoadRecorder(), Thread(Machine())
     for size in (1, 9, 1):
-        kept._add(load(np.zeros(size, np.int64)))
+        kept._add("x_ref", thread, "", (size,), np.zeros(size, np.int64))
     assert [each.values.size for each in kept.loads] == [1]

@@ -38,7 +38,7 @@ from pytest_pallas.distribute.gang.messages import (
     Start,
     TestEnd,
 )
-from pytest_pallas.errors import GangError, PeerError
+from pytest_pallas.errors import GangError, PeerError, facts_of
 from pytest_pallas.isolate.messages import StepNote, decoded, encoded, plain_reports
 from pytest_pallas.isolate.worker import WorkerSession
 from pytest_pallas.options import Options
@@ -294,7 +294,7 @@ def _agreed(failed: Exception | None, seconds: float) -> Exception | None:
     Raises:
       OutOfStepError: the other processes did not come to the end of the example.
     """
-    if getattr(failed, "shared", False):
+    if failed is not None and facts_of(failed).shared:
         return failed  # all processes know of it, and are here
     if isinstance(failed, PeerError):
         if failed.step == "example":

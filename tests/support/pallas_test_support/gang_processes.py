@@ -159,6 +159,7 @@ def _work(number: int, count: int, devices: int, port: int) -> None:
     jax.config.update("jax_num_cpu_devices", devices)
     jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=count, process_id=number)
     from pytest_pallas.backends.processes import begin_scope
+    from pytest_pallas.errors import facts_of
 
     jax.devices()  # waits for the others
     _answer(process=number, value="ready")
@@ -180,7 +181,7 @@ def _work(number: int, count: int, devices: int, port: int) -> None:
             _answer(process=number, value=value)
         except BaseException as error:
             message = str(error) if str(error) else traceback.format_exc()
-            shared = getattr(error, "shared", False)
+            shared = facts_of(error).shared
             _answer(process=number, error=type(error).__name__, message=message, shared=shared)
 
 

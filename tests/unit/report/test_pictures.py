@@ -12,6 +12,7 @@ from pallas_sim.errors import KernelError
 from pytest_pallas import MismatchError
 from pytest_pallas.checks.context import CheckResult, ComparedOutputs
 from pytest_pallas.draw.arguments import Arguments
+from pytest_pallas.errors import facts_of
 from pytest_pallas.judge.judgement import compare
 from pytest_pallas.record import from_json, to_json
 from pytest_pallas.report.pictures import ERROR_CELLS, arguments_of, errors_of, level, pictures_of
@@ -107,7 +108,7 @@ def test_other_errors_have_no_pictures():
 
 def test_a_picture_that_cannot_be_made_says_so():
     error = MismatchError("wrong")
-    error.failure = SimpleNamespace(result=object())
+    facts_of(error).failure = SimpleNamespace(result=object())
     assert "AttributeError" in pictures_of(error, builder())["unavailable"]
 
 
@@ -157,7 +158,7 @@ def test_pictures_are_json():
     each.add(given)
     error = MismatchError("wrong")
     context = SimpleNamespace(arguments=Arguments(()))
-    error.failure = SimpleNamespace(result=given, context=context)
+    facts_of(error).failure = SimpleNamespace(result=given, context=context)
     record = each.record(test="a", outcome="failed", seconds=1.0, pictures=pictures_of(error, each))
     text = json.dumps(to_json(record), allow_nan=False)
     assert from_json(json.loads(text)).pictures == record.pictures

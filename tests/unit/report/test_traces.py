@@ -15,6 +15,7 @@ from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.checks.context import CheckContext
 from pytest_pallas.checks.verdict import Failure
 from pytest_pallas.draw.arguments import Arguments
+from pytest_pallas.errors import facts_of
 from pytest_pallas.report.traces import TraceReporter, failing_run
 
 
@@ -23,13 +24,13 @@ def error() -> RaceError:
     arguments = Arguments((np.ones(2),), {"causal": True}, {"block": 8})
     context = CheckContext(kernel=abs, reference=None, arguments=arguments, backend=tpu_sim())
     found = RaceError("a race")
-    found.failure = Failure("races", "attention", context)
+    facts_of(found).failure = Failure("races", "attention", context)
     return found
 
 
 @pytest.mark.parametrize("schedule", [None, Schedule(seed=2, cores=2)])
 def test_the_order_in_which_it_failed(error: Any, schedule: Any) -> None:
-    error.schedule = schedule
+    facts_of(error).schedule = schedule
     ran = failing_run(error)
     assert ran is not None
     assert (ran.kernel, ran.backend.name) == ("attention", "tpu-sim")

@@ -10,6 +10,7 @@ from pallas_sim.findings import Finding
 from pytest_pallas import MismatchError, RaceError
 from pytest_pallas.backends.protocol import Outcome
 from pytest_pallas.checks.context import CheckResult
+from pytest_pallas.errors import facts_of
 from pytest_pallas.judge.judgement import compare
 from pytest_pallas.run.fuzzing import cause_of, distinct
 
@@ -22,7 +23,7 @@ def wrong(actual, size=4, output=0, outputs=1, runs=1):
     last = [right] * output + [failed] + [right] * (outputs - output - 1)
     error = MismatchError(str(failed))
     arguments = SimpleNamespace(args=(expected,))
-    error.failure = SimpleNamespace(
+    facts_of(error).failure = SimpleNamespace(
         result=CheckResult(
             comparisons=[*[right] * outputs * (runs - 1), *last],
             outcome=Outcome(values=[expected] * outputs),
@@ -39,7 +40,7 @@ def raised(line):
         raise ValueError("m = 16")
     except ValueError as inner:
         error = KernelError("the kernel raised")
-        error.kernel_error = inner
+        facts_of(error).kernel_error = inner
         return error
 
 
@@ -74,7 +75,7 @@ def test_of_each_other_cause_the_smallest():
 
 def races(*lines, size=4):
     error = RaceError.of(*(Finding(kind="race", message="", line=line) for line in lines))
-    error.failure = SimpleNamespace(
+    facts_of(error).failure = SimpleNamespace(
         result=None, context=SimpleNamespace(arguments=SimpleNamespace(args=(np.ones(size),)))
     )
     return error

@@ -13,6 +13,7 @@ from pallas_sim.errors import KernelError
 from pytest_pallas import strategies as pst
 from pytest_pallas.checks.inputs import inputs_of
 from pytest_pallas.draw import diversity
+from pytest_pallas.errors import facts_of
 from pytest_pallas.run import fuzzing
 from pytest_pallas.run import fuzzing as example_runner
 
@@ -141,7 +142,7 @@ def test_an_example_that_runs_into_its_time_limit_runs_once_and_no_other_after_i
         run(ask, examples=8, database=database)
     assert len(seen) == 1
     assert fuzzing.blob_of(caught.value)  # so that it can be replayed
-    assert not caught.value.others
+    assert not facts_of(caught.value).others
 
 
 def test_time_for_asking_is_limited():

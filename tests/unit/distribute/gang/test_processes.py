@@ -16,6 +16,7 @@ from pytest_pallas import GangError, PeerError
 from pytest_pallas.backends import processes
 from pytest_pallas.backends.processes import agree, begin_scope, end_scope, gang
 from pytest_pallas.compat.distributed import DistributedProgram, distributed_program
+from pytest_pallas.errors import facts_of
 
 
 class Store:
@@ -100,7 +101,7 @@ def test_a_problem_of_one_is_an_error_of_the_others(together):
     )
     assert isinstance(right, PeerError)
     assert (right.processes, right.kernel_raised, right.gone) == ((1,), True, False)
-    assert (right.shared, right.step) == (True, "run")
+    assert (facts_of(right).shared, right.step) == (True, "run")
     assert str(right).startswith("process 1 failed, so this process stops here, too. Process 1 (")
     assert str(right).endswith("): ValueError: no")
     assert [statement.problem for statement in wrong] == ["", "ValueError: no"]
@@ -111,7 +112,7 @@ def test_a_process_that_is_further_has_gone(together):
         lambda: agree("run", timeout=5), lambda: agree("judge", problem="wrong", timeout=5)
     )
     assert isinstance(first, PeerError)
-    assert (first.gone, first.shared, first.step) == (True, False, "judge")
+    assert (first.gone, facts_of(first).shared, first.step) == (True, False, "judge")
 
 
 @pytest.mark.parametrize("other", [("judge", "f"), ("run", "g")])
