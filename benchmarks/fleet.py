@@ -30,7 +30,6 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 NOTHING = """
@@ -119,7 +118,7 @@ def cluster(workers: int) -> Generator[Any]:
         made.close()
 
 
-def nothing(setup: str, task: str) -> str:
+def nothing(setup: bytes, task: bytes) -> bytes:
     """A task that does nothing."""
     del setup
     return task
@@ -128,13 +127,12 @@ def nothing(setup: str, task: str) -> str:
 def hand_out(calls: int) -> None:
     """Print how many calls a second are handed out, and for how many workers that would do."""
     with cluster(2) as made:
-        ends: SimpleQueue[str] = SimpleQueue()
-        text, started, first, sent, done = "x" * SIZE, 0.0, 0, 0, 0
+        body, started, first, sent, done = b"x" * SIZE, 0.0, 0, 0, 0
         while done < calls:
             while sent < calls and sent - done < 8:
-                made.call(nothing, (text, text), f"call-{sent}", ended=ends.put)
+                made.call(f"call-{sent}", nothing, body, body)
                 sent += 1
-            made.ended(ends.get())
+            made.ended(made.ends.get())
             done += 1
             if done == calls // 10:  # the first ones start threads and connections
                 started, first = time.perf_counter(), done

@@ -312,7 +312,7 @@ def tagged(value: Any, types: Mapping[str, type] = MappingProxyType({}), other: 
     if isinstance(value, Mapping):
         return {"table": [[again(key), again(element)] for key, element in value.items()]}
     for name, kind in _COLLECTIONS.items():
-        if isinstance(value, kind) and (kind is tuple or other is None):
+        if isinstance(value, kind):
             return {name: [again(element) for element in value]}
     if isinstance(value, list):
         return [again(element) for element in value]

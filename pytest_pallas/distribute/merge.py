@@ -47,12 +47,12 @@ class Merged:
     @property
     def other_failures(self) -> Sequence[FinishedTest]:
         """Tests that failed without a failed record."""
-        told = {record.test for record in self.whole.records if record.outcome == "failed"}
-        return [test for test in self.whole.tests if test.failures and test.test not in told]
+        shown = {record.test for record in self.whole.records if record.outcome == "failed"}
+        return [test for test in self.whole.tests if test.failures and test.test not in shown]
 
 
 def merge(runs: Sequence[RunResults]) -> Merged:
-    """Several runs as one; records in the order of test ids.
+    """Merge several runs; their records are in the order of test ids.
 
     Raises:
       OptionError: two files have the same shard or the same test.
@@ -60,7 +60,7 @@ def merge(runs: Sequence[RunResults]) -> Merged:
     _refuse_twice(runs)
     first = runs[0]
     records = sorted((r for run in runs for r in run.records), key=lambda record: record.test)
-    entries = {each.test: each for run in runs for each in run.not_applicable}
+    entries = {entry.test: entry for run in runs for entry in run.not_applicable}
     ran = {record.test for record in records}
     ended = {test.test: test for run in runs for test in run.tests}
     names = dict.fromkeys(name for run in runs for name in run.collected)
@@ -83,7 +83,7 @@ def merge(runs: Sequence[RunResults]) -> Merged:
 
 
 def document(results: RunResults) -> Iterator[str]:
-    """Results as the text of a results file, in parts."""
+    """Yield results as the text of a results file, in parts."""
     from pytest_pallas.mutate.report import others
     from pytest_pallas.report.terminal import count_distinct
 
@@ -123,7 +123,7 @@ def _refuse_twice(runs: Sequence[RunResults]) -> None:
 
 
 def _missing(runs: Sequence[RunResults]) -> list[str]:
-    """Shards that are not there."""
+    """List the shards that are missing."""
     counts = {run.shard[1] for run in runs if run.shard is not None}
     if len(counts) > 1:
         return [f"shards of different runs: of {' and of '.join(map(str, sorted(counts)))}"]
@@ -137,7 +137,7 @@ def _missing(runs: Sequence[RunResults]) -> list[str]:
 
 
 def _unfinished(runs: Sequence[RunResults]) -> Iterator[str]:
-    """Runs that did not come to their end."""
+    """Yield what did not end in runs that were cut off or ended early."""
     for run in runs:
         left = len(run.unfinished)
         if not left and not run.cut_off:
@@ -152,8 +152,8 @@ def _unfinished(runs: Sequence[RunResults]) -> Iterator[str]:
 
 
 def _conflicts(runs: Sequence[RunResults]) -> list[str]:
-    """Versions, options and files of the suite in which runs differ."""
-    found: list[str] = []
+    """List the versions, options and files of the suite in which runs differ."""
+    conflicts: list[str] = []
     for title, field in (
         ("", "environment"),
         ("option ", "options"),
@@ -167,11 +167,11 @@ def _conflicts(runs: Sequence[RunResults]) -> list[str]:
             values = [(path, table.get(name, "nothing")) for path, table in tables]
             if name == "backends" or field == "files":
                 # a run that was cut off may not know them; each shard has files of its own tests
-                values = [each for each in values if each[1] != "nothing"]
+                values = [pair for pair in values if pair[1] != "nothing"]
             if len({str(value) for _, value in values}) > 1:
                 texts = ", ".join(f"{path} has {value}" for path, value in values)
-                found.append(f"{title}{name} differs: {texts}")
-    return found
+                conflicts.append(f"{title}{name} differs: {texts}")
+    return conflicts
 
 
 # ``pytest-pallas merge A.json B.json ...``: one results file, one report, one exit status.
@@ -197,7 +197,7 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Merge, write and print.
 
     Returns:
@@ -216,25 +216,25 @@ def run(given: argparse.Namespace) -> int:
     from pytest_pallas.results import read_results
 
     for flag in ("output", "html"):
-        if (path := getattr(given, flag)) is not None:
+        if (path := getattr(arguments, flag)) is not None:
             check_writable(path.absolute(), f"--{flag}={path}")
-    if given.html is not None:
+    if arguments.html is not None:
         from pytest_pallas.report.html import check_installed
 
         check_installed("--html")
-    merged = merge([read_results(path, latest=True) for path in given.files])
+    merged = merge([read_results(path, latest=True) for path in arguments.files])
     whole = merged.whole
     names = [family.name for family in FAMILIES]
-    if given.output is not None:
-        write(given.output.absolute(), document(whole))
-    if given.html is not None:
+    if arguments.output is not None:
+        write(arguments.output.absolute(), document(whole))
+    if arguments.html is not None:
         from pytest_pallas.report.html import page
 
-        command = shlex.join(["pytest-pallas", "merge", *map(str, given.files)])
+        command = shlex.join(["pytest-pallas", "merge", *map(str, arguments.files)])
         options = {**whole.options, "command": command}
         environment = {**whole.environment, "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"}
         write(
-            given.html.absolute(),
+            arguments.html.absolute(),
             page(whole.records, environment=environment, options=options, families=names),
         )
     width = shutil.get_terminal_size().columns
@@ -244,24 +244,24 @@ def run(given: argparse.Namespace) -> int:
         _say(str(count_distinct(rest)))
     for record in whole.records:
         if record.outcome in ("failed", "xpassed"):
-            found = decode(Explanation, record.explanation) if record.explanation else None
-            _say(f"FAILED {record.test} - {found.summary if found else record.outcome}")
+            explanation = decode(Explanation, record.explanation) if record.explanation else None
+            _say(f"FAILED {record.test} - {explanation.summary if explanation else record.outcome}")
     for test in merged.other_failures:
         _say(f"FAILED {test.test} - {_cause(test.failures[0])}")
     for problem in merged.problems:
         _say(f"problem: {problem}")
-    told = {record.test for record in whole.records}
-    besides = [*merged.other_failures, *(t for t in whole.tests if t.test not in told)]
+    recorded = {record.test for record in whole.records}
+    besides = [*merged.other_failures, *(t for t in whole.tests if t.test not in recorded)]
     outcomes = {test.test: test.outcome for test in besides}
     count = Counter((*(record.outcome for record in whole.records), *outcomes.values()))
-    words = ", ".join(f"{number} {outcome}" for outcome, number in sorted(count.items()))
-    files = "1 file" if len(given.files) == 1 else f"{len(given.files)} files"
-    _say(f"{files}: {words or 'no test'}")
+    counts = ", ".join(f"{number} {outcome}" for outcome, number in sorted(count.items()))
+    files = "1 file" if len(arguments.files) == 1 else f"{len(arguments.files)} files"
+    _say(f"{files}: {counts or 'no test'}")
     return int(merged.failed)
 
 
 def _cause(failure: FailedPhase) -> str:
-    """A failure in one line."""
+    """Return a failure in one line."""
     text = failure.summary or failure.message
     return text.strip().partition("\n")[0]
 

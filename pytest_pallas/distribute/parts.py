@@ -42,15 +42,15 @@ import pytest
 
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.checks.verdict import conclude
+from pytest_pallas.decoding import jsonable
 from pytest_pallas.distribute.reports import (
     checked_result,
     put_records,
-    reports_by_phase,
     take_part_result,
 )
-from pytest_pallas.mutate.item import MUTANTS_PER_PART, MutantsItem, merge_into
+from pytest_pallas.isolate.messages import reports_by_phase
+from pytest_pallas.mutate.item import MUTANTS_PER_PART, MutantsItem, merge_mutants
 from pytest_pallas.mutate.runner import from_json, merge_verdicts
-from pytest_pallas.mutate.runner import to_json as verdict_to_json
 from pytest_pallas.pytest_session import PART_RESULT, RECORDS, Part, PytestSession, current
 from pytest_pallas.record import Record
 from pytest_pallas.report.collect import add_properties, attach, records_of
@@ -80,7 +80,7 @@ class Division:
 
 
 def divisible(item: pytest.Item) -> Division | None:
-    """How to divide an item; None if it runs as a whole."""
+    """Return how to divide an item; None if it runs as a whole."""
     if not isinstance(item, SpecItem) or any(item.iter_markers("skip")):
         return None
     options = current(item.config).options_for(item)
@@ -94,12 +94,12 @@ def divisible(item: pytest.Item) -> Division | None:
 
 
 def endless(division: Division) -> bool:
-    """Whether only the time ends an item."""
+    """Return whether only the time ends an item."""
     return division.kind == "rounds" and division.total is None
 
 
 def part(division: Division, index: int) -> Part:
-    """The part with this number, from 0."""
+    """Return the part with this number, from 0."""
     first = index * division.size
     last = first + division.size - 1
     if division.total is not None:
@@ -110,7 +110,7 @@ def part(division: Division, index: int) -> Part:
 def remaining(
     division: Division, results: Sequence[Mapping[str, Any] | None] = ()
 ) -> Iterator[Part]:
-    """The parts that are still to run, the first ones first; endless where only the time ends it.
+    """Yield the parts that are left, the first ones first; endless where only the time ends it.
 
     Of mutants whose number is not known, it is the first part alone until that has a result.
 
@@ -138,7 +138,7 @@ def remaining(
 
 
 def result_of(reports: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The result of a part, from the reports of a ``WorkerReply``.
+    """Return the result of a part, from the reports of a ``WorkerReply``.
 
     Raises:
       DataError: it is none; see ``checked_result``.
@@ -158,14 +158,14 @@ def keep_examples(session: PytestSession, results: Iterable[Mapping[str, Any]]) 
 
 
 def rounds_needed(results: Iterable[Mapping[str, Any]]) -> int | None:
-    """The number of rounds that an item needs; None if further ones may bring something new."""
-    rounds = {each["number"]: each for result in results for each in result.get("rounds", ())}
+    """Return how many rounds an item needs; None if further ones may bring something new."""
+    rounds = {r["number"]: r for result in results for r in result.get("rounds", ())}
     passed: set[str] = set()
     idle = number = 0
     while number in rounds:
-        found, before = rounds[number], len(passed)
-        passed.update(each["digest"] for each in found["examples"] if each.get("passed"))
-        if found["failed"]:
+        current, before = rounds[number], len(passed)
+        passed.update(e["digest"] for e in current["examples"] if e.get("passed"))
+        if current["failed"]:
             return number + 1
         idle = idle + 1 if number and len(passed) == before else 0
         number += 1
@@ -175,9 +175,9 @@ def rounds_needed(results: Iterable[Mapping[str, Any]]) -> int | None:
 
 
 def _numbers(result: Mapping[str, Any]) -> Iterable[int]:
-    """The rounds or mutants that a result has."""
+    """Return the rounds or mutants that a result has."""
     if result["kind"] == "rounds":
-        return [each["number"] for each in result["rounds"]]
+        return [outcome["number"] for outcome in result["rounds"]]
     return range(result["first"], result["last"] + 1)
 
 
@@ -248,7 +248,7 @@ def credit_kills(
         for record in records:
             verdicts = map(from_json, record["mutants"])
             merged = merge_verdicts(verdicts, name=item.name, killed=killed)
-            record["mutants"] = [verdict_to_json(verdict) for verdict in merged]
+            record["mutants"] = [jsonable(verdict) for verdict in merged]
 
 
 def _merged_mutants(
@@ -257,7 +257,7 @@ def _merged_mutants(
     results = [part.result for part in parts if part.result is not None]
     _require_first(item, len(results))
     builder = item.new_result()
-    missing = merge_into(builder, results, name=item.spec.name, killed=killed)
+    missing = merge_mutants(builder, results, name=item.spec.name, killed=killed)
     if missing:
         raise ValueError(f"{item.nodeid}: mutants {list(missing)} are in no part")
     ordered = sorted(parts, key=lambda part: part.result["first"] if part.result else 0)
@@ -285,7 +285,7 @@ def _merged_rounds(item: SpecItem, parts: Sequence[_PartReports]) -> list[pytest
             builder.error, builder.baseline, builder.multiple = ended.result["fail"]
         return _reports(item, used, ended, builder)
     # such as by state that it left behind; a round that failed later does not count
-    failed = [p for p in used if p.call.failed and not any(each["failed"] for each in p.rounds)]
+    failed = [p for p in used if p.call.failed and not any(r["failed"] for r in p.rounds)]
     if failed:
         return _reports(item, used, failed[0], builder)
     if not builder.examples and builder.withdrawn:

@@ -83,15 +83,6 @@ def checked_report(plain: Any) -> dict[str, Any]:
 PlainReport = Annotated[Any, Accepts(checked_report)]
 
 
-def reports_by_phase(
-    config: pytest.Config, serialized: Iterable[Mapping[str, Any]]
-) -> dict[str, pytest.TestReport]:
-    """Make reports of serialized ones, by ``when``."""
-    load = config.hook.pytest_report_from_serializable
-    reports = [load(config=config, data=data) for data in serialized]
-    return {report.when: report for report in reports}
-
-
 def new_report(
     nodeid: str,
     location: Location,

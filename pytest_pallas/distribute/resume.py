@@ -33,7 +33,7 @@ from pytest_pallas.pytest_session import (
 )
 from pytest_pallas.record import Record, to_json
 from pytest_pallas.report.collect import PREFIX, properties
-from pytest_pallas.report.files import environment, first_line, given_options
+from pytest_pallas.report.files import environment, first_line, known_options
 from pytest_pallas.results import (
     FailedPhase,
     FinishedTest,
@@ -73,7 +73,7 @@ class EndedTests:
     """Joins the reports of each test, which come one by one, and from several workers."""
 
     def __init__(self) -> None:
-        """No test has begun."""
+        """Start empty."""
         self._reports: dict[Hashable, list[pytest.TestReport]] = {}
         self._records: dict[Hashable, list[dict[str, Any]]] = {}
 
@@ -91,16 +91,16 @@ class EndedTests:
 
 
 def finished(reports: Sequence[pytest.TestReport]) -> FinishedTest:
-    """The test that these are the reports of."""
+    """Make a finished test of its reports."""
     last = reports[-1]
     # pytest-rerunfailures reports a failure that it tries again as one of outcome "rerun"
-    failed = [each for each in reports if each.outcome == "failed"]
-    expected = next((each for each in reports if hasattr(each, "wasxfail")), None)
-    skipped = next((each for each in reports if each.outcome == "skipped"), None)
+    failed = [report for report in reports if report.outcome == "failed"]
+    expected = next((report for report in reports if hasattr(report, "wasxfail")), None)
+    skipped = next((report for report in reports if report.outcome == "skipped"), None)
     outcome, reason = "passed", ""
-    place: tuple[str, int | str] | tuple[()] = ()
+    skipped_at: tuple[str, int | str] | tuple[()] = ()
     if failed:
-        during = any(each.when not in ("setup", "teardown") for each in failed)
+        during = any(report.when not in ("setup", "teardown") for report in failed)
         outcome = "failed" if during else "error"
     elif expected is not None:
         outcome = "xfailed" if expected.outcome == "skipped" else "xpassed"
@@ -109,22 +109,22 @@ def finished(reports: Sequence[pytest.TestReport]) -> FinishedTest:
         outcome, reason = "skipped", str(skipped.longrepr)
         if isinstance(skipped.longrepr, tuple):
             file, number, reason = skipped.longrepr
-            place = (str(file), _plain(number))
+            skipped_at = (str(file), _plain(number))
     return FinishedTest(
         test=last.nodeid,
         outcome=outcome,
-        seconds=round(sum(each.duration for each in reports), 4),
+        seconds=round(sum(report.duration for report in reports), 4),
         location=failed[0].location if failed else last.location,
         reason=reason,
-        place=place,
+        place=skipped_at,
         failures=tuple(
             FailedPhase(
-                each.when if each.when in ("setup", "teardown") else "call",
-                str(each.longrepr),  # without the worker of pytest-xdist, as `longreprtext` has
-                _summary(each.longrepr),
-                tuple((str(title), str(text)) for title, text in each.sections),
+                report.when if report.when in ("setup", "teardown") else "call",
+                str(report.longrepr),  # without the worker of pytest-xdist, as `longreprtext` has
+                _summary(report.longrepr),
+                tuple((str(title), str(text)) for title, text in report.sections),
             )
-            for each in failed
+            for report in failed
         ),
         status=first_attribute(reports, STATUS, ""),
         raised=tuple(first_attribute(reports, RAISED_ON, ())),
@@ -146,14 +146,13 @@ def _plain(value: object) -> Any:
 
 
 def reports_of(test: FinishedTest, records: Sequence[Record]) -> Iterator[pytest.TestReport]:
-    """Reports of a test that ended in an earlier run, as if it had ended in this one.
+    """Yield reports of a test of an earlier run, as if it had ended in this one.
 
     Args:
       test: the test.
       records: its records.
     """
-    during = [each for each in test.failures if each.when != "teardown"]
-    reports = [_failed(test, each) for each in during]
+    reports = [_failed(test, phase) for phase in test.failures if phase.when != "teardown"]
     if test.outcome == "skipped":
         file, line = test.place or ("", 0)
         where = (file, line if isinstance(line, int) else None, test.reason)
@@ -173,9 +172,9 @@ def reports_of(test: FinishedTest, records: Sequence[Record]) -> Iterator[pytest
         setattr(first, RAISED_ON, list(test.raised))
     if test.part:
         setattr(first, PART_RESULT, dict(test.part))
-    ends = [_failed(test, each) for each in test.failures if each.when == "teardown"]
+    ends = [_failed(test, phase) for phase in test.failures if phase.when == "teardown"]
     last = ends or [_report(test, "teardown", "passed")]
-    own: list[tuple[str, object]] = [pair for each in records for pair in properties(each)]
+    own: list[tuple[str, object]] = [pair for record in records for pair in properties(record)]
     last[-1].user_properties = [*test.properties, *own]
     yield from (*reports, *last)
 
@@ -288,7 +287,7 @@ class RunKeeper(RunProgress):
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """If no test was left, the run is that of the tests that were done."""
+        """Set the exit status if no test was left: that of the tests that were done."""
         none_left = session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED
         if none_left and self.begun and self.resumed is not None:
             session.exitstatus = pytest.ExitCode.OK
@@ -370,10 +369,10 @@ def resumed_run(session: PytestSession) -> RunResults | None:
     Raises:
       OptionError: the file cannot be read, or is of a run that cannot be taken up here.
     """
-    given = session.options.resume
-    assert given is not None
+    option = session.options.resume
+    assert option is not None
     folder = session.config.invocation_params.dir
-    path = folder / given
+    path = folder / option
     if path == _results_path(session) and not path.exists() and not partial_path(path).exists():
         return None
     where = place_of(session.config, "resume")
@@ -404,13 +403,13 @@ def resumed_run(session: PytestSession) -> RunResults | None:
     return resumed
 
 
-def require_readable(found: RunResults) -> None:
+def require_readable(results: RunResults) -> None:
     """Check now what is read at the end of the run: what the tests have found of mutants.
 
     Raises:
       DataError: it is not what such a test writes.
     """
-    for test in found.tests:
+    for test in results.tests:
         if test.part:
             # late: it imports JAX
             from pytest_pallas.mutate.item import MutantsPart
@@ -422,15 +421,15 @@ def require_readable(found: RunResults) -> None:
 
 
 def _results_path(session: PytestSession) -> Path | None:
-    """The results file that was given, also where another machine writes it."""
+    """Return the results file that was given, also where another machine writes it."""
     config = session.config
-    given = config.getoption("pallas_results") or config.getini("pallas_results")
-    return config.invocation_params.dir / given if given else None
+    option = config.getoption("pallas_results") or config.getini("pallas_results")
+    return config.invocation_params.dir / option if option else None
 
 
 def _differences(session: PytestSession, resumed: RunResults) -> list[str]:
     """List what differs between a run and this one."""
-    here = json.loads(json.dumps([environment(), given_options(session)]))
+    here = json.loads(json.dumps([environment(), known_options(session)]))
     texts: list[str] = []
     for title, mine, theirs in zip(
         ("", "option "), here, (resumed.environment, resumed.options), strict=True
@@ -452,7 +451,7 @@ def _differences(session: PytestSession, resumed: RunResults) -> list[str]:
 
 
 def _listed(texts: Sequence[str], between: str = ", ") -> str:
-    """The first texts, and how many more there are."""
+    """Join the first texts, and say how many more there are."""
     rest = len(texts) - _MOST
     return between.join(texts[:_MOST]) + (f" and {rest} more" if rest > 0 else "")
 
@@ -489,12 +488,12 @@ def require_same_tests(config: pytest.Config, resumed: RunResults, left: Sequenc
 
 
 def records_by_test(resumed: RunResults) -> dict[str, list[Record]]:
-    """The records of each test that ended."""
-    found: dict[str, list[Record]] = {test.test: [] for test in resumed.tests}
+    """Return the records of each test that ended."""
+    records: dict[str, list[Record]] = {test.test: [] for test in resumed.tests}
     for record in resumed.records:
-        if record.test in found:
-            found[record.test].append(record)
-    return found
+        if record.test in records:
+            records[record.test].append(record)
+    return records
 
 
 def repeat_reports(config: pytest.Config, resumed: RunResults) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def scope_of(nodeid: str, checks: Collection[str]) -> str:
-    """The group of a test: the checks of one kernel, on all backends and meshes.
+    """Return the group of a test: the checks of one kernel, on all backends and meshes.
 
     Args:
       nodeid: of the test.
@@ -55,7 +55,7 @@ class SpecScheduling(LoadScopeScheduling):
 
 
 def scheduler_for(config: pytest.Config, log: Any) -> SpecScheduling | None:
-    """The scheduler of a session that runs suites, unless ``--dist`` selects another one."""
+    """Return the scheduler of a session that runs suites, unless ``--dist`` selects another one."""
     suites = current(config).options.suite
     return SpecScheduling(config, log) if suites and config.getvalue("dist") == "load" else None
 
@@ -74,7 +74,7 @@ class Group:
 
 
 def assign(groups: Collection[Group], count: int) -> dict[str, int]:
-    """The shard of each group, from 1 to ``count``: always the same for the same groups.
+    """Assign a shard, from 1 to ``count``, to each group: the same for the same groups.
 
     The longest group goes to the shard that has least to do so far (Graham, "Bounds on
     Multiprocessing Timing Anomalies", 1969: at most 4/3 of the best time).
@@ -91,7 +91,7 @@ def assign(groups: Collection[Group], count: int) -> dict[str, int]:
 def expected_groups(
     names: Sequence[str], scopes: Sequence[str], seconds: Mapping[str, float]
 ) -> list[Group]:
-    """The groups of tests.
+    """Return the groups of tests.
 
     Args:
       names: node ids of the tests.
@@ -136,7 +136,7 @@ def keep_shard(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def _seconds(config: pytest.Config) -> Mapping[str, float]:
-    """The seconds of each test in the file of ``--pallas-shard-by``; empty without it."""
+    """Return the seconds of each test in the file of ``--pallas-shard-by``; empty without it."""
     path = current(config).options.shard_by
     if path is None:
         return {}
@@ -147,7 +147,7 @@ def _seconds(config: pytest.Config) -> Mapping[str, float]:
 
 
 def recorded_seconds(path: Path) -> Mapping[str, float]:
-    """The seconds of each test in a results file.
+    """Return the seconds of each test in a results file.
 
     Raises:
       OptionError: as ``read_results``.
@@ -211,7 +211,7 @@ def set_digests(state: PytestSession, tests: Sequence[str] = ()) -> None:
 
 
 def suite_digests(modules: Sequence[str], directory: Path) -> dict[str, str]:
-    """A digest of the Python files of each module of ``--pallas-suite``; "" for a missing one.
+    """Return a digest of the files of each module of ``--pallas-suite``; "" if it is missing.
 
     Args:
       modules: importable names of packages or modules.
@@ -223,7 +223,7 @@ def suite_digests(modules: Sequence[str], directory: Path) -> dict[str, str]:
 def file_digests(
     modules: Sequence[str], directory: Path, tests: Sequence[str], root: Path
 ) -> dict[str, str]:
-    """A digest of each Python file that a run is about, by its path.
+    """Return a digest of each Python file that a run is about, by its path.
 
     These are the files of suites, the files of tests, and the ``conftest.py`` of their folders.
     Other modules that tests import are not known here.
@@ -258,11 +258,11 @@ def _digest(module: str, directory: Path) -> str:
 
 
 def _files(module: str, directory: Path) -> Iterator[tuple[str, Path]]:
-    """The files of a module, each with its path as it is on every machine."""
+    """Yield the files of a module, each with its path as it is on every machine."""
     try:
-        places = locate(module, directory).paths
+        paths = locate(module, directory).paths
     except pytest.UsageError:
         return  # the run has said so
-    for place in places:
-        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
-            yield file.relative_to(place.parent).as_posix(), file
+    for path in paths:
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            yield file.relative_to(path.parent).as_posix(), file

@@ -27,8 +27,10 @@ from pytest_pallas.isolate.messages import (
     StepNote,
     WorkerReply,
     WorkerRequest,
+    decoded,
     encoded,
-    unpickled,
+    reports_by_phase,
+    warning_of,
 )
 from pytest_pallas.isolate.policy import History
 from pytest_pallas.isolate.supervise import GRACE, error_of, opening_of, run_in, worker_setup
@@ -52,7 +54,7 @@ class _HazardObserver:
     """
 
     def __init__(self, reason: str = "") -> None:
-        """For a test without another reason."""
+        """Create for a test with a reason, or without."""
         self.reason = reason
 
     def example(self, builder: Result, facts: Sequence[Fact]) -> None:
@@ -132,13 +134,11 @@ class Isolator:
         __tracebackhide__ = True
         options = self.session.options_for(item)
         slot: Callable[[], float | None] = getattr(item, "slot", lambda: None)
-        path = Path(item.path)
         journal = None if options.mutate is None else self._scratch / str(next(self._numbers))
         facts = self.session.facts
-        request = WorkerRequest(
-            opening=self._opening,
+        request = self._request(
+            item.path,
             nodeid=item.nodeid,
-            path=str(path) if path.is_file() else None,
             timeout=options.timeout,
             seconds=slot(),
             journal=None if journal is None else str(journal),
@@ -148,7 +148,7 @@ class Isolator:
         result = run_in(self._pool, self._setup, request)
         if result.status != "done":
             raise self.error_of_end(item, result)
-        item.stash[_REPORTS] = self.accept(item, unpickled(result.value))
+        item.stash[_REPORTS] = self.accept(item, decoded(WorkerReply, result.value))
 
     def learn(
         self,
@@ -171,14 +171,7 @@ class Isolator:
           The facts, or a message if the worker died, or has not found the spec; and the last step
           that the worker has told.
         """
-        path = Path(parent.path)
-        request = WorkerRequest(
-            opening=self._opening,
-            nodeid="",
-            path=str(path) if path.is_file() else None,
-            timeout=timeout,
-            learns=spec,
-        )
+        request = self._request(parent.path, nodeid="", timeout=timeout, learns=spec)
         limit = longest(timeout) + GRACE  # with the start of the worker's session
         future = self._pool.submit(self._setup, encoded(request), timeout=limit)
         try:
@@ -190,12 +183,17 @@ class Isolator:
             note = StepNote.decode(result.note)
             step = "" if note is None else note.step
             return str(error_of(result, "tracing it at collection")), step
-        reply: WorkerReply = unpickled(result.value)
+        reply = decoded(WorkerReply, result.value)
         if reply.exit is not None:
             pytest.exit(*reply.exit)
         if reply.facts is None:
             return "the process for isolated tests has not found it: its calls are not traced", ""
         return reply.facts, ""
+
+    def _request(self, path: Path, **fields: Any) -> WorkerRequest:
+        """Make a request about a test or a spec of a file."""
+        collected = str(path) if path.is_file() else None
+        return WorkerRequest(opening=self._opening, path=collected, **fields)
 
     def accept(self, item: Any, reply: WorkerReply) -> dict[str, pytest.TestReport]:
         """Use the results of a worker, also of another machine; returns its reports by ``when``.
@@ -213,12 +211,9 @@ class Isolator:
                 "set. Make the name reproducible, or run the test with --pallas-isolate=never."
             )
         hook = self.session.config.hook
-        reports: dict[str, pytest.TestReport] = {}
-        for data in reply.reports:
-            report = hook.pytest_report_from_serializable(config=item.config, data=data)
-            reports[report.when] = report
+        reports = reports_by_phase(item.config, reply.reports)
         for warning in reply.warnings:
-            hook.pytest_warning_recorded.call_historic(kwargs=dict(warning))
+            hook.pytest_warning_recorded.call_historic(kwargs=warning_of(warning))
         for name, lost in reply.lost_places.items():
             self.session.lost_places.setdefault(name, lost)
         self.session.killed |= reply.killed
@@ -235,7 +230,7 @@ class Isolator:
         return reports
 
     def error_of_end(self, item: Any, result: JobResult) -> Exception:
-        """The error for a worker that did not answer; counts its examples."""
+        """Make the error for a worker that did not answer; counts its examples."""
         note = StepNote.decode(result.note)
         if note is not None and note.examples:
             own = getattr(item, "result", None)
@@ -335,5 +330,5 @@ class _SimulatedTests:
 
 
 def isolator_of(config: pytest.Config) -> Isolator | None:
-    """The isolator plugin, or None in a worker."""
+    """Return the isolator plugin, or None in a worker."""
     return config.pluginmanager.get_plugin(PLUGIN)

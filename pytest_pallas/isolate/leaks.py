@@ -47,22 +47,18 @@ def variables_of_imports() -> Generator[set[str]]:
     names: set[str] = set()
     put, add, add_simple = os.putenv, warnings.filterwarnings, warnings.simplefilter
 
-    def noted(name: bytes | str, value: bytes | str) -> None:
-        if _importing(inspect.currentframe()):
-            names.add(os.fsdecode(name))
-        put(name, value)
-
-    def noting(function: Any) -> Any:
+    def noting(function: Any, name_of: Callable[..., str]) -> Any:
         @functools.wraps(function)
-        def noted_filter(*args: Any, **keywords: Any) -> None:
+        def noted(*args: Any, **keywords: Any) -> None:
             if _importing(inspect.currentframe()):
-                names.add(FILTERS)
+                names.add(name_of(*args))
             function(*args, **keywords)
 
-        return noted_filter
+        return noted
 
-    os.putenv = noted
-    warnings.filterwarnings, warnings.simplefilter = noting(add), noting(add_simple)
+    os.putenv = noting(put, lambda name, _: os.fsdecode(name))
+    warnings.filterwarnings = noting(add, lambda *_: FILTERS)
+    warnings.simplefilter = noting(add_simple, lambda *_: FILTERS)
     try:
         yield names
     finally:
@@ -104,7 +100,7 @@ class Leak:
     undo: Callable[[], object]
 
     def __str__(self) -> str:
-        """In words."""
+        """Describe it."""
         return f"left {self.name} = {_shown(self.new)} (was {_shown(self.old)})"
 
 
@@ -281,15 +277,15 @@ def guarded(session: Session, headline: str, kernel: str = "") -> Generator[None
             session.untold = []
             _undo_changes(session, before, imported)
             raise
-    found, stuck = _undo_changes(session, before, imported)
+    changes, stuck = _undo_changes(session, before, imported)
     untold, session.untold = session.untold, []
-    found, stuck = [*untold, *found], [*untold, *stuck]
+    changes, stuck = [*untold, *changes], [*untold, *stuck]
     if kernel:
-        told = session.leaked.setdefault(kernel, set())
-        found = [leak for leak in found if leak.name not in told or leak in stuck]
-        told.update(leak.name for leak in found)
-    if found:
-        lines = "\n  ".join(map(str, found))
+        reported = session.leaked.setdefault(kernel, set())
+        changes = [leak for leak in changes if leak.name not in reported or leak in stuck]
+        reported.update(leak.name for leak in changes)
+    if changes:
+        lines = "\n  ".join(map(str, changes))
         rest = "The plugin undid it."
         if stuck:
             names = ", ".join(leak.name for leak in stuck)
@@ -319,10 +315,10 @@ def leaving_nothing(session: Session, *, tells: bool = False) -> Generator[None]
             with uncaught_with_interrupts():
                 yield
         finally:
-            found, stuck = _undo_changes(session, before, imported)
+            changes, stuck = _undo_changes(session, before, imported)
             if tells:
                 session.untold += stuck
-            if found:
+            if changes:
                 jax.clear_caches()  # JAX would not run the functions again
 
 

@@ -1,20 +1,23 @@
-"""The messages of a process that runs tests for another one on this machine, and their encoding.
+"""What processes tell each other about tests, and the one encoding of all such messages.
 
-A request is JSON: what files or other machines have said may be in it. The reply is a pickle, which
-comes over a pipe of the two, from a process that has run this project's tests and nothing else; or
-JSON, if the process that asks does not import the project's modules (a worker of a fleet). Read
+A message is a dataclass that is registered by ``message``. ``encoded`` makes JSON of it, and
+``decoded`` reads it by its type, wherever it comes from: a child process, a worker of a fleet,
+another host, the journal of a run that is taken up. Nothing of it is executed or imported.
+
+Here are the messages of a process that runs tests for another one on this machine: read
 ``WorkerRequest`` and ``WorkerReply`` first. ``worker`` answers, ``supervise`` asks.
 """
 
 from __future__ import annotations
 
 import json
-import pickle
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
+
+import pytest
 
 from pallas_sim.findings import Text
 from pytest_pallas.decoding import (
@@ -31,8 +34,51 @@ from pytest_pallas.decoding import (
 from pytest_pallas.isolate.project import Difference, Project, ProjectFile
 from pytest_pallas.pytest_session import Part
 from pytest_pallas.session import SpecFacts
+from pytest_pallas.workers.process import JobResult
+
+#: The classes of messages and of their parts, by name.
+_TYPES: dict[str, type[Any]] = {}
 
 
+def message[T](kind: type[T]) -> type[T]:
+    """Register a dataclass as a message, or as a part of one, and return it."""
+    _TYPES[kind.__name__] = kind
+    return kind
+
+
+for _part in (Difference, JobResult, Part, Project, ProjectFile, SpecFacts):
+    message(_part)
+
+
+def to_plain(value: Any) -> Any:
+    """Make JSON values of a message; what JSON does not know becomes its repr."""
+    return tagged(value, _TYPES, repr)
+
+
+def from_plain[T](kind: type[T], plain: Any) -> T:
+    """Make the message of a kind from ``to_plain``.
+
+    Raises:
+      DataError: it is none.
+    """
+    return decode(kind, untagged(plain, _TYPES))
+
+
+def encoded(value: Any) -> bytes:
+    """Encode a message, or a list of messages, as JSON."""
+    return json.dumps(to_plain(value)).encode()
+
+
+def decoded[T](kind: type[T], body: bytes | str) -> T:
+    """Decode the message of a kind from ``encoded``.
+
+    Raises:
+      DataError: it is none.
+    """
+    return from_plain(kind, parse(body))
+
+
+@message
 @dataclass(frozen=True, kw_only=True)
 class Opening:
     """The configuration of a worker's session. Equal ones have equal bytes.
@@ -61,6 +107,7 @@ _Base64 = Annotated[
 type Change = tuple[Literal["save", "delete"], _Base64, _Base64]
 
 
+@message
 @dataclass(frozen=True, kw_only=True)
 class WorkerRequest:
     """A test to run.
@@ -80,7 +127,6 @@ class WorkerRequest:
       facts: what the reporting process has learned of the specs of the file; None if the worker
         learns it itself.
       learns: the spec, by file and name, of which the worker learns the facts in place of a test.
-      plain: whether the reply is JSON, for a process that does not import the project's modules.
       changes: what earlier tests of the kernel have changed in the database of failing examples.
         The test changes a database apart then; None if it uses that of the worker's session.
       examples: files of that database, by path; None to open the places of the command line.
@@ -98,19 +144,34 @@ class WorkerRequest:
     killed: Mapping[Exact, Exact] = field(default_factory=dict[str, str])
     facts: Mapping[tuple[Exact, Exact], SpecFacts] | None = None
     learns: tuple[Exact, Exact] | None = None
-    plain: bool = False
     changes: Sequence[Change] | None = None
     examples: Mapping[str, bytes] | None = None
     project: Project | None = None
 
 
+@message
+@dataclass(frozen=True, kw_only=True)
+class PlainWarning:
+    """The arguments of ``pytest_warning_recorded`` as plain values."""
+
+    text: Text
+    module: str
+    category: str
+    filename: str
+    lineno: int
+    when: Literal["config", "collect", "runtest"]
+    nodeid: str
+    location: tuple[str, int, str] | None
+
+
+@message
 @dataclass(frozen=True, kw_only=True)
 class WorkerReply:
     """The result of a test.
 
     Attributes:
       reports: from ``pytest_report_to_serializable``; empty if there is no such test.
-      warnings: arguments of ``pytest_warning_recorded``; from ``plain_warning`` in a plain reply.
+      warnings: what ``pytest_warning_recorded`` was told; see ``warning_of``.
       hazards: reasons to isolate its calls (``analysis.hazards``); None if it made no call.
       stained: whether it changed state of the process that could not be undone, or closed the
         files that pytest captures output in.
@@ -122,13 +183,13 @@ class WorkerReply:
       differences: how the project of the worker differs.
     """
 
-    reports: Sequence[Mapping[str, Any]] = ()
-    warnings: Sequence[Mapping[str, Any]] = ()
+    reports: Sequence[Mapping[str, Annotated[Any, AsWritten()]]] = ()
+    warnings: Sequence[PlainWarning] = ()
     hazards: Sequence[str] | None = None
     stained: bool = False
     lost_places: Mapping[str, Text] = field(default_factory=dict[str, str])
     exit: tuple[Text, int | None] | None = None
-    killed: Mapping[str, str] = field(default_factory=dict[str, str])
+    killed: Mapping[Exact, Exact] = field(default_factory=dict[str, str])
     facts: SpecFacts | None = None
     changes: Sequence[Change] = ()
     differences: Sequence[Difference] = ()
@@ -159,112 +220,65 @@ class StepNote:
     running: Sequence[str] = ()
 
     def encode(self) -> bytes:
-        """The note as bytes; cheap, because each example has several."""
+        """Return the note as bytes; cheap, because each example has several."""
         return json.dumps(vars(self)).encode()
 
     @classmethod
     def decode(cls, body: bytes) -> StepNote | None:
-        """The note; None if there is none, or half of one."""
+        """Return the note; None if there is none, or half of one."""
         try:
             return decode(cls, parse(body)) if body else None
         except DataError:
             return None
 
 
-#: The dataclasses of messages, by name.
-TYPES: Mapping[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (Opening, Part, SpecFacts, WorkerRequest, WorkerReply)
-    + (Project, ProjectFile, Difference)
-}
+# Reports and warnings of a test, as plain values and again as pytest's objects.
 
 
-def encoded(message: WorkerRequest | Opening | WorkerReply) -> bytes:
-    """Encode a message as JSON; objects in a reply that JSON does not know become their repr."""
-    other = repr if isinstance(message, WorkerReply) else None
-    return json.dumps(tagged(message, TYPES, other)).encode()
+def plain_reports(config: pytest.Config, reports: Iterable[Any]) -> list[dict[str, Any]]:
+    """Serialize reports of pytest."""
+    serialize = config.hook.pytest_report_to_serializable
+    return [serialize(config=config, report=report) for report in reports]
 
 
-def decoded[T](kind: type[T], body: bytes) -> T:
-    """Decode a message of a kind from ``encoded``.
-
-    Raises:
-      DataError: it is none.
-    """
-    return decode(kind, untagged(parse(body), TYPES))
-
-
-def pickled(reply: Any) -> bytes:
-    """Pickle a reply; objects in it that cannot be pickled become their repr."""
-    try:
-        return pickle.dumps(reply)
-    except Exception:
-        return pickle.dumps(_picklable(reply))
+def reports_by_phase(
+    config: pytest.Config, serialized: Iterable[Mapping[str, Any]]
+) -> dict[str, pytest.TestReport]:
+    """Make reports of serialized ones, by ``when``."""
+    load = config.hook.pytest_report_from_serializable
+    reports = [load(config=config, data=data) for data in serialized]
+    return {report.when: report for report in reports}
 
 
-def unpickled(body: bytes) -> Any:
-    """Load the reply of a process that this one has started."""
-    return pickle.loads(body)
-
-
-def _picklable(value: Any) -> Any:
-    if isinstance(value, WorkerReply):
-        return WorkerReply(**{name: _picklable(own) for name, own in vars(value).items()})
-    if isinstance(value, dict):
-        return {key: _picklable(element) for key, element in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(_picklable, value))
-    try:
-        pickle.dumps(value)
-    except Exception:
-        return repr(value)
-    return value
-
-
-# Warnings of a test, for a process that does not have their categories.
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlainWarning:
-    """The arguments of ``pytest_warning_recorded`` as plain values."""
-
-    text: Text
-    module: str
-    category: str
-    filename: str
-    lineno: int
-    when: Literal["config", "collect", "runtest"]
-    nodeid: str
-    location: tuple[str, int, str] | None
-
-
-def plain_warning(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def plain_warning(
+    warning: warnings.WarningMessage, when: Any, nodeid: str, location: Any
+) -> PlainWarning:
     """Make plain values of the arguments of ``pytest_warning_recorded``."""
-    warning = arguments["warning_message"]
-    return {
-        "text": str(warning.message),
-        "module": warning.category.__module__,
-        "category": warning.category.__qualname__,
-        "filename": warning.filename,
-        "lineno": warning.lineno,
-        **{name: arguments[name] for name in ("when", "nodeid", "location")},
-    }
+    return PlainWarning(
+        text=str(warning.message),
+        module=warning.category.__module__,
+        category=warning.category.__qualname__,
+        filename=warning.filename,
+        lineno=warning.lineno,
+        when=when,
+        nodeid=nodeid,
+        location=location,
+    )
 
 
-def warning_of(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the arguments from ``plain_warning`` again.
+def warning_of(plain: PlainWarning) -> dict[str, Any]:
+    """Make the arguments of ``pytest_warning_recorded`` again.
 
-    A category that is not loaded here is a ``Warning``.
+    A category of a module that is not loaded here is a ``Warning`` with its name.
     """
-    category: Any = sys.modules.get(plain["module"])
-    for part in plain["category"].split("."):
+    category: Any = sys.modules.get(plain.module)
+    for part in plain.category.split("."):
         category = vars(category).get(part) if hasattr(category, "__dict__") else None
     if not (isinstance(category, type) and issubclass(category, Warning)):
-        category = Warning
-    message: Any = warnings.WarningMessage(
-        plain["text"], category, plain["filename"], plain["lineno"]
-    )
+        lost = plain.module not in sys.modules
+        category = type(plain.category, (Warning,), {}) if lost else Warning
+    warning: Any = warnings.WarningMessage(plain.text, category, plain.filename, plain.lineno)
     return {
-        "warning_message": message,
-        **{name: plain[name] for name in ("when", "nodeid", "location")},
+        "warning_message": warning,
+        **{name: getattr(plain, name) for name in ("when", "nodeid", "location")},
     }

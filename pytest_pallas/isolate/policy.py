@@ -63,7 +63,7 @@ _DEPTH = 6
 
 
 def process_call_of(objects: Iterable[Any]) -> str | None:
-    """The name by which some functions may end their process; None if there is none.
+    """Return the name by which functions may end their process; None if there is none.
 
     Functions that they call are followed through globals, closures, modules, partials and
     attributes; those of installed packages are trusted, unless a given function is of the same
@@ -79,7 +79,7 @@ def process_call_of(objects: Iterable[Any]) -> str | None:
         for name in _of_object(value, package, seen, _DEPTH):
             return name
     if not package:
-        _harmless.update(each for each in seen.values() if isinstance(each, FunctionType))
+        _harmless.update(value for value in seen.values() if isinstance(value, FunctionType))
     return None
 
 
@@ -104,7 +104,7 @@ def _of_object(value: Any, package: str, seen: dict[int, Any], depth: int) -> It
         if value.__name__.partition(".")[0] in _FOREIGN:
             yield value.__name__
     elif isinstance(value, type):
-        if _is_own(getattr(value, "__module__", ""), package):
+        if _is_own(sys.modules.get(getattr(value, "__module__", "")), package):
             for attribute in vars(value).values():
                 yield from _of_object(attribute, package, seen, depth - 1)
     elif isinstance(value, functools.partial):
@@ -126,7 +126,7 @@ def _of_object(value: Any, package: str, seen: dict[int, Any], depth: int) -> It
 
 def _of_function(function: FunctionType, package: str, seen: dict[int, Any]) -> Iterator[str]:
     code = function.__code__
-    if _is_trusted(code, package):
+    if _is_trusted(code.co_filename, package):
         return
     names: set[str] = set()
     for inner in _codes(code):
@@ -138,7 +138,7 @@ def _of_function(function: FunctionType, package: str, seen: dict[int, Any]) -> 
     values = [known[name] for name in names if name in known]
     defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     for value in (*values, *cells, *defaults, getattr(function, "__wrapped__", None)):
-        if isinstance(value, ModuleType) and _is_own(value.__name__, package, value):
+        if isinstance(value, ModuleType) and _is_own(value, package):
             for name in names & vars(value).keys():
                 yield from _of_object(vars(value)[name], package, seen, _DEPTH)
         yield from _of_object(value, package, seen, _DEPTH)
@@ -160,7 +160,7 @@ def _is_filled(cell: Any) -> bool:
 
 
 def _is_method(value: BuiltinFunctionType) -> bool:
-    """Whether a builtin is a method of an object, rather than a function of a module."""
+    """Return whether a builtin is a method of an object, rather than a function of a module."""
     return not isinstance(value.__self__, ModuleType)
 
 
@@ -171,7 +171,7 @@ def _code_of(value: Any) -> CodeType | None:
 
 
 def _package(code: CodeType | None) -> str:
-    """The folder of the installed package of some code; "" if it is not installed."""
+    """Return the folder of the installed package of some code; "" if it is not installed."""
     if code is None:
         return ""
     for folder in _TRUSTED:
@@ -181,20 +181,17 @@ def _package(code: CodeType | None) -> str:
     return ""
 
 
-def _is_trusted(code: CodeType, package: str) -> bool:
-    file = code.co_filename
+def _is_trusted(file: str, package: str) -> bool:
+    """Return whether a file is of Python or of an installed package other than ``package``."""
     if package and file.startswith(package):
         return False
     return file.startswith((*_TRUSTED, "<frozen"))
 
 
-def _is_own(name: str, package: str, module: ModuleType | None = None) -> bool:
-    """Whether a module is neither of Python nor of an installed package."""
-    module = module or sys.modules.get(name)
+def _is_own(module: ModuleType | None, package: str) -> bool:
+    """Return whether a module has a file that is not trusted."""
     file = getattr(module, "__file__", None)
-    if file is None:
-        return False
-    return bool(package and file.startswith(package)) or not file.startswith(_TRUSTED)
+    return file is not None and not _is_trusted(file, package)
 
 
 # The history of tests in earlier sessions, in pytest's cache.
@@ -245,7 +242,7 @@ class History:
                 path.unlink(missing_ok=True)
 
     def failed(self, nodeid: str) -> bool:
-        """Whether the last run of a test failed, from the data of ``--lf``."""
+        """Return whether the last run of a test failed, from the data of ``--lf``."""
         return nodeid in self._failed
 
     @contextlib.contextmanager
@@ -337,7 +334,7 @@ _DEVICES = frozenset({"pallas_mesh", "pallas_devices"})
 
 
 def separable(item: Any) -> bool:
-    """Whether a test can be run in another process.
+    """Return whether a test can be run in another process.
 
     A test on hardware cannot, because this process has opened the device. Compilers have their own
     workers.
@@ -347,18 +344,18 @@ def separable(item: Any) -> bool:
 
 
 def simulates(item: Any) -> bool:
-    """Whether all backends of a test are simulators."""
+    """Return whether all backends of a test are simulators."""
     parts = getattr(item, "parts", None) or (item,)  # a MutantsItem
     return all(_kind(part) == "simulating" for part in parts)
 
 
 def uses_plugin(item: Any) -> bool:
-    """Whether a test is a check of a spec, or uses the fixtures that run kernels."""
+    """Return whether a test is a check of a spec, or uses the fixtures that run kernels."""
     return hasattr(item, "spec") or "pallas_backend" in getattr(item, "fixturenames", ())
 
 
 def mode(item: pytest.Item | pytest.Collector) -> str:
-    """``--pallas-isolate`` for a test, and ``"never"`` where isolation is not possible.
+    """Return ``--pallas-isolate`` for a test, or ``"never"`` where isolation is not possible.
 
     It is not possible in a debugger and with ``-s``: a worker has no terminal. A process of
     a program of several must run its tests itself: a worker would be no part of the program.
@@ -375,7 +372,7 @@ def mode(item: pytest.Item | pytest.Collector) -> str:
 
 
 def reason(item: Any, history: History) -> str:
-    """The reason to run a test in a worker from the start; "" for none."""
+    """Return the reason to run a test in a worker from the start; "" for none."""
     chosen = mode(item)
     if chosen == "never" or not uses_plugin(item) or not separable(item):
         return ""
@@ -388,14 +385,14 @@ def reason(item: Any, history: History) -> str:
 
 
 def reason_of_others(item: Any, history: History) -> str:
-    """The reason to move a simulated test to a worker if the simulator cannot run a call."""
+    """Return the reason to move a test to a worker if the simulator cannot run a call."""
     if mode(item) != "auto" or not uses_plugin(item) or not simulates(item):
         return ""
     return _risk(item, history)
 
 
 def reason_to_learn_apart(parent: pytest.Collector, spec: Any, history: History) -> str:
-    """The reason to draw and trace the calls of a spec in a worker at collection; "" for none."""
+    """Return the reason to draw and trace a spec in a worker at collection; "" for none."""
     chosen = mode(parent)
     if chosen == "never":
         return ""
@@ -415,19 +412,19 @@ def _functions_of(spec: Any) -> Sequence[Any]:
 
 
 def _danger(item: Any) -> str:
-    """The reason why the functions of a test may end its process, wherever they run."""
+    """Return the reason why the functions of a test may end its process, wherever they run."""
     if hasattr(item, "spec"):
         facts = current(item.config).facts.get((item.spec.file, item.spec.name))
         if facts is not None and not item.spec.meshes:
             return facts.isolated
         return _process_call(_functions_of(item.spec))
     params = getattr(getattr(item, "callspec", None), "params", {})
-    given = [value for name, value in params.items() if name != "pallas_backend"]
-    return _process_call([getattr(item, "obj", None), *given])
+    values = [value for name, value in params.items() if name != "pallas_backend"]
+    return _process_call([getattr(item, "obj", None), *values])
 
 
 def _risk(item: Any, history: History) -> str:
-    """The reason why a test may crash on an interpreter; "" if none is known."""
+    """Return the reason why a test may crash on an interpreter; "" if none is known."""
     if current(item.config).options.mutate is not None:
         return "mutants may crash or hang"
     if _devices(item):
@@ -438,17 +435,17 @@ def _risk(item: Any, history: History) -> str:
 
 
 def key_of_spec(spec: Any) -> str:
-    """The key of a spec, for its collection."""
+    """Return the key of a spec, for its collection."""
     return f"{spec.file}::{spec.name}"
 
 
 def key_of(item: Any) -> str:
-    """The key of a spec on a backend, for all checks."""
+    """Return the key of a spec on a backend, for all checks."""
     return f"{item.spec.file}::{item.spec.name}[{label(item.backend)}]"
 
 
 def _kind(item: Any) -> str | None:
-    """The kind of a test's backend; None if it is not known."""
+    """Return the kind of a test's backend; None if it is not known."""
     own = getattr(item, "backend", None)
     if own is None:
         callspec = getattr(item, "callspec", None)

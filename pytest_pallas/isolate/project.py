@@ -31,7 +31,7 @@ class ProjectFile:
     digest: str
 
     def __str__(self) -> str:
-        """Its path, as messages name it."""
+        """Return its path, as messages name it."""
         return f"{self.package}/{self.path}" if self.package else self.path
 
 
@@ -55,32 +55,32 @@ class Difference:
     Attributes:
       name: of a package, or the path of a file.
       own: version or digest that it has; "" if it has none.
-      wanted: that of the process that asks.
+      expected: that of the process that asks.
     """
 
     name: str
     own: str
-    wanted: str
+    expected: str
     is_file: bool = False
 
     def __str__(self) -> str:
-        """In words."""
+        """Describe it."""
         if not self.own:
             return f"{self.name} is missing"
         if self.is_file:
             return f"{self.name} has another content"
-        return f"{self.name} is {self.own}, here {self.wanted}"
+        return f"{self.name} is {self.own}, here {self.expected}"
 
 
 def versions() -> dict[str, str]:
-    """The versions of this process, by name; "" for a package that is not installed."""
-    found = {"python": ".".join(platform.python_version_tuple()[:2])}
+    """Return the versions of this process, by name; "" for a package that is not installed."""
+    numbers = {"python": ".".join(platform.python_version_tuple()[:2])}
     for name in _PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            numbers[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = ""
-    return found
+            numbers[name] = ""
+    return numbers
 
 
 def project_of(
@@ -99,14 +99,14 @@ def project_of(
     imported = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     sources = [Path(file) for file in imported if isinstance(file, str) and file.endswith(".py")]
     digests: dict[tuple[str, str], str] = {}
-    for path in {*files, *sources}:
-        if _in_project(path, root) and path.is_file():
-            digests["", path.relative_to(root).as_posix()] = digest_of(path)
-    for module, places in suites:
+    for file_path in {*files, *sources}:
+        if _in_project(file_path, root) and file_path.is_file():
+            digests["", file_path.relative_to(root).as_posix()] = digest_of(file_path)
+    for module, paths in suites:
         package = module.partition(".")[0]
         folder = _folder_of(package)
-        for place in places:
-            for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+        for path in paths:
+            for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
                 if folder is None or not file.is_relative_to(folder):
                     continue
                 name, base = ("", root) if _in_project(file, root) else (package, folder)
@@ -115,49 +115,49 @@ def project_of(
 
 
 def differences(project: Project, root: Path) -> list[Difference]:
-    """How this process differs from a project of another one.
+    """List how this process differs from a project of another one.
 
     Args:
       project: of the other process.
       root: pytest's root folder here.
     """
     own = versions()
-    found = [
-        Difference(name, own.get(name, ""), wanted)
-        for name, wanted in project.versions.items()
-        if own.get(name, "") != wanted
+    differing = [
+        Difference(name, own.get(name, ""), expected)
+        for name, expected in project.versions.items()
+        if own.get(name, "") != expected
     ]
     for file in project.files:
         folder = root if not file.package else _folder_of(file.package)
         path = None if folder is None else folder / file.path
         digest = digest_of(path) if path is not None and path.is_file() else ""
         if digest != file.digest:
-            found.append(Difference(str(file), digest, file.digest, is_file=True))
-    return found
+            differing.append(Difference(str(file), digest, file.digest, is_file=True))
+    return differing
 
 
 def digest_of(path: Path) -> str:
-    """A digest of a file's content, whatever its line ends."""
+    """Return a digest of a file's content, whatever its line ends."""
     content = path.read_bytes().replace(b"\r\n", b"\n")
     return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _in_project(path: Path, root: Path) -> bool:
-    """Whether a file is in the root folder, and not in an environment in it."""
+    """Return whether a file is in the root folder, and not in an environment in it."""
     return path.is_relative_to(root) and not any(
         part.startswith(".") or part.endswith("-packages") for part in path.relative_to(root).parts
     )
 
 
 def _folder_of(package: str) -> Path | None:
-    """The folder of an installed package, or that of a module's file."""
+    """Return the folder of an installed package, or that of a module's file."""
     try:
-        found = importlib.util.find_spec(package)
+        spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
         return None
-    if found is None:
+    if spec is None:
         return None
-    places = list(found.submodule_search_locations or ())
-    if places:
-        return Path(places[0]).resolve()
-    return None if found.origin is None else Path(found.origin).resolve().parent
+    locations = list(spec.submodule_search_locations or ())
+    if locations:
+        return Path(locations[0]).resolve()
+    return None if spec.origin is None else Path(spec.origin).resolve().parent

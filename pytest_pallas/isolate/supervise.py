@@ -106,7 +106,7 @@ def worker_setup(generation: int, gigabytes: float, **environment: str) -> Worke
 
 
 def opening_of(session: PytestSession, *, chooses: bool = False) -> Opening:
-    """The session of a worker that runs the tests of this session.
+    """Describe the session of a worker that runs the tests of this session.
 
     Args:
       session: of this process.
@@ -164,7 +164,7 @@ _FOREIGN = ("jax/_src/", "/_pytest/", "/pluggy/", "/hypothesis/", "/numpy/", "/x
 
 
 def error_of(result: JobResult, headline: str) -> PallasError:
-    """The error for a worker that did not answer.
+    """Make the error for a worker that did not answer.
 
     Args:
       result: the result of its job.
@@ -218,8 +218,8 @@ def _facts_of_end(output: str, note: StepNote | None) -> Iterator[Fact]:
         yield Fact("example", f"number {note.examples}")
     for name, text in note.drawn:
         yield Fact(name, text)
-    words = [line.strip() for line in output.splitlines() if _WORDS.search(line)]
-    for line in words[:3]:
+    lines = [line.strip() for line in output.splitlines() if _WORDS.search(line)]
+    for line in lines[:3]:
         yield Fact("output", line[:200])
 
 

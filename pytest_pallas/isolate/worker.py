@@ -26,12 +26,13 @@ from pytest_pallas.compat.testing import capture_is_closed, configured
 from pytest_pallas.isolate.messages import (
     Change,
     Opening,
+    PlainWarning,
     StepNote,
     WorkerReply,
     WorkerRequest,
     decoded,
     encoded,
-    pickled,
+    plain_reports,
     plain_warning,
 )
 from pytest_pallas.isolate.project import differences
@@ -53,11 +54,10 @@ def serve(payload: bytes, say: Callable[[bytes], None]) -> bytes:
       say: sends a ``StepNote`` about the next step.
 
     Returns:
-      The reply: JSON if the request wants it plain, otherwise a pickle.
+      The encoded reply.
     """
     request = decoded(WorkerRequest, payload)
-    reply = host_for(request.opening, say).run(request)
-    return encoded(reply) if request.plain else pickled(reply)
+    return encoded(host_for(request.opening, say).run(request))
 
 
 @functools.cache
@@ -118,14 +118,11 @@ class WorkerSession:
         state = current(self.config)
         state.killed = {**state.killed_earlier, **request.killed}
         reply = self.run_item(item, request.timeout)
-        reply = dataclasses.replace(
+        return dataclasses.replace(
             reply,
             killed={key: by for key, by in state.killed.items() if key not in request.killed},
             changes=self._database_apart.changes if self._database_apart else (),
         )
-        if request.plain:
-            reply = dataclasses.replace(reply, warnings=list(map(plain_warning, reply.warnings)))
-        return reply
 
     def run_item(self, item: pytest.Item, timeout: float) -> WorkerReply:
         """Run a collected test, and return its reports.
@@ -143,10 +140,7 @@ class WorkerSession:
         finally:
             self.alarm.stop()
         return WorkerReply(
-            reports=[
-                self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
-                for report in self.recorder.reports
-            ],
+            reports=plain_reports(self.config, self.recorder.reports),
             warnings=self.recorder.warnings,
             hazards=None if self.alarm.hazards is None else sorted(set(self.alarm.hazards)),
             stained=current(self.config).stained or capture_is_closed(self.config),
@@ -195,7 +189,7 @@ class WorkerSession:
         return WorkerReply(facts=state.facts.pop(spec, None))
 
     def _item(self, request: WorkerRequest) -> pytest.Item | None:
-        """The test, from its file, or from the whole collection."""
+        """Return the test, from its file, or from the whole collection."""
         for path in (request.path and os.path.join(self.config.rootpath, request.path), None):
             if request.nodeid in self.items:
                 break
@@ -228,28 +222,36 @@ def _copied(session: PytestSession, examples: Mapping[str, bytes]) -> Any:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(value)
     copy = DirectoryBasedExampleDatabase(folder)
-    servers = [place for place in session.options.database if place.kind not in ("folder", "none")]
+    servers = [
+        server for server in session.options.database if server.kind not in ("folder", "none")
+    ]
     root, report = session.harness.root, session.lost_places.setdefault
     opened = open_places(servers, root, report) if servers else None
     return copy if opened is None else MultiplexedDatabase(copy, opened)
 
 
 class Recorder:
-    """Records the reports and warnings of a test."""
+    """Records the reports and warnings of a test, and the failures of the collection."""
 
     def __init__(self) -> None:
         """Start empty."""
+        self.failed_collections: list[pytest.CollectReport] = []
         self.reports: list[pytest.TestReport] = []
-        self.warnings: list[dict[str, Any]] = []
+        self.warnings: list[PlainWarning] = []
 
     def clear(self) -> None:
-        """A new test begins."""
+        """Forget the reports of the last test."""
         self.reports, self.warnings = [], []
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
         """Mark the session as that of a worker, before other plugins check it."""
         config.pluginmanager.register(object(), WORKER)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Record a failure of the collection."""
+        if report.failed:
+            self.failed_collections.append(report)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Record a report."""
@@ -258,18 +260,9 @@ class Recorder:
     def pytest_warning_recorded(
         self, warning_message: warnings.WarningMessage, when: str, nodeid: str, location: Any
     ) -> None:
-        """Record a warning, without its source object."""
-        if when != "runtest":
-            return
-        plain = warnings.WarningMessage(
-            warning_message.message,
-            warning_message.category,
-            warning_message.filename,
-            warning_message.lineno,
-        )
-        self.warnings.append(
-            {"warning_message": plain, "when": when, "nodeid": nodeid, "location": location}
-        )
+        """Record a warning of a test."""
+        if when == "runtest":
+            self.warnings.append(plain_warning(warning_message, when, nodeid, location))
 
 
 #: Limits on the lines of an example and their length.
@@ -314,7 +307,7 @@ class Alarm:
         faulthandler.cancel_dump_traceback_later()
 
     def example(self, builder: Any, facts: Sequence[Fact]) -> None:
-        """An example of a builder starts."""
+        """Begin the step of an example."""
         note = StepNote(
             step="an example",
             limit=longest(self._timeout),
@@ -325,11 +318,11 @@ class Alarm:
         self._step(note)
 
     def traced(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
-        """A call starts to be compiled and executed."""
+        """Begin the step of a call that is compiled and executed."""
         self._begin_call(call, jaxpr, kernels, simulated=False)
 
     def simulated(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
-        """A call starts to be simulated."""
+        """Begin the step of a call that is simulated."""
         self._begin_call(call, jaxpr, kernels, simulated=True)
 
     def _begin_call(
@@ -344,7 +337,7 @@ class Alarm:
         self._step(dataclasses.replace(self._note, step="a kernel", limit=limit, running=running))
 
     def ended(self, call: Call) -> None:
-        """A call has finished."""
+        """Begin the step after a call."""
         del call
         limit = longest(self._timeout)
         self._step(dataclasses.replace(self._note, step="the rest", limit=limit, running=()))

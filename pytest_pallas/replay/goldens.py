@@ -80,7 +80,7 @@ class Origin:
     processor: str = ""
 
     def __str__(self) -> str:
-        """For messages."""
+        """Describe it in messages."""
         versions = ", ".join(f"{name} {number}" for name, number in self.versions.items())
         return f"{self.backend} ({self.device}; {versions})"
 
@@ -167,19 +167,19 @@ class Golden:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def __str__(self) -> str:
-        """For messages."""
+        """Describe it in messages."""
         mesh = "".join(f"-{axis}{size}" for axis, size in self.mesh.items())
         return f"{self.kernel} {self.check}{mesh} on {self.origin.backend}: {self.call.drawn}"
 
 
 def question_of(kernel: str, check: str, mesh: Mapping[str, int], digest: str) -> str:
-    """Names a check of a kernel on a mesh for one call."""
+    """Return a name for a check of a kernel on a mesh for one call."""
     text = json.dumps([kernel, check, sorted(mesh.items()), digest])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def to_json(golden: Golden) -> dict[str, Any]:
-    """A golden as plain JSON values."""
+    """Return a golden as plain JSON values."""
     plain = {"schema": SCHEMA, **dataclasses.asdict(golden)}
     if golden.products is None:
         del plain["products"]  # as goldens were written before there were any
@@ -187,7 +187,7 @@ def to_json(golden: Golden) -> dict[str, Any]:
 
 
 def from_json(plain: Any) -> Golden:
-    """The golden that ``to_json`` wrote.
+    """Return the golden that ``to_json`` wrote.
 
     Raises:
       GoldenError: it is none, or of a newer version of pytest-pallas.
@@ -200,7 +200,7 @@ def from_json(plain: Any) -> Golden:
 
 
 def without_schema(plain: Any, schema: int, what: str) -> dict[str, Any]:
-    """The fields of a file, whose schema must be this one.
+    """Return the fields of a file, whose schema must be this one.
 
     Raises:
       GoldenError: it is of another version, or no file of pytest-pallas.
@@ -219,7 +219,7 @@ def without_schema(plain: Any, schema: int, what: str) -> dict[str, Any]:
 
 
 def origin_of(backend: Backend, kernel: Callable[..., Any]) -> Origin:
-    """Where the answers of a kernel on a backend come from."""
+    """Return where the answers of a kernel on a backend come from."""
     device, compiler = _device(backend)
     versions = {"jax": metadata.version("jax"), "jaxlib": metadata.version("jaxlib")}
     if compiler:
@@ -238,7 +238,7 @@ def origin_of(backend: Backend, kernel: Callable[..., Any]) -> Origin:
 
 @functools.cache
 def processor() -> str:
-    """The instructions of this processor that decide the bits of XLA's CPU code, numpy and BLAS.
+    """Return the instructions of this processor that decide the bits of XLA, numpy and BLAS.
 
     XLA contracts ``a * b + c`` of float16 to one rounding where the processor has AVX512-FP16, and
     OpenBLAS has kernels for families of processors, which add in different orders.
@@ -263,7 +263,7 @@ _ARITHMETIC = re.compile(r"fma|avx2|avx512(f|vl)|\w+_(fp|bf)16|amx_tile|asimdhp|
 
 
 def source_of(kernel: Callable[..., Any]) -> str:
-    """SHA-256 of the file that a kernel is in, or "" if it is in none."""
+    """Return the SHA-256 of the file that a kernel is in, or "" if it is in none."""
     while isinstance(kernel, functools.partial):
         kernel = kernel.func
     try:
@@ -274,7 +274,7 @@ def source_of(kernel: Callable[..., Any]) -> str:
 
 
 def _device(backend: Backend) -> tuple[str, str]:
-    """The kind of device, and the version of what compiles for it."""
+    """Return the kind of device, and the version of what compiles for it."""
     if backend.kind == "hardware":
         import jax
 
@@ -333,7 +333,7 @@ class LoadedExample:
 
 
 def content_of(example: Example, arrays: Sequence[Array]) -> bytes:
-    """The content of an example's file.
+    """Return the content of an example's file.
 
     Raises:
       OptionError: safetensors is not installed.
@@ -344,7 +344,7 @@ def content_of(example: Example, arrays: Sequence[Array]) -> bytes:
 
 
 def load_example(path: Path) -> LoadedExample:
-    """The example in a file. Nothing in it is executed.
+    """Load the example in a file. Nothing in it is executed.
 
     Raises:
       GoldenError: there is no such file, or it is none of these, or damaged, or newer.
@@ -404,7 +404,7 @@ class Store:
     folder: Path
 
     def goldens(self) -> Iterator[Golden]:
-        """All goldens, by name.
+        """Yield all goldens, by name.
 
         Raises:
           GoldenError: a file is damaged or foreign; the message says which.
@@ -423,7 +423,7 @@ class Store:
             yield golden
 
     def get(self, name: str) -> Golden | None:
-        """The golden of this name, if there is one.
+        """Return the golden of this name, if there is one.
 
         Raises:
           GoldenError: its file is damaged.
@@ -441,13 +441,13 @@ class Store:
         golden = dataclasses.replace(golden, tensors=hashlib.sha256(content).hexdigest())
         path = self.folder / "tensors" / f"{golden.tensors}.safetensors"
         if not path.is_file():
-            _write(path, content)
+            write_file(path, content)
         text = json.dumps(to_json(golden), indent=1, sort_keys=True) + "\n"
-        _write(self.folder / "goldens" / f"{golden.name}.json", text.encode())
+        write_file(self.folder / "goldens" / f"{golden.name}.json", text.encode())
         return golden
 
     def outputs(self, golden: Golden) -> dict[str, Array]:
-        """The arrays of an answer by path; of a sampled one, its sample.
+        """Load the arrays of an answer by path; of a sampled one, its sample.
 
         Raises:
           GoldenError: the file is missing or damaged.
@@ -460,7 +460,7 @@ class Store:
         return {output.path: array for output, array in zip(golden.outputs, arrays, strict=True)}
 
     def inputs(self, golden: Golden) -> list[Array]:
-        """The arrays of the call.
+        """Load the arrays of the call.
 
         Raises:
           GoldenError: the file is missing or damaged.
@@ -504,7 +504,8 @@ def _require_file(path: Path) -> None:
         raise GoldenError(f"{path}: this is no file of its own; remove it")
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file in one step, in a folder that is made if it is not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         file.write(content)

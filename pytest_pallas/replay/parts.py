@@ -25,7 +25,7 @@ def load(name: str, file: str) -> types.ModuleType:
 
 
 def compiled(file: str, qualname: str) -> list[types.CodeType]:
-    """The code of all functions with a qualified name, in the order of the source.
+    """Compile the code of all functions with a qualified name, in the order of the source.
 
     Raises:
       OSError, SyntaxError, ValueError: the file cannot be read or compiled.

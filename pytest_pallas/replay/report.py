@@ -18,13 +18,13 @@ _NAMED = 4
 
 
 def _summary(session: PytestSession, records: Sequence[Record]) -> Iterator[str]:
-    """The number of goldens that were recorded or compared, and the unused ones of the folder."""
+    """Yield how many goldens were recorded or compared, and the unused ones of the folder."""
     if session.goldens is None:
         return
     folder = session.goldens.store.folder
     counts = sum((Counter(record.goldens) for record in records), Counter[str]())
-    words = [f"{counts[name]} {name}" for name in _COUNTED if counts[name]]
-    yield f"goldens in {folder}: {', '.join(words) or 'none'}"
+    texts = [f"{counts[name]} {name}" for name in _COUNTED if counts[name]]
+    yield f"goldens in {folder}: {', '.join(texts) or 'none'}"
     if counts["missing"]:
         yield (
             "missing: the folder has no golden of these calls; record again on the machine of "
@@ -40,7 +40,7 @@ def _summary(session: PytestSession, records: Sequence[Record]) -> Iterator[str]
 
 
 def _unused(session: PytestSession, records: Sequence[Record]) -> Iterator[str]:
-    """Goldens of kernels that ran, which no test used."""
+    """Yield a line about goldens of kernels that ran, which no test used."""
     assert session.goldens is not None
     ran = {record.kernel for record in records}
     used = {name for record in records for name in record.used_goldens}
@@ -60,5 +60,5 @@ def _unused(session: PytestSession, records: Sequence[Record]) -> Iterator[str]:
 
 @section("goldens")
 def section_of_goldens(results: Results) -> Iterator[str]:
-    """The counts of goldens."""
+    """Yield the counts of goldens."""
     yield from _summary(results.session, results.records)

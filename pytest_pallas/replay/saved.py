@@ -22,9 +22,8 @@ from pytest_pallas._version import __version__
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.checks.golden import written_call
 from pytest_pallas.pytest_session import PytestSession, variant_of
-from pytest_pallas.replay.goldens import Example, content_of
+from pytest_pallas.replay.goldens import Example, content_of, write_file
 from pytest_pallas.replay.script import NoScriptError, script_of
-from pytest_pallas.results import replacing
 
 #: The folder of the scripts, beside the results or in pytest's cache.
 FOLDER = "pallas-failures"
@@ -36,7 +35,7 @@ _LINE = "# test: "
 
 
 def example_of(session: PytestSession, item: pytest.Item, error: PallasError) -> bytes | None:
-    """The content of the file, or None: the call cannot be written, or is too large.
+    """Return the content of the file, or None: the call cannot be written, or is too large.
 
     Also where safetensors is not installed: the extra ``golden`` has it.
     """
@@ -64,7 +63,7 @@ def example_of(session: PytestSession, item: pytest.Item, error: PallasError) ->
 
 
 def test_of_script(text: str) -> str:
-    """The test that a script repeats, as its text says; "" if it does not."""
+    """Return the test that a script repeats, as its text says; "" if it does not."""
     lines = (line for line in text.splitlines() if line.startswith(_LINE))
     return next(lines, "").removeprefix(_LINE)
 
@@ -84,7 +83,7 @@ class Saved:
     example: Path | None = None
 
     def __str__(self) -> str:
-        """For the failure message."""
+        """Describe it for the failure message."""
         if self.path is None:
             return f"none: {self.note}"
         return f"{self.path} ({self.note})" if self.note else str(self.path)
@@ -118,7 +117,7 @@ def save(
 
 
 def folder_for(session: PytestSession) -> Path:
-    """The folder of scripts, made if it is not there.
+    """Return the folder of scripts, made if it is not there.
 
     Raises:
       NoScriptError: nothing says where.
@@ -165,18 +164,17 @@ def _write(path: Path, content: bytes | None) -> bool:
     if content is None:
         path.unlink(missing_ok=True)
         return False
-    with replacing(path) as file:
-        file.write(content)
+    write_file(path, content)
     return True
 
 
 def script_name(text: str) -> str:
-    """A text as the name of a file, without its suffix."""
+    """Make the name of a file, without its suffix, of a text."""
     return re.sub(r"[^\w.-]+", "-", text)[:200].strip("-.") or "failure"
 
 
 def free_path(folder: Path, name: str, test: str) -> Path:
-    """The first path with a name that no other test has taken."""
+    """Return the first path with a name that no other test has taken."""
     number = 1
     while True:
         path = folder / (f"{name}.py" if number == 1 else f"{name}-{number}.py")

@@ -46,6 +46,7 @@ from pytest_pallas.judge.tolerance import Tolerance
 from pytest_pallas.options import Options
 from pytest_pallas.replay.parts import compiled
 from pytest_pallas.session import Session
+from pytest_pallas.spec import CallProperties
 
 
 class NoScriptError(Exception):
@@ -70,7 +71,7 @@ class Script:
 def script_of(
     session: Session, error: PallasError, failure: Failure, *, test: str, replay: str
 ) -> Script:
-    """The script for a failure.
+    """Write the script for a failure.
 
     Args:
       session: of the failing test.
@@ -116,7 +117,7 @@ def _header(
 
 
 def _preamble(writer: Writer, session: Session, failure: Failure) -> Iterator[str]:
-    """Imports and settings: what decides devices comes before what may start JAX."""
+    """Yield imports and settings: what decides devices comes before what may start JAX."""
     context = failure.context
     folders = {module: folder_of(module, Path(file)) for module, file in writer.modules.items()}
     imports = {"import jax", "import numpy as np", "import pytest_pallas", *writer.imports}
@@ -157,7 +158,7 @@ def _preamble(writer: Writer, session: Session, failure: Failure) -> Iterator[st
 def _check_lines(
     writer: Writer, session: Session, failure: Failure, *, timed_out: bool
 ) -> Iterator[str]:
-    """The call of ``pytest_pallas.check``.
+    """Yield the call of ``pytest_pallas.check``.
 
     Raises:
       NoScriptError: the backend is one of the project.
@@ -167,11 +168,11 @@ def _check_lines(
     backend = backend_name(context.backend if timed_out else ran_on(context), "the backend")
     kernel, mesh = without_mesh(context.kernel)
     reference, _ = without_mesh(context.reference)
-    given = ["kernel", "*args"]
+    passed = ["kernel", "*args"]
     yield f"kernel = {writer.named('the kernel', kernel)}"
     if reference is not None:
         yield f"reference = {writer.named('the reference', reference)}"
-        given.append("reference=reference")
+        passed.append("reference=reference")
     yield f"args = {writer.named('the arguments', tuple(arguments.args))}"
     keywords = {"options": dict(arguments.options), "tuning": dict(arguments.tuning)}
     # The functions of relations and raises may read what was drawn.
@@ -186,29 +187,29 @@ def _check_lines(
         yield f"{name} = {writer.named(f'the {name}', value)}"
     named = [f"{name}={name}" for name in keywords]
     if reads_recipe and arguments.recipe:
-        given[1] = "call"
+        passed[1] = "call"
         yield f"call = pytest_pallas.Arguments({', '.join(['args', *named])})"
     else:
-        given += named
+        passed += named
     check = f'"{failure.check}"'
     if of_project(failure.check):
         check = writer.named(f"the check {failure.check}", session.checks[failure.check])
-    given += [f'backend="{backend}"', f"checks={check}"]
+    passed += [f'backend="{backend}"', f"checks={check}"]
     if context.settings.arithmetic:
-        given.append(f'arithmetic="{context.settings.arithmetic}"')
+        passed.append(f'arithmetic="{context.settings.arithmetic}"')
     if mesh is not None:
-        given.append(f"mesh={writer.mapping(mesh.shape)}")
+        passed.append(f"mesh={writer.mapping(mesh.shape)}")
     for name, value in promises_of(failure, kernel).items():
-        given.append(f"{name}={writer.named(f'{name}=', value)}")
+        passed.append(f"{name}={writer.named(f'{name}=', value)}")
     if getattr(kernel, "__name__", "") != failure.name:
-        given.append(f'name="{failure.name}"')
+        passed.append(f'name="{failure.name}"')
     yield ""
-    yield _bracketed("pytest_pallas.check(", given, ")")
+    yield _bracketed("pytest_pallas.check(", passed, ")")
     yield 'print("no failure")'
 
 
 def _writable(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that a script can hold."""
+    """Return the values that a script can hold."""
     writable: dict[str, Any] = {}
     for name, value in values.items():
         with contextlib.suppress(UnwritableError):
@@ -224,7 +225,7 @@ _KNOWN = {family.name: family for family in (*FAMILIES, *compiling(lambda: None)
 
 
 def ran_on(context: CheckContext) -> Backend:
-    """The backend that executed the call: an interpreter where the simulator lacks something."""
+    """Return the backend that executed the call: an interpreter where a simulator lacks it."""
     backend: Any = context.backend
     otherwise = getattr(backend, "otherwise", None)
     if otherwise is not None:
@@ -236,7 +237,7 @@ def ran_on(context: CheckContext) -> Backend:
 
 
 def backend_name(backend: Backend, what: str) -> str:
-    """The name of a backend.
+    """Return the name of a backend.
 
     Raises:
       NoScriptError: a script does not know it.
@@ -247,7 +248,7 @@ def backend_name(backend: Backend, what: str) -> str:
 
 
 def without_mesh(function: Any) -> tuple[Any, Mesh | None]:
-    """A function without the mesh that it is bound to, and that."""
+    """Return a function without the mesh that it is bound to, and the mesh."""
     if isinstance(function, functools.partial) and not function.args:
         mesh = function.keywords.get("mesh")
         if isinstance(mesh, Mesh) and list(function.keywords) == ["mesh"]:
@@ -270,18 +271,8 @@ READERS: Mapping[str, tuple[str, ...]] = {
 
 #: The keyword arguments besides, with their defaults.
 _USUAL: Mapping[str, Any] = {
-    "exact": False,
-    "differentiable": (),
-    "batch_axes": (),
-    "relations": (),
-    "raises": (),
-    "ignored": None,
-    "claimed": (),
+    **{f.name: f.default for f in dataclasses.fields(CallProperties) if f.name != "vmappable"},
     "tolerance": Tolerance(),
-    "deterministic": True,
-    "nan_ok": False,
-    "check_dtype": True,
-    "jit": True,
     "timeout": Options.timeout,
 }
 
@@ -290,17 +281,17 @@ _WATCHES = ("races", "dma")
 
 
 def of_project(check: str) -> bool:
-    """Whether a check is one that a project adds."""
+    """Return whether a check is one that a project adds."""
     return check not in (*CHECKS, *SANITIZERS)
 
 
 def reads(check: str, promise: str) -> bool:
-    """Whether a check may read a promise."""
+    """Return whether a check may read a promise."""
     return of_project(check) or check in READERS.get(promise, (check,))
 
 
 def promises_of(failure: Failure, kernel: Any) -> dict[str, Any]:
-    """The keyword arguments that the check reads and that differ from their defaults.
+    """Return the keyword arguments that the check reads and that differ from their defaults.
 
     Args:
       failure: what failed.
@@ -348,12 +339,12 @@ _ALIASES = {
 
 
 def _in_plain_jax(failure: Failure) -> Iterator[str]:
-    """The lines: the kernel, the reference, and the largest difference; none on a mesh."""
+    """Yield the kernel, the reference, and the largest difference; nothing on a mesh."""
     context = failure.context
     if context.backend.kind == "compiling" or without_mesh(context.kernel)[1] is not None:
         return
-    given = "*args" + (", **options" if context.arguments.options else "")
-    actual = f"actual = kernel({given}{', **tuning' if context.arguments.tuning else ''})"
+    arguments = "*args" + (", **options" if context.arguments.options else "")
+    actual = f"actual = kernel({arguments}{', **tuning' if context.arguments.tuning else ''})"
     yield ""
     yield "# For a bug report to JAX: the same call without pytest-pallas."
     backend = context.backend
@@ -370,7 +361,7 @@ def _in_plain_jax(failure: Failure) -> Iterator[str]:
         yield f"# with pltpu.force_tpu_interpret_mode({parameters}):"
         actual = f"    {actual}"
     yield f"# {actual}"
-    yield f"# wanted = reference({given})"
+    yield f"# wanted = reference({arguments})"
     yield "# for one, other in zip(jax.tree.leaves(actual), jax.tree.leaves(wanted)):"
     result = failure.result
     values = () if result is None or result.outcome is None else result.outcome.values
@@ -414,7 +405,7 @@ class Writer:
     missing: list[str] = field(default_factory=list[str])
 
     def named(self, what: str, value: Any) -> str:
-        """The expression for a value; ``None`` where there is none, which is noted as missing."""
+        """Write the expression for a value; without one, ``None``, which is noted as missing."""
         try:
             return self.write(value)
         except UnwritableError as problem:
@@ -422,7 +413,7 @@ class Writer:
             return "None"
 
     def write(self, value: Any) -> str:
-        """The expression for a value, on several lines if it is long.
+        """Write the expression for a value, on several lines if it is long.
 
         Raises:
           UnwritableError: there is none.
@@ -466,17 +457,17 @@ class Writer:
             case _ if type(value) is complex:
                 return f"complex({self._flat(value.real)}, {self._flat(value.imag)})"
             case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
-                given = [
-                    f"{each.name}={self._flat(getattr(value, each.name))}"
-                    for each in dataclasses.fields(value)
-                    if each.init and not _same(getattr(value, each.name), each.default)
+                arguments = [
+                    f"{entry.name}={self._flat(getattr(value, entry.name))}"
+                    for entry in dataclasses.fields(value)
+                    if entry.init and not _same(getattr(value, entry.name), entry.default)
                 ]
-                return f"{self._flat(type(value))}({', '.join(given)})"
+                return f"{self._flat(type(value))}({', '.join(arguments)})"
             case _:
                 return self._function(value)
 
     def mapping(self, values: Mapping[Any, Any]) -> str:
-        """A dict."""
+        """Write a dict."""
         items = [f"{self._flat(key)}: {self._flat(value)}" for key, value in values.items()]
         return _bracketed("{", items, "}")
 
@@ -486,14 +477,14 @@ class Writer:
         if type(value) is list:
             return _bracketed("[", items, "]")
         if names is not None:  # a named tuple
-            given = [f"{name}={item}" for name, item in zip(names, items, strict=True)]
-            return f"{self._flat(type(value))}({', '.join(given)})"
+            arguments = [f"{name}={item}" for name, item in zip(names, items, strict=True)]
+            return f"{self._flat(type(value))}({', '.join(arguments)})"
         if isinstance(value, tuple):  # also strategies.Drawn, which is a tuple to kernels
             return _bracketed("(", items, ",)" if len(items) == 1 else ")")
         return f"{type(value).__name__}({_bracketed('[', sorted(items), ']')})"
 
     def _array(self, value: Any) -> str:
-        """An array as numbers that make the same bits and can be read; else from the file."""
+        """Write an array as numbers that make the same bits and can be read; else from the file."""
         if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             data = self._array(np.asarray(jax.random.key_data(value)))
             return f'jax.random.wrap_key_data({data}, impl="{jax.random.key_impl(value)}")'
@@ -516,12 +507,12 @@ class Writer:
         return f'STORED["{key}"].view(np.dtype("{array.dtype.name}")).reshape({array.shape})'
 
     def _function(self, value: Any) -> str:
-        """A function, class or object of a module, by a name or by its place in the source."""
+        """Write a function, class or object of a module: its name, or its place in the source."""
         if isinstance(value, functools.partial):
             self.imports.add("import functools")
-            given = [self._flat(value.func), *map(self._flat, value.args)]
-            given += [f"{name}={self._flat(item)}" for name, item in value.keywords.items()]
-            return f"functools.partial({', '.join(given)})"
+            arguments = [self._flat(value.func), *map(self._flat, value.args)]
+            arguments += [f"{name}={self._flat(item)}" for name, item in value.keywords.items()]
+            return f"functools.partial({', '.join(arguments)})"
         if isinstance(value, types.MethodType):
             return f"{self._flat(value.__self__)}.{value.__name__}"
         public = public_name(value)
@@ -543,29 +534,29 @@ class Writer:
             raise UnwritableError(describe(value))
         self.modules[module.__name__] = file
         self.imports.add("from pytest_pallas.replay.parts import nested")
-        given = [variable, quoted(value.__code__.co_qualname), str(number)]
-        given += [self._flat(cell.cell_contents) for cell in value.__closure__ or ()]
+        arguments = [variable, quoted(value.__code__.co_qualname), str(number)]
+        arguments += [self._flat(cell.cell_contents) for cell in value.__closure__ or ()]
         if value.__defaults__:
-            given.append(f"defaults={self._flat(value.__defaults__)}")
+            arguments.append(f"defaults={self._flat(value.__defaults__)}")
         if value.__kwdefaults__:
-            given.append(f"keywords={self._flat(value.__kwdefaults__)}")
-        return f"nested({', '.join(given)})"
+            arguments.append(f"keywords={self._flat(value.__kwdefaults__)}")
+        return f"nested({', '.join(arguments)})"
 
 
 def quoted(text: str) -> str:
-    """A string between double quotes, where it can be."""
+    """Write a string between double quotes, where that is possible."""
     return f'"{text}"' if repr(text) == f"'{text}'" and '"' not in text else repr(text)
 
 
 def _same(value: Any, default: Any) -> bool:
-    """Whether a field has its default; of arrays it must be that very array."""
+    """Return whether a field has its default; of arrays it must be that very array."""
     if value is default:
         return True
     return type(value) is type(default) and isinstance(value, (*_PLAIN, float)) and value == default
 
 
 def _bracketed(left: str, items: list[str], right: str) -> str:
-    """Items between brackets, one a line if they are long."""
+    """Write items between brackets, one a line if they are long."""
     line = f"{left}{', '.join(items)}{right}"
     if len(line) <= _COLUMNS and "\n" not in line:
         return line
@@ -574,7 +565,7 @@ def _bracketed(left: str, items: list[str], right: str) -> str:
 
 
 def _readable(array: np.ndarray[Any, Any]) -> str | None:
-    """The array as numbers, if they make the same bits again."""
+    """Write the array as numbers; None if they do not make the same bits again."""
     if array.dtype.kind == "c":
         return None
     wide = array if array.dtype.kind in "biu" else array.astype(np.float64)
@@ -614,29 +605,19 @@ _PUBLIC = (
     "builtins",
 )
 
-#: The packages that define what is found there.
-_HOMES = (
-    *("", "jax", "numpy", "math", "builtins", "_operator", "jaxlib", "ml_dtypes"),
-    "pytest_pallas",
-    "pallas_sim",
-)
-
 
 def public_name(value: Any) -> str:
-    """The name of something public of JAX, numpy, Python or this package; else ""."""
-    home = str(getattr(value, "__module__", None) or "").partition(".")[0]
-    if home not in _HOMES:
-        return ""
-    for name in _PUBLIC:
-        module = sys.modules.get(name)
-        own = getattr(value, "__name__", "")
-        if module is not None and own and getattr(module, own, None) is value:
-            return f"{name}.{own}"
+    """Return the name of something public of JAX, numpy, Python or this package; else ""."""
+    own = getattr(value, "__name__", "")
+    if isinstance(own, str) and own:
+        for name in _PUBLIC:
+            if getattr(sys.modules.get(name), own, None) is value:
+                return f"{name}.{own}"
     return ""
 
 
 def folder_of(module: str, file: Path) -> str:
-    """The folder from which a module is imported by its name, or "" if there is none."""
+    """Return the folder from which a module is imported by its name, or "" if there is none."""
     path = file.parent if file.name == "__init__.py" else file.with_suffix("")
     names = module.split(".")
     if list(path.parts[-len(names) :]) != names or module == "__main__":
@@ -645,19 +626,19 @@ def folder_of(module: str, file: Path) -> str:
 
 
 def variable_name(module: str) -> str:
-    """What a script calls a module."""
+    """Return the name of a module in a script."""
     return re.sub(r"\W", "_", module) + "_module"
 
 
 def describe(value: Any) -> str:
-    """A value in a few words, and where it was defined."""
+    """Describe a value in a few words, and where it was defined."""
     code: Any = getattr(value, "__code__", None)
     name = getattr(value, "__qualname__", None) or f"{value!r:.80}"
     return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code is not None else name
 
 
 def _attribute(module: types.ModuleType, value: Any) -> str:
-    """The name that a module has for something: its own, or a global that holds it."""
+    """Return the name that a module has for something: its own, or a global that holds it."""
     owner: Any = module
     qualname = str(getattr(value, "__qualname__", ""))
     for name in qualname.split("."):
@@ -668,7 +649,7 @@ def _attribute(module: types.ModuleType, value: Any) -> str:
 
 
 def _number_of(function: Any, file: str) -> int | None:
-    """The number of a function among those of its qualified name; None if it is not in the source.
+    """Return the number of a function among those of its qualified name; None without source.
 
     Functions of one line differ in their code only: two lambdas, say.
     """

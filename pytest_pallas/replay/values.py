@@ -48,7 +48,7 @@ _Metadata = Mapping[str, Annotated[str, AsWritten()]]
 
 
 def dump(arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Arrays by name, as the bytes of a file; equal arrays give equal bytes.
+    """Return arrays by name as the bytes of a file; equal arrays give equal bytes.
 
     Raises:
       OptionError: safetensors is not installed.
@@ -58,7 +58,7 @@ def dump(arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = None)
 
 
 def load(content: bytes, kinds: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Array]:
-    """The arrays of a file, whose dtypes and shapes are those of ``kinds``.
+    """Load the arrays of a file, whose dtypes and shapes are those of ``kinds``.
 
     Raises:
       GoldenError: the content is none of that.
@@ -80,7 +80,7 @@ def load(content: bytes, kinds: Mapping[str, tuple[str, tuple[int, ...]]]) -> di
 
 
 def metadata_of(content: bytes) -> Mapping[str, str]:
-    """The metadata of a file.
+    """Return the metadata of a file.
 
     Raises:
       GoldenError: the content is no safetensors file.
@@ -96,7 +96,7 @@ def metadata_of(content: bytes) -> Mapping[str, str]:
 
 
 def digest(array: Array) -> str:
-    """SHA-256 of an array's dtype, shape and bytes."""
+    """Return the SHA-256 of an array's dtype, shape and bytes."""
     head = f"{array.dtype.name} {array.shape} ".encode()
     return hashlib.sha256(head + np.ascontiguousarray(array).tobytes()).hexdigest()
 
@@ -105,7 +105,7 @@ _DTYPE = re.compile(r"[a-z][a-z0-9_]{1,30}")
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """The dtype of this name.
+    """Return the dtype of this name.
 
     Raises:
       GoldenError: there is none.
@@ -173,14 +173,14 @@ class Written:
 
 
 def write(value: Any) -> Written:
-    """A value made of arrays, numbers, strings, dtypes, and containers of those."""
+    """Write a value made of arrays, numbers, strings, dtypes, and containers of those."""
     written = Written()
     written.plain = _plain(value, written)
     return written
 
 
 def read(plain: Any, arrays: Sequence[Array]) -> Any:
-    """The value that ``write`` was given.
+    """Make the value again that ``write`` was given.
 
     Raises:
       GoldenError: it was written otherwise, or has parts that cannot be made.
@@ -194,7 +194,7 @@ def read(plain: Any, arrays: Sequence[Array]) -> Any:
 
 
 def call_of(value: Any) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]:
-    """A call that was read: positional arguments, options and tuning.
+    """Return a call that was read: positional arguments, options and tuning.
 
     Raises:
       GoldenError: it is none.

@@ -33,12 +33,12 @@ RAISED = b"e"
 
 
 def header(kind: bytes, body: bytes) -> bytes:
-    """The header of ``body``."""
+    """Return the header of ``body``."""
     return _HEADER.pack(kind, len(body))
 
 
 def read(stream: BinaryIO) -> bytes | None:
-    """The body of the next message of a blocking stream, or None at its end."""
+    """Return the body of the next message of a blocking stream, or None at its end."""
     head = stream.read(_HEADER.size)
     if len(head) < _HEADER.size:
         return None
@@ -81,7 +81,7 @@ def main(entry: str, *, requests: int, replies: int, parent: int, talks: bool) -
       requests: descriptor of the pipe for jobs.
       replies: descriptor of the pipe for answers.
       parent: the process that started this one.
-      talks: whether the entry takes a second argument, for notes about its next step.
+      talks: whether the entry takes ``say``, for notes about its next step.
     """
     for descriptor in (requests, replies):
         os.set_inheritable(descriptor, False)
@@ -103,7 +103,7 @@ def main(entry: str, *, requests: int, replies: int, parent: int, talks: bool) -
                 with speaking:
                     write(outbox, NOTE, note)
 
-            function = functools.partial(_talking, function, say)
+            function = functools.partial(function, say=say)
         write(outbox, READY, b"")
         while (payload := read(inbox)) is not None:
             kind, body = _call(function, payload)
@@ -113,14 +113,6 @@ def main(entry: str, *, requests: int, replies: int, parent: int, talks: bool) -
             write(outbox, kind, body)
             del payload, body
     _end_group()
-
-
-def _talking(
-    function: Callable[[bytes, Callable[[bytes], None]], bytes],
-    say: Callable[[bytes], None],
-    payload: bytes,
-) -> bytes:
-    return function(payload, say)
 
 
 def _load(entry: str) -> Callable[..., bytes]:

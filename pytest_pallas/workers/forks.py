@@ -77,7 +77,7 @@ class Fork:
     """
 
     def __init__(self, pid: int, fate: int) -> None:
-        """The worker with an id; the descriptor ``fate`` gives its return code."""
+        """Keep the id of a worker, and the descriptor that gives its return code."""
         self.pid = pid
         self.returncode: int | None = None
         self._fate: int | None = fate
@@ -108,7 +108,7 @@ _UNKNOWN = 1 << 30
 
 
 def _number(descriptor: int, seconds: float) -> int | None:
-    """The next number of a pipe; None if none comes in time, ``_UNKNOWN`` at its end."""
+    """Read the next number of a pipe; None if none comes in time, ``_UNKNOWN`` at its end."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     if not poll.poll(seconds * 1000):
@@ -118,7 +118,7 @@ def _number(descriptor: int, seconds: float) -> int | None:
 
 
 def _is_private(folder: str) -> bool:
-    """Whether nobody but this user can put a socket there, which would execute what it is sent."""
+    """Return whether only this user can put a socket there, which executes what it is sent."""
     try:
         status = os.stat(folder)
     except OSError:
@@ -143,7 +143,7 @@ class _ForkServer:
         arguments = {"preloads": preloads, "path": path}
         folder = os.environ.get(FOLDER, "")
         if _is_private(folder):
-            self._socket = self._found(os.path.join(folder, _digest(key)), arguments, environ)
+            self._socket = self._connected(os.path.join(folder, _digest(key)), arguments, environ)
         else:
             self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
@@ -153,10 +153,10 @@ class _ForkServer:
     def _start(
         self, arguments: Mapping[str, Any], theirs: socket.socket, environ: Mapping[str, str]
     ) -> None:
-        words = json.dumps({**arguments, "descriptor": theirs.fileno()})
+        text = json.dumps({**arguments, "descriptor": theirs.fileno()})
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-u", "-P", "-c", _BOOTSTRAP, words],
+                [sys.executable, "-u", "-P", "-c", _BOOTSTRAP, text],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -168,22 +168,22 @@ class _ForkServer:
             self._socket.close()
             raise
 
-    def _found(
-        self, place: str, arguments: Mapping[str, Any], environ: Mapping[str, str]
+    def _connected(
+        self, path: str, arguments: Mapping[str, Any], environ: Mapping[str, str]
     ) -> socket.socket:
-        """A connection to the process in a folder, which is started if there is none."""
+        """Connect to the process in a folder, which is started if there is none."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             try:
-                self._socket.connect(place)
+                self._socket.connect(path)
             except (FileNotFoundError, ConnectionRefusedError) as error:
                 if isinstance(error, ConnectionRefusedError):  # of one that was killed
-                    os.unlink(place)
+                    os.unlink(path)
                 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as theirs:
-                    theirs.bind(place)
+                    theirs.bind(path)
                     theirs.listen()
-                    self._start({**arguments, "place": place}, theirs, environ)
-                self._socket.connect(place)
+                    self._start({**arguments, "socket_path": path}, theirs, environ)
+                self._socket.connect(path)
         except BaseException:
             self._socket.close()
             raise
@@ -192,7 +192,7 @@ class _ForkServer:
     def fork(
         self, request: bytes, descriptors: Sequence[int], stopping: threading.Event | None
     ) -> Fork | None:
-        """A worker, or None if there is none."""
+        """Fork a worker; returns None if that is not possible."""
         fate, theirs = os.pipe()
         try:
             try:
@@ -278,8 +278,8 @@ def fork(
 
 
 def _read_before(environ: Mapping[str, str]) -> frozenset[tuple[str, str]]:
-    """The variables that may decide what an import does."""
-    return frozenset(each for each in environ.items() if not each[0].startswith(_READ_LATER))
+    """Return the variables that may decide what an import does."""
+    return frozenset(pair for pair in environ.items() if not pair[0].startswith(_READ_LATER))
 
 
 def _digest(key: Any) -> str:
@@ -292,13 +292,13 @@ def _server(
     key: Any, preloads: Sequence[str], path: Sequence[str], environ: Mapping[str, str]
 ) -> _ForkServer:
     with _LOCK:
-        found = _SERVERS.get(key)
-        if found is None:
-            found = _SERVERS[key] = _ForkServer(key, preloads, path, environ)
+        server = _SERVERS.get(key)
+        if server is None:
+            server = _SERVERS[key] = _ForkServer(key, preloads, path, environ)
         _SERVERS.move_to_end(key)
         while len(_SERVERS) > SERVERS:
             _SERVERS.popitem(last=False)[1].close()
-        return found
+        return server
 
 
 def _forget(key: Any, server: _ForkServer) -> None:
@@ -317,15 +317,15 @@ def _close() -> None:
 # In the process that forks.
 
 
-def serve(preloads: Sequence[str], descriptor: int, place: str = "") -> None:
+def serve(preloads: Sequence[str], descriptor: int, socket_path: str = "") -> None:
     """Import, and fork workers until nobody can ask for one and none is left.
 
     In a fork this calls ``child.main`` and returns as that does.
 
     Args:
       preloads: the modules.
-      descriptor: of the socket with requests; with ``place``, of one that listens there.
-      place: the path of the socket.
+      descriptor: of the socket with requests; with ``socket_path``, of one that listens there.
+      socket_path: the path of that socket; "" without it.
     """
     import gc
 
@@ -336,7 +336,7 @@ def serve(preloads: Sequence[str], descriptor: int, place: str = "") -> None:
     added = {name: value for name, value in os.environ.items() if before.get(name) != value}
     gc.collect()
     gc.freeze()  # or the collector of each fork looks through all of it, and copies it
-    worker = _Forking(descriptor, place).run()
+    worker = _Forking(descriptor, socket_path).run()
     if worker is not None:
         worker(added)
 
@@ -344,19 +344,19 @@ def serve(preloads: Sequence[str], descriptor: int, place: str = "") -> None:
 class _Forking:
     """The loop of the process that forks."""
 
-    def __init__(self, descriptor: int, place: str) -> None:
+    def __init__(self, descriptor: int, socket_path: str) -> None:
         """Serve a socket, or those that connect to it."""
         made = socket.socket(fileno=descriptor)
-        self.place = place
-        self.listener = made if place else None
-        self.clients = {} if place else {descriptor: made}
+        self.socket_path = socket_path
+        self.listener = made if socket_path else None
+        self.clients = {} if socket_path else {descriptor: made}
         self.poll = select.poll()
         self.poll.register(descriptor, select.POLLIN)
         self.fates: dict[int, int] = {}
         self.deaths: dict[int, int] = {}
 
     def run(self) -> Callable[[Mapping[str, str]], None] | None:
-        """What a fork does; None in the end."""
+        """Serve until nobody can ask; returns what a fork does, in a fork, and None in the end."""
         alone = 0.0
         while (busy := self.clients or self.deaths or self.fates) or self.listener is not None:
             events = self.poll.poll(None if busy else _LOOK_FOR_FOLDER * 1000)
@@ -371,7 +371,7 @@ class _Forking:
                         self.clients[client.fileno()] = client
                         self.poll.register(client.fileno(), select.POLLIN)
                 elif descriptor in self.clients:
-                    if (worker := self._asked(descriptor)) is not None:
+                    if (worker := self._answer(descriptor)) is not None:
                         return worker
                 elif descriptor in self.deaths:
                     self._died(descriptor)
@@ -380,13 +380,13 @@ class _Forking:
         return None
 
     def _is_forgotten(self, alone: float) -> bool:
-        """Whether nobody will ask any more: the folder is gone, or it was not used for long."""
+        """Return whether nobody will ask: the folder is gone, or was not used for long."""
         if alone >= LINGER:
             with contextlib.suppress(OSError):
-                os.unlink(self.place)
-        return not os.path.exists(self.place)
+                os.unlink(self.socket_path)
+        return not os.path.exists(self.socket_path)
 
-    def _asked(self, client: int) -> Callable[[Mapping[str, str]], None] | None:
+    def _answer(self, client: int) -> Callable[[Mapping[str, str]], None] | None:
         """Fork, and return what the fork does there."""
         try:
             request, descriptors, _, _ = socket.recv_fds(self.clients[client], _MOST, 8)
@@ -408,8 +408,8 @@ class _Forking:
             self._forget_others(fate)
             plain = json.loads(request)
             return lambda added: _become(plain, files, parent, added)
-        for each in files:
-            os.close(each)
+        for file in files:
+            os.close(file)
         with contextlib.suppress(BrokenPipeError):
             os.write(fate, _NUMBER.pack(pid))
         if pid < 0:
@@ -422,21 +422,21 @@ class _Forking:
         return None
 
     def _forget_others(self, fate: int) -> None:
-        """In a fork: close what belongs to the process that forks."""
-        for each in (self.listener, *self.clients.values()):
-            if each is not None:
-                each.close()
-        for each in (fate, *self.fates, *self.deaths):
-            os.close(each)
+        """Close, in a fork, what belongs to the process that forks."""
+        for own in (self.listener, *self.clients.values()):
+            if own is not None:
+                own.close()
+        for descriptor in (fate, *self.fates, *self.deaths):
+            os.close(descriptor)
 
     def _died(self, death: int) -> None:
         """Say how a worker ended. Its id stays taken until somebody has read that."""
         pid = self.deaths.pop(death)
         self.poll.unregister(death)
         os.close(death)
-        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        assert found is not None
-        code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+        status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert status is not None
+        code = status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
         fate = next((fate for fate, other in self.fates.items() if other == pid), None)
         if fate is None:
             os.waitpid(pid, 0)
@@ -445,7 +445,7 @@ class _Forking:
             os.write(fate, _NUMBER.pack(code))
 
     def _released(self, fate: int) -> None:
-        """Nobody reads the fate of a worker: kill it, if it lives."""
+        """Kill a worker that lives, because nobody reads its fate any more."""
         pid = self.fates.pop(fate)
         self.poll.unregister(fate)
         os.close(fate)
@@ -460,7 +460,7 @@ class _Forking:
 def _become(
     request: Mapping[str, Any], files: Sequence[int], parent: int, added: Mapping[str, str]
 ) -> None:
-    """In a fork: be the worker that was asked for."""
+    """Become the requested worker, in a fork."""
     from pytest_pallas.workers.child import main
 
     os.setsid()
@@ -478,7 +478,7 @@ def _become(
 
 
 def _forget_process() -> None:
-    """In a fork: undo what imports have taken from the process and its folder."""
+    """Undo, in a fork, what imports have taken from the process and its folder."""
     importlib.invalidate_caches()
     tempfile.tempdir = None
     if (random := sys.modules.get("numpy.random")) is not None:

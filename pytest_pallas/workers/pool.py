@@ -164,8 +164,8 @@ class _PoolState:
 
 def _dispatch(state: _PoolState) -> None:
     """Assign jobs to all free slots; the caller holds the lock."""
-    while found := _choose(state):
-        job, slot = found
+    while choice := _choose(state):
+        job, slot = choice
         state.jobs.remove(job)
         if not job.future.set_running_or_notify_cancel():
             continue
@@ -182,7 +182,7 @@ def _dispatch(state: _PoolState) -> None:
 
 
 def _choose(state: _PoolState) -> tuple[_Job, _Slot | None] | None:
-    """The next job and its slot, None for a new slot; None without a job or a free slot."""
+    """Choose the next job and its slot, None for a new one; None without a job or a free slot."""
     idle = sorted((p for p in state.slots if not p.busy), key=lambda slot: slot.idle_since)
     room = len(state.slots) < state.size
     if not state.jobs or not (idle or room):
@@ -315,55 +315,55 @@ def _ask(
     begin = time.monotonic()
     head = header(JOB, payload)
     patience = timeout if worker.setup.talks else None
-    found = exchange(
+    end = exchange(
         worker, head, payload, deadline=begin + timeout, stopping=stopping, patience=patience
     )
     seconds = time.monotonic() - begin
-    if found.end != "answered":
+    if end.end != "answered":
         job = worker.setup.job
-        task = f"{job}, after {seconds:.1f} s" if found.end != "late" else job
-        result = _end(worker, found, task=task, limit=timeout, seconds=seconds)
-        return None, dataclasses.replace(result, note=found.note, silence=found.silence)
+        task = f"{job}, after {seconds:.1f} s" if end.end != "late" else job
+        result = _end(worker, end, task=task, limit=timeout, seconds=seconds)
+        return None, dataclasses.replace(result, note=end.note, silence=end.silence)
     text = worker.output.text()
     bloated = _is_bloated(worker)
     if bloated:
         worker.end()
     left = None if bloated else worker
-    if found.kind == DONE:
-        return left, JobResult(status="done", value=found.body, output=text, seconds=seconds)
-    message = found.body.decode(errors="replace")
+    if end.kind == DONE:
+        return left, JobResult(status="done", value=end.body, output=text, seconds=seconds)
+    message = end.body.decode(errors="replace")
     return left, JobResult(status="raised", message=message, output=text, seconds=seconds)
 
 
 def _get_ready(worker: Worker, stopping: threading.Event) -> JobResult | None:
     """Wait until the worker is ready; returns the result of the job if it fails to start."""
     deadline = time.monotonic() + START_SECONDS
-    found = exchange(worker, deadline=deadline, stopping=stopping)
-    if found.kind == READY:
+    end = exchange(worker, deadline=deadline, stopping=stopping)
+    if end.kind == READY:
         worker.ready = True
         if worker.setup.memory_bytes is not None:
             worker.fresh_bytes = resident_bytes(worker.pid)
         return None
-    if found.end == "answered":
+    if end.end == "answered":
         text = worker.output.text()
         worker.end()
         name, entry = worker.setup.name, worker.setup.entry
         message = f"The {name} worker could not import its entry {entry!r}:\n"
-        message += found.body.decode(errors="replace")
+        message += end.body.decode(errors="replace")
         return JobResult(status="raised", message=message, output=text, started=False)
-    result = _end(worker, found, task="its start", limit=START_SECONDS, seconds=0.0)
+    result = _end(worker, end, task="its start", limit=START_SECONDS, seconds=0.0)
     return dataclasses.replace(result, started=False)
 
 
-def _end(worker: Worker, found: Exchange, *, task: str, limit: float, seconds: float) -> JobResult:
+def _end(worker: Worker, end: Exchange, *, task: str, limit: float, seconds: float) -> JobResult:
     """Kill a worker that did not answer, and describe its end during ``task``."""
-    if found.end == "gone":
+    if end.end == "gone":
         # Its last output may still be in the pipe.
         worker.dies_within(_DYING_SECONDS)
     text = worker.output.text()
     code = worker.end()
     status: Status = "crashed"
-    match found.end:
+    match end.end:
         case "late":
             status = "timed out"
             what = f"was killed: {task} exceeded its time limit of {limit:g} s"
@@ -371,7 +371,7 @@ def _end(worker: Worker, found: Exchange, *, task: str, limit: float, seconds: f
             status = "out of memory"
             allowed = worker.setup.memory_bytes or 0
             what = (
-                f"was killed during {task}: it used {_mebibytes(found.resident)} MiB of memory, "
+                f"was killed during {task}: it used {_mebibytes(end.resident)} MiB of memory, "
                 f"and the limit is {_mebibytes(allowed)} MiB"
             )
         case "stopped":
@@ -383,7 +383,7 @@ def _end(worker: Worker, found: Exchange, *, task: str, limit: float, seconds: f
 
 
 def _describe(code: int | None) -> str:
-    """The meaning of a return code of ``subprocess``, as a predicate."""
+    """Return the meaning of a return code of ``subprocess``, as a predicate."""
     if code is None:
         return "closed its connection and was killed"
     if code >= 0:
@@ -398,7 +398,7 @@ def _describe(code: int | None) -> str:
 
 
 def _is_bloated(worker: Worker) -> bool:
-    """Whether earlier jobs left less than half of the memory of a fresh worker."""
+    """Return whether earlier jobs left less than half of the memory of a fresh worker."""
     limit = worker.setup.memory_bytes
     return limit is not None and resident_bytes(worker.pid) > (worker.fresh_bytes + limit) / 2
 

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -44,7 +44,7 @@ class WorkerSetup:
       environment: environment variables of the worker, as pairs, besides those of this process.
       memory_bytes: limit on the resident memory of the worker and its children, in bytes; None for
         no limit. Shared pages count once for each process. Enforced on Linux only.
-      talks: whether the function takes a second argument, ``say(note: bytes)``, with which it
+      talks: whether the function also takes ``say``, a function of bytes, with which it
         reports its next step. Each note restarts the time limit of the job.
       preloads: on Linux, one process imports these modules, and the workers are its forks; with ()
         each worker is a new interpreter. None may start a thread or a backend of JAX.
@@ -128,7 +128,7 @@ class Capture:
         fcntl.fcntl(self._file, fcntl.F_SETFL, flags | os.O_APPEND)
 
     def fileno(self) -> int:
-        """The descriptor for a process's stdout and stderr."""
+        """Return the descriptor for a process's stdout and stderr."""
         return self._file.fileno()
 
     def clear(self) -> None:
@@ -143,7 +143,7 @@ class Capture:
             os.ftruncate(self.fileno(), 0)
 
     def text(self) -> str:
-        """The end of the output since ``clear``; invalid UTF-8 is replaced."""
+        """Return the end of the output since ``clear``; invalid UTF-8 is replaced."""
         return self._tail().decode(errors="replace")
 
     def close(self) -> None:
@@ -198,17 +198,16 @@ class Worker:
         self.ready = False
         self.fresh_bytes = 0
         self._ended = False
-        with contextlib.ExitStack() as on_error:
+        with contextlib.ExitStack() as childs, contextlib.ExitStack() as on_error:
             self.output = Capture()
             on_error.callback(self.output.close)
             childs_requests, self.requests = os.pipe()
+            childs.callback(os.close, childs_requests)
             on_error.callback(os.close, self.requests)
-            with _closing(childs_requests):
-                self.replies, childs_replies = os.pipe()
-                on_error.callback(os.close, self.replies)
-                with _closing(childs_replies):
-                    pipes = childs_requests, childs_replies
-                    self._process = _launch(setup, *pipes, self.output, stopping)
+            self.replies, childs_replies = os.pipe()
+            childs.callback(os.close, childs_replies)
+            on_error.callback(os.close, self.replies)
+            self._process = _launch(setup, childs_requests, childs_replies, self.output, stopping)
             on_error.pop_all()
         os.set_blocking(self.requests, False)
         os.set_blocking(self.replies, False)
@@ -220,7 +219,7 @@ class Worker:
         return self._process.pid
 
     def dies_within(self, seconds: float) -> bool:
-        """Whether it is dead, or dies within some seconds."""
+        """Return whether it is dead, or dies within some seconds."""
         poll = select.poll()
         if self.death is not None:
             poll.register(self.death, select.POLLIN)
@@ -302,21 +301,13 @@ def _death_of(pid: int) -> int | None:
     return None
 
 
-@contextlib.contextmanager
-def _closing(descriptor: int) -> Generator[None]:
-    try:
-        yield
-    finally:
-        os.close(descriptor)
-
-
 # The memory of a worker.
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident_bytes(pid: int) -> int:
-    """Resident memory of process ``pid`` and all its descendants, in bytes.
+    """Return the resident memory of process ``pid`` and all its descendants, in bytes.
 
     Shared pages count for each process. A process that ended, or cannot be read (there is no
     ``/proc`` outside Linux), counts as 0.
@@ -333,7 +324,7 @@ def _resident_pages(pid: int) -> int:
 
 
 def _family(pid: int) -> Iterator[int]:
-    """``pid`` and its descendants; a child is listed under the thread that started it."""
+    """Yield ``pid`` and its descendants, which are listed under the thread that started them."""
     waiting = [pid]
     while waiting:
         process = waiting.pop()
@@ -399,8 +390,8 @@ def exchange(
     begun = last = time.monotonic()
     note = b""
 
-    def ended(found: Exchange) -> Exchange:
-        return dataclasses.replace(found, note=note, silence=time.monotonic() - last)
+    def ended(end: Exchange) -> Exchange:
+        return dataclasses.replace(end, note=note, silence=time.monotonic() - last)
 
     unsent = [memoryview(part) for part in message if part]
     received = bytearray()

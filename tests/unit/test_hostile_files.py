@@ -29,8 +29,8 @@ from pytest_pallas import SpecError
 from pytest_pallas.__main__ import main
 from pytest_pallas.checks.forward import forward
 from pytest_pallas.decoding import DataError
-from pytest_pallas.distribute.fleet.messages import TestResult, from_plain, to_plain
-from pytest_pallas.isolate.messages import warning_of
+from pytest_pallas.distribute.fleet.messages import TestResult
+from pytest_pallas.isolate.messages import PlainWarning, from_plain, to_plain, warning_of
 from pytest_pallas.options import replay
 from pytest_pallas.results import read_results
 from pytest_pallas.run.result import Result
@@ -42,7 +42,6 @@ PACKAGES = [Path(package.__file__).parent for package in (pallas_sim, pytest_pal
 
 #: Where pickles are read, and why nothing of a file or of another machine is in them.
 PICKLES = {
-    "isolate/messages.py": "the reply of a process that this one started, over a pipe",
     "checks/device.py": "the call that the process that started this one wrote",
 }
 
@@ -77,7 +76,7 @@ def test_what_a_reader_must_not_do_is_seen(tmp_path, monkeypatch):
         readers.read("example", b"")
 
 
-def test_only_replies_of_processes_that_this_one_started_are_pickles():
+def test_only_what_this_process_has_written_is_read_as_a_pickle():
     found = set()
     forbidden = {"cloudpickle", "dill", "marshal", "shelve", "Unpickler", "allow_pickle"}
     for file in (file for package in PACKAGES for file in package.rglob("*.py")):
@@ -149,13 +148,14 @@ def test_the_category_of_a_warning_is_one_that_is_loaded(tmp_path, monkeypatch):
     }  # fmt: skip
     for module, category, known in (
         ("builtins", "UserWarning", UserWarning),
-        (EVIL, "UserWarning", Warning),
         ("os", "system", Warning),
         ("builtins", "int", Warning),
         ("builtins", "UserWarning.mro.x", Warning),
     ):
-        found = warning_of({**plain, "module": module, "category": category})
+        found = warning_of(PlainWarning(**plain, module=module, category=category))
         assert found["warning_message"].category is known
+    lost = warning_of(PlainWarning(**plain, module=EVIL, category="UserWarning"))
+    assert lost["warning_message"].category.__bases__ == (Warning,)
     assert EVIL not in sys.modules
     assert not (tmp_path / "executed").exists()
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import importlib.util
 import itertools
 import logging
 import os
+import queue
 import tempfile
 import threading
 import time
 import uuid
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,7 +28,8 @@ from urllib.parse import urlsplit
 from pallas_sim.errors import OptionError, one_line
 from pytest_pallas.decoding import DataError
 from pytest_pallas.distribute.fleet import worker
-from pytest_pallas.distribute.fleet.messages import Answer, decoded
+from pytest_pallas.distribute.fleet.messages import Answer
+from pytest_pallas.isolate.messages import decoded
 from pytest_pallas.options import FleetPlace
 from pytest_pallas.pytest_session import FleetFacts
 from pytest_pallas.workers import forks
@@ -62,12 +65,12 @@ class Ended:
 
     Attributes:
       key: its name.
-      answer: what it returned; "" if it did not return.
+      answer: what it returned; empty if it did not return.
       problem: why it did not return; or "".
     """
 
     key: str
-    answer: str = ""
+    answer: bytes = b""
     problem: str = ""
 
 
@@ -76,20 +79,25 @@ class ClusterLostError(Exception):
 
 
 class DaskCluster:
-    """A Dask scheduler with its workers."""
+    """A Dask scheduler with its workers.
 
-    def __init__(self, place: FleetPlace) -> None:
-        """Connect to the scheduler of ``place``, or start one with workers on this machine.
+    Attributes:
+      ends: the keys of the calls that have ended.
+    """
+
+    def __init__(self, location: FleetPlace) -> None:
+        """Connect to the scheduler of ``location``, or start one with workers on this machine.
 
         Raises:
           OptionError: ``distributed`` is not installed, or the scheduler cannot be reached.
         """
         if importlib.util.find_spec("distributed") is None:
             raise OptionError(
-                f"--pallas-fleet={place} needs the package distributed: pip install "
+                f"--pallas-fleet={location} needs the package distributed: pip install "
                 "'pytest-pallas[fleet]'"
             )
-        self.place = place
+        self.location = location
+        self.ends: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._close = contextlib.ExitStack()
         self._futures: dict[str, Any] = {}
         self._heard: dict[str, tuple[float, float]] = {}
@@ -105,7 +113,7 @@ class DaskCluster:
         set_options: Any = config.set  # pyright: ignore[reportPrivateImportUsage]
         self._close.enter_context(set_options({"distributed.admin.tick.limit": "1h"}))
         self._close.enter_context(_logging_critical())
-        address: Any = self.place.address
+        address: Any = self.location.address
         if not address:
             before = dict(os.environ)
             if forks.FOLDER not in os.environ:  # so that all workers import JAX once
@@ -117,7 +125,7 @@ class DaskCluster:
             self._close.enter_context(set_options({"logging.distributed": "critical", **methods}))
             local: Any = LocalCluster
             address = local(
-                n_workers=self.place.workers,
+                n_workers=self.location.workers,
                 threads_per_worker=1,
                 processes=True,
                 dashboard_address=None,
@@ -130,12 +138,12 @@ class DaskCluster:
             self._close.callback(_restore, {name: before.get(name) for name in changed})
             self._close.callback(_closed, address)
         try:
-            if self.place.address:
-                _require_scheduler(self.place.address)
+            if self.location.address:
+                _require_scheduler(self.location.address)
             client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
         except Exception as error:  # of any type: something else may listen there
             raise OptionError(
-                f"--pallas-fleet={self.place}: no Dask scheduler can be reached there within "
+                f"--pallas-fleet={self.location}: no Dask scheduler can be reached there within "
                 f"{CONNECT_SECONDS:g} s ({one_line(error)}). Start one with `dask scheduler`, "
                 "and workers with `dask worker ADDRESS --nthreads 1`, or write "
                 "--pallas-fleet=local:N"
@@ -150,124 +158,90 @@ class DaskCluster:
             self._close.close()
 
     def workers(self) -> Mapping[str, WorkerInfo]:
-        """The workers that the scheduler knows, by address.
+        """Return the workers that the scheduler knows, by address.
 
         Raises:
           ClusterLostError: the scheduler does not answer.
         """
         now = time.monotonic()
-        found: dict[str, WorkerInfo] = {}
-        known = self._asked("scheduler_info", n_workers=-1)  # some versions list five
-        if "workers" not in known:
+        workers: dict[str, WorkerInfo] = {}
+        answer = self._ask("scheduler_info", n_workers=-1)  # some versions list five
+        if "workers" not in answer:
             raise ClusterLostError("its connection was closed")
-        for address, data in known["workers"].items():
+        for address, data in answer["workers"].items():
             # Only differences of the scheduler's clock count, which may go wrong.
             stamp, since = self._heard.get(address, (0.0, now))
             if data["last_seen"] != stamp:
                 since = now
             self._heard[address] = (data["last_seen"], since)
-            found[address] = WorkerInfo(
+            workers[address] = WorkerInfo(
                 address=address, threads=int(data["nthreads"]), silence=now - since
             )
-        self._heard = {address: self._heard[address] for address in found}
-        return found
+        self._heard = {address: self._heard[address] for address in workers}
+        return workers
 
-    def tasks_on(self, address: str) -> Collection[str]:
-        """The names of the tasks that a worker runs, or has been given.
-
-        Raises:
-          ClusterLostError: the scheduler does not answer.
-        """
-        return [str(key) for key in self._asked("processing", [address]).get(address, ())]
-
-    def idle(self, addresses: Collection[str]) -> int:
-        """The number of these workers that have no task.
+    def tasks(self) -> Mapping[str, Collection[str]]:
+        """Return the names of the tasks that each worker runs, or has been given, by address.
 
         Raises:
           ClusterLostError: the scheduler does not answer.
         """
-        busy = self._asked("processing")
-        return sum(not busy.get(address) for address in addresses)
+        tasks = self._ask("processing")
+        return {address: list(map(str, keys)) for address, keys in tasks.items()}
 
     def begun(self, key: str) -> str:
-        """The name of the worker that has begun a task; "" if none has.
+        """Return the name of the worker that has begun a task; "" if none has.
 
         Raises:
           ClusterLostError: the scheduler does not answer.
         """
-        return str(self._asked("get_metadata", [key], default=""))
+        return str(self._ask("get_metadata", [key], default=""))
 
-    def _asked(self, method: str, *args: Any, **options: Any) -> Any:
-        """What a method of the client returns, within a time limit: Dask's wait for ever."""
-        found: list[Any] = []
-        problems: list[BaseException] = []
+    def _ask(self, method: str, *args: Any, **options: Any) -> Any:
+        """Return what a method of the client returns, within a time limit.
 
-        def ask() -> None:
-            try:
-                found.append(getattr(self._client, method)(*args, **options))
-            except BaseException as error:  # of several types, also of tornado
-                problems.append(error)
-
-        thread = threading.Thread(target=ask, name=f"fleet {method}", daemon=True)
-        with _quiet():
-            thread.start()
-            thread.join(ANSWER_SECONDS)
-        if problems:
-            raise ClusterLostError(one_line(problems[0]))
-        if not found:
-            raise ClusterLostError(f"it does not answer within {ANSWER_SECONDS:g} s")
-        return found[0]
-
-    def greet(self, key: str, setup: str, address: str, ended: Callable[[str], object]) -> None:
-        """Ask one worker whether it can take part."""
-        self.call(worker.greet, (setup,), key, [address], ended=ended)
-
-    def submit(
-        self,
-        key: str,
-        setup: str,
-        task: str,
-        addresses: Collection[str] | None,
-        ended: Callable[[str], object],
-    ) -> None:
-        """Give a task to a worker.
-
-        Args:
-          key: its name.
-          setup: an encoded ``RunSetup``.
-          task: an encoded ``Task``.
-          addresses: the workers that may run it; None for all.
-          ended: called with the name, in another thread.
+        Raises:
+          ClusterLostError: the scheduler does not answer.
         """
-        self.call(worker.work, (setup, task), key, addresses, ended=ended)
+        ask = functools.partial(getattr(self._client, method), *args, **options)
+        try:
+            with _quiet():
+                return _within(ANSWER_SECONDS, ask)
+        except Exception as error:  # of several types, also of tornado
+            raise ClusterLostError(one_line(error)) from None
 
     def call(
         self,
-        function: Callable[..., str],
-        args: tuple[str, ...],
         key: str,
+        function: Callable[..., bytes],
+        *args: bytes,
         addresses: Collection[str] | None = None,
-        *,
-        ended: Callable[[str], object],
     ) -> None:
-        """Call a function on one of some workers; the rest as for ``submit``."""
+        """Call a function on a worker. Once the call has ended, its key is in ``ends``.
+
+        Args:
+          key: the name of the call.
+          function: the function, which the worker imports.
+          *args: its arguments.
+          addresses: the workers that may run it; None for all.
+        """
         options = {"key": key, "pure": False, "retries": 0, "allow_other_workers": False}
         workers = None if addresses is None else list(addresses)
-        future = self._asked("submit", function, *args, workers=workers, **options)
+        future = self._ask("submit", function, *args, workers=workers, **options)
         self._futures[key] = future
-        future.add_done_callback(lambda _: ended(key))
+        future.add_done_callback(lambda _: self.ends.put(key))
 
     def ended(self, key: str) -> Ended | None:
-        """The result of a task; None if it was cancelled."""
+        """Return the result of a task; None if it was cancelled."""
         future = self._futures.pop(key, None)
         if future is None or future.cancelled():
             return None
-        place = [worker.place_of_answer(key)]
-        answer = self._asked("get_metadata", place, default="")
+        path = [worker.answer_key(key)]
+        answer = self._ask("get_metadata", path, default=b"")
         try:
             if answer:
-                self._asked("set_metadata", place, "")
-                return Ended(key=key, answer=str(answer))
+                self._ask("set_metadata", path, b"")
+                return Ended(key=key, answer=answer)
             with _quiet():
                 return Ended(key=key, answer=future.result(timeout=_GATHER_SECONDS))
         except CancelledError:
@@ -303,7 +277,7 @@ class Workers:
         cluster: DaskCluster,
         facts: FleetFacts,
         *,
-        greet: Callable[..., None],
+        setup: bytes,
         say: Callable[[str], None],
         silence: float,
     ) -> None:
@@ -312,13 +286,13 @@ class Workers:
         Args:
           cluster: the scheduler.
           facts: what the report says of the workers.
-          greet: asks a worker whether it can take part, by a ``key`` and its ``address``.
+          setup: the encoded ``RunSetup``, by which a worker says whether it can take part.
           say: prints a line.
           silence: seconds without a sign of life after which a worker is silent.
         """
         self.known: dict[str, WorkerInfo] = {}
         self.greetings: dict[str, str] = {}
-        self._cluster, self._facts, self._greet, self._say = cluster, facts, greet, say
+        self._cluster, self._facts, self._setup, self._say = cluster, facts, setup, say
         self._silence = silence
         self._names: dict[str, str] = {}
         self._accepted: set[str] = set()
@@ -338,7 +312,7 @@ class Workers:
         return sum(self.known[address].threads for address in self.active)
 
     def name_of(self, address: str) -> str:
-        """A worker in words."""
+        """Return a worker's name in messages."""
         return self._names.get(address, address)
 
     def look(self) -> Iterator[WorkerInfo]:
@@ -353,7 +327,7 @@ class Workers:
         for address in now.keys() - self.known.keys():
             key = next(self._keys)
             self.greetings[key] = address
-            self._greet(key=key, address=address)
+            self._cluster.call(key, worker.greet, self._setup, addresses=[address])
         self.known = dict(now)
         for address, info in now.items():
             if info.silence > self._silence:
@@ -366,7 +340,7 @@ class Workers:
                 self._say(f"worker {self.name_of(address)} answers again")
 
     def _left(self, address: str) -> None:
-        """The scheduler does not know a worker any more."""
+        """Forget a worker that the scheduler does not know any more."""
         for key in [key for key, at in self.greetings.items() if at == address]:
             del self.greetings[key]
             self._cluster.cancel([key])
@@ -427,23 +401,37 @@ def _require_scheduler(address: str) -> None:
     """Find out within the time limit whether a scheduler answers: Dask's client waits longer.
 
     Raises:
-      OSError: none does.
+      Exception: none does.
     """
-    found: list[BaseException] = []
+    try:
+        identity = asyncio.wait_for(_identity(address), CONNECT_SECONDS)
+        _within(2 * CONNECT_SECONDS, lambda: asyncio.run(identity))
+    except TimeoutError:
+        raise TimeoutError("no answer") from None
 
-    def probe() -> None:
+
+def _within[T](seconds: float, function: Callable[[], T]) -> T:
+    """Return what a function returns, in a thread: some functions of Dask wait for ever.
+
+    Raises:
+      TimeoutError: it did not return within so many seconds.
+      Exception: what it raised.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
         try:
-            asyncio.run(asyncio.wait_for(_identity(address), CONNECT_SECONDS))
-        except BaseException as error:
-            found.append(error)
+            future.set_result(function())
+        except Exception as error:
+            future.set_exception(error)
+        except BaseException as error:  # of asyncio
+            future.set_exception(OSError(one_line(error)))
 
-    thread = threading.Thread(target=probe, name="fleet probe", daemon=True)
-    thread.start()
-    thread.join(2 * CONNECT_SECONDS)
-    if thread.is_alive() or (found and isinstance(found[0], TimeoutError)):
-        raise TimeoutError("no answer")
-    if found:
-        raise OSError(one_line(found[0]))
+    threading.Thread(target=run, name="fleet", daemon=True).start()
+    wait([future], seconds)
+    if not future.done():
+        raise TimeoutError(f"it does not answer within {seconds:g} s")
+    return future.result()
 
 
 async def _identity(address: str) -> None:
@@ -477,7 +465,7 @@ def _closed(closable: Any) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Generator[None]:
-    """Without Dask's warnings, such as of other versions: the projects are compared anyway."""
+    """Ignore Dask's warnings, such as of other versions: the projects are compared anyway."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -485,7 +473,7 @@ def _quiet() -> Generator[None]:
 
 @contextlib.contextmanager
 def _logging_critical() -> Generator[None]:
-    """Without Dask's log: lost workers are reported by the run."""
+    """Silence Dask's log: the run reports lost workers."""
     loggers = [logging.getLogger(name) for name in ("distributed", "tornado", "asyncio")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -12,7 +12,7 @@ import queue
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import pytest
 from pallas_sim.errors import OptionError
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.decoding import DataError
+from pytest_pallas.distribute.fleet import worker
 from pytest_pallas.distribute.fleet.cluster import CLOSED, ClusterLostError, DaskCluster, Workers
 from pytest_pallas.distribute.fleet.ledger import KeptResults, KernelGroup, Ledger, Parts, Sent
 from pytest_pallas.distribute.fleet.messages import (
@@ -29,14 +30,12 @@ from pytest_pallas.distribute.fleet.messages import (
     FleetTask,
     RunSetup,
     TestResult,
-    decoded,
-    encoded,
 )
 from pytest_pallas.distribute.fleet.results import ResultReplayer
-from pytest_pallas.distribute.parts import divisible, keep_examples, result_of
+from pytest_pallas.distribute.parts import divisible, keep_examples
 from pytest_pallas.distribute.shards import scope_of
 from pytest_pallas.isolate.isolator import isolator_of
-from pytest_pallas.isolate.messages import WorkerRequest
+from pytest_pallas.isolate.messages import WorkerRequest, decoded, encoded
 from pytest_pallas.isolate.project import project_of
 from pytest_pallas.isolate.supervise import opening_of
 from pytest_pallas.mutate.item import MutantsItem
@@ -104,9 +103,9 @@ class FleetRunner:
         """
         assert session.options.fleet is not None
         self.state, self.config = session, session.config
-        place = session.options.fleet
-        self.facts = session.fleet = FleetFacts(place=str(place), processes=place.workers)
-        self.cluster = DaskCluster(place)
+        location = session.options.fleet
+        self.facts = session.fleet = FleetFacts(place=str(location), processes=location.workers)
+        self.cluster = DaskCluster(location)
         session.config.add_cleanup(self.cluster.close)
         self.silence = _seconds(SILENT_VARIABLE, SILENT_SECONDS)
         self.patience = _seconds(WAIT_VARIABLE, WAIT_SECONDS)
@@ -144,15 +143,13 @@ class FleetRunner:
         self.ledger = Ledger(groups, run, self._divided)
         self.facts.tasks = len(self.ledger.groups)
         self.setup = encoded(run_setup(self.state, session.items, run))
-        self.ends: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.workers = Workers(
             self.cluster,
             self.facts,
-            greet=partial(self.cluster.greet, setup=self.setup, ended=self.ends.put),
+            setup=self.setup,
             say=partial(_say, self.config),
             silence=self.silence,
         )
-        self.restricted: dict[str, Collection[str] | None] = {}
         self.alone_since = time.monotonic()
         self.idle = 0
         self.seconds: Mapping[str, float] = {}
@@ -174,7 +171,7 @@ class FleetRunner:
                 self._send()
                 self._stop_if_wanted()
                 try:
-                    key = self.ends.get(timeout=POLL_SECONDS)
+                    key = self.cluster.ends.get(timeout=POLL_SECONDS)
                 except queue.Empty:
                     self._finish_parts()
                     self._progress()
@@ -189,7 +186,7 @@ class FleetRunner:
         finally:
             self.cluster.cancel([*self.ledger.sent, *self.workers.greetings])
             for parts in [group.parts for group in self.ledger.groups if group.parts]:
-                keep_examples(self.state, parts.found)  # of a test that did not end
+                keep_examples(self.state, parts.part_results)  # of a test that did not end
             for nodeid in list(self.ordered or ()):
                 if nodeid in self.pending:  # where an earlier one is missing
                     self.pending.pop(nodeid)()
@@ -228,14 +225,15 @@ class FleetRunner:
                     f"some with `dask worker {self.facts.place} --nthreads 1`"
                 )
             try:
-                self._ended(self.ends.get(timeout=0.2))
+                self._ended(self.cluster.ends.get(timeout=0.2))
             except queue.Empty:
                 continue
 
     def _look_at_workers(self) -> None:
         """Give tasks of silent and lost workers to others."""
+        tasks = self.cluster.tasks()
         for silent in self.workers.look():
-            for key in self.cluster.tasks_on(silent.address):
+            for key in tasks.get(silent.address, ()):
                 sent = self.ledger.sent.get(key)
                 if sent is None or key not in sent.group.keys:
                     continue
@@ -245,7 +243,7 @@ class FleetRunner:
                     self._lost(sent, f"{worker} was silent for {silent.silence:.0f} s")
         self.facts.threads = self.workers.threads
         # Dask leaves tasks where they wait, even if a worker that came later has nothing to do.
-        self.idle = self.cluster.idle(self.workers.active)
+        self.idle = sum(not tasks.get(address) for address in self.workers.active)
         if self.workers.active:
             self.alone_since = time.monotonic()
         elif self.facts.workers and time.monotonic() - self.alone_since > self.patience:
@@ -257,9 +255,8 @@ class FleetRunner:
 
     def _free_tasks_without_worker(self) -> None:
         """Take back tasks that only lost workers may run."""
-        for key, addresses in list(self.restricted.items()):
-            sent = self.ledger.sent.get(key)
-            if sent is None or addresses is None or self.workers.known.keys() & addresses:
+        for key, sent in list(self.ledger.sent.items()):
+            if sent.addresses is None or self.workers.known.keys() & sent.addresses:
                 continue
             begun = self.cluster.begun(key)
             self.cluster.cancel([key])
@@ -277,12 +274,11 @@ class FleetRunner:
         self.idle = 0  # until the next look
         coming = sum(info.threads for info in self.workers.known.values())
         everyone = len(active) == len(self.workers.known)
-        while active and room > 0 and (following := self.ledger.next(coming)):
+        addresses = None if everyone else active
+        while active and room > 0 and (following := self.ledger.next(coming, addresses)):
             key, sent = following
-            addresses = None if everyone else active
-            self.restricted[key] = addresses
             task = encoded(self._task(key, sent))
-            self.cluster.submit(key, self.setup, task, addresses, self.ends.put)
+            self.cluster.call(key, worker.work, self.setup, task, addresses=addresses)
             self.facts.sent += 1
             room -= 1
 
@@ -293,7 +289,7 @@ class FleetRunner:
         return FleetTask(
             key=key,
             tests=[self._request(self.items[nodeid], sent) for nodeid in sent.nodeids],
-            raised={place: how for place, how in self.state.raised.items() if place in kernels},
+            raised={kernel: how for kernel, how in self.state.raised.items() if kernel in kernels},
             changes=sent.group.changes,
             most=max(most - self.pytest_session.testsfailed, 1) if most else 0,
         )
@@ -318,7 +314,7 @@ class FleetRunner:
         )
 
     def _divided(self, nodeid: str) -> Parts | None:
-        """The parts of a test; None if there would be one, or none."""
+        """Return the parts of a test; None if there would be one, or none."""
         division = divisible(self.items[nodeid])
         if division is None:
             return None
@@ -329,7 +325,6 @@ class FleetRunner:
     def _ended(self, key: str) -> None:
         """Use the answer of a worker."""
         ended = self.cluster.ended(key)
-        self.restricted.pop(key, None)
         if self.workers.greeted(key, ended):
             return
         sent = self.ledger.take(key)
@@ -346,10 +341,10 @@ class FleetRunner:
         self.facts.done = self.ledger.finished
         self._progress()
 
-    def _answered(self, sent: Sent, text: str) -> None:
+    def _answered(self, sent: Sent, body: bytes) -> None:
         """Use the answer of a worker to a task."""
         try:
-            answer = decoded(Answer, text)
+            answer = decoded(Answer, body)
         except DataError as error:
             self._lost(sent, f"a worker gave an answer that cannot be read: {error}")
         else:
@@ -363,7 +358,7 @@ class FleetRunner:
                 self._results(sent, answer)
 
     def _lost(self, sent: Sent, reason: str) -> None:
-        """A worker was lost with a task: after some tries, its tests fail."""
+        """Record that a worker was lost with a task: after some tries, its tests fail."""
         self.facts.repeated += 1
         for nodeid in list(self.ledger.was_lost(sent, reason)):
             self._cancel_parts(sent.group)
@@ -406,13 +401,10 @@ class FleetRunner:
             self._cancel_parts(group)
             self.ledger.whole(group, result.nodeid)
             return
-        parts.results.append(result)
-        found = result_of(result.reports)
-        if found is None:  # it ended before it ran, as each part does
-            self._report_parts(group, parts)
-        else:
-            parts.found.append(found)
+        if parts.add(result):
             self.kept.keep(result)
+        else:  # it ended before it ran, as each part does
+            self._report_parts(group, parts)
 
     def _finish_parts(self) -> None:
         """Report the tests all of whose parts have results, or whose time is over."""
@@ -425,10 +417,12 @@ class FleetRunner:
     def _report_parts(self, group: KernelGroup, parts: Parts) -> None:
         self._cancel_parts(group)
         self.ledger.done(group, parts.nodeid)
-        changes = [tuple(each) for found in parts.found for each in found.get("database", ())]
+        changes = [
+            tuple(change) for result in parts.part_results for change in result.get("database", ())
+        ]
         group.changes = [*group.changes, *changes]
         item = self.items[parts.nodeid]
-        report = partial(self.replayer.report_parts, item, parts.results, parts.found)
+        report = partial(self.replayer.report_parts, item, parts.results, parts.part_results)
         self._report(parts.nodeid, report)
 
     def _cancel_parts(self, group: KernelGroup) -> None:
@@ -463,7 +457,7 @@ def _say(config: pytest.Config, text: str) -> None:
 
 
 def _seconds(variable: str, default: float) -> float:
-    """A time limit from the environment."""
+    """Return a time limit from the environment."""
     text = os.environ.get(variable, "")
     try:
         return float(text) if text else default
@@ -494,7 +488,7 @@ def run_setup(state: PytestSession, items: Sequence[pytest.Item], run: str) -> R
     directory = config.invocation_params.dir
     suites = [(module, locate(module, directory).paths) for module in state.options.suite]
     files = None
-    if all(place.kind == "folder" for place in state.options.database):
+    if all(location.kind == "folder" for location in state.options.database):
         files = _example_files(state.database, _MOST_EXAMPLES)
     # Each worker writes its own files, which come back with the results.
     scripts = state.options.results is not None or hasattr(config, "cache")
@@ -517,7 +511,7 @@ def run_setup(state: PytestSession, items: Sequence[pytest.Item], run: str) -> R
 
 
 def _environment() -> dict[str, str]:
-    """The variables that decide what a test computes."""
+    """Return the variables that decide what a test computes."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -526,7 +520,7 @@ def _environment() -> dict[str, str]:
 
 
 def _relative(arg: str, folder: str) -> str:
-    """An argument without the working folder, which workers may have elsewhere."""
+    """Return an argument without the working folder, which workers may have elsewhere."""
     return arg.replace(f"{folder}{os.sep}", "") if folder != os.sep else arg
 
 

@@ -11,17 +11,17 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from pytest_pallas.decoding import DataError
-from pytest_pallas.distribute.fleet.messages import TestResult, from_plain, to_plain
+from pytest_pallas.distribute.fleet.messages import TestResult
 from pytest_pallas.distribute.parts import Division, endless, remaining, result_of
 from pytest_pallas.distribute.resume import PLUGIN, RunKeeper
-from pytest_pallas.isolate.messages import Change
+from pytest_pallas.isolate.messages import Change, from_plain, to_plain
 from pytest_pallas.options import place_of
 from pytest_pallas.pytest_session import Part
 
@@ -41,7 +41,7 @@ class Parts:
       division: how it is divided.
       budget: seconds that all its parts may take together; None for no limit.
       results: results of tests that are parts, in the order of their arrival.
-      found: the results of the parts, as ``items.parts.result_of``.
+      part_results: the results of the parts, as ``result_of`` returns them.
       sent: the parts that are with workers, and since when, by key.
       spent: seconds of the parts that have results.
     """
@@ -50,9 +50,17 @@ class Parts:
     division: Division
     budget: float | None = None
     results: list[TestResult] = field(default_factory=list[TestResult])
-    found: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
+    part_results: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
     sent: dict[str, tuple[Part, float]] = field(default_factory=dict[str, tuple[Part, float]])
     spent: float = 0.0
+
+    def add(self, result: TestResult) -> bool:
+        """Add the result of a test that is a part; False if that ended before it began to run."""
+        part_result = result_of(result.reports)
+        self.results.append(result)
+        if part_result is not None:
+            self.part_results.append(part_result)
+        return part_result is not None
 
     @property
     def left(self) -> float | None:
@@ -63,25 +71,25 @@ class Parts:
         return max(0.0, self.budget - self.spent - sum(now - at for _, at in self.sent.values()))
 
     def next(self) -> Part | None:
-        """The next part to send; None for none, now."""
-        if self.found and endless(self.division) and self.left == 0:
+        """Return the next part to send; None for none, now."""
+        if self.part_results and endless(self.division) and self.left == 0:
             return None
         there = [part for part, _ in self.sent.values()]
-        for part in remaining(self.division, self.found):
+        for part in remaining(self.division, self.part_results):
             if part not in there:
                 return part
-            if not self.found and self.division.total is None:
+            if not self.part_results and self.division.total is None:
                 return None  # the first part says how many there are
         return None
 
     @property
     def complete(self) -> bool:
         """Whether the test has a result."""
-        if not self.found:
+        if not self.part_results:
             return False
         if endless(self.division) and self.left == 0:
             return not self.sent
-        return next(iter(remaining(self.division, self.found)), None) is None
+        return next(iter(remaining(self.division, self.part_results)), None) is None
 
 
 @dataclass(eq=False)
@@ -111,14 +119,22 @@ class KernelGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    """A task that is with a worker: some tests of a group, or a part of one."""
+    """A task that is with a worker: some tests of a group, or a part of one.
+
+    Attributes:
+      group: of the tests.
+      nodeids: node ids of the tests.
+      part: the part of the only test; None for whole tests.
+      addresses: the workers that may run it; None for all.
+    """
 
     group: KernelGroup
     nodeids: Sequence[str]
     part: Part | None = None
+    addresses: Collection[str] | None = None
 
     def name_of(self, nodeid: str) -> str:
-        """The name under which losses of a test count."""
+        """Return the name under which losses of a test count."""
         return nodeid if self.part is None else f"{nodeid} from {self.part.first}"
 
 
@@ -161,12 +177,15 @@ class Ledger:
         """The number of groups whose tests have results."""
         return sum(not group.todo for group in self.groups)
 
-    def next(self, threads: int = 0) -> tuple[str, Sent] | None:
-        """The next task to send, with its key; None if all are with workers.
+    def next(
+        self, threads: int = 0, addresses: Collection[str] | None = None
+    ) -> tuple[str, Sent] | None:
+        """Return the next task to send, with its key; None if all are with workers.
 
         Args:
           threads: number of tasks that run at a time. With fewer than ``TAIL`` groups for each of
             them, tests are divided, so that all workers end at about the same time.
+          addresses: the workers that may run the task; None for all.
         """
         for _ in range(len(self._waiting)):
             group = self._waiting.popleft()
@@ -175,17 +194,17 @@ class Ledger:
             if group.parts is None:
                 group.parts = self._parts_of(group, scarce=len(self._waiting) + 1 < TAIL * threads)
             if group.parts is None:
-                return self._send(Sent(group=group, nodeids=self._whole_tests(group)))
+                return self._send(group, self._whole_tests(group), None, addresses)
             part = group.parts.next()
             if part is not None:
                 self._waiting.append(group)  # other workers may run the next part
-                found = self._send(Sent(group=group, nodeids=[group.parts.nodeid], part=part))
-                group.parts.sent[found[0]] = part, time.monotonic()
-                return found
+                key, sent = self._send(group, [group.parts.nodeid], part, addresses)
+                group.parts.sent[key] = part, time.monotonic()
+                return key, sent
         return None
 
     def _parts_of(self, group: KernelGroup, *, scarce: bool) -> Parts | None:
-        """The parts of the next test, if it is to be divided now.
+        """Return the parts of the next test, if it is to be divided now.
 
         Mutants always are: what one spec has killed another one does not try, in the order of
         collection, in which their results are merged. So are tests with parts that are done.
@@ -196,25 +215,32 @@ class Ledger:
         return parts if parts is not None and (scarce or _always(parts)) else None
 
     def _whole_tests(self, group: KernelGroup) -> list[str]:
-        """The next tests of a group, before one that is divided in any case."""
+        """Return the next tests of a group, before one that is divided in any case."""
         if group.single:
             return [group.todo[0]]
-        found: list[str] = []
+        whole: list[str] = []
         for nodeid in group.todo:
             parts = None if nodeid in group.undivided else self._divide(nodeid)
-            if found and parts is not None and _always(parts):
+            if whole and parts is not None and _always(parts):
                 break
-            found.append(nodeid)
-        return found
+            whole.append(nodeid)
+        return whole
 
-    def _send(self, sent: Sent) -> tuple[str, Sent]:
+    def _send(
+        self,
+        group: KernelGroup,
+        nodeids: Sequence[str],
+        part: Part | None,
+        addresses: Collection[str] | None,
+    ) -> tuple[str, Sent]:
         key = next(self._keys)
+        sent = Sent(group=group, nodeids=nodeids, part=part, addresses=addresses)
         self.sent[key] = sent
         sent.group.keys.add(key)
         return key, sent
 
     def take(self, key: str) -> Sent | None:
-        """A task has ended; None if it is unknown."""
+        """Take a task that has ended; returns None if it is unknown."""
         sent = self.sent.pop(key, None)
         if sent is not None:
             sent.group.keys.discard(key)
@@ -224,7 +250,7 @@ class Ledger:
         return sent
 
     def done(self, group: KernelGroup, nodeid: str) -> bool:
-        """A test has a result; False if it has one already."""
+        """Record that a test has a result; returns False if it has one already."""
         if nodeid not in group.todo:
             return False
         group.todo.remove(nodeid)
@@ -245,7 +271,7 @@ class Ledger:
             self._waiting.appendleft(group)
 
     def was_lost(self, sent: Sent, reason: str) -> Iterator[str]:
-        """The worker of a task was lost; yields the tests for which it was the last try."""
+        """Record that the worker of a task was lost; yields the tests whose last try it was."""
         self.lost += 1
         group = sent.group
         group.single = True
@@ -266,7 +292,7 @@ class Ledger:
 
 
 def _always(parts: Parts) -> bool:
-    return parts.division.kind == "mutants" or bool(parts.found)
+    return parts.division.kind == "mutants" or bool(parts.part_results)
 
 
 # Results of tests that have not ended, which outlive this process in the journal of the run.
@@ -279,7 +305,7 @@ class KeptResults:
     """The results of a run that were kept, also by an earlier part of the run."""
 
     def __init__(self, config: pytest.Config) -> None:
-        """Without ``--pallas-results`` and ``--pallas-resume``, none are kept.
+        """Keep nothing without ``--pallas-results`` and ``--pallas-resume``.
 
         Raises:
           pytest.UsageError: those of an earlier part of the run are not what a fleet writes.
@@ -289,7 +315,7 @@ class KeptResults:
         self._resumed: dict[str, list[TestResult]] = {}
         for nodeid, results in ({} if resumed is None else resumed.parts).items():
             try:
-                self._resumed[nodeid] = [from_plain(TestResult, each) for each in results]
+                self._resumed[nodeid] = [from_plain(TestResult, result) for result in results]
             except DataError as error:
                 raise pytest.UsageError(
                     f"{place_of(config, 'resume')}: {resumed and resumed.path}: the parts of "
@@ -305,14 +331,11 @@ class KeptResults:
     def add_to(self, parts: Parts) -> Parts:
         """Begin a test with the parts of it that are done."""
         for result in self._resumed.get(parts.nodeid, ()):
-            found = result_of(result.reports)
-            if found is not None:
-                parts.results.append(result)
-                parts.found.append(found)
+            if parts.add(result):
                 parts.spent += sum(report.get("duration", 0.0) for report in result.reports)
         return parts
 
     def whole(self) -> Iterator[TestResult]:
-        """The results of tests that are done."""
+        """Yield the results of tests that are done."""
         for results in self._resumed.values():
-            yield from (each for each in results if result_of(each.reports) is None)
+            yield from (result for result in results if result_of(result.reports) is None)

@@ -1,38 +1,19 @@
-"""Messages between the controller and the workers of a fleet, as JSON.
+"""Messages between the controller and the workers of a fleet; ``isolate.messages`` encodes them.
 
-A worker gets a ``RunSetup`` once, and a ``FleetTask`` each time; it gives an ``Answer`` with a
-``TestResult`` for each test. Reports of pytest hold tuples, which JSON does not know, and may hold
-objects of plugins, which become their repr. A message is read by its type (``decoding``), wherever
-it comes from: a worker, or the file of a run that is taken up. Nothing of it is executed or
-imported. (Dask itself executes what it is sent: see docs/fleet.md.)
+A worker gets a ``RunSetup`` once, and a ``FleetTask`` each time. It answers with an ``Answer`` that
+has a ``TestResult`` for each test. Dask itself executes what it is sent: see docs/fleet.md.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pallas_sim.findings import Text
-from pytest_pallas.decoding import (
-    Accepts,
-    AsWritten,
-    Exact,
-    Matching,
-    decode,
-    parse,
-    tagged,
-    untagged,
-)
+from pytest_pallas.decoding import AsWritten, Exact, Matching
 from pytest_pallas.distribute.reports import PlainReport
-from pytest_pallas.isolate.messages import (
-    TYPES,
-    Change,
-    PlainWarning,
-    WorkerReply,
-    WorkerRequest,
-)
+from pytest_pallas.isolate.messages import Change, WorkerReply, WorkerRequest, message
 from pytest_pallas.isolate.project import Difference, Project
 from pytest_pallas.workers.process import JobResult
 
@@ -45,6 +26,7 @@ GOLDEN = Matching(
 _EXAMPLE = Matching(r"[\w-]+(/[\w-]+)*", "the name of an example")
 
 
+@message
 @dataclass(frozen=True, kw_only=True)
 class RunSetup:
     """What a worker must know of a run, before its first task.
@@ -72,6 +54,7 @@ class RunSetup:
     goldens: Exact = ""
 
 
+@message
 @dataclass(frozen=True, kw_only=True)
 class FleetTask:
     """Tests that a worker runs one after the other: those of one kernel.
@@ -92,10 +75,7 @@ class FleetTask:
     most: int = 0
 
 
-def _checked_warning(plain: Any) -> dict[str, Any]:
-    return vars(decode(PlainWarning, plain))
-
-
+@message
 @dataclass(frozen=True, kw_only=True)
 class TestResult(WorkerReply):
     """The result of a test: the reply of the process that ran it, or the end of that process.
@@ -111,12 +91,12 @@ class TestResult(WorkerReply):
 
     nodeid: str
     reports: Sequence[PlainReport] = ()
-    warnings: Sequence[Annotated[Any, Accepts(_checked_warning)]] = ()
     files: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     goldens: Mapping[Annotated[str, GOLDEN], bytes] = field(default_factory=dict[str, bytes])
     death: JobResult | None = None
 
 
+@message
 @dataclass(frozen=True, kw_only=True)
 class Answer:
     """What a worker makes of a task, or of the question whether it can take part.
@@ -139,37 +119,3 @@ class Answer:
     def refused(self) -> str:
         """Why the worker cannot take part; "" if it can."""
         return self.problem or "; ".join(map(str, self.differences))
-
-
-_TYPES: Mapping[str, type[Any]] = {
-    **TYPES,
-    **{kind.__name__: kind for kind in (RunSetup, FleetTask, Answer, TestResult, JobResult)},
-}
-
-
-def encoded(message: RunSetup | FleetTask | Answer) -> str:
-    """Encode a message as JSON."""
-    return json.dumps(to_plain(message), ensure_ascii=False)
-
-
-def decoded[T](kind: type[T], text: str) -> T:
-    """Decode the message of a kind from ``encoded``.
-
-    Raises:
-      DataError: it is none.
-    """
-    return from_plain(kind, parse(text))
-
-
-def from_plain[T](kind: type[T], plain: Any) -> T:
-    """Make the message of a kind from ``to_plain``.
-
-    Raises:
-      DataError: it is none.
-    """
-    return decode(kind, untagged(plain, _TYPES))
-
-
-def to_plain(message: Any) -> Any:
-    """Make JSON values of a message; what JSON does not know becomes its repr."""
-    return tagged(message, _TYPES, repr)

@@ -9,7 +9,7 @@ from pytest_pallas.report.section import Line, Results, number, section
 
 @section("fleet")
 def section_of_workers(results: Results) -> Iterator[str | Line]:
-    """The number of workers, and those that were refused or lost."""
+    """Yield the number of workers, and those that were refused or lost."""
     fleet = results.session.fleet
     if fleet is None:
         return

@@ -18,8 +18,9 @@ from pytest_pallas.distribute.parts import credit_kills, merged_reports
 from pytest_pallas.draw.database import make_changes
 from pytest_pallas.errors import FleetError
 from pytest_pallas.isolate.isolator import Isolator
-from pytest_pallas.isolate.messages import warning_of
+from pytest_pallas.isolate.messages import plain_reports
 from pytest_pallas.pytest_session import PytestSession
+from pytest_pallas.replay.goldens import write_file
 from pytest_pallas.replay.saved import (
     FOLDER,
     SUFFIX,
@@ -62,7 +63,6 @@ class ResultReplayer:
         reply = dataclasses.replace(
             result,
             reports=[_moved(report, moved) for report in result.reports],
-            warnings=list(map(warning_of, result.warnings)),
             killed={},  # counted below, in the order of collection
             stained=False,  # a process of the worker
         )
@@ -106,7 +106,6 @@ class ResultReplayer:
                 apart[path]: _moved_content(path, content, apart)
                 for path, content in result.files.items()
             }
-        hook = self.session.config.hook
         try:
             merged = merged_reports(item, replies, self.session.killed)
         except ValueError as error:
@@ -116,10 +115,7 @@ class ResultReplayer:
             )
             self.fail(item, FleetError.explained(explanation, item.headline))
             return
-        reports = [
-            hook.pytest_report_to_serializable(config=item.config, report=report)
-            for report in merged
-        ]
+        reports = plain_reports(item.config, merged)
         text = repr(reports)
         used = {_stem(path) for path in files if path in text}
         warnings = {repr(warning): warning for result in results for warning in result.warnings}
@@ -173,7 +169,9 @@ class ResultReplayer:
             return
         folder = self.session.harness.root / self.session.options.golden_dir
         # Arrays before the manifests that name them.
-        for name, content in sorted(goldens.items(), key=lambda each: each[0].endswith(".json")):
+        for name, content in sorted(
+            goldens.items(), key=lambda golden: golden[0].endswith(".json")
+        ):
             _write_if_new(folder / name, content)
 
     def _keep_files(self, item: pytest.Item, files: Mapping[str, bytes]) -> dict[str, str]:
@@ -195,8 +193,8 @@ class ResultReplayer:
                 for name in own
                 if Path(name).suffix in _SUFFIXES
             }
-        for name, place in moved.items():
-            _write_if_new(Path(place), _moved_content(name, files[name], moved))
+        for name, target in moved.items():
+            _write_if_new(Path(target), _moved_content(name, files[name], moved))
         trace = self.session.options.trace
         for name, content in files.items():
             if trace is not None and Path(name).parent.name != FOLDER:
@@ -210,12 +208,8 @@ def _stem(path: str) -> str:
 
 def _write_if_new(path: Path, content: bytes) -> None:
     """Write a file in one step, unless it has this content."""
-    if path.is_file() and path.read_bytes() == content:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _written(path.parent, path.name, content)
-    temporary.chmod(0o644)
-    temporary.replace(path)
+    if not path.is_file() or path.read_bytes() != content:
+        write_file(path, content)
 
 
 def _written(folder: Path, name: str, content: bytes) -> Path:
@@ -227,20 +221,20 @@ def _written(folder: Path, name: str, content: bytes) -> Path:
 
 
 def _moved(value: Any, moved: Mapping[str, str]) -> Any:
-    """A report, or a part of one, in which files have the paths that they have here."""
+    """Return a report, or a part of one, with the paths that files have here."""
     if isinstance(value, str):
-        for path, place in moved.items():
-            value = value.replace(path, place)
+        for path, target in moved.items():
+            value = value.replace(path, target)
         return value
     if isinstance(value, Mapping):
-        return {key: _moved(each, moved) for key, each in value.items()}
+        return {key: _moved(element, moved) for key, element in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_moved(each, moved) for each in value)
+        return type(value)(_moved(element, moved) for element in value)
     return value
 
 
 def _moved_content(path: str, content: bytes, moved: Mapping[str, str]) -> bytes:
-    """The content of a file, if files are moved: a script may name its own."""
+    """Return the content of a file with the paths of here: a script may name its own."""
     if not path.endswith(".py"):
         return content
     return _moved(content.decode(errors="replace"), moved).encode(errors="replace")

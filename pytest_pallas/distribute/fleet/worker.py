@@ -23,11 +23,8 @@ from pytest_pallas.distribute.fleet.messages import (
     FleetTask,
     RunSetup,
     TestResult,
-    decoded,
-    encoded,
 )
-from pytest_pallas.isolate import messages
-from pytest_pallas.isolate.messages import Opening, WorkerReply, WorkerRequest
+from pytest_pallas.isolate.messages import Opening, WorkerReply, WorkerRequest, decoded, encoded
 from pytest_pallas.isolate.supervise import run_in, worker_setup
 from pytest_pallas.pytest_session import RAISED_ON
 from pytest_pallas.workers.pool import WorkerPool
@@ -42,26 +39,26 @@ _COMPARISON = 60.0
 _MOST_BYTES = 256 * 2**20
 
 
-def greet(setup: str) -> str:
+def greet(setup: bytes) -> bytes:
     """Answer whether this worker can take part in a run: an encoded ``Answer``."""
     run = decoded(RunSetup, setup)
     with _leased(run) as child:
         return encoded(_answer(run, child))
 
 
-def place_of_answer(key: str) -> str:
-    """The name under which the scheduler has the answer to a task."""
+def answer_key(key: str) -> str:
+    """Return the name under which the scheduler has the answer to a task."""
     return f"{key}-answer"
 
 
-def work(setup: str, task: str) -> str:
+def work(setup: bytes, task: bytes) -> bytes:
     """Run the tests of an encoded ``FleetTask``.
 
     The answer, an encoded ``Answer``, goes to the scheduler before this returns: what a function
     returns stays with the worker, and a later test may end that.
 
     Returns:
-      An encoded ``Answer`` if nothing ran; otherwise "".
+      An encoded ``Answer`` if nothing ran; otherwise no bytes.
     """
     from distributed import get_client
 
@@ -75,12 +72,12 @@ def work(setup: str, task: str) -> str:
             return encoded(answer)
         results = encoded(Answer(worker=answer.worker, results=child.run(todo)))
     client: Any = get_client()
-    client.set_metadata([place_of_answer(todo.key)], results)
-    return ""
+    client.set_metadata([answer_key(todo.key)], results)
+    return b""
 
 
 def name() -> str:
-    """This worker in words: its address, host and process."""
+    """Return this worker's name in messages: its address, host and process."""
     from distributed import get_worker
 
     try:
@@ -91,7 +88,7 @@ def name() -> str:
 
 
 def _claim(key: str) -> str:
-    """The name of the worker that has begun this task; "" if it is this one, now.
+    """Begin a task, unless another worker has; returns the name of that worker, or "".
 
     Dask gives a task to another worker if the first one is lost. Then the controller decides.
     """
@@ -144,9 +141,8 @@ class Child:
             },
         }
         self.folder = here if os.path.isdir(here) else os.getcwd()
-        self.opening = messages.encoded(
-            Opening(args=self.setup.args, folder=self.folder, options=options, attributes={})
-        )
+        opening = Opening(args=self.setup.args, folder=self.folder, options=options, attributes={})
+        self.opening = encoded(opening)
 
     def close(self) -> None:
         """End the process."""
@@ -159,14 +155,11 @@ class Child:
             nodeid="",
             path=None,
             timeout=_COMPARISON,
-            plain=True,
             project=self.setup.project,
         )
-        done = self.pool.submit(
-            self._worker, messages.encoded(request), timeout=_COMPARISON
-        ).result()
+        done = self.pool.submit(self._worker, encoded(request), timeout=_COMPARISON).result()
         if done.status == "done":
-            reply = messages.decoded(WorkerReply, done.value)
+            reply = decoded(WorkerReply, done.value)
             return Answer(worker=name(), differences=reply.differences)
         text = f"{done.message}\n{done.output}".strip()
         last = text.splitlines()[-1:] or ["no message"]
@@ -184,7 +177,6 @@ class Child:
                 opening=self.opening,
                 journal=None if test.journal is None else self._journal(),
                 raised=raised,
-                plain=True,
                 changes=changes,
                 examples=self.setup.examples,
             )
@@ -194,7 +186,7 @@ class Child:
             if done.status != "done":
                 results.append(TestResult(nodeid=test.nodeid, files=files, death=done))
                 return results
-            reply = messages.decoded(WorkerReply, done.value)
+            reply = decoded(WorkerReply, done.value)
             changes = reply.changes
             written = _changed(self._goldens, goldens)
             fields: dict[str, Any] = {**vars(reply), "files": files, "goldens": written}
@@ -210,7 +202,7 @@ class Child:
         return results
 
     def _journal(self) -> str:
-        """The name of a file for the verdicts of a test, which does not exist."""
+        """Return a new name of a file for the verdicts of a test."""
         folder = self.scratch / "journals"
         folder.mkdir(exist_ok=True)
         return str(folder / uuid.uuid4().hex)
@@ -222,7 +214,7 @@ class Child:
         return None if not written else Path(self.folder) / written
 
     def _written(self) -> dict[str, bytes]:
-        """The files that a test wrote for a person, which are taken away."""
+        """Take away the files that a test wrote for a person, and return their contents."""
         files: dict[str, bytes] = {}
         for path in sorted(self.scratch.rglob("*")):
             if path.is_file() and path.parent.name != "journals":
@@ -240,12 +232,12 @@ class Child:
 def _stamps(folder: Path | None) -> dict[Path, tuple[int, int]]:
     if folder is None or not folder.is_dir():
         return {}
-    found = ((path, path.stat()) for path in folder.rglob("*") if path.is_file())
-    return {path: (stat.st_mtime_ns, stat.st_size) for path, stat in found}
+    stats = ((path, path.stat()) for path in folder.rglob("*") if path.is_file())
+    return {path: (stat.st_mtime_ns, stat.st_size) for path, stat in stats}
 
 
 def _changed(folder: Path | None, before: Mapping[Path, tuple[int, int]]) -> dict[str, bytes]:
-    """The files of a folder that were written since."""
+    """Return the files of a folder that were written since."""
     if folder is None:
         return {}
     return {
@@ -263,9 +255,9 @@ _ANSWERS: dict[str, Answer] = {}
 
 @contextlib.contextmanager
 def _leased(run: RunSetup) -> Generator[Child]:
-    """A child of this run, for one task."""
+    """Lend a child of this run for one task."""
     with _LOCK:
-        child = next((each for each in _FREE if each.setup.run == run.run), None)
+        child = next((free for free in _FREE if free.setup.run == run.run), None)
         if child is not None:
             _FREE.remove(child)
     if child is None:

@@ -41,7 +41,7 @@ class Layout:
       environments: the variables of each process of this host, in order.
       devices: ids of local devices of each process of this host; None for all that it sees.
       address: the name by which all hosts reach host 0.
-      words: for the header of the run.
+      header: a line for the header of the run.
     """
 
     host: int
@@ -50,7 +50,7 @@ class Layout:
     environments: Sequence[Mapping[str, str]]
     devices: tuple[int, ...] | None = None
     address: str = "127.0.0.1"
-    words: str
+    header: str
 
     @property
     def processes(self) -> Sequence[int]:
@@ -66,10 +66,10 @@ class Layout:
 def on_this_host(
     count: int,
     devices: int,
-    found: Accelerators | None,
+    accelerators: Accelerators | None,
     backends: Collection[str],
 ) -> Layout:
-    """``count`` processes that divide the devices of this machine.
+    """Lay out ``count`` processes that divide the devices of this machine.
 
     Accelerators are divided if a backend of the run may use them. Otherwise each process simulates
     its part of ``devices`` CPU devices, whose collectives run over gloo.
@@ -77,66 +77,75 @@ def on_this_host(
     Args:
       count: the number of processes.
       devices: the number of simulated devices, of all processes together.
-      found: the accelerators of this machine, or None.
+      accelerators: those of this machine, or None.
       backends: of the run: ``auto``, ``all``, ``NAME`` or ``NAME:TARGET``.
 
     Raises:
       GangError: there are too few devices, or they cannot be divided.
     """
-    named = found is not None and any(Label.of(word).name == found.platform for word in backends)
-    if found is not None and (named or {"auto", "all"} & set(backends)):
-        enough = len(found.ids) >= count and len(found.ids) % count == 0
+    named = accelerators is not None and any(
+        Label.of(name).name == accelerators.platform for name in backends
+    )
+    if accelerators is not None and (named or {"auto", "all"} & set(backends)):
+        enough = len(accelerators.ids) >= count and len(accelerators.ids) % count == 0
         if enough:
-            return _divided(count, found)
+            return _divided(count, accelerators)
         if named:
             raise GangError(
-                f"{count} processes cannot divide {len(found.ids)} {found.platform.upper()}s of "
-                f"this machine ({VARIABLES[found.platform]}): give a number of processes that "
-                "divides them"
+                f"{count} processes cannot divide {_numbered(accelerators)} of this machine "
+                f"({VARIABLES[accelerators.platform]}): give a number of processes that divides "
+                "them"
             )
     environment = _simulated(count, devices)
-    each = devices // count
+    size = devices // count
     why = ""
-    if found is not None:
-        why = f" ({count} processes cannot divide {len(found.ids)} {found.platform.upper()}s)"
+    if accelerators is not None:
+        why = f" ({count} processes cannot divide {_numbered(accelerators)})"
     return Layout(
         host=0,
         hosts=1,
         first=0,
         environments=[{**environment, PROCESS: str(number)} for number in range(count)],
-        words=f"{count} processes with {each} simulated device{'s' if each > 1 else ''} each{why}",
+        header=f"{count} processes with {size} simulated device{'s' if size > 1 else ''} each{why}",
     )
 
 
-def _divided(count: int, found: Accelerators) -> Layout:
-    """Processes that have parts of the accelerators."""
-    each = len(found.ids) // count
-    more = _tpu_variables(count, each) if found.platform == "tpu" else [{}] * count
+def _numbered(accelerators: Accelerators) -> str:
+    """Return the number and the platform of accelerators, as ``8 TPUs``."""
+    return f"{len(accelerators.ids)} {accelerators.platform.upper()}s"
+
+
+def _divided(count: int, accelerators: Accelerators) -> Layout:
+    """Lay out processes that divide the accelerators."""
+    size = len(accelerators.ids) // count
+    more = _tpu_variables(count, size) if accelerators.platform == "tpu" else [{}] * count
     environments = [
         {
-            VARIABLES[found.platform]: ",".join(found.ids[number * each : (number + 1) * each]),
+            VARIABLES[accelerators.platform]: ",".join(
+                accelerators.ids[number * size : (number + 1) * size]
+            ),
             PROCESS: str(number),
             **more[number],
         }
         for number in range(count)
     ]
-    words = f"{count} processes with {each} of {len(found.ids)} {found.platform.upper()}s each"
-    return Layout(host=0, hosts=1, first=0, environments=environments, words=words)
+    header = f"{count} processes with {size} of {_numbered(accelerators)} each"
+    return Layout(host=0, hosts=1, first=0, environments=environments, header=header)
 
 
-def _tpu_variables(count: int, each: int) -> list[dict[str, str]]:
-    """The variables by which libtpu makes one slice of the processes of a host.
+def _tpu_variables(count: int, chips: int) -> list[dict[str, str]]:
+    """Return the variables by which libtpu makes one slice of the processes of a host.
 
     Processes with one chip each form a grid of two columns, as the chips of a host do.
 
     Raises:
       GangError: a process would have several chips, but not all: libtpu needs their topology.
     """
-    if each > 1 and count > 1:
+    if chips > 1 and count > 1:
         raise GangError(
-            f"{count} processes with {each} TPU chips each: give each process one chip, or set the "
-            "variables of libtpu (TPU_PROCESS_BOUNDS, TPU_CHIPS_PER_PROCESS_BOUNDS) and start the "
-            "processes yourself with --pallas-distributed"
+            f"{count} processes with {chips} TPU chips each: give each process one chip, or set "
+            "the variables of libtpu (TPU_PROCESS_BOUNDS, TPU_CHIPS_PER_PROCESS_BOUNDS) and start "
+            "the processes yourself with --pallas-distributed"
         )
     ports = [free_port() for _ in range(count)]
     columns = 2 if count % 2 == 0 else 1
@@ -153,33 +162,33 @@ def _tpu_variables(count: int, each: int) -> list[dict[str, str]]:
     ]
 
 
-def of_cluster(place: Place, devices: int, environ: Mapping[str, str]) -> Layout:
-    """The process of this host, one of several that a cluster has started.
+def of_cluster(position: Place, devices: int, environ: Mapping[str, str]) -> Layout:
+    """Lay out the process of this host, one of several that a cluster has started.
 
     Args:
-      place: of this process among the hosts.
+      position: of this process among the hosts.
       devices: the number of simulated devices of all hosts together, where JAX has only the CPU.
       environ: the environment.
 
     Raises:
       GangError: the hosts cannot divide the simulated devices.
     """
-    environment = {PROCESS: str(place.index)}
+    environment = {PROCESS: str(position.index)}
     if environ.get("JAX_PLATFORMS") == "cpu":
-        environment |= _simulated(place.count, devices)
+        environment |= _simulated(position.count, devices)
     return Layout(
-        host=place.index,
-        hosts=place.count,
-        first=place.index,
+        host=position.index,
+        hosts=position.count,
+        first=position.index,
         environments=[environment],
-        devices=place.devices,
-        address=place.host,
-        words=f"process {place.index} of {place.count}, coordinated at {place.address}",
+        devices=position.devices,
+        address=position.host,
+        header=f"process {position.index} of {position.count}, coordinated at {position.address}",
     )
 
 
 def _simulated(count: int, devices: int) -> dict[str, str]:
-    """The variables of each of several processes that simulate devices.
+    """Return the variables of each of several processes that simulate devices.
 
     Raises:
       GangError: they cannot be divided.
@@ -197,7 +206,7 @@ def _simulated(count: int, devices: int) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A port that nobody uses now."""
+    """Return a port that nobody uses now."""
     with socket.socket() as made:
         made.bind(("127.0.0.1", 0))
         return made.getsockname()[1]
@@ -241,17 +250,17 @@ class LocalStore:
             self._changed.notify_all()
 
     def get(self, key: str, seconds: float) -> bytes | None:
-        """The value of a key; None if it is not set within so many seconds."""
+        """Return the value of a key; None if it is not set within so many seconds."""
         with self._changed:
             self._changed.wait_for(lambda: key in self.values, seconds)
         return self.values.get(key)
 
     def keys(self, prefix: str) -> Sequence[str]:
-        """The keys that begin with ``prefix``."""
+        """Return the keys that begin with ``prefix``."""
         return [key for key in list(self.values) if key.startswith(prefix)]
 
     def live(self) -> Sequence[int]:
-        """Host 0, and the hosts that were heard of within ``SILENCE`` seconds."""
+        """Return host 0, and the hosts that were heard of within ``SILENCE`` seconds."""
         now = time.monotonic()
         return [0, *(host for host, when in list(self.seen.items()) if now - when < SILENCE)]
 
@@ -285,9 +294,9 @@ class _Handler(SimpleXMLRPCRequestHandler):
 
     def do_POST(self) -> None:  # noqa: N802
         """Serve a request with the secret, of limited size."""
-        given = self.headers.get("Authorization", "").encode("utf-8", "replace")
+        secret = self.headers.get("Authorization", "").encode("utf-8", "replace")
         length = self.headers.get("Content-Length", "")
-        right = hmac.compare_digest(given, self._served.secret.encode())
+        right = hmac.compare_digest(secret, self._served.secret.encode())
         if not right or not (length.isascii() and length.isdecimal() and int(length) <= _MOST):
             self.close_connection = True
             self.send_error(403)
@@ -308,7 +317,7 @@ class _StoreServer(ThreadingMixIn, SimpleXMLRPCServer):
         super().__init__(address, _Handler, logRequests=False, allow_none=True)
 
     def admit(self, path: str, client: str) -> tuple[int, str]:
-        """The answer to the request of a host: a status of HTTP, and the secret or a reason."""
+        """Admit a host; returns a status of HTTP, and the secret or a reason."""
         number = path.removeprefix(_JOIN)
         valid = path.startswith(_JOIN) and number.isascii() and number.isdecimal()
         if not valid or len(number) > 9 or not 0 < int(number) < self._hosts:
@@ -327,41 +336,39 @@ _JOIN = "/join/"
 class ServedStore(LocalStore):
     """The store of host 0, with a thread that serves it."""
 
-    def __init__(self, place: Place, seconds: float = 0.0) -> None:
-        """Serve it at the address of a place, and at no other.
+    def __init__(self, position: Place, seconds: float = 0.0) -> None:
+        """Serve it at the address of a position, and at no other.
 
         Args:
-          place: of host 0.
+          position: of host 0.
           seconds: time limit for its name to be known: that of a container comes late.
 
         Raises:
           GangError: the port is taken, or the address is none of this machine.
         """
         super().__init__()
-        self._server = _served(place, seconds)
-        answers: list[Any] = [self._put, self._get, self._keys, self._live]
-        for function in answers:
-            self._server.register_function(function, function.__name__.removeprefix("_"))
+        self._server = _served(position, seconds)
+        self._server.register_instance(self)
         serving = threading.Thread(target=self._server.serve_forever, args=(_LOOK,), daemon=True)
         serving.start()
 
-    def _put(self, host: int, key: str, value: xmlrpc.client.Binary) -> bool:
+    def _dispatch(self, method: str, params: tuple[Any, ...]) -> Any:
+        """Answer another host, which says its number first."""
+        host, *arguments = params
         self.seen[host] = time.monotonic()
-        self.put(key, value.data)
-        return True
-
-    def _get(self, host: int, key: str, seconds: float) -> xmlrpc.client.Binary | None:
-        self.seen[host] = time.monotonic()
-        value = self.get(key, min(seconds, _HOLD))
-        return None if value is None else xmlrpc.client.Binary(value)
-
-    def _keys(self, host: int, prefix: str) -> list[str]:
-        self.seen[host] = time.monotonic()
-        return list(self.keys(prefix))
-
-    def _live(self, host: int) -> list[int]:
-        self.seen[host] = time.monotonic()
-        return list(self.live())
+        match method, arguments:
+            case "put", [key, value]:
+                self.put(key, value.data)
+                return True
+            case "get", [key, seconds]:
+                value = self.get(key, min(seconds, _HOLD))
+                return None if value is None else xmlrpc.client.Binary(value)
+            case "keys", [prefix]:
+                return list(self.keys(prefix))
+            case "live", []:
+                return list(self.live())
+            case _:
+                raise ValueError(f"there is no method {method!r}")
 
     def close(self) -> None:
         """Stop to serve, once the other hosts have read the last values and left."""
@@ -371,40 +378,40 @@ class ServedStore(LocalStore):
         self._server.server_close()
 
     def _present(self) -> set[int]:
-        """The other hosts that live and have not left."""
+        """Return the other hosts that live and have not left."""
         left = {int(key.removeprefix(_LEFT)) for key in self.keys(_LEFT)}
         return {*self.live()} - left - {0}
 
 
-def _served(place: Place, seconds: float) -> _StoreServer:
-    """A server at the first of a place's addresses that this machine has.
+def _served(position: Place, seconds: float) -> _StoreServer:
+    """Return a server at the first of the addresses of a position that this machine has.
 
     Raises:
       GangError: there is none.
     """
     until = time.monotonic() + seconds
-    host = place.host.removeprefix("[").removesuffix("]")
+    host = position.host.removeprefix("[").removesuffix("]")
     while True:
         try:
-            found = socket.getaddrinfo(host, place.port, type=socket.SOCK_STREAM)
+            addresses = socket.getaddrinfo(host, position.port, type=socket.SOCK_STREAM)
             break
         except OSError as error:
             if time.monotonic() > until:
-                raise GangError(_not_served(place, error)) from None
+                raise GangError(_not_served(position, error)) from None
             time.sleep(_LOOK)
     problem: OSError | None = None
-    for family, *_, address in found:
+    for family, *_, address in addresses:
         try:
-            return _StoreServer(family, (str(address[0]), int(address[1])), place.count)
+            return _StoreServer(family, (str(address[0]), int(address[1])), position.count)
         except OSError as error:
             problem = error
-    raise GangError(_not_served(place, problem or OSError("it has no address")))
+    raise GangError(_not_served(position, problem or OSError("it has no address")))
 
 
-def _not_served(place: Place, error: OSError) -> str:
+def _not_served(position: Place, error: OSError) -> str:
     return (
-        f"host 0 cannot serve the other hosts at {place.address}: {error.strerror or error}. Give "
-        "an address of host 0 by which the others reach it, and a port that is free"
+        f"host 0 cannot serve the other hosts at {position.address}: {error.strerror or error}. "
+        "Give an address of host 0 by which the others reach it, and a port that is free"
     )
 
 
@@ -418,13 +425,13 @@ class _Transport(xmlrpc.client.Transport):
 class RemoteStore:
     """The store of host 0, for another host."""
 
-    def __init__(self, place: Place, seconds: float) -> None:
+    def __init__(self, position: Place, seconds: float) -> None:
         """Reach host 0 within some seconds, and get its secret.
 
         Raises:
           GangError: it cannot be reached, or another host has the number of this one.
         """
-        self._host, self._address = place.index, place.address
+        self._host, self._address = position.index, position.address
         until = time.monotonic() + seconds
         while True:
             secret, problem = self._joined()
@@ -432,20 +439,20 @@ class RemoteStore:
                 break
             if time.monotonic() > until:
                 raise GangError(
-                    f"host {place.index} of {place.count} cannot reach host 0 at "
-                    f"{place.address} within {seconds:g} s ({problem}). Start pytest with the "
+                    f"host {position.index} of {position.count} cannot reach host 0 at "
+                    f"{position.address} within {seconds:g} s ({problem}). Start pytest with the "
                     "same arguments on every host, each with its own number, and open this port"
                 )
             time.sleep(_LOOK)
         self._server: Any = xmlrpc.client.ServerProxy(
-            f"http://{place.address}/RPC2",
+            f"http://{position.address}/RPC2",
             transport=_Transport(headers=[("Authorization", secret)]),
             allow_none=True,
         )
         self.live()  # from now on, host 0 knows that this one is there
 
     def _joined(self) -> tuple[str, str]:
-        """The secret, or "" and why there is none."""
+        """Ask for the secret; returns it, or "" and why there is none."""
         connection = HTTPConnection(self._address, timeout=_ANSWER)
         try:
             connection.request("GET", f"{_JOIN}{self._host}")
@@ -459,29 +466,29 @@ class RemoteStore:
 
     def put(self, key: str, value: bytes) -> None:
         """Set a key."""
-        with self._asked():
+        with self._host_0():
             self._server.put(self._host, key, xmlrpc.client.Binary(value))
 
     def get(self, key: str, seconds: float) -> bytes | None:
-        """The value of a key; None if it is not set within so many seconds."""
+        """Return the value of a key; None if it is not set within so many seconds."""
         until = time.monotonic() + seconds
         while True:
             left = max(0.0, until - time.monotonic())
-            with self._asked():
-                found = self._server.get(self._host, key, left)
-            if isinstance(found, xmlrpc.client.Binary):
-                return found.data
+            with self._host_0():
+                answer = self._server.get(self._host, key, left)
+            if isinstance(answer, xmlrpc.client.Binary):
+                return answer.data
             if time.monotonic() >= until:
                 return None
 
     def keys(self, prefix: str) -> Sequence[str]:
-        """The keys that begin with ``prefix``."""
-        with self._asked():
+        """Return the keys that begin with ``prefix``."""
+        with self._host_0():
             return self._server.keys(self._host, prefix)
 
     def live(self) -> Sequence[int]:
-        """The hosts that were heard of within ``SILENCE`` seconds."""
-        with self._asked():
+        """Return the hosts that were heard of within ``SILENCE`` seconds."""
+        with self._host_0():
             return self._server.live(self._host)
 
     def close(self) -> None:
@@ -490,7 +497,7 @@ class RemoteStore:
             self.put(f"{_LEFT}{self._host}", b"")
 
     @contextlib.contextmanager
-    def _asked(self) -> Generator[None]:
+    def _host_0(self) -> Generator[None]:
         try:
             yield
         except (OSError, HTTPException, xmlrpc.client.Error) as error:

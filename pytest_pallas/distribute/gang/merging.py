@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ import pytest
 from pallas_sim.errors import PallasError, explanation_of, first_line
 from pytest_pallas.distribute.gang.messages import BECAUSE, TestEnd
 from pytest_pallas.distribute.reports import new_report, put_records, record_explanation
-from pytest_pallas.isolate.messages import StepNote
+from pytest_pallas.isolate.messages import StepNote, reports_by_phase
 from pytest_pallas.isolate.supervise import error_of
 from pytest_pallas.pytest_session import RAISED_ON, RECORDS, STATUS
 from pytest_pallas.record import Host, Note, Record, error_fields
@@ -26,9 +26,9 @@ from pytest_pallas.report.collect import records_of
 from pytest_pallas.workers.process import JobResult
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ProcessResult:
-    """What one process has to say about one test.
+    """The result of one test in one process.
 
     Attributes:
       process: its number.
@@ -36,6 +36,9 @@ class ProcessResult:
       records: its records of the test; several if the test checks several kernels.
       ended: why it has no more records, such as ``"killed by SIGKILL"``; "" if it is well.
       because_of: the processes whose failure ended it, if it waited for them.
+      reports: its reports by phase.
+      death: how the process ended; None if it lives.
+      error: the error of its death; None if it lives, or was killed for another one's sake.
     """
 
     process: int
@@ -43,6 +46,24 @@ class ProcessResult:
     records: Sequence[Record] = ()
     ended: str = ""
     because_of: tuple[int, ...] = ()
+    reports: Mapping[str, pytest.TestReport] = field(default_factory=dict[str, Any])
+    death: JobResult | None = None
+    error: PallasError | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was killed for another one's sake."""
+        return self.death is not None and self.error is None
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of the test until the process died; 0 if it lives."""
+        return 0.0 if self.death is None else self.death.seconds
+
+    @property
+    def failed_reports(self) -> Sequence[pytest.TestReport]:
+        """The reports of phases that failed."""
+        return [report for report in self.reports.values() if report.failed]
 
     @property
     def record(self) -> Record | None:
@@ -73,7 +94,7 @@ class ProcessResult:
         return f"{self.record.outcome}{reason}"
 
     def of_key(self, key: Hashable) -> ProcessResult:
-        """The result with the record of one kernel and check only."""
+        """Return the result with the record of one kernel and check only."""
         record = next((record for record in self.records if _key(record) == key), None)
         hosts = () if record is None else record.hosts
         waited = (host.because_of for host in hosts if host.process == self.process)
@@ -85,7 +106,7 @@ class ProcessResult:
 
 
 def merge_processes(results: Sequence[ProcessResult]) -> list[Record]:
-    """One record for each kernel and check of a test, in the order of the lowest process.
+    """Make one record for each kernel and check, in the order of the lowest process.
 
     The outcome is ``failed`` if any process failed, ended or has no record. Expected failures count
     for all: a kernel that is wrong in one process is wrong. Any other difference between outcomes
@@ -111,11 +132,11 @@ def _merged(results: Sequence[ProcessResult], key: Hashable) -> Record:
     measured = max(records, key=_size)
 
     def union(name: str) -> tuple[Any, ...]:
-        """All values of a field in order, each once."""
+        """Return all values of a field in order, each once."""
         return tuple(dict.fromkeys(value for record in records for value in getattr(record, name)))
 
     def common(name: str) -> str:
-        """The value of a field if all records have it."""
+        """Return the value of a field if all records have it."""
         values = {getattr(record, name) for record in records}
         return values.pop() if len(values) == 1 else ""
 
@@ -153,18 +174,18 @@ def _outcome(parts: Sequence[ProcessResult]) -> str:
 
 
 def _worst(parts: Sequence[ProcessResult], outcome: str) -> Record:
-    """The record whose message is shown: of a failure of its own if there is one, the worst."""
+    """Return the record whose message is shown: of failures of their own, the worst."""
     own = [part for part in parts if part.failed and not part.because_of]
     candidates = own or [part for part in parts if part.failed]
-    found = [part.record for part in candidates if part.record is not None and part.record.message]
-    if not found:
+    shown = [part.record for part in candidates if part.record is not None and part.record.message]
+    if not shown:
         records = [part.record for part in parts if part.record is not None]
-        found = [record for record in records if record.outcome == outcome] or records
-    return max(found, key=_size)
+        shown = [record for record in records if record.outcome == outcome] or records
+    return max(shown, key=_size)
 
 
 def _size(record: Record) -> float:
-    """How wrong an answer is; below 0 where nothing was measured."""
+    """Return how wrong an answer is; below 0 where nothing was measured."""
     if record.multiple is None:
         return -1.0
     return math.inf if math.isnan(record.multiple) else record.multiple
@@ -213,12 +234,12 @@ def _headline(parts: Sequence[ProcessResult]) -> str:
 
 
 def _numbers(numbers: Sequence[int]) -> str:
-    """``process 1``, or ``processes 1, 2``."""
+    """Return ``process 1``, or ``processes 1, 2``."""
     return f"process{'es' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def _others(parts: Sequence[ProcessResult], worst: Record) -> Iterator[Mapping[str, Any]]:
-    """The failures of other processes with other messages, each under the name of its process."""
+    """Yield the failures of other processes with other messages, under their names."""
     seen = {"", worst.message}
     for part in parts:
         record = part.record
@@ -233,19 +254,16 @@ def _others(parts: Sequence[ProcessResult], worst: Record) -> Iterator[Mapping[s
 
 
 def _counts(parts: Sequence[ProcessResult]) -> tuple[Note, ...]:
-    """A note if right processes ran different numbers of examples."""
+    """Return a note if right processes ran different numbers of examples."""
     counts = {p.process: p.record.examples for p in parts if p.record and not p.failed}
     if len(set(counts.values())) < 2:
         return ()
-    words = ", ".join(f"{count} in process {process}" for process, count in counts.items())
-    return (Note(f"the processes ran different numbers of examples: {words}", "run"),)
+    numbers = ", ".join(f"{count} in process {process}" for process, count in counts.items())
+    return (Note(f"the processes ran different numbers of examples: {numbers}", "run"),)
 
 
 # The reports of one test from all processes of a gang, as those of one test.
 
-
-#: Makes a report of a serialized one.
-Load = Callable[[Mapping[str, Any]], pytest.TestReport]
 
 #: A node id, and pytest's location of the test.
 Named = tuple[str, tuple[str, int | None, str]]
@@ -254,83 +272,29 @@ Named = tuple[str, tuple[str, int | None, str]]
 _STOPPED = "was stopped, because it did not end soon after that"
 
 
-@dataclass(frozen=True, eq=False)
-class _End:
-    """The end of a test in one process of ``count``, with its reports by phase."""
-
-    end: TestEnd
-    reports: Mapping[str, pytest.TestReport]
-    count: int
-
-    @property
-    def name(self) -> str:
-        return f"process {self.end.process} ({self.end.host})"
-
-    @property
-    def death(self) -> JobResult | None:
-        """The end of a process that ended by itself, or was killed for its own sake."""
-        return None if self.end.stopped else self.end.died
-
-    @property
-    def failed(self) -> bool:
-        return any(report.failed for report in self.reports.values())
-
-    @property
-    def fate(self) -> str:
-        """What became of a process that gave no result, as a verb."""
-        if self.end.stopped:
-            return _STOPPED
-        if self.end.died is not None:
-            return (self.end.died.fate or self.end.died.message).rstrip(".")
-        return "did not run it" if self.end.absent else ""
-
-    def error(self, nodeid: str) -> PallasError:
-        """The error of a process that died."""
-        assert self.end.died is not None
-        name = nodeid.rpartition("::")[2]
-        place = f"process {self.end.process} of {self.count} ({self.end.host})"
-        return error_of(self.end.died, f"{name}, {place}")
-
-    def result(self, nodeid: str, stopped_by: tuple[int, ...]) -> ProcessResult:
-        """The records of the process, and how it ended."""
-        records = [record for report in self.reports.values() for record in records_of(report)]
-        note = None if self.death is None else StepNote.decode(self.death.note)
-        if note is not None and note.kernel:  # it died in the check of a kernel
-            names = ("kernel", "check", "backend", "family", "mesh", "examples")
-            fields = {name: getattr(note, name) for name in names}
-            fields |= error_fields(self.error(nodeid))
-            records = [Record(test=nodeid, outcome="failed", **fields)]
-        waited = next((found for r in self.reports.values() if (found := _because_of(r))), ())
-        return ProcessResult(
-            process=self.end.process,
-            host=self.end.host,
-            records=records,
-            ended=self.fate,
-            because_of=stopped_by if self.end.stopped else waited,
-        )
-
-
-def merged_reports(test: Named, ends: Sequence[TestEnd], load: Load) -> list[pytest.TestReport]:
+def merged_reports(
+    config: pytest.Config, test: Named, ends: Sequence[TestEnd]
+) -> list[pytest.TestReport]:
     """Make the reports of a test: each phase fails if it failed in any process.
 
     One of them has the records, merged by ``merge_processes``.
 
     Args:
+      config: loads the reports.
       test: the test.
       ends: its end in every process.
-      load: makes a report of a serialized one.
     """
-    every: list[_End] = []
-    for end in ends:
-        loaded = map(load, end.reply.reports if end.reply else ())
-        every.append(_End(end, {report.when: report for report in loaded}, len(ends)))
-    if any(each.death or each.end.absent for each in every):
-        reports = [_broken(test, every), ended_report(test)]
+    processes = [_result_of(config, test[0], end, len(ends)) for end in ends]
+    causes = tuple(p.process for p in processes if p.error or p.failed_reports)
+    processes = [dataclasses.replace(p, because_of=causes) if p.stopped else p for p in processes]
+    absent = next((end.absent for end in ends if end.absent), "")
+    if absent or any(process.error for process in processes):
+        reports = [_broken(test, processes, absent), ended_report(test)]
     else:
         phases = ("setup", "call", "teardown")
-        reports = [_phase(when, every) for when in phases if any(when in e.reports for e in every)]
-    stopped_by = tuple(each.end.process for each in every if each.death or each.failed)
-    records = merge_processes([each.result(test[0], stopped_by) for each in every])
+        present = [when for when in phases if any(when in p.reports for p in processes)]
+        reports = [_phase(when, processes) for when in present]
+    records = merge_processes(processes)
     bearer = next((report for report in reports if report.failed), None)
     bearer = bearer or next((report for report in reports if report.when == "call"), reports[0])
     for report in reports:
@@ -340,6 +304,36 @@ def merged_reports(test: Named, ends: Sequence[TestEnd], load: Load) -> list[pyt
     if records:
         put_records(bearer, records)
     return reports
+
+
+def _result_of(config: pytest.Config, nodeid: str, end: TestEnd, count: int) -> ProcessResult:
+    """Return the result of one process of ``count``."""
+    reports = reports_by_phase(config, end.reports)
+    records = [record for report in reports.values() for record in records_of(report)]
+    ended = "did not run it" if end.absent else ""
+    error: PallasError | None = None
+    if end.stopped:
+        ended = _STOPPED
+    elif end.died is not None:
+        ended = (end.died.fate or end.died.message).rstrip(".")
+        where = f"process {end.process} of {count} ({end.host})"
+        error = error_of(end.died, f"{nodeid.rpartition('::')[2]}, {where}")
+        note = StepNote.decode(end.died.note)
+        if note is not None and note.kernel:  # it died in the check of a kernel
+            names = ("kernel", "check", "backend", "family", "mesh", "examples")
+            fields = {name: getattr(note, name) for name in names}
+            fields |= error_fields(error)
+            records = [Record(test=nodeid, outcome="failed", **fields)]
+    return ProcessResult(
+        process=end.process,
+        host=end.host,
+        records=records,
+        ended=ended,
+        because_of=next(filter(None, map(_because_of, reports.values())), ()),
+        reports=reports,
+        death=end.died,
+        error=error,
+    )
 
 
 def failed_report(test: Named, text: str, **rest: Any) -> pytest.TestReport:
@@ -352,75 +346,73 @@ def ended_report(test: Named) -> pytest.TestReport:
     return new_report(*test, "teardown", "passed")
 
 
-def _broken(test: Named, every: Sequence[_End]) -> pytest.TestReport:
+def _broken(test: Named, processes: Sequence[ProcessResult], absent: str) -> pytest.TestReport:
     """Make the report of a test in which a process died, or to which one did not come."""
-    deaths = {each: each.death.seconds for each in every if each.death is not None}
-    died = sorted(deaths, key=deaths.__getitem__)
-    if died:
-        lines = [str(died[0].error(test[0]))]
-        assert died[0].death is not None
-        if (note := StepNote.decode(died[0].death.note)) is not None:
-            lines.append(f"  last step {note.step}")
-    else:
-        lines = [next(each.end.absent for each in every if each.end.absent)]
-    for each in every:
-        if each in died[:1]:
+    died = sorted((p for p in processes if p.error), key=lambda process: process.seconds)
+    lines = [str(died[0].error)] if died else [absent]
+    note = StepNote.decode(died[0].death.note) if died and died[0].death else None
+    if note is not None:
+        lines.append(f"  last step {note.step}")
+    for process in processes:
+        if process in died[:1]:
             continue
-        if each in deaths:
-            later = deaths[each] - deaths[died[0]]
-            lines.append(f"{each.name} {each.fate}, too, {later:.1f} s later")
-        elif each.end.stopped:
-            lines.append(f"{each.name} {_STOPPED}")
-        for report in each.reports.values():
-            if report.failed:
-                lines.append(f"{each.name} failed:\n{report.longreprtext}")
+        if process in died:
+            later = process.seconds - died[0].seconds
+            lines.append(f"{process.name} {process.ended}, too, {later:.1f} s later")
+        elif process.stopped:
+            lines.append(f"{process.name} {_STOPPED}")
+        for report in process.failed_reports:
+            lines.append(f"{process.name} failed:\n{report.longreprtext}")
     lines.append("The processes start anew for the next test.")
-    seconds = max((e.end.died.seconds for e in every if e.end.died is not None), default=0.0)
-    return failed_report(test, "\n".join(lines), sections=_sections(every, "call"), seconds=seconds)
+    seconds = max(process.seconds for process in processes)
+    sections = _sections(processes, "call")
+    return failed_report(test, "\n".join(lines), sections=sections, seconds=seconds)
 
 
-def _phase(when: str, every: Sequence[_End]) -> pytest.TestReport:
+def _phase(when: str, processes: Sequence[ProcessResult]) -> pytest.TestReport:
     """Make the report of one phase of all processes."""
-    reports = {each: each.reports[when] for each in every if when in each.reports}
-    failed = [each for each, report in reports.items() if report.failed]
-    own = [each for each in failed if not _because_of(reports[each])] or failed
+    reports = {process: process.reports[when] for process in processes if when in process.reports}
+    failed = [process for process, report in reports.items() if report.failed]
+    own = [process for process in failed if not _because_of(reports[process])] or failed
     base = reports[own[0]] if own else next(iter(reports.values()))
-    outcomes = {each: _report_outcome(report) for each, report in reports.items()}
+    outcomes = {process: _report_outcome(report) for process, report in reports.items()}
     if not failed and len(set(outcomes.values())) > 1:
-        ends = "; ".join(f"{each.name} {outcome}" for each, outcome in outcomes.items())
+        ends = "; ".join(f"{process.name} {outcome}" for process, outcome in outcomes.items())
         base.outcome = "failed"
         base.longrepr = f"the processes ended differently: {ends}"
         vars(base).pop("wasxfail", None)
-    texts = {reports[each].longreprtext for each in own}
-    if failed and (len(texts) > 1 or len(own) < len(every)):
-        base.longrepr = "\n".join(_failures(every, own, reports))
+    texts = {reports[process].longreprtext for process in own}
+    if failed and (len(texts) > 1 or len(own) < len(processes)):
+        base.longrepr = "\n".join(_failures(processes, own, reports))
     base.duration = max(report.duration for report in reports.values())
-    base.sections = _sections(every, when)
+    base.sections = _sections(processes, when)
     return base
 
 
 def _failures(
-    every: Sequence[_End], own: Sequence[_End], reports: Mapping[_End, pytest.TestReport]
+    processes: Sequence[ProcessResult],
+    own: Sequence[ProcessResult],
+    reports: Mapping[ProcessResult, pytest.TestReport],
 ) -> Iterator[str]:
-    """The failures of some processes, each once, and what became of the others."""
-    same: dict[str, list[_End]] = {}
-    for each in own:
-        same.setdefault(reports[each].longreprtext, []).append(each)
-    for text, processes in same.items():
+    """Yield the failures of some processes, each once, and what became of the others."""
+    same: dict[str, list[ProcessResult]] = {}
+    for process in own:
+        same.setdefault(reports[process].longreprtext, []).append(process)
+    for text, group in same.items():
         # the first line of the error; not if the text of the report begins with it
-        crash: Any = getattr(reports[processes[0]].longrepr, "reprcrash", None)
+        crash: Any = getattr(reports[group[0]].longrepr, "reprcrash", None)
         error = "" if crash is None else f" {first_line(crash.message)}"
-        yield f"failed in {', '.join(each.name for each in processes)}:{error}\n{text}"
-    for each in every:
-        if each in own:
+        yield f"failed in {', '.join(process.name for process in group)}:{error}\n{text}"
+    for process in processes:
+        if process in own:
             continue
-        if each.end.stopped:
-            yield f"{each.name} {_STOPPED}"
-        elif each in reports and (because := _because_of(reports[each])):
+        if process.stopped:
+            yield f"{process.name} {_STOPPED}"
+        elif process in reports and (because := _because_of(reports[process])):
             numbers = ", ".join(map(str, because))
-            yield f"{each.name} stopped because of process {numbers}"
-        elif each in reports:
-            yield f"{each.name} {_report_outcome(reports[each])}"
+            yield f"{process.name} stopped because of process {numbers}"
+        elif process in reports:
+            yield f"{process.name} {_report_outcome(reports[process])}"
 
 
 def _because_of(report: pytest.TestReport) -> tuple[int, ...]:
@@ -435,11 +427,11 @@ def _report_outcome(report: pytest.TestReport) -> str:
     return report.outcome
 
 
-def _sections(every: Sequence[_End], when: str) -> list[tuple[str, str]]:
+def _sections(processes: Sequence[ProcessResult], when: str) -> list[tuple[str, str]]:
     """Return what the processes have captured: that of process 0 under pytest's names."""
     return [
-        (name if each.end.process == 0 else f"{name} in {each.name}", text)
-        for each in every
-        if when in each.reports
-        for name, text in each.reports[when].sections
+        (title if process.process == 0 else f"{title} in {process.name}", text)
+        for process in processes
+        if when in process.reports
+        for title, text in process.reports[when].sections
     ]

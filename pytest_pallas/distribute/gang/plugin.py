@@ -48,12 +48,10 @@ from pytest_pallas.distribute.gang.messages import (
     Start,
     StartFailure,
     TestEnd,
-    from_json,
-    request_to_json,
-    to_json,
+    of_host,
 )
 from pytest_pallas.errors import GangError
-from pytest_pallas.isolate.messages import StepNote, unpickled
+from pytest_pallas.isolate.messages import StepNote, decoded, encoded, warning_of
 from pytest_pallas.isolate.supervise import opening_of, preloads
 from pytest_pallas.pytest_session import PytestSession, note_raised
 from pytest_pallas.workers.pool import WorkerPool
@@ -82,16 +80,16 @@ def register_gang(state: PytestSession) -> None:
     state.delegates = True
     store: HostStore | None = None
     if options.processes:
-        found = accelerators(os.environ)
-        layout = on_this_host(options.processes, options.devices, found, options.backend)
+        present = accelerators(os.environ)
+        layout = on_this_host(options.processes, options.devices, present, options.backend)
     else:
-        place = _place(state)
-        layout = of_cluster(place, options.devices, os.environ)
+        position = _position(state)
+        layout = of_cluster(position, options.devices, os.environ)
         if layout.host:
-            store = RemoteStore(place, options.join_timeout)
+            store = RemoteStore(position, options.join_timeout)
             _be_silent(state, layout)
         else:
-            store = ServedStore(place, options.join_timeout)
+            store = ServedStore(position, options.join_timeout)
     config.pluginmanager.register(GangPlugin(state, layout, store), PLUGIN)
 
 
@@ -115,19 +113,19 @@ def _check_options(state: PytestSession, flag: str) -> None:
             raise GangError(f"--pallas-{name.replace('_', '-')} with {flag}: {why}")
 
 
-def _place(state: PytestSession) -> Place:
-    """The place of this host among the hosts."""
-    given = state.options.distributed
-    assert given is not None
-    if given.address:
-        return Place(given.address, given.count, given.index)
-    place = detect(state.options.join_timeout)
-    if place is None:
+def _position(state: PytestSession) -> Place:
+    """Return the place of this host among the hosts."""
+    option = state.options.distributed
+    assert option is not None
+    if option.address:
+        return Place(option.address, option.count, option.index)
+    position = detect(state.options.join_timeout)
+    if position is None:
         raise GangError(
             "--pallas-distributed=auto: JAX finds no TPU pod, Slurm, Open MPI or Kubernetes job "
             "here; give --pallas-distributed=I/N@HOST:PORT"
         )
-    return place
+    return position
 
 
 def _be_silent(state: PytestSession, layout: Layout) -> None:
@@ -135,7 +133,7 @@ def _be_silent(state: PytestSession, layout: Layout) -> None:
     state.reports = False
     state.options = dataclasses.replace(state.options, results=None, html=None, trace=None)
     state.config.pluginmanager.unregister(name="terminalreporter")
-    print(f"pallas: {layout.words}; process 0 reports", flush=True)  # noqa: T201
+    print(f"pallas: {layout.header}; process 0 reports", flush=True)  # noqa: T201
 
 
 class GangPlugin:
@@ -151,8 +149,8 @@ class GangPlugin:
         session.config.add_cleanup(self.gang.close)
 
     def pytest_report_header(self) -> str:
-        """The processes."""
-        return f"pallas: {self.layout.words}"
+        """Return a line about the processes."""
+        return f"pallas: {self.layout.header}"
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> bool | None:
@@ -174,10 +172,10 @@ class GangPlugin:
         self.tests = [test for test in collected.tests if test[0] not in state.done]
         state.remote_tests = [nodeid for nodeid, _ in self.tests]
         session.testscollected = len(self.tests)
-        backends = [each for name in collected.backends for each in parse(name, state.families)]
+        backends = [b for name in collected.backends for b in parse(name, state.families)]
         state.selection = Selection(tuple(backends), named=False, left_out={})
-        for each in collected.not_applicable:
-            state.not_applicable.setdefault(each.test, each)
+        for entry in collected.not_applicable:
+            state.not_applicable.setdefault(entry.test, entry)
         state.shard_line, state.empty_shard = collected.shard
         terminal: Any = session.config.pluginmanager.get_plugin("terminalreporter")
         if terminal is not None and session.config.get_verbosity() >= 0:
@@ -218,18 +216,12 @@ class GangPlugin:
             session.shouldstop = "the processes of the gang cannot go on"
             reports = [failed_report(test, str(error)), ended_report(test)]
         else:
-
-            def load(data: Mapping[str, Any]) -> pytest.TestReport:
-                return hook.pytest_report_from_serializable(config=session.config, data=data)
-
             for end in ends:
-                if end.reply is not None and end.reply.exit is not None:
-                    pytest.exit(*end.reply.exit)
-            reports = merged_reports(test, ends, load)
-            for end in ends:
-                if end.process == 0 and end.reply is not None:
-                    for warning in end.reply.warnings:
-                        hook.pytest_warning_recorded.call_historic(kwargs=dict(warning))
+                if end.exit is not None:
+                    pytest.exit(*end.exit)
+            reports = merged_reports(session.config, test, ends)
+            for warning in ends[0].warnings:
+                hook.pytest_warning_recorded.call_historic(kwargs=warning_of(warning))
         for report in reports:
             hook.pytest_runtest_logreport(report=report)
         hook.pytest_runtest_logfinish(nodeid=nodeid, location=location)
@@ -247,6 +239,9 @@ _LOOK = 0.25
 
 #: Seconds after a process's own time limits until it is killed.
 _GRACE = 15.0
+
+#: How a process has started, or not.
+_Started = Collected | StartFailure
 
 
 class GangProcesses:
@@ -278,7 +273,7 @@ class GangProcesses:
         limit = self._join_seconds
         if not self.hosts:  # the name of the host of each process
             names = [self._host] * len(self.layout.processes)
-            self.hosts = tuple(map(str, self._shared("hosts", names, limit)))
+            self.hosts = tuple(map(str, self._shared(str, "hosts", names, limit)))
         self._generation += 1
         address = self._address()
         self._pool = WorkerPool(len(self.layout.processes))
@@ -291,7 +286,9 @@ class GangProcesses:
         if late:
             self.close_processes()
         starts = [self._started(n, future.result(), n in late) for n, future in futures.items()]
-        every = self._shared(f"started/{self._generation}", starts, 2 * limit + 2 * _GRACE)
+        every = self._shared(
+            _Started, f"started/{self._generation}", starts, 2 * limit + 2 * _GRACE
+        )
         failures = [start for start in every if isinstance(start, StartFailure)]
         if failures:
             self.close_processes()
@@ -325,7 +322,7 @@ class GangProcesses:
             for number in self.layout.processes
         }
         ends = self._gathered(futures)
-        every = self._shared(f"ends/{key}", ends, None)
+        every = self._shared(TestEnd, f"ends/{key}", ends, None)
         if any(end.died is not None or end.stopped or end.absent for end in every):
             self.close_processes()
         return every
@@ -342,20 +339,20 @@ class GangProcesses:
         self._store.close()
 
     def _address(self) -> str:
-        """The coordinator of the next generation: a free port of the first host."""
+        """Return the coordinator of the next generation: a free port of the first host."""
         key = f"address/{self._generation}"
         if self.layout.host == 0:
             self._store.put(key, f"{self.layout.address}:{free_port()}".encode())
-        found = self._store.get(key, self._join_seconds)
-        if found is None:
+        address = self._store.get(key, self._join_seconds)
+        if address is None:
             raise GangError(
                 f"{self.hosts[0]}, the first host, did not start within {self._join_seconds:g} s"
             )
-        return found.decode(errors="replace")
+        return address.decode(errors="replace")
 
     def _start_message(self, number: int, address: str) -> Start:
         return Start(
-            place=Place(address, self.layout.count, number, self.layout.devices),
+            position=Place(address, self.layout.count, number, self.layout.devices),
             opening=self._opening,
             seconds=self._join_seconds,
         )
@@ -373,12 +370,12 @@ class GangProcesses:
             # Drivers of accelerators start in processes of their own.
             preloads=(*preloads(), MODULE) if environment.get("JAX_PLATFORMS") == "cpu" else (),
         )
-        return self._pool.submit(setup, request_to_json(message), timeout=timeout)
+        return self._pool.submit(setup, encoded(message), timeout=timeout)
 
     def _started(self, number: int, result: JobResult, late: bool) -> Collected | StartFailure:
-        """What a process has collected, or why it cannot be used."""
+        """Return what a process has collected, or why it cannot be used."""
         if result.status == "done":
-            collected: Collected = unpickled(result.value)
+            collected = decoded(Collected, result.value)
             if not collected.problem:
                 return collected
             reason, step = collected.problem, len(STEPS) - 1
@@ -398,41 +395,42 @@ class GangProcesses:
 
     def _gathered(self, futures: Mapping[int, Future[JobResult]]) -> list[TestEnd]:
         """Wait for the processes of this host, and kill those that can only wait for another."""
+        ends: dict[int, TestEnd] = {}
         until: float | None = None
-        while pending := [number for number, each in futures.items() if not each.done()]:
+        while pending := {n: future for n, future in futures.items() if n not in ends}:
             if until is not None and time.monotonic() > until:
                 self.close_processes()
-                wait(futures.values())
-                return [self._end(n, each, stopped=n in pending) for n, each in futures.items()]
-            waiting = [futures[number] for number in pending]
-            wait(waiting, timeout=_LOOK, return_when=FIRST_COMPLETED)
-            if until is None and (grace := self._patience(futures.values())) is not None:
+                wait(pending.values())
+                ends |= {n: self._end(n, f.result(), stopped=True) for n, f in pending.items()}
+                break
+            wait(pending.values(), timeout=_LOOK, return_when=FIRST_COMPLETED)
+            ends |= {n: self._end(n, f.result()) for n, f in pending.items() if f.done()}
+            if until is None and (grace := self._patience(ends.values())) is not None:
                 until = time.monotonic() + grace
-        return [self._end(number, each) for number, each in futures.items()]
+        return [ends[number] for number in futures]
 
-    def _patience(self, futures: Collection[Future[JobResult]]) -> float | None:
-        """Seconds that the processes of this host may still take; None for their own limits."""
+    def _patience(self, ends: Collection[TestEnd]) -> float | None:
+        """Return the seconds that processes of this host may still take; None for no limit."""
         lost = f"lost/{self._generation}"
-        ends = [_grace(future.result()) for future in futures if future.done()]
-        graces = [grace for grace in ends if grace is not None]
-        if graces and self.layout.hosts > 1:
-            self._store.put(f"{lost}/{self.layout.host}", b"")
-        if not graces and self.layout.hosts > 1 and self._store.keys(f"{lost}/"):
-            graces = [DIED_SECONDS]
+        graces = [grace for end in ends if (grace := _grace(end)) is not None]
+        if self.layout.hosts > 1:
+            if graces:
+                self._store.put(f"{lost}/{self.layout.host}", b"")
+            elif self._store.keys(f"{lost}/"):
+                graces = [DIED_SECONDS]
         return min(graces, default=None)
 
-    def _end(self, number: int, future: Future[JobResult], *, stopped: bool = False) -> TestEnd:
-        result = future.result()
-        end = TestEnd(process=number, host=self._host, stopped=stopped)
-        if stopped or result.status != "done":
-            return dataclasses.replace(end, died=result)
-        absent, reply = unpickled(result.value)
-        return dataclasses.replace(end, absent=absent, reply=reply)
+    def _end(self, number: int, result: JobResult, *, stopped: bool = False) -> TestEnd:
+        """Return the end of a test in a process of this host."""
+        if not stopped and result.status == "done":
+            return decoded(TestEnd, result.value)
+        return TestEnd(process=number, host=self._host, stopped=stopped, died=result)
 
-    def _shared(self, key: str, mine: Sequence[Any], seconds: float | None) -> list[Any]:
-        """The lists of all hosts, one after the other.
+    def _shared(self, kind: Any, key: str, mine: Sequence[Any], seconds: float | None) -> list[Any]:
+        """Give a list to all hosts; returns their lists, one after the other.
 
         Args:
+          kind: the type of an element.
           key: a new one each time.
           mine: the list of this host.
           seconds: time limit; None to wait as long as the other hosts live.
@@ -440,12 +438,12 @@ class GangProcesses:
         Raises:
           GangError: a host did not answer, or has gone.
         """
-        self._store.put(f"{key}/{self.layout.host}", to_json(mine))
+        self._store.put(f"{key}/{self.layout.host}", encoded(mine))
         until = None if seconds is None else time.monotonic() + seconds
-        found: list[Any] = []
+        lists: list[Any] = []
         for host in range(self.layout.hosts):
             if host == self.layout.host:
-                found += mine
+                lists += mine
                 continue
             while (body := self._store.get(f"{key}/{host}", 1.0)) is None:
                 if until is not None and time.monotonic() > until:
@@ -453,10 +451,10 @@ class GangProcesses:
                 if until is None and host not in self._store.live():
                     raise GangError(self._absent(host, "has gone: nothing was heard of it"))
             try:
-                found += from_json(body)
+                lists += of_host(kind, body)
             except DataError as error:
                 raise GangError(self._absent(host, f"sent what cannot be read: {error}")) from None
-        return found
+        return lists
 
     def _absent(self, host: int, what: str) -> str:
         name = f" ({self.hosts[host]})" if self.hosts else ""
@@ -466,24 +464,23 @@ class GangProcesses:
         )
 
 
-def _grace(result: JobResult) -> float | None:
-    """Seconds that others may take after this end of a test in one process; None for no limit."""
-    if result.status != "done":
+def _grace(end: TestEnd) -> float | None:
+    """Return the seconds that others may take after this end in one process; None for no limit."""
+    if end.died is not None:
         return DIED_SECONDS
-    absent, reply = unpickled(result.value)
-    failed = absent or any(report["outcome"] == "failed" for report in reply.reports)
+    failed = end.absent or any(report["outcome"] == "failed" for report in end.reports)
     return FAILED_SECONDS if failed else None
 
 
 def _start_failures(failures: Sequence[StartFailure], count: int) -> str:
-    """The message for processes that cannot be used.
+    """Return the message for processes that cannot be used.
 
     Those that came less far than others are the cause: the others wait for them.
     """
-    first = min(each.step for each in failures)
-    causes = [each for each in failures if each.step == first]
-    lines = [f"process {each.process} ({each.host}): {each.reason}" for each in causes]
+    first = min(failure.step for failure in failures)
+    causes = [failure for failure in failures if failure.step == first]
+    lines = [f"process {failure.process} ({failure.host}): {failure.reason}" for failure in causes]
     if len(causes) < len(failures):
-        rest = ", ".join(str(each.process) for each in failures if each.step != first)
+        rest = ", ".join(str(failure.process) for failure in failures if failure.step != first)
         lines.append(f"waiting for it: process {rest}")
     return f"the {count} processes cannot run the tests:\n" + "\n".join(lines)

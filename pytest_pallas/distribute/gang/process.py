@@ -8,11 +8,13 @@ the same, and a failure in one of them is a failure in all (``keep_in_step``).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import functools
 import hashlib
 import json
 import os
+import socket
 from collections.abc import Callable, Generator, Sequence
 from itertools import islice
 from typing import Any
@@ -34,14 +36,14 @@ from pytest_pallas.distribute.gang.messages import (
     Collected,
     RunTest,
     Start,
-    request_from_json,
+    TestEnd,
 )
 from pytest_pallas.errors import GangError, PeerError
-from pytest_pallas.isolate.messages import StepNote, WorkerReply, pickled
+from pytest_pallas.isolate.messages import StepNote, decoded, encoded, plain_reports
 from pytest_pallas.isolate.worker import WorkerSession
 from pytest_pallas.options import Options
 from pytest_pallas.pytest_session import current
-from pytest_pallas.run.fuzzing import of_all
+from pytest_pallas.run.fuzzing import SharedFailureError, of_all
 
 #: Seconds after which JAX counts a silent process as dead.
 HEARTBEAT = 20.0
@@ -62,19 +64,22 @@ PATIENCE = 2.0
 _AGREES = "pallas_agrees"
 
 
+_REQUEST: Any = Start | RunTest
+
+
 def serve(payload: bytes, say: Callable[[bytes], None]) -> bytes:
-    """Answer one message: ``Start`` with ``Collected``, ``RunTest`` with ``absent`` and a reply."""
-    message = request_from_json(payload)
-    if isinstance(message, Start):
-        return pickled(_started(message, say))
-    return pickled(_hosts[0].run_together(message))
+    """Answer one message: ``Start`` with ``Collected``, ``RunTest`` with ``TestEnd``."""
+    request: Start | RunTest = decoded(_REQUEST, payload)
+    if isinstance(request, Start):
+        return encoded(_started(request, say))
+    return encoded(_hosts[0].run_together(request))
 
 
 def _started(start: Start, say: Callable[[bytes], None]) -> Collected:
     """Join the program, configure pytest, collect, and compare with the other processes."""
     os.chdir(start.opening.folder)
     say(StepNote(step="joining", limit=start.seconds).encode())
-    join(start.place, start.seconds, HEARTBEAT)
+    join(start.position, start.seconds, HEARTBEAT)
     try:
         host = GangSession(start, say)
     except pytest.UsageError as error:
@@ -88,10 +93,8 @@ class GangSession(WorkerSession):
 
     def __init__(self, start: Start, say: Callable[[bytes], None]) -> None:
         """Configure pytest."""
-        self._process = start.place.index
-        self._collector = _CollectReports()
+        self._process = start.position.index
         super().__init__(start.opening, say)
-        self.config.pluginmanager.register(self._collector)
         self.config.pluginmanager.register(_Together())
 
     def collect(self, seconds: float) -> Collected:
@@ -115,10 +118,7 @@ class GangSession(WorkerSession):
         return Collected(
             tests=[(item.nodeid, item.location) for item in items],
             problem=problem,
-            reports=[
-                self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
-                for report in self._collector.reports
-            ],
+            reports=plain_reports(self.config, self.recorder.failed_collections),
             backends=[label(backend) for backend in state.selection.backends],
             not_applicable=list(state.not_applicable.values()),
             shard=(state.shard_line, state.empty_shard),
@@ -126,9 +126,11 @@ class GangSession(WorkerSession):
         )
 
     def _difference(self, names: Sequence[str], seconds: float) -> str:
-        """The difference of this collection from that of process 0; "" if there is none."""
+        """Return the difference of this collection from that of process 0; "" if there is none."""
         digest = hashlib.blake2b(json.dumps(names).encode(), digest_size=16).hexdigest()
-        digests = [each.value for each in agree("collected", value=digest, timeout=seconds)]
+        digests = [
+            statement.value for statement in agree("collected", value=digest, timeout=seconds)
+        ]
         if len(set(digests)) == 1:
             return ""
         first, *_ = agree("tests", value=names, timeout=seconds)
@@ -139,12 +141,9 @@ class GangSession(WorkerSession):
             f"together:\n{_listed(first.value, names, self._process)}"
         )
 
-    def run_together(self, request: RunTest) -> tuple[str, WorkerReply | None]:
-        """Run a test with all other processes.
-
-        Returns:
-          The message if others did not come, or "", and the reply.
-        """
+    def run_together(self, request: RunTest) -> TestEnd:
+        """Run a test with all other processes, and return how it ended."""
+        end = TestEnd(process=self._process, host=socket.gethostname())
         item = self.items[request.nodeid]
         timeout = _options_of(item).timeout
         self.alarm.begin("the start of the test", timeout)
@@ -154,7 +153,7 @@ class GangSession(WorkerSession):
             agree("begin", subject=request.nodeid, timeout=limit)
         except GangError as error:
             self.alarm.stop()
-            return str(error), None
+            return dataclasses.replace(end, absent=str(error))
         current(self.config).raised = dict(request.raised)
         reply = self.run_item(item, timeout)
         begin_scope(f"{request.key} end")
@@ -165,11 +164,11 @@ class GangSession(WorkerSession):
                 agree("end", timeout=limit)
         else:
             end_scope(outcome)
-        return "", reply
+        return dataclasses.replace(end, **vars(reply))
 
 
 def _options_of(item: pytest.Item) -> Options:
-    """The options of a test, without those of a wrong mark, which the test's set-up reports."""
+    """Return the options of a test, without those of a wrong mark: its set-up reports that."""
     state = current(item.config)
     try:
         return state.options_for(item)
@@ -178,13 +177,13 @@ def _options_of(item: pytest.Item) -> Options:
 
 
 def _outcome(reports: Sequence[pytest.TestReport]) -> str:
-    """The outcome of a test in this process."""
+    """Return the outcome of a test in this process."""
     worst = [report.outcome for report in reports if report.outcome != "passed"]
     return worst[0] if worst else "passed"
 
 
 def _listed(theirs: Sequence[str], ours: Sequence[str], process: int) -> str:
-    """The first tests that only one of two processes has, or another order."""
+    """Return the first tests that only one of two processes has, or another order."""
     if sorted(theirs) == sorted(ours):
         return f"  the same {len(ours)} tests, in another order"
     lines = [
@@ -197,19 +196,6 @@ def _listed(theirs: Sequence[str], ours: Sequence[str], process: int) -> str:
     return "\n".join([*islice(lines, _LISTED), *rest])
 
 
-class _CollectReports:
-    """Records failed reports of collection."""
-
-    def __init__(self) -> None:
-        """Start empty."""
-        self.reports: list[pytest.CollectReport] = []
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Record a failure."""
-        if report.failed:
-            self.reports.append(report)
-
-
 class _Together:
     """Keeps the processes together inside of a test."""
 
@@ -220,7 +206,7 @@ class _Together:
         keep_in_step(item, seed=options.seed, seconds=PART * longest(options.timeout))
         try:
             return (yield)
-        except (FailedExampleError, OutOfStepError) as failure:
+        except (SharedFailureError, OutOfStepError) as failure:
             for note in getattr(failure, "__notes__", ()):  # Hypothesis' about the example
                 failure.error.add_note(note)
             raise failure.error from None
@@ -240,19 +226,6 @@ class _Together:
 # The examples of ``@given`` tests.
 
 
-class FailedExampleError(Exception):
-    """An example that failed in some process, with the ``error`` of this one.
-
-    All processes raise it at one line, so that Hypothesis sees one failure, and shrinks it in the
-    same way in all of them.
-    """
-
-    def __init__(self, error: Exception) -> None:
-        """With the error of this process."""
-        super().__init__(str(error))
-        self.error = error
-
-
 class OutOfStepError(BaseException):
     """A failure that the other processes do not know, because they wait in a collective.
 
@@ -261,7 +234,7 @@ class OutOfStepError(BaseException):
     """
 
     def __init__(self, error: Exception) -> None:
-        """With the failure."""
+        """Keep the failure."""
         super().__init__(str(error))
         self.error = error
 
@@ -300,23 +273,23 @@ def keep_in_step(item: pytest.Item, *, seed: int, seconds: float) -> None:
     @functools.wraps(inner)
     def together(*args: Any, **rest: Any) -> Any:
         __tracebackhide__ = True
-        found: Any = None
+        value: Any = None
         failed: Exception | None = None
         try:
-            found = inner(*args, **rest)
+            value = inner(*args, **rest)
         except Exception as error:
             failed = error
         failed = _agreed(failed, seconds)
         if failed is None:
-            return found
-        raise FailedExampleError(failed)
+            return value
+        raise SharedFailureError(failed)
 
     setattr(together, _AGREES, True)
     test.hypothesis.inner_test = together
 
 
 def _agreed(failed: Exception | None, seconds: float) -> Exception | None:
-    """The error of an example, here or in another process; None if it passed everywhere.
+    """Return the error of an example, here or in another process; None if it passed everywhere.
 
     Raises:
       OutOfStepError: the other processes did not come to the end of the example.

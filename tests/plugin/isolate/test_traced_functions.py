@@ -112,21 +112,21 @@ def messages(project):
 def test_what_a_spec_raises_to_end_the_process_is_one_failed_test(project):
     result = suite(project, "RAISE", "--pallas-isolate=auto")
     result.assert_outcomes(failed=3, passed=2)
-    said = messages(project)
-    assert "the kernel raised SystemExit: 4" in said["system_exit"]
-    assert "the kernel raised KeyboardInterrupt" in said["interrupt"]
-    assert "the kernel raised Odd: odd one" in said["odd"]
+    texts = messages(project)
+    assert "the kernel raised SystemExit: 4" in texts["system_exit"]
+    assert "the kernel raised KeyboardInterrupt" in texts["interrupt"]
+    assert "the kernel raised Odd: odd one" in texts["odd"]
 
 
 @pytest.mark.parametrize("isolate", ["auto", "always"])
 def test_what_a_spec_leaves_behind_at_collection_is_undone_and_fails_one_test(project, isolate):
     result = suite(project, "LEAVE", f"--pallas-isolate={isolate}")
     result.assert_outcomes(failed=4, passed=6)
-    said = messages(project)
-    assert "left jax_enable_x64" in said["x64"]
-    assert "left os.environ['LEFT'] = '1' (was unset)" in said["environment"]
-    assert "left numpy.geterr()" in said["numpy"]
-    assert "left sys.getrecursionlimit() = 5000" in said["limit"]
+    texts = messages(project)
+    assert "left jax_enable_x64" in texts["x64"]
+    assert "left os.environ['LEFT'] = '1' (was unset)" in texts["environment"]
+    assert "left numpy.geterr()" in texts["numpy"]
+    assert "left sys.getrecursionlimit() = 5000" in texts["limit"]
 
 
 @pytest.mark.parametrize("isolate", ["auto", "always"])
@@ -156,8 +156,8 @@ def test_a_strategy_that_ends_the_process_is_an_error_of_collection(project, end
     )
     result = project.run("--pallas-suite=specs", "--pallas-checks=forward", "--pallas-isolate=auto")
     result.assert_outcomes(errors=1, passed=1)
-    said = "raised SystemExit: 4" if "sys" in ends else "failed: *exited with code 4"
-    result.stdout.fnmatch_lines([f"*spec 'wrong' in *: drawing its inputs {said}*"])
+    message = "raised SystemExit: 4" if "sys" in ends else "failed: *exited with code 4"
+    result.stdout.fnmatch_lines([f"*spec 'wrong' in *: drawing its inputs {message}*"])
 
 
 def test_a_trace_without_end_costs_its_limit_twice(project):
@@ -229,8 +229,8 @@ def test_a_test_of_ones_own_that_may_end_its_process_is_isolated(project):
 def test_a_spec_at_whose_collection_a_session_died_is_traced_in_a_worker_by_the_next(project):
     hidden = KINDS + 'def hides(x, y):\n    getattr(os, "_" "exit")(3)\n'
     project.write(kinds=hidden, specs=SPECS.replace("CHOSEN", "{'hides': hides}"))
-    words = "--pallas-suite=specs", "--pallas-checks=forward", "--pallas-isolate=auto"
-    assert project.spawn(*words).ret == 3
-    result = project.run(*words)
+    arguments = "--pallas-suite=specs", "--pallas-checks=forward", "--pallas-isolate=auto"
+    assert project.spawn(*arguments).ret == 3
+    result = project.run(*arguments)
     result.assert_outcomes(failed=1, passed=1)
     result.stdout.fnmatch_lines(["*exited with code 3*"])

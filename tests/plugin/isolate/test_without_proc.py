@@ -64,6 +64,6 @@ def test_everything_works_without_it(project, pytester, monkeypatch):
     result.assert_outcomes(passed=4, failed=4)
     result.stdout.fnmatch_lines(["*add_off: forward on tpu-sim is wrong*"])
     result.stdout.fnmatch_lines(["*its process died of SIGSEGV*during the test*"])
-    asked = log.read_text().splitlines()
-    assert any(line.endswith("/statm") for line in asked)
-    assert "pidfd" in asked
+    names = log.read_text().splitlines()
+    assert any(line.endswith("/statm") for line in names)
+    assert "pidfd" in names

@@ -78,11 +78,11 @@ class TestReplay:
         store = recorded.path / "pallas_goldens"
         from pytest_pallas.replay.goldens import Store
 
-        for each in [*Store(store).goldens()]:
-            arrays = {f"in{i}": a for i, a in enumerate(Store(store).inputs(each))}
-            answer = Store(store).outputs(each)[""].copy()
+        for kept in [*Store(store).goldens()]:
+            arrays = {f"in{i}": a for i, a in enumerate(Store(store).inputs(kept))}
+            answer = Store(store).outputs(kept)[""].copy()
             answer.reshape(-1).view("uint32")[3] ^= 1  # far within every tolerance
-            Store(store).put(_with_answer(each, answer), {**arrays, "out0": answer})
+            Store(store).put(_with_answer(kept, answer), {**arrays, "out0": answer})
         recorded.run(*BASIC, ELSEWHERE, golden("replay")).assert_outcomes(passed=1)
         result = recorded.run(*BASIC, ON, golden("replay"))
         result.assert_outcomes(failed=1)
@@ -205,10 +205,12 @@ class TestOwnTests:
         assert lines(result, "unused") == ["unused: no test used 1 goldens: add forward (1)"]
 
 
-def _with_answer(each: Any, answer: Any) -> Any:
+def _with_answer(golden: Any, answer: Any) -> Any:
     import dataclasses
 
     from pytest_pallas.replay.values import digest
 
-    (output,) = each.outputs
-    return dataclasses.replace(each, outputs=(dataclasses.replace(output, digest=digest(answer)),))
+    (output,) = golden.outputs
+    return dataclasses.replace(
+        golden, outputs=(dataclasses.replace(output, digest=digest(answer)),)
+    )

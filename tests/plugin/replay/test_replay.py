@@ -86,19 +86,23 @@ class TestSpec:
         project.specs('name="add", kernel=add')
         path = project.path / "kernels.py"
         path.write_text(path.read_text() + WRONG)
-        words = ("--pallas-suite=specs", "--pallas-checks=forward", "--pallas-backend=interpret")
-        result = project.run(*words, "--pallas-results=out.json")
+        arguments = (
+            "--pallas-suite=specs",
+            "--pallas-checks=forward",
+            "--pallas-backend=interpret",
+        )
+        result = project.run(*arguments, "--pallas-results=out.json")
         result.assert_outcomes(failed=1)
         (record,) = json.loads((project.path / "out.json").read_text())["records"]
         assert record["example"] == str(example_of(result))
         return example_of(result)
 
-    @pytest.mark.parametrize("words", [(), ("--pallas-isolate=always",)])
+    @pytest.mark.parametrize("arguments", [(), ("--pallas-isolate=always",)])
     def test_an_example_replays_on_another_backend(
-        self, example: Path, project: Any, words: tuple[str, ...]
+        self, example: Path, project: Any, arguments: tuple[str, ...]
     ) -> None:
-        words = ("--pallas-suite=specs", "--pallas-backend=tpu-interpret", *words)
-        result = project.run(f"--pallas-replay={example}", *words)
+        arguments = ("--pallas-suite=specs", "--pallas-backend=tpu-interpret", *arguments)
+        result = project.run(f"--pallas-replay={example}", *arguments)
         outcomes = result.parseoutcomes()
         assert outcomes.pop("deselected") > 3
         assert outcomes == {"failed": 1}
@@ -110,8 +114,8 @@ class TestSpec:
     def test_a_kernel_that_is_mended(self, example: Path, project: Any) -> None:
         path = project.path / "kernels.py"
         path.write_text(path.read_text().replace("x.size > 9", "x.size < 0"))
-        words = ("--pallas-suite=specs", "--pallas-backend=interpret")
-        result = project.run(f"--pallas-replay={example}", *words)
+        arguments = ("--pallas-suite=specs", "--pallas-backend=interpret")
+        result = project.run(f"--pallas-replay={example}", *arguments)
         assert result.parseoutcomes()["passed"] == 1
 
     def test_the_suite_of_a_file_is_not_imported(self, example: Path, project: Any) -> None:
@@ -127,7 +131,7 @@ class TestSpec:
 
 class TestWrongFiles:
     @pytest.mark.parametrize(
-        ("content", "words"),
+        ("content", "message"),
         [
             (None, "No such file"),
             (b"", "no safetensors file"),
@@ -135,10 +139,10 @@ class TestWrongFiles:
         ],
     )
     def test_said_before_anything_runs(
-        self, content: bytes | None, words: str, pytester: pytest.Pytester
+        self, content: bytes | None, message: str, pytester: pytest.Pytester
     ) -> None:
         if content is not None:
             (pytester.path / "file").write_bytes(content)
         result = pytester.runpytest_inprocess("--pallas-replay=file")
         assert result.ret == pytest.ExitCode.USAGE_ERROR
-        result.stderr.fnmatch_lines([f"ERROR: --pallas-replay: *file: *{words}*"])
+        result.stderr.fnmatch_lines([f"ERROR: --pallas-replay: *file: *{message}*"])

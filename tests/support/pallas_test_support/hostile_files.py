@@ -32,14 +32,13 @@ from pytest_pallas.checks.oracle_strength import Attempt, Evidence, oracle_stren
 from pytest_pallas.compile import costs
 from pytest_pallas.decoding import DataError, shown
 from pytest_pallas.distribute import merge as merging
-from pytest_pallas.distribute.fleet.messages import TestResult, from_plain, to_plain
+from pytest_pallas.distribute.fleet.messages import TestResult
 from pytest_pallas.distribute.parts import result_of
 from pytest_pallas.distribute.resume import records_by_test, reports_of, require_readable
 from pytest_pallas.draw.arguments import Arguments
-from pytest_pallas.isolate.messages import warning_of
+from pytest_pallas.isolate.messages import PlainWarning, from_plain, to_plain, warning_of
 from pytest_pallas.judge.tolerance import Tolerance
-from pytest_pallas.mutate.item import merge_mutants
-from pytest_pallas.mutate.kills import credit_first_kills
+from pytest_pallas.mutate.item import credit_first_kills, merge_mutants
 from pytest_pallas.mutate.runner import read_earlier
 from pytest_pallas.pytest_session import done_of
 from pytest_pallas.record import MutantVerdict, to_json
@@ -152,10 +151,10 @@ def _messages() -> list[dict[str, Any]]:
             "start": 1.0, "stop": 1.1, "pallas_part": result,
             "pallas_records": [to_json(samples()[0])], "pallas_raised": ("p", "c", "i", False),
         }  # fmt: skip
-        warning = {
-            "text": "look", "module": "builtins", "category": "UserWarning", "filename": "a.py",
-            "lineno": 3, "when": "runtest", "nodeid": "left", "location": None,
-        }  # fmt: skip
+        warning = PlainWarning(
+            text="look", module="builtins", category="UserWarning", filename="a.py", lineno=3,
+            when="runtest", nodeid="left", location=None,
+        )  # fmt: skip
         found.append(
             to_plain(
                 TestResult(
@@ -437,7 +436,8 @@ class Readers:
                     with contextlib.suppress(ValueError):
                         rounds_from_json(part, like, check)
             elif part is not None:
-                merge_mutants([part], name="k", killed={})
+                like = Result(kernel="k", check="mutants", backend="all")
+                merge_mutants(like, [part], name="k", killed={})
         except ValueError as error:  # a ``DataError``, of which callers make errors of their own
             text = str(error)
             if "\n" in text or shown(text) != text:

@@ -29,7 +29,7 @@ from pytest_pallas.distribute.parts import (
     result_of,
 )
 from pytest_pallas.isolate.isolator import isolator_of
-from pytest_pallas.isolate.messages import WorkerRequest, encoded, unpickled
+from pytest_pallas.isolate.messages import WorkerReply, WorkerRequest, decoded, encoded
 from pytest_pallas.pytest_session import PART, Part, current
 from pytest_pallas.run.item import SpecItem
 
@@ -123,4 +123,4 @@ def _in_worker(item: pytest.Item, part: Part) -> list[dict[str, Any]]:
     )
     result = isolator._pool.submit(isolator._setup, encoded(request), timeout=120.0).result()
     assert result.status == "done", result
-    return unpickled(result.value).reports
+    return list(decoded(WorkerReply, result.value).reports)

@@ -38,8 +38,8 @@ def test_a_hang_by_what_faulthandler_wrote():
     assert isinstance(error, HangError)
     text = str(error)
     assert text.startswith("here: the kernel did not end within 5 s")
-    for words in ("location  /k/matmul.py:12 in spin", "running   matmul at /k/matmul.py:7"):
-        assert words in text
+    for fact in ("location  /k/matmul.py:12 in spin", "running   matmul at /k/matmul.py:7"):
+        assert fact in text
     assert "example   number 3\n  inputs    float32[8]" in text
 
 
@@ -73,7 +73,7 @@ def test_a_death_of_which_nothing_is_known():
 
 
 @pytest.mark.parametrize(
-    ("dump", "place"),
+    ("dump", "location"),
     [
         (DUMP, "/k/matmul.py:12 in spin"),
         (DUMP.partition("\n\n")[2], "/t/test_k.py:3 in test_k"),
@@ -85,5 +85,5 @@ def test_a_death_of_which_nothing_is_known():
         ("", None),
     ],
 )
-def test_the_thread_that_matters(dump, place):
-    assert place_of(dump) == place
+def test_the_thread_that_matters(dump, location):
+    assert place_of(dump) == location

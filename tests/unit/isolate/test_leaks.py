@@ -111,9 +111,9 @@ LEAVING = {
 @pytest.mark.parametrize("name", sorted(LEAVING))
 def test_told_and_undone(name, monkeypatch):
     monkeypatch.setenv("HAD", "1")
-    act, words = LEAVING[name]
+    act, message = LEAVING[name]
     before = state()
-    assert words in left(act)
+    assert message in left(act)
     assert not leaks(before, state())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from pytest_pallas.isolate.messages import StepNote, WorkerReply, pickled, unpickled
+from pytest_pallas.isolate.messages import StepNote, WorkerReply, decoded, encoded
 
 
 def test_a_note_survives_its_encoding():
@@ -13,10 +13,13 @@ def test_a_note_survives_its_encoding():
     assert StepNote.decode(b"") is None
 
 
-def test_what_cannot_be_pickled_becomes_its_repr():
-    reports = [{"user_properties": [("lock", threading.Lock()), ("n", 1)], "longrepr": (1, "a")}]
-    [report] = unpickled(pickled(WorkerReply(reports=reports))).reports
+def test_what_json_does_not_know_becomes_its_repr():
+    lock, text = threading.Lock(), "50%\r100%\n::error\n"
+    reports = [{"properties": [("lock", lock), ("n", 1), {2}], "longrepr": (1, "a"), "text": text}]
+    [report] = decoded(WorkerReply, encoded(WorkerReply(reports=reports))).reports
     assert report["longrepr"] == (1, "a")
-    [(_, lock), n] = report["user_properties"]
+    assert report["text"] == text  # as it would be without another process
+    [(_, lock), n, several] = report["properties"]
+    assert several == {2}
     assert "lock" in lock
     assert n == ("n", 1)

@@ -50,7 +50,7 @@ def test_a_call_comes_back(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({"kinds": (("float32", (2, 3)), ("int32", ()))}, "must be float32"),
         ({"kinds": ()}, "cannot be read"),
@@ -59,14 +59,14 @@ def test_a_call_comes_back(tmp_path):
         ({"mesh": {"x": "four"}}, "no example of pytest-pallas"),
     ],
 )
-def test_a_file_that_does_not_fit_itself(tmp_path, changes, words):
+def test_a_file_that_does_not_fit_itself(tmp_path, changes, message):
     path, _ = written(tmp_path, **changes)
-    with pytest.raises(GoldenError, match=f"example.safetensors: .*{words}"):
+    with pytest.raises(GoldenError, match=f"example.safetensors: .*{message}"):
         load_example(path)
 
 
 @pytest.mark.parametrize(
-    ("metadata", "words"),
+    ("metadata", "message"),
     [
         (None, "no example"),
         ({"pytest-pallas example": "{}"}, "no example"),
@@ -74,10 +74,10 @@ def test_a_file_that_does_not_fit_itself(tmp_path, changes, words):
         ({"pytest-pallas example": json.dumps({"schema": 9})}, "schema 9.*reads 1"),
     ],
 )
-def test_a_foreign_file(tmp_path, metadata, words):
+def test_a_foreign_file(tmp_path, metadata, message):
     path = tmp_path / "other.safetensors"
     path.write_bytes(dump({"x": np.ones(3, np.float32)}, metadata))
-    with pytest.raises(GoldenError, match=words):
+    with pytest.raises(GoldenError, match=message):
         load_example(path)
 
 

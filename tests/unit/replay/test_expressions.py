@@ -47,9 +47,9 @@ def test_arrays_of_every_dtype_have_the_same_bits(dtype, size):
     values = np.arange(size) % 2 * np.linspace(-1, 1, size) if size else np.zeros(0)
     with np.errstate(all="ignore"):
         array = values.reshape(1, size).astype(np.dtype(dtype))
-    found = again(array)
-    assert (found.dtype, found.shape) == (array.dtype, array.shape)
-    assert found.tobytes() == array.tobytes()
+    copy = again(array)
+    assert (copy.dtype, copy.shape) == (array.dtype, array.shape)
+    assert copy.tobytes() == array.tobytes()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -0.0, 1e-40, 0.1])
@@ -79,9 +79,9 @@ def test_large_arrays_go_to_a_file(dtype, tmp_path):
     assert len(text) < 100
     np.savez(tmp_path / "script.npz", **writer.arrays)
     with np.load(tmp_path / "script.npz") as stored:
-        found = eval(text, {"np": np, "STORED": stored})
-    assert found.dtype == array.dtype
-    assert found.tobytes() == array.tobytes()
+        copy = eval(text, {"np": np, "STORED": stored})
+    assert copy.dtype == array.dtype
+    assert copy.tobytes() == array.tobytes()
 
 
 VALUES = {
@@ -105,11 +105,11 @@ VALUES = {
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=list(VALUES))
 def test_values_are_made_again(value):
-    found = again(value)
+    copy = again(value)
     if isinstance(value, jax.Array):
-        found, value = found.tolist(), value.tolist()
-    assert type(found) is type(value)
-    assert found == value
+        copy, value = copy.tolist(), value.tolist()
+    assert type(copy) is type(value)
+    assert copy == value
 
 
 def test_random_keys_are_made_again():
@@ -143,11 +143,11 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize(("function", "argument"), FUNCTIONS.values(), ids=list(FUNCTIONS))
 def test_functions_without_a_name_are_made_again(function, argument):
-    found = again(function)
+    copy = again(function)
     if argument is not None:
-        assert found(argument) == function(argument)
+        assert copy(argument) == function(argument)
     else:
-        assert found.__closure__[0].cell_contents is jnp.float32
+        assert copy.__closure__[0].cell_contents is jnp.float32
 
 
 def test_a_function_of_a_file_that_is_no_module_is_loaded_from_it():
@@ -169,10 +169,10 @@ class Opaque:
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
+    ("value", "message"),
     [(recursive(), "holds itself"), (Opaque(), "Opaque"), (object(), "object")],
     ids=["recursive", "callable", "object"],
 )
-def test_what_cannot_be_written_is_named(value, words):
-    with pytest.raises(literals.UnwritableError, match=words):
+def test_what_cannot_be_written_is_named(value, message):
+    with pytest.raises(literals.UnwritableError, match=message):
         literals.Writer().write(value)

@@ -61,10 +61,10 @@ class TestWriting:
     def test_what_is_put_is_there(self, store: Store) -> None:
         put, arrays = golden()
         put = store.put(put, arrays)
-        (found,) = store.goldens()
-        assert found == put == store.get(put.name)
-        np.testing.assert_array_equal(store.outputs(found)[""], arrays["out0"])
-        np.testing.assert_array_equal(store.inputs(found)[0], arrays["in0"])
+        (kept,) = store.goldens()
+        assert kept == put == store.get(put.name)
+        np.testing.assert_array_equal(store.outputs(kept)[""], arrays["out0"])
+        np.testing.assert_array_equal(store.inputs(kept)[0], arrays["in0"])
 
     def test_twice_adds_nothing(self, store: Store) -> None:
         for _ in range(2):
@@ -83,7 +83,7 @@ class TestWriting:
         other = dataclasses.replace(one.origin, device="TPU v5")
         store.put(one, arrays)
         store.put(dataclasses.replace(one, origin=other), arrays)
-        assert len({each.question for each in store.goldens()}) == 1
+        assert len({kept.question for kept in store.goldens()}) == 1
         assert len([*store.goldens()]) == 2
 
     def test_json_comes_back(self) -> None:
@@ -104,8 +104,8 @@ class TestDamage:
         )
 
     def only(self, store: Store) -> Golden:
-        (found,) = store.goldens()
-        return found
+        (golden,) = store.goldens()
+        return golden
 
     @pytest.mark.parametrize("content", ["", "{", "[]", "{}", "null", '{"schema": 1}', "\\xff"])
     def test_a_manifest_that_is_none(self, store: Store, places: Any, content: str) -> None:
@@ -197,13 +197,13 @@ def writer(store: Store, *numbers: int) -> subprocess.Popen[str]:
 class TestTogether:
     def test_four_processes_lose_nothing(self, store: Store) -> None:
         writers = [writer(store, 10 * i, 10 * i + 20, 2) for i in range(4)]  # half of it shared
-        for each in writers:
-            with each:
-                assert each.wait() == 0
-        found = [*store.goldens()]
-        assert len(found) == 50
-        for each in found:
-            store.outputs(each)
+        for process in writers:
+            with process:
+                assert process.wait() == 0
+        goldens = [*store.goldens()]
+        assert len(goldens) == 50
+        for kept in goldens:
+            store.outputs(kept)
         assert not [path for path in store.folder.rglob(".*") if path.is_file()]
 
     def test_a_writer_that_is_killed_leaves_what_can_be_read(self, store: Store) -> None:
@@ -212,8 +212,8 @@ class TestTogether:
             for _ in range(20):
                 process.stdout.readline()
             process.send_signal(signal.SIGKILL)
-        found = [*store.goldens()]
-        assert found
-        for each in found:
-            store.outputs(each)
-            store.inputs(each)
+        goldens = [*store.goldens()]
+        assert goldens
+        for kept in goldens:
+            store.outputs(kept)
+            store.inputs(kept)

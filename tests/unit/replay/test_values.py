@@ -56,14 +56,14 @@ class TestTensors:
             tensors.load(content, {"a": ("float32", (3, 5))})
 
     @pytest.mark.parametrize(
-        ("kind", "said"),
+        ("kind", "message"),
         [
             (("float32", (3, 6)), "must be float32"),
             (("nothing", (3, 5)), "there is no dtype"),
         ],
     )
-    def test_what_is_said_of_an_array_must_be_true(self, kind: Any, said: str) -> None:
-        with pytest.raises(GoldenError, match=said):
+    def test_what_is_said_of_an_array_must_be_true(self, kind: Any, message: str) -> None:
+        with pytest.raises(GoldenError, match=message):
             tensors.load(tensors.dump({"a": array("float32")}), {"a": kind})
 
     def test_a_missing_array(self) -> None:
@@ -75,7 +75,7 @@ class TestDigests:
     def test_dtype_shape_and_bytes_count(self) -> None:
         one = np.zeros((2, 3), np.float32)
         others = [one.astype(np.int32), one.reshape(3, 2), one + 1]
-        assert len({tensors.digest(each) for each in [one, *others]}) == 4
+        assert len({tensors.digest(array) for array in [one, *others]}) == 4
         assert tensors.digest(one) == tensors.digest(one.copy(order="F"))
 
 

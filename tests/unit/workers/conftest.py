@@ -31,8 +31,8 @@ NEW, FORKED = (), ("json",)
 
 def pytest_generate_tests(metafunc):
     """Tests that ask for ``preloads`` run with workers of both kinds."""
-    given = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
-    if "preloads" in signature(metafunc.function).parameters and "preloads" not in given:
+    parametrized = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    if "preloads" in signature(metafunc.function).parameters and "preloads" not in parametrized:
         metafunc.parametrize("preloads", [NEW, FORKED], ids=["new", "forked"])
 
 
@@ -77,10 +77,10 @@ def _becomes(pid: int, state: str) -> bool:
     while time.monotonic() < limit:
         try:
             os.kill(pid, 0)
-            found = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except (ProcessLookupError, FileNotFoundError):
-            found = "Z"
-        if found == state:
+            letter = "Z"
+        if letter == state:
             return True
         time.sleep(0.01)
     return False

@@ -84,17 +84,17 @@ def test_what_hypothesis_and_others_keep_is_in_the_folder_of_the_worker(
 ):
     preloads = ("hypothesis.configuration", "numpy.random", "tempfile")
     monkeypatch.delenv("HYPOTHESIS_STORAGE_DIRECTORY", raising=False)
-    found = []
+    answers = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
         monkeypatch.setenv("TMPDIR", str(tmp_path / name))
         setup = setup_for("places", name=name, preloads=preloads)
-        found.append(json.loads(pool.submit(setup, b"", timeout=20).result().value))
-    for name, (examples, temporary, _) in zip(("one", "two"), found, strict=True):
+        answers.append(json.loads(pool.submit(setup, b"", timeout=20).result().value))
+    for name, (examples, temporary, _) in zip(("one", "two"), answers, strict=True):
         assert examples == str(tmp_path / name / ".hypothesis" / "examples")
         assert temporary == str(tmp_path / name)
-    assert found[0][2] != found[1][2], "each draws other numbers"
+    assert answers[0][2] != answers[1][2], "each draws other numbers"
 
 
 def test_a_variable_that_imports_may_read_has_another_parent(where, monkeypatch, tmp_path):
@@ -194,18 +194,18 @@ def test_in_a_folder_it_ends_when_nobody_can_ask(monkeypatch, tmp_path, removed)
     monkeypatch.setattr(forks, "_LOOK_FOR_FOLDER", 0.01)
     if not removed:
         monkeypatch.setattr(forks, "LINGER", 0.02)
-    place = tmp_path / "socket"
+    path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(str(place))
+        listener.bind(str(path))
         listener.listen()
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
-            client.connect(str(place))
-            forking = forks._Forking(os.dup(listener.fileno()), str(place))
+            client.connect(str(path))
+            forking = forks._Forking(os.dup(listener.fileno()), str(path))
             client.close()
             if removed:
-                place.unlink()
+                path.unlink()
             assert forking.run() is None
-    assert not place.exists()
+    assert not path.exists()
 
 
 def test_a_folder_that_cannot_be_used_needs_new_interpreters(

@@ -61,8 +61,8 @@ class Runs:
 
     def __init__(self, project, *args):
         self.project = project
-        self.words = ("--pallas-backend=tpu-sim", "--pallas-results=r.json", *args)
-        project.run(*self.words)
+        self.arguments = ("--pallas-backend=tpu-sim", "--pallas-results=r.json", *args)
+        project.run(*self.arguments)
         self.whole = self.results()
         for folder in (".hypothesis", "pallas-failures"):
             shutil.rmtree(project.path / folder, ignore_errors=True)
@@ -74,18 +74,18 @@ class Runs:
     def stop(self, left):
         """Run until so many results are kept, or there is a failing example."""
         (self.project.path / "left").write_text(str(left))
-        return self.project.spawn(*self.words, "--pallas-fleet=local:1").ret
+        return self.project.spawn(*self.arguments, "--pallas-fleet=local:1").ret
 
     def resume(self):
         """Take it up: the records are those of one process, and nothing ran twice."""
-        words = (*self.words, "--pallas-fleet=local:1", "--pallas-resume=r.json")
-        text = self.project.run(*words).stdout.str()
-        found = self.results()
-        assert without_times(found["records"]) == without_times(self.whole["records"])
-        assert not any("parts" in test for test in found["tests"])
+        arguments = (*self.arguments, "--pallas-fleet=local:1", "--pallas-resume=r.json")
+        text = self.project.run(*arguments).stdout.str()
+        results = self.results()
+        assert without_times(results["records"]) == without_times(self.whole["records"])
+        assert not any("parts" in test for test in results["tests"])
         done = (self.project.path / "log").read_text().splitlines()
         assert len(set(done)) == len(done)
-        return text, found["fleet"]["sent"]
+        return text, results["fleet"]["sent"]
 
 
 @pytest.mark.slow

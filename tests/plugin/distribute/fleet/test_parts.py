@@ -83,23 +83,23 @@ def without_times(records):
 
 def both(project, *args):
     """The records of a run, which are those of a fleet, too."""
-    found = []
+    runs = []
     variables = [os.environ.get(name) for name in OF_WORKERS]
     for more in ((), ("--pallas-fleet=local:2",)):
         results = project.results("--pallas-backend=tpu-sim", *args, *more)
         files = {
             path.name: path.read_bytes() for path in (project.path / "pallas-failures").glob("*")
         }
-        found.append((without_times(results["records"]), files))
+        runs.append((without_times(results["records"]), files))
         for folder in (".hypothesis", "pallas-failures"):
             shutil.rmtree(project.path / folder, ignore_errors=True)
-    assert found[0] == found[1]
+    assert runs[0] == runs[1]
     assert [os.environ.get(name) for name in OF_WORKERS] == variables
     fleet = results["fleet"]
     assert fleet["sent"] > fleet["tasks"] == fleet["done"]  # in parts
     assert not fleet["repeated"]
     assert not fleet["lost"]
-    return found[0]
+    return results[0]
 
 
 @pytest.mark.slow  # test_same.py runs all of a fleet, too

@@ -51,20 +51,26 @@ class Fleet:
         self.project, self.address, self.scheduler = project, address, scheduler
         self.processes = []
 
-    def start(self, *words, folder=None):
-        command = [sys.executable, "-m", "dask", *words]
+    def start(self, *arguments, folder=None):
+        command = [sys.executable, "-m", "dask", *arguments]
         with open(self.project.path / f"log-{len(self.processes)}", "w") as log:
             self.processes.append(
                 subprocess.Popen(command, cwd=folder or self.project.path, stdout=log, stderr=log)
             )
         return self.processes[-1]
 
-    def worker(self, *words, folder=None, holds=False):
+    def worker(self, *arguments, folder=None, holds=False):
         """Start a worker, which ``holds`` its tests or not."""
         started = self.start(
             *("worker", self.address, "--nthreads", "1", "--no-nanny", "--no-dashboard"),
             # or it would be silent while its first task imports this
-            *("--host", "127.0.0.1", "--preload", "pytest_pallas.distribute.fleet.worker", *words),
+            *(
+                "--host",
+                "127.0.0.1",
+                "--preload",
+                "pytest_pallas.distribute.fleet.worker",
+                *arguments,
+            ),
             folder=folder,
         )
         if holds:
@@ -141,9 +147,9 @@ def certificate(tmp_path):
     if shutil.which("openssl") is None:
         pytest.skip("no openssl to make a certificate with")
     paths = tmp_path / "cert.pem", tmp_path / "key.pem"
-    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
-    words += ["-out", paths[0], "-keyout", paths[1], "-subj", "/CN=localhost"]
-    subprocess.run(words, check=True, capture_output=True)
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    command += ["-out", paths[0], "-keyout", paths[1], "-subj", "/CN=localhost"]
+    subprocess.run(command, check=True, capture_output=True)
     return paths
 
 
@@ -202,10 +208,10 @@ def test_killed_stopped_and_late_workers(fleet, monkeypatch):
         }
 
     def greet(self, key, ended):
-        found = greeted(self, key, ended)
+        known = greeted(self, key, ended)
         if len(self.active) == len(names):
             are_greeted.set()
-        return found
+        return known
 
     monkeypatch.setattr(DaskCluster, "workers", heard)
     monkeypatch.setattr(Workers, "greeted", greet)
@@ -325,9 +331,9 @@ def test_workers_with_file_systems_of_their_own(fleet, tmp_path):
     same = copied(project, tmp_path / "same")
     steady = fleet.worker(*preload, folder=same)
     fleet.knows(2)
-    words = ("--pallas-suite=specs", "--pallas-checks=forward", "--pallas-sanitize=none")
-    words += ("--pallas-backend=tpu-sim", "--pallas-golden=record")
-    _, text = fleet.run(*words, "test_it.py", "--pallas-trace=t.json")
+    arguments = ("--pallas-suite=specs", "--pallas-checks=forward", "--pallas-sanitize=none")
+    arguments += ("--pallas-backend=tpu-sim", "--pallas-golden=record")
+    _, text = fleet.run(*arguments, "test_it.py", "--pallas-trace=t.json")
     assert re.search(r"2 failed, 3 passed in", text), text
     assert not list(other.glob("began-*"))
     assert len(list(same.glob(f"began-*-{steady.pid}"))) == 3
@@ -337,7 +343,7 @@ def test_workers_with_file_systems_of_their_own(fleet, tmp_path):
     assert f"refused worker {refused[0]}: {why}" in text
 
     records = fleet.results()["records"]
-    [failed] = [each for each in records if each["outcome"] == "failed"]
+    [failed] = [record for record in records if record["outcome"] == "failed"]
     for name in ("script", "example"):
         path = Path(failed[name])
         assert path.parent == project.path / "pallas-failures"
@@ -345,12 +351,12 @@ def test_workers_with_file_systems_of_their_own(fleet, tmp_path):
         assert f"{name:<9} {path}" in text
     assert json.loads((project.path / "t.json").read_text())["traceEvents"]
     goldens = list((project.path / "pallas_goldens").rglob("*.json"))
-    assert len(goldens) == sum(each["goldens"].get("recorded", 0) for each in records) > 1
+    assert len(goldens) == sum(record["goldens"].get("recorded", 0) for record in records) > 1
     # The failing example is in the database here: a run of one example replays it.
     kept = [path for path in (project.path / ".hypothesis/examples").rglob("*") if path.is_file()]
     assert kept
-    again = project.records(*words, "--pallas-max-examples=1")
-    [repeated] = [each for each in again if each["outcome"] == "failed"]
+    again = project.records(*arguments, "--pallas-max-examples=1")
+    [repeated] = [record for record in again if record["outcome"] == "failed"]
     assert repeated["explanation"] == failed["explanation"]
 
 

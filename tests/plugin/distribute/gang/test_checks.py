@@ -147,8 +147,8 @@ def test_a_process_that_does_not_come_is_named_after_the_time_limit(two):
 def test_the_collectives_of_jax_work_between_processes(two, dtype):
     """They are what the portable interpreter and jnp code need; no kernel is run."""
     names = ("psum", "psum_scatter", "all_gather", "all_to_all", "ppermute")
-    for found in two.values(CASES, "collectives", dtype):
-        assert found == dict.fromkeys(names, "")
+    for values in two.values(CASES, "collectives", dtype):
+        assert values == dict.fromkeys(names, "")
 
 
 def test_an_array_that_is_spread_already_is_run_and_not_checked(two):

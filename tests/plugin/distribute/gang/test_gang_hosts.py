@@ -53,8 +53,8 @@ def test_two_hosts_that_slurm_has_started(project):
     }
 
     def host(index):
-        place = {"SLURM_PROCID": str(index), "SLURM_LOCALID": str(index)}
-        return start(project.path, "--pallas-distributed=auto", **slurm, **place)
+        variables = {"SLURM_PROCID": str(index), "SLURM_LOCALID": str(index)}
+        return start(project.path, "--pallas-distributed=auto", **slurm, **variables)
 
     (first, second), statuses = ended(host(0), host(1))
     assert statuses == [1, 1], first + second
@@ -68,9 +68,9 @@ def test_two_hosts_that_slurm_has_started(project):
 
 def test_a_host_that_never_comes_is_named(project):
     (project.path / "test_hosts.py").write_text(TESTS)
-    place = f"0/2@127.0.0.1:{free_port()}"
+    option = f"0/2@127.0.0.1:{free_port()}"
     [text], [status] = ended(
-        start(project.path, f"--pallas-distributed={place}", "--pallas-join-timeout=1")
+        start(project.path, f"--pallas-distributed={option}", "--pallas-join-timeout=1")
     )
     assert status == pytest.ExitCode.USAGE_ERROR
     assert "host 1 of 2 did not answer within 1 s. Start pytest with the same" in text

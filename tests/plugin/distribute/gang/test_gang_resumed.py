@@ -32,21 +32,21 @@ def test_last():
 """
 
 
-def run(path, *places):
+def run(path, *options):
     """Run pytest on one host for each of ``places``; what they printed, and their statuses."""
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "error"]
     # one command line, also for a run that was not begun yet
     files = ["--pallas-results=results.json", "--pallas-resume=results.json"]
     hosts = [
         subprocess.Popen(
-            [*command, *files, "--pallas-backend=interpret", place],
+            [*command, *files, "--pallas-backend=interpret", option],
             cwd=path,
             env={**os.environ, "JAX_PLATFORMS": "cpu"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for place in places
+        for option in options
     ]
     texts = [host.communicate(timeout=150)[0] for host in hosts]
     return texts, [host.returncode for host in hosts]

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from pytest_pallas.distribute.gang import plugin as supervisor
-from pytest_pallas.isolate.messages import unpickled
 
 TESTS = Path(__file__).parent / "tests_of_processes.py"
 
@@ -25,12 +24,11 @@ def session(project, monkeypatch):
     """
     grace = supervisor._grace
 
-    def patience(result):
-        seconds = grace(result)
+    def patience(end):
+        seconds = grace(end)
         if seconds != supervisor.FAILED_SECONDS:
             return seconds
-        _, reply = unpickled(result.value)
-        hangs = reply is not None and HANGS in reply.reports[0]["nodeid"]
+        hangs = end.reports and HANGS in end.reports[0]["nodeid"]
         return 0.01 if hangs else 3600.0
 
     monkeypatch.setattr(supervisor, "_grace", patience)
@@ -39,9 +37,9 @@ def session(project, monkeypatch):
     def run(count, *names, **rest):
         """``names`` of tests, or other arguments; ``rest`` are options of the plugin."""
         shutil.copy(TESTS, project.path / "test_processes.py")
-        words = [n if n.startswith("-") else f"test_processes.py::{n}" for n in names]
+        names_of_tests = [n if n.startswith("-") else f"test_processes.py::{n}" for n in names]
         options = [f"--pallas-{name.replace('_', '-')}={value}" for name, value in rest.items()]
-        return project.run(f"--pallas-processes={count}", *options, *words)
+        return project.run(f"--pallas-processes={count}", *options, *names_of_tests)
 
     run.path = project.path
     return run
@@ -109,16 +107,16 @@ def test_four_processes_and_records_of_all_of_them(session):
         results="results.json",
     )
     result.assert_outcomes(passed=2, failed=2)
-    found = records(session.path / "results.json")
-    right = found["test_kernel[interpret]"]
+    merged = records(session.path / "results.json")
+    right = merged["test_kernel[interpret]"]
     assert right["outcome"] == "passed"
     assert [host["process"] for host in right["hosts"]] == [0, 1, 2, 3]
     assert {host["outcome"] for host in right["hosts"]} == {"passed"}
-    wrong = found["test_kernel_that_is_wrong_in_one[interpret]"]
+    wrong = merged["test_kernel_that_is_wrong_in_one[interpret]"]
     assert wrong["outcome"] == "failed"
     outcomes = [(host["outcome"], host["because_of"]) for host in wrong["hosts"]]
     assert outcomes == [("failed", [1]), ("failed", []), ("failed", [1]), ("failed", [1])]
     assert "process   1 of 4" in wrong["message"]
-    drawn = found["test_drawn_kernel[interpret]"]["message"]
+    drawn = merged["test_drawn_kernel[interpret]"]["message"]
     assert "inputs    float32[16, 128]" in drawn  # shrunk to two rows for each device
     assert "--pallas-processes=4" in wrong["replay"]

@@ -36,14 +36,14 @@ X = np.arange(32 * 128, dtype=np.float32).reshape(32, 128)
 """
 
 
-def sessions(program: Program, folder: Path, text: str, *words: str) -> list[dict[str, Any]]:
+def sessions(program: Program, folder: Path, text: str, *arguments: str) -> list[dict[str, Any]]:
     """The results of the processes for one module of tests."""
     (folder / "pytest.ini").write_text("[pytest]\n")
     module = f"test_{folder.name.rstrip('0123456789')}"
     (folder / f"{module}.py").write_text(BEGIN + textwrap.dedent(text))
     (folder / "conftest.py").write_text("")
     options = ("--pallas-backend=interpret", "--pallas-database=none", "--pallas-max-examples=4")
-    return program.values("gang_cases.py", "pytest_run", str(folder), *options, *words)
+    return program.values("gang_cases.py", "pytest_run", str(folder), *options, *arguments)
 
 
 def outcomes(session: dict[str, Any]) -> dict[str, str]:
@@ -135,20 +135,20 @@ test_kernels = pytest_pallas.suite(spec(doubled), spec(doubled_but_in_process_1)
 
 def test_specs_with_a_mesh_and_their_records_as_one(two, tmp_path):
     """Of a kernel that is wrong in process 1, the merged record says so."""
-    found = sessions(two, tmp_path, SPECS, "--pallas-checks=forward,determinism")
+    plain = sessions(two, tmp_path, SPECS, "--pallas-checks=forward,determinism")
     right, wrong = ("doubled-forward", "doubled_but_in_process_1-forward")
-    for session in found:
+    for session in plain:
         assert outcomes(session)[f"{right}[interpret-x4]"] == "passed"
         assert outcomes(session)[f"{wrong}[interpret-x4]"] == "failed"
     results = [
         ProcessResult(
             process=process,
             host=f"host{process}",
-            records=[from_json(plain) for plain in session["records"]],
+            records=[from_json(fields) for fields in session["records"]],
         )
-        for process, session in enumerate(found)
+        for process, session in enumerate(plain)
     ]
-    records = {(each.kernel, each.check): each for each in merge_processes(results)}
+    records = {(record.kernel, record.check): record for record in merge_processes(results)}
     passed = records["doubled", "forward"]
     assert (passed.outcome, passed.examples) == ("passed", 4)
     assert [host.outcome for host in passed.hosts] == ["passed", "passed"]
@@ -167,8 +167,8 @@ def test_an_expected_failure_in_one_process_is_one_in_all(two, tmp_path):
         'spec(doubled_but_in_process_1, xfail={"interpret": pytest_pallas.ExpectedFailure('
         'reason="wrong in process 1", jax="0.12", checks=("forward",))})',
     )
-    found = sessions(two, tmp_path, text, "--pallas-checks=forward", "-k", "but_in_process_1")
-    for session in found:
+    plain = sessions(two, tmp_path, text, "--pallas-checks=forward", "-k", "but_in_process_1")
+    for session in plain:
         assert session["code"] == 0, session["printed"]
         assert outcomes(session) == {"doubled_but_in_process_1-forward[interpret-x4]": "skipped"}
 
@@ -203,9 +203,9 @@ def test_all_processes_draw_the_same(two, tmp_path):
             with open(f"{folder}/seen{jax.process_index()}", "w") as file:
                 file.write("\\n".join(SEEN))
     """
-    words = ("--pallas-checks=forward", "--pallas-max-examples=8", "--pallas-seed=7")
-    found = sessions(two, tmp_path, text, *words)
-    assert [session["code"] for session in found] == [0, 0], found[0]["printed"]
+    arguments = ("--pallas-checks=forward", "--pallas-max-examples=8", "--pallas-seed=7")
+    results = sessions(two, tmp_path, text, *arguments)
+    assert [session["code"] for session in results] == [0, 0], results[0]["printed"]
     first, second = [(tmp_path / f"seen{process}").read_text() for process in range(2)]
     assert first == second
     assert len(first.splitlines()) > 12
@@ -214,10 +214,10 @@ def test_all_processes_draw_the_same(two, tmp_path):
 def test_failing_examples_are_those_of_the_first_process(two, tmp_path):
     """Each process has another database, as on hosts with disks of their own."""
     text = SPECS.replace("spec(doubled), ", "")
-    words = ("--pallas-checks=forward", f"--pallas-database={tmp_path}/examples{{process}}")
+    arguments = ("--pallas-checks=forward", f"--pallas-database={tmp_path}/examples{{process}}")
     counts: list[int] = []
     for _ in range(2):
-        for session in sessions(two, tmp_path, text, *words):
+        for session in sessions(two, tmp_path, text, *arguments):
             [(outcome, message)] = session["tests"].values()
             assert outcome == "failed"
             assert "GangError" not in message
@@ -251,8 +251,8 @@ def test_a_failure_in_one_process_is_shrunk_in_all(two, tmp_path):
         )
         test_kernels = pytest_pallas.suite(SPEC)
     """
-    words = ("--pallas-checks=forward",)
-    first, second = sessions(two, tmp_path, text, *words)
+    arguments = ("--pallas-checks=forward",)
+    first, second = sessions(two, tmp_path, text, *arguments)
     for session in (first, second):
         [(outcome, message)] = session["tests"].values()
         assert outcome == "failed"
@@ -265,8 +265,8 @@ def test_a_failure_in_one_process_is_shrunk_in_all(two, tmp_path):
 
 def test_goldens_are_refused(two, tmp_path):
     text = SPECS.replace(", spec(doubled_but_in_process_1)", "")
-    words = ("--pallas-checks=forward", "--pallas-golden=record")
-    for session in sessions(two, tmp_path, text, *words):
+    arguments = ("--pallas-checks=forward", "--pallas-golden=record")
+    for session in sessions(two, tmp_path, text, *arguments):
         [(outcome, message)] = session["tests"].values()
         assert outcome == "failed"
         assert "in a program of several processes each holds a part" in message
@@ -279,8 +279,8 @@ def test_a_reference_kernel_over_two_processes(two, tmp_path):
 
         test_kernels = pytest_pallas.suite(SPEC)
     """
-    words = ("--pallas-max-examples=1", "--pallas-checks=forward")
-    for session in sessions(two, tmp_path, text, *words):
+    arguments = ("--pallas-max-examples=1", "--pallas-checks=forward")
+    for session in sessions(two, tmp_path, text, *arguments):
         assert outcomes(session) == {
             "sharded_attention-forward[interpret-x2-y2]": "passed",
         }

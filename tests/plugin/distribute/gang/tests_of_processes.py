@@ -24,10 +24,10 @@ def total():
         jax.shard_map(lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=P("x"), out_specs=P())
     )
     numbers = np.arange(count, dtype=np.float32)
-    given = jax.make_array_from_callback(
+    array = jax.make_array_from_callback(
         numbers.shape, NamedSharding(mesh, P("x")), lambda index: numbers[index]
     )
-    return float(np.asarray(summed(given).addressable_shards[0].data)[0])
+    return float(np.asarray(summed(array).addressable_shards[0].data)[0])
 
 
 def test_right():

@@ -16,7 +16,7 @@ from pytest_pallas.options import FleetPlace, fleet
 
 
 @pytest.mark.parametrize(
-    ("text", "place"),
+    ("text", "location"),
     [
         ("local:3", FleetPlace(workers=3)),
         ("tcp://10.0.0.1:8786", FleetPlace(address="tcp://10.0.0.1:8786")),
@@ -25,8 +25,8 @@ from pytest_pallas.options import FleetPlace, fleet
         ("", None),
     ],
 )
-def test_values(text, place):
-    assert fleet(text) == place
+def test_values(text, location):
+    assert fleet(text) == location
 
 
 @pytest.mark.parametrize(
@@ -45,21 +45,21 @@ def test_nobody_answers(listens, monkeypatch):
         server.bind(("127.0.0.1", 0))
         if listens:
             server.listen()
-        place = FleetPlace(address=f"tcp://127.0.0.1:{server.getsockname()[1]}")
+        location = FleetPlace(address=f"tcp://127.0.0.1:{server.getsockname()[1]}")
         begin = time.monotonic()
         with pytest.raises(
             OptionError, match=r"no Dask scheduler can be reached there within 0\.5 s"
         ):
-            DaskCluster(place)
+            DaskCluster(location)
         assert time.monotonic() - begin < 5
 
 
 def test_a_scheduler_that_stops_is_lost(monkeypatch):
     monkeypatch.setattr(cluster, "ANSWER_SECONDS", 0.1)
     made = object.__new__(DaskCluster)
-    made._client = SimpleNamespace(processing=lambda workers: time.sleep(2))
+    made._client = SimpleNamespace(processing=lambda: time.sleep(2))
     with pytest.raises(cluster.ClusterLostError, match=r"it does not answer within 0\.1 s"):
-        made.tasks_on("tcp://127.0.0.1:1")
+        made.tasks()
 
 
 def test_distributed_is_not_installed(monkeypatch):

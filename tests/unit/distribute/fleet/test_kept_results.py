@@ -27,13 +27,13 @@ def kept(resumed):
 @pytest.mark.parametrize("kind", ["results", "journal"])
 def test_right_results_are_kept(kind, tmp_path):
     results = read_results(write_right(tmp_path)[kind])
-    found = kept(results)
-    assert list(found.whole()) == []
-    assert [each.nodeid for each in found._resumed["left"]] == ["left", "left"]
+    results_kept = kept(results)
+    assert list(results_kept.whole()) == []
+    assert [result.nodeid for result in results_kept._resumed["left"]] == ["left", "left"]
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong", "words"),
+    ("right", "wrong", "message"),
     [
         ("TestResult", EVIL, "has no object with message, fields"),
         (f"goldens/{'0' * 64}.json", "../../evil.py", "must be the name of a golden"),
@@ -47,13 +47,13 @@ def test_right_results_are_kept(kind, tmp_path):
         ('"save"', '"execute"', "must be one of 'save', 'delete'"),
     ],
 )
-def test_wrong_ones_are_a_usage_error_in_one_line(right, wrong, words, tmp_path):
+def test_wrong_ones_are_a_usage_error_in_one_line(right, wrong, message, tmp_path):
     path = write_right(tmp_path)["results"]
     text = path.read_text()
     assert right in text
     path.write_text(text.replace(right, wrong))
     with pytest.raises(pytest.UsageError, match=r"^--pallas-resume: .*the parts of left") as caught:
         kept(read_results(path))
-    assert words in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert EVIL not in sys.modules

@@ -86,7 +86,7 @@ def test_a_test_is_divided_where_workers_would_have_nothing_to_do():
 
 def result(made, key, first, *, failed=False):
     sent = made.take(key)
-    found = {
+    part_result = {
         "kind": "rounds",
         "rounds": [
             {
@@ -98,7 +98,7 @@ def result(made, key, first, *, failed=False):
         ],
     }
     sent.group.parts.results.append(Result(nodeid="a1"))
-    sent.group.parts.found.append(found)
+    sent.group.parts.part_results.append(part_result)
     made.again(sent.group)
     return sent.group.parts
 
@@ -139,7 +139,7 @@ def test_the_number_of_mutants_is_known_after_the_first_part():
     assert made.next(threads=9)[1].nodeids == ["b1"]
     assert made.next(threads=9) is None
     sent = made.take(key)
-    sent.group.parts.found.append({"kind": "mutants", "first": 0, "last": 3, "total": 7})
+    sent.group.parts.part_results.append({"kind": "mutants", "first": 0, "last": 3, "total": 7})
     made.again(sent.group)
     assert made.next(threads=9)[1].part == Part("mutants", 4, 6)
 

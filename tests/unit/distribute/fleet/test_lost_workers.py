@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pytest_pallas.distribute.fleet.cluster import CLOSED, Ended, WorkerInfo, Workers
-from pytest_pallas.distribute.fleet.messages import Answer, encoded
+from pytest_pallas.distribute.fleet.messages import Answer
+from pytest_pallas.isolate.messages import encoded
 from pytest_pallas.pytest_session import FleetFacts
 
 
@@ -16,9 +17,14 @@ class FakeCluster:
         self.known = ()
 
     def workers(self):
-        return {each: WorkerInfo(address=each, threads=1, silence=0.0) for each in self.known}
+        return {
+            address: WorkerInfo(address=address, threads=1, silence=0.0) for address in self.known
+        }
 
     def cancel(self, keys):
+        pass
+
+    def call(self, key, function, *args, addresses):
         pass
 
 
@@ -33,23 +39,23 @@ def facts():
 
 
 @pytest.fixture
-def said():
+def lines():
     return []
 
 
 @pytest.fixture
-def workers(cluster, facts, said):
-    return Workers(cluster, facts, greet=lambda **_: None, say=said.append, silence=30.0)
+def workers(cluster, facts, lines):
+    return Workers(cluster, facts, setup=b"", say=lines.append, silence=30.0)
 
 
-def test_a_worker_that_runs_a_test_before_it_is_greeted(workers, facts, said):
+def test_a_worker_that_runs_a_test_before_it_is_greeted(workers, facts, lines):
     workers.lose("a (process 1 of here)")
     workers.lose("a (process 1 of here)")
     assert facts.lost == {"a (process 1 of here)": CLOSED}
-    assert said == [f"lost worker a (process 1 of here): {CLOSED}"]
+    assert lines == [f"lost worker a (process 1 of here): {CLOSED}"]
 
 
-def test_a_worker_that_has_left_is_lost_once(workers, cluster, facts, said):
+def test_a_worker_that_has_left_is_lost_once(workers, cluster, facts, lines):
     cluster.known = ("a",)
     list(workers.look())
     [key] = workers.greetings
@@ -58,4 +64,4 @@ def test_a_worker_that_has_left_is_lost_once(workers, cluster, facts, said):
     list(workers.look())
     workers.lose("a (process 1 of here)")
     assert facts.lost == {"a (process 1 of here)": CLOSED}
-    assert said == [f"lost worker a (process 1 of here): {CLOSED}"]
+    assert lines == [f"lost worker a (process 1 of here): {CLOSED}"]

@@ -6,9 +6,16 @@ import json
 import math
 import warnings
 
-from pytest_pallas.distribute.fleet.messages import Answer, FleetTask, decoded, encoded
+from pytest_pallas.distribute.fleet.messages import Answer, FleetTask
 from pytest_pallas.distribute.fleet.messages import TestResult as Result
-from pytest_pallas.isolate.messages import WorkerRequest, plain_warning, warning_of
+from pytest_pallas.isolate.messages import (
+    PlainWarning,
+    WorkerRequest,
+    decoded,
+    encoded,
+    plain_warning,
+    warning_of,
+)
 from pytest_pallas.isolate.project import Difference
 from pytest_pallas.pytest_session import Part
 from pytest_pallas.workers.process import JobResult
@@ -55,13 +62,16 @@ class OwnWarning(UserWarning):
 
 
 def test_warnings():
-    for category, known in ((OwnWarning, OwnWarning), (type("Lost", (Warning,), {}), Warning)):
-        message = warnings.WarningMessage(category("look"), category, "a.py", 3)
-        arguments = {"warning_message": message, "when": "runtest", "nodeid": "a", "location": None}
-        found = warning_of(json.loads(json.dumps(plain_warning(arguments))))
-        assert found["warning_message"].category is known
-        assert str(found["warning_message"].message) == "look"
-        assert found["nodeid"] == "a"
+    lost = type("Lost", (Warning,), {"__module__": "not_loaded_here"})
+    for category in (OwnWarning, lost):
+        warning = warnings.WarningMessage(category("look"), category, "a.py", 3)
+        plain = plain_warning(warning, "runtest", "a", None)
+        again = warning_of(decoded(PlainWarning, encoded(plain)))
+        own = again["warning_message"].category
+        assert own is category or (category is lost and own.__name__ == "Lost")
+        assert issubclass(own, Warning)
+        assert str(again["warning_message"].message) == "look"
+        assert again["nodeid"] == "a"
 
 
 def test_differences_in_words():

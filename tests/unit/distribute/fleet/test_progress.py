@@ -26,8 +26,8 @@ def test_progress_counts_tasks_and_workers():
     progress.kernels.add("add")
     progress.every, progress.tests, progress.last = 40, 12, progress.last - 60
     progress.tick()
-    words = "12 of 40 tests, 3 of 9 tasks, 2 running at a time, 1 worker refused, no failures"
-    assert lines[0].endswith(words)
+    line = "12 of 40 tests, 3 of 9 tasks, 2 running at a time, 1 worker refused, no failures"
+    assert lines[0].endswith(line)
 
 
 def test_headers():

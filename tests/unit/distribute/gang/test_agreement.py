@@ -36,7 +36,7 @@ def client(monkeypatch):
     return made
 
 
-def said(step, **more):
+def statement(step, **more):
     """The statement of process 0."""
     return json.dumps({"process": 0, "host": "first", "step": step, **more})
 
@@ -51,24 +51,24 @@ def test_a_process_may_end_the_test_right_after_an_agreement(client, monkeypatch
 
     def slow(program, folder):
         """Process 0 agrees, and ends the test, while this process looks for the first time."""
-        found = read(program, folder)
-        client.values[f"{root()}/0/0"] = said("examples")
-        client.values[f"{root()}/ended/0"] = said("end")
-        return found
+        statements = read(program, folder)
+        client.values[f"{root()}/0/0"] = statement("examples")
+        client.values[f"{root()}/ended/0"] = statement("end")
+        return statements
 
     monkeypatch.setattr(distributed, "read_folder", slow)
-    assert [each.process for each in agree("examples", timeout=5.0)] == [0, 1]
+    assert [statement.process for statement in agree("examples", timeout=5.0)] == [0, 1]
 
 
 def test_a_process_that_left_is_an_error_at_once(client):
-    client.values[f"{root()}/ended/0"] = said("end", problem="it raised")
-    with pytest.raises(processes.PeerError, match=r"process 0 failed.* it raised") as found:
+    client.values[f"{root()}/ended/0"] = statement("end", problem="it raised")
+    with pytest.raises(processes.PeerError, match=r"process 0 failed.* it raised") as caught:
         agree("examples", timeout=5.0)
-    assert found.value.processes == (0,)
-    assert found.value.gone
+    assert caught.value.processes == (0,)
+    assert caught.value.gone
 
 
 def test_different_steps_are_an_error(client):
-    client.values[f"{root()}/0/0"] = said("run", subject="add")
+    client.values[f"{root()}/0/0"] = statement("run", subject="add")
     with pytest.raises(processes.GangError, match="process 0: run of add; process 1: judge of add"):
         agree("judge", subject="add", timeout=5.0)

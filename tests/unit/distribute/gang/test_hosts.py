@@ -38,24 +38,24 @@ def test_values_of_any_bytes_reach_the_other_host(stores):
 def test_a_host_waits_for_a_value(stores, monkeypatch):
     """It is told of the value, and asks again only after some time."""
     first, second = stores
-    asked = []
+    requests = []
     get = first.get
 
     def late(key, seconds):
-        asked.append(seconds)
-        if len(asked) == 2:
+        requests.append(seconds)
+        if len(requests) == 2:
             threading.Timer(0.01, first.put, ("late", b"value")).start()
         return get(key, seconds)
 
     monkeypatch.setattr(first, "get", late)
     monkeypatch.setattr(hosts, "_HOLD", 0.01)
     assert second.get("late", 60.0) == b"value"
-    assert len(asked) >= 2
+    assert len(requests) >= 2
     monkeypatch.setattr(hosts, "_HOLD", 60.0)
-    asked[:] = [0.0]
+    requests[:] = [0.0]
     first.values.clear()
     assert second.get("late", 60.0) == b"value"
-    assert len(asked) == 2
+    assert len(requests) == 2
 
 
 def test_a_silent_host_is_not_live(stores, monkeypatch):

@@ -20,7 +20,7 @@ def test_simulated_devices_are_divided():
         "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
         PROCESS: "1",
     }
-    assert layout.words == "2 processes with 4 simulated devices each"
+    assert layout.header == "2 processes with 4 simulated devices each"
 
 
 @pytest.mark.parametrize(("count", "devices", "remedy"), [(3, 8, 9), (16, 8, 16), (5, 12, 10)])
@@ -31,9 +31,9 @@ def test_devices_that_cannot_be_divided(count, devices, remedy):
 
 def test_accelerators_are_divided():
     layout = on_this_host(2, 8, FOUR_GPUS, ["gpu"])
-    seen = [each["CUDA_VISIBLE_DEVICES"] for each in layout.environments]
+    seen = [environment["CUDA_VISIBLE_DEVICES"] for environment in layout.environments]
     assert seen == ["0,1", "2,3"]
-    assert layout.words == "2 processes with 2 of 4 GPUs each"
+    assert layout.header == "2 processes with 2 of 4 GPUs each"
 
 
 def test_a_backend_without_the_accelerator_gets_simulated_devices():
@@ -46,7 +46,7 @@ def test_too_few_accelerators_are_an_error_only_if_they_are_named():
         on_this_host(8, 8, FOUR_GPUS, ["gpu:h100"])
     layout = on_this_host(8, 8, FOUR_GPUS, ["auto"])
     assert layout.environments[0]["JAX_PLATFORMS"] == "cpu"
-    assert "(8 processes cannot divide 4 GPUs)" in layout.words
+    assert "(8 processes cannot divide 4 GPUs)" in layout.header
 
 
 def test_tpu_processes_have_a_chip_each_and_know_each_other():
@@ -62,10 +62,10 @@ def test_tpu_processes_have_a_chip_each_and_know_each_other():
 
 
 def test_a_host_of_a_cluster_starts_one_process():
-    place = Place("node0:1234", 4, 2, (1,))
-    layout = of_cluster(place, 8, {"JAX_PLATFORMS": "cpu"})
+    position = Place("node0:1234", 4, 2, (1,))
+    layout = of_cluster(position, 8, {"JAX_PLATFORMS": "cpu"})
     assert (layout.host, layout.count, list(layout.processes)) == (2, 4, [2])
     assert layout.address == "node0"
     assert layout.devices == (1,)
     assert layout.environments[0]["JAX_NUM_CPU_DEVICES"] == "2"
-    assert "JAX_PLATFORMS" not in of_cluster(place, 8, {}).environments[0]
+    assert "JAX_PLATFORMS" not in of_cluster(position, 8, {}).environments[0]

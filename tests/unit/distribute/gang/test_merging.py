@@ -89,7 +89,7 @@ def test_the_worst_of_several_failures_is_shown_and_the_others_follow():
     record = merged(result(0, less), result(1, WRONG))
     assert record.message.splitlines()[0] == "all 2 processes failed"
     assert record.message.endswith(WRONG.message)
-    assert [each["message"] for each in record.others] == ["process 0 (host0):\nless wrong"]
+    assert [other["message"] for other in record.others] == ["process 0 (host0):\nless wrong"]
 
 
 def test_nan_is_worse_than_any_number():
@@ -124,8 +124,8 @@ def test_a_process_without_a_record_fails_the_test():
     ],
 )
 def test_outcomes_of_two_processes(outcomes, expected):
-    several = [dataclasses.replace(PASSED, outcome=each) for each in outcomes]
-    assert merged(*(result(n, each) for n, each in enumerate(several))).outcome == expected
+    several = [dataclasses.replace(PASSED, outcome=record) for record in outcomes]
+    assert merged(*(result(n, record) for n, record in enumerate(several))).outcome == expected
 
 
 def test_different_outcomes_are_said():

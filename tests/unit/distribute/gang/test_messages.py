@@ -4,10 +4,9 @@ from pytest_pallas.distribute.gang.messages import (
     Collected,
     StartFailure,
     TestEnd,
-    from_json,
-    to_json,
+    of_host,
 )
-from pytest_pallas.isolate.messages import WorkerReply
+from pytest_pallas.isolate.messages import encoded
 from pytest_pallas.workers.process import JobResult
 
 #: A report of pytest as plain values.
@@ -19,9 +18,7 @@ REPORT = {
 
 def test_messages_are_the_same_after_json():
     died = JobResult(status="crashed", fate="died", output="\x1b[1m", note=b'{"step": "start"}')
-    reply = WorkerReply(reports=[REPORT], exit=("enough", 3))
-    messages = [
-        "host",
+    starts = [
         Collected(
             tests=[("t.py::a", ("t.py", 3, "a"))],
             reports=[{**REPORT, "outcome": "failed"}],
@@ -30,13 +27,17 @@ def test_messages_are_the_same_after_json():
             shard=("shard 1/2", True),
         ),
         StartFailure(process=1, host="h", reason="why", step=2),
-        TestEnd(process=0, host="h", reply=reply),
-        TestEnd(process=1, host="h", died=died, stopped=True, absent="nobody"),
     ]
-    assert from_json(to_json(messages)) == messages
+    ends = [
+        TestEnd(process=0, host="h", reports=[REPORT], exit=("enough", 3)),
+        TestEnd(process=1, host="h", reports=[], died=died, stopped=True, absent="nobody"),
+    ]
+    assert of_host(str, encoded(["host"])) == ["host"]
+    assert of_host(Collected | StartFailure, encoded(starts)) == starts
+    assert of_host(TestEnd, encoded(ends)) == ends
 
 
 def test_what_json_has_no_form_for_becomes_its_repr():
-    reply = WorkerReply(reports=[{**REPORT, "user_properties": [["a", {1}]]}])
-    [end] = from_json(to_json([TestEnd(process=0, host="h", reply=reply)]))
-    assert end.reply.reports[0]["user_properties"] == [["a", "{1}"]]
+    reports = [{**REPORT, "user_properties": [["a", 1j]]}]
+    [end] = of_host(TestEnd, encoded([TestEnd(process=0, host="h", reports=reports)]))
+    assert end.reports[0]["user_properties"] == [["a", "1j"]]

@@ -68,7 +68,7 @@ def together(monkeypatch):
 def test_a_process_on_its_own_is_no_gang():
     assert distributed_program() is None
     assert gang() is None
-    assert [each.value for each in agree("run", value=3, timeout=0)] == [3]
+    assert [statement.value for statement in agree("run", value=3, timeout=0)] == [3]
     end_scope("nothing happens")
 
 
@@ -84,9 +84,13 @@ def test_jax_has_the_client_of_the_program():
 
 
 def test_all_get_the_statements_of_all_in_order(together):
-    found = together(*(lambda n=n: agree("x", value=n, timeout=5) for n in range(3)))
-    for statements in found:
-        assert [(each.process, each.value) for each in statements] == [(0, 0), (1, 1), (2, 2)]
+    results = together(*(lambda n=n: agree("x", value=n, timeout=5) for n in range(3)))
+    for statements in results:
+        assert [(statement.process, statement.value) for statement in statements] == [
+            (0, 0),
+            (1, 1),
+            (2, 2),
+        ]
 
 
 def test_a_problem_of_one_is_an_error_of_the_others(together):
@@ -99,7 +103,7 @@ def test_a_problem_of_one_is_an_error_of_the_others(together):
     assert (right.shared, right.step) == (True, "run")
     assert str(right).startswith("process 1 failed, so this process stops here, too. Process 1 (")
     assert str(right).endswith("): ValueError: no")
-    assert [each.problem for each in wrong] == ["", "ValueError: no"]
+    assert [statement.problem for statement in wrong] == ["", "ValueError: no"]
 
 
 def test_a_process_that_is_further_has_gone(together):
@@ -113,11 +117,11 @@ def test_a_process_that_is_further_has_gone(together):
 @pytest.mark.parametrize("other", [("judge", "f"), ("run", "g")])
 def test_different_steps_or_subjects_are_an_error_of_all(together, other):
     step, subject = other
-    found = together(
+    results = together(
         lambda: agree("run", subject="f", timeout=5),
         lambda: agree(step, subject=subject, timeout=5),
     )
-    for error in found:
+    for error in results:
         assert isinstance(error, GangError)
         assert f"process 0: run of f; process 1: {step} of {subject}. " in str(error)
 

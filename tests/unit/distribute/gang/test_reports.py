@@ -1,11 +1,13 @@
 """The reports of several processes as those of one test."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from pytest_pallas.distribute.gang.merging import merged_reports
 from pytest_pallas.distribute.gang.messages import BECAUSE, TestEnd
 from pytest_pallas.distribute.resume import EndedTests
-from pytest_pallas.isolate.messages import StepNote, WorkerReply
+from pytest_pallas.isolate.messages import StepNote
 from pytest_pallas.isolate.worker import Alarm
 from pytest_pallas.pytest_session import RECORDS
 from pytest_pallas.record import Record, to_json
@@ -20,8 +22,8 @@ def end(process, call="passed", text="", **rest):
     """The end of a test in a process: the outcome and text of its call."""
     rest = {"sections": [], "longrepr": text or None, **rest}
     reports = [{"when": "setup", "outcome": "passed"}, {"when": "call", "outcome": call, **rest}]
-    reply = WorkerReply(reports=[*reports, {"when": "teardown", "outcome": "passed"}])
-    return TestEnd(process=process, host=f"host{process}", reply=reply)
+    reports.append({"when": "teardown", "outcome": "passed"})
+    return TestEnd(process=process, host=f"host{process}", reports=reports)
 
 
 def died(process, *, seconds=1.0, stopped=False, note=b""):
@@ -31,14 +33,17 @@ def died(process, *, seconds=1.0, stopped=False, note=b""):
     return TestEnd(process=process, host=f"host{process}", died=result, stopped=stopped)
 
 
-def load(data):
+def load(config, data):
     data = {"longrepr": None, "sections": [], **data}
     return pytest.TestReport(nodeid=TEST[0], location=TEST[1], keywords={}, **data)
 
 
+CONFIG = SimpleNamespace(hook=SimpleNamespace(pytest_report_from_serializable=load))
+
+
 def merged(*ends):
     """The outcome of each phase, and the text of the failure."""
-    reports = merged_reports(TEST, ends, load)
+    reports = merged_reports(CONFIG, TEST, ends)
     text = "".join(report.longreprtext for report in reports)
     return {report.when: report.outcome for report in reports}, text, reports
 
@@ -107,8 +112,8 @@ def test_output_of_other_processes_is_kept_under_their_name():
 
 def test_a_test_whose_process_died_has_ended_and_failed():
     ended = EndedTests()
-    found = [ended.add(report) for report in merged(died(0), died(1, stopped=True))[2]]
-    [(test, _)] = [each for each in found if each is not None]
+    pairs = [ended.add(report) for report in merged(died(0), died(1, stopped=True))[2]]
+    [(test, _)] = [pair for pair in pairs if pair is not None]
     assert test.outcome == "failed"
 
 
@@ -120,7 +125,7 @@ def test_the_record_of_a_process_that_died_joins_those_of_the_others():
         alarm.begin("set-up", 60.0, builder=builder)
     finally:
         alarm.stop()
-    record = Record(
+    own = Record(
         test=TEST[0],
         kernel="k",
         check="forward",
@@ -129,8 +134,8 @@ def test_the_record_of_a_process_that_died_joins_those_of_the_others():
         mesh={"x": 2},
         outcome="failed",
     )
-    other = end(0, "failed", "peer", **{RECORDS: [to_json(record)]})
+    other = end(0, "failed", "peer", **{RECORDS: [to_json(own)]})
     _, _, reports = merged(other, died(1, note=notes[-1]))
-    [joined] = [each for report in reports for each in records_of(report)]
+    [joined] = [record for report in reports for record in records_of(report)]
     assert (joined.outcome, joined.family, dict(joined.mesh)) == ("failed", "f", {"x": 2})
     assert [host.process for host in joined.hosts] == [0, 1]
