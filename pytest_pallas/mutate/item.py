@@ -338,7 +338,8 @@ class SpecMutantRunner:
             if error is not None:
                 check_call.unsound = (
                     f"{check_call.check.name} on {check_call.run.backend_name}, "
-                    f"call {check_call.number}, was left out because it fails without a mutant: {first_line(error)}"
+                    f"call {check_call.number}, was left out because it fails without a mutant: "
+                    f"{first_line(error)}"
                 )
         return not check_call.unsound
 
