@@ -50,7 +50,6 @@ class BlockWindow:
       facts: what the call says of them.
       index_map: gives a block's index for a grid point.
       sizes: of a block along each axis of the array.
-      scales: elements from one index to the next, along each axis.
       squeezed: the axes that the body does not see.
       shape: of the block that the body sees.
       ahead: whether the next block is fetched while the body runs.
@@ -62,7 +61,6 @@ class BlockWindow:
     facts: BlockFacts
     index_map: Program
     sizes: tuple[int, ...]
-    scales: tuple[int, ...]
     squeezed: tuple[int, ...]
     shape: tuple[int, ...]
     ahead: bool
@@ -87,13 +85,7 @@ class BlockWindow:
     def start(self, thread: Thread, point: Sequence[int], scalars: Sequence[Ref]) -> BlockStart:
         """Return where the block of a grid point begins."""
         indices = run(self.index_map, thread, (*map(np.int32, point), *scalars))
-        leaves = self.facts.of_dims(indices)
-        return tuple(
-            int(np.asarray(index)) * scale - pad
-            for index, scale, (_, _, (pad, _)) in zip(
-                leaves, self.scales, self.facts.dims, strict=True
-            )
-        )
+        return tuple(self.facts.starts([int(np.asarray(index)) for index in indices]))
 
 
 def window_of(number: int, facts: BlockFacts, *, output: bool, home: str = "") -> BlockWindow:
@@ -119,7 +111,6 @@ def window_of(number: int, facts: BlockFacts, *, output: bool, home: str = "") -
         facts=facts,
         index_map=prepare(facts.index_map),
         sizes=sizes,
-        scales=tuple(size if kind == "Blocked" else 1 for kind, size, _ in facts.dims),
         squeezed=tuple(axis for axis, (kind, _, _) in enumerate(facts.dims) if kind == "Squeezed"),
         shape=tuple(size for kind, size, _ in facts.dims if kind != "Squeezed"),
         ahead=not trivial and (facts.buffers or 2) > 1,

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import jax
 from jax.sharding import AbstractDevice, AbstractMesh
 
-from pallas_sim.chips import Target, attributes
+from pallas_sim.chips import TPUS, Target, attributes
 from pallas_sim.compat.compilers import meshes_of
 
 
@@ -80,6 +80,16 @@ class AbsentChip(AbstractDevice):
         return f"Chip({self._kind})"
 
     _repr = __repr__  # for the mesh's own
+
+
+def absent_chip(target: Target) -> AbsentChip:
+    """Make a stand-in for a chip."""
+    facts = (
+        attributes(target.name)
+        if target.platform == "gpu"
+        else {"num_cores": TPUS[target.name].device_cores}
+    )
+    return AbsentChip(target.device_kind, target.platform, facts)
 
 
 @contextmanager

@@ -191,8 +191,8 @@ WORKER = "pallas-worker"
 
 SESSION = pytest.StashKey[PytestSession]()
 
-#: Set on an item whose kernel raised: ``SpecItem.place``, the check, the item's name, and whether
-#: that was expected.
+#: Set on an item whose kernel raised: ``SpecItem.kernel_key``, the check, the item's name, and
+#: whether that was expected.
 RAISED = pytest.StashKey[tuple[str, str, str, bool]]()
 
 #: Set on an item that does not run because the kernel raised: the name of the item where it did.

@@ -1,8 +1,8 @@
-"""``pytest-pallas new MODULE:FUNCTION``: write a test module with a guessed spec, and run it once.
+"""Write a test module with a guessed spec, and run it once: ``pytest-pallas new MODULE:FUNCTION``.
 
-``scaffold_read`` imports the function and reads what it says of its parameters, ``scaffold_guess``
-finds by trial traces what it accepts, and ``text_of`` here writes the module. What a person must
-decide has a comment with ``FILL IN``, and is printed.
+``scaffold_read`` imports the function and reads its signature, docstring and source.
+``scaffold_guess`` finds by trial traces which arguments it accepts. ``text_of`` writes the module,
+with a comment ``FILL IN`` for each decision that is left to a person; these are printed, too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Write a test module for a function that calls a Pallas kernel, and run it once. 
 dtypes of its arguments are guessed from its signature, annotations, docstring and source, and from
 trial traces. Lines with FILL IN are for you."""
 
-#: What a reader searches for, and a run prints.
+#: The mark of a decision for a person, in the module and in the output.
 FILL_IN = "FILL IN"
 
 
@@ -51,7 +51,7 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Write the module and run it.
 
     Returns:
@@ -62,9 +62,9 @@ def run(given: argparse.Namespace) -> int:
     """
     from pytest_pallas.scaffold_read import load
 
-    loaded = load(given.target)
-    path: Path = given.output or Path("tests") / f"test_{loaded.short}_kernel.py"
-    if path.exists() and not given.force:
+    loaded = load(arguments.target)
+    path: Path = arguments.output or Path("tests") / f"test_{loaded.short}_kernel.py"
+    if path.exists() and not arguments.force:
         raise OptionError(f"{path} exists; give --force to overwrite it, or -o another file")
     if path.suffix != ".py":
         raise OptionError(f"-o {path}: a test module ends in .py, such as {path.stem}.py")
@@ -77,7 +77,7 @@ def run(given: argparse.Namespace) -> int:
     print(f"wrote {path} (looked at {loaded.module}:{loaded.name} for {made.seconds:.1f} s)")  # noqa: T201
     for gap in gaps(made):
         print(f"  {FILL_IN} {gap}")  # noqa: T201
-    if given.no_run:
+    if arguments.no_run:
         print(f"run it: python -m pytest {path}")  # noqa: T201
         return 0
     print(f"$ python -m pytest {path} --pallas-profile=quick", flush=True)  # noqa: T201
@@ -87,7 +87,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def gaps(guess: Guess) -> Iterator[str]:
-    """What a person must fill in, or look at, one sentence each."""
+    """List the decisions for a person, one sentence each."""
     if not guess.loaded.reference:
         alike = f"; is it {guess.alike}?" if guess.alike else ""
         yield f"the reference: the same function in jnp{alike}"
@@ -101,7 +101,7 @@ def gaps(guess: Guess) -> Iterator[str]:
         yield f"the values of {array.name}: guessed from its name"
 
 
-# Arrays of integers that say where something is are drawn after the others.
+# Arrays of lengths, ids and indices, which are drawn after the others.
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Integers:
       number: of the array.
       name: of the array.
       strategy: the strategy in Python, where ``drawn`` are the other arrays.
-      comment: what was guessed.
+      comment: the guess about its values.
     """
 
     number: int
@@ -140,7 +140,7 @@ _KINDS = (
 
 
 def _integers(guess: Guess) -> list[Integers]:
-    """The arrays of integers with one axis whose name says what they are."""
+    """List the arrays of integers with one axis whose name tells their meaning."""
     attempt, leaves = guess.call.attempt, guess.call.leaves
     late = [
         number
@@ -160,7 +160,7 @@ def _integers(guess: Guess) -> list[Integers]:
 
 
 def _count_and_most(guess: Guess, number: int, late: Sequence[int]) -> tuple[str, str]:
-    """How many integers there are, and the size of the axis that they are about, as dims."""
+    """Guess the dims of the number of integers, and of the axis that they refer to."""
     names = {axis: dim.name for dim in guess.dims for axis in dim.axes}
     shapes = guess.call.attempt.shapes
     [own] = [dim for dim in guess.dims if (number, 0) in dim.axes]
@@ -204,10 +204,10 @@ def _summary(guess: Guess) -> str:
     if not guess.traced:
         return f"No call that was tried can be traced; see {FILL_IN} below."
     call = guess.call
-    said = sorted({leaf.said_by for leaf in call.leaves if leaf.said_by and not call.ignored})
-    sources = ", ".join([*said, f"{len(call.lab.known)} traces"])
+    sources = sorted({leaf.source for leaf in call.leaves if leaf.source and not call.ignored})
+    sources.append(f"{len(call.lab.known)} traces")
     see = f"; see {FILL_IN} below" if any(gaps(guess)) else ""
-    return f"Shapes, dtypes and options are those that it accepted ({sources}){see}."
+    return f"Shapes, dtypes and options are those that it accepted ({', '.join(sources)}){see}."
 
 
 def _imports(guess: Guess, body: str) -> Iterator[str]:
@@ -229,12 +229,12 @@ def _imports(guess: Guess, body: str) -> Iterator[str]:
 
 
 def _imported(name: str) -> str:
-    """The name of an imported function here, where ``call`` and ``reference`` are taken."""
+    """Rename an imported function whose name the module uses for a function of its own."""
     return f"_{name}" if name in ("reference", "call") else name
 
 
 def _order(guess: Guess) -> list[int]:
-    """The numbers of the arrays, those that depend on others last."""
+    """Order the numbers of the arrays: those that depend on others come last."""
     late = [array.number for array in _integers(guess)]
     return [n for n in range(len(guess.call.leaves)) if n not in late] + late
 
@@ -246,7 +246,7 @@ def _adapted(guess: Guess) -> bool:
 
 
 def _functions(guess: Guess) -> Iterator[list[str]]:
-    """The functions of the module: one for a call by arrays alone, and the reference."""
+    """Write the functions of the module: a call by arrays alone, and the reference."""
     loaded = guess.loaded
     if _adapted(guess):
         yield _call(guess, "call", loaded.name)
@@ -320,7 +320,7 @@ def _spec(guess: Guess) -> Iterator[str]:
 
 
 def _comments(guess: Guess) -> Iterator[str]:
-    """How the inputs were found, and what is to do."""
+    """Write comments on the inputs: what was not followed or refused, and what is left to do."""
     call = guess.call
     for text in call.ignored:
         yield f"Not followed, because no call can be traced so: {text}."
@@ -347,7 +347,7 @@ def _comments(guess: Guess) -> Iterator[str]:
 
 
 def _inputs(guess: Guess) -> Iterator[str]:
-    """The strategy."""
+    """Write the field ``inputs``."""
     integers = _integers(guess)
     if not guess.call.leaves and not guess.tuning and not guess.options:
         yield "    inputs=st.just(()),"
@@ -390,7 +390,7 @@ def _mapping(values: Mapping[str, Any]) -> str:
 
 
 def _arrays(guess: Guess, numbers: Sequence[int]) -> str:
-    """``pst.arrays(...)`` of some of the arrays."""
+    """Write ``pst.arrays(...)`` of some of the arrays."""
     names = {axis: dim.name for dim in guess.dims for axis in dim.axes}
     ranks = [len(guess.call.attempt.shapes[n]) for n in numbers]
     shapes = ", ".join(
@@ -413,7 +413,7 @@ def _arrays(guess: Guess, numbers: Sequence[int]) -> str:
 
 
 def _dtype(guess: Guess, numbers: Sequence[int]) -> str:
-    """The argument ``dtype`` for some of the arrays."""
+    """Write the argument ``dtype`` for some of the arrays."""
     rows = list(dict.fromkeys(tuple(row[n] for n in numbers) for row in guess.dtypes))
     if not numbers:
         return '"float32"'
@@ -425,7 +425,7 @@ def _dtype(guess: Guess, numbers: Sequence[int]) -> str:
 
 
 def _wrapped(prefix: str, text: str) -> list[str]:
-    """A text in lines of up to 100 characters, each with a prefix."""
+    """Wrap a text to lines of up to 100 characters, each with a prefix."""
     return textwrap.wrap(
         " ".join(text.split()),
         100,
@@ -436,7 +436,7 @@ def _wrapped(prefix: str, text: str) -> list[str]:
 
 
 def _indented(text: str, by: int) -> list[str]:
-    """A call on one line if it fits, else one argument a line."""
+    """Indent a call: on one line if it fits, else with an argument on each line."""
     line = f"{' ' * by}{text}"
     if len(line) <= 100:
         return [line]
@@ -451,7 +451,7 @@ def _indented(text: str, by: int) -> list[str]:
 
 
 def _split(text: str) -> list[str]:
-    """The arguments of a call: divided at commas outside of brackets and strings."""
+    """Split the arguments of a call at commas outside of brackets and strings."""
     parts, depth, quoted = [""], 0, False
     for letter in text:
         quoted ^= letter == '"'

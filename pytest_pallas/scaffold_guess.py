@@ -1,16 +1,16 @@
 """Guess the spec of a function by trial traces, for ``pytest-pallas new``: nothing is run.
 
-``guess`` goes through four steps, each of which traces the function as for a chip, its reference
-beside it, and reads off the traces whether they were accepted:
+``guess`` has four steps. Each traces the function as for a chip, and its reference, to see which
+calls are accepted:
 
-1. ``_search`` finds arguments that the function accepts: what each parameter is, ranks, dtypes and
-   one size for all axes that nobody named, the likeliest first.
-2. ``_dims_of`` finds which axes have one size. If the function accepts another size for one axis
-   alone, that axis is free. If not, the fewest other axes are looked for that must change with it.
-   Then sizes around usual blocks tell whether any size will do.
-3. ``_keywords`` finds which values of block sizes and options are accepted, for all sizes.
-4. Then what else a spec says: dtypes, whether ``jax.vmap`` works, derivatives, and a function of
-   JAX that may be the reference.
+1. ``_search`` finds arguments that the function accepts, the likeliest first: the kind of each
+   parameter, ranks, dtypes, and one size for all axes without a name.
+2. ``_dims_of`` finds which axes must have the same size. If the function accepts another size for
+   one axis alone, that axis is free. Otherwise, it looks for the fewest other axes that must change
+   with it. Then sizes around usual blocks show whether any size is accepted.
+3. ``_keywords`` finds the accepted values of block sizes and options, for all sizes.
+4. The rest of a spec: dtypes, whether ``jax.vmap`` works, derivatives, and a function of JAX that
+   may be the reference.
 """
 
 from __future__ import annotations
@@ -54,28 +54,28 @@ SIZES = (128, 256, 512, 64, 1024, 16, 8, 1)
 #: Limits of the search: attempts, and seconds; and the limit of one trace in seconds.
 MOST_TRIES, MOST_SECONDS, _TRACE_SECONDS = 600, 40.0, 10.0
 
-#: After so many more attempts a call is taken although its reference or grid is wrong.
+#: After so many more attempts, a call is taken although its reference or grid is wrong.
 _PATIENCE = 60
 
 #: Dtypes that arrays of floats may have, besides the one that was accepted.
 _FLOATS = ("float32", "bfloat16")
 
-#: Sizes around blocks, to see whether any size will do.
+#: Sizes around blocks, to see whether any size is accepted.
 _ODD = (1, 7, 100, 129, 257)
 
-#: Multiples to try where not every size will do.
+#: Multiples to try if not every size is accepted.
 _TILES = (8, 16, 32, 64, 128, 256, 512)
 
 #: How many other axes may have the size of one, and how many sets of so many are tried.
 _MOST_PARTNERS, _MOST_TRIED = 4, 60
 
-#: Names for the axes of an array that nobody names, by its rank; and more names.
+#: Names for the axes of an array without names, by its rank; and more names.
 _USUAL = {1: "n", 2: "mn", 3: "bmn", 4: "bhsd", 5: "abcmn"}
 _MORE = "kpqrtuvwxyzcefgijlo"
 
 type Shape = tuple[int, ...]
 
-#: Position of an axis: number of the array, and of the axis. Axes that have one size are a group.
+#: An axis: number of the array, and of the axis. Axes that must have the same size are a group.
 type Axis = tuple[int, int]
 type Group = tuple[Axis, ...]
 
@@ -101,7 +101,7 @@ class AttemptedCall:
     statics: tuple[tuple[str, Any], ...] = ()
 
     def with_static(self, name: str, value: Any) -> AttemptedCall:
-        """The same call with another value of a keyword."""
+        """Change the value of a keyword."""
         others = tuple(static for static in self.statics if static[0] != name)
         return replace(self, statics=(*others, (name, value)))
 
@@ -116,13 +116,14 @@ class AttemptedCall:
 
 @dataclass(frozen=True)
 class Trace:
-    """What came of an attempt.
+    """The result of an attempt.
 
     Attributes:
       error: why the function cannot be traced, or "".
-      reference_error: why its reference cannot be, or "".
-      differs: how the shapes differ that the reference returns, or "".
-      outputs: shapes of what the function returned.
+      reference_problem: why the reference cannot be traced, or how its shapes differ from those of
+        the kernel; or "".
+      reference_raised: whether the reference cannot be traced.
+      outputs: shapes of the function's results.
       kernels: number of Pallas kernels in it.
       wrong_blocks: whether a grid reads beyond an array, or leaves blocks out.
       illegal_blocks: whether the chip's compiler would refuse the shape of a block.
@@ -130,8 +131,8 @@ class Trace:
     """
 
     error: str = ""
-    reference_error: str = ""
-    differs: str = ""
+    reference_problem: str = ""
+    reference_raised: bool = False
     outputs: tuple[Shape, ...] = ()
     kernels: int = 0
     wrong_blocks: bool = False
@@ -140,18 +141,13 @@ class Trace:
 
     @property
     def right(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether function, reference and grid accept the call."""
         return not (self.error or self.reference_problem or self.wrong_blocks)
-
-    @property
-    def reference_problem(self) -> str:
-        """Why the reference does not go with the kernel, or ""."""
-        return self.reference_error or self.differs
 
     @property
     def refused(self) -> str:
         """Why the kernel or the reference raised, or ""."""
-        return self.error or self.reference_error
+        return self.error or (self.reference_problem if self.reference_raised else "")
 
 
 @dataclass
@@ -162,7 +158,7 @@ class Lab:
       function: the function.
       operands: its array parameters, in order.
       reference: its reference, or None.
-      platform: what it is traced for.
+      platform: the platform that it is traced for.
       known: the traces so far.
     """
 
@@ -175,11 +171,11 @@ class Lab:
     def of(
         self, function: Callable[..., Any], operands: Sequence[ArrayParameter] | None = None
     ) -> Lab:
-        """A lab for another function of the same arrays, without a reference."""
+        """Make a lab for another function of the same arrays, without a reference."""
         return Lab(function, self.operands if operands is None else operands, None, self.platform)
 
     def trace(self, attempt: AttemptedCall) -> Trace:
-        """What comes of an attempt."""
+        """Trace an attempt, or return its known trace."""
         if attempt not in self.known:
             self.known[attempt] = self._traced(attempt)
         return self.known[attempt]
@@ -201,16 +197,13 @@ class Lab:
             taken = {name: statics[name] for name in accepted(self.reference, list(statics))}
             try:
                 with ending(_TRACE_SECONDS):
-                    wanted = _shapes(self._jitted(self.reference, arrays, taken))
+                    shapes = _shapes(self._jitted(self.reference, arrays, taken))
             except Exception as error:  # tracing runs the user's code
-                trace = replace(trace, reference_error=_described(error))
+                trace = replace(trace, reference_problem=_described(error), reference_raised=True)
             else:
-                differs = (
-                    f"it returns the shapes {[*wanted]}, and the kernel {[*trace.outputs]}"
-                    if wanted != trace.outputs
-                    else ""
-                )
-                trace = replace(trace, differs=differs)
+                if shapes != trace.outputs:
+                    differ = f"it returns the shapes {[*shapes]}, and the kernel {[*trace.outputs]}"
+                    trace = replace(trace, reference_problem=differ)
         if not kernels:
             return trace
         analysis = analyze_jaxpr(traced.jaxpr, arrays, platform=self.platform, chip=target.name)
@@ -224,14 +217,14 @@ class Lab:
 
     def _jitted(self, function: Any, arrays: Sequence[Any], statics: Mapping[str, Any]) -> Any:
         made = functools.partial(_called, function, tuple(self.operands))
-        static, given = abstract(Call(function=made, args=tuple(arrays), options=statics))
-        return jitted(static).trace(given)
+        static, shapes = abstract(Call(function=made, args=tuple(arrays), options=statics))
+        return jitted(static).trace(shapes)
 
 
 def _called(
     function: Callable[..., Any], operands: Sequence[ArrayParameter], *leaves: Any, **statics: Any
 ) -> Any:
-    """Call a function with its arrays as leaves in order, from which its pytrees are made."""
+    """Call a function with its pytrees, made of arrays in order."""
     args, rest = list[Any](), iter(leaves)
     for operand in operands:
         value = operand.make(list(itertools.islice(rest, len(operand.leaves))))
@@ -255,17 +248,17 @@ def _described(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Arguments of a function, and what came of them.
+    """Arguments of a function, and the trace of a call with them.
 
     Attributes:
-      lab: with its traces.
+      lab: traces the function.
       statics: the required parameters that are no arrays.
       attempt: a call.
-      trace: what came of it.
-      size: of all axes of unknown size.
-      errors: what the attempts raised, with their number; the most frequent first.
+      trace: its trace.
+      size: the size of all axes of unknown size.
+      errors: the errors of the attempts with their numbers, the most frequent first.
       tries: the number of attempts.
-      ignored: what was said of arrays and is not so.
+      ignored: the declarations of arrays with which no call can be traced.
     """
 
     lab: Lab
@@ -289,34 +282,34 @@ class Candidate:
 
 
 def _search(loaded: LoadedFunction, parameters: Parameters) -> Candidate:
-    """The first arguments that a function accepts, in the order of what is likely.
+    """Find the first arguments that a function accepts, the likeliest first.
 
-    Those for which its reference raises, returns other shapes, or the grid has errors are taken
-    only if there are no better ones. If there are none at all, ``trace.error`` of the result says
-    what the likeliest arguments raise.
+    Arguments with a wrong reference (it raises, or returns other shapes) or with errors of the grid
+    are taken only if there are no better ones. If the function accepts none, ``trace.error`` of the
+    result is the error of the likeliest arguments.
     """
     search = _Search(loaded, time.monotonic() + MOST_SECONDS)
-    said = _said(parameters)
+    declared = _declared(parameters)
     first: Candidate | None = None
     trusted = True
     for trusted, platform in itertools.product((True, False), ("tpu", "gpu")):
-        if search.second_best is not None or search.over or not (trusted or said):
+        if search.second_best is not None or search.over or not (trusted or declared):
             break
         for choice in _in_order(parameters.choices):
             for candidate in search.candidates(choice, platform, trusted=trusted):
                 first = first or candidate
                 if candidate.trace.right:
-                    return search.finished(candidate, () if trusted else said)
+                    return search.finished(candidate, () if trusted else declared)
     best = search.second_best or first
     if best is None:  # it takes nothing
         lab, attempt = Lab(loaded.function, (), loaded.reference_function), AttemptedCall((), ())
         best = Candidate(lab, (), attempt, lab.trace(attempt), SIZES[0])
-    return search.finished(best, said if search.second_best and not trusted else ())
+    return search.finished(best, declared if search.second_best and not trusted else ())
 
 
 @dataclass
 class _Search:
-    """A search: what was tried so far, and the first call that is accepted and not right."""
+    """A search: the attempts so far, and the first call that is accepted, but not right."""
 
     loaded: LoadedFunction
     end: float
@@ -337,17 +330,17 @@ class _Search:
     def candidates(
         self, choice: Sequence[ArrayParameter | StaticParameter], platform: str, *, trusted: bool
     ) -> Iterator[Candidate]:
-        """The attempts of one reading of the parameters."""
+        """Try the calls for one choice of parameters."""
         reference = self.loaded.reference_function
-        statics = tuple(each for each in choice if isinstance(each, StaticParameter))
-        operands = tuple(each for each in choice if isinstance(each, ArrayParameter))
+        statics = tuple(one for one in choice if isinstance(one, StaticParameter))
+        operands = tuple(one for one in choice if isinstance(one, ArrayParameter))
         lab = Lab(self.loaded.function, operands, reference, platform)
         leaves = [leaf for operand in operands for leaf in operand.leaves]
-        said = [dtype for leaf in leaves for dtype in leaf.dtypes if not leaf.integers]
+        floats = [dtype for leaf in leaves for dtype in leaf.dtypes if not leaf.integers]
         axes = [
             _sizes(leaves, alone=reference is None),
             *([*static.values] or [None] for static in statics),
-            *(_kinds(leaf, (*said, *_FLOATS)[0], trusted=trusted) for leaf in leaves),
+            *(_kinds(leaf, (*floats, *_FLOATS)[0], trusted=trusted) for leaf in leaves),
         ]
         for size, *rest in _in_order(axes):
             if self.over:
@@ -368,20 +361,20 @@ class _Search:
             yield candidate
 
 
-def _said(parameters: Parameters) -> tuple[str, ...]:
-    """What annotations, the docstring and the source say of arrays."""
+def _declared(parameters: Parameters) -> tuple[str, ...]:
+    """List the shapes of arrays in annotations, the docstring and the source."""
     return tuple(
-        f"{leaf.said_by} says {leaf.name}: ({', '.join(dim or '?' for dim in leaf.dims or ())})"
+        f"{leaf.source} says {leaf.name}: ({', '.join(dim or '?' for dim in leaf.dims or ())})"
         for choice in parameters.choices
         for operand in choice
         if isinstance(operand, ArrayParameter)
         for leaf in operand.leaves
-        if leaf.said_by
+        if leaf.source
     )
 
 
 def _kinds(leaf: Leaf, usual: str, *, trusted: bool) -> list[tuple[tuple[str, ...], str]]:
-    """The dims and dtypes that an array may have, best first; ``usual`` is the dtype of others."""
+    """List the dims and dtypes of an array to try, best first; ``usual``: the dtype of others."""
     ranks = [("",) * rank for rank in ((1, 2, 0, 3) if leaf.integers else (2, 3, 1, 4, 0))]
     if leaf.dims is not None and trusted:
         ranks = [leaf.dims]
@@ -392,9 +385,9 @@ def _kinds(leaf: Leaf, usual: str, *, trusted: bool) -> list[tuple[tuple[str, ..
 
 
 def _sizes(leaves: Sequence[Leaf], *, alone: bool) -> list[int]:
-    """The sizes to try: without a reference, several blocks must show that two axes have one size.
+    """List the sizes to try. Without a reference, only several blocks show which axes are tied.
 
-    Arrays with many axes have smaller ones: their grids would have millions of programs.
+    Arrays with many axes have smaller sizes: their grids would have millions of programs.
     """
     many = any(len(leaf.dims or ()) > 3 for leaf in leaves)
     first = {(True, False): 512, (False, True): 64}.get((alone, many), SIZES[0])
@@ -402,7 +395,7 @@ def _sizes(leaves: Sequence[Leaf], *, alone: bool) -> list[int]:
 
 
 def _in_order(choices: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
-    """All combinations, the sooner the nearer their parts are to the beginning."""
+    """Yield all combinations, those of the first choices first."""
     start: tuple[int, ...] = (0,) * len(choices)
     heap: list[tuple[int, tuple[int, ...]]] = [(0, start)]
     seen: set[tuple[int, ...]] = {start}
@@ -416,19 +409,19 @@ def _in_order(choices: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
                 heapq.heappush(heap, (sum(new), new))
 
 
-# Which axes have one size, and which sizes are accepted.
+# The axes that must have the same size, and the accepted sizes.
 
 
 @dataclass(frozen=True)
 class Dim:
-    """Axes that have one size.
+    """Axes that have the same size.
 
     Attributes:
       name: for the shapes.
       axes: the axes.
-      multiple_of: sizes must be multiples of it; 1 if any size will do.
-      sizes: the only sizes that were accepted; empty if ``multiple_of`` says it.
-      least: the least size that was accepted, where all larger ones may be.
+      multiple_of: sizes must be multiples of it; 1 if any size is accepted.
+      sizes: the only accepted sizes; empty if ``multiple_of`` tells.
+      least: the least accepted size, if all larger ones are accepted.
       refused: a size that the function refused, and its error; None if it refused none.
     """
 
@@ -441,7 +434,7 @@ class Dim:
 
 
 def _dims_of(call: Candidate) -> tuple[tuple[Dim, ...], tuple[str, ...]]:
-    """The dims of a call that the function accepts, and constraints between them."""
+    """Find the dims of a call that the function accepts, and constraints between them."""
     groups, literal = _groups(call)
     tied = _merged(call, _tied(call, groups))
     relations = dict(_relations(call, tied))
@@ -457,7 +450,7 @@ def _dims_of(call: Candidate) -> tuple[tuple[Dim, ...], tuple[str, ...]]:
 
 
 def _refusal(call: Candidate, sizes: Mapping[Axis, int]) -> str:
-    """Why the call with other sizes of some axes is not right, or ""."""
+    """Explain why the call with other sizes of some axes is not right, or ""."""
     trace = _resized(call, sizes)
     if trace.error or (trace.reference_problem and not call.trace.reference_problem):
         return trace.error or trace.reference_problem
@@ -475,11 +468,15 @@ def _resized(call: Candidate, sizes: Mapping[Axis, int]) -> Trace:
 
 def _accepts(call: Candidate, groups: Sequence[Group], size: int) -> bool:
     """Whether the function accepts another size of some groups."""
-    return not _refusal(call, {axis: size for group in groups for axis in group})
+    return not _refusal(call, _sizes_of(groups, size))
+
+
+def _sizes_of(groups: Sequence[Group], size: int) -> dict[Axis, int]:
+    return {axis: size for group in groups for axis in group}
 
 
 def _groups(call: Candidate) -> tuple[list[Group], dict[Group, int]]:
-    """Axes, those of one name together where a name stands for a size; and those of said sizes."""
+    """Group the axes by name, if a name stands for a size; also return axes of fixed size."""
     groups: dict[object, list[Axis]] = {}
     literal: dict[Group, int] = {}
     for number, (leaf, shape) in enumerate(zip(call.leaves, call.attempt.shapes, strict=True)):
@@ -494,7 +491,7 @@ def _groups(call: Candidate) -> tuple[list[Group], dict[Group, int]]:
 
 
 def _tied(call: Candidate, groups: Sequence[Group]) -> list[Group]:
-    """The groups, those together whose sizes must be one."""
+    """Join the groups whose sizes must be the same."""
     rest, tied = list(groups), list[tuple[Axis, ...]]()
     while rest:
         needed = _needed(call, rest[0], rest)
@@ -504,10 +501,10 @@ def _tied(call: Candidate, groups: Sequence[Group]) -> list[Group]:
 
 
 def _needed(call: Candidate, group: Group, rest: Sequence[Group]) -> list[Group]:
-    """The groups that must have the size of one, that one included."""
+    """Find the groups that must have the size of one, which is included."""
     usual = call.size
     sizes = [size for size in (2 * usual, usual // 2, 3 * usual // 2) if size not in (0, usual)]
-    # Those of the same position first: the batch of q, k and v.
+    # Axes of the same position first, such as the batch of q, k and v.
     partners = sorted(
         (other for other in rest if other != group),
         key=lambda other: min(abs(a - b) for _, a in group for _, b in other),
@@ -522,9 +519,9 @@ def _needed(call: Candidate, group: Group, rest: Sequence[Group]) -> list[Group]
 
 
 def _merged(call: Candidate, tied: Sequence[Group]) -> list[Group]:
-    """The groups, where one that is no larger than another is one with it if there is no reference.
+    """Join a group that may be no larger than another one with it, if there is no reference.
 
-    A kernel whose blocks all lie in an array that is larger than it should be cannot tell.
+    Without one, the kernel accepts an array that is larger than its blocks need.
     """
     merged = list(tied)
     for (big, small), text in _relations(call, tied) if call.lab.reference is None else ():
@@ -535,7 +532,7 @@ def _merged(call: Candidate, tied: Sequence[Group]) -> list[Group]:
 
 
 def _relations(call: Candidate, tied: Sequence[Group]) -> Iterator[tuple[tuple[Group, Group], str]]:
-    """Pairs of dims where one must divide the other, or be no larger."""
+    """Find pairs of dims where one must divide the other, or be no larger."""
     size = call.size
     double = [group for group in tied if _accepts(call, [group], 2 * size)]
     half = [group for group in tied if _accepts(call, [group], size // 2)]
@@ -548,24 +545,24 @@ def _relations(call: Candidate, tied: Sequence[Group]) -> Iterator[tuple[tuple[G
 
 
 def _sized(call: Candidate, dim: Dim, groups: Sequence[Group]) -> Dim:
-    """A dim with the sizes that the function does not refuse.
+    """Find the sizes of a dim that the function does not refuse.
 
-    A grid that does not fit, or outputs of other shapes, are mistakes that tests must find. So
-    where only small sizes are refused, the others need be no multiples, unless the docstring says
-    so: a function that forgets its last rows accepts any number of them from one block on.
+    A grid that does not fit and outputs of wrong shapes do not count: tests must find such
+    mistakes. So if only small sizes are refused, larger sizes need not be multiples, unless the
+    docstring says so: a function that forgets its last rows accepts any size from one block on.
     """
 
     @functools.cache
     def refused(size: int) -> str:
-        return _resized(call, {axis: size for group in groups for axis in group}).refused
+        return _resized(call, _sizes_of(groups, size)).refused
 
     wrong = [size for size in _ODD if refused(size)]
     if call.trace.refused or not wrong:
         return dim
     dim = replace(dim, refused=(wrong[0], refused(wrong[0])))
     fine = [size for size in _ODD if size not in wrong]
-    said = multiples(inspect.getdoc(innermost(call.lab.function)))
-    if fine and wrong[-1] < fine[0] and not said:
+    documented = multiples(inspect.getdoc(innermost(call.lab.function)))
+    if fine and wrong[-1] < fine[0] and not documented:
         below, least = wrong[-1], fine[0]
         while least - below > 1:
             middle = (least + below) // 2
@@ -580,20 +577,20 @@ def _sized(call: Candidate, dim: Dim, groups: Sequence[Group]) -> Dim:
 
 
 def _names(call: Candidate, groups: Sequence[Group]) -> list[str]:
-    """A name for each group: what the annotation, docstring or source says, or a letter."""
+    """Name each group as the annotation, docstring or source does, or by a letter."""
     names: list[str] = []
     for group in groups:
-        said = [_said_name(call, axis) for axis in group]
+        declared = [_declared_name(call, axis) for axis in group]
         ranks = [(len(call.attempt.shapes[number]), axis) for number, axis in group]
         usual = [_USUAL[rank][axis] for rank, axis in ranks if rank in _USUAL]
-        # The sum of a product has a name of its own: x (m, k) and y (k, n).
+        # The axis that a product sums over has a name of its own: x (m, k) and y (k, n).
         contracted = len({axis for _, axis in group}) > 1 and len(group) == 2
-        choices = [*filter(None, said), *(["k"] if contracted else []), *usual, *_MORE]
+        choices = [*filter(None, declared), *(["k"] if contracted else []), *usual, *_MORE]
         names.append(next((name for name in choices if name not in names), f"d{len(names)}"))
     return names
 
 
-def _said_name(call: Candidate, axis: Axis) -> str:
+def _declared_name(call: Candidate, axis: Axis) -> str:
     number, position = axis
     dims = call.leaves[number].dims or ()
     if len(dims) != len(call.attempt.shapes[number]):
@@ -607,7 +604,7 @@ def _said_name(call: Candidate, axis: Axis) -> str:
 
 @dataclass(frozen=True)
 class Guess:
-    """What a test module is written of.
+    """The facts for a test module.
 
     Attributes:
       loaded: the function.
@@ -618,8 +615,8 @@ class Guess:
       tuning: values of keyword arguments of the kernel only.
       options: values of keyword arguments of kernel and reference.
       vmap_error: why ``jax.vmap`` of it cannot be traced, or "".
-      differentiable: positions of the arrays by which it defines a derivative of its own.
-      left_out: options that it accepts for some sizes only, in words.
+      differentiable: positions of the arrays of floats, if it defines a derivative of its own.
+      left_out: texts on options that it accepts for some sizes only.
       alike: a function of JAX of the same name that returns the same shapes, or "".
       seconds: how long it took.
     """
@@ -653,7 +650,7 @@ def guess(loaded: LoadedFunction) -> Guess:
     parameters = parameters_of(loaded.function)
     call = _search(loaded, parameters)
     if call.trace.error:
-        # The dims as they are said: those of a function that accepts every call.
+        # The declared dims: those of a function that accepts every call.
         lab = call.lab.of(lambda *leaves, **_: jax.tree.leaves(leaves))
         dims, constraints = _dims_of(replace(call, lab=lab, trace=lab.trace(call.attempt)))
         tuning, options = _keywords(loaded, call, ())
@@ -679,13 +676,13 @@ def guess(loaded: LoadedFunction) -> Guess:
 
 
 def _dtypes(call: Candidate) -> tuple[tuple[str, ...], ...]:
-    """The dtypes that all arrays may have together."""
+    """Find the dtypes that all arrays may have together."""
     rows = [call.attempt.dtypes]
-    said = [leaf.dtypes for leaf in call.leaves]
-    for other in dict.fromkeys([*_FLOATS, *itertools.chain.from_iterable(said)]):
+    declared = [leaf.dtypes for leaf in call.leaves]
+    for other in dict.fromkeys([*_FLOATS, *itertools.chain.from_iterable(declared)]):
         row = tuple(
             other if (other in names if names else other in _FLOATS and _is_float(mine)) else mine
-            for mine, names in zip(call.attempt.dtypes, said, strict=True)
+            for mine, names in zip(call.attempt.dtypes, declared, strict=True)
         )
         if row not in rows and call.lab.trace(replace(call.attempt, dtypes=row)).right:
             rows.append(row)
@@ -699,20 +696,20 @@ def _is_float(name: str) -> bool:
 def _keywords(
     loaded: LoadedFunction, call: Candidate, optional: Sequence[StaticParameter]
 ) -> tuple[Keywords, Keywords]:
-    """The values of tuning and of options that the function accepts.
+    """Find the values of tuning and of options that the function accepts.
 
-    Tuning is what the reference does not take; without a reference, what its name says.
+    Tuning is a keyword that the reference does not take; without a reference, its name decides.
     """
     tuning: Keywords = {}
     options: Keywords = {}
-    given = dict(call.attempt.statics)
+    values_of_call = dict(call.attempt.statics)
     reference = loaded.reference_function
 
     def is_shared(name: str, otherwise: bool) -> bool:
         return bool(accepted(reference, [name])) if reference is not None else otherwise
 
     for static in call.statics:
-        value = given[static.name]
+        value = values_of_call[static.name]
         if not is_shared(static.name, not static.tuning):
             tuning[static.name] = (value,)
             continue
@@ -743,7 +740,7 @@ def _fine(call: Candidate, static: StaticParameter, value: Any) -> bool:
 
 
 def _is_enumerated(values: Sequence[Any]) -> bool:
-    """Whether the candidates are all values that there are, and not numbers to try."""
+    """Whether the candidates are all possible values, and not numbers to try."""
     return all(isinstance(value, bool) for value in values) or not any(
         isinstance(value, (int, float, tuple)) for value in values
     )
@@ -752,7 +749,7 @@ def _is_enumerated(values: Sequence[Any]) -> bool:
 def _for_all_sizes(
     call: Candidate, dims: Sequence[Dim], options: Keywords
 ) -> tuple[Keywords, tuple[str, ...]]:
-    """The options without the values that the function refuses for some sizes; those in words."""
+    """Leave out values of options that the function refuses for some sizes; also return why."""
     kept: Keywords = {}
     left_out: list[str] = []
     required = {static.name for static in call.statics}
@@ -767,7 +764,7 @@ def _for_all_sizes(
 
 
 def _refused_with(call: Candidate, dims: Sequence[Dim], name: str, value: Any) -> str:
-    """For which size the function accepts a call, and not with an option; or ""."""
+    """Find a size for which the function refuses a call only with an option; or ""."""
     other = replace(call, attempt=call.attempt.with_static(name, value))
     for dim, size in itertools.product(dims, (2 * call.size, call.size // 2)):
         sizes = dict.fromkeys(dim.axes, size)
@@ -777,7 +774,7 @@ def _refused_with(call: Candidate, dims: Sequence[Dim], name: str, value: Any) -
 
 
 def _vmap_error(call: Candidate) -> str:
-    """Why ``jax.vmap`` of the function cannot be traced, with all arrays and the first batched."""
+    """Try ``jax.vmap`` with all arrays and with the first one batched; returns the error, or ""."""
     shapes, operands = call.attempt.shapes, tuple(call.operands)
     if not shapes:
         return "it takes no arrays"
@@ -798,7 +795,7 @@ def _vmap_error(call: Candidate) -> str:
 
 
 def _differentiable(function: Any, call: Candidate) -> tuple[int, ...]:
-    """The positions of floats, if the function has a derivative of its own."""
+    """List the positions of floats, if the function has a derivative of its own."""
     own: Any = function
     while own is not None and not isinstance(own, (jax.custom_vjp, jax.custom_jvp)):
         own = getattr(own, "__wrapped__", None)
@@ -808,7 +805,7 @@ def _differentiable(function: Any, call: Candidate) -> tuple[int, ...]:
 
 
 def _alike(name: str, call: Candidate) -> str:
-    """A function of JAX of the same name that returns the same shapes."""
+    """Find a function of JAX of the same name that returns the same shapes."""
     for affix in ("_pallas", "_kernel", "pallas_"):
         name = name.replace(affix, "")
     for prefix, module in (("jax.nn", jax.nn), ("jnp", jnp), ("jax.lax", jax.lax)):

@@ -1,9 +1,9 @@
-"""What a function says of its parameters, for ``pytest-pallas new``: nothing is traced here.
+"""Read the parameters of a function, for ``pytest-pallas new``: nothing is traced here.
 
 ``load`` imports the function and looks for its reference. ``parameters_of`` reads the signature,
-annotations, docstring and source, and gives for each parameter what it may be, best first: an
-``ArrayParameter`` (also a pytree of arrays), or a ``StaticParameter``: a number, word or dtype.
-Which of these it is, ``scaffold_guess`` finds by tracing.
+annotations, docstring and source, and lists the possible kinds of each parameter, best first: an
+``ArrayParameter`` (also a pytree of arrays), or a ``StaticParameter`` (a number, text or dtype).
+``scaffold_guess`` finds the right one by tracing.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from pallas_sim.errors import OptionError
 from pytest_pallas.draw.dtypes import SUPPORTED
 
-#: How a reference is called, where the function is called ``{}``; the first that exists is it.
+#: Names of the reference of a function ``{}``; the first that exists is taken.
 REFERENCES = ("{}_ref", "{}_reference", "reference_{}", "ref_{}", "reference")
 
 #: How many functions of a module a message lists.
 _LISTED = 12
 
-#: What the names of kernels have besides the name of what they compute.
+#: Parts of the names of kernels that the names of their references do not have.
 _AFFIXES = ("_pallas", "_kernel", "_tpu", "_gpu", "pallas_")
 
 #: Names of integers that split work and do not change the answer.
 _TUNING = re.compile(
     r"block|tile|chunk|stages|warps|unroll|num_(programs|cores)|^(b|t)(m|n|k|q|kv|s|d)$|^b[mnkq]_?\w?$"
 )
-#: Names of what is rather a number than an array.
+#: Names of parameters that are rather a number than an array.
 _NUMBER = re.compile(
     r"^(axis|dim|eps|epsilon|scale|alpha|beta|causal|heads|groups|window|shift|stride|size|step"
     r"|n|k|top_k|topk|causal|interpret|dtype|out_dtype)$|^num_|_(size|axis|dim|scale|eps|heads)$"
@@ -117,10 +117,10 @@ def load(target: str) -> LoadedFunction:
             sys.path.insert(0, str(folder))
     module = _imported(name, target)
     function: Any = module
-    for word in attribute.split("."):
-        if not hasattr(function, word):
-            raise OptionError(_no_such(function, name, word))
-        function = getattr(function, word)
+    for part in attribute.split("."):
+        if not hasattr(function, part):
+            raise OptionError(_no_such(function, name, part))
+        function = getattr(function, part)
     if not callable(function) or isinstance(function, type):
         kind = (
             "a class"
@@ -172,23 +172,24 @@ def _imported(name: str, target: str) -> types.ModuleType:
         raise OptionError(f"importing {name} raised {type(error).__name__}: {error}") from error
 
 
-def _no_such(holder: Any, module: str, word: str) -> str:
-    """The message for a name that is not there, with those that are."""
+def _no_such(holder: Any, module: str, missing: str) -> str:
+    """Write the message for a missing name, with the existing ones."""
     functions = {
         name: value
         for name, value in vars(holder).items()
         if callable(value) and not name.startswith("_") and not isinstance(value, type)
     }
-    if near := difflib.get_close_matches(word, functions, 1):
-        return f"{module} has no function {word!r}; did you mean {near[0]}?"
+    if near := difflib.get_close_matches(missing, functions, 1):
+        return f"{module} has no function {missing!r}; did you mean {near[0]}?"
     own = [name for name, value in functions.items() if getattr(value, "__module__", "") == module]
     names = own or [*functions]
     more = ", ..." if len(names) > _LISTED else ""
-    return f"{module} has no function {word!r}; it has {', '.join(names[:_LISTED]) or 'none'}{more}"
+    listed = ", ".join(names[:_LISTED]) or "none"
+    return f"{module} has no function {missing!r}; it has {listed}{more}"
 
 
 def innermost(function: Callable[..., Any]) -> Any:
-    """The function that was decorated, jitted or bound by ``functools.partial``."""
+    """Find the function that was decorated, jitted or bound by ``functools.partial``."""
     inner: Any = function
     while isinstance(inner, functools.partial):
         inner = inner.func
@@ -196,17 +197,17 @@ def innermost(function: Callable[..., Any]) -> Any:
     return inspect.unwrap(inner.func) if isinstance(inner, functools.partial) else inner
 
 
-# What its source says.
+# The source.
 
 
 @dataclass
 class Source:
-    """What the source says of parameters, by name.
+    """How the source uses parameters, by name.
 
     Attributes:
-      axes: names of the axes, as in ``m, k = x.shape``; "" where it names none.
-      keys: keys with which it is indexed, as in ``params["w"]``.
-      items: how many items it is divided into, as in ``q, k, v = qkv``.
+      axes: names of the axes, as in ``m, k = x.shape``; "" for an axis without a name.
+      keys: the keys of a dict, as in ``params["w"]``.
+      items: the number of items, as in ``q, k, v = qkv``.
     """
 
     axes: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
@@ -215,7 +216,7 @@ class Source:
 
 
 def read_source(function: Callable[..., Any]) -> Source:
-    """Read what the source of a function says; nothing if there is none."""
+    """Read the source of a function; return an empty ``Source`` if there is none."""
     source = Source()
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(innermost(function))))
@@ -252,12 +253,12 @@ def _read_assignment(source: Source, target: ast.expr, value: ast.expr) -> None:
             pass
 
 
-# What its docstring says.
+# The docstring.
 
 
 @dataclass(frozen=True)
 class Described:
-    """What a docstring says of an array.
+    """The description of an array in a docstring.
 
     Attributes:
       dims: its dims, or None. A dim that is no name and no size is "".
@@ -269,7 +270,7 @@ class Described:
 
 
 def described(text: str | None, names: Sequence[str]) -> dict[str, Described]:
-    """What a docstring says of parameters, by name; those of which it says nothing are left out.
+    """Read the descriptions of arrays in a docstring, by name of the parameter.
 
     It understands the styles of Google, numpy and Sphinx: a line that begins with the name, and the
     lines below it until one begins with another name.
@@ -282,7 +283,7 @@ def described(text: str | None, names: Sequence[str]) -> dict[str, Described]:
     for name, part in _parts(text or "", names).items():
         shapes = (_dims(match.group(1)) for match in _SHAPE.finditer(part))
         dims = next(filter(None, shapes), None)
-        dtypes = (_DTYPES.get(word, word) for word in re.findall(r"\w+", part))
+        dtypes = (_DTYPES.get(name, name) for name in re.findall(r"\w+", part))
         dtypes = tuple(dict.fromkeys(dtype for dtype in dtypes if dtype in SUPPORTED))
         if dims or dtypes:
             parameters[name] = Described(dims, dtypes)
@@ -290,12 +291,12 @@ def described(text: str | None, names: Sequence[str]) -> dict[str, Described]:
 
 
 def multiples(text: str | None) -> frozenset[int]:
-    """The numbers of which a docstring says that sizes are multiples."""
+    """Find the numbers of phrases such as "a multiple of 8" in a docstring."""
     return frozenset(int(number) for number in _MULTIPLE.findall(text or ""))
 
 
 def _parts(text: str, names: Sequence[str]) -> dict[str, str]:
-    """The text on each parameter."""
+    """Divide a docstring into the texts on its parameters."""
     if not names:
         return {}
     any_name = "|".join(map(re.escape, names))
@@ -311,7 +312,7 @@ def _parts(text: str, names: Sequence[str]) -> dict[str, str]:
             current = tuple(re.split(r"\s*,\s*", match.group(1)))
         elif match := start.match(line):
             current = (match.group(1),)
-            rest = line[match.end(1) :]  # "x (m, n)" has its shape in what follows
+            rest = line[match.end(1) :]  # such as "(m, n)" after "x"
         elif not line.strip() or re.match(r"^\s*(Returns?|Raises|Yields|Examples?)\b", line):
             current = ()
         for name in current:
@@ -320,14 +321,14 @@ def _parts(text: str, names: Sequence[str]) -> dict[str, str]:
 
 
 def _dims(text: str) -> tuple[str, ...] | None:
-    """The dims of a shape; None if it is none."""
-    words = [word.strip() for word in re.split(r",|\bx\b", text)]
-    if any(word.lower() in _NO_DIMS or word in SUPPORTED for word in words):
+    """Split a shape into dims; None if it is no shape."""
+    dims = [dim.strip() for dim in re.split(r",|\bx\b", text)]
+    if any(dim.lower() in _NO_DIMS or dim in SUPPORTED for dim in dims):
         return None
-    return tuple(word if word.isidentifier() or word.isdigit() else "" for word in words)
+    return tuple(dim if dim.isidentifier() or dim.isdigit() else "" for dim in dims)
 
 
-# What each parameter may be.
+# The possible kinds of each parameter.
 
 
 @dataclass(frozen=True)
@@ -336,12 +337,12 @@ class Leaf:
 
     Attributes:
       name: an identifier: of the parameter, or with the key of a pytree.
-      dims: the names or sizes of its axes as far as they are known, "" for an unknown one; None if
-        not even their number is known.
-      named: whether a name of ``dims`` stands for one size, rather than being a mere label.
+      dims: the names or sizes of its axes, "" for an unknown one; None if not even their number is
+        known.
+      named: whether axes with the same name in ``dims`` have the same size.
       dtypes: the dtypes that it may have, best first; empty if unknown.
-      integers: whether its name says that it holds integers, such as lengths.
-      said_by: what said so: an annotation, the docstring or the source; "" for nobody.
+      integers: whether its name is one of integers, such as lengths.
+      source: of ``dims``: an annotation, the docstring or the source code; "" without dims.
     """
 
     name: str
@@ -349,7 +350,7 @@ class Leaf:
     named: bool = False
     dtypes: tuple[str, ...] = ()
     integers: bool = False
-    said_by: str = ""
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -359,7 +360,7 @@ class ArrayParameter:
     Attributes:
       name: of the parameter.
       leaves: its arrays.
-      keyword: whether it is given by name.
+      keyword: whether it is passed by name.
       build: the pytree in Python with ``{}`` for each array: ``{}``, ``{{"w": {}, "b": {}}}``.
       make: makes the pytree of its arrays.
     """
@@ -382,8 +383,8 @@ class StaticParameter:
 
     Attributes:
       name: of the parameter.
-      values: candidates, best first; without a default one of them is needed.
-      tuning: whether it splits work, rather than changing the answer.
+      values: candidates, best first.
+      tuning: whether it divides the work, and does not change the answer.
       default: its default.
     """
 
@@ -395,11 +396,11 @@ class StaticParameter:
 
 @dataclass(frozen=True)
 class Parameters:
-    """What a function takes.
+    """The parameters of a function.
 
     Attributes:
-      choices: what each parameter without a default may be, best first.
-      optional: those with a default of which other values are worth a try.
+      choices: the possible kinds of each parameter without a default, best first.
+      optional: the parameters with a default for which other values are tried.
     """
 
     choices: tuple[tuple[ArrayParameter | StaticParameter, ...], ...]
@@ -428,8 +429,8 @@ def parameters_of(function: Callable[..., Any]) -> Parameters:
             optional.append(_optional(name, hint, parameter.default))
         else:
             keyword = parameter.kind is parameter.KEYWORD_ONLY
-            said = docs.get(name, Described())
-            choices.append(tuple(_required(name, hint, said, source, keyword=keyword)))
+            doc = docs.get(name, Described())
+            choices.append(tuple(_required(name, hint, doc, source, keyword=keyword)))
     return Parameters(tuple(choices), tuple(static for static in optional if static.values))
 
 
@@ -441,7 +442,7 @@ def _hints(annotated: Any) -> dict[str, Any]:
 
 
 def _optional(name: str, hint: Any, default: Any) -> StaticParameter:
-    """A parameter with a default, and the values that are worth a try, or none."""
+    """Make a parameter with a default, and the values to try, or none."""
     tuning = bool(_TUNING.search(name))
     values = (False, True) if isinstance(default, bool) else _enumerated(hint)
     if not values and isinstance(default, int) and tuning and default >= 16:
@@ -451,9 +452,9 @@ def _optional(name: str, hint: Any, default: Any) -> StaticParameter:
 
 
 def _required(
-    name: str, hint: Any, said: Described, source: Source, *, keyword: bool
+    name: str, hint: Any, doc: Described, source: Source, *, keyword: bool
 ) -> list[ArrayParameter | StaticParameter]:
-    """What a parameter without a default may be, best first."""
+    """List the possible kinds of a parameter without a default, best first."""
     tuning = bool(_TUNING.search(name))
     if enumerated := _enumerated(hint):
         return [StaticParameter(name, enumerated)]
@@ -461,17 +462,17 @@ def _required(
         return [StaticParameter(name, _numbers(name, hint), tuning)]
     if get_origin(hint) in (tuple, Sequence) and {*get_args(hint)} <= {int, Ellipsis}:
         return [StaticParameter(name, ((128, 128), (8, 128), (128,), (64, 64, 64)), tuning)]
-    array = ArrayParameter(name, (_leaf(name, hint, said, source),), keyword)
+    array = ArrayParameter(name, (_leaf(name, hint, doc, source),), keyword)
     if pytree := _pytree(name, hint, source, keyword=keyword):
         return [pytree, array]
-    if _is_array(hint) or said.dims is not None or name in source.axes:
+    if _is_array(hint) or doc.dims is not None or name in source.axes:
         return [array]
     number = StaticParameter(name, _numbers(name, None), tuning)
     return [number, array] if tuning or _NUMBER.search(name) else [array, number]
 
 
 def _numbers(name: str, hint: Any) -> tuple[Any, ...]:
-    """Candidates for a number or a word without a default."""
+    """List candidates for a number or a text without a default."""
     if name.endswith("dtype"):
         return ("float32", "bfloat16", "int32")
     if hint is str:
@@ -486,7 +487,7 @@ def _numbers(name: str, hint: Any) -> tuple[Any, ...]:
 
 
 def _enumerated(hint: Any) -> tuple[Any, ...]:
-    """The values of a ``Literal``, an ``Enum`` or ``bool``."""
+    """List the values of a ``Literal``, an ``Enum`` or ``bool``."""
     if hint is bool:
         return (False, True)
     if get_origin(hint) is Literal:
@@ -509,37 +510,37 @@ def _is_array(hint: Any) -> bool:
 
 
 def _leaf(
-    name: str, hint: Any = None, said: Described = Described(), source: Source | None = None
+    name: str, hint: Any = None, doc: Described = Described(), source: Source | None = None
 ) -> Leaf:
-    """What is known of an array."""
+    """Make an array from its annotation, docstring or source, in this order."""
     integers = bool(_INTEGERS.search(name))
     if _is_jaxtyping(hint) and not re.search(r"[*#]|\.\.\.", str(hint.dim_str)):
         dims = tuple(map(_jaxtyping_dim, str(hint.dim_str).split()))
         dtypes = _preferred([str(dtype) for dtype in hint.dtypes or ()])
         return Leaf(name, dims, True, dtypes, integers, "its annotation")
-    if said.dims is not None:
-        return Leaf(name, said.dims, True, said.dtypes, integers, "the docstring")
+    if doc.dims is not None:
+        return Leaf(name, doc.dims, True, doc.dtypes, integers, "the docstring")
     if source is not None and name in source.axes:
-        return Leaf(name, source.axes[name], False, said.dtypes, integers, "the source")
-    return Leaf(name, None, False, said.dtypes, integers)
+        return Leaf(name, source.axes[name], False, doc.dtypes, integers, "the source")
+    return Leaf(name, None, False, doc.dtypes, integers)
 
 
-def _jaxtyping_dim(word: str) -> str:
-    word = word.partition("=")[2] or word
-    return word if (word.isidentifier() and not word.startswith("_")) or word.isdigit() else ""
+def _jaxtyping_dim(dim: str) -> str:
+    dim = dim.partition("=")[2] or dim
+    return dim if (dim.isidentifier() and not dim.startswith("_")) or dim.isdigit() else ""
 
 
 def _preferred(names: Sequence[str]) -> tuple[str, ...]:
-    """The dtypes of an annotation to try, floats and 32 bits first."""
+    """List the dtypes of an annotation to try, floats and 32 bits first."""
     order = ("float32", "bfloat16", "int32", "int8", "uint32", "uint8", "bool")
     first = [name for name in order if name in names]
     return tuple(first or [name for name in names if name.isidentifier()])
 
 
 def _pytree(name: str, hint: Any, source: Source, *, keyword: bool) -> ArrayParameter | None:
-    """The pytree that an annotation names, or that the source indexes or divides.
+    """Make the pytree that an annotation names, or that the source indexes or unpacks.
 
-    That is a named tuple, a dataclass, a tuple, or a dict with words as keys.
+    It is a named tuple, a dataclass, a tuple, or a dict with texts as keys. None if there is none.
     """
     fields: Mapping[str, Any]
     make: Callable[[Sequence[Any]], Any] = tuple
@@ -547,10 +548,10 @@ def _pytree(name: str, hint: Any, source: Source, *, keyword: bool) -> ArrayPara
     if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or hasattr(hint, "_fields")):
         annotated = _hints(hint)
         names: Sequence[str] = getattr(hint, "_fields", ()) or [
-            each.name for each in dataclasses.fields(hint) if each.init
+            field.name for field in dataclasses.fields(hint) if field.init
         ]
-        fields = {each: annotated.get(each) for each in names}
-        build = f"{hint.__name__}({', '.join(f'{each}={{}}' for each in names)})"
+        fields = {key: annotated.get(key) for key in names}
+        build = f"{hint.__name__}({', '.join(f'{key}={{}}' for key in names)})"
         make = functools.partial(_from_fields, hint, names)
     elif name in source.keys:
         fields = dict.fromkeys(source.keys[name])

@@ -260,7 +260,10 @@ def main() -> None:
     parser.add_argument("--modules", action="store_true", help="name the modules of each request")
     parser.add_argument("--moves", action="store_true", help="list the moves of each request, too")
     given = parser.parse_args()
-    print("| request | modules outside of the machine | in it | moves outside | in it | depth |")
+    print(
+        "| request | modules outside of the machine | in the machine | moves outside "
+        "| in the machine | depth |"
+    )
     print("| --- | --- | --- | --- | --- | --- |")
     ways = {title: run() for title, run in REQUESTS.items()}
     for title, way in ways.items():

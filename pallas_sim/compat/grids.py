@@ -42,6 +42,21 @@ class BlockFacts:
     index_map: Any
     of_dims: Callable[[Sequence[Any]], Sequence[Any]]
 
+    def starts(self, indices: Sequence[Any]) -> list[Any]:
+        """Return the first element of a block along each axis, before the array is padded.
+
+        Args:
+          indices: outputs of the index map: numbers, or arrays of them for many grid points. They
+            must hold positions in the array, and not only indices of blocks.
+        """
+        starts: list[Any] = []
+        for (kind, size, (low, _)), index in zip(self.dims, self.of_dims(indices), strict=True):
+            if kind == "BoundedSlice":
+                starts.append(index.start)
+            else:
+                starts.append(index * size if kind == "Blocked" else index - low)
+        return starts
+
 
 @dataclass(frozen=True)
 class GridFacts:

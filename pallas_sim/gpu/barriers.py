@@ -1,10 +1,10 @@
 """Barriers in shared memory: phases, arrivals, and bytes that copies bring.
 
-A phase of a barrier is complete once as many have arrived as it counts, and all bytes that they
-announced are there (PTX ISA, "Parallel Synchronization and Communication Instructions:
-mbarrier"). A wait tests one bit, the parity of the phase. So a barrier that has gone on by
-two phases looks as if it had not gone on at all: that is reported, as are arrivals that a phase
-cannot take. What engines bring is in ``engines.py``: a wait lets it happen.
+A phase of a barrier is complete after as many arrivals as it counts, and once all announced bytes
+are there (PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier"). A wait
+tests one bit, the parity of the phase. So a barrier that has gone on by two phases looks as if it
+had not gone on at all. That is reported, as are more arrivals than a phase takes. A wait runs the
+operations of engines that arrive at the barrier (``engines.py``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pallas_sim.recording import Acquired, Released
 
 
 def barrier_at(part: Any) -> Barrier:
-    """The one barrier that a part of a reference to barriers has.
+    """Return the only barrier of a part of a reference to barriers.
 
     Raises:
       SimulationError: it has several.
@@ -38,17 +38,17 @@ def arrive(thread: GpuThread, barrier: Barrier, line: str, *, expects: int = 0) 
     """Arrive at a barrier, and announce bytes that the phase has to wait for.
 
     Args:
-      thread: who arrives.
+      thread: that arrives.
       barrier: of its own block, or of another one of the cluster.
       line: ``file:line``.
       expects: bytes.
     """
     machine, line = thread.machine, line or thread.around
     if barrier.block is not thread.block:
-        # Arriving touches shared memory of another block, which must not have ended.
+        # An arrival accesses shared memory of another block, which must not have ended.
         door = barrier.block.doors[barrier.number : barrier.number + 1]
         record_access(thread, door, "add", barrier.name, line)
-    # Of a copy, one lane may announce the bytes while others have yet to come.
+    # One lane may announce the bytes of a copy before the others of its warpgroup have come.
     together = not expects
     thread.recording.events.append(Released(thread.number, barrier.phases[-1].token, together))
     barrier.expected += expects
@@ -59,7 +59,7 @@ def arrive(thread: GpuThread, barrier: Barrier, line: str, *, expects: int = 0) 
             f"{barrier.expected} bytes are missing before it is complete"
         )
         thread.report("phase", message, line, ref=barrier.name, seed=machine.seed)
-        barrier.pending = 0
+        barrier.pending = 0  # so that the run goes on as if it had not arrived
     barrier.end_phase_if_complete(machine)
     go_on(thread)
     machine.scheduler.pause()
@@ -95,11 +95,11 @@ def wait(thread: GpuThread, barrier: Barrier, line: str) -> None:
 
 
 def test(thread: GpuThread, barrier: Barrier, line: str) -> bool:
-    """Whether the next phase is complete; if it is, that is as good as having waited for it."""
+    """Return whether the next phase is complete; if so, that counts as a wait for it."""
     thread.machine.scheduler.give_way()
     if not _is_passed(barrier, barrier.waits.get((thread.warpgroup, thread.lanes[0]), 0)):
         if barrier.coming:
-            # Testing in a loop must end, so each test lets one step of what is awaited happen.
+            # A loop of tests must end, so each test runs a step of an operation that arrives there.
             advance(thread.kernel_launch, barrier.coming[0])
         return False
     wait(thread, barrier, line)
@@ -134,7 +134,7 @@ def _wait_for_phase(thread: GpuThread, barrier: Barrier, turn: int, line: str) -
                 raise thread.deadlock([blocked()])
         if barrier.completed > turn + 1:
             _report_overrun(thread, barrier, turn, line)
-        # Of several phases that are complete by now, each passes on what its arrivals have done.
+        # Each phase that is complete by now passes on what its arrivals have done.
         for phase in barrier.phases[turn : barrier.completed]:
             at = (line, thread.program, thread.kernel)
             thread.recording.events.append(Acquired(thread.number, phase.token, *at))
@@ -143,7 +143,7 @@ def _wait_for_phase(thread: GpuThread, barrier: Barrier, turn: int, line: str) -
 
 
 def _is_passed(barrier: Barrier, turn: int) -> bool:
-    """What the parity says to a thread that waits for a phase."""
+    """Return whether the parity tells a waiting thread that a phase is complete."""
     return barrier.completed > turn and (barrier.completed - turn) % 2 == 1
 
 

@@ -1,23 +1,23 @@
-"""What engines do beside the threads of a block: TMA copies, ``cp.async``, ``wgmma``, ``tcgen05``.
+"""Operations of engines beside the threads: TMA copies, ``cp.async``, ``wgmma``, ``tcgen05``.
 
-An operation is a few steps (it reads its sources, writes its targets, arrives at a barrier), which
+An operation is a few steps: it reads its sources, writes its targets, arrives at a barrier. They
 happen at any time between its start and the wait that proves it done: with seed 0 as late as a wait
-lets them, with another seed at any time before. A kernel that reads too early gets the old values
-with seed 0, and one that overwrites sources too early sends the new ones. To add an operation:
+lets them, with another seed at any time before. With seed 0, a kernel that reads too early gets the
+old values, and one that overwrites sources too early sends the new ones. To add an operation:
 
     sides = [Side(source, False, "x_ref"), Side(target, True, "buffer")]
     operation = EngineOperation(Asynchronous("the TMA copy", sides), thread.block)
     start(thread, operation, steps=[read, write_and_arrive], barriers=[barrier], line=line)
 
-``steps`` are functions without arguments, called in order. The last one arrives at ``barriers``, by
-``complete``; a wait on one of them makes the operation go on. Operations that a thread waits for
-otherwise (``wait_smem_to_gmem``, ``wgmma_wait``) are in its ``OperationGroups``; ``finish`` lets
-one happen and records that the thread knows. Operations with equal ``Asynchronous.chain`` happen
-one after the other, in the order in which they were started, as those of one tensor core do.
+``steps`` are functions without arguments, called in order. The last one arrives at ``barriers`` by
+``complete``, and a wait on one of them makes the operation go on. Operations that a thread waits
+for by other instructions (``wait_smem_to_gmem``, ``wgmma_wait``) are in its ``OperationGroups``;
+``finish`` runs one and records that the thread knows. Operations with equal ``Asynchronous.chain``
+happen in the order in which they were started, as on one tensor core.
 
-The monitor of order reads the sides: an access to them that comes neither before the start nor
-after what proves the operation done is a race. ``Side.proxied`` is for engines that see what
-threads wrote only after ``commit_smem`` (PTX ISA, "Memory Consistency Model: Proxies").
+The monitor of order reads the sides: an access to them is a race if it comes neither before the
+start nor after the proof that the operation is done. ``Side.proxied`` is for engines that see
+writes of threads only after ``commit_smem`` (PTX ISA, "Memory Consistency Model: Proxies").
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from pallas_sim.gpu.threads import (
 from pallas_sim.order.accesses import overlap
 from pallas_sim.recording import Asynchronous, Completed, Finished, Forked, Released, Side
 
-#: With a seed, the share of events at which an operation goes on: one of these for the whole run,
-#: so that engines are fast in some runs and late in others.
+#: With a seed, the share of events at which an operation goes on. A run has one of these, so that
+#: engines are fast in some runs and late in others.
 _GOES_ON = (0.05, 0.3, 0.7)
 
 
 def reading_then_writing[Value](
     read: Callable[[], Value], write: Callable[[Value], None]
 ) -> list[Step]:
-    """The steps of an operation that reads all its sources before it writes.
+    """Return the steps of an operation that reads all its sources before it writes.
 
     Args:
-      read: gives what the sources hold at that time.
-      write: writes the targets; it gets what was read.
+      read: returns the content of the sources.
+      write: takes that content, and writes the targets.
     """
     values: list[Value] = []
     return [lambda: values.append(read()), lambda: write(values[0])]
@@ -67,16 +67,15 @@ def start(
     barriers: Sequence[Barrier] = (),
     reads: int | None = None,
 ) -> None:
-    """Begin an operation, of which nothing need have happened when this returns.
+    """Start an operation, which may not have done anything yet when this returns.
 
     Args:
-      thread: who starts it.
-      operation: what it is, and the memory that it accesses.
-      steps: what happens, in order.
+      thread: that starts it.
+      operation: with the memory that it accesses.
+      steps: in order.
       line: ``file:line`` of the start.
       barriers: that the last step arrives at.
-      reads: how many steps are left when its sources have been read; one less than there are if
-        that is not given.
+      reads: how many steps are left when its sources have been read; by default all but the first.
     """
     launch, record = thread.kernel_launch, operation.record
     record.thread, record.line = thread.number, line or thread.around
@@ -95,14 +94,14 @@ def start(
     operation.block.open[id(operation)] = operation
     for barrier in barriers:
         barrier.coming.append(operation)
-        # Who waits there would wait for ever unless it makes the operation go on: it looks again.
+        # A thread that waits there has to look again, because it is to make the operation go on.
         barrier.wake(thread.machine)
     go_on(thread)
     thread.machine.scheduler.pause()
 
 
 def go_on(thread: GpuThread) -> None:
-    """With a seed: let some operations happen."""
+    """Let some operations take steps, if the run has a seed."""
     machine, launch = thread.machine, thread.kernel_launch
     if not machine.seed:
         return
@@ -113,7 +112,7 @@ def go_on(thread: GpuThread) -> None:
 
 
 def advance(launch: GpuLaunch, operation: EngineOperation) -> None:
-    """Let the next step of an operation happen, or of one that must happen before it."""
+    """Run the next step of an operation, or of one that must happen before it."""
     chain = operation.record.chain
     if chain is not None:
         operation = next(other for other in launch.operations if other.record.chain == chain)
@@ -128,13 +127,13 @@ def advance(launch: GpuLaunch, operation: EngineOperation) -> None:
 def complete(
     operation: EngineOperation, barrier: Barrier, *, nbytes: int = 0, arrivals: int = 0
 ) -> None:
-    """Arrive at a barrier, as the last step of an operation: threads that wait know it is done.
+    """Arrive at a barrier as the last step of an operation, so that waiting threads know.
 
     Args:
-      operation: which one.
-      barrier: at which it arrives.
+      operation: that is done.
+      barrier: where it arrives.
       nbytes: bytes that it brings, which a thread has announced.
-      arrivals: how many arrivals of the phase it is itself: 1 of ``tcgen05.commit``.
+      arrivals: how many arrivals of the phase it counts for: 1 for ``tcgen05.commit``.
     """
     phase, thread = barrier.phases[-1], operation.block.warpgroups[0]
     phase.operations.append(operation)
@@ -145,7 +144,7 @@ def complete(
 
 
 def run_steps(operation: EngineOperation, *, sources_only: bool = False) -> None:
-    """Let an operation happen: all of it, or until its sources have been read."""
+    """Run the steps of an operation: all of them, or those that read its sources."""
     left = operation.reads if sources_only else 0
     while len(operation.steps) > left:
         advance(operation.block.cluster.launch, operation)
@@ -184,15 +183,15 @@ def know(operation: EngineOperation) -> None:
 
 
 def end_block(block: ThreadBlock, thread: GpuThread) -> None:
-    """Let what a block has under way happen at its end, and report what no thread waited for."""
+    """Run the operations of a block to their end, and report those that no thread waited for."""
     device = block.cluster.launch.thread.number
     for operation in list(block.open.values()):
         run_steps(operation)
         record = operation.record
-        # Whatever a kernel has under way is done when it ends.
+        # The end of a kernel proves to the device that all of its operations are done.
         thread.recording.events.append(Finished(device, record))
-        # A store to global memory may end after its block, once its sources have been read: they
-        # are shared memory, which another block gets next.
+        # A store to global memory may end after its block, but not before its sources have been
+        # read: they are shared memory, which another block gets next.
         if not record.sides or (operation.lasting and operation.released):
             continue
         names = [side.name for side in record.sides if side.name]
@@ -215,11 +214,11 @@ def end_block(block: ThreadBlock, thread: GpuThread) -> None:
 
 # The tensor core of Blackwell.
 #
-# It runs the products and copies of a block in order. A warp learns that its own are done by a
-# barrier, at which ``tcgen05.commit`` lets them arrive together; warps wait for loads from tensor
-# memory and stores to it that they started. The recording has the tensor core as a thread of its
-# own for each warp that starts something: this thread knows what the tensor core has done, and a
-# commit passes that on. So a product needs no wait for an earlier one of the same tensor core.
+# It runs the products and copies of a block in order. A warp learns from a barrier that its own are
+# done: ``tcgen05.commit`` arrives there for all of them. Warps wait for their own loads from tensor
+# memory and stores to it. In the recording, the tensor core is a thread of its own for each warp
+# that starts something. This thread knows what the tensor core has done, and a commit passes that
+# on. So a product needs no wait for an earlier one of the same tensor core.
 
 
 def start_on_tensor_core(
@@ -228,10 +227,10 @@ def start_on_tensor_core(
     """Start a product or a copy.
 
     Args:
-      thread: who starts it.
-      what: it is, in words.
+      thread: that starts it.
+      what: its name in messages.
       sides: the memory that it accesses.
-      steps: what happens, in order.
+      steps: in order.
       line: ``file:line``.
     """
     mine = _operations_of_warp(thread)
@@ -242,7 +241,7 @@ def start_on_tensor_core(
         steps[-1]()
         events.append(Finished(mine.number, record))
 
-    # Who waits for a product knows that what it continues is done, too.
+    # A wait for a product proves that the operations which it continues are done, too.
     operation.before = [
         earlier
         for warp in thread.block.tensor_core.started.values()
@@ -254,7 +253,7 @@ def start_on_tensor_core(
 
 
 def _operations_of_warp(thread: GpuThread) -> WarpOperations:
-    """What the tensor core does for a thread: the first of its warps starts it."""
+    """Return what the tensor core does for a thread; the first of its warps starts that."""
     started, warp = thread.block.tensor_core.started, (thread.warpgroup, thread.lanes[0])
     if warp not in started:
         name = ", ".join(filter(None, (thread.owner.thread, "tensor core")))
@@ -265,7 +264,7 @@ def _operations_of_warp(thread: GpuThread) -> WarpOperations:
 
 
 def _continues(record: Asynchronous, earlier: Asynchronous) -> bool:
-    """Whether a product adds to, or reads, what an earlier operation writes to tensor memory."""
+    """Return whether a product adds to, or reads, what an earlier one writes to tensor memory."""
     return any(
         overlap(one.region, other.region)
         for one in record.sides
@@ -275,7 +274,7 @@ def _continues(record: Asynchronous, earlier: Asynchronous) -> bool:
 
 
 def commit(thread: GpuThread, barriers: Sequence[Barrier], line: str) -> None:
-    """Let barriers be arrived at once all is done that this thread has started."""
+    """Arrive at barriers once everything is done that this thread has started."""
     mine, events = _operations_of_warp(thread), thread.recording.events
     mine.unknown = [operation for operation in mine.unknown if not operation.waited]
     covered = list(mine.unknown)
@@ -297,7 +296,7 @@ def _chain(block: ThreadBlock) -> tuple[str, int]:
 
 
 def load_from_tensor_memory(thread: GpuThread, side: Side, line: str) -> None:
-    """Note a load, whose values are there: until it is waited for, it may still be reading."""
+    """Note a load. Its values are known here, but on the chip it may read until the wait for it."""
     record = Asynchronous(
         "the load from tensor memory", [side], thread.number, line, thread.program, thread.kernel
     )
@@ -306,7 +305,7 @@ def load_from_tensor_memory(thread: GpuThread, side: Side, line: str) -> None:
 
 
 def wait_for_loads(thread: GpuThread) -> None:
-    """Note that the thread knows that its loads from tensor memory are done."""
+    """Wait for the loads of a thread from tensor memory."""
     core = thread.block.tensor_core
     for warps, record in core.loads:
         if _is_of(thread, warps):
@@ -331,5 +330,5 @@ def wait_for_stores(thread: GpuThread) -> None:
 
 
 def _is_of(thread: GpuThread, warps: Warps) -> bool:
-    """Whether these warps belong to a thread: a warpgroup waits for what its warps started."""
+    """Return whether warps belong to a thread: a warpgroup waits for its warps' operations."""
     return warps[0] == thread.warpgroup and set(warps[1]) <= set(thread.lanes)

@@ -1,30 +1,31 @@
-"""The order of clusters and of kernels: what they do to global memory that nothing orders.
+"""The order of clusters and of kernels: find accesses to global memory that nothing orders.
 
 Clusters of one launch run at any time, and in any order. Unless a kernel has semaphores, two
 accesses of different clusters to one element are a race if one of them writes, except if both are
 atomic (``Footprints``). For every element it is enough to know one access that writes, two clusters
-that read, and two that change it atomically: of two, one is another one's. As in FastTrack
-(Flanagan and Freund, PLDI 2009), an access then costs a few operations of numpy, whatever happened
-before.
+that read, and two that change it atomically: one of two is always another cluster's. As in
+FastTrack (Flanagan and Freund, PLDI 2009), an access then costs a few operations of numpy, whatever
+happened before.
 
 A kernel may begin before the one ahead of it has ended (programmatic dependent launch). JAX lets a
 kernel that calls ``griddepcontrol_wait`` begin as soon as each block of the kernel ahead has called
-``griddepcontrol_launch_dependents`` or has ended. Neither makes visible what that one wrote: only
-the wait does, which lasts until all kernels ahead have completed and their memory operations are
-performed (PTX ISA, "Parallel Synchronization and Communication Instructions: griddepcontrol"; CUDA
-Programming Guide, "Programmatic Dependent Launch and Synchronization"). Kernels are run one after
-the other all the same. What those ahead did to an operand, which the footprints know, is in the
-recording of the one that begins early, as accesses of a thread of their own; the wait acquires a
-token of that thread. So the monitor of order finds what does not come after a wait, in whatever way
-the thread that accesses learns of it. The order of kernels is that of the program.
+``griddepcontrol_launch_dependents`` or has ended. Neither makes visible what that kernel wrote.
+Only the wait does, which lasts until all kernels ahead have completed and their memory operations
+are performed (PTX ISA, "Parallel Synchronization and Communication Instructions: griddepcontrol";
+CUDA Programming Guide, "Programmatic Dependent Launch and Synchronization"). Here kernels run one
+after the other all the same. The recording of a kernel that begins early has the accesses of the
+kernels ahead to its operands, which their footprints know, as those of another thread. The wait
+acquires a token of that thread. So the monitor of order finds the accesses that do not come after a
+wait, however the accessing thread learns of it. The order of kernels is that of the program.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
 import numpy as np
 
@@ -36,20 +37,36 @@ from pallas_sim.memory import Elements, Region
 from pallas_sim.order.accesses import bounds_of, index_of, root
 from pallas_sim.recording import Touched
 
+#: ``"volatile"``: a load that is no race with an atomic.
+GlobalAccessKind = Literal["read", "write", "atomic", "volatile"]
+
+#: The earlier accesses that an access is a race with.
+RACES_WITH: Mapping[GlobalAccessKind, tuple[GlobalAccessKind, ...]] = MappingProxyType(
+    {
+        "read": ("write", "atomic"),
+        "write": ("write", "read", "atomic", "volatile"),
+        "atomic": ("write", "read"),
+        "volatile": ("write",),
+    }
+)
+
 
 @dataclass(slots=True, eq=False)
 class _ArrayShadow:
-    """The accesses to an array, element by element: numbers in ``Footprints.accesses``, or 0."""
+    """The last accesses to an array, element by element.
+
+    Attributes:
+      array: that owns the memory.
+      last: numbers of accesses from 1, or 0; of reads and atomics those of two clusters.
+    """
 
     array: Array
-    written: Array
-    read: tuple[Array, Array]
-    changed: tuple[Array, Array]
+    last: Mapping[GlobalAccessKind, Array]
 
 
 @dataclass(slots=True, eq=False)
 class _Reads:
-    """Which lines read an array that the kernel does not write.
+    """The lines that read an array which the kernel does not write.
 
     Attributes:
       array: that owns the memory.
@@ -60,7 +77,7 @@ class _Reads:
     spans: dict[str, tuple[Access, int, int]] = field(default_factory=dict)
 
     def note(self, thread: Thread, region: Region, name: str, line: str) -> None:
-        """A line reads a region."""
+        """Note that a line reads a region."""
         low, high = (at - _address(self.array) for at in bounds_of(region))
         access, least, most = self.spans.get(line) or (
             _access(thread, region, name, line, "read"),
@@ -70,7 +87,7 @@ class _Reads:
         self.spans[line] = access, min(least, low), max(most, high)
 
     def find(self, memory: Array, region: Region) -> Access | None:
-        """See ``EarlierAccesses``: of the line, only the first and the last byte are known."""
+        """Find a line's read; see ``EarlierAccesses``. Its first and last byte are known only."""
         low, high = (at - _address(memory) for at in bounds_of(region))
         spans = self.spans.values()
         return next((access for access, start, end in spans if start < high and low < end), None)
@@ -83,16 +100,15 @@ class Footprints:
     Attributes:
       seed: of the run.
       cluster: number of the cluster that runs.
-      accesses: by number; there is no number 0.
+      accesses: in order.
       shadows: of the arrays that the kernel writes, by identity.
-      reads: of the other arrays, by identity: which line read which bytes, from the first to the
-        last.
+      reads: of the other arrays, by identity.
       concurrent: whether clusters run at the same time, and the monitor of order compares them.
     """
 
     seed: int = 0
     cluster: int = 0
-    accesses: list[Access | None] = field(default_factory=lambda: [None])
+    accesses: list[Access] = field(default_factory=list[Access])
     shadows: dict[int, _ArrayShadow] = field(default_factory=dict)
     reads: dict[int, _Reads] = field(default_factory=dict)
     concurrent: bool = False
@@ -101,8 +117,10 @@ class Footprints:
     def watch(self, array: Array) -> None:
         """Note the accesses to an array from here on."""
         whole = root(array)
-        a, b, c, d, e = (np.zeros(whole.shape, np.int32) for _ in range(5))
-        self.shadows[id(whole)] = _ArrayShadow(whole, a, (b, c), (d, e))
+        kept: Mapping[GlobalAccessKind, int] = {"write": 1, "read": 2, "atomic": 2}
+        self.shadows[id(whole)] = _ArrayShadow(
+            whole, {kind: np.zeros((n, *whole.shape), np.int32) for kind, n in kept.items()}
+        )
 
     def watch_reads(self, array: Array) -> None:
         """Note which lines read an array that the kernel does not write."""
@@ -120,45 +138,35 @@ class Footprints:
             if reads is not None and not writes:
                 reads.note(thread, region, name, line)
             return
+        kind: GlobalAccessKind = "atomic" if adds else "write" if writes else "read"
         access = _access(thread, region, name, line, "write" if writes else "read")
-        number = len(self.accesses)
         self.accesses.append(access)
+        number = len(self.accesses)
         if number == len(self._clusters):
             self._clusters = np.concatenate([self._clusters, np.zeros_like(self._clusters)])
         self._clusters[number] = self.cluster
-        # A write is compared with everything; a read and an atomic with what is not of their kind.
-        others = [shadow.written]
-        others += shadow.read if writes or adds else ()
-        others += shadow.changed if not adds else ()
-        for numbers in () if self.concurrent else others:
-            part = _same_part(numbers, region, whole)
-            theirs = part[(part > 0) & (self._clusters[part] != self.cluster)]
-            if theirs.size:
-                self._report(thread, access, int(theirs.flat[0]))
-        kept = (shadow.written,) if writes and not adds else shadow.changed if adds else shadow.read
-        self._keep(kept, region, whole, number)
+        for other in () if self.concurrent else RACES_WITH[kind]:
+            for numbers in shadow.last.get(other, ()):
+                part = _same_part(numbers, region, whole)
+                theirs = part[(part > 0) & (self._clusters[part] != self.cluster)]
+                if theirs.size:
+                    self._report(thread, access, self.accesses[int(theirs.flat[0]) - 1])
+        self._keep(shadow.last[kind], region, whole, number)
 
     def kernel_ahead(self, name: str) -> KernelAhead:
-        """What the kernel that ran did, for those that begin before it has ended."""
+        """Return the accesses of the kernel, for kernels that begin before it has ended."""
         kernel = KernelAhead(name)
-
-        def access(number: int) -> Access:
-            known = self.accesses[number]
-            assert known is not None
-            return known
-
+        # One access of a kind is enough: a wait orders all accesses of a kernel ahead, or none.
         for shadow in self.shadows.values():
-            kernel.keep(shadow.array, shadow.written, access, writes=True)
-            kernel.keep(shadow.array, shadow.changed[0], access, writes=True, adds=True)
-            kernel.keep(shadow.array, shadow.read[0], access)
+            for kind in ("write", "atomic", "read"):
+                numbers = shadow.last[kind][0]
+                kernel.keep(shadow.array, numbers, lambda number: self.accesses[number - 1], kind)
         for reads in self.reads.values():
             if reads.spans:
                 kernel.traces.append(EarlierAccesses(reads.array, reads.find))
         return kernel
 
-    def _report(self, thread: Thread, access: Access, other: int) -> None:
-        earlier = self.accesses[other]
-        assert earlier is not None
+    def _report(self, thread: Thread, access: Access, earlier: Access) -> None:
         name = access.ref or "memory"
         thread.report(
             "race",
@@ -169,10 +177,10 @@ class Footprints:
             seed=self.seed,
         )
 
-    def _keep(self, kept: tuple[Array, ...], region: Region, whole: Array, number: int) -> None:
+    def _keep(self, kept: Array, region: Region, whole: Array, number: int) -> None:
         """Remember an access; of two numbers, the second one is of another cluster than the first.
 
-        So an access of any third cluster is compared with one that is not its own.
+        So an access of any third cluster is compared with another cluster's.
         """
         inside = region.memory if isinstance(region, Elements) else region
         key: Any = (*region.key, ...) if isinstance(region, Elements) else ...
@@ -201,14 +209,14 @@ def _address(array: Array) -> int:
 
 
 def _same_part(array: Array, region: Region, whole: Array) -> Array:
-    """The elements of an array of the shape of ``whole`` for those of a region of it."""
+    """Return the elements of an array, shaped as ``whole``, for a region of ``whole``."""
     if isinstance(region, Elements):
         return _same_part(array, region.memory, whole)[(*region.key, ...)]
     return _same_view(array, region, whole)
 
 
 def _same_view(array: Array, region: Array, whole: Array) -> Array:
-    """As ``_same_part``, of a view, and a view itself."""
+    """Do what ``_same_part`` does for a view; the result is a view, too."""
     offset = (_address(region) - _address(whole)) // whole.itemsize
     steps = [stride // whole.itemsize * array.itemsize for stride in region.strides]
     return np.lib.stride_tricks.as_strided(array.reshape(-1)[offset:], region.shape, steps)
@@ -219,12 +227,12 @@ def _same_view(array: Array, region: Array, whole: Array) -> Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EarlierAccesses:
-    """What a kernel did to an array.
+    """The accesses of a kernel ahead to an array.
 
     Attributes:
       array: that owns the memory.
-      find: gives an access to a part of other memory that stands for the array, with as many bytes
-        in the same order; None if there was none.
+      find: returns an access to a part of other memory that stands for the array, with as many
+        bytes in the same order; None if there was none.
       writes: whether it wrote the elements.
       adds: whether it did so by atomic operations.
     """
@@ -241,7 +249,7 @@ class KernelAhead:
 
     Attributes:
       name: of the kernel.
-      traces: what it did to arrays.
+      traces: its accesses.
     """
 
     name: str
@@ -252,18 +260,15 @@ class KernelAhead:
         array: Array,
         numbers: Array,
         access: Callable[[int], Access],
-        *,
-        writes: bool = False,
-        adds: bool = False,
+        kind: GlobalAccessKind,
     ) -> None:
         """Keep accesses that are known element by element.
 
         Args:
           array: that owns the memory.
           numbers: of the last access to each element, or 0.
-          access: gives the access of a number.
-          writes: see ``EarlierAccesses``.
-          adds: see ``EarlierAccesses``.
+          access: returns the access of a number.
+          kind: of the accesses.
         """
         flat = numbers.reshape(-1)
 
@@ -276,12 +281,12 @@ class KernelAhead:
             return access(int(known.flat[0])) if known.size else None
 
         if numbers.any():
-            self.traces.append(EarlierAccesses(array, find, writes, adds))
+            self.traces.append(EarlierAccesses(array, find, kind != "read", kind == "atomic"))
 
     def accesses_to(self, value: Array) -> Iterator[EarlierAccesses]:
-        """What it did to an array that is an operand of a later kernel.
+        """Yield its accesses to an array that is an operand of a later kernel.
 
-        A slice, or an array with its axes in another order, is made by a kernel of XLA's.
+        A slice, or an array with its axes in another order, is the result of a kernel of XLA's.
         """
         whole = root(value)
         if value.flags.c_contiguous and value.nbytes == whole.nbytes:
@@ -291,11 +296,11 @@ class KernelAhead:
 def begin_early(
     device: Thread, operands: Sequence[tuple[Any, Array, str, bool]]
 ) -> EarlyStart | None:
-    """What a kernel must know that may begin before those ahead of it have ended.
+    """Collect the accesses of kernels ahead for one that may begin before they have ended.
 
     Args:
       device: that runs it.
-      operands: of each, its value, its memory in the kernel, its name, and whether it is written.
+      operands: value, memory in the kernel and name of each, and whether it is written.
 
     Returns:
       None if there is no kernel ahead.
@@ -328,10 +333,10 @@ def begin_early(
 
 
 def end_kernel(device: Thread, kernel: KernelAhead, start: EarlyStart | None) -> None:
-    """Note that a kernel is ahead of those that come.
+    """Note that a kernel is ahead of the next ones.
 
-    A kernel that waits before it lets the next one begin, or that began after those ahead had
-    ended, leaves none of these ahead.
+    The kernels ahead of it stay ahead only if it began early, and let the next one begin before it
+    waited for them.
     """
     waits = start is None or start.joined
     device.device.ahead = [kernel] if waits else [*device.device.ahead, kernel]

@@ -1,10 +1,10 @@
 """Run a ``plgpu.kernel``: its clusters, their blocks and warpgroups, and warps of these.
 
-``bind`` prepares a kernel once (``GpuKernel``) and gives the function that runs it. A run makes the
-memory of operands and outputs, begins a cluster for each grid point, and runs the warpgroups of a
-cluster as greenlets beside each other. Clusters run one after the other, which is cheaper, unless
-something in the kernel orders them or lets them take over each other's work: then they run all at
-once, and the monitor of order compares them instead of ``Footprints``.
+``bind`` prepares a kernel once (``GpuKernel``) and returns the function that runs it. A run makes
+the memory of operands and outputs, begins a cluster for each grid point, and runs the warpgroups of
+a cluster as greenlets beside each other. Clusters run one after the other: ``Footprints`` then
+compare their accesses, which is cheaper than the monitor of order. If a kernel orders its clusters,
+or they take over each other's work, they run all at once, and the monitor compares them.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ import ast
 import functools
 import linecache
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from pallas_sim.accesses import memory_of, record_access
-from pallas_sim.chips import GPUS, Excess, attributes, tensor_memory_excess
+from pallas_sim.chips import TARGETS, Excess, tensor_memory_excess
 from pallas_sim.compat.compilers import CopyKey, inferred_tiles, infers_tiles
 from pallas_sim.compat.jaxprs import is_reference, open_jaxpr, written_inputs
 from pallas_sim.compat.source import home_of
@@ -60,12 +59,12 @@ from pallas_sim.memory import Ref
 from pallas_sim.order.disorder import report_disorder
 from pallas_sim.recording import Acquired, Recording, Synchronized
 from pallas_sim.registry import Equation, Evaluate
-from pallas_sim.tracing import AbsentChip, present
+from pallas_sim.tracing import absent_chip, present
 
-#: Of each copy of a kernel, the tiles that JAX chooses for its shared memory.
+#: The tiles that JAX chooses for the shared memory of each copy of a kernel.
 type Tiles = Mapping[CopyKey, tuple[int, ...]]
 
-#: What orders blocks of different clusters, or devices.
+#: Primitives that order blocks of different clusters, or devices.
 _ORDERING = frozenset(
     {
         *("semaphore_signal", "semaphore_wait", "semaphore_read", "semaphore_signal_parallel"),
@@ -88,9 +87,9 @@ class GpuKernel:
       outputs: shapes and dtypes.
       semaphores: that it makes.
       paired: whether pairs of blocks share tensor memory.
-      smem: bytes of shared memory that a block takes, as they are kept here.
+      smem: bytes of shared memory that a block takes, as the simulator keeps them.
       tmem: columns of tensor memory that a block takes, by the name of each reference.
-      ordered: whether something orders clusters, so that they run at the same time.
+      ordered: whether something orders its clusters.
       dynamic: whether clusters take over the work of others.
       remote: whether it reaches other devices.
       registers: that a thread has at least when it begins.
@@ -120,9 +119,14 @@ class GpuKernel:
     equation: Any
     line: str
 
+    @property
+    def concurrent(self) -> bool:
+        """Whether its clusters run at the same time."""
+        return self.ordered or self.dynamic
+
 
 def kernel_of(eqn: Equation) -> GpuKernel:
-    """The kernel of a ``mpmd_map``, prepared."""
+    """Prepare the kernel of a ``mpmd_map``."""
     mesh = block_mesh(eqn.params["meshes"])
     assert mesh is not None
     (jaxpr,) = eqn.params["jaxprs"]
@@ -151,7 +155,7 @@ def kernel_of(eqn: Equation) -> GpuKernel:
         dynamic="try_cluster_cancel" in names,
         remote=remote,
         registers=registers_at_launch(jaxpr),
-        # JAX launches a kernel so if it waits for the one ahead (``PdlEffect``).
+        # JAX lets a kernel begin early if it waits for the one ahead (``PdlEffect``).
         early="griddepcontrol_wait" in names,
         params=eqn.params["compiler_params"],
         equation=eqn.origin or eqn,
@@ -160,7 +164,7 @@ def kernel_of(eqn: Equation) -> GpuKernel:
 
 
 def bind(eqn: Equation) -> Evaluate:
-    """How a ``mpmd_map`` over a grid of blocks is evaluated."""
+    """Return the function that evaluates a ``mpmd_map`` over a grid of blocks."""
     kernel = kernel_of(eqn)
     inner, _ = open_jaxpr(eqn.params["jaxprs"][0])
     in_memory = [is_reference(var.aval) for var in inner.invars]
@@ -168,7 +172,7 @@ def bind(eqn: Equation) -> Evaluate:
     tiles: dict[Any, Tiles] = {}
 
     def tiles_for(thread: Thread) -> Tiles:
-        """Lower the kernel once for each chip and mesh, and only where somebody asks."""
+        """Lower the kernel once for each chip and mesh, when a copy needs its tiles."""
         key = thread.machine.target, tuple(thread.sizes.items())
         if key not in tiles:
             tiles[key] = _tiles_of_copies(kernel, eqn, thread)
@@ -212,7 +216,7 @@ def _execute(
             refs.append(value)
             values.append((value.data, value.data, name, written))
         elif wrapped:
-            # Values of JAX do not change: a kernel that writes its operand gets a copy.
+            # Values of JAX must not change, so a kernel that writes its operand gets a copy.
             memory = raw_value(value)
             refs.append(Ref(np.array(memory) if written else memory, name, "gmem"))
             values.append((memory, refs[-1].data, name, written))
@@ -226,94 +230,160 @@ def _execute(
         name = kernel.names[count + number]
         memory = memory_of(machine, tuple(aval.shape), aval.dtype, name, "output")
         outputs.append(Ref(memory, name, "gmem"))
-    given = [*refs, *outputs]
+    arguments = [*refs, *outputs]
     skips = getattr(kernel.params, "skip_device_barrier", False)
     traffic = Traffic(kernel.ordered, kernel.remote, None, kernel.remote and not skips)
     with thread.inside(kernel.name), launched(thread, kernel.equation, traffic, several=True):
-        for number, ref in enumerate(given):
+        for number, ref in enumerate(arguments):
             if isinstance(ref, Ref) and thread.recorded:
                 thread.publish(ref, "operand", number, shared=True)
         launch = GpuLaunch(thread, kernel.mesh, registers=kernel.registers, tiles=tiles)
         launch.lanes_apart = getattr(kernel.params, "unsafe_no_auto_barriers", False)
-        if (
-            kernel.early
-        ):  # what kernels ahead did to its operands takes part in the order of this one
+        if kernel.early:
+            # Accesses of the kernels ahead to its operands take part in the order of this one.
             launch.start = begin_early(thread, values)
         sizes = [size for _, size in (*kernel.mesh.grid, *kernel.mesh.cluster)]
         publish_semaphores(launch, kernel.semaphores, list(np.ndindex(*sizes)))
         at_entry(thread, traffic)
-        footprints = _footprints(kernel, launch, given)
-        if kernel.ordered or kernel.dynamic:
-            _all_at_once(kernel, launch, given, footprints)
+        footprints = Footprints(machine.seed, concurrent=kernel.concurrent)
+        kernel_run = _KernelRun(kernel, launch, arguments, footprints)
+        kernel_run.watch_memory()
+        if kernel.concurrent:
+            kernel_run.run_all_at_once()
         else:
-            _one_by_one(kernel, launch, given, footprints)
+            kernel_run.run_one_by_one()
         end_kernel(thread, footprints.kernel_ahead(kernel.name), launch.start)
-        # Whoever uses the result reads it: stores that nothing orders before that are reported.
+        # The use of a result reads it, so that a store which nothing orders before is reported.
         for ref in outputs:
             if ref.data.dtype != object:
                 record_access(thread, ref.data, "pass on", ref.name, kernel.line)
     return [value_of(ref.data, aval) for ref, aval in zip(outputs, kernel.outputs, strict=True)]
 
 
-def _points(launch: GpuLaunch) -> list[tuple[int, ...]]:
-    """The grid points of the clusters, in the order in which they are begun."""
-    sizes = [size for _, size in launch.mesh.grid]
-    points = list(np.ndindex(*sizes))
-    machine = launch.thread.machine
-    if machine.seed and len(points) > 1:
-        points = [points[at] for at in machine.random.permutation(len(points))]
-    return points
+@dataclass(frozen=True)
+class _KernelRun:
+    """A kernel that runs.
 
+    Attributes:
+      kernel: which one.
+      launch: its launch.
+      arguments: of its body.
+      footprints: the accesses of its clusters to global memory.
+    """
 
-def _footprints(kernel: GpuKernel, launch: GpuLaunch, given: Sequence[Any]) -> Footprints:
-    """What will note the accesses of the clusters to global memory."""
-    concurrent = kernel.ordered or kernel.dynamic
-    footprints = Footprints(launch.thread.machine.seed, concurrent=concurrent)
-    for number, ref in enumerate(given):
-        if not isinstance(ref, Ref) or ref.data.dtype == object:
-            continue
-        if number >= len(given) - len(kernel.outputs) or number in kernel.written:
-            footprints.watch(ref.data)
-        else:
-            footprints.watch_reads(ref.data)
-    return footprints
+    kernel: GpuKernel
+    launch: GpuLaunch
+    arguments: Sequence[Any]
+    footprints: Footprints
 
+    def watch_memory(self) -> None:
+        """Let the footprints note the accesses to operands and outputs."""
+        first_output = len(self.arguments) - len(self.kernel.outputs)
+        for number, ref in enumerate(self.arguments):
+            if isinstance(ref, Ref) and ref.data.dtype != object:
+                written = number >= first_output or number in self.kernel.written
+                watch = self.footprints.watch if written else self.footprints.watch_reads
+                watch(ref.data)
 
-def _one_by_one(
-    kernel: GpuKernel, launch: GpuLaunch, given: Sequence[Any], footprints: Footprints
-) -> None:
-    # A recording of one cluster after the other is small: it is searched for what is not in order
-    # and then forgotten.
-    machine, recording = launch.thread.machine, Recording()
-    for number, point in enumerate(_points(launch)):
-        footprints.cluster = number
-        if launch.start is not None:
-            launch.start.record(recording)
-        cluster = _cluster(kernel, launch, point, footprints, recording)
+    def points(self) -> list[tuple[int, ...]]:
+        """Return the grid points of the clusters, in the order in which they begin."""
+        points = list(np.ndindex(*(size for _, size in self.kernel.mesh.grid)))
+        machine = self.launch.thread.machine
+        if machine.seed and len(points) > 1:
+            points = [points[at] for at in machine.random.permutation(len(points))]
+        return points
+
+    def run_one_by_one(self) -> None:
+        """Run one cluster after the other."""
+        # The recording of a single cluster is small. It is searched for races, and then forgotten:
+        # a recording of all clusters could take more memory than there is.
+        machine, recording = self.launch.thread.machine, Recording()
+        for number, point in enumerate(self.points()):
+            self.footprints.cluster = number
+            if self.launch.start is not None:
+                self.launch.start.record(recording)
+            cluster = self.cluster(point, recording)
+            try:
+                self.run([cluster])
+            finally:
+                report_disorder(machine, recording)
+
+    def run_all_at_once(self) -> None:
+        """Run all clusters at the same time."""
+        clusters = [self.cluster(point, None) for point in self.points()]
+        if self.kernel.dynamic:
+            _hold_back(self.launch, clusters)
+        device, start = self.launch.thread, self.launch.start
+        numbers = (device.number, *(thread.number for thread in _threads(clusters)))
+        events, idle = device.recording.events, device.machine.scheduler.idle
+        begin_next = functools.partial(_begin_next, self.launch)
+        # The launch and its end order the device's accesses with those of all threads.
+        events.append(Synchronized(numbers))
+        if start is not None:
+            start.record(device.recording)
+        idle.append(begin_next)
         try:
-            _run(kernel, [cluster], given)
+            self.run(clusters)
         finally:
-            report_disorder(machine, recording)
+            idle.remove(begin_next)
+        events.append(Synchronized(numbers))
+        if start is not None:
+            events.append(Acquired(device.number, start.token))
 
+    def run(self, clusters: Sequence[BlockCluster]) -> None:
+        """Run clusters at the same time."""
+        threads = _threads(clusters)
 
-def _all_at_once(
-    kernel: GpuKernel, launch: GpuLaunch, given: Sequence[Any], footprints: Footprints
-) -> None:
-    clusters = [_cluster(kernel, launch, point, footprints, None) for point in _points(launch)]
-    if kernel.dynamic:
-        _hold_back(launch, clusters)
-    device, start = launch.thread, launch.start
-    numbers = (device.number, *(thread.number for thread in _threads(clusters)))
-    events = device.recording.events
-    # The launch and its end order the device's accesses with those of all threads.
-    events.append(Synchronized(numbers))
-    if start is not None:
-        start.record(device.recording)
-    with _beginning_when_idle(launch):
-        _run(kernel, clusters, given)
-    events.append(Synchronized(numbers))
-    if start is not None:
-        events.append(Acquired(device.number, start.token))
+        def work(thread: Any) -> None:
+            if not _may_begin(thread):
+                return
+            with thread.span("body", self.kernel.name):
+                run(self.kernel.program, thread, self.arguments)
+            leave(thread)
+            if not thread.block.running:
+                end_block(thread.block, thread)
+            if not any(block.running for block in thread.block.cluster.blocks):
+                _begin_next(thread.kernel_launch)
+
+        if len(threads) == 1:  # without switches between greenlets
+            work(threads[0])
+        else:
+            self.launch.thread.machine.scheduler.run(threads, work)
+
+    def cluster(self, point: tuple[int, ...], recording: Recording | None) -> BlockCluster:
+        """Make a cluster with its blocks and their warpgroups, none of which has begun."""
+        mesh, cluster = (
+            self.kernel.mesh,
+            BlockCluster(self.launch, point, together=self.kernel.paired),
+        )
+        for index in np.ndindex(*(size for _, size in mesh.cluster)):
+            # Memory begins as NaN in every dtype.
+            block = ThreadBlock(cluster, index, np.full(self.kernel.smem, 0xFF, np.uint8))
+            cluster.blocks.append(block)
+            numbers = range(mesh.warpgroups)
+            block.warpgroups += [self.warpgroup(block, number, recording) for number in numbers]
+            block.running = mesh.warpgroups
+        return cluster
+
+    def warpgroup(self, block: ThreadBlock, number: int, recording: Recording | None) -> GpuThread:
+        """Make a warpgroup of a block."""
+        device, mesh = self.launch.thread, self.kernel.mesh
+        axes = [*mesh.grid, *mesh.cluster, *([mesh.threads] if mesh.threads else [])]
+        point = (*block.point, *([number] if mesh.threads else []))
+        where = f"block ({', '.join(map(str, block.point))})" if block.point else "block 0"
+        who = f"{where}, warpgroup {number}" if mesh.warpgroups > 1 else where
+        names, sizes = [name for name, _ in axes], tuple(size for _, size in axes)
+        return _child(
+            device,
+            block=block,
+            warpgroup=number,
+            owner=replace(device.owner, thread=who),
+            grids=[*device.grids, GridPosition(point, sizes, len(block.point))],
+            axes={**device.axes, **dict(zip(names, point, strict=True))},
+            others={**device.others, **dict(axes)},
+            access_monitor=self.footprints,
+            own_recording=recording,
+        )
 
 
 def _threads(clusters: Sequence[BlockCluster]) -> list[GpuThread]:
@@ -321,73 +391,8 @@ def _threads(clusters: Sequence[BlockCluster]) -> list[GpuThread]:
     return [thread for block in blocks for thread in block.warpgroups]
 
 
-def _run(kernel: GpuKernel, clusters: Sequence[BlockCluster], given: Sequence[Any]) -> None:
-    """Run clusters at the same time."""
-    threads = _threads(clusters)
-
-    def work(thread: Any) -> None:
-        if not _may_begin(thread):
-            return
-        with thread.span("body", kernel.name):
-            run(kernel.program, thread, given)
-        leave(thread)
-        if not thread.block.running:
-            end_block(thread.block, thread)
-        if not any(block.running for block in thread.block.cluster.blocks):
-            _begin_next(thread.kernel_launch)
-
-    if len(threads) == 1:
-        work(threads[0])
-        return
-    threads[0].machine.scheduler.run(threads, work)
-
-
-def _cluster(
-    kernel: GpuKernel,
-    launch: GpuLaunch,
-    point: tuple[int, ...],
-    footprints: Footprints,
-    recording: Recording | None,
-) -> BlockCluster:
-    """A cluster with its blocks and their warpgroups, none of which has begun."""
-    mesh, cluster = launch.mesh, BlockCluster(launch, point, together=kernel.paired)
-    for place in np.ndindex(*(size for _, size in mesh.cluster)):
-        block = ThreadBlock(cluster, place, np.full(kernel.smem, 0xFF, np.uint8))
-        cluster.blocks.append(block)
-        for number in range(mesh.warpgroups):
-            block.warpgroups.append(_warpgroup(launch, block, number, footprints, recording))
-        block.running = mesh.warpgroups
-    return cluster
-
-
-def _warpgroup(
-    launch: GpuLaunch,
-    block: ThreadBlock,
-    number: int,
-    footprints: Footprints,
-    recording: Recording | None,
-) -> GpuThread:
-    device, mesh = launch.thread, launch.mesh
-    axes = [*mesh.grid, *mesh.cluster, *([mesh.threads] if mesh.threads else [])]
-    point = (*block.point, *([number] if mesh.threads else []))
-    where = f"block ({', '.join(map(str, block.point))})" if block.point else "block 0"
-    who = f"{where}, warpgroup {number}" if mesh.warpgroups > 1 else where
-    names, sizes = [name for name, _ in axes], tuple(size for _, size in axes)
-    return _child(
-        device,
-        block=block,
-        warpgroup=number,
-        owner=replace(device.owner, thread=who),
-        grids=[*device.grids, GridPosition(point, sizes, len(block.point))],
-        axes={**device.axes, **dict(zip(names, point, strict=True))},
-        others={**device.others, **dict(axes)},
-        access_monitor=footprints,
-        own_recording=recording,
-    )
-
-
 def _child(thread: Thread, **facts: Any) -> GpuThread:
-    """A thread of a block, which goes on from a device or a warpgroup."""
+    """Make a thread of a block, which continues a device or a warpgroup."""
     return GpuThread(
         thread.machine,
         kernels=list(thread.kernels),
@@ -400,9 +405,9 @@ def _child(thread: Thread, **facts: Any) -> GpuThread:
 
 
 def bind_warps(eqn: Equation) -> Evaluate:
-    """How a ``mpmd_map`` over the warps of a warpgroup is evaluated.
+    """Return the function that evaluates a ``mpmd_map`` over the warps of a warpgroup.
 
-    All warps wait for each other at its begin and at its end, as JAX's lowering has it.
+    All warps wait for each other at its begin and at its end, as in JAX's lowering.
     """
     axis = warp_axis(eqn.params["meshes"])
     assert axis is not None
@@ -433,32 +438,28 @@ def bind_warps(eqn: Equation) -> Evaluate:
         thread.recording.events.append(Synchronized(numbers))
         thread.machine.scheduler.run(warps, lambda warp: run(program, warp, operands))
         thread.recording.events.append(Synchronized(numbers))
-        for warp in warps:  # what a warp has under way is the warpgroup's from here on
-            for kept, given in (
-                (thread.stores, warp.stores),
-                (thread.loads, warp.loads),
-                (thread.products, warp.products),
-            ):
-                kept.open += given.open
-                kept.closed += given.closed
+        for warp in warps:  # the warpgroup waits for what its warps have started
+            thread.stores.extend(warp.stores)
+            thread.loads.extend(warp.loads)
+            thread.products.extend(warp.products)
         return ()
 
     return evaluate
 
 
-# Cluster launch control: clusters of a grid that have not begun are taken over by others.
+# Cluster launch control: clusters take over others that have not begun.
 #
-# A request cancels the launch of one cluster, whichever, and answers with its place in the grid, or
-# says that none is left (PTX ISA 9.0, 9.7.13.18 "clusterlaunchcontrol.try_cancel"). The answer goes
-# to all blocks of the cluster that sent the request, as JAX's lowering has it
+# A request cancels the launch of some cluster, and answers with the cluster's position in the grid,
+# or says that none is left (PTX ISA 9.0, 9.7.13.18 "clusterlaunchcontrol.try_cancel"). The answer
+# goes to all blocks of the cluster that sent the request, as in JAX's lowering
 # (``.multicast::cluster::all``).
 #
-# How many clusters a GPU begins at once, and which one a request gets, is not published. Here the
-# first half begins and the next one is taken, or with a seed any number and any one. Another one
-# begins when one ends, or when no thread can go on.
+# It is not published how many clusters a GPU begins at once, and which one a request gets. Here the
+# first half begins, and a request gets the next one; with a seed it is any number, and any cluster.
+# Another one begins when one ends, or when no thread can go on.
 
 
-#: What a run says of itself that uses it.
+#: The note of a run with such requests.
 NOTE = (
     "which clusters a GPU begins at first, and which one try_cluster_cancel takes over, is not "
     "published"
@@ -470,18 +471,6 @@ def _hold_back(launch: GpuLaunch, clusters: Sequence[BlockCluster]) -> None:
     machine, count = launch.thread.machine, len(clusters)
     first = int(machine.random.integers(1, count + 1)) if machine.seed else -(-count // 2)
     launch.pending.extend(clusters[first:])
-
-
-@contextmanager
-def _beginning_when_idle(launch: GpuLaunch) -> Generator[None]:
-    """When no thread can go on, another cluster begins."""
-    idle = launch.thread.machine.scheduler.idle
-    begin = functools.partial(_begin_next, launch)
-    idle.append(begin)
-    try:
-        yield
-    finally:
-        idle.remove(begin)
 
 
 def _may_begin(thread: GpuThread) -> bool:
@@ -505,7 +494,7 @@ def _begin_next(launch: GpuLaunch) -> bool:
 
 
 def take_over(launch: GpuLaunch) -> BlockCluster | None:
-    """A cluster that has not begun, and never will; None if there is none."""
+    """Cancel a cluster that has not begun, and return it; None if there is none."""
     machine, pending = launch.thread.machine, launch.pending
     if not pending:
         return None
@@ -522,23 +511,22 @@ def _release(launch: GpuLaunch, cluster: BlockCluster) -> None:
         launch.thread.machine.scheduler.wake(task)
 
 
-# What is asked of JAX and of the source: the tiles of copies, and the names of parameters.
+# Facts from JAX's lowering and from the source: the tiles of copies, the names of parameters.
 
 
 def _tiles_of_copies(kernel: GpuKernel, eqn: Equation, thread: Thread) -> Tiles:
-    """The tiles that JAX chooses for the shared memory of each copy of a kernel.
+    """Let JAX lower a kernel, and return the tiles that it chooses for each copy.
 
-    JAX lowers the kernel for that, as it does for the chip. A note says if it cannot.
+    If JAX cannot lower it, there are none, and a note says why.
 
     Args:
-      kernel: whose copies.
+      kernel: with the copies.
       eqn: its ``mpmd_map``.
       thread: the device that runs it.
     """
     if not infers_tiles(kernel.params):
         return {}
-    target = thread.machine.target
-    chip = AbsentChip(GPUS[target].device_kind, "gpu", attributes(target))
+    chip = absent_chip(TARGETS[thread.machine.target])
     try:
         with warnings.catch_warnings(), present(chip):
             warnings.simplefilter("ignore")
@@ -552,10 +540,10 @@ def _tiles_of_copies(kernel: GpuKernel, eqn: Equation, thread: Thread) -> Tiles:
 
 
 def _body_names(jaxpr: Any) -> tuple[str, tuple[str, ...]]:
-    """The name of the user's body, and those of its positional parameters; ("", ()) if not known.
+    """Return the name of the user's body and of its positional parameters; ("", ()) if unknown.
 
-    JAX wraps the body in a function of ``*refs``, which runs it in a scope; the scope says where
-    its function is defined.
+    JAX wraps the body in a function of ``*refs``, which runs it in a scope. The jaxpr of the scope
+    has the line of the user's function.
     """
     for eqn in equations(jaxpr):
         if eqn.primitive.name == "run_scoped":
@@ -567,7 +555,7 @@ def _body_names(jaxpr: Any) -> tuple[str, tuple[str, ...]]:
 
 @functools.cache
 def _parameters(file: str) -> Mapping[int, tuple[str, ...]]:
-    """The positional parameters of each function of a file, by its first line and that of def."""
+    """Return the positional parameters of a file's functions, by first line and line of def."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (OSError, SyntaxError, ValueError):

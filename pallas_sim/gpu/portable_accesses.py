@@ -1,15 +1,14 @@
-"""Blocks of a GPU's programs, and their loads, stores and atomics: all programs share the memory.
+"""Blocks of a GPU's programs, and accesses to them: all programs share the memory.
 
-Nothing is copied. A block is a window of its array, and an access goes to the memory itself. What
-of a block is beyond the edge of the array is as JAX's lowering to Triton has it
-(``jax/_src/pallas/triton/lowering.py``): JAX 0.12 masks each access along the axes whose length
-is no multiple of the block's, and along those that are indexed by element (``pl.Element``): loads
-there give anything, stores there do nothing. Along other axes, and all axes in JAX 0.11, it
-checks nothing: there an access beyond the edge is one to other memory.
+Nothing is copied: a block is a window of its array, and an access goes to the memory itself. Beyond
+the edge of the array, accesses are those of JAX's lowering to Triton
+(``jax/_src/pallas/triton/lowering.py``). JAX 0.12 masks each access along the axes whose length is
+no multiple of the block's, and along those that are indexed by element (``pl.Element``): loads
+there return anything, stores there do nothing. Along other axes, and all axes in JAX 0.11, nothing
+is checked, and an access beyond the edge is one to other memory.
 
-A block inside of its array is accessed by its slices (``load``, ``store``). For one that hangs over
-an edge, and for masks and atomics, each element has its number in the array, or a code that says
-why it has none (``load_masked``, ``store_masked``, ``update``).
+A block inside of its array is accessed by its slices. For one that hangs over an edge, and for
+masks and atomics, each element has its number in the array, or a code that says why it has none.
 """
 
 from __future__ import annotations
@@ -22,10 +21,11 @@ import numpy as np
 
 from pallas_sim.accesses import beyond_edge, bounds_error
 from pallas_sim.dtypes import Array
+from pallas_sim.errors import BoundsError
+from pallas_sim.gpu.launch_order import GlobalAccessKind
 from pallas_sim.gpu.portable_order import (
     ElementSelection,
     GridProgram,
-    Kind,
     SharedArray,
     WaitingPrograms,
 )
@@ -59,7 +59,7 @@ class ProgramBlock:
     waiting: WaitingPrograms | None = None
 
     def indices(self) -> Array:
-        """The number of each element of the block."""
+        """Return the number of each element of the block."""
         if self.numbers is not None:
             return self.numbers
         assert self.key is not None
@@ -95,7 +95,7 @@ def block_of(
     *,
     waiting: WaitingPrograms | None = None,
 ) -> Ref:
-    """The reference of a program to a block.
+    """Make the reference of a program to a block.
 
     Args:
       machine: the run.
@@ -104,47 +104,42 @@ def block_of(
       start: the first element along each axis; it may be beyond an edge.
       waiting: see ``ProgramBlock``.
     """
-    memory, sizes = operand.memory, operand.window.sizes
-    squeezed = operand.window.squeezed
-    array = memory.array
-    inside = all(
-        first >= 0 and first + size <= dim
-        for first, size, dim in zip(start, sizes, array.shape, strict=True)
-    )
-    if inside:
-        key = tuple(
+    memory, sizes, squeezed = operand.memory, operand.window.sizes, operand.window.squeezed
+    array, numbers, key = memory.array, None, None
+    axes = list(enumerate(zip(start, sizes, array.shape, strict=True)))
+    if all(first >= 0 and first + size <= dim for _, (first, size, dim) in axes):
+        inside = (
             first if axis in squeezed else slice(first, first + size)
-            for axis, (first, size) in enumerate(zip(start, sizes, strict=True))
+            for axis, (first, size, _) in axes
         )
-        key = (*key, ...)  # so that a single element is an array, too
-        ref = Ref(array[key], operand.name, operand.space, is_input=operand.is_input)
-        ref.block = ProgramBlock(memory, program, key, waiting=waiting)
-        return ref
-    numbers: Array = np.zeros((1,) * len(sizes), np.int64)
-    beyond: Array = np.zeros((1,) * len(sizes), np.int64)
-    stride = array.size
-    for axis, (first, size, dim) in enumerate(zip(start, sizes, array.shape, strict=True)):
-        stride = stride // dim if dim else 0
-        along = [1] * len(sizes)
-        along[axis] = size
-        at = first + np.arange(size, dtype=np.int64)
-        out = (at < 0) | (at >= dim)
-        numbers = numbers + (at * stride).reshape(along)
-        beyond = np.minimum(beyond, np.where(out, operand.codes[axis], 0).reshape(along))
-    numbers = np.where(beyond < 0, beyond, numbers)
-    numbers = numbers.reshape([size for axis, size in enumerate(sizes) if axis not in squeezed])
-    data = machine.uninitialized(numbers.shape, array.dtype, "padding")
-    data[numbers >= 0] = array.reshape(-1)[numbers[numbers >= 0]]
+        key = (*inside, ...)  # so that a single element is an array, too
+        data = array[key]
+    else:
+        numbers = np.zeros((1,) * len(sizes), np.int64)
+        beyond = np.zeros((1,) * len(sizes), np.int64)
+        stride = array.size
+        for axis, (first, size, dim) in axes:
+            stride = stride // dim if dim else 0
+            along = [1] * len(sizes)
+            along[axis] = size
+            at = first + np.arange(size, dtype=np.int64)
+            out = (at < 0) | (at >= dim)
+            numbers = numbers + (at * stride).reshape(along)
+            beyond = np.minimum(beyond, np.where(out, operand.codes[axis], 0).reshape(along))
+        numbers = np.where(beyond < 0, beyond, numbers)
+        numbers = numbers.reshape([size for axis, (_, size, _) in axes if axis not in squeezed])
+        data = machine.uninitialized(numbers.shape, array.dtype, "padding")
+        data[numbers >= 0] = array.reshape(-1)[numbers[numbers >= 0]]
     ref = Ref(data, operand.name, operand.space, is_input=operand.is_input)
-    ref.block = ProgramBlock(memory, program, None, numbers, waiting)
+    ref.block = ProgramBlock(memory, program, key, numbers, waiting)
     return ref
 
 
 # Accesses.
 
 
-#: What accesses are called in messages. Only a load may hang over an edge unmasked.
-LOAD, STORE = "load from", "store to"
+#: Names of accesses in messages. Only a load may hang over an edge unmasked.
+LOAD, STORE, ATOMIC = "load from", "store to", "atomic access to"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,233 +170,158 @@ class _SelectedElements:
         array.reshape(-1)[self.numbers] = values
 
 
-def load(
-    thread: Thread, ref: Ref, window: Sequence[Transform], operands: Sequence[Any], line: str
-) -> Array:
-    """The elements of a window of a block.
+@dataclass(slots=True, eq=False)
+class BlockAccess:
+    """An access of a program to a window of a block.
 
-    Raises:
-      BoundsError: an element is beyond the edge of the block, or of an array that no block may
-        hang over.
-    """
-    block: ProgramBlock = ref.block
-    if block.key is None:
-        return load_masked(thread, ref, window, operands, None, None, None, line)
-    memory = block.memory
-    try:
-        part = np.array(read(memory.array[block.key], window, operands))
-    except Outside as outside:
-        raise beyond_edge(thread, ref, LOAD, outside, line) from None
-    if memory.shadow is not None:  # asked here, too: most loads are of memory that nobody writes
-        _note(thread, ref, "read", _SelectedWindow(block.key, _same_size(window), operands), line)
-    return part
+    Its methods raise a ``BoundsError`` for an element that no mask leaves out, and that is beyond
+    the edge of the block, of an array that no block may hang over, or, except for a load, of any
+    array.
 
-
-def store(
-    thread: Thread,
-    ref: Ref,
-    window: Sequence[Transform],
-    operands: Sequence[Any],
-    value: Any,
-    line: str,
-) -> None:
-    """Change the elements of a window of a block.
-
-    Raises:
-      BoundsError: as ``load``; or an element is beyond the edge of an array, and not masked.
-    """
-    block: ProgramBlock = ref.block
-    if block.key is None:
-        store_masked(thread, ref, window, operands, None, None, value, line)
-        return
-    memory = block.memory
-    try:
-        write(memory.array[block.key], window, operands, lambda _: value)
-    except Outside as outside:
-        raise beyond_edge(thread, ref, STORE, outside, line) from None
-    _note(thread, ref, "write", _SelectedWindow(block.key, _same_size(window), operands), line)
-    _changed(block)
-
-
-def load_masked(
-    thread: Thread,
-    ref: Ref,
-    window: Sequence[Transform],
-    operands: Sequence[Any],
-    shape: tuple[int, ...] | None,
-    mask: Any,
-    other: Any,
-    line: str,
-    *,
-    volatile: bool = False,
-) -> Array:
-    """The elements of a window that a mask does not leave out; in place of the others, ``other``.
-
-    Args:
-      thread: who loads.
-      ref: of a block.
-      window: of the block; it may reach beyond it where it is masked.
+    Attributes:
+      thread: that runs the program.
+      ref: of the block.
+      window: of the block; it may reach beyond the block where it is masked.
       operands: of the equation.
-      shape: of the window; None for its own where there is no mask.
-      mask: of the window, or None.
-      other: of the window, or None for anything.
       line: ``file:line``.
-      volatile: whether the load sees what other programs do meanwhile.
-
-    Raises:
-      BoundsError: as ``load``, of an element that is not left out.
+      shape: of the window; None for a window without a mask, which has its own shape.
+      mask: of the window, or None.
     """
-    numbers = _numbers(thread, ref, window, operands, shape, mask, LOAD, line)
-    memory: SharedArray = ref.block.memory
-    values = thread.machine.uninitialized(numbers.shape, memory.array.dtype, "padding")
-    if other is not None:
-        values[...] = other
-    chosen = numbers >= 0
-    inside = numbers[chosen]
-    values[chosen] = memory.array.reshape(-1)[inside]
-    _note(thread, ref, "volatile" if volatile else "read", _SelectedElements(inside), line)
-    if volatile and ref.block.waiting is not None:
-        ref.block.waiting.looked(thread, ref, (line, numbers.tobytes(), values.tobytes()))
-    return values
 
+    thread: Thread
+    ref: Ref
+    window: Sequence[Transform]
+    operands: Sequence[Any]
+    line: str
+    shape: tuple[int, ...] | None = None
+    mask: Any = None
 
-def store_masked(
-    thread: Thread,
-    ref: Ref,
-    window: Sequence[Transform],
-    operands: Sequence[Any],
-    shape: tuple[int, ...] | None,
-    mask: Any,
-    value: Any,
-    line: str,
-) -> None:
-    """Change the elements of a window that a mask does not leave out; see ``load_masked``."""
-    numbers = _numbers(thread, ref, window, operands, shape, mask, STORE, line)
-    chosen, block = numbers >= 0, ref.block
-    flat = block.memory.array.reshape(-1)
-    flat[numbers[chosen]] = np.broadcast_to(value, numbers.shape)[chosen]
-    _note(thread, ref, "write", _SelectedElements(numbers[chosen]), line)
-    if block.numbers is not None and thread.machine.inspector is not None:
-        inside = block.numbers >= 0  # who looks at the reference sees its data
-        ref.data[inside] = flat[block.numbers[inside]]
-    _changed(block)
+    def load(self, other: Any = None, *, volatile: bool = False) -> Array:
+        """Load the elements of the window.
 
+        Args:
+          other: values for elements that the mask leaves out; None for anything.
+          volatile: whether the load sees what other programs do meanwhile.
+        """
+        block: ProgramBlock = self.ref.block
+        memory = block.memory
+        if block.key is not None and self.shape is None:
+            try:
+                part = np.array(read(memory.array[block.key], self.window, self.operands))
+            except Outside as outside:
+                raise beyond_edge(self.thread, self.ref, LOAD, outside, self.line) from None
+            # Asked here, too, because most loads are of memory that no program writes.
+            if memory.shadow is not None:
+                self._note("read", self._selected(block.key))
+            return part
+        numbers = self._numbers(LOAD)
+        values = self.thread.machine.uninitialized(numbers.shape, memory.array.dtype, "padding")
+        if other is not None:
+            values[...] = other
+        chosen = numbers >= 0
+        inside = numbers[chosen]
+        values[chosen] = memory.array.reshape(-1)[inside]
+        self._note("volatile" if volatile else "read", _SelectedElements(inside))
+        if volatile and block.waiting is not None:
+            seen = (self.line, numbers.tobytes(), values.tobytes())
+            block.waiting.looked(self.thread, self.ref, seen)
+        return values
 
-def _numbers(
-    thread: Thread,
-    ref: Ref,
-    window: Sequence[Transform],
-    operands: Sequence[Any],
-    shape: tuple[int, ...] | None,
-    mask: Any,
-    access: str,
-    line: str,
-) -> Array:
-    """The number in the array of each element of a window; less than 0 for what is left out."""
-    numbers = ref.block.indices()
-    try:
-        if mask is None:
-            numbers = np.asarray(read(numbers, window, operands))
+    def store(self, value: Any) -> None:
+        """Store a value to the elements of the window that the mask does not leave out."""
+        block: ProgramBlock = self.ref.block
+        if block.key is not None and self.shape is None:
+            try:
+                write(block.memory.array[block.key], self.window, self.operands, lambda _: value)
+            except Outside as outside:
+                raise beyond_edge(self.thread, self.ref, STORE, outside, self.line) from None
+            self._note("write", self._selected(block.key))
         else:
-            assert shape is not None
-            part, key = masked(numbers, window, operands, shape, mask)
-            numbers = np.where(mask, part[key], MASKED)
-    except Outside as outside:
-        raise beyond_edge(thread, ref, access, outside, line) from None
-    _require(thread, ref, numbers, access, line)
-    return numbers if shape is None else np.broadcast_to(numbers, shape)
+            numbers = self._numbers(STORE)
+            chosen, flat = numbers >= 0, block.memory.array.reshape(-1)
+            flat[numbers[chosen]] = np.broadcast_to(value, numbers.shape)[chosen]
+            self._note("write", _SelectedElements(numbers[chosen]))
+            if block.numbers is not None and self.thread.machine.inspector is not None:
+                inside = block.numbers >= 0  # the inspector shows the reference's own data
+                self.ref.data[inside] = flat[block.numbers[inside]]
+        if block.waiting is not None:
+            block.waiting.changed(block.memory)
 
+    def update(self, change: Callable[[Array, Any], Array], value: Any, *, used: bool) -> Array:
+        """Change the elements atomically, one after the other; returns their old values.
 
-def update(
-    thread: Thread,
-    ref: Ref,
-    window: Sequence[Transform],
-    operands: Sequence[Any],
-    shape: tuple[int, ...],
-    mask: Any,
-    change: Callable[[Array, Any], Array],
-    value: Any,
-    line: str,
-    *,
-    used: bool,
-) -> Array:
-    """Change the elements of a window atomically, one by one, and give what they were.
+        Args:
+          change: returns new elements for old ones and the operand's.
+          value: the operand, of the shape of the window.
+          used: whether the program uses the old values.
+        """
+        assert self.shape is not None
+        numbers = self._numbers(ATOMIC)
+        chosen = numbers >= 0
+        block: ProgramBlock = self.ref.block
+        flat = block.memory.array.reshape(-1)
+        inside = numbers[chosen]
+        values = np.broadcast_to(value, self.shape)[chosen]
+        before = np.array(flat[inside])
+        if len(np.unique(inside)) == len(inside):  # no element twice: all change at once
+            flat[inside] = change(before, values)
+        else:  # each access of an element sees what the one before did
+            for at, number in enumerate(inside):
+                before[at] = flat[number]
+                flat[number] = change(before[at : at + 1], values[at : at + 1])[0]
+        differs = before.tobytes() != flat[inside].tobytes()
+        if block.memory.shadow is not None:
+            self._note("atomic", _SelectedElements(inside))
+            elements = id(block.memory), inside.tobytes()
+            block.memory.shadow.order.synchronize(block.program, elements, learns=used)
+        if block.waiting is not None:
+            # An atomic that changes nothing is a look at the memory, as in a loop that waits.
+            if differs:
+                block.waiting.changed(block.memory)
+            else:
+                seen = (self.line, inside.tobytes(), before.tobytes())
+                block.waiting.looked(self.thread, self.ref, seen)
+        old = self.thread.machine.uninitialized(self.shape, flat.dtype, "padding")
+        old[chosen] = before
+        return old
 
-    Args:
-      thread: who does.
-      ref: of a block.
-      window: of the block.
-      operands: of the equation.
-      shape: of the window.
-      mask: of the window, or None.
-      change: gives new elements for old ones and the operand's.
-      value: the operand, of the shape of the window.
-      line: ``file:line``.
-      used: whether the program uses what they were.
+    def _numbers(self, access: str) -> Array:
+        """Return the number in the array of each element; less than 0 for those left out."""
+        numbers = self.ref.block.indices()
+        try:
+            if self.mask is None:
+                numbers = np.asarray(read(numbers, self.window, self.operands))
+            else:
+                assert self.shape is not None
+                part, key = masked(numbers, self.window, self.operands, self.shape, self.mask)
+                numbers = np.where(self.mask, part[key], MASKED)
+        except Outside as outside:
+            raise beyond_edge(self.thread, self.ref, access, outside, self.line) from None
+        least = int(numbers.min()) if numbers.size else 0
+        if least < (HANGING if access == LOAD else MASKED):
+            raise self._bounds_error(access, least)
+        return numbers if self.shape is None else np.broadcast_to(numbers, self.shape)
 
-    Raises:
-      BoundsError: as ``load``, of an element that is not left out.
-    """
-    numbers = _numbers(thread, ref, window, operands, shape, mask, "atomic access to", line)
-    chosen = numbers >= 0
-    block: ProgramBlock = ref.block
-    flat = block.memory.array.reshape(-1)
-    inside = numbers[chosen]
-    values = np.broadcast_to(value, shape)[chosen]
-    before = np.array(flat[inside])
-    # Without an element that comes twice, all of them may be changed at once.
-    if len(np.unique(inside)) == len(inside):
-        flat[inside] = change(before, values)
-    else:  # an element several times: each sees what the one before it did
-        for at, number in enumerate(inside):
-            before[at] = flat[number]
-            flat[number] = change(before[at : at + 1], values[at : at + 1])[0]
-    differs = before.tobytes() != flat[inside].tobytes()
-    if block.memory.shadow is not None:
-        _note(thread, ref, "atomic", _SelectedElements(inside), line)
-        element = id(block.memory), inside.tobytes()
-        block.memory.shadow.order.synchronize(block.program, element, learns=used)
-    if differs:
-        _changed(block)
-    elif block.waiting is not None:
-        block.waiting.looked(thread, ref, (line, inside.tobytes(), before.tobytes()))
-    old = thread.machine.uninitialized(shape, flat.dtype, "padding")
-    old[chosen] = before
-    return old
+    def _bounds_error(self, access: str, least: int) -> BoundsError:
+        """Make the error for elements that are in no array, where nothing masks them."""
+        why = (
+            "JAX 0.11 does not mask what is beyond the edge for Triton: pad the array, or mask it"
+            if least == HANGING
+            else "the block is not in the array, and nothing masks it there"
+        )
+        shape = tuple(self.ref.block.memory.array.shape)
+        name = self.ref.name or "a reference"
+        message = f"{access} {name} beyond the edge of its array {list(shape)}: {why}"
+        return bounds_error(self.thread, message, self.line, ref=self.ref.name, shape=shape)
 
+    def _note(self, kind: GlobalAccessKind, elements: ElementSelection) -> None:
+        block: ProgramBlock = self.ref.block
+        if block.memory.shadow is not None:
+            at = (self.ref.name, self.line)
+            block.memory.shadow.note(self.thread, block.program, kind, elements, at)
 
-def _note(thread: Thread, ref: Ref, kind: Kind, where: ElementSelection, line: str) -> None:
-    block: ProgramBlock = ref.block
-    if block.memory.shadow is not None:
-        block.memory.shadow.note(thread, block.program, kind, where, (ref.name, line))
-
-
-def _changed(block: ProgramBlock) -> None:
-    if block.waiting is not None:
-        block.waiting.changed(block.memory)
-
-
-def _same_size(window: Sequence[Transform]) -> Sequence[Transform]:
-    """A window of an array of another dtype: up to where the elements of this one are divided."""
-    at = next((n for n, transform in enumerate(window) if isinstance(transform, Bitcast)), None)
-    return window if at is None else window[:at]
-
-
-def _require(thread: Thread, ref: Ref, numbers: Array, access: str, line: str) -> None:
-    """Reject elements that are in no array, where nothing masks them.
-
-    Raises:
-      BoundsError: there are some.
-    """
-    least = HANGING if access == LOAD else MASKED
-    if not numbers.size or int(numbers.min()) >= least:
-        return
-    why = (
-        "JAX 0.11 does not mask what is beyond the edge for Triton: pad the array, or mask it"
-        if int(numbers.min()) == HANGING
-        else "the block is not in the array, and nothing masks it there"
-    )
-    shape = tuple(ref.block.memory.array.shape)
-    name = ref.name or "a reference"
-    message = f"{access} {name} beyond the edge of its array {list(shape)}: {why}"
-    raise bounds_error(thread, message, line, ref=ref.name, shape=shape)
+    def _selected(self, key: tuple[Any, ...]) -> _SelectedWindow:
+        """Select the elements in an array of another dtype: without bitcasts of these elements."""
+        window = self.window
+        at = next((n for n, step in enumerate(window) if isinstance(step, Bitcast)), len(window))
+        return _SelectedWindow(key, window[:at], self.operands)

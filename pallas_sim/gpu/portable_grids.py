@@ -1,11 +1,13 @@
-"""The grid of a ``pallas_call`` on a GPU: runs its programs, in any order or at the same time.
+"""Run the grid of a ``pallas_call`` on a GPU: its programs, in any order or at the same time.
 
 Programs run one after the other, in an order that the seed chooses, unless they wait for each
-other. The monitor of order (``portable_order.py``) compares their accesses all the same.
+other: that costs no switches between them. ``portable_order.py`` compares their accesses as if they
+ran at the same time.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -51,15 +53,15 @@ class _GridRun:
     """One execution of a kernel.
 
     Attributes:
-      kernel: what is executed.
-      order: of the accesses of its programs.
+      kernel: which one.
+      grid: its sizes.
       captured: the references from outside that its body uses, with their memory.
       operands: inputs first.
-      waiting: how its programs wait for each other, or None if they do not.
+      waiting: the programs that wait for each other, or None if none does.
     """
 
     kernel: PreparedKernel
-    order: GridOrder
+    grid: tuple[int, ...]
     captured: list[tuple[Ref, SharedArray]]
     operands: list[GridOperand]
     waiting: WaitingPrograms | None
@@ -85,32 +87,31 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
     """
     facts, machine = kernel.facts, thread.machine
     require_whole_products(kernel)
-    given = arguments_of(kernel, operands)
-    grid = given.grid
-    arrays = _memory(kernel, machine, given.inputs)
-    order = GridOrder(math.prod(grid))
+    arguments = arguments_of(kernel, operands)
+    order = GridOrder(math.prod(arguments.grid))
     this = _GridRun(
         kernel=kernel,
-        order=order,
-        captured=[(ref, SharedArray(ref.data, Shadow(order, ref.shape))) for ref in given.captured],
-        operands=_operands(kernel, order, arrays),
+        grid=arguments.grid,
+        captured=[
+            (ref, SharedArray(ref.data, Shadow(order, ref.shape))) for ref in arguments.captured
+        ],
+        operands=_operands(kernel, order, _memory(kernel, machine, arguments.inputs)),
         waiting=WaitingPrograms(machine) if may_wait(kernel.equation) else None,
     )
-    programs = _programs(grid, facts.vmapped, machine.seed)
+    programs = _programs(this.grid, facts.vmapped, machine.seed)
     with thread.inside(kernel.name):
         if this.waiting is None:
-            _one_by_one(this, thread, grid, programs)
+            _one_by_one(this, thread, programs)
         else:
             warps = getattr(facts.params, "num_warps", None)
-            this.waiting.run(
-                thread, programs, lambda core, mine: _one_by_one(this, core, grid, mine), warps
-            )
+            run_on = functools.partial(_one_by_one, this)
+            this.waiting.run(thread, programs, run_on, warps)
     end_kernel(thread, _kernel_ahead(this), None)
     return [operand.memory.array for operand in this.operands[len(facts.inputs) :]]
 
 
 def _kernel_ahead(this: _GridRun) -> KernelAhead:
-    """What the kernel did, for those that begin before it has ended."""
+    """Return the accesses of the kernel, for kernels that begin before it has ended."""
     kernel = KernelAhead(this.kernel.name)
     for memory in {id(operand.memory): operand.memory for operand in this.operands}.values():
         if memory.shadow is None:
@@ -118,20 +119,14 @@ def _kernel_ahead(this: _GridRun) -> KernelAhead:
         for kind in ("write", "atomic", "read"):
             numbers, access = memory.shadow.last(kind)
             if numbers is not None:
-                writes, adds = kind != "read", kind == "atomic"
-                kernel.keep(root(memory.array), numbers, access, writes=writes, adds=adds)
+                kernel.keep(root(memory.array), numbers, access, kind)
     return kernel
 
 
-def _one_by_one(
-    this: _GridRun,
-    thread: Thread,
-    grid: tuple[int, ...],
-    programs: Programs,
-) -> None:
-    """Programs one after the other."""
+def _one_by_one(this: _GridRun, thread: Thread, programs: Programs) -> None:
+    """Run programs one after the other."""
     facts = this.kernel.facts
-    inner = tuple(size for axis, size in enumerate(grid) if axis not in facts.vmapped)
+    inner = tuple(size for axis, size in enumerate(this.grid) if axis not in facts.vmapped)
     thread.grids.append(GridPosition((0,) * len(inner), inner))
     outside, owner = thread.axes, thread.owner
     try:
@@ -149,34 +144,23 @@ def _one_by_one(
 
 
 def _run(this: _GridRun, thread: Thread, program: GridProgram, point: tuple[int, ...]) -> None:
-    """One program."""
-    kernel = this.kernel
-    captured = [
-        Ref(
-            ref.data,
-            ref.name,
-            ref.space,
-            block=ProgramBlock(memory, program, (...,), waiting=this.waiting),
-        )
-        for ref, memory in this.captured
-    ]
-    blocks = [
-        block_of(
-            thread.machine,
-            operand,
-            program,
-            operand.window.start(thread, point, ()),
-            waiting=this.waiting,
-        )
-        for operand in this.operands
-    ]
+    """Run one program."""
+    refs: list[Ref] = []
+    for ref, memory in this.captured:
+        block = ProgramBlock(memory, program, (...,), waiting=this.waiting)
+        refs.append(Ref(ref.data, ref.name, ref.space, block=block))
+    for operand in this.operands:
+        start = operand.window.start(thread, point, ())
+        refs.append(block_of(thread.machine, operand, program, start, waiting=this.waiting))
     with thread.span("body"):
-        run(kernel.body, thread, [*captured, *blocks])
+        run(this.kernel.body, thread, refs)
 
 
 def _codes(window: BlockWindow) -> list[int]:
-    """What an element beyond the edge is, for each axis."""
-    # See the docstring of portable_accesses.py for what JAX masks.
+    """Return the code of an element beyond the edge, for each axis.
+
+    See the docstring of ``portable_accesses.py`` for the axes that JAX masks.
+    """
     codes: list[int] = []
     for (kind, size, _), dim in zip(window.facts.dims, window.facts.shape, strict=True):
         if kind == "Squeezed":
@@ -189,14 +173,14 @@ def _codes(window: BlockWindow) -> list[int]:
 
 
 def _programs(grid: tuple[int, ...], vmapped: Sequence[int], seed: int) -> Programs:
-    """The programs, each with its grid point, in the order in which they begin."""
+    """Yield the programs, each with its grid point, in the order in which they begin."""
     count = math.prod(grid)
     seen = [axis for axis in range(len(grid)) if axis not in vmapped]
     if not seed or count < 2:
         for number, point in enumerate(itertools.product(*map(range, grid))):
             yield GridProgram(number, tuple([point[axis] for axis in seen])), point
         return
-    # The plain order is that of seed 0: another seed shall show what depends on it.
+    # Seed 0 has the plain order. Another seed is to show what depends on that.
     generator = np.random.Generator(np.random.Philox(seed))
     numbers = generator.permutation(count)
     while (numbers == np.arange(count)).all():
@@ -207,7 +191,7 @@ def _programs(grid: tuple[int, ...], vmapped: Sequence[int], seed: int) -> Progr
 
 
 def _memory(kernel: PreparedKernel, machine: Machine, inputs: list[Array]) -> list[Array]:
-    """The arrays of the inputs and outputs; an aliased output is its input's, which is a copy."""
+    """Make the arrays of inputs and outputs; an aliased output is that of its input, a copy."""
     inputs = [
         np.array(array, order="C")
         if kernel.captured + number in kernel.written
@@ -221,7 +205,7 @@ def _memory(kernel: PreparedKernel, machine: Machine, inputs: list[Array]) -> li
 def _operands(
     kernel: PreparedKernel, order: GridOrder, arrays: Sequence[Array]
 ) -> list[GridOperand]:
-    """The operands; what no program writes has no shadow."""
+    """Make the operands; memory that no program writes has no shadow."""
     facts = kernel.facts
     inputs = len(facts.inputs)
     writable = {
@@ -249,7 +233,7 @@ def _operands(
 
 
 def masks_edges() -> bool:
-    """Whether JAX masks accesses beyond the edge of an array: its Triton lowering since 0.12."""
+    """Return whether JAX masks accesses beyond the edge: its Triton lowering does since 0.12."""
     import jax
 
     return jax.__version_info__ >= (0, 12)

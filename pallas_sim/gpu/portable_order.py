@@ -1,25 +1,24 @@
 """The order among the programs of a grid on a GPU: races, and programs that wait for each other.
 
 The programs of a grid run at the same time and in any order. So two of them must not access an
-element of which one writes, unless atomics order them: an atomic whose result is used learns what
-the programs knew that accessed the same element atomically before (Triton's atomics are
+element that one of them writes, unless atomics order them. An atomic whose result is used learns
+what the programs knew that accessed the same element atomically before (Triton's atomics are
 ``acq_rel`` at the scope of the GPU). Each element has the last accesses of each kind, as in
 FastTrack (Flanagan and Freund, PLDI 2009): numbers of events in arrays, so that an access costs a
-few operations of numpy, whatever happened before. An element that is read, or accessed atomically,
-by several programs keeps two of these.
+few operations of numpy, whatever happened before. An element that several programs read, or access
+atomically, keeps two of these.
 
 Programs may also wait for each other, by looking at memory in a loop (``may_wait``). Then they run
-at the same time, as many as the chip has room for. A program that looks, sees what it saw before
-and changed nothing in between waits until somebody changes that memory (``WaitingPrograms``): so a
-loop that waits costs no time, and a deadlock is found.
+at the same time, as many as the chip has room for. A program waits if it looks, sees what it saw
+before, and changed nothing in between. It goes on once another program changes that memory
+(``WaitingPrograms``). So a loop that waits costs no time, and a deadlock is found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -27,35 +26,23 @@ from pallas_sim.chips import GPUS
 from pallas_sim.compat.jaxprs import open_jaxpr, sub_jaxprs
 from pallas_sim.dtypes import Array
 from pallas_sim.findings import Access, Finding, Owner, Wait
+from pallas_sim.gpu.launch_order import RACES_WITH, GlobalAccessKind
 from pallas_sim.machine import Machine, Thread
 from pallas_sim.memory import Ref
 from pallas_sim.scheduler import Task
 
-#: ``"volatile"``: a load that is no race with an atomic.
-Kind = Literal["read", "write", "atomic", "volatile"]
-
-#: Which earlier accesses an access is a race with.
-_AGAINST: Mapping[Kind, tuple[Kind, ...]] = MappingProxyType(
-    {
-        "read": ("write", "atomic"),
-        "write": ("write", "read", "atomic", "volatile"),
-        "atomic": ("write", "read"),
-        "volatile": ("write",),
-    }
-)
-
 #: Bytes of the clocks that atomics leave at the elements that they access.
 _CLOCK_BYTES = 1 << 26
 
-#: Why it is none on the other platform, and what to do.
+#: Why the same kernel is right on a TPU, and what to do.
 _TPU = "a TPU would allow it, where the grid is a loop: let one program loop, or use atomics"
 
 
 class ElementSelection(Protocol):
-    """Which elements of an array an access touches, and of any other array of that shape."""
+    """The elements that an access touches in an array, or in another one of that shape."""
 
     def get(self, array: Array) -> Array:
-        """Their values."""
+        """Return their values."""
         ...
 
     def put(self, array: Array, values: Any) -> None:
@@ -87,7 +74,7 @@ class _Event:
     """Accesses of a program that happen at one line between two synchronizations."""
 
     program: tuple[int, ...]
-    kind: Kind
+    kind: GlobalAccessKind
     name: str
     line: str
     time: int
@@ -95,31 +82,30 @@ class _Event:
 
 @dataclass(eq=False)
 class GridOrder:
-    """What is known of the order of the accesses of one grid.
+    """The order of the accesses of one grid, as far as it is known.
 
     Attributes:
       programs: how many there are.
-      events: so far; element 0 stands for none.
+      events: so far; their numbers count from 1, and 0 stands for none.
     """
 
     programs: int
-    events: list[_Event | None] = field(default_factory=lambda: [None])
+    events: list[_Event] = field(default_factory=list[_Event])
     _numbers: dict[Any, int] = field(default_factory=dict)
     _program: Array = field(default_factory=lambda: np.full(64, -1, np.int32))
     _time: Array = field(default_factory=lambda: np.zeros(64, np.int32))
     _left: dict[Any, Array] = field(default_factory=dict)
     _reported: set[Any] = field(default_factory=set)
 
-    def event(self, me: GridProgram, kind: Kind, name: str, line: str) -> int:
-        """The number of an event, the same for accesses that are ordered alike."""
+    def event(self, me: GridProgram, kind: GlobalAccessKind, name: str, line: str) -> int:
+        """Return the number of an event, the same for accesses that are ordered alike."""
         key = (me.number, kind, name, line, me.time)
-        known = self._numbers.get(key)
-        if known is not None:
-            return known
-        # An event stands for all accesses of a line until the program synchronizes: so there are as
-        # many of them as lines and programs, not as accesses.
-        number = self._numbers[key] = len(self.events)
+        if key in self._numbers:
+            return self._numbers[key]
+        # An event stands for all accesses of a line until the program synchronizes. So there are as
+        # many events as lines and programs, and not as accesses.
         self.events.append(_Event(me.point, kind, name, line, me.time))
+        number = self._numbers[key] = len(self.events)
         if number == len(self._program):
             self._program = np.concatenate([self._program, np.full(number, -1, np.int32)])
             self._time = np.concatenate([self._time, np.zeros(number, np.int32)])
@@ -127,14 +113,14 @@ class GridOrder:
         return number
 
     def unordered(self, me: GridProgram, events: Array) -> Array | None:
-        """Which of some earlier events are another program's that does not come before ``me``.
+        """Mark the earlier events of other programs that nothing orders before ``me``.
 
-        None if none is.
+        None if there is none.
         """
         if not events.size:
             return None
         first = int(events.flat[0])
-        # Mostly the same line accessed all elements of a block last: one comparison will do.
+        # Mostly the same line accessed all elements of a block last. Then one comparison is enough.
         if events.size == 1 or (events == first).all():
             other = int(self._program[first])
             if first == 0 or other == me.number:
@@ -149,32 +135,32 @@ class GridOrder:
         return wrong if wrong.any() else None
 
     def same_program(self, events: Array, event: int) -> Array:
-        """Which of some events are of the program of another one."""
+        """Mark the events of the same program as another one."""
         return self._program[events] == self._program[event]
 
-    def synchronize(self, me: GridProgram, place: Any, *, learns: bool) -> None:
-        """Leave what ``me`` knows at elements that it accesses atomically.
+    def synchronize(self, me: GridProgram, elements: Any, *, learns: bool) -> None:
+        """Leave the knowledge of ``me`` at elements that it accesses atomically.
 
         Args:
           me: the program.
-          place: which elements.
-          learns: whether it uses what it gets there, and so learns what others left.
+          elements: a key of these elements.
+          learns: whether it uses their old values, and so learns what others left there.
         """
         most = max(64, _CLOCK_BYTES // (4 * max(self.programs, 1)))
-        if place not in self._left and len(self._left) >= most:
-            # Elements share clocks then, which may order too much: a race is missed at worst.
-            place = hash(place) % most
-        left = self._left.get(place)
+        if elements not in self._left and len(self._left) >= most:
+            # Elements share clocks then, which may order too much: at worst a race is missed.
+            elements = hash(elements) % most
+        left = self._left.get(elements)
         if learns and left is not None:
             me.known = left.copy() if me.known is None else np.maximum(me.known, left)
         known = np.zeros(self.programs, np.int32) if me.known is None else me.known
         left = known.copy() if left is None else np.maximum(left, known)
         left[me.number] = me.time
-        self._left[place] = left
+        self._left[elements] = left
         me.time += 1
 
     def is_new(self, key: Any) -> bool:
-        """Whether nothing of this key was reported, which it is from now on."""
+        """Return whether a key is new, and note it as reported."""
         new = key not in self._reported
         self._reported.add(key)
         return new
@@ -191,13 +177,13 @@ class Shadow:
 
     order: GridOrder
     shape: tuple[int, ...]
-    _last: dict[tuple[Kind, int], Array] = field(default_factory=dict)
+    _last: dict[tuple[GlobalAccessKind, int], Array] = field(default_factory=dict)
 
     def note(
         self,
         thread: Thread,
         me: GridProgram,
-        kind: Kind,
+        kind: GlobalAccessKind,
         where: ElementSelection,
         at: tuple[str, str],
     ) -> None:
@@ -211,9 +197,8 @@ class Shadow:
           at: name of the reference, and ``file:line``.
         """
         number = self.order.event(me, kind, *at)
-        against = _AGAINST[kind]
         for (other, _), last in self._last.items():
-            if other not in against:
+            if other not in RACES_WITH[kind]:
                 continue
             events = where.get(last)
             wrong = self.order.unordered(me, events)
@@ -221,23 +206,23 @@ class Shadow:
                 self._report(thread, number, where, events, wrong)
         self._keep(me, kind, where, number)
 
-    def last(self, kind: Kind) -> tuple[Array | None, Callable[[int], Access]]:
-        """The last accesses of a kind, as numbers or 0, and what has a number."""
+    def last(self, kind: GlobalAccessKind) -> tuple[Array | None, Callable[[int], Access]]:
+        """Return the last accesses of a kind, as numbers or 0, and the access of a number."""
 
         def access(number: int) -> Access:
-            event = self.order.events[number]
-            assert event is not None
-            return _access(event, Owner(), ())
+            return _access(self.order.events[number - 1], Owner(), ())
 
         return self._last.get((kind, 0)), access
 
-    def _keep(self, me: GridProgram, kind: Kind, where: ElementSelection, number: int) -> None:
+    def _keep(
+        self, me: GridProgram, kind: GlobalAccessKind, where: ElementSelection, number: int
+    ) -> None:
         first = self._of(kind, 0)
         if kind == "write":
             where.put(first, number)
             return
-        # Where the first event is another program's, and nothing orders it before this one, it
-        # stays: an access of a third program is to be compared with both.
+        # The first event stays where it is another program's and nothing orders it before this one:
+        # an access of a third program has to be compared with both.
         events = where.get(first)
         kept = self.order.unordered(me, events)
         if kept is None:
@@ -247,7 +232,7 @@ class Shadow:
         second = self._of(kind, 1)
         where.put(second, np.where(kept, number, where.get(second)))
 
-    def _of(self, kind: Kind, which: int) -> Array:
+    def _of(self, kind: GlobalAccessKind, which: int) -> Array:
         if (kind, which) not in self._last:
             self._last[kind, which] = np.zeros(self.shape, np.int32)
         return self._last[kind, which]
@@ -256,15 +241,13 @@ class Shadow:
         self, thread: Thread, number: int, where: ElementSelection, events: Array, wrong: Array
     ) -> None:
         order = self.order
-        earlier = order.events[int(events[wrong].flat[0])]
-        later = order.events[number]
-        assert earlier is not None
-        assert later is not None
+        first_wrong = int(events[wrong].flat[0])
+        earlier, later = order.events[first_wrong - 1], order.events[number - 1]
         # Once for each pair of lines, not for each element and each pair of programs.
         key = (later.line, later.kind, earlier.line, earlier.kind, later.name, earlier.name)
         if not order.is_new(key):
             return
-        same = wrong & order.same_program(events, int(events[wrong].flat[0]))
+        same = wrong & order.same_program(events, first_wrong)
         numbers = where.get(np.arange(int(np.prod(self.shape))).reshape(self.shape))[same]
         axes = np.unravel_index(numbers, self.shape) if self.shape else ()
         box = tuple((int(axis.min()), int(axis.max()) + 1) for axis in axes)
@@ -321,29 +304,26 @@ class SharedArray:
         return indices
 
 
-# Programs that wait for each other by what they see in memory.
+# Programs that wait for each other by looking at memory.
 
 
 #: How often all programs look again before it is a deadlock.
 _ROUNDS = 100
-
 
 #: Threads and blocks of threads that a multiprocessor can have ("Technical Specifications per
 #: Compute Capability" in the CUDA C++ Programming Guide).
 _THREADS = 2048
 _RESIDENT = 32
 
-
-#: Warps of a program, where the kernel does not say (``pallas_call_registration.py``).
+#: Warps of a program that does not choose a number (``pallas_call_registration.py``).
 _WARPS = 4
-
 
 #: Programs with their grid points, in the order in which they begin.
 Programs = Iterator[tuple[GridProgram, tuple[int, ...]]]
 
 
 def may_wait(kernel: Any) -> bool:
-    """Whether programs of a kernel may wait for each other: they look at memory in a loop.
+    """Return whether programs of a kernel may wait for each other, by looking at memory in a loop.
 
     Args:
       kernel: the equation of a ``pallas_call``.
@@ -393,13 +373,13 @@ class WaitingPrograms:
           work: runs programs one after the other.
           warps: of a program, or None for the default.
         """
-        # More programs than the chip has room for begin when others end. If they all wait for one
-        # that has not begun, the chip hangs, and so does the grid here: a deadlock.
-        begun = list(programs)
+        # Programs that the chip has no room for begin when others end. If all programs wait for one
+        # that has not begun, the chip hangs, and here it is a deadlock.
+        all_programs = list(programs)
         per_core = min(_RESIDENT, _THREADS // (32 * (warps or _WARPS)))
-        places = min(len(begun), per_core * GPUS[self.machine.target].cores)
-        shared = iter(begun)
-        cores = [thread.child(thread.owner) for _ in range(places)]
+        at_once = min(len(all_programs), per_core * GPUS[self.machine.target].cores)
+        shared = iter(all_programs)
+        cores = [thread.child(thread.owner) for _ in range(at_once)]
         scheduler = self.machine.scheduler
         scheduler.idle.append(self.look_again)
         try:
@@ -408,7 +388,7 @@ class WaitingPrograms:
             scheduler.idle.remove(self.look_again)
 
     def changed(self, memory: SharedArray) -> None:
-        """A program changed some memory: those that wait for it look again."""
+        """Let programs that wait for some memory look again, because one has changed it."""
         self.rounds = 0
         for task in [task for task, awaited in self.tasks.items() if awaited is memory]:
             del self.tasks[task]
@@ -416,18 +396,18 @@ class WaitingPrograms:
         self.machine.scheduler.pause()
 
     def looked(self, thread: Thread, ref: Ref, seen: tuple[str, bytes, bytes]) -> None:
-        """A program looked at memory that others change, and changed nothing.
+        """Let a program wait that saw in memory what it saw there before, and changed nothing.
 
         Args:
           thread: that runs it.
           ref: of the memory.
-          seen: ``file:line``, where it looked, and what was there.
+          seen: ``file:line``, the elements that it looked at, and their values.
         """
         program: GridProgram = ref.block.program
         before, program.last = program.last, seen
         scheduler = self.machine.scheduler
         task = scheduler.current
-        # Who sees something new goes on: it may be in no loop at all.
+        # A program that sees something new goes on: it may be in no loop at all.
         if before != seen or task is None:
             scheduler.pause()
             return
@@ -439,7 +419,7 @@ class WaitingPrograms:
         scheduler.block(blocked)
 
     def look_again(self) -> bool:
-        """Let all programs that wait go on, unless they did so too often; whether they do."""
+        """Let all programs that wait go on; False if they did so too often."""
         if not self.tasks or self.rounds >= _ROUNDS:
             return False
         self.rounds += 1

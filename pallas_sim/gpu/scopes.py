@@ -1,9 +1,9 @@
-"""What a ``run_scoped`` gives to the warpgroups of a block: shared memory, barriers, registers.
+"""The memory that ``run_scoped`` makes for a block: shared memory, barriers, registers.
 
-Shared memory is laid out as JAX's lowering does: scopes inside of each other lie one after the
-other, scopes that follow each other in the same place. Barriers have a place of their own, and go
-on where they were if a scope is entered again. All warpgroups of a block that enter a scope
-together wait for each other there.
+Shared memory is laid out as in JAX's lowering: nested scopes lie one after the other, scopes that
+follow each other in the same place. Barriers have a place of their own, and keep their phase if a
+scope is entered again. All warpgroups of a block that enter a scope together wait for each other
+there.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pallas_sim.memory import AllocationKey, Ref
 from pallas_sim.registry import Equation
 from pallas_sim.windows import tiled
 
-#: Bytes to whose multiples JAX aligns allocations of shared memory.
+#: Alignment of allocations of shared memory, in bytes.
 ALIGNMENT = 1024
 
 
@@ -62,9 +62,9 @@ class GpuScope:
     """A ``run_scoped``.
 
     Attributes:
-      items: what it makes.
-      axes: whose threads share what it makes; if there are any, all warpgroups of a block enter it
-        together.
+      items: the references that it makes.
+      axes: the threads along them share the items; if there are any, all warpgroups of a block
+        enter it together.
       line: ``file:line``.
       site: which scope of the program it is.
     """
@@ -76,22 +76,22 @@ class GpuScope:
 
 
 def scope_of(eqn: Equation) -> GpuScope:
-    """What a ``run_scoped`` says."""
+    """Read a ``run_scoped``."""
     params, site = eqn.params, id(eqn.origin or eqn)
     inner, _ = open_jaxpr(params["jaxpr"])
     transforms = params.get("ref_transforms") or ((),) * len(inner.invars)
     items: list[ScopedRef] = []
     for number, (var, name) in enumerate(zip(inner.invars, argument_names(inner), strict=True)):
-        tilings = [each.tiling for each in transforms[number] or () if hasattr(each, "tiling")]
-        tiling = tuple(tilings[0]) if tilings else ()
+        tilings = (getattr(transform, "tiling", None) for transform in transforms[number] or ())
+        tiling = tuple(next(filter(None, tilings), ()))
         name = name or f"scoped memory {number}"
         items.append(ScopedRef(var.aval, name, tiling, (site, number)))
     return GpuScope(tuple(items), axes_of(params.get("collective_axes")), eqn.line, site)
 
 
-def axes_of(given: Any) -> tuple[Any, ...]:
-    """Names of axes, of which JAX has a tuple, one, or None."""
-    named = tuple(given) if isinstance(given, tuple | list) else (given,)
+def axes_of(names: Any) -> tuple[Any, ...]:
+    """Return names of axes as a tuple: JAX has several, one, or None."""
+    named = tuple(names) if isinstance(names, tuple | list) else (names,)
     # ``dynamic_scheduling_loop`` names None where a block has one warpgroup.
     return tuple(axis for axis in named if axis is not None)
 
@@ -99,26 +99,26 @@ def axes_of(given: Any) -> tuple[Any, ...]:
 def run_scope(
     thread: GpuThread, scope: GpuScope, work: Callable[[Sequence[Ref]], list[Any]]
 ) -> list[Any]:
-    """Run the body of a scope on what it makes.
+    """Run the body of a scope on the references that it makes.
 
     Args:
-      thread: who enters it.
+      thread: that enters it.
       scope: which one.
-      work: takes the references, and gives the results of the body.
+      work: takes the references, and returns the results of the body.
     """
     block = thread.block
     _check_axes(thread, scope)
     if scope.axes and len(block.warpgroups) > 1:
         members = range(len(block.warpgroups))
-        place = ("scope", scope.site, id(block))
+        meeting = ("scope", scope.site, id(block))
         what = f"run_scoped at {scope.line}" if scope.line else "run_scoped"
-        meet(thread, place, thread.warpgroup, members, None, what, kind="warpgroup")
+        meet(thread, meeting, thread.warpgroup, members, None, what, kind="warpgroup")
     # The first warpgroup that enters a scope for the n-th time makes its memory.
     key = (scope.site, thread.number)
     turn = block.entered[key] = block.entered.get(key, 0) + 1
     first = turn > block.entered.get(scope.site, 0)
     block.entered[scope.site] = max(turn, block.entered.get(scope.site, 0))
-    # Shared memory is a stack: what a scope takes is free again when it ends.
+    # Shared memory is a stack: a scope frees its part when it ends.
     before, around, held = thread.top, thread.around, thread.accumulators
     thread.around = scope.line or around
     if first and turn == 1:
@@ -130,10 +130,10 @@ def run_scope(
 
 
 def _check_axes(thread: GpuThread, scope: GpuScope) -> None:
-    """Reject what JAX's lowering rejects: warpgroups share what they make, except for registers.
+    """Reject what JAX's lowering rejects: warpgroups must share all items but registers.
 
     Raises:
-      SimulationError: they do not, or others do.
+      SimulationError: they do not share them, or other threads do.
     """
     threads = thread.kernel_launch.mesh.threads
     own: tuple[Any, ...] = () if threads is None else (threads[0],)
@@ -153,9 +153,10 @@ def _check_axes(thread: GpuThread, scope: GpuScope) -> None:
 
 
 def _reserve(thread: GpuThread, scope: GpuScope) -> None:
-    """Let the other blocks of the cluster have their memory, before they enter the scope.
+    """Give the other blocks of the cluster their memory before they enter the scope.
 
-    JAX's lowering places all memory, and makes all barriers ready, when a cluster begins.
+    JAX's lowering places all memory and initializes all barriers when a cluster begins, so that a
+    block may access those of another one at any time.
     """
     for block in thread.block.cluster.blocks:
         if block is thread.block or scope.site in block.entered:
@@ -164,7 +165,7 @@ def _reserve(thread: GpuThread, scope: GpuScope) -> None:
         top = thread.top
         for item in scope.items:
             if not is_accumulator(item.aval):
-                top = _place(block, item, top, first=True)[1]
+                top = _allocate(block, item, top, first=True)[1]
 
 
 def _made(thread: GpuThread, item: ScopedRef, *, first: bool) -> Ref:
@@ -172,12 +173,12 @@ def _made(thread: GpuThread, item: ScopedRef, *, first: bool) -> Ref:
     if is_accumulator(aval):  # JAX begins with zeros
         hold_accumulator(thread, aval, item.name, thread.around)
         return Ref(np.zeros(aval.shape, aval.dtype), item.name, "regs")
-    ref, thread.top = _place(block, item, thread.top, first=first)
+    ref, thread.top = _allocate(block, item, thread.top, first=first)
     return ref
 
 
-def _place(block: ThreadBlock, item: ScopedRef, top: int, *, first: bool) -> tuple[Ref, int]:
-    """The memory of an item in a block, and the end of the shared memory that is taken."""
+def _allocate(block: ThreadBlock, item: ScopedRef, top: int, *, first: bool) -> tuple[Ref, int]:
+    """Return the memory of an item in a block, and the end of the shared memory in use."""
     aval = item.aval
     facts = barrier_facts(aval.dtype)
     if facts is None and semaphore_kind(aval.dtype) is None and space_of(aval) == "smem":
@@ -207,7 +208,7 @@ def _place(block: ThreadBlock, item: ScopedRef, top: int, *, first: bool) -> tup
 
 
 def semaphores_in(jaxpr: Any) -> Iterator[ScopedRef]:
-    """The semaphores of a kernel: of its scopes, which each block has, and those of the launch."""
+    """Yield the semaphores of a kernel: of scopes, which each block has, and of the launch."""
     for eqn in equations(jaxpr):
         if eqn.primitive.name == "get_global":
             yield ScopedRef(eqn.params["what"], "a global semaphore", (), ("global", id(eqn)))
@@ -219,13 +220,13 @@ def semaphores_in(jaxpr: Any) -> Iterator[ScopedRef]:
 def publish_semaphores(
     launch: GpuLaunch, items: Sequence[ScopedRef], points: Sequence[tuple[int, ...]]
 ) -> None:
-    """Make the semaphores of a launch, which exist before it begins, and let others reach them.
+    """Make the semaphores of a launch before it begins, and publish them for other devices.
 
-    They begin at 0 in each launch, and what is left on them at its end is lost.
+    They begin at 0 in each launch, and their counts at its end are lost.
 
     Args:
       launch: that has them.
-      items: which ones.
+      items: the semaphores.
       points: of the blocks.
     """
     device = launch.thread
@@ -242,19 +243,19 @@ def publish_semaphores(
 
 
 def _shared(block: ThreadBlock, item: ScopedRef, start: int, size: int) -> Ref:
-    """Uninitialized shared memory, which may be where other memory was before."""
+    """Make uninitialized shared memory, which may have been other memory before."""
     aval = item.aval
-    place = block.arena[start : start + size]
+    bytes_ = block.arena[start : start + size]
     if is_union(aval):
-        place[...] = 0xFF  # is NaN in every dtype
-        memory = place.view(np.dtype(f"int{8 * _union_scale(aval)}"))
+        bytes_[...] = 0xFF  # is NaN in every dtype
+        memory = bytes_.view(np.dtype(f"int{8 * _union_scale(aval)}"))
     else:
         shape, count = tuple(aval.shape), len(item.tiling)
         if count:
             outer = shape[: -2 * count]
             tiles = zip(shape[-2 * count : -count], item.tiling, strict=True)
             shape = (*outer, *(number * size for number, size in tiles))
-        memory = place.view(np.dtype(aval.dtype)).reshape(shape)
+        memory = bytes_.view(np.dtype(aval.dtype)).reshape(shape)
         fill = block.cluster.launch.thread.machine.uninitialized((), memory.dtype, "scratch")
         memory[...] = fill
         memory = tiled(memory, item.tiling) if count else memory
@@ -283,23 +284,23 @@ def _barriers(block: ThreadBlock, item: ScopedRef) -> np.ndarray[Any, Any]:
 
 
 def _smem_size(aval: Any) -> int:
-    """Bytes of the memory of a reference, as it is kept here: a byte for narrower elements."""
+    """Return the bytes of a reference as the simulator keeps it: a byte for narrower elements."""
     scale = _union_scale(aval) if is_union(aval) else 1
     return math.prod(aval.shape) * np.dtype(aval.dtype).itemsize * scale
 
 
 def _aligned(size: int) -> int:
-    """Bytes that an allocation of shared memory takes."""
+    """Return the bytes that an allocation of shared memory takes."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def smem_bytes(jaxpr: Any) -> int:
-    """Bytes of shared memory that the scopes of a kernel take at most, as they are kept here."""
+    """Return the most bytes of shared memory that scopes take, as the simulator keeps them."""
     return sum(size for _, size in _shared_at_a_time(jaxpr, _smem_size))
 
 
 def _shared_at_a_time(jaxpr: Any, size_of: Callable[[Any], int]) -> list[tuple[str, int]]:
-    """Names and bytes of the shared memory of a block, where it takes the most."""
+    """Return names and bytes of a block's shared memory at the time when it takes the most."""
 
     def taken(eqn: Any) -> list[tuple[str, int]]:
         return [
@@ -312,7 +313,7 @@ def _shared_at_a_time(jaxpr: Any, size_of: Callable[[Any], int]) -> list[tuple[s
 
 
 def _union_scale(aval: Any) -> int:
-    """How many bytes a byte of a union takes, where each element takes one at least."""
+    """Return how many bytes a byte of a union takes if each element takes one at least."""
     import jax
 
     bits = [jax.dtypes.itemsize_bits(leaf.dtype) for leaf in jax.tree.leaves(aval.refs)]
@@ -320,40 +321,40 @@ def _union_scale(aval: Any) -> int:
 
 
 def _is_shared_array(aval: Any) -> bool:
-    """Whether a reference is to an array in shared memory: to no barriers, and no semaphores."""
+    """Return whether a reference is to an array in shared memory, not barriers or semaphores."""
     if space_of(aval) != "smem" or barrier_facts(aval.dtype) is not None:
         return False
     return semaphore_kind(aval.dtype) is None
 
 
-# Registers of a block: what certainly does not fit.
+# Registers of a block that certainly do not fit.
 #
 # An SM has 65,536 registers of 32 bits, and a thread at most 255 (CUDA Programming Guide,
-# "Technical Specifications per Compute Capability"). What a compiler keeps in them is its own
-# affair: it orders loads and stores anew, computes values again, and spills. Only this is certain
-# of a Mosaic GPU kernel: accumulators of ``wgmma`` are in registers as long as they live, since
-# the tensor core writes them at any time; and ``setmaxnreg.inc`` blocks until the pool of the
-# block has as many registers as it needs (PTX ISA, "setmaxnreg").
+# "Technical Specifications per Compute Capability"). A compiler decides what it keeps in them: it
+# orders loads and stores anew, computes values again, and spills. Only this is certain of a Mosaic
+# GPU kernel. Accumulators of ``wgmma`` are in registers as long as they live, because the tensor
+# core writes them at any time. And ``setmaxnreg.inc`` blocks until the pool of the block has as
+# many registers as it needs (PTX ISA, "setmaxnreg").
 
 
-#: Of an SM, and of a thread.
+#: Registers of an SM, and the most of a thread.
 _POOL, _MOST = 65_536, 255
 
 #: Threads of a warpgroup, and bytes of a register.
 _THREADS, _BYTES = 128, 4
 
-#: The fewest and the most that ``setmaxnreg`` takes.
-_LEAST_ASKED, _MOST_ASKED = 24, 256
+#: The arguments that ``setmaxnreg`` takes.
+_LEAST_REQUEST, _MOST_REQUEST = 24, 256
 
 
 def hold_accumulator(thread: GpuThread, aval: Any, name: str, line: str) -> None:
-    """A warpgroup has one more accumulator; report it if not all of them fit.
+    """Count an accumulator of a warpgroup; report it if not all of them fit.
 
     Args:
       thread: the warpgroup.
       aval: of the accumulator.
       name: of the reference.
-      line: ``file:line`` of the scope, at whose end it gives the registers back.
+      line: ``file:line`` of the scope, which frees the registers at its end.
     """
     size = math.prod(aval.shape) * np.dtype(aval.dtype).itemsize
     thread.accumulators += -(-size // (_THREADS * _BYTES))
@@ -375,21 +376,17 @@ def hold_accumulator(thread: GpuThread, aval: Any, name: str, line: str) -> None
 
 
 def registers_at_launch(jaxpr: Any) -> int:
-    """How many registers a thread has at least when a kernel begins: what it can give, it has."""
-    given = [
-        eqn.params["n"]
-        for eqn in equations(jaxpr)
-        if eqn.primitive.name.startswith("set_max_registers") and eqn.params["action"] == "decrease"
-    ]
-    return min(given, default=0)
+    """Return a lower bound on a thread's registers at the launch: the smallest ``decrease``."""
+    calls = (e for e in equations(jaxpr) if e.primitive.name.startswith("set_max_registers"))
+    return min((e.params["n"] for e in calls if e.params["action"] == "decrease"), default=0)
 
 
 def _available(thread: GpuThread) -> tuple[int, str]:
-    """How many registers a thread can have, and why."""
+    """Return how many registers a thread can have, and why."""
     limit = thread.block.registers.get(thread.warpgroup)
     if limit is not None:
         return min(limit, _MOST), "set_max_registers"
-    if thread.block.registers:  # others give theirs
+    if thread.block.registers:  # other warpgroups give up theirs
         return _MOST, "the most there are"
     count = len(thread.block.warpgroups)
     share = _POOL // (_THREADS * count) // 8 * 8
@@ -397,17 +394,17 @@ def _available(thread: GpuThread) -> tuple[int, str]:
 
 
 def set_registers(thread: GpuThread, count: int, line: str, *, more: bool) -> None:
-    """A warpgroup gives registers to the pool of its block, or waits until it has enough.
+    """Give registers to the pool of the block, or wait until the pool has enough.
 
-    Who has not called this yet has as many as at the launch (``GpuLaunch.registers``).
+    A warpgroup that has not called this yet has as many as at the launch (``GpuLaunch.registers``).
 
     Raises:
-      DeadlockError: it never has.
-      SimulationError: there is no such number.
+      DeadlockError: the pool never has enough.
+      SimulationError: ``setmaxnreg`` does not take this number.
     """
-    if not _LEAST_ASKED <= count <= _MOST_ASKED:
+    if not _LEAST_REQUEST <= count <= _MOST_REQUEST:
         raise SimulationError(
-            f"set_max_registers takes {_LEAST_ASKED} to {_MOST_ASKED} registers, not {count}"
+            f"set_max_registers takes {_LEAST_REQUEST} to {_MOST_REQUEST} registers, not {count}"
         )
     block, scheduler = thread.block, thread.machine.scheduler
     if not more:
@@ -436,7 +433,7 @@ def set_registers(thread: GpuThread, count: int, line: str, *, more: bool) -> No
             program=thread.program,
         )
 
-    # ``setmaxnreg.inc`` blocks until the pool has enough; those that decrease wake who waits.
+    # ``setmaxnreg.inc`` blocks until the pool has enough. A decrease wakes the tasks that wait.
     while left() < count:
         task = scheduler.current
         if task is not None:
@@ -446,11 +443,11 @@ def set_registers(thread: GpuThread, count: int, line: str, *, more: bool) -> No
     block.registers[thread.warpgroup] = count
 
 
-# Shared memory that a kernel needs and a chip does not have: a launch of it fails.
+# A kernel that needs more shared memory than a chip has, so that its launch fails.
 
 
 def smem_excess_of_block(jaxpr: Any, mesh: Any, params: Any, target: str) -> Excess | None:
-    """What a block of a Mosaic GPU kernel needs beyond the shared memory of a chip, or None.
+    """Return what a block of a Mosaic GPU kernel needs beyond a chip's shared memory, or None.
 
     Args:
       jaxpr: body of the kernel.

@@ -15,8 +15,8 @@ shapes").
 - Sums of integers wrap around: Pallas never sets ``.satfinite``.
 
 ``tensor_product`` computes products of Mosaic GPU's instructions, ``dot_product`` those of Triton,
-and ``scaled_product`` those with a scale for each block of elements. Between them are the operands
-that are stored in less: 2:4 sparse ones with their metadata, and the layouts of scales.
+and ``scaled_product`` those with a scale for each block of elements. Between them are functions for
+2:4 sparse operands with their metadata, and for the layouts of scales.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ def tensor_product(
     sparse: bool = False,
     accumulation: Accumulation | None = None,
 ) -> Product:
-    """How tensor cores multiply matrices of these dtypes, and add the product to another matrix.
+    """Return the function by which tensor cores multiply matrices and add another one.
 
     Args:
       lhs: dtype of the first operand.
       rhs: dtype of the second operand.
       out: dtype of the sums: float32, float16 or int32.
       depth: length of the contracted dimension.
-      sparse: whether half of the first operand is known to be zero: then an instruction contracts
-        twice as many elements.
+      sparse: whether half of the first operand is known to be zero, so that an instruction
+        contracts twice as many elements.
       accumulation: how the chip adds; None for sums of float32 in any order. Sums of integers
         are not affected, nor those of float16 where it does not say how they are rounded.
 
@@ -93,17 +93,17 @@ def tensor_product(
     return chip_product(lhs, rhs, accumulation, to_tf32)
 
 
-#: Operands that Triton multiplies as bfloat16 or float16 with sums of float32, whatever they are.
+#: Precisions with which Triton multiplies any operands as bfloat16 or float16.
 _PRESETS = {"BF16_BF16_F32": BFLOAT16, "F16_F16_F32": FLOAT16}
 
 
 def dot_product(
     lhs: Any, rhs: Any, out: Any, depth: int, precision: Any, accumulations: Accumulations
 ) -> Multiply | None:
-    """How Triton's ``dot`` multiplies matrices on a chip, or None where that is not known.
+    """Return the function by which Triton's ``dot`` multiplies on a chip; None if not known.
 
-    JAX's lowering (``_dot_general_lowering`` in ``jax/_src/pallas/triton/lowering.py``) asks for
-    TF32 products of float32, unless both precisions are ``HIGHEST``, and adds in float32, unless
+    JAX's lowering (``_dot_general_lowering`` in ``jax/_src/pallas/triton/lowering.py``) requests
+    TF32 products of float32, unless both precisions are ``HIGHEST``, and sums in float32, unless
     the result is float16, float64 or int32. Triton rounds float32 to TF32, half away from zero;
     products of ``HIGHEST`` are fused multiply-adds of float32, one after the other.
 
@@ -135,7 +135,7 @@ def dot_product(
 
 
 def dot_operands(dtype: Dtype, precision: Any) -> tuple[Dtype | None, bool]:
-    """The dtype of the operands of Triton's ``dot``, and whether float32 is not rounded to TF32."""
+    """Return the dtype of operands of Triton's ``dot``, and whether float32 stays exact."""
     if precision is None:
         return dtype, False
     if isinstance(precision, tuple):
@@ -148,27 +148,27 @@ def dot_operands(dtype: Dtype, precision: Any) -> tuple[Dtype | None, bool]:
 
 
 def rounded_to_tf32(array: Array) -> Array:
-    """The nearest tf32 numbers of float32 ones; of two, that further from zero."""
+    """Round float32 numbers to the nearest tf32 ones, half away from zero."""
     nearest = ((array.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(FLOAT32)
     return np.where(np.isfinite(array), nearest, array)
 
 
 def to_tf32(array: Array) -> Array:
-    """The tf32 numbers that tensor cores read for float32 ones: without their lower 13 bits."""
+    """Truncate float32 numbers to tf32, as tensor cores read them: without the lower 13 bits."""
     if array.dtype != FLOAT32:
         return array
     return (array.view(np.uint32) & np.uint32(0xFFFFE000)).view(FLOAT32)
 
 
 def instruction_depth(dtype: Any) -> int:
-    """Elements of a row that one instruction contracts: 16 of bfloat16, 32 of float8."""
+    """Return the elements of a row that one instruction contracts: 16 of bfloat16, 32 of float8."""
     # float6 takes a byte for each element.
     width = bit_width(np.dtype(dtype))
     return _INSTRUCTION_BITS // (width if width in (4, 8, 16, 32) else 8)
 
 
 def _require(lhs: Dtype, rhs: Dtype, out: Dtype) -> None:
-    """Reject what no tensor core multiplies."""
+    """Reject products that no tensor core computes."""
     widths = {lhs.itemsize, rhs.itemsize}
     if all(map(is_float, (lhs, rhs))):
         same = lhs == rhs or widths == {1}
@@ -203,41 +203,41 @@ def _in_steps(lhs: Dtype, rhs: Dtype, depth: int, step: int) -> Product:
     return evaluate
 
 
-# Operands of tensor cores that are stored in less: structured sparsity, and scales for blocks.
+# Compressed operands of tensor cores: structured sparsity, and scales for blocks.
 
 
-def expand(values: Array, places: Array) -> Array:
-    """The matrix with its zeros.
+def expand(values: Array, positions: Array) -> Array:
+    """Return a sparse matrix with its zeros.
 
     Args:
       values: ``[m, k // 2]``, the elements that are stored.
-      places: ``[m, g, 2]``, which two of the four parts of each of ``g`` groups they are.
+      positions: ``[m, g, 2]``, which two of the four parts of each of ``g`` groups they are.
 
     Returns:
       ``[m, k]``, of the dtype of ``values``.
     """
-    rows, groups, _ = places.shape
+    rows, groups, _ = positions.shape
     width = values.shape[1] // (2 * groups)  # of a part: 1, or 2 where pairs are stored
     parts = np.zeros((rows, groups, 4, width), values.dtype)
     stored = values.reshape(rows, groups, 2, width)
     row, group = np.ogrid[:rows, :groups]
-    for which in (1, 0):  # the first goes last, so that it stays where both have the same place
-        parts[row, group, places[..., which].astype(np.intp)] = stored[:, :, which]
+    for which in (1, 0):  # the first goes last, so that it stays if both have the same position
+        parts[row, group, positions[..., which].astype(np.intp)] = stored[:, :, which]
     return parts.reshape(rows, -1)
 
 
-def disordered(places: Array) -> Array:
-    """Which groups have metadata that PTX leaves undefined: ``[m, g]`` of bool.
+def disordered(positions: Array) -> Array:
+    """Mark the groups whose metadata PTX leaves undefined: ``[m, g]`` of bool.
 
     Args:
-      places: see ``expand``.
+      positions: see ``expand``.
     """
-    first, second = places[..., 0].astype(np.int8), places[..., 1].astype(np.int8)
+    first, second = positions[..., 0].astype(np.int8), positions[..., 1].astype(np.int8)
     return first >= second
 
 
 def from_tensor_memory(metadata: Array, dtype: Any) -> Array:
-    """The metadata in the order of the groups.
+    """Return metadata from tensor memory in the order of the groups.
 
     For elements of 16 bits, a tile of 16 rows and 16 numbers in tensor memory holds two groups of 8
     rows: the second 8 numbers of a row lie in the row 8 further down, and the second 8 rows in the
@@ -259,13 +259,13 @@ def from_tensor_memory(metadata: Array, dtype: Any) -> Array:
 
 
 def metadata_of_copy(copied: Array) -> Array:
-    """What ``async_copy_sparse_metadata_to_tmem`` makes of ``[1, t, 128, 64]``: ``[128, 64 t]``."""
+    """Return ``[1, t, 128, 64]`` as ``async_copy_sparse_metadata_to_tmem`` writes it."""
     _, tiles, rows, width = copied.shape
     return copied[0].transpose(1, 0, 2).reshape(rows, tiles * width)
 
 
-#: Gives ``a @ b + c`` for ``a [m, k]``, ``b [k, n]``, ``c [m, n]`` or None, and the scales of both,
-#: ``[m, s]`` and ``[n, s]``.
+#: Returns ``a @ b + c`` for ``a [m, k]``, ``b [k, n]``, ``c [m, n]`` or None, and the scales of
+#: both, ``[m, s]`` and ``[n, s]``.
 ScaledProduct = Callable[[Array, Array, Array | None, Array, Array], Array]
 
 _E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
@@ -284,7 +284,7 @@ _BLOCKS = {
 def scaled_product(
     lhs: Any, rhs: Any, scale: Any, depth: int, scales: int, *, sparse: bool = False
 ) -> ScaledProduct:
-    """How tensor cores multiply matrices with scales, and add the product to one of float32.
+    """Return the function by which tensor cores multiply matrices with scales.
 
     Args:
       lhs: dtype of the first operand.
@@ -309,8 +309,8 @@ def scaled_product(
     block = depth // scales
 
     def evaluate(a: Array, b: Array, c: Array | None, a_scale: Array, b_scale: Array) -> Array:
-        # Float64 holds every product of an element and a scale, and neither overflows nor loses a
-        # bit where one scale is very large and the other one very small.
+        # Float64 holds every product of an element and a scale. It neither overflows nor loses a
+        # bit if one scale is very large and the other one very small.
         left = a.astype(np.float64) * np.repeat(scale_values(a_scale), block, axis=1)
         right = b.astype(np.float64) * np.repeat(scale_values(b_scale), block, axis=1).T
         return _added((left @ right).astype(FLOAT32), c)
@@ -319,13 +319,13 @@ def scaled_product(
 
 
 def scale_values(scales: Array) -> Array:
-    """Scales as float64. Those of e4m3 are unsigned: the tensor core has no sign for them."""
+    """Convert scales to float64. The tensor core ignores the sign of those of e4m3."""
     values = scales.astype(np.float64)
     return np.abs(values) if scales.dtype == _E4M3 else values
 
 
 def scales_of_copy(copied: Array) -> Array:
-    """What ``async_copy_scales_to_tmem`` makes of the scales in shared memory.
+    """Return scales in shared memory as ``async_copy_scales_to_tmem`` writes them.
 
     A tile of 128 rows and 4 scales is copied as 32 rows of 16 bytes: row ``r`` has the scales of
     the rows ``r``, ``r + 32``, ``r + 64`` and ``r + 96`` (PTX ISA 9.0, "scale factor A layout 1X").
@@ -342,7 +342,7 @@ def scales_of_copy(copied: Array) -> Array:
 
 
 def paired_scales_of_copy(copied: Array) -> Array:
-    """As ``scales_of_copy``, of the second operand of a pair of blocks with 64 rows each.
+    """Do what ``scales_of_copy`` does for the second operand of a pair of blocks of 64 rows.
 
     Args:
       copied: ``[1, s // 4, 64, 16]``: 32 rows of each half of the columns of the product, and in a

@@ -1,10 +1,10 @@
 """Tensor memory of a Blackwell SM: 128 lanes of 512 columns of 32 bits.
 
 An array of 128 rows has a row in each lane; packed elements share the 32 bits of a column. Arrays
-of 64 rows, scales and metadata lie otherwise (PTX ISA 9.0, 9.7.16.3 "data path layout", 9.7.16.10.7
-"scale factors"). Layouts matter only where references share memory (``plgpu.RefUnion``): what is
-written through one of them is garbage in the others, and accesses to the same columns must be
-ordered. Elsewhere an array is an array.
+of 64 rows, scales and metadata have other layouts (PTX ISA 9.0, 9.7.16.3 "data path layout",
+9.7.16.10.7 "scale factors"). Layouts matter only where references share memory
+(``plgpu.RefUnion``): a write through one of them leaves garbage in the others, and accesses to the
+same columns must be ordered. All other arrays are kept as arrays of numpy.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class _Alternative:
       first: its first column.
       end: the column behind its last.
       data: its elements.
-      shares: whether these lie in the columns; otherwise they lie beside them.
-      rows: whether each row would lie in a lane.
+      shares: whether the elements are kept in the columns, and not beside them.
+      rows: whether each row lies in a lane of the chip.
     """
 
     first: int
@@ -55,12 +55,12 @@ class _Alternative:
 
 @dataclass(frozen=True, slots=True)
 class TensorMemoryPart:
-    """What an operation accesses.
+    """The memory that an operation accesses.
 
     Attributes:
       data: its elements, as a view.
-      region: the memory, as the monitor of order sees it.
-      overwritten: what a write to it destroys, in other references of a union.
+      region: the memory for the monitor of order.
+      overwritten: the elements of other references in a union that a write destroys.
     """
 
     data: Array
@@ -72,7 +72,7 @@ class TensorMemory(Ref):
     """A reference to tensor memory.
 
     Attributes:
-      layout: how it lies there.
+      layout: of its elements.
       columns: how many columns it takes.
       alternatives: of a union, its references, by offset, shape and dtype.
     """
@@ -87,14 +87,14 @@ class TensorMemory(Ref):
         self.alternatives: dict[Any, _Alternative] = {}
 
     def layout_of(self, transforms: Sequence[Transform]) -> Layout:
-        """How the part lies that these transforms name."""
+        """Return the layout of the part that transforms name."""
         first = transforms[0] if transforms else None
         if isinstance(first, Aliased):
             return tensor_memory_layout(first)
         return self.layout
 
     def part(self, transforms: Sequence[Transform], operands: Sequence[Any]) -> TensorMemoryPart:
-        """What an operation accesses.
+        """Return the memory that an operation accesses.
 
         Args:
           transforms: from the reference to the part.
@@ -111,7 +111,7 @@ class TensorMemory(Ref):
         this = self.alternatives[_key(first)]
         data = read(this.data, transforms[1:], operands)
         self._require(data)
-        # numpy changes what lies in the same columns itself; the rest must be told.
+        # A write changes other elements in the same columns; those kept beside them are listed.
         overwritten = tuple(
             other.data
             for other in self.alternatives.values()
@@ -123,7 +123,7 @@ class TensorMemory(Ref):
         return TensorMemoryPart(data, region, overwritten)
 
     def _columns(self, this: _Alternative, data: Array) -> Array:
-        """The columns of a part of a reference whose elements lie beside them."""
+        """Return the columns of a part of a reference whose elements are kept beside them."""
         width = this.end - this.first
         per_column, left = divmod(this.data.shape[1], width)
         if not data.size or left or not this.rows:
@@ -138,7 +138,7 @@ class TensorMemory(Ref):
         return self.data[first : last + 1, columns]
 
     def forget(self, machine: Machine) -> None:
-        """End the life of what it holds: another scope begins."""
+        """Make the content uninitialized, because another scope begins."""
         for data in (self.data, *(other.data for other in self.alternatives.values())):
             data[...] = machine.uninitialized((), data.dtype, "scratch")
 
@@ -150,7 +150,7 @@ class TensorMemory(Ref):
 
 
 def tensor_memory(machine: Machine, aval: Any, name: str) -> TensorMemory:
-    """Uninitialized tensor memory.
+    """Make uninitialized tensor memory.
 
     Args:
       machine: the run.
@@ -186,7 +186,7 @@ def _key(part: Aliased) -> Any:
 
 
 def _shares(part: Aliased) -> bool:
-    """Whether numpy can have the elements of a part where they are in the columns."""
+    """Return whether numpy can keep the elements of a part in their columns."""
     import jax
 
     return _in_rows(part) and jax.dtypes.itemsize_bits(part.dtype) >= 8
@@ -197,24 +197,22 @@ def _in_rows(part: Aliased) -> bool:
 
 
 def _cells(part: Aliased) -> int:
-    """Columns that hold a row of a part beside the others."""
+    """Return the number of columns for a row of a part that is kept beside the others."""
     return -(-part.shape[1] * np.dtype(part.dtype).itemsize // _CELL)
 
 
 def _view(cells: Array, part: Aliased) -> Array:
-    """The elements of a part in its columns. Those that are not packed have 32 bits each."""
+    """Return the elements of a part in its columns, 32 bits for each that is not packed."""
     elements = cells.view(np.dtype(part.dtype))
     step = max(elements.shape[1] // part.shape[1], 1) if _shares(part) else 1
     return elements[:, ::step][:, : part.shape[1]]
 
 
 def allocated_columns(jaxpr: Any) -> list[tuple[str, int]]:
-    """The tensor memory that a block takes at a time, at most: name and columns of each reference.
-
-    What a scope allocates counts while it lasts.
+    """Return the most tensor memory that a block takes: name and columns of each reference.
 
     Args:
-      jaxpr: of the kernel, which allocates its scratch by a scope, too.
+      jaxpr: of the kernel. Its scopes allocate the memory while they last, its scratch, too.
     """
 
     def taken(eqn: Any) -> list[tuple[str, int]]:
@@ -224,17 +222,17 @@ def allocated_columns(jaxpr: Any) -> list[tuple[str, int]]:
     return most_at_a_time(jaxpr, taken)
 
 
-# How arrays lie in tensor memory.
+# Layouts of arrays in tensor memory.
 
 
-#: How an array lies in tensor memory. ``"rows"``: a row in each of the 128 lanes. ``"half"``: 64
-#: rows, of which each has two lanes. ``"scales"`` and ``"scales of a pair"``: of 8 bits, for
-#: operands of products. ``"metadata"``: of sparse operands. ``"other"``: none of these.
+#: The layout of an array in tensor memory. ``"rows"``: a row in each of the 128 lanes. ``"half"``:
+#: 64 rows with two lanes each. ``"scales"`` and ``"scales of a pair"``: of 8 bits, for operands of
+#: products. ``"metadata"``: of sparse operands. ``"other"``: none of these.
 Layout = Literal["rows", "half", "scales", "scales of a pair", "metadata", "other"]
 
 
 def tensor_memory_layout(aval: Any) -> Layout:
-    """How an array lies in tensor memory.
+    """Return the layout of an array in tensor memory.
 
     Args:
       aval: abstract value of a reference, or anything else with its ``layout``.
@@ -257,7 +255,7 @@ def tensor_memory_layout(aval: Any) -> Layout:
 
 
 def tensor_memory_columns(aval: Any) -> int:
-    """How many of the 512 columns of tensor memory a reference takes, before rounding.
+    """Return how many of the 512 columns of tensor memory a reference takes, before rounding.
 
     Args:
       aval: abstract value of the reference, or a part of a union.
@@ -273,7 +271,7 @@ def tensor_memory_columns(aval: Any) -> int:
 
 
 def made_by(eqn: Any) -> list[tuple[str, Any]]:
-    """Names and abstract values of the references that a ``run_scoped`` makes; else none."""
+    """Return names and abstract values of the references that a ``run_scoped`` makes."""
     if eqn.primitive.name != "run_scoped":
         return []
     inner, _ = open_jaxpr(eqn.params["jaxpr"])
@@ -282,7 +280,7 @@ def made_by(eqn: Any) -> list[tuple[str, Any]]:
 
 
 def makes_paired_memory(eqn: Any) -> bool:
-    """Whether an equation makes tensor memory that two blocks share."""
+    """Return whether an equation makes tensor memory that two blocks share."""
     return any(
         space_of(aval) == "tmem" and bool(getattr(aval, "collective", False))
         for _, aval in made_by(eqn)

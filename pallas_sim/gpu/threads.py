@@ -1,10 +1,10 @@
-"""Who runs a Mosaic GPU kernel, as data: launches, clusters, blocks, warpgroups.
+"""The state of a Mosaic GPU kernel that runs: launches, clusters, blocks, warpgroups, barriers.
 
 A launch has clusters, a cluster has blocks, a block has warpgroups, barriers and operations of its
-engines. What they do is in other modules: ``engines.py`` and ``barriers.py`` start operations and
-wait for them, ``scopes.py`` gives memory to blocks, ``launch_order.py`` compares what clusters and
-kernels do to global memory, and ``mosaic_kernels.py`` runs a kernel. At the end are the ways from a
-thread to the memory of other blocks and devices.
+engines. Other modules change this state: ``engines.py`` and ``barriers.py`` start operations and
+wait for them, ``scopes.py`` gives memory to blocks, ``launch_order.py`` compares the accesses of
+clusters and kernels to global memory, and ``mosaic_kernels.py`` runs a kernel. The functions at the
+end lead from a thread to the memory of other blocks and devices.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class GpuLaunch:
       pending: clusters that have not begun, and that others may take over.
       held: the threads of these, by the identity of the cluster.
       semaphores: of allocations that all blocks share.
-      start: what is ahead of it, if it may begin before that has ended.
+      start: the kernels ahead, if it may begin before they have ended.
       registers: that a thread has at least when it begins.
       lanes_apart: whether the lanes of a warpgroup do not wait for each other before one of them
         starts a copy: ``unsafe_no_auto_barriers``.
-      tiles: gives the tiles that JAX chooses for the shared memory of each copy, by ``key_of`` its
-        equation's parameters.
+      tiles: returns the tiles that JAX chooses for the shared memory of each copy, by ``key_of``
+        its equation's parameters.
     """
 
     thread: Thread
@@ -92,13 +92,13 @@ class BlockCluster:
     end: Token = field(default_factory=Token)
 
     def block_at(self, block: ThreadBlock, indices: Mapping[Any, int]) -> ThreadBlock:
-        """The block that differs from another one in these indices along the cluster's axes.
+        """Return the block that differs from another one in these indices along axes.
 
         Raises:
           SimulationError: there is no such block.
         """
         rank = 0
-        for (name, size), at in zip(self.launch.mesh.cluster, block.place, strict=True):
+        for (name, size), at in zip(self.launch.mesh.cluster, block.index, strict=True):
             index = indices.get(name, at)
             if not 0 <= index < size:
                 raise SimulationError(
@@ -109,7 +109,7 @@ class BlockCluster:
         return self.blocks[rank]
 
     def along(self, block: ThreadBlock, axes: Sequence[Any]) -> list[ThreadBlock]:
-        """The blocks that differ from one at most along some axes of the cluster, in order."""
+        """Return the blocks that differ from one at most along some axes, in order."""
         sizes = {name: size for name, size in self.launch.mesh.cluster if name in axes}
         return [
             self.block_at(block, dict(zip(sizes, point, strict=True)))
@@ -123,26 +123,28 @@ class ThreadBlock:
 
     Attributes:
       cluster: it belongs to.
-      place: its index along each axis of the cluster.
+      index: along each axis of the cluster.
       arena: its shared memory, as bytes.
-      memory: its allocations, by the place in the program that makes them.
-      entered: how often a scope was entered, by the place of the scope and the thread.
+      memory: its allocations, by the site in the program that makes them.
+      entered: how often a scope was entered, by the site of the scope and the thread.
       warpgroups: its threads.
       running: how many of them have not ended.
       end: passes on what they have done to the one that ends last.
-      doors: one byte for each of its barriers, which other blocks touch when they arrive there.
+      doors: one byte for each of its barriers. Other blocks access it when they arrive there, so
+        that the monitor of order sees an arrival after the end of this block.
       barriers: its barriers.
       open: operations that it started and no thread knows to be done, by identity.
-      tensor_core: the one that it uses, of Blackwell.
-      none_left: whether ``try_cluster_cancel`` has told it that no cluster is left.
+      tensor_core: of Blackwell.
+      none_left: whether ``try_cluster_cancel`` has answered that no cluster is left: a request
+        after that is an error.
       signalled: whether it has let the next kernel begin.
       registers: that each thread of a warpgroup has at most, by its number, once it has called
         ``set_max_registers``.
-      asking: the tasks that wait for registers of others.
+      asking: tasks that wait for registers of others.
     """
 
     cluster: BlockCluster
-    place: tuple[int, ...]
+    index: tuple[int, ...]
     arena: Array
     memory: dict[Any, Ref] = field(default_factory=dict)
     entered: dict[Any, int] = field(default_factory=dict)
@@ -161,7 +163,7 @@ class ThreadBlock:
     @property
     def point(self) -> tuple[int, ...]:
         """Its index along each axis of the grid and of the cluster."""
-        return (*self.cluster.point, *self.place)
+        return (*self.cluster.point, *self.index)
 
 
 @dataclass(eq=False)
@@ -181,13 +183,18 @@ class OperationGroups:
         self.closed.append(self.open)
         self.open = []
 
+    def extend(self, other: OperationGroups) -> None:
+        """Add those of another thread behind its own."""
+        self.open += other.open
+        self.closed += other.closed
+
 
 @dataclass(eq=False)
 class BarrierPhase:
     """One phase of a barrier.
 
     Attributes:
-      token: passes on what those have done who arrived.
+      token: passes on what the arriving threads have done.
       operations: that were completed with it.
     """
 
@@ -235,11 +242,11 @@ class Barrier:
 
     @property
     def completed(self) -> int:
-        """How many phases are complete."""
+        """The number of complete phases."""
         return len(self.phases) - 1
 
     def wake(self, machine: Machine) -> None:
-        """Let those that wait look again."""
+        """Let the tasks that wait look again."""
         for task in self.waiting:
             machine.scheduler.wake(task)
         self.waiting.clear()
@@ -248,7 +255,7 @@ class Barrier:
         """Begin the next phase once all have arrived and all announced bytes are there."""
         if self.pending or self.expected:
             return
-        # Who arrives in a phase knows what was done in those before: the tokens are chained.
+        # The tokens are chained, because an arrival in a phase also passes on earlier phases.
         after = self.phases[-1].token.after = self._token()
         self._begin_phase(after)
         self.wake(machine)
@@ -261,7 +268,7 @@ class Barrier:
         self.phases.append(BarrierPhase(token))
 
 
-#: A step of an operation; the first ones read its sources, the last one arrives at its barriers.
+#: A step of an operation. The first ones read its sources, the last one arrives at its barriers.
 Step = Callable[[], None]
 
 
@@ -270,7 +277,7 @@ class EngineOperation:
     """An operation that was started.
 
     Attributes:
-      record: what the monitor of order sees of it.
+      record: the operation in the recording, for the monitor of order.
       block: that started it, or whose memory it writes.
       steps: what is left of it.
       reads: how many steps are left when its sources have been read.
@@ -383,19 +390,19 @@ class GpuThread(Thread):
     def elsewhere(
         self, ref: Ref, places: Sequence[Elsewhere], operands: Sequence[Any], line: str
     ) -> Ref:
-        """The memory of another block, or of another device, that corresponds to its own."""
-        for place in places:
-            if isinstance(place, AtBlock):
-                ref = self.of_block(ref, block_of(self, place, operands))
-            elif isinstance(place, AtPeer):
-                where = peer_of(self, place.peer, operands)
+        """Return the memory of another block or device that corresponds to its own."""
+        for home in places:
+            if isinstance(home, AtBlock):
+                ref = self.of_block(ref, block_of(self, home, operands))
+            elif isinstance(home, AtPeer):
+                where = peer_of(self, home.peer, operands)
                 ref = ref if where is None else memory_at(self, where, ref, line)
             else:
                 raise SimulationError("only multimem operations access all devices at once")
         return ref
 
     def of_block(self, ref: Ref, block: ThreadBlock) -> Ref:
-        """The shared memory of a block of the cluster that corresponds to its own.
+        """Return the shared memory of a block of the cluster that corresponds to its own.
 
         Raises:
           SimulationError: that block has not allocated it.
@@ -412,7 +419,7 @@ class GpuThread(Thread):
 
 
 def memory_at(thread: Thread, where: CoreAddress, ref: Ref, line: str) -> Ref:
-    """The memory of another device that corresponds to the thread's own.
+    """Return the memory of another device that corresponds to the thread's own.
 
     The thread waits for a device that has not entered the kernel. If the device has left it, this
     is reported, and the thread gets a copy of its own memory.
@@ -426,7 +433,7 @@ def memory_at(thread: Thread, where: CoreAddress, ref: Ref, line: str) -> Ref:
         if waiting and task is not None:
             scheduler.wake(task)
 
-    # ``entered`` is called at once if the other device is there; then nobody has to be woken.
+    # ``entered`` is called at once if the other device is there. Then no task has to be woken.
     waiting = False
     if not reach(thread, where, ref, line, entered, how="accesses"):
         return Ref(ref.data.copy(), ref.name, ref.space)
@@ -436,13 +443,13 @@ def memory_at(thread: Thread, where: CoreAddress, ref: Ref, line: str) -> Ref:
     return memories[0]
 
 
-def block_of(thread: GpuThread, place: AtBlock, operands: Sequence[Any]) -> ThreadBlock:
-    """The block of the cluster that a reference names."""
+def block_of(thread: GpuThread, home: AtBlock, operands: Sequence[Any]) -> ThreadBlock:
+    """Return the block of the cluster that a reference names."""
     cluster = thread.block.cluster
     sizes = dict(cluster.launch.mesh.cluster)
     indices: dict[Any, int] = {}
-    for names, given in place.axes:
-        index = int(operands[given.position]) if isinstance(given, Operand) else given
+    for names, value in home.axes:
+        index = int(operands[value.position]) if isinstance(value, Operand) else value
         if len(names) == 1:
             indices[names[0]] = index
             continue
@@ -455,7 +462,7 @@ def block_of(thread: GpuThread, place: AtBlock, operands: Sequence[Any]) -> Thre
 
 def leave(thread: GpuThread) -> None:
     """End a warpgroup; with the last one, the shared memory of its block ends."""
-    # Who ends last knows what all others did: only after that is the memory gone.
+    # The warpgroup that ends last knows what all others did, so their accesses come before the end.
     block = thread.block
     block.running -= 1
     thread.recording.events.append(Released(thread.number, block.end))
@@ -471,8 +478,8 @@ def leave(thread: GpuThread) -> None:
             return
         thread.recording.events.append(Acquired(thread.number, cluster.end))
         ended = cluster.blocks
-    # The memory of a block that has ended is not there: an access of another block that nothing
-    # orders before this end is reported.
+    # The memory of a block ends with it. So the end is recorded as an access, and one of another
+    # block that nothing orders before is reported.
     for ending in ended:
         for memory, name in ((ending.arena, "shared memory"), (ending.doors, "a barrier")):
             if memory.size:

@@ -1,10 +1,10 @@
-"""Why a kernel of the Triton route does not run on a GPU, whatever its operands hold.
+"""Reject kernels of the Triton route that do not run on a GPU, whatever the operands hold.
 
-``require_lowering`` asks JAX's lowering to Triton (``jax/_src/pallas/triton/lowering.py``), which
-``jaxlib`` has on every machine and which takes some milliseconds. So a kernel is refused here if
-the installed JAX refuses it for a GPU, and no other. ``require_whole_products`` rejects products
-that Triton gets wrong, and ``shared_memory_findings`` reports a block that needs more shared memory
-than the chip has.
+``require_lowering`` runs JAX's lowering to Triton (``jax/_src/pallas/triton/lowering.py``), which
+``jaxlib`` has on every machine and which takes some milliseconds. So exactly those kernels are
+refused that the installed JAX refuses for a GPU. ``require_whole_products`` rejects products that
+Triton gets wrong, and ``shared_memory_findings`` reports a block that needs more shared memory than
+the chip has.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pallas_sim.gpu.tensor_cores import dot_operands
 from pallas_sim.pallas_calls import PreparedKernel
 from pallas_sim.tracing import tracing_for
 
-#: The chip that JAX is asked about, by the least compute capability. JAX does not know every chip
+#: The chip that JAX lowers for, by the least compute capability. JAX does not know every chip
 #: (``jax/_src/pallas/triton/gpu_info.py``), and its lowering depends on the capability only.
 _CHIPS = {0: "a100", 9: "h100", 10: "b200"}
 
@@ -49,21 +49,21 @@ def require_lowering(equation: Any, target: str) -> None:
       target: name of the chip.
 
     Raises:
-      SimulationError: JAX refuses to lower it; the message has the line, and the shape of an array
+      SimulationError: JAX refuses to lower it. The message has the line, and the shape of an array
         whose size Triton does not allow.
     """
     import jax
 
     avals = [var.aval for var in equation.invars]
-    asked = equation.replace(params={**equation.params, "interpret": False, "debug": False})
-    wide = any(aval.dtype.itemsize == 8 for aval in (*avals, *(v.aval for v in asked.outvars)))
+    kernel = equation.replace(params={**equation.params, "interpret": False, "debug": False})
+    wide = any(aval.dtype.itemsize == 8 for aval in (*avals, *(v.aval for v in kernel.outvars)))
     operands = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
-    chip = _CHIPS[max(each for each in _CHIPS if each <= GPUS[target].capability)]
+    chip = _CHIPS[max(least for least in _CHIPS if least <= GPUS[target].capability)]
 
     def call(*operands: Any) -> Any:
         # A kernel may close over references, which become arrays when JAX lowers the function.
-        given = zip(operands, avals, strict=True)
-        return bind(asked, [jax.new_ref(x) if _is_reference(aval) else x for x, aval in given])
+        pairs = zip(operands, avals, strict=True)
+        return bind(kernel, [jax.new_ref(x) if _is_reference(aval) else x for x, aval in pairs])
 
     with (
         warnings.catch_warnings(),
@@ -74,28 +74,27 @@ def require_lowering(equation: Any, target: str) -> None:
         warnings.simplefilter("ignore", DeprecationWarning)  # of the Triton route
         try:
             jax.jit(call).trace(*operands).lower(lowering_platforms=("cuda",))
-        except Exception as error:  # whatever the lowering raises is its answer
+        except Exception as error:  # the lowering may raise anything
             raise _refusal(equation, lowered, error) from error
 
 
 def _refusal(equation: Any, lowered: Sequence[Any], error: Exception) -> SimulationError:
-    """What JAX said, as an error with the line, and the array if it is one of a wrong size.
+    """Make JAX's error one with the line, and the array if its size is the reason.
 
     Args:
       equation: of the ``pallas_call``.
       lowered: the equations that JAX was lowering, one inside of the other; empty if there was
-        none, as when it verifies what it made of the whole kernel.
-      error: what it raised.
+        none, as when it verifies the lowered kernel as a whole.
+      error: that JAX raised.
     """
-    lines = [line for each in (equation, *lowered) if (line := source_line(each))]
+    lines = [line for eqn in (equation, *lowered) if (line := source_line(eqn))]
     line = lines[-1] if lines else ""
     wrong: list[tuple[str, Any]] = []
     if lowered:
         wrong = [(line, aval) for aval in _arrays(lowered[-1]) if _is_refused(aval)]
     elif equation.params["jaxpr"].eqns:
-        wrong = [each for each in _all_arrays(equation, line) if _is_refused(each[1])]
-        named = [each for each in wrong if _is_named(each[0], str(error))]
-        wrong = named or wrong
+        wrong = [(at, aval) for at, aval in _all_arrays(equation, line) if _is_refused(aval)]
+        wrong = [(at, aval) for at, aval in wrong if _is_named(at, str(error))] or wrong
     if wrong and not isinstance(error, NotImplementedError):
         line, aval = wrong[0]
         refusal = SimulationError(_size_refused(aval))
@@ -140,13 +139,13 @@ def _is_refused(aval: Any) -> bool:
 
 
 def _is_named(line: str, diagnostic: str) -> bool:
-    """Whether MLIR names ``file:line`` among the places of an operation."""
-    place = read(line)
-    return place is not None and f'"{place.file}":{place.line}:' in diagnostic
+    """Return whether MLIR names ``file:line`` among the locations of an operation."""
+    source = read(line)
+    return source is not None and f'"{source.file}":{source.line}:' in diagnostic
 
 
 def _arrays(eqn: Any, among: Sequence[Any] = ()) -> list[Any]:
-    """The abstract values of an equation's results and operands, or of some, that are arrays."""
+    """Return the arrays among an equation's results and operands, or among some of these."""
     avals = (var.aval for var in among or (*eqn.outvars, *eqn.invars))
     return [aval for aval in avals if hasattr(aval, "dtype") and not _is_reference(aval)]
 
@@ -156,7 +155,7 @@ def _array(aval: Any) -> str:
 
 
 def _all_arrays(equation: Any, around: str) -> Iterator[tuple[str, Any]]:
-    """The arrays inside of an equation, each with the ``file:line`` of its operation."""
+    """Yield the arrays inside of an equation, each with the ``file:line`` of its operation."""
     for jaxpr in sub_jaxprs(equation):
         for eqn in jaxpr.eqns:
             line = source_line(eqn) or around
@@ -167,10 +166,10 @@ def _all_arrays(equation: Any, around: str) -> Iterator[tuple[str, Any]]:
 # Products that have fewer terms than an instruction of the tensor core.
 #
 # ``mma.m16n8k16`` adds up 16 products of bfloat16, float16 and (after a conversion) float8, ``k8``
-# 8 of tf32, and ``k32`` 32 of int8. Triton's own language refuses fewer, Pallas does not. Of half
-# as many, Triton gives the instruction each register twice, so that the result is twice the
-# product. That is so in the PTX that XLA makes for an A100, an H100 and a B200, whatever the rows
-# and columns (JAX 0.12.0.1; 0.11.2 for an H100). Of fewer, the compiler of JAX 0.12.0.1 ends with
+# 8 of tf32, and ``k32`` 32 of int8. Triton's own language refuses fewer, Pallas does not. With half
+# as many, Triton passes each register twice to the instruction, and the result is twice the
+# product. So does the PTX that XLA makes for an A100, an H100 and a B200, whatever the rows and
+# columns (JAX 0.12.0.1; 0.11.2 for an H100). With fewer, the compiler of JAX 0.12.0.1 ends with
 # "Invalid bases passed to LinearLayout", and that of 0.11.2 repeats registers, too. Products of
 # float32 in the highest precision use no tensor core.
 
@@ -195,7 +194,7 @@ def require_whole_products(kernel: PreparedKernel) -> None:
 
 
 def _problem(eqn: Any) -> str | None:
-    """What is wrong with a product, or None."""
+    """Say what is wrong with a product, or None."""
     lhs, rhs = (atom.aval for atom in eqn.invars)
     (axes, _), _ = eqn.params["dimension_numbers"]
     if len(axes) != 1 or lhs.dtype != rhs.dtype:
@@ -215,7 +214,7 @@ def _problem(eqn: Any) -> str | None:
 
 
 def _terms(dtype: Any, precision: Any) -> int:
-    """How many terms an instruction of the tensor core adds up; 0 if it uses none."""
+    """Return how many terms an instruction of the tensor core adds up; 0 without tensor core."""
     operands, exact = dot_operands(dtype, precision)
     if exact:
         return 0
@@ -226,33 +225,33 @@ def _terms(dtype: Any, precision: Any) -> int:
     return {32: 8, 16: 16, 8: 16}.get(bit_width(operands), 0)
 
 
-# Shared memory of a block of the Triton route: an estimate, for where no compiler counts it.
+# Shared memory of a block of the Triton route: an estimate, if no compiler counts it.
 #
-# Triton keeps there what its products read (docs/compiling.md has the formula, and how well it
-# agrees with the compiler):
+# Triton keeps operands of products there (docs/compiling.md has the formula, and how well it agrees
+# with the compiler):
 #
-# - In a loop, the blocks that are loaded for a product, for the next ``num_stages - 1`` steps;
-#   where ``wgmma`` or ``tcgen05.mma`` reads them from there, for one step more, because these
-#   still run when the next block arrives. If the index of a block is loaded in the loop, too, the
-#   steps are divided among the two loads (``TritonGPU/Transforms/Pipeliner`` in Triton).
+# - In a loop, the blocks that are loaded for a product, for the next ``num_stages - 1`` steps. If
+#   ``wgmma`` or ``tcgen05.mma`` reads them from there, for one step more, because these still run
+#   when the next block arrives. If the index of a block is loaded in the loop, too, the steps are
+#   divided among the two loads (``TritonGPU/Transforms/Pipeliner`` in Triton).
 # - Other operands of products, unless the instruction takes them from registers: the left one of
-#   ``wgmma``, and of ``mma.sync`` what is loaded and then converted, and the left one where each
-#   warp has rows of its own. Those that the loop makes follow each other in one place.
+#   ``wgmma``; for ``mma.sync`` what is loaded and then converted, and the left one if each warp has
+#   rows of its own. Those that the loop makes follow each other in one place.
 #
-# Memory through which values change their layout, and that of reductions, is not counted: it is
-# small, or where blocks are at another time. On Blackwell operands that are rounded to tf32 are not
-# counted, either: some lie where others were.
+# Memory in which values change their layout, and that of reductions, is not counted: it is small,
+# or shares its place with blocks. On Blackwell, operands that are rounded to tf32 are not counted,
+# either, because some of them share a place.
 
 
-#: What JAX's lowering to Triton sets where a kernel does not say.
+#: Defaults of JAX's lowering to Triton.
 _STAGES, _WARPS = 3, 4
 
 _LOADS = frozenset({"get", "masked_load"})
 
-#: What leaves a block where it is in shared memory.
+#: Primitives that leave a block where it is in shared memory.
 _VIEWS = frozenset({"transpose", "reshape", "squeeze", "expand_dims", "copy"})
 
-#: What moves elements between threads, by the beginning of its name.
+#: Beginnings of the names of primitives that move elements between threads.
 _MOVING = ("dot", "transpose", "reshape", "reduce", "cum", "arg", "sort", "gather", "concatenate")
 
 #: Rows of ``wgmma``, and warps that issue it together; rows of ``mma.sync``.
@@ -261,12 +260,12 @@ _ROWS, _WARPGROUP, _WARP_ROWS = 64, 4, 16
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """How much shared memory a block takes.
+    """The shared memory that a block takes.
 
     Attributes:
       estimate: bytes.
-      most: bytes that it does not exceed: a value moves between threads besides.
-      parts: names and bytes of what is in the estimate.
+      most: bytes that it does not exceed, with the largest value that moves between threads.
+      parts: names and bytes of the parts of the estimate.
     """
 
     estimate: int
@@ -292,7 +291,7 @@ def shared_memory(jaxpr: Any, names: Sequence[str], params: Any, target: str) ->
     )
     region = _Region(steps=1)
     walk.run(inner, [_ValueOrigin()] * len(inner.invars), region)
-    parts = walk.taken(region)
+    parts = walk.parts(region)
     estimate = _total(parts)
     return SharedMemory(estimate, estimate + walk.unsure + walk.largest, tuple(parts))
 
@@ -300,13 +299,13 @@ def shared_memory(jaxpr: Any, names: Sequence[str], params: Any, target: str) ->
 def shared_memory_findings(
     kernel: PreparedKernel, target: str, count: Callable[[Any], int | None] | None
 ) -> Iterator[Finding]:
-    """What a block of a kernel needs beyond the shared memory of a chip.
+    """Find a kernel whose block needs more shared memory than a chip has.
 
     Args:
       kernel: the kernel.
       target: name of the chip.
-      count: gives a compiler's count of a kernel, by its equation, or None. It takes time, so it is
-        asked only if the kernel may need too much.
+      count: returns a compiler's count of a kernel, by its equation, or None. It takes time, so it
+        is called only if the kernel may need too much.
     """
     memory = shared_memory(
         kernel.equation.params["jaxpr"], kernel.names, kernel.facts.params, target
@@ -374,7 +373,7 @@ class _Region:
       staged: the loads for products, and whether the products read them while the loop goes on.
       kept: the operands that the loop does not make.
       made: those that it makes.
-      apart: what products take that are not overlapped, and loops inside.
+      apart: parts of products that are not overlapped, and of loops inside.
     """
 
     steps: int
@@ -394,7 +393,7 @@ class _Walk:
       warps: ``num_warps`` likewise.
       names: of the references, by variable.
       largest: bytes of the largest value so far that moves between threads.
-      unsure: bytes of the largest operand that may be in shared memory, and is not counted.
+      unsure: bytes of the largest operand that may be in shared memory and is not counted.
     """
 
     capability: int
@@ -404,9 +403,9 @@ class _Walk:
     largest: int = 0
     unsure: int = 0
 
-    def run(self, jaxpr: Any, given: Sequence[_ValueOrigin], region: _Region) -> list[_ValueOrigin]:
-        """Where the results of a jaxpr come from, given where its inputs do."""
-        values = dict(zip(jaxpr.invars, given, strict=True))
+    def run(self, jaxpr: Any, ins: Sequence[_ValueOrigin], region: _Region) -> list[_ValueOrigin]:
+        """Return the origins of a jaxpr's results for those of its inputs."""
+        values = dict(zip(jaxpr.invars, ins, strict=True))
 
         def of(atom: Any) -> _ValueOrigin:
             return _ValueOrigin() if is_literal(atom) else values.get(atom, _ValueOrigin())
@@ -419,9 +418,9 @@ class _Walk:
             values.update(zip(eqn.outvars, outs, strict=False))
         return list(map(of, jaxpr.outvars))
 
-    def taken(self, region: _Region) -> _Parts:
-        """Names and bytes of what a region takes at the time when it takes the most."""
-        # Indices, their blocks: each is loaded so many steps ahead of the other.
+    def parts(self, region: _Region) -> _Parts:
+        """Return the parts of a region at the time when it takes the most."""
+        # A block is loaded so many steps ahead of its use, and its index as many before that.
         depth = max((load.depth for load in region.staged), default=1)
         ahead = max(1, (region.steps - 1) // depth)
         parts = [
@@ -459,24 +458,19 @@ class _Walk:
         computed = name == "dot_general" or name.startswith(("reduce", "cum", "arg"))
         return [_joined(ins, computed=computed)] * count
 
-    def _pass_names(self, given: Sequence[Any], body: Any) -> None:
-        for outer, inner in zip(given, body.invars, strict=False):
+    def _pass_names(self, operands: Sequence[Any], body: Any) -> None:
+        for outer, inner in zip(operands, body.invars, strict=False):
             if not is_literal(outer) and outer in self.names:
                 self.names[inner] = self.names[outer]
 
     def _loop(self, eqn: Any, region: _Region) -> None:
-        given, steps = eqn.invars, self.stages
-        if eqn.primitive.name == "while":
-            given = given[eqn.params["cond_nconsts"] :]
-            steps = steps if _counts(eqn) else 1
-            body = open_jaxpr(eqn.params["body_jaxpr"])[0]
-        else:
-            steps = steps if eqn.params["length"] != 1 else 1
-            body = open_jaxpr(eqn.params["jaxpr"])[0]
-        self._pass_names(given, body)
-        inner = _Region(steps)
+        is_while = eqn.primitive.name == "while"
+        body, _ = open_jaxpr(eqn.params["body_jaxpr" if is_while else "jaxpr"])
+        self._pass_names(eqn.invars[eqn.params["cond_nconsts"] if is_while else 0 :], body)
+        overlaps = _counts(eqn) if is_while else eqn.params["length"] != 1
+        inner = _Region(self.stages if overlaps else 1)
         self.run(body, [_ValueOrigin()] * len(body.invars), inner)
-        region.apart.append(self.taken(inner))
+        region.apart.append(self.parts(inner))
 
     def _product(self, eqn: Any, ins: Sequence[_ValueOrigin], region: _Region) -> None:
         parts = [
@@ -488,7 +482,7 @@ class _Walk:
         tensor_core = rounded or dtype.itemsize <= 2
         engine = tensor_core and self._has_engine(rows, dtype.itemsize)
         if region.steps == 1:
-            # Operands that are rounded are there one after the other.
+            # Operands that are rounded take the same place one after the other.
             region.apart.append([max(parts, key=lambda part: part[1])] if rounded else parts)
             return
         for side, (atom, value) in enumerate(zip(eqn.invars, ins, strict=True)):
@@ -508,9 +502,9 @@ class _Walk:
                 region.made.append(parts[side])
 
     def _has_engine(self, rows: int, itemsize: int) -> bool:
-        """Whether ``wgmma`` or ``tcgen05.mma`` computes a product of the tensor core.
+        """Return whether ``wgmma`` or ``tcgen05.mma`` computes a product of the tensor core.
 
-        Of float8, Triton's ``wgmma`` takes no operand as it was loaded.
+        Triton's ``wgmma`` takes no float8 operand from where it was loaded.
         """
         if self.capability < 9 or (self.capability == 9 and itemsize == 1):
             return False
@@ -525,7 +519,7 @@ def _rows(eqn: Any) -> int:
 
 
 def _counts(eqn: Any) -> bool:
-    """Whether a ``while`` is a loop that counts up to a bound, as of ``fori_loop``.
+    """Return whether a ``while`` counts up to a bound, as that of ``fori_loop``.
 
     JAX's lowering makes such a loop an ``scf.for``, and Triton overlaps the steps of no other.
     """
@@ -543,5 +537,5 @@ def _joined(values: Sequence[_ValueOrigin], *, computed: bool) -> _ValueOrigin:
 
 
 def _size(aval: Any) -> int:
-    """Bytes of a value; 0 of what is no array, such as a reference."""
+    """Return the bytes of a value; 0 for a reference and whatever else is no array."""
     return gpu_bytes(aval) if hasattr(aval, "dtype") and not _is_reference(aval) else 0

@@ -1,9 +1,9 @@
 """Windows of global memory that copy engines read and write.
 
-A window may begin before the array and reach beyond it: what is read there is zero, what is written
-there is dropped (PTX ISA, "Tensors", "Out of Boundary Access"). JAX drops the index along an axis
-of one tile: ``without_unit_axes``. The first axis may be indexed by a list of rows. ``im2col``
-windows are those of ``plgpu.im2col_ref``.
+A window may begin before the array and reach beyond it. Reads there return zero, writes there are
+dropped (PTX ISA, "Tensors", "Out of Boundary Access"). JAX drops the index along an axis of one
+tile: ``without_unit_axes``. A list of rows may index the first axis. ``im2col`` windows are those
+of ``plgpu.im2col_ref``.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from pallas_sim.windows import read
 
 @dataclass(frozen=True, slots=True)
 class EngineWindow:
-    """A part of an array, as far as there is one.
+    """A part of an array, which may reach beyond the array.
 
     Attributes:
-      region: the elements that the array has.
+      region: its elements that the array has.
       shape: of the whole window.
       inside: the index of these elements in the window; None if it has no others.
-      array: the array, where the window is more than a part of it.
-      axes: the indices along each axis of the array, a number for those that the window has not.
-      listed: whether some of these indices are listed by the kernel (a gather or a scatter).
+      array: the array, if the window reaches beyond it or lists rows.
+      axes: the indices along each axis of the array; a number for an axis that the window lacks.
+      listed: whether the kernel lists some of these indices (a gather or a scatter).
       name: of the reference.
       home: the device whose memory it is.
     """
@@ -65,21 +65,17 @@ class EngineWindow:
     @property
     def starts(self) -> tuple[int, ...]:
         """The first index along each axis of the array."""
-        return tuple(each if isinstance(each, int) else int(each[0]) for each in self.axes)
+        return tuple(int(np.ravel(indices)[0]) for indices in self.axes)
 
     @property
     def bounds(self) -> tuple[tuple[int, int], ...]:
-        """``(start, stop)`` along each axis of the array, of the elements that there are."""
+        """``(start, stop)`` along each axis of the array, of the elements that it has."""
         assert self.array is not None
-        lists = [np.atleast_1d(each) for each in self.axes]
-        there = [
-            each[(each >= 0) & (each < size)]
-            for each, size in zip(lists, self.array.shape, strict=True)
-        ]
-        return tuple((int(each.min()), int(each.max()) + 1) for each in there)
+        used, _ = _within(self.axes, self.array.shape)
+        return tuple((int(indices.min()), int(indices.max()) + 1) for indices in used)
 
     def load(self, fill: Any = 0) -> Array:
-        """The elements; ``fill`` in place of those that the array does not have."""
+        """Load the elements, and ``fill`` for those that the array does not have."""
         values = _values(self.region)
         if self.inside is None:
             return values.reshape(self.shape)
@@ -92,7 +88,7 @@ class EngineWindow:
 
         Args:
           values: of the whole window.
-          change: gives the new elements of the old ones and ``values``, or None to overwrite.
+          change: returns new elements for the old ones and ``values``; None to overwrite.
         """
         part = values if self.inside is None else values[self.inside]
         region = self.region
@@ -105,21 +101,21 @@ class EngineWindow:
             region[...] = part if change is None else change(region, part)
 
     def part(self, axis: int, start: int, stop: int) -> EngineWindow:
-        """A slice of the window along an axis."""
+        """Slice the window along an axis."""
         if self.array is None:
             key = (slice(None),) * axis + (slice(start, stop),)
             assert not isinstance(self.region, Elements)
             region = self.region[key]
             return replace(self, region=region, shape=region.shape)
         axes = list(self.axes)
-        number = [at for at, each in enumerate(axes) if not isinstance(each, int)][axis]
+        number = [at for at, indices in enumerate(axes) if not isinstance(indices, int)][axis]
         indices = axes[number]
         assert not isinstance(indices, int)
         axes[number] = indices[start:stop]
         return self.at(axes)
 
     def at(self, axes: Sequence[Array | int]) -> EngineWindow:
-        """The window of the same array with other indices along its axes."""
+        """Return the window of the same array with other indices along its axes."""
         assert self.array is not None
         window = _gathered(self.array, axes, listed=self.listed)
         return replace(window, name=self.name, home=self.home)
@@ -132,7 +128,7 @@ def _values(region: Region) -> Array:
 def window_of(
     ref: Ref, transforms: Sequence[Transform], operands: Sequence[Any], *, promised: bool = False
 ) -> EngineWindow:
-    """The window that an equation names.
+    """Return the window that an equation names.
 
     Args:
       ref: the array.
@@ -141,8 +137,8 @@ def window_of(
       promised: whether the kernel promises that it is inside of the array.
 
     Raises:
-      Outside: it is not, and was promised to be.
-      SimulationError: an engine cannot have such a window.
+      Outside: the kernel breaks its promise.
+      SimulationError: an engine cannot access such a window.
     """
     if transforms and isinstance(transforms[0], Im2Col):
         return _im2col(ref.data, transforms, operands)
@@ -173,7 +169,7 @@ class UnitAxis:
 
 
 def tiles_of(transforms: Sequence[Transform]) -> tuple[int, ...]:
-    """The tiles that a part of shared memory has along its last axes; () if none are named.
+    """Return the tiles of a part of shared memory along its last axes; () without tiles.
 
     Args:
       transforms: from the memory to the part.
@@ -183,28 +179,27 @@ def tiles_of(transforms: Sequence[Transform]) -> tuple[int, ...]:
         if isinstance(transform, Untiled):
             tiles = transform.tiling
         elif tiles and isinstance(transform, Indexed):
-            given = _tiles(tiles, len(transform.indices))
-            indices = zip(given, transform.indices, strict=True)
-            tiles = tuple(tile for tile, index in indices if isinstance(index, AxisSlice))
+            pairs = zip(_tiles(tiles, len(transform.indices)), transform.indices, strict=True)
+            tiles = tuple(tile for tile, index in pairs if isinstance(index, AxisSlice))
         elif tiles and isinstance(transform, Transposed):
-            given = _tiles(tiles, len(transform.permutation))
-            tiles = tuple(given[axis] for axis in transform.permutation)
+            before = _tiles(tiles, len(transform.permutation))
+            tiles = tuple(before[axis] for axis in transform.permutation)
     return tiles
 
 
 def _tiles(tiles: Sequence[int], rank: int) -> tuple[int, ...]:
-    """One tile for each of ``rank`` axes: axes before those of ``tiles`` have tiles of 1."""
+    """Return a tile for each of ``rank`` axes: 1 for axes before those of ``tiles``."""
     return (*(1,) * (rank - len(tiles)), *tiles[max(len(tiles) - rank, 0) :])
 
 
 def without_unit_axes(
     window: EngineWindow, tiles: Sequence[int]
 ) -> tuple[EngineWindow, tuple[UnitAxis, ...]]:
-    """The window that a TMA copy accesses in place of one that is partly outside.
+    """Return the window that a TMA copy accesses in place of one that is partly outside.
 
-    JAX tiles the array as shared memory is tiled. An axis that has one tile then, of which the
-    window has one as well, is not part of the TMA descriptor: the window is at the tile 0, whatever
-    index the kernel gives (``DropUnitDimsTransform`` in ``jax/experimental/mosaic/gpu/
+    JAX tiles the array as shared memory is tiled. If an axis has one tile then, and the window has
+    one tile along it, the axis is not part of the TMA descriptor. So the window is at the tile 0,
+    whatever index the kernel gives (``DropUnitDimsTransform`` in ``jax/experimental/mosaic/gpu/
     launch_context.py``, JAX 0.11.2 and 0.12.0.1; measured on an H200). Without tiles, that is an
     axis of one element. Gathers and scatters keep their indices.
 
@@ -237,21 +232,21 @@ def without_unit_axes(
 def _composed(
     array: Array, transforms: Sequence[Transform], operands: Sequence[Any]
 ) -> EngineWindow:
-    """A window of which some elements are not there, or whose rows are listed."""
+    """Return a window that reaches beyond its array, or lists rows."""
     for transform in transforms:
         if not isinstance(transform, Indexed):
             raise SimulationError(
                 "a copy engine reads and writes slices of an array in global memory, and no "
                 f"{type(transform).__name__.lower()} one"
             )
-    listed = any(each.joint for each in transforms if isinstance(each, Indexed))
+    listed = any(isinstance(transform, Indexed) and transform.joint for transform in transforms)
     return _gathered(array, _indices_along(array.shape, transforms, operands), listed=listed)
 
 
 def _indices_along(
     shape: Sequence[int], transforms: Sequence[Transform], operands: Sequence[Any]
 ) -> list[Array | int]:
-    """The indices of a window along each axis of an array; a number for an axis that it has not.
+    """Return the indices of a window along each axis of an array; a number if it lacks an axis.
 
     Args:
       shape: of the array.
@@ -259,10 +254,9 @@ def _indices_along(
       operands: of the equation.
     """
     axes: list[Array | int] = [np.arange(size) for size in shape]
-    left = list(range(len(shape)))
     for transform in transforms:
         assert isinstance(transform, Indexed)
-        kept: list[int] = []
+        left = [axis for axis, indices in enumerate(axes) if not isinstance(indices, int)]
         for axis, index in zip(left, transform.indices, strict=True):
             before = axes[axis]
             assert not isinstance(before, int)
@@ -271,59 +265,53 @@ def _indices_along(
             if isinstance(index, AxisSlice):
                 first, size = _number(index.start, operands), _number(index.size, operands)
                 axes[axis] = start + step * (first + index.stride * np.arange(size))
-                kept.append(axis)
                 continue
             assert isinstance(index, Operand | int)
             value = np.asarray(_value(index, operands)).astype(np.int64)
-            if value.ndim == 0:
-                axes[axis] = start + step * int(value)
-                continue
-            axes[axis] = start + step * value.ravel()
-            kept.append(axis)
-        left = kept
+            axes[axis] = start + step * (value.ravel() if value.ndim else int(value))
     return axes
 
 
+def _within(axes: Sequence[Array | int], shape: Sequence[int]) -> tuple[list[Array], list[Array]]:
+    """Return the indices along each axis that an array of this shape has, and which these are."""
+    lists = [np.atleast_1d(indices) for indices in axes]
+    there = [(list_ >= 0) & (list_ < size) for list_, size in zip(lists, shape, strict=True)]
+    return [list_[ok] for list_, ok in zip(lists, there, strict=True)], there
+
+
 def _gathered(array: Array, axes: Sequence[Array | int], *, listed: bool = False) -> EngineWindow:
-    shape = tuple(each.size for each in axes if not isinstance(each, int))
-    lists = [np.atleast_1d(each) for each in axes]
-    there = [(each >= 0) & (each < size) for each, size in zip(lists, array.shape, strict=True)]
-    used = [each[ok] for each, ok in zip(lists, there, strict=True)]
-    whole = all(ok.all() for ok in there)
+    shape = tuple(indices.size for indices in axes if not isinstance(indices, int))
+    used, there = _within(axes, array.shape)
     inside = None
-    if not whole:
-        inside = np.ix_(
-            *(ok for ok, each in zip(there, axes, strict=True) if not isinstance(each, int))
-        )
-        if not all(ok.all() for ok, each in zip(there, axes, strict=True) if isinstance(each, int)):
-            # A number along an axis that the window has not is outside, so all of the window is.
+    if not all(ok.all() for ok in there):
+        pairs = list(zip(there, axes, strict=True))
+        inside = np.ix_(*(ok for ok, indices in pairs if not isinstance(indices, int)))
+        if not all(ok.all() for ok, indices in pairs if isinstance(indices, int)):
+            # A number along an axis that the window lacks is outside, so all of the window is.
             inside = tuple(np.zeros((0,) * len(shape), np.int64) for _ in shape)
             used = [np.zeros(0, np.int64) for _ in used]
-    # A view costs nothing, and writes to it change the array; only lists of rows need ``Elements``.
-    if all(_is_range(each) for each in used):
-        steps = tuple(
-            slice(int(each[0]), int(each[-1]) + 1, _step(each)) if each.size else slice(0, 0)
-            for each in used
-        )
-        return EngineWindow(array[steps], shape, inside, array, tuple(axes), listed)
-    key = np.broadcast_arrays(*np.ix_(*used))
-    region = Elements(array, tuple(each.ravel() for each in key))
+    # A view costs nothing, and writes to it change the array. Lists of rows need ``Elements``.
+    slices = list(map(_slice, used))
+    if None not in slices:
+        region: Region = array[tuple(slices)]
+    else:
+        key = np.broadcast_arrays(*np.ix_(*used))
+        region = Elements(array, tuple(indices.ravel() for indices in key))
     return EngineWindow(region, shape, inside, array, tuple(axes), listed)
 
 
-def _is_range(indices: Array) -> bool:
-    if indices.size < 2:
-        return True
-    step = indices[1] - indices[0]
-    return bool(step > 0 and (np.diff(indices) == step).all())
-
-
-def _step(indices: Array) -> int:
-    return int(indices[1] - indices[0]) if indices.size > 1 else 1
+def _slice(indices: Array) -> slice | None:
+    """Return the slice that has these indices; None if they are no ascending range."""
+    if not indices.size:
+        return slice(0, 0)
+    step = int(indices[1] - indices[0]) if indices.size > 1 else 1
+    if step <= 0 or (np.diff(indices) != step).any():
+        return None
+    return slice(int(indices[0]), int(indices[-1]) + 1, step)
 
 
 def _im2col(array: Array, transforms: Sequence[Transform], operands: Sequence[Any]) -> EngineWindow:
-    """Rows of windows of a padded image: one element of each window, and some channels of it."""
+    """Return rows of windows of a padded image: an element of each window, and some channels."""
     first, *rest = transforms
     assert isinstance(first, Im2Col)
     images, *spatial, channels = array.shape
@@ -332,33 +320,28 @@ def _im2col(array: Array, transforms: Sequence[Transform], operands: Sequence[An
         for size, window, (low, high) in zip(spatial, first.window, first.padding, strict=True)
     ]
     shape = (images * math.prod(sizes), *first.window, channels)
-    if not all(isinstance(each, Indexed) for each in rest):
+    if not all(isinstance(transform, Indexed) for transform in rest):
         raise SimulationError("an im2col reference can only be indexed")
-    lists = any(each.joint for each in rest if isinstance(each, Indexed))
+    lists = any(isinstance(transform, Indexed) and transform.joint for transform in rest)
     axes = _indices_along(shape, rest, operands)
     rows, columns = axes[0], axes[-1]
-    sliced = sum(not isinstance(each, int) for each in axes)
+    sliced = sum(not isinstance(indices, int) for indices in axes)
     if isinstance(rows, int) or isinstance(columns, int) or sliced != 2 or lists:
         raise SimulationError(
             "an im2col reference must be indexed by a slice of rows, a number along each axis of "
             "the window and a slice of channels"
         )
-    # A row is an image and a place of the window in it, counted along the last spatial axis first.
-    places: list[Array] = []
-    flat = rows
-    for size in reversed(sizes):
-        places.append(flat % size)
-        flat = flat // size
-    places.reverse()
-    indices = [flat]
-    there = (flat >= 0) & (flat < images)
-    for place, offset, size, (low, _) in zip(
-        places, axes[1:-1], spatial, first.padding, strict=True
-    ):
+    # A row is an image and a position of the window in it; the last spatial axis counts fastest.
+    flat, indices, there = rows, list[Array](), np.ones(rows.shape, np.bool_)
+    for axis in reversed(range(len(spatial))):
+        offset = axes[1 + axis]
         assert isinstance(offset, int)
-        index = place - low + offset
-        indices.append(index)
-        there &= (index >= 0) & (index < size)
+        index = flat % sizes[axis] - first.padding[axis][0] + offset
+        flat = flat // sizes[axis]
+        indices.insert(0, index)
+        there &= (index >= 0) & (index < spatial[axis])
+    indices.insert(0, flat)
+    there &= (flat >= 0) & (flat < images)
     within = (columns >= 0) & (columns < channels)
     used = columns[within]
     memory = array[..., int(used[0]) : int(used[-1]) + 1] if used.size else array[..., :0]
@@ -386,7 +369,7 @@ def memories_of(
     operands: Sequence[Any],
     line: str,
 ) -> Iterator[tuple[Ref, int]]:
-    """The references that a name stands for, each with the device whose memory it is.
+    """Yield the references that a name stands for, each with the device whose memory it is.
 
     Args:
       thread: who names it.
@@ -396,14 +379,14 @@ def memories_of(
       line: of the equation.
     """
     here = thread.owner.device
-    for place in places:
-        if isinstance(place, AtPeer):
-            where = peer_of(thread, place.peer, operands)
+    for home in places:
+        if isinstance(home, AtPeer):
+            where = peer_of(thread, home.peer, operands)
             if where is not None:
                 yield at_device(thread, where.device, ref, line), where.device
                 return
-        elif isinstance(place, AtAll):
-            for device in devices_along(thread, place.axes):
+        elif isinstance(home, AtAll):
+            for device in devices_along(thread, home.axes):
                 yield at_device(thread, device, ref, line), device
             return
         else:
@@ -413,42 +396,39 @@ def memories_of(
 
 
 def devices_along(thread: GpuThread, axes: Sequence[Any]) -> list[int]:
-    """The numbers of the devices that differ from the thread's at most along some mesh axes."""
+    """Return the devices that differ from the thread's at most along some mesh axes."""
     sizes = thread.sizes
-    ranges = [
-        range(size) if name in axes else range(thread.axes[name], thread.axes[name] + 1)
-        for name, size in sizes.items()
-    ]
-    numbers = np.arange(int(np.prod(list(sizes.values())))).reshape(tuple(sizes.values()))
-    return [int(each) for each in numbers[np.ix_(*ranges)].ravel()]
+    numbers = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
+    key = tuple(slice(None) if name in axes else thread.axes[name] for name in sizes)
+    return [int(number) for number in np.ravel(numbers[key])]
 
 
 def at_device(thread: GpuThread, device: int, ref: Ref, line: str) -> Ref:
-    """The memory of any device that corresponds to the thread's own."""
+    """Return the memory of any device that corresponds to the thread's own."""
     if device == thread.owner.device:
         return ref
     return memory_at(thread, CoreAddress(device, {}), ref, line)
 
 
-class _Mesh:  # how ``semaphore_signal_parallel`` names devices
+class _Mesh:  # ``semaphore_signal_parallel`` names devices by their position in the mesh
     name = "MESH"
 
 
 def signals_of(params: Any, count: int) -> list[tuple[RefPart, int, Peer | None]]:
-    """Semaphore, position of the amount, and device of each signal of a parallel one."""
-    given = params["args_tree"].unflatten(list(map(Operand, range(count))))
+    """Return semaphore, position of the amount, and device of each signal of a parallel one."""
+    arguments = params["args_tree"].unflatten(list(map(Operand, range(count))))
     return [
         (
             RefPart(ref.position, transforms_in(transforms)),
             amount.position,
             peer_in(device, None, _Mesh),
         )
-        for ref, transforms, amount, device in zip(*given, strict=True)
+        for ref, transforms, amount, device in zip(*arguments, strict=True)
     ]
 
 
 def reaches_devices(eqn: Any) -> bool:
-    """Whether an equation of JAX accesses the memory or the semaphores of other devices."""
+    """Return whether an equation of JAX accesses memory or semaphores of other devices."""
     name, count = eqn.primitive.name, len(eqn.invars)
     if name in ("multimem_store", "multimem_load_reduce", "semaphore_signal_multicast"):
         return True
@@ -456,7 +436,7 @@ def reaches_devices(eqn: Any) -> bool:
         return any(peer is not None for _, _, peer in signals_of(eqn.params, count))
     if names_a_device(eqn):
         return True
-    trees = [each for each in eqn.params.values() if hasattr(each, "num_leaves")]
+    trees = [param for param in eqn.params.values() if hasattr(param, "num_leaves")]
     return any(_holds_peer(tree.unflatten([Operand(0)] * tree.num_leaves)) for tree in trees)
 
 

@@ -423,7 +423,7 @@ def _try_cluster_cancel(eqn: Equation) -> Evaluate:
         block = thread.block
         thread.machine.note(NOTE)
         cluster = dict(block.cluster.launch.mesh.cluster)
-        position = dict(zip(cluster, block.place, strict=True))
+        position = dict(zip(cluster, block.index, strict=True))
         first_block = all(position.get(axis, 0) == 0 for axis in axes)
         first_thread = all(thread.axes[axis] == 0 for axis in axes if axis not in position)
         (own,) = barriers_in(thread, [block], barrier_part, operands)

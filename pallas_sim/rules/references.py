@@ -38,9 +38,9 @@ def _get(eqn: Equation) -> Evaluate:
             ref = thread.elsewhere(ref, places, (ref, *operands), eqn.line)
         _require_plain(ref)
         if ref.block is not None:
-            from pallas_sim.gpu import portable_accesses as accesses
+            from pallas_sim.gpu.portable_accesses import BlockAccess
 
-            return accesses.load(thread, ref, window, (ref, *operands), eqn.line)
+            return BlockAccess(thread, ref, window, (ref, *operands), eqn.line).load()
         if whole and not thread.recorded:
             return _loaded(ref.data)
         all_operands = (ref, *operands)
@@ -80,10 +80,11 @@ def _swap(eqn: Equation) -> Evaluate:
         _require_plain(ref)
         all_operands = (ref, value, *operands)
         if ref.block is not None:
-            from pallas_sim.gpu import portable_accesses as accesses
+            from pallas_sim.gpu.portable_accesses import BlockAccess
 
-            old = accesses.load(thread, ref, window, all_operands, eqn.line) if used else None
-            accesses.store(thread, ref, window, all_operands, value, eqn.line)
+            access = BlockAccess(thread, ref, window, all_operands, eqn.line)
+            old = access.load() if used else None
+            access.store(value)
             return old
         return _change(thread, ref, window, all_operands, eqn.line, lambda _: value, used=used)
 
@@ -102,14 +103,13 @@ def _addupdate(eqn: Equation) -> Evaluate:
         report_input_write(thread, ref, eqn.line)
         all_operands = (ref, value, *operands)
         if ref.block is not None:
-            from pallas_sim.gpu import portable_accesses as accesses
+            from pallas_sim.gpu.portable_accesses import BlockAccess
 
             # ``_addupdate_lowering_rule`` makes an atomic of it.
-            shape = tuple(eqn.ins[1].shape)
-            add = reducer("add", ref.dtype)
-            accesses.update(
-                thread, ref, window, all_operands, shape, None, add, value, eqn.line, used=False
+            access = BlockAccess(
+                thread, ref, window, all_operands, eqn.line, tuple(eqn.ins[1].shape)
             )
+            access.update(reducer("add", ref.dtype), value, used=False)
         else:
             _change(thread, ref, window, all_operands, eqn.line, adding(ref.dtype, value))
         return ()
@@ -207,12 +207,11 @@ def _masked_load(eqn: Equation) -> Evaluate:
         ref: Ref = operands[ref_at]
         mask = None if mask_at is None else operands[mask_at]
         if ref.block is not None:
-            from pallas_sim.gpu import portable_accesses as accesses
+            from pallas_sim.gpu.portable_accesses import BlockAccess
 
             other = None if other_at is None else operands[other_at]
-            return accesses.load_masked(
-                thread, ref, window, operands, shape, mask, other, eqn.line, volatile=volatile
-            )
+            access = BlockAccess(thread, ref, window, operands, eqn.line, shape, mask)
+            return access.load(other, volatile=volatile)
         if mask is None:
             return np.array(load_window(thread, ref, window, operands, eqn.line))
         with inside_edges(thread, ref, "load from", eqn.line):
@@ -240,11 +239,11 @@ def _masked_swap(eqn: Equation) -> Evaluate:
         mask = None if mask_at is None else operands[mask_at]
         report_input_write(thread, ref, eqn.line)
         if ref.block is not None:
-            from pallas_sim.gpu import portable_accesses as accesses
+            from pallas_sim.gpu.portable_accesses import BlockAccess
 
-            where = (thread, ref, window, operands, shape, mask)
-            old = accesses.load_masked(*where, None, eqn.line) if used else None
-            accesses.store_masked(*where, value, eqn.line)
+            access = BlockAccess(thread, ref, window, operands, eqn.line, shape, mask)
+            old = access.load() if used else None
+            access.store(value)
             return old
         if mask is None:
             return _change(thread, ref, window, operands, eqn.line, lambda _: value, used=used)

@@ -14,7 +14,7 @@ from pallas_sim.accesses import report_input_write
 from pallas_sim.compat.places import transforms_in
 from pallas_sim.dtypes import Array, convert, rounded_to_bits
 from pallas_sim.errors import MissingRuleError, SimulationError
-from pallas_sim.gpu import portable_accesses as accesses
+from pallas_sim.gpu.portable_accesses import BlockAccess, ProgramBlock
 from pallas_sim.gpu.portable_order import GridProgram, SharedArray
 from pallas_sim.machine import Thread
 from pallas_sim.memory import Ref
@@ -48,18 +48,9 @@ def _atomic_rmw(eqn: Equation) -> Evaluate:
             )
         ref = _shared(thread, operands[ref_at.position])
         report_input_write(thread, ref, eqn.line)
-        return accesses.update(
-            thread,
-            ref,
-            window,
-            operands,
-            shape,
-            None if mask_at is None else operands[mask_at.position],
-            change,
-            operands[value_at.position],
-            eqn.line,
-            used=eqn.used,
-        )
+        mask = None if mask_at is None else operands[mask_at.position]
+        access = BlockAccess(thread, ref, window, operands, eqn.line, shape, mask)
+        return access.update(change, operands[value_at.position], used=eqn.used)
 
     return evaluate
 
@@ -82,7 +73,7 @@ def _shared(thread: Thread, ref: Ref) -> Ref:
 
     if not ref.data.flags.c_contiguous:
         raise SimulationError("an atomic access to a part of memory that is not contiguous")
-    block = accesses.ProgramBlock(SharedArray(ref.data), GridProgram(0, thread.program), (...,))
+    block = ProgramBlock(SharedArray(ref.data), GridProgram(0, thread.program), (...,))
     return Ref(ref.data, ref.name, ref.space, block=block)
 
 
@@ -129,11 +120,9 @@ def _atomic_cas(eqn: Equation) -> Evaluate:
         report_input_write(thread, ref, eqn.line)
         ref = _shared(thread, ref)
         operands = (ref, expected, value)
-        # Whatever it gives, who goes on knows what others did before.
-        old_value = accesses.update(
-            thread, ref, (), operands, (), None, change, value, eqn.line, used=True
-        )
-        return np.asarray(old_value)
+        # Whatever it returns, a program that goes on knows what others did before.
+        access = BlockAccess(thread, ref, (), operands, eqn.line, ())
+        return np.asarray(access.update(change, value, used=True))
 
     return evaluate
 

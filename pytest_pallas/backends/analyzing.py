@@ -11,11 +11,10 @@ import jax
 from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, Target
 from pallas_sim.errors import KernelError, PallasError
 from pallas_sim.traces import interpret_ignored
-from pallas_sim.tracing import present
+from pallas_sim.tracing import absent_chip, present
 from pytest_pallas.backends.execution import brief, readable
 from pytest_pallas.backends.protocol import Call, expected_warnings
 from pytest_pallas.backends.tracing import abstract, jitted
-from pytest_pallas.compile.backends import absent_chip
 from pytest_pallas.errors import NoPallasCallError
 from pytest_pallas.grid.analysis import Analysis, analyze_jaxpr
 

@@ -155,7 +155,7 @@ def memory(context: CheckContext) -> CheckResult:
 def _fills(context: CheckContext, first: Outcome) -> Sequence[Fill]:
     """The fills: 0 for outputs that are not read shows what was not written."""
     kernels = first.kernels
-    if not context.settings.jit or any(unwritten_memory(kernel.eqn) for kernel in kernels):
+    if not context.settings.jit or any(unwritten_memory(kernel) for kernel in kernels):
         return (Fill("zero", "memory"), Fill("high", "memory"), Fill("low", "memory"))
     # An uninitialized bool or unsigned integer may be 0 already, or the largest number.
     dtypes = [var.aval.dtype for kernel in kernels for var in kernel.eqn.outvars]

@@ -29,7 +29,7 @@ def requires_kernels(
     if spec.ignored is not None:
         return None
     fills = getattr(backend, "fills", False)
-    return None if fills and any(is_tiled(k.eqn) for k in kernels) else _why_not(backend)
+    return None if fills and any(map(is_tiled, kernels)) else _why_not(backend)
 
 
 @declare_check(
@@ -74,9 +74,7 @@ def _exposed(context: CheckContext, first: Outcome) -> bool:
     """Whether a kernel could read beyond an edge, and the backend controls the values there."""
     if not getattr(context.backend, "fills", False):
         return False
-    return not context.settings.jit or any(
-        overhanging_blocks(kernel.eqn) for kernel in first.kernels
-    )
+    return not context.settings.jit or any(map(overhanging_blocks, first.kernels))
 
 
 def _why_not(backend: Backend) -> str:

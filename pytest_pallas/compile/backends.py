@@ -1,6 +1,6 @@
 """The compiling backends ``tpu-compile`` and ``gpu-compile``, for chips that are not present.
 
-A ``Compiler`` has a call traced and lowered here, on the CPU, by the ``Lowering`` of its platform,
+A ``Compiler`` traces and lowers a call here, on the CPU, by the ``Lowering`` of its platform. It
 submits the program to the session's ``Service``, and makes an outcome of the report.
 """
 
@@ -9,9 +9,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax import export
 
-from pallas_sim import chips
-from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, TPUS, Target
+from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, Target
 from pallas_sim.errors import PallasError
 from pallas_sim.traces import exact_exports, interpret_ignored
-from pallas_sim.tracing import AbsentChip, present
+from pallas_sim.tracing import AbsentChip, absent_chip, present
 from pytest_pallas.backends.ending import ending
 from pytest_pallas.backends.execution import readable
 from pytest_pallas.backends.protocol import Call, Kind, Outcome, RunSettings, expected_warnings
@@ -74,11 +72,11 @@ class Compiler:
 
     @property
     def chip(self) -> Target:
-        """The chip it compiles for."""
+        """The chip that it compiles for."""
         return self.target or TARGETS[DEFAULT_TARGETS[self.platform]]
 
     def available(self) -> str | None:
-        """None if the compiler is installed, else how to install it."""
+        """Return None if the compiler is installed, else how to install it."""
         return _COMPILERS[self.platform].missing()
 
     def run(self, call: Call) -> Outcome:
@@ -96,30 +94,24 @@ class Compiler:
         return started
 
     def shared_bytes(self, kernel: Any, timeout: float) -> int | None:
-        """Bytes of shared memory that a block of a kernel of the Triton route takes.
-
-        The kernel is compiled alone, once for each chip.
+        """Compile a kernel of the Triton route alone, and count the shared memory of a block.
 
         Args:
           kernel: the equation of its ``pallas_call``.
           timeout: seconds after which the compiler is stopped.
 
         Returns:
-          The bytes, also of a kernel that is refused because these are too many; None if the
-          compiler does not say.
+          The bytes, also of a kernel that is refused for too many; None if the compiler does not
+          say.
         """
 
         def kernel_alone(*operands: Any) -> Any:
             return kernel.primitive.bind(*operands, **kernel.params)
 
-        call = Call(
-            function=kernel_alone,
-            args=tuple(
-                jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in kernel.invars
-            ),
-            settings=RunSettings(timeout=timeout),
-        )
-        report = self.run(call).report
+        avals = (var.aval for var in kernel.invars)
+        args = tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals)
+        settings = RunSettings(timeout=timeout)
+        report = self.run(Call(function=kernel_alone, args=args, settings=settings)).report
         if report is None or report.status not in ("compiled", "refused"):
             return None
         if report.status == "refused":
@@ -152,7 +144,7 @@ class Compiler:
         )
 
     def _described(self, future: Future[CompileReport], lowered: Lowered) -> CompileReport:
-        """The compiler's report with the data that only this process has."""
+        """Add to the compiler's report what only this process knows."""
         report = future.result()
         # The output of a compiler that was stopped is not the reason.
         text = report.text if report.status in _TELLING else report.text.partition("\n")[0]
@@ -167,7 +159,7 @@ class Compiler:
         )
 
     def _refused(self, lowered: Lowered, error: Exception) -> CompileReport:
-        """The report for a kernel that could not be lowered for the chip."""
+        """Make the report for a kernel that could not be lowered for the chip."""
         return CompileReport(
             target=self.chip.name,
             status="refused",
@@ -201,7 +193,7 @@ class Compiler:
 
 
 def _named(costs: tuple[Cost, ...], kernels: tuple[KernelCall, ...]) -> tuple[Cost, ...]:
-    """Costs by the names of the Pallas kernels, because HLO has other names."""
+    """Give costs the names of the Pallas kernels, because HLO has other names."""
     if len(costs) != len(kernels):
         return costs  # one was inlined, repeated or removed
     return tuple(
@@ -211,7 +203,7 @@ def _named(costs: tuple[Cost, ...], kernels: tuple[KernelCall, ...]) -> tuple[Co
 
 
 def _error(report: CompileReport, cause: Exception | None) -> Exception | None:
-    """The error of a report for its check."""
+    """Make the error of a report for its check."""
     if report.status == "compiled":
         return None
     if report.status == "refused":
@@ -239,10 +231,10 @@ def _dump(root: str, target: str, lowered: Lowered) -> Path:
 
     A test may compile several programs. Each has a folder, named by chip and arguments.
     """
-    words = f"{target} {lowered.signature}"
-    name = re.sub(r"[^\w.,=-]+", "-", words).strip("-")
+    title = f"{target} {lowered.signature}"
+    name = re.sub(r"[^\w.,=-]+", "-", title).strip("-")
     if len(name) > _LONGEST_NAME:
-        digest = hashlib.blake2b(words.encode(), digest_size=4).hexdigest()
+        digest = hashlib.blake2b(title.encode(), digest_size=4).hexdigest()
         name = f"{name[:_LONGEST_NAME]}-{digest}"
     folder = Path(root, name)
     folder.mkdir(parents=True, exist_ok=True)
@@ -252,7 +244,7 @@ def _dump(root: str, target: str, lowered: Lowered) -> Path:
     return folder
 
 
-# Trace and lower a call on the CPU, for the compiler of another chip.
+# Tracing and lowering on the CPU, for the compiler of another chip.
 
 
 #: Names of the platforms in ``jax.export``.
@@ -333,7 +325,7 @@ class Lowering:
         if target.name not in devices:
             devices[target.name] = absent_chip(target)
         chip = devices[target.name]
-        with _context(chip):
+        with exact_exports(), interpret_ignored(), present(chip), expected_warnings():
             try:
                 lower(call, static, arrays, self.platform, into)
             finally:
@@ -345,25 +337,6 @@ class Lowering:
         return into
 
 
-def attributes(target: Target) -> Mapping[str, Any]:
-    """Attributes of ``jax.Device`` that depend on the chip."""
-    if target.platform == "tpu":
-        return {"num_cores": TPUS[target.name].device_cores}
-    return chips.attributes(target.name)
-
-
-def absent_chip(target: Target) -> AbsentChip:
-    """A device that stands for a chip while code is traced and lowered for it."""
-    return AbsentChip(target.device_kind, target.platform, attributes(target))
-
-
-@contextmanager
-def _context(chip: AbsentChip) -> Generator[None]:
-    """Lower for a chip, and override interpret=."""
-    with exact_exports(), interpret_ignored(), present(chip), expected_warnings():
-        yield
-
-
 def lower(call: Call, static: Any, arrays: list[Any], platform: str, into: Lowered) -> None:
     """Trace and lower a call for a platform, and record the steps in ``into``.
 
@@ -373,10 +346,10 @@ def lower(call: Call, static: Any, arrays: list[Any], platform: str, into: Lower
       SimulationLimitError: it is not traced within its time limit.
       Exception: an error of the kernel or of Pallas.
     """
-    name = getattr(call.function, "__name__", type(call.function).__name__)
+    function = getattr(call.function, "__name__", type(call.function).__name__)
     if not call.settings.jit:
         raise CompileError(
-            f"{name} needs the values of its arguments (jit=False), so it cannot be compiled "
+            f"{function} needs the values of its arguments (jit=False), so it cannot be compiled "
             "without running it. Leave this test out on compiling backends: "
             '@pytest.mark.pallas(backends=["interpret", ...]).'
         )
@@ -389,7 +362,7 @@ def lower(call: Call, static: Any, arrays: list[Any], platform: str, into: Lower
     into.jaxpr = traced.jaxpr
     into.kernels = tuple(kernel_calls(traced.jaxpr))
     custom_calls = _COMPILERS[platform].CUSTOM_CALLS
-    checks = [export.DisabledSafetyCheck.custom_call(each) for each in custom_calls]
+    checks = [export.DisabledSafetyCheck.custom_call(name) for name in custom_calls]
     exporting = export.export(
         jitted(static), platforms=(_EXPORTED[platform],), disabled_checks=checks
     )
@@ -404,12 +377,12 @@ def lower(call: Call, static: Any, arrays: list[Any], platform: str, into: Lower
         ) from error
     into.devices = exported.nr_devices
     into.module = bytes(exported.serialize())
-    # not in ``into.module``, which lists the custom calls that it allows
+    # Not ``into.module``, which lists the custom calls that it allows.
     lowered = exported.mlir_module_serialized
     needed = call.needs_kernel or live_kernel_calls(traced.jaxpr)
-    if needed and not any(each.encode() in lowered for each in custom_calls):
+    if needed and not any(name.encode() in lowered for name in custom_calls):
         raise NoPallasCallError(
-            f"{name}, lowered for {platform}, has none of {', '.join(custom_calls)}: there is no "
-            "Pallas kernel to compile. Pass the function that calls pl.pallas_call, or arguments "
-            "for which it does not fall back to jnp."
+            f"{function}, lowered for {platform}, has none of {', '.join(custom_calls)}: there is "
+            "no Pallas kernel to compile. Pass the function that calls pl.pallas_call, or "
+            "arguments for which it does not fall back to jnp."
         )

@@ -1,4 +1,4 @@
-"""What a compiler says, without what only its authors need."""
+"""Clean the message of a compiler of what only the compiler's authors need."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PAIRS = {"(": ")", "{": "}", "[": "]", "<": ">"}
 
 
 def closing(text: str, start: int) -> int:
-    """Index of the bracket that closes the one at ``start``; ``len(text)`` if none does.
+    """Return the index of the bracket that closes the one at ``start``, else ``len(text)``.
 
     Only brackets of that kind are counted, none of them inside double quotes, and a ``->`` closes
     nothing.
@@ -36,8 +36,8 @@ def replace_bracketed(
 ) -> str:
     """Replace every ``start...bracket``, where the pattern ``start`` ends with an open bracket.
 
-    ``replacement`` gets the match of ``start`` and what is between the brackets; None leaves the
-    text as it is.
+    ``replacement`` gets the match of ``start`` and the text between the brackets. If it returns
+    None, the text stays.
     """
     pattern, position, parts = re.compile(start), 0, list[str]()
     while match := pattern.search(text, position):
@@ -54,7 +54,7 @@ def replace_bracketed(
 
 @dataclass(frozen=True)
 class CompilerMessage:
-    """A message, cleaned.
+    """A cleaned message.
 
     Attributes:
       lines: its sentences, each once.
@@ -68,7 +68,7 @@ class CompilerMessage:
     kernel: str = ""
 
 
-#: Kinds of text that are left out, or the part of it that is kept. In this order.
+#: Patterns of text that is left out, and the part of it that is kept; applied in this order.
 _REPLACED: tuple[tuple[str, str], ...] = (
     # Python's names of exceptions whose kind the message repeats.
     (r"\A(?:[\w.]*\.)?(?:\w*Runtime|Value|NotImplemented|Mosaic|MLIR|Verification)Error: ", ""),
@@ -122,7 +122,7 @@ _OPERATION = re.compile(r'(?:%[\w:]+(?:, %[\w:]+)* = )?"(?P<name>\w+\.[\w.]+)"\(
 
 
 def clean(text: str) -> CompilerMessage:
-    """What is in a message of JAX's lowerings, libtpu, XLA or ptxas, or left on stderr."""
+    """Clean a message of JAX's lowerings, libtpu, XLA or ptxas, or what they left on stderr."""
     kernel = re.search(r"MLIR module name `([^`]*)`|in pallas_call (\w+) at", text)
     text = _without_locations(text)
     text, operation = _without_operations(text)
@@ -135,7 +135,7 @@ def clean(text: str) -> CompilerMessage:
 
 
 def types_readable(text: str) -> str:
-    """MLIR's types as JAX writes them: ``f32[8,128]`` for ``vector<8x128xf32>``."""
+    """Write MLIR's types as JAX does: ``f32[8,128]`` for ``vector<8x128xf32>``."""
 
     def readable(match: re.Match[str], inside: str) -> str | None:
         parts = re.match(
@@ -152,7 +152,7 @@ def types_readable(text: str) -> str:
 
 
 def _without_locations(text: str) -> str:
-    """Without ``loc(...)`` and without the bare location in front of an MLIR diagnostic."""
+    """Remove ``loc(...)`` and the bare location in front of an MLIR diagnostic."""
     text = replace_bracketed(text, r"(?:at location: )?\bloc\(", lambda match, inside: "")
 
     def bare(match: re.Match[str], inside: str) -> str | None:
@@ -162,9 +162,9 @@ def _without_locations(text: str) -> str:
 
 
 def _without_operations(text: str) -> tuple[str, str]:
-    """Without dumps of MLIR operations, and the first of these in short.
+    """Remove dumps of MLIR operations; returns the text and the first operation in short.
 
-    What stands before and after a dump on its line stays, with the operation's name between.
+    The text before and after a dump on its line stays, with the operation's name between.
     """
     first = ""
     lines: list[str] = []
@@ -186,7 +186,7 @@ def _without_operations(text: str) -> tuple[str, str]:
 
 
 def _signature(line: str, start: int) -> tuple[str, int]:
-    """The types of an operation whose arguments end at ``start``, and where its dump ends."""
+    """Return the types of an operation whose arguments end at ``start``, and its dump's end."""
     end = start
     while attributes := re.compile(r" (?:<\{|\{)").match(line, end):
         end = closing(line, attributes.end() - 1) + 1
@@ -203,7 +203,7 @@ def _signature(line: str, start: int) -> tuple[str, int]:
 
 
 def _short_operation(name: str, signature: str) -> str:
-    """``tpu.reshape(f32[8,15]) -> f32[6,20]``; without arguments that only count or index."""
+    """Write ``tpu.reshape(f32[8,15]) -> f32[6,20]``, without arguments that count or index."""
     if not signature.startswith("("):
         return name
     end = closing(signature, 0)
@@ -214,7 +214,7 @@ def _short_operation(name: str, signature: str) -> str:
 
 
 def _without_hlo(text: str) -> str:
-    """Without the attributes of HLO instructions, which hold whole kernels in base64."""
+    """Remove the attributes of HLO instructions, which hold whole kernels in base64."""
     pattern = re.compile(r"%[\w.-]+ = (?P<shape>\w+\[[\d,]*\])(?:\{[^}]*\})? (?P<name>[\w-]+)\(")
     position, parts = 0, list[str]()
     while match := pattern.search(text, position):
@@ -229,7 +229,10 @@ def _without_hlo(text: str) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """The sentences with something in them, each once whatever its numbers, colons led on."""
+    """Split a text into sentences, without those that differ from earlier ones in numbers only.
+
+    A sentence behind a colon is part of the one before.
+    """
     lines: list[str] = []
     seen: set[str] = set()
     for raw in (piece for line in text.split("\n") for piece in _sentences(line)):
@@ -246,13 +249,13 @@ def _lines(text: str) -> list[str]:
 
 
 def _sentences(line: str) -> list[str]:
-    """A long line in sentences."""
+    """Split a long line into sentences."""
     return [line] if len(line) <= 200 else re.split(r"(?<=[a-z)\]]\.) +(?=[A-Z])", line)
 
 
 def _telling(lines: list[str], most: int = 3) -> tuple[str, ...]:
-    """At most so many lines: those first that say what is wrong, of which operand."""
-    # "failed to legalize" repeats, less well, the message of the pass before.
+    """Choose at most so many lines that say what is wrong; first those that name an operand."""
+    # "failed to legalize" repeats the message of the pass before with less in it.
     better = [line for line in lines if not line.startswith("failed to legalize operation")]
     lines = better or lines
     if len(lines) > most:

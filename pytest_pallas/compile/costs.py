@@ -1,4 +1,4 @@
-"""``--pallas-cost``: what the machine code of kernels cost when it was recorded, and costs now."""
+"""``--pallas-cost``: record what the machine code of kernels costs, and compare with it later."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pytest_pallas.decoding import Count, DataError, decode, parse
 #: Version of the file.
 SCHEMA = 1
 
-#: What may not grow at all: a spill is a cliff, not a matter of degree.
+#: Numbers that may not grow at all, because the first spill costs most.
 _NEVER = ("spills", "fills", "spill_store_bytes", "spill_load_bytes")
 
-#: What may grow by the limit.
+#: Numbers that may grow by the limit.
 _LIMITED = ("vmem_bytes", "bundles", "loop_bundles", "registers", "shared_bytes", "stack_bytes")
 
-#: How the numbers are called in messages.
-_WORDS = {
+#: Names of the numbers in messages.
+_NAMES = {
     "vmem_bytes": "bytes of VMEM",
     "loop_bundles": "bundles in the main loop",
     "shared_bytes": "bytes of shared memory",
@@ -56,7 +56,7 @@ class RecordedCost:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What it is the cost of."""
+        """What was compiled, and for which chip."""
         return (self.kernel, self.check, self.target, self.signature)
 
 
@@ -73,7 +73,7 @@ class RecordedCosts:
     limit: float
 
     def grown(self, kernel: str, check: str, report: CompileReport | None) -> str | None:
-        """What costs more than was recorded, with both numbers; None if nothing does."""
+        """Say which numbers of a report exceed the recorded ones; None if none does."""
         if report is None or report.status != "compiled":
             return None
         new = entry(kernel, check, report)
@@ -90,7 +90,7 @@ class RecordedCosts:
 
 
 def entry(kernel: str, check: str, report: CompileReport) -> RecordedCost:
-    """The entry for a report."""
+    """Make the entry for a report."""
     numbers = {name: getattr(report, name) for name in (*_NEVER, *_LIMITED)}
     return RecordedCost(
         kernel=kernel,
@@ -108,11 +108,11 @@ def _problems(old: Mapping[str, int], new: Mapping[str, int], limit: float) -> I
         allowed = before if name in _NEVER else before * (1 + limit / 100)
         if after is not None and after > allowed:
             growth = f" (+{100 * (after - before) / before:.0f} %)" if before else ""
-            yield f"{after:,} {_WORDS.get(name, name)}, recorded {before:,}{growth}"
+            yield f"{after:,} {_NAMES.get(name, name)}, recorded {before:,}{growth}"
 
 
 def load(path: Path, limit: float) -> RecordedCosts:
-    """The costs recorded in a file.
+    """Read the costs recorded in a file.
 
     Raises:
       OptionError: there is no such file, or it is no file of costs.
@@ -123,20 +123,20 @@ def load(path: Path, limit: float) -> RecordedCosts:
             f"--pallas-cost=compare: there is no file {path}; make it with --pallas-cost=record, "
             "or name another with --pallas-cost-file"
         )
-    return RecordedCosts({each.key: each for each in entries}, limit)
+    return RecordedCosts({entry.key: entry for entry in entries}, limit)
 
 
 def save(path: Path, new: Iterable[RecordedCost]) -> int:
-    """Write entries to a file, and keep those in it that are about something else.
+    """Write entries to a file, and keep those in it that have another key.
 
-    Returns the number of entries written anew.
+    Returns the number of new entries.
 
     Raises:
       OptionError: the file holds something else.
       OSError: it cannot be written.
     """
-    fresh = {each.key: each for each in new}
-    merged = {each.key: each for each in _entries(path) or ()} | fresh
+    fresh = {entry.key: entry for entry in new}
+    merged = {entry.key: entry for entry in _entries(path) or ()} | fresh
     ordered = [dataclasses.asdict(merged[key]) for key in sorted(merged)]
     text = json.dumps({"schema": SCHEMA, "costs": ordered}, indent=1)
     path.write_text(text + "\n", encoding="utf-8")
@@ -144,7 +144,7 @@ def save(path: Path, new: Iterable[RecordedCost]) -> int:
 
 
 def _entries(path: Path) -> list[RecordedCost] | None:
-    """The entries of a file; None if there is no file."""
+    """Read the entries of a file; None if there is no file."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:

@@ -1,8 +1,8 @@
 """The GPU compilers: Mosaic GPU, XLA's Triton and ptxas, in a worker, for GPUs that are not there.
 
 The calls are those of ``jax.experimental.topologies``; names, files and environment variables were
-seen in jax 0.11.2 and 0.12.0. Importing this module imports no jax; ``compile`` does, in the
-worker. A worker compiles for one chip: the first one sticks.
+seen in jax 0.11.2 and 0.12.0. Importing this module imports no jax; ``compile_payload`` does, in
+the worker. A worker compiles for one chip, because XLA keeps the first one.
 """
 
 from __future__ import annotations
@@ -24,15 +24,21 @@ from typing import Any
 from pallas_sim.chips import GPUS, learn
 from pytest_pallas.compile import machine_code as ptxas
 from pytest_pallas.compile.machine_code import Cost
-from pytest_pallas.compile.service import CompileReply, CompileRequest, divert, overhear_log
+from pytest_pallas.compile.service import (
+    CompileReport,
+    CompileRequest,
+    compiled_report,
+    divert,
+    overhear_log,
+)
 
 #: What a worker calls.
 ENTRY = "pytest_pallas.compile.cuda:compile_payload"
 
-#: Where a worker makes the folders that compilers write to.
+#: The variable with the folder in which a worker makes that of the compilers' files.
 _SCRATCH = "PYTEST_PALLAS_SCRATCH"
 
-#: Set where compilers shall write all they can.
+#: The variable that makes compilers write all they can.
 _EVERYTHING = "PYTEST_PALLAS_DUMP_PASSES"
 
 #: Names of the custom calls that a Pallas kernel becomes.
@@ -47,7 +53,7 @@ _TELLING = (
 #: Begins the line before each of Mosaic GPU's passes.
 _PASS = "// -----// "
 
-#: What XLA writes of a Triton kernel; Triton's own passes take seconds to write.
+#: The files that XLA writes for a Triton kernel; writing Triton's passes, too, takes seconds.
 _EMITTERS = "--xla_dump_emitter_re=^(llvm|ptx)"
 
 _INSTALL = "pip install 'pytest-pallas[gpu-compile]'"
@@ -56,16 +62,16 @@ _PJRT = "jax-cuda13-pjrt"
 
 
 def missing() -> str | None:
-    """What is missing to compile for GPUs, and what to do; None if nothing is."""
-    wanted = _installed("jaxlib") or ""
+    """Say what is missing to compile for GPUs, and how to install it; None if nothing is."""
+    jaxlib = _installed("jaxlib") or ""
     for name in (_PLUGIN, _PJRT):
-        found = _installed(name)
-        if found is None:
+        version = _installed(name)
+        if version is None:
             return f"{name} is not installed; {_INSTALL}"
-        if _release(found) != _release(wanted):  # jaxlib would not use it
+        if _release(version) != _release(jaxlib):  # jaxlib would not use it
             return (
-                f"{name} is {found} but jaxlib is {wanted}, and they must be the same; "
-                f"pip install '{name}=={wanted}'"
+                f"{name} is {version} but jaxlib is {jaxlib}, and they must be the same; "
+                f"pip install '{name}=={jaxlib}'"
             )
     if _runtime() is None:
         return f"libmosaic_gpu_runtime.so is not in the folder of {_PLUGIN}; {_INSTALL}"
@@ -77,28 +83,28 @@ def missing() -> str | None:
 
 
 def version() -> str:
-    """The compilers' names and versions."""
+    """Return the compilers' names and versions."""
     root = _cuda_root()
     ptxas = "unknown" if root is None else _ptxas_version(root / "bin" / "ptxas")
     return f"{_PJRT} {_installed(_PJRT)}, ptxas {ptxas}"
 
 
 def flags() -> str:
-    """The user's own flags for XLA on GPUs."""
-    words = os.environ.get("XLA_FLAGS", "").split()
-    return " ".join(word for word in words if word.startswith("--xla_gpu_"))
+    """Return the user's own flags for XLA on GPUs."""
+    options = os.environ.get("XLA_FLAGS", "").split()
+    return " ".join(flag for flag in options if flag.startswith("--xla_gpu_"))
 
 
 def environment(
     scratch: Path, *, target: str, everything: bool = False, costs: bool = True
 ) -> Mapping[str, str]:
-    """The environment variables of a worker.
+    """Return the environment variables of a worker.
 
     Args:
       scratch: an existing folder, in which the worker makes its own.
       target: name of the chip; tells the workers of two chips apart.
-      everything: whether compilers shall write all they can.
-      costs: not used: compilers always write what the costs are read from.
+      everything: whether compilers write all they can.
+      costs: not used, because compilers always write what the costs are read from.
     """
     del costs
     root = _cuda_root() or Path("/usr/local/cuda")
@@ -112,7 +118,7 @@ def environment(
         "MOSAIC_GPU_CUDA_ROOT": str(root),
         # Mosaic GPU takes the ptxas and nvlink that come first on the PATH.
         "PATH": os.pathsep.join((str(root / "bin"), os.environ.get("PATH", os.defpath))),
-        # How many bytes of shared memory a kernel is launched with is written there only.
+        # Nothing else has the bytes of shared memory that a kernel is launched with.
         "MOSAIC_GPU_DUMP_HOST_LLVM": "1",
         # XLA logs what ptxas says, as information.
         "TF_CPP_MIN_LOG_LEVEL": "0",
@@ -124,12 +130,12 @@ def environment(
 
 
 def compile_payload(payload: bytes) -> bytes:
-    """Compile one ``CompileRequest``; the answer is a ``CompileReply``. Runs in the worker."""
+    """Compile one ``CompileRequest`` in the worker; returns an encoded ``CompileReport``."""
     request = CompileRequest.decode(payload)
     learn(request.target, request.chip)
-    known = _known(request.target)
+    memory = _memory(request.target)
     folder = _dumps()
-    _clear(folder, known.stems())
+    _clear(folder, memory.stems())
     devices = _devices(request.target, request.devices)
     from pytest_pallas.compile.libtpu import compile_program
 
@@ -140,27 +146,28 @@ def compile_payload(payload: bytes) -> bytes:
         except Exception as error:  # whatever the compiler raises is its answer
             message = f"{type(error).__name__}: {error}"
     if executable is None:
-        # Before jax 0.12, "Pass pipeline failed" is all that the error says.
+        # Before jax 0.12, the error says "Pass pipeline failed" and nothing else.
         remarks = [line for line in logged.remarks().splitlines() if line not in message]
-        reply = CompileReply(compiled=False, message="\n".join((message, *remarks)))
-        text, others = "", known.stems()
+        message = "\n".join((message, *remarks))
+        report = CompileReport(target=request.target, status="refused", text=message)
+        text, others = "", memory.stems()
     else:
         text = executable.as_text() or ""
         calls = gpu_kernel_calls(text)
-        costs = known.costs(
+        costs = memory.costs(
             calls,
             log=logged.text,
             printed=printed.text,
             files=host_code(folder),
             thunks=thunk_sequence(folder),
         )
-        reply = CompileReply(compiled=True, kernels=costs, kernel_calls=len(calls))
-        others = known.stems() - known.stems(calls)
+        report = compiled_report(request.target, costs, kernel_calls=len(calls))
+        others = memory.stems() - memory.stems(calls)
     if request.dump:
         _keep(folder, Path(request.dump), others)
         if text:
             Path(request.dump, "optimized.hlo").write_text(text, encoding="utf-8")
-    return reply.encode()
+    return report.encode()
 
 
 def _installed(name: str) -> str | None:
@@ -171,12 +178,12 @@ def _installed(name: str) -> str | None:
 
 
 def _release(version: str) -> str:
-    """The part of a version that jaxlib and its plugin must have in common."""
+    """Return the part of a version that jaxlib and its plugin must have in common."""
     return re.split(r"[^0-9.]", version)[0].rstrip(".")
 
 
 def _runtime() -> Path | None:
-    """Mosaic GPU's runtime, which JAX looks for beside its CUDA plugin."""
+    """Find Mosaic GPU's runtime, which JAX looks for beside its CUDA plugin."""
     spec = util.find_spec(_PLUGIN.replace("-", "_"))
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         if (file := Path(folder, "libmosaic_gpu_runtime.so")).is_file():
@@ -185,9 +192,9 @@ def _runtime() -> Path | None:
 
 
 def _cuda_root() -> Path | None:
-    """The folder with ``bin/ptxas``: NVIDIA's packages for CUDA 13, for CUDA 12, or the system's.
+    """Find the folder of ``bin/ptxas``: NVIDIA's packages for CUDA 13, for CUDA 12, the system's.
 
-    The packages come first, so that what is compiled does not depend on the machine.
+    The packages come first, so that the compiled code does not depend on the machine.
     """
     spec = util.find_spec("nvidia")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
@@ -210,22 +217,22 @@ def _ptxas_version(ptxas: Path) -> str:
 
 @functools.cache
 def _dumps() -> Path:
-    """The folder that the compilers write to. XLA reads its flags once, when it is loaded."""
+    """Make the folder that the compilers write to. XLA reads its flags once, when it is loaded."""
     scratch = os.environ.get(_SCRATCH) or None
     folder = Path(tempfile.mkdtemp(dir=scratch))
-    words = [os.environ.get("XLA_FLAGS", ""), f"--xla_dump_to={folder}"]
-    # Of the user's environment: files would go elsewhere, and the last one aborts.
+    options = [os.environ.get("XLA_FLAGS", ""), f"--xla_dump_to={folder}"]
+    # If the user had set them, files would go elsewhere, and the last one aborts.
     for name in ("MOSAIC_GPU_DUMP_TO", "MOSAIC_GPU_DUMP_MLIR_PASSES", "MOSAIC_GPU_DUMP_LLVM"):
         os.environ.pop(name, None)
     if os.environ.get(_EVERYTHING):
-        words += ["--xla_dump_hlo_as_text", "--xla_gpu_dump_llvmir", _EMITTERS]
+        options += ["--xla_dump_hlo_as_text", "--xla_gpu_dump_llvmir", _EMITTERS]
         os.environ["MOSAIC_GPU_DUMP_TO"] = str(folder)
-    os.environ["XLA_FLAGS"] = " ".join(words).strip()
+    os.environ["XLA_FLAGS"] = " ".join(options).strip()
     return folder
 
 
 def _clear(folder: Path, stems: AbstractSet[str]) -> None:
-    """Remove what was written, but for the files of kernels that will not be compiled again."""
+    """Remove all files but those of kernels that will not be compiled again."""
     for path in folder.iterdir():
         if _stem(path) not in stems:
             path.unlink()
@@ -236,9 +243,9 @@ def _stem(path: Path) -> str:
 
 
 def _keep(folder: Path, dump: Path, others: AbstractSet[str]) -> None:
-    """Copy what belongs to the program, but for the files of other programs' kernels."""
+    """Copy the program's files; ``others`` are the stems of other programs' kernels."""
     for path in folder.glob("*.mlir-passes.log"):
-        # All passes are long: only the module that goes into the first is kept.
+        # All passes are long. Keep the module that goes into the first one.
         passes = path.read_text(encoding="utf-8", errors="replace").split(_PASS)
         module = passes[min(1, len(passes) - 1)].partition("\n")[2]
         path.with_name(f"{_stem(path)}.mlir").write_text(module, encoding="utf-8")
@@ -250,7 +257,7 @@ def _keep(folder: Path, dump: Path, others: AbstractSet[str]) -> None:
 
 @functools.cache
 def _devices(target: str, count: int) -> list[Any]:
-    """``count`` devices of a chip, on one host."""
+    """Return ``count`` devices of a chip, on one host."""
     from jax.experimental import topologies
 
     described = topologies.get_topology_desc(
@@ -260,8 +267,8 @@ def _devices(target: str, count: int) -> list[Any]:
 
 
 @functools.cache
-def _known(target: str) -> Any:
-    """What this process has found out about kernels."""
+def _memory(target: str) -> GpuKernelCosts:
+    """Return what this process remembers of the kernels that it compiled for a chip."""
     return GpuKernelCosts(GPUS[target].shared_per_block)
 
 
@@ -295,7 +302,7 @@ device_description_str: "{chip.device_kind}"
 
 
 def target_config(target: str) -> str:
-    """A chip as a text proto of XLA's ``GpuTargetConfigProto``.
+    """Describe a chip as a text proto of XLA's ``GpuTargetConfigProto``.
 
     Args:
       target: name of the chip, such as ``"h100"``.
@@ -308,7 +315,7 @@ def target_config(target: str) -> str:
     return _CONFIG.format(chip=chip, extension=extension)
 
 
-# Which kernels a GPU program is made of, and what each costs.
+# The kernels of a GPU program, and their costs.
 
 _CALL = re.compile(r'custom_call_target="(mosaic_gpu_v2|__gpu\$xla\.gpu\.triton)"')
 _STRING = r'"((?:[^"\\]|\\.)*)"'
@@ -332,9 +339,9 @@ class GpuCustomCall:
     """A Pallas custom call of a compiled program.
 
     Attributes:
-      name: the kernel's, for people.
-      entry: of Triton's kernels, the name of the function in PTX, without XLA's suffix; else "".
-      digest: of Mosaic GPU's kernels, by which it differs from others; else "".
+      name: the kernel's name for people.
+      entry: for a Triton kernel, the name of the function in PTX, without XLA's suffix; else "".
+      digest: for a Mosaic GPU kernel, the hash that identifies it; else "".
     """
 
     name: str
@@ -343,13 +350,13 @@ class GpuCustomCall:
 
 
 def gpu_kernel_calls(hlo: str) -> tuple[GpuCustomCall, ...]:
-    """The Pallas custom calls of an optimized HLO module, in its order."""
+    """Return the Pallas custom calls of an optimized HLO module, in its order."""
     functions = _functions(hlo)
     return tuple(_call(line, functions) for line in hlo.splitlines() if _CALL.search(line))
 
 
 def _functions(hlo: str) -> Mapping[str, str]:
-    """The innermost function of the user's code, by number of a stack frame."""
+    """Return the innermost function of the user's code, by number of a stack frame."""
     names = dict(_FUNCTION.findall(hlo.partition("FunctionNames")[2].partition("FileLocations")[0]))
     locations = dict(_LOCATION.findall(hlo))
     return {frame: names.get(locations.get(at, ""), "") for frame, at in _FRAME.findall(hlo)}
@@ -370,30 +377,30 @@ def _call(line: str, functions: Mapping[str, str]) -> GpuCustomCall:
 
 
 def _for_people(*names: str) -> str:
-    """The first name that says something: a kernel that is a ``partial`` or a lambda has none."""
+    """Return the first meaningful name: a kernel that is a ``partial`` or a lambda has none."""
     mute = ("anonymous", "_lambda_")
     identifiers = (name for name in names if name.isidentifier() and name not in mute)
     return next(identifiers, names[0])
 
 
 def host_code(folder: Path) -> Mapping[str, str]:
-    """The LLVM of the host's side of Mosaic GPU kernels, by file's stem, if files were written."""
+    """Read the LLVM of the host's side of Mosaic GPU kernels, by the stems of their files."""
     files = [path for path in folder.glob("*.ll") if re.search(r"^[^.]*_\d+$", path.stem)]
     files.sort(key=lambda path: int(path.stem.rpartition("_")[2]))
     return {path.stem: path.read_text(encoding="utf-8", errors="replace") for path in files}
 
 
 def thunk_sequence(folder: Path) -> str:
-    """XLA's list of what the program launches; empty if it was not written."""
+    """Read XLA's list of what the program launches; empty if it was not written."""
     files = sorted(folder.glob("*thunk_sequence.txt"))
     return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
 
 
 class GpuKernelCosts:
-    """What kernels cost, remembered: Mosaic GPU compiles a kernel once in the life of a process."""
+    """Remembers what kernels cost, because Mosaic GPU compiles a kernel once in a process."""
 
     def __init__(self, shared_capacity: int) -> None:
-        """Nothing is known.
+        """Begin without any kernel.
 
         Args:
           shared_capacity: bytes of shared memory that a block can have.
@@ -403,9 +410,9 @@ class GpuKernelCosts:
         self._stems: dict[str, str] = {}
 
     def stems(self, calls: Sequence[GpuCustomCall] | None = None) -> set[str]:
-        """Stems of the files of Mosaic GPU kernels: of a program, or of all that are known."""
-        wanted = self._stems if calls is None else {call.digest for call in calls}
-        return {stem for digest, stem in self._stems.items() if digest in wanted}
+        """Return the stems of the files of Mosaic GPU kernels: of a program, or all of them."""
+        digests = self._stems if calls is None else {call.digest for call in calls}
+        return {stem for digest, stem in self._stems.items() if digest in digests}
 
     def costs(
         self,
@@ -416,7 +423,7 @@ class GpuKernelCosts:
         files: Mapping[str, str],
         thunks: str,
     ) -> tuple[Cost, ...]:
-        """What each kernel of a program costs, in the order of its first call.
+        """Return what each kernel of a program costs, in the order of its first call.
 
         Args:
           calls: the program's Pallas calls.
@@ -434,7 +441,7 @@ class GpuKernelCosts:
         triton = _triton(costs_of_log, thunks)
         for call in calls:
             if call.digest:
-                # A kernel that was not reported is still one of the program's.
+                # ptxas may have reported nothing, and it is a kernel of the program all the same.
                 cost = self._mosaic.get(call.digest, Cost())
                 costs.setdefault(call.digest, dataclasses.replace(cost, kernel=call.name))
             else:
@@ -454,12 +461,12 @@ class GpuKernelCosts:
         launched: Sequence[int],
         stems: Sequence[str],
     ) -> None:
-        """Take up the kernels that were compiled now: in the order of the program."""
+        """Remember the kernels that were compiled now, in the order of the program."""
         digests = dict.fromkeys(call.digest for call in calls if call.digest)
         new = [digest for digest in digests if digest not in self._mosaic]
         if len(new) != len(costs_of_log):
             return
-        # What ptxas calls static is one byte in place of what the launch requests.
+        # The static size of ptxas is one byte, which stands for what the launch requests.
         dynamic = launched if len(launched) == len(costs_of_log) else (None,) * len(costs_of_log)
         for digest, cost, size in zip(new, costs_of_log, dynamic, strict=True):
             self._mosaic[digest] = dataclasses.replace(cost, shared_bytes=size)
@@ -468,7 +475,7 @@ class GpuKernelCosts:
 
 
 def _triton(costs_of_log: Sequence[Cost], thunks: str) -> dict[str, Cost]:
-    """What kernels compiled by XLA cost, by their names in PTX, in the order of the program."""
+    """Return what kernels compiled by XLA cost, by their names in PTX, in the program's order."""
     costs = {cost.kernel: cost for cost in costs_of_log}
     return {
         name: dataclasses.replace(cost, shared_bytes=size + (cost.shared_bytes or 0))
@@ -478,5 +485,5 @@ def _triton(costs_of_log: Sequence[Cost], thunks: str) -> dict[str, Cost]:
 
 
 def _is(name: str, entry: str) -> bool:
-    """Whether XLA's name of a function is that of a kernel, with a number to tell two apart."""
+    """Return whether XLA's name of a function is a kernel's, up to a number behind it."""
     return re.fullmatch(rf"{re.escape(entry)}(_+\d+)*", name) is not None

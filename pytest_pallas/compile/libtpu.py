@@ -1,9 +1,9 @@
-"""The TPU compiler, libtpu: what a session asks of it, and how a worker runs it.
+"""The TPU compiler, libtpu: its version and environment for a session, and its run in a worker.
 
 A session calls ``missing``, ``version``, ``flags`` and ``environment``, and starts workers that
-call ``compile``. In such a worker importing this module loads libtpu, which writes about that to
-stderr: before the first program, whose output it would be mixed with, and whose time limit it would
-count for. ``compile_program`` is what the GPU compilers run, too.
+call ``compile_payload``. In such a worker, importing this module loads libtpu. So what libtpu
+writes while it loads is not mixed with the output of the first program, and the time does not count
+for its limit. The GPU compilers run ``compile_program``, too.
 
 The calls are those of ``jax.experimental.topologies``, the environment variables those of libtpu
 0.0.51.
@@ -18,7 +18,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
@@ -34,19 +34,19 @@ from pallas_sim.chips import TPUS, learn
 from pallas_sim.errors import DeviceError
 from pytest_pallas.compile.machine_code import PASS_LABELS, tpu_costs
 from pytest_pallas.compile.refusals import full_text
-from pytest_pallas.compile.service import CompileReply, CompileRequest
+from pytest_pallas.compile.service import CompileReport, CompileRequest, compiled_report
 
 #: What a worker calls.
 ENTRY = "pytest_pallas.compile.libtpu:compile_payload"
 
-#: The variable that says where a worker makes the folder that libtpu writes to; set in workers
+#: The variable with the folder in which a worker makes that of libtpu's files. It is set in workers
 #: for TPUs only, where importing this module loads libtpu.
 SCRATCH = "PYTEST_PALLAS_LIBTPU_SCRATCH"
 
-#: The variable that is set where libtpu shall write the Mosaic passes too.
+#: The variable that makes libtpu write the Mosaic passes, too.
 EVERYTHING = "PYTEST_PALLAS_DUMP_PASSES"
 
-#: The variable that is set where libtpu shall write what the costs are read from.
+#: The variable that makes libtpu write the files that costs are read from.
 COSTS = "PYTEST_PALLAS_COSTS"
 
 _INSTALL = "pip install 'pytest-pallas[tpu-compile]'"
@@ -56,7 +56,7 @@ CUSTOM_CALLS = ("tpu_custom_call",)
 
 
 def missing() -> str | None:
-    """What is missing to compile for TPUs, and what to do; None if nothing is."""
+    """Say what is missing to compile for TPUs, and how to install it; None if nothing is."""
     for module in ("libtpu", "flatbuffers"):
         if util.find_spec(module) is None:
             return f"{module} is not installed; {_INSTALL}"
@@ -64,7 +64,7 @@ def missing() -> str | None:
 
 
 def version() -> str:
-    """The compiler's name and version."""
+    """Return the compiler's name and version."""
     try:
         return f"libtpu {metadata.version('libtpu')}"
     except metadata.PackageNotFoundError:
@@ -72,21 +72,21 @@ def version() -> str:
 
 
 def flags() -> str:
-    """The user's own flags for libtpu."""
+    """Return the user's own flags for libtpu."""
     return os.environ.get("LIBTPU_INIT_ARGS", "")
 
 
 def environment(
     scratch: Path, *, target: str, everything: bool = False, costs: bool = True
 ) -> Mapping[str, str]:
-    """The environment variables of a worker, which compiles for every chip.
+    """Return the environment variables of a worker, which compiles for every chip.
 
     Args:
       scratch: an existing folder, in which the worker makes its own.
       target: name of the chip; not used.
-      everything: whether libtpu shall write the Mosaic passes too.
-      costs: whether libtpu shall write what the costs are read from. Then it takes six times as
-        long to pack bundles, and up to 1.8 times as long in all.
+      everything: whether libtpu writes the Mosaic passes, too.
+      costs: whether libtpu writes the files that costs are read from. Then packing bundles takes
+        six times as long, and the compilation up to 1.8 times as long.
     """
     del target
     return {
@@ -112,7 +112,7 @@ _LARGEST = 8
 
 
 def topology(target: str, devices: int) -> str:
-    """The name of the smallest topology of a chip with at least ``devices`` devices.
+    """Return the name of the smallest topology of a chip with at least ``devices`` devices.
 
     Args:
       target: name of the chip, such as ``"v6e"``.
@@ -122,37 +122,26 @@ def topology(target: str, devices: int) -> str:
       DeviceError: no topology that libtpu knows is large enough.
     """
     chip = TPUS[target]
-    for shape in _shapes(chip.torus_dims):
+    # Edges are powers of two, none more than twice another. libtpu 0.0.48 rejects what is smaller
+    # than a host.
+    shapes = itertools.combinations_with_replacement((1, 2, 4, _LARGEST), chip.torus_dims)
+    shapes = [s for s in shapes if s[-1] <= 2 * s[0] and math.prod(s) >= _CHIPS_A_HOST]
+    for shape in sorted(shapes, key=lambda shape: (math.prod(shape), shape)):
         if math.prod(shape) * chip.devices >= devices:
-            return f"{target}:{'x'.join(map(str, shape))}"
+            # libtpu calls a host of v4, v5p and tpu7x (2, 2, 1); (1, 2, 2) is no topology.
+            named = shape[::-1] if 1 in shape and len(shape) == 3 else shape
+            return f"{target}:{'x'.join(map(str, named))}"
     raise DeviceError(
         f"a mesh of {devices} devices is larger than every {target} topology that can be compiled "
         "for here; use a smaller mesh under tpu-compile"
     )
 
 
-def _shapes(dims: int) -> Iterator[tuple[int, ...]]:
-    """Shapes with edges that are powers of two, none more than twice another, smallest first.
-
-    None is smaller than a host: libtpu 0.0.48 rejects those.
-    """
-    edges = [1, 2, 4, _LARGEST]
-    shapes = [
-        shape
-        for shape in itertools.product(edges, repeat=dims)
-        if list(shape) == sorted(shape) and shape[-1] <= 2 * shape[0]
-        if math.prod(shape) >= _CHIPS_A_HOST
-    ]
-    # (2, 2, 1) is how a host of v4, v5p and tpu7x is called; (1, 2, 2) is no topology.
-    named = [tuple(reversed(shape)) if 1 in shape and dims == 3 else shape for shape in shapes]
-    yield from sorted(named, key=lambda shape: (math.prod(shape), shape))
-
-
 # In a worker.
 
 
 def compile_payload(payload: bytes) -> bytes:
-    """Compile one ``CompileRequest``; the answer is a ``CompileReply``."""
+    """Compile one ``CompileRequest`` in the worker; returns an encoded ``CompileReport``."""
     request = CompileRequest.decode(payload)
     learn(request.target, request.chip)
     folder = _dumps()
@@ -162,46 +151,46 @@ def compile_payload(payload: bytes) -> bytes:
     try:
         executable = compile_program(request.module, devices)
     except Exception as error:  # whatever the compiler raises is its answer
-        reply = CompileReply(compiled=False, message=full_text(error))
+        report = CompileReport(target=request.target, status="refused", text=full_text(error))
     else:
         text = executable.as_text() or ""
         memory = executable.memory_analysis()
-        known = _capacities(request.target)
-        asked = bool(os.environ.get(COSTS))
-        costs = tpu_costs(folder) if asked else []
-        reply = CompileReply(
-            compiled=True,
-            kernels=tuple(dataclasses.replace(cost, **known) for cost in costs),
+        capacities = _capacities(request.target)
+        with_costs = bool(os.environ.get(COSTS))
+        costs = tpu_costs(folder) if with_costs else []
+        report = compiled_report(
+            request.target,
+            tuple(dataclasses.replace(cost, **capacities) for cost in costs),
             code_bytes=getattr(memory, "generated_code_size_in_bytes", None),
             kernel_calls=sum(text.count(f'custom_call_target="{name}"') for name in CUSTOM_CALLS),
-            costs_skipped=not asked,
+            costs_skipped=not with_costs,
         )
         if request.dump:
             Path(request.dump, "optimized.hlo").write_text(text, encoding="utf-8")
     if request.dump:
         _keep(folder, Path(request.dump))
-    return reply.encode()
+    return report.encode()
 
 
 @functools.cache
 def _dumps() -> Path:
-    """The folder that libtpu writes to. libtpu reads its flags once, when it is loaded."""
+    """Make the folder that libtpu writes to. libtpu reads its flags once, when it is loaded."""
     folder = Path(tempfile.mkdtemp(dir=os.environ[SCRATCH]))
-    words = [os.environ.get("LIBTPU_INIT_ARGS", "")]
+    arguments = [os.environ.get("LIBTPU_INIT_ARGS", "")]
     if os.environ.get(COSTS):
-        words += [
+        arguments += [
             f"--xla_jf_dump_to={folder}",
             "--xla_jf_dump_llo_text=true",
             f"--xla_jf_dump_llo_pass_label_regex={PASS_LABELS}",
         ]
     if os.environ.get(EVERYTHING):
-        words.append(f"--xla_mosaic_dump_to={folder}")
-    os.environ["LIBTPU_INIT_ARGS"] = " ".join(words).strip()
+        arguments.append(f"--xla_mosaic_dump_to={folder}")
+    os.environ["LIBTPU_INIT_ARGS"] = " ".join(arguments).strip()
     return folder
 
 
 def _keep(folder: Path, dump: Path) -> None:
-    """Copy what libtpu wrote, under names without the time, in the order of the compilation."""
+    """Copy libtpu's files under names without the time, in the order of the compilation."""
     for path in sorted(folder.iterdir()):
         name = path.name.partition("-")[2] or path.name
         shutil.copyfile(path, dump / name.replace("<", "").replace(">", ""))
@@ -209,14 +198,14 @@ def _keep(folder: Path, dump: Path) -> None:
 
 @functools.cache
 def _devices(target: str, count: int) -> list[Any]:
-    """``count`` devices of a chip."""
+    """Return ``count`` devices of a chip."""
     described = topologies.get_topology_desc(topology(target, count), "tpu")
     return list(described.devices)[:count]
 
 
 @functools.cache
 def _capacities(target: str) -> Mapping[str, int]:
-    """VMEM and SMEM of a chip in bytes, as JAX knows them."""
+    """Return VMEM and SMEM of a chip in bytes, as JAX knows them."""
     kind = _devices(target, 1)[0].device_kind
     device = AbstractDevice(device_kind=kind, num_cores=1, platform="tpu")
     with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
@@ -247,7 +236,7 @@ def compile_program(module: bytes, devices: Sequence[Any]) -> Any:
     """
     program = export.deserialize(bytearray(module))
     replicated = NamedSharding(_mesh(devices), PartitionSpec())
-    # Those of the export name the axes of its mesh, and no devices.
+    # Shardings of the export name the axes of its mesh, and no devices.
     shardings = [
         replicated if sharding is None else _on(devices, sharding)
         for sharding in program.in_shardings_jax(None)
@@ -256,22 +245,21 @@ def compile_program(module: bytes, devices: Sequence[Any]) -> Any:
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
         for aval, sharding in zip(program.in_avals, shardings, strict=True)
     ]
-    # Only by an argument jit knows which devices are meant, and a program may have none.
+    # jit learns the devices from an argument only, and a program may have none.
     somewhere = jax.ShapeDtypeStruct((), np.int32, sharding=replicated)
 
     def call(_: Any, args: Any, options: Any) -> Any:
         return program.call(*args, **options)
 
-    # It is not used, and must not be dropped.
-    jitted = jax.jit(call, keep_unused=True)
+    jitted = jax.jit(call, keep_unused=True)  # or jit drops that argument
     return jitted.lower(somewhere, *jax.tree.unflatten(program.in_tree, avals)).compile()
 
 
 def _mesh(devices: Sequence[Any]) -> Mesh:
-    """A mesh over devices with axes as small as can be.
+    """Make a mesh over devices with the smallest possible axes.
 
-    ``compile`` describes the outputs' shardings by the axes of the first argument's mesh, and fails
-    if an axis is larger than what an output is divided by.
+    ``compile`` describes the shardings of outputs by the axes of the first argument's mesh. It
+    fails if an axis is larger than the number of parts of an output.
     """
     sizes: list[int] = []
     rest = len(devices)
@@ -283,7 +271,7 @@ def _mesh(devices: Sequence[Any]) -> Mesh:
 
 
 def _on(devices: Sequence[Any], sharding: Any) -> NamedSharding:
-    """A ``NamedSharding`` of an abstract mesh, on devices."""
+    """Put a ``NamedSharding`` of an abstract mesh on devices."""
     axes = sharding.mesh
     grid = np.array(devices).reshape(axes.axis_sizes)
     return sharding.update(mesh=Mesh(grid, axes.axis_names, axis_types=axes.axis_types))

@@ -81,7 +81,7 @@ _LARGEST = frozenset(
 
 
 def total(costs: Iterable[Cost]) -> dict[str, Any]:
-    """The fields of a ``Cost`` for kernels that run one after the other.
+    """Add up the fields of ``Cost`` for kernels that run one after the other.
 
     The main loop is that of the kernel whose loop is longest.
     """
@@ -99,11 +99,9 @@ def total(costs: Iterable[Cost]) -> dict[str, Any]:
     return fields
 
 
-# What ``ptxas -v``, NVIDIA's assembler, says of the kernels it assembles.
-#
-# The lines are those of ptxas 12.9 to 13.5, alone or in a log of XLA. Shared memory that is
-# requested when a kernel is launched is not in PTX: ``launches`` and ``thunks`` read it where it
-# is.
+# Output of ``ptxas -v``, NVIDIA's assembler, of versions 12.9 to 13.5, alone or in a log of XLA.
+# PTX lacks the shared memory that a launch requests, which ``launches`` and ``thunks`` read
+# elsewhere.
 
 
 #: Begins the message of one run of ptxas in a log.
@@ -127,68 +125,53 @@ _LAUNCH = re.compile(
 _THUNK = re.compile(r"kCustomKernel .*?\] (\S+) grid: .*shared_memory: (\d+) bytes")
 
 
-@dataclass
-class _Entry:
-    """An entry function while its lines are read."""
-
-    name: str
-    numbers: dict[str, int] = field(default_factory=dict[str, int])
-    warnings: list[str] = field(default_factory=list[str])
-
-
 def costs(text: str) -> tuple[Cost, ...]:
-    """What each entry function costs, in the order of the text.
+    """Return what each entry function costs, in the order of the text.
 
-    ``shared_bytes`` is the static part. What ptxas says of a function that is not an entry is left
-    out, and so is the warning of spilled registers: they are in the numbers.
+    ``shared_bytes`` is the static part. Functions that are no entries are left out, and so is the
+    warning of spilled registers, which the numbers count.
 
     Args:
-      text: ptxas' output, of one run or of many, with anything in between.
+      text: output of one or several runs of ptxas, with anything in between.
     """
-    entries: list[_Entry] = []
-    run: list[_Entry] = []  # the entries of one run of ptxas
+    entries: list[dict[str, Any]] = []  # the fields of each Cost
     pending: list[str] = []  # warnings come before the entry that they are about, or after the last
-    described = ""
+    described, running = "", False
+
+    def add_warnings(named: str = "") -> None:
+        """Add pending warnings to the last entry; keep those that name another function."""
+        kept: list[str] = []
+        for warning in pending:
+            function = _NAMED.search(warning)
+            if named and function and function[1] != named:
+                kept.append(warning)
+            elif running:
+                entries[-1]["warnings"] += (_NAMED.sub("", warning),)
+        pending[:] = kept
+
     for line in text.splitlines():
-        if _LOGGED.match(line):
-            _give(pending, run[-1:])
-            run, pending = [], []
+        if _LOGGED.match(line):  # another run of ptxas begins
+            add_warnings()
+            running = False
         if entry := _ENTRY.search(line):
-            run.append(_Entry(entry[1]))
-            entries.append(run[-1])
-            pending = _give(pending, run[-1:], named=entry[1])
-            described = ""
+            entries.append({"kernel": entry[1], "warnings": ()})
+            described, running = "", True
+            add_warnings(entry[1])
         elif properties := _PROPERTIES.search(line):
             described = properties[1]
         elif warning := _WARNING.search(line):
             if "spilled to local memory" not in warning[1]:
                 pending.append(warning[1].strip())
-        elif run and described == run[-1].name:
-            run[-1].numbers.update(_numbers(line))
-    _give(pending, run[-1:])
-    return tuple(_cost(entry) for entry in entries)
-
-
-def _cost(entry: _Entry) -> Cost:
-    numbers: dict[str, Any] = {**entry.numbers}
-    return Cost(kernel=entry.name, warnings=tuple(dict.fromkeys(entry.warnings)), **numbers)
-
-
-def _give(warnings: list[str], to: list[_Entry], *, named: str = "") -> list[str]:
-    """Add warnings to an entry; those that name another function than ``named`` are returned."""
-    kept: list[str] = []
-    for warning in warnings:
-        function = _NAMED.search(warning)
-        if named and function and function[1] != named:
-            kept.append(warning)
-            continue
-        for entry in to:
-            entry.warnings.append(_NAMED.sub("", warning))
-    return kept
+        elif running and described == entries[-1]["kernel"]:
+            entries[-1].update(_numbers(line))
+    add_warnings()
+    for entry in entries:
+        entry["warnings"] = tuple(dict.fromkeys(entry["warnings"]))
+    return tuple(Cost(**entry) for entry in entries)
 
 
 def _numbers(line: str) -> Mapping[str, int]:
-    """What a line says of the function that is described."""
+    """Read the fields of a ``Cost`` that a line has."""
     if stack := _STACK.search(line):
         names = ("stack_bytes", "spill_store_bytes", "spill_load_bytes")
         return dict(zip(names, map(int, stack.groups()), strict=True))
@@ -199,7 +182,7 @@ def _numbers(line: str) -> Mapping[str, int]:
 
 
 def launches(host_code: str) -> tuple[int, ...]:
-    """Bytes of shared memory that each Mosaic GPU kernel is launched with, in order.
+    """Return the bytes of shared memory that each Mosaic GPU kernel is launched with, in order.
 
     Args:
       host_code: LLVM of the host's side, which ``MOSAIC_GPU_DUMP_HOST_LLVM`` writes.
@@ -208,7 +191,7 @@ def launches(host_code: str) -> tuple[int, ...]:
 
 
 def thunks(sequence: str) -> Mapping[str, int]:
-    """Bytes of shared memory that each kernel compiled by XLA is launched with, in order.
+    """Return the bytes of shared memory that each kernel compiled by XLA is launched with.
 
     Args:
       sequence: the ``thunk_sequence.txt`` that ``--xla_dump_to`` writes.
@@ -216,9 +199,7 @@ def thunks(sequence: str) -> Mapping[str, int]:
     return {name: int(size) for name, size in _THUNK.findall(sequence)}
 
 
-# Loops in the machine code of a TPU kernel, as ranges of VLIW bundles.
-#
-# Formats as libtpu 0.0.51 writes them.
+# Loops in the machine code of a TPU kernel, as ranges of VLIW bundles; formats of libtpu 0.0.51.
 
 
 _BUNDLE = re.compile(r" *(?P<address>0x[0-9a-f]+|0) +(?P<marks>[A-Z: ]*): *>* *\{")
@@ -229,14 +210,14 @@ _REGION_OR_BRANCH = re.compile(r"\$region(?P<region>\d+):|%(?P<branch>\d+) = sbr
 
 
 def split_bundles(text: str) -> list[str]:
-    """The bundles in a ``final_bundles`` dump, in the order of their addresses.
+    """Split a ``final_bundles`` dump into its bundles, in the order of their addresses.
 
-    A bundle can take several lines: comments in it hold line breaks.
+    A bundle can take several lines, because comments in it have line breaks.
     """
     bundles: list[list[str]] = []
     for line in text.splitlines():
-        found = _BUNDLE.match(line)
-        if found and int(found["address"], 16) == len(bundles):
+        header = _BUNDLE.match(line)
+        if header and int(header["address"], 16) == len(bundles):
             bundles.append([line])
         elif bundles:
             bundles[-1].append(line)
@@ -244,13 +225,12 @@ def split_bundles(text: str) -> list[str]:
 
 
 def find_loops(bundles: Sequence[str], code: str) -> list[range]:
-    """All loops of a kernel, nested ones too.
+    """Find all loops of a kernel, nested ones too.
 
     A loop is a branch back to the first bundle of a region. It runs from there to the last delay
-    slot of that branch: 1 bundle after the branch on v4, 4 on v5e, v5p and v6e, 6 on tpu7x. The
-    dump tells, for there ends the region that the branch is in. Bundles of the loop can belong to
-    what surrounds it: the compiler fills slots with instructions of other regions, under a
-    predicate.
+    slot of that branch: 1 bundle after the branch on v4, 4 on v5e, v5p and v6e, 6 on tpu7x. There
+    the dump ends the region that the branch is in. Bundles of the loop can belong to the code
+    around it: the compiler fills slots with instructions of other regions, under a predicate.
 
     Args:
       bundles: the kernel's bundles.
@@ -261,37 +241,34 @@ def find_loops(bundles: Sequence[str], code: str) -> list[range]:
       Ranges of indices of ``bundles``, in the order of their starts.
 
     Raises:
-      ValueError: the end of a loop is not known.
+      ValueError: the dump does not show where a loop ends.
     """
-    starts = _first_places(_STARTS, bundles)
+    starts = _first_bundles(_STARTS, bundles)
     branches = [
-        (place, found["name"], found["target"])
-        for place, bundle in enumerate(bundles)
-        for found in _BRANCH.finditer(bundle)
+        (number, branch["name"], branch["target"])
+        for number, bundle in enumerate(bundles)
+        for branch in _BRANCH.finditer(bundle)
     ]
     delay = _delay_slots(bundles, code, branches)
     stops: dict[int, int] = {}
-    for place, _, target in branches:
+    for number, _, target in branches:
         start = starts.get(target, len(bundles))
-        if start <= place:
+        if start <= number:
             if delay is None:
                 raise ValueError(f"no end of the loop at bundle {start:#x} in the dump")
-            stops[start] = min(place + delay + 1, len(bundles))
+            stops[start] = min(number + delay + 1, len(bundles))
     return [range(start, stop) for start, stop in sorted(stops.items())]
 
 
 def main_loop(loops: Sequence[range], computing: Collection[int]) -> range | None:
-    """The loop in which most is computed that is in no loop inside of it; the first of equals.
+    """Return the loop that computes most outside of its inner loops; None without a loop.
 
-    Of a pipeline whose body is a loop, that is the body; of one whose body is straight code, with
-    small loops that are taken once in a while, the pipeline's round.
+    If the body of a pipeline is a loop, it is that loop. If the body is straight code with small
+    loops that run now and then, it is the loop of the pipeline.
 
     Args:
       loops: all loops of a kernel.
-      computing: places of the bundles that compute on vectors.
-
-    Returns:
-      One of the loops; None without any.
+      computing: numbers of the bundles that compute on vectors.
     """
 
     def own(loop: range) -> tuple[int, int]:
@@ -309,44 +286,37 @@ def main_loop(loops: Sequence[range], computing: Collection[int]) -> range | Non
 def _delay_slots(
     bundles: Sequence[str], code: str, branches: Sequence[tuple[int, str, str]]
 ) -> int | None:
-    """Bundles after a branch that are executed before it is taken.
+    """Count the bundles after a branch that are executed before it is taken.
 
-    The same for all branches of a chip; on tpu7x the ends of some are not in the dump, where
-    something else starts before.
+    All branches of a chip have as many. On tpu7x the dump lacks the ends of some regions, where
+    another one starts earlier.
     """
-    ends = _first_places(_ENDS, bundles)
-    homes = _regions_of_branches(code)
-    seen = [
-        end - place
-        for place, name, _ in branches
-        if (end := ends.get(homes.get(name, ""))) is not None
-    ]
-    return max(seen, default=None)
-
-
-def _first_places(pattern: re.Pattern[str], bundles: Sequence[str]) -> dict[str, int]:
-    places: dict[str, int] = {}
-    for place, bundle in enumerate(bundles):
-        for region in pattern.findall(bundle):
-            places.setdefault(region, place)
-    return places
-
-
-def _regions_of_branches(code: str) -> dict[str, str]:
-    """The region that each branch is in, both by number."""
-    homes: dict[str, str] = {}
+    ends = _first_bundles(_ENDS, bundles)
+    regions: dict[str, str] = {}  # of each branch
     region = ""
-    for found in _REGION_OR_BRANCH.finditer(code):
-        if found["region"]:
-            region = found["region"]
+    for match in _REGION_OR_BRANCH.finditer(code):
+        if match["region"]:
+            region = match["region"]
         else:
-            homes[found["branch"]] = region
-    return homes
+            regions[match["branch"]] = region
+    delays = [
+        end - number
+        for number, name, _ in branches
+        if (end := ends.get(regions.get(name, ""))) is not None
+    ]
+    return max(delays, default=None)
 
 
-# On-chip memory that a TPU kernel allocates, read off libtpu's low-level code (LLO).
-#
-# Formats as libtpu 0.0.51 writes them.
+def _first_bundles(pattern: re.Pattern[str], bundles: Sequence[str]) -> dict[str, int]:
+    """Return the number of the first bundle with each region that a pattern finds."""
+    first: dict[str, int] = {}
+    for number, bundle in enumerate(bundles):
+        for region in pattern.findall(bundle):
+            first.setdefault(region, number)
+    return first
+
+
+# On-chip memory that a TPU kernel allocates, in the low-level code (LLO) of libtpu 0.0.51.
 
 
 #: An allocation of the kernel's own; those at a fixed address (``fixed_abs``) are the system's.
@@ -358,16 +328,14 @@ _ALLOCATION = re.compile(
 
 
 def allocated_bytes(code: str, space: str) -> int | None:
-    """Bytes that a kernel allocates at once in one memory space.
+    """Return the bytes that a kernel allocates at once in one memory space.
 
     This is the distance from the lowest to the highest address that the compiler gave to the
     kernel's scoped allocations: windows of operands (twice each where they are double buffered),
     scratch operands, ``run_scoped`` buffers, the compiler's internal scratch and slots of spilled
     registers. Scopes that are not live at the same time share addresses and count once; gaps
-    between allocations count.
-
-    Not counted: operands that XLA itself put into the memory space before the kernel starts, which
-    are its own allocations; memory that is reserved at fixed addresses.
+    between allocations count. Operands that XLA puts into the memory space before the kernel starts
+    do not count, nor does memory that is reserved at fixed addresses.
 
     Args:
       code: the kernel's code with final addresses of allocations (``post-delay-converter``).
@@ -378,22 +346,21 @@ def allocated_bytes(code: str, space: str) -> int | None:
     """
     if not is_complete(code):
         return None
-    found = [
+    allocations = [
         (int(match["offset"], 0), int(match["size"], 0))
         for match in _ALLOCATION.finditer(code)
         if match["space"] == space
     ]
-    if not found:
-        return 0
-    return max(offset + size for offset, size in found) - min(offset for offset, _ in found)
+    highest = max((offset + size for offset, size in allocations), default=0)
+    return highest - min((offset for offset, _ in allocations), default=0)
 
 
 def is_complete(code: str) -> bool:
-    """Whether a kernel's code is there from its first region to the empty one that closes it."""
+    """Return whether a kernel's code reaches from its first region to the empty last one."""
     return "$region0:" in code and code.rstrip().endswith("_")
 
 
-#: The title of the first table is spelt "CAPACTIY" there.
+#: How the titles of both tables begin; libtpu spells that of the first one "CAPACTIY".
 _CAPACITY = "== CAPA"
 _UTILIZATION = "== UTILIZATION"
 
@@ -417,7 +384,7 @@ Row = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Utilization:
-    """The table.
+    """Which slots the bundles of a kernel use.
 
     Attributes:
       capacity: slots in a bundle, by column.
@@ -428,46 +395,41 @@ class Utilization:
     rows: tuple[Row, ...]
 
     def total(self, column: str) -> int | None:
-        """Slots in use in all bundles; None if there is no such column."""
+        """Count the slots in use in all bundles; None if there is no such column."""
         if column not in self.capacity:
             return None
         return sum(row[column] for row in self.rows)
 
     def computing(self) -> set[int]:
-        """Places of the bundles that do more than load, store, count and wait."""
-        return {
-            place
-            for place, row in enumerate(self.rows)
-            if any(row.get(column, 0) for column in _COMPUTING)
-        }
+        """Return the numbers of the bundles that do more than load, store, count and wait."""
+        rows = enumerate(self.rows)
+        return {number for number, row in rows if _most(row, _COMPUTING)}
 
     def shares(self, bundles: range) -> dict[str, float]:
-        """Share of the slots in use in some bundles, from 0 to 1, by unit.
+        """Return the share of the slots in use in some bundles, from 0 to 1, by unit.
 
         An MXU is in use in a bundle in which it multiplies (MATMUL) or takes in weights (MATPUSH).
-        It does both at once in some; the table does not tell which MXU does what, so the larger of
-        both columns counts, which is the least number of MXUs that can be in use. Loads include
-        fills, stores include spills.
+        It does both at once in some. The table does not say which MXU does what, so the larger of
+        both columns counts: the least number of MXUs that can be in use. Loads include fills,
+        stores include spills.
         """
         shares: dict[str, float] = {}
         for unit, columns in _UNITS.items():
-            slots = max(self.capacity.get(column, 0) for column in columns) * len(bundles)
+            slots = _most(self.capacity, columns) * len(bundles)
             if slots:
-                used = sum(
-                    max(self.rows[place].get(column, 0) for column in columns) for place in bundles
-                )
+                used = sum(_most(self.rows[number], columns) for number in bundles)
                 shares[unit] = min(1.0, used / slots)
         return shares
 
 
+def _most(row: Row, columns: Sequence[str]) -> int:
+    return max(row.get(column, 0) for column in columns)
+
+
 def read_utilization(text: str) -> Utilization | None:
-    """The table in a ``final_hlo-static-per-bundle-utilization`` dump; None if it is damaged."""
+    """Read a ``final_hlo-static-per-bundle-utilization`` dump; None if it is damaged."""
     lines = text.splitlines()
-    if (
-        len(lines) < 4
-        or not lines[0].startswith(_CAPACITY)
-        or not lines[3].startswith(_UTILIZATION)
-    ):
+    if len(lines) < 4 or (lines[0][:7], lines[3][:14]) != (_CAPACITY, _UTILIZATION):
         return None
     columns = [name.strip() for name in lines[1].split(",")]
     try:
@@ -505,17 +467,17 @@ _EMPTY = re.compile(r"(?<!non )empty scheduled bundles: +(\d+)")
 
 
 def tpu_costs(folder: Path) -> list[Cost]:
-    """What each Pallas kernel that was compiled into a folder costs.
+    """Return what each Pallas kernel costs that was compiled into a folder.
 
-    Kernels are distinguished from XLA's own fusions by the program, which names the custom calls.
-    Calls that are equal in kernel and shapes are compiled once, and are one ``Cost``. What a
-    missing or cut file does not tell is None; so is everything but the name of a SparseCore kernel,
-    for which libtpu writes no such files.
+    The program tells kernels from XLA's own fusions, because it names the custom calls. Calls that
+    are equal in kernel and shapes are compiled once, and are one ``Cost``. Fields of a missing or
+    cut file are None. So are all fields but the name of a SparseCore kernel, for which libtpu
+    writes no such files.
 
     VMEM and SMEM are those of ``allocated_bytes``. Spills and fills are those of vector registers,
-    as spilled scalars go to SMEM in slots that the table does not tell apart. The loop is
+    because scalars spill to SMEM in slots that the table does not tell apart. The loop is
     ``main_loop``: loops that only copy or wait, which the compiler adds around a pipeline, count as
-    part of what surrounds them unless there are no others. The chip's capacities are left None.
+    part of the code around them unless there are no others. The chip's capacities are left None.
 
     Args:
       folder: where libtpu wrote its dumps; may hold those of several programs.
@@ -526,25 +488,25 @@ def tpu_costs(folder: Path) -> list[Cost]:
     """
     dumps: dict[tuple[str, str], dict[str, Path]] = {}
     for path in sorted(folder.glob("*.txt")):
-        if found := _FILE.fullmatch(path.name):
-            dumps.setdefault((found["time"], found["name"]), {})[found["label"]] = path
+        if match := _FILE.fullmatch(path.name):
+            dumps.setdefault((match["time"], match["name"]), {})[match["label"]] = path
     programs = [_kernels_of(_read(path)) for path in sorted(folder.glob(_PROGRAM))]
-    places = {name: place for place, name in enumerate(n for names in programs for n in names)}
+    order = {name: number for number, name in enumerate(n for names in programs for n in names)}
     costs = [
-        (places.get(name, len(places)), _bundles_cost(name, dump))
+        (order.get(name, len(order)), _bundles_cost(name, dump))
         for (_, name), dump in dumps.items()
-        if name in places or _is_kernel(name, dump)
+        if name in order or _is_kernel(name, dump)
     ]
-    known = {cost.kernel for _, cost in costs}
-    for name, place in places.items():
-        if (kernel := _kernel_name(name)) not in known:
-            known.add(kernel)
-            costs.append((place, Cost(kernel=kernel)))
-    return [cost for _, cost in sorted(costs, key=lambda found: found[0])]
+    dumped = {cost.kernel for _, cost in costs}
+    for name, number in order.items():
+        if (kernel := _kernel_name(name)) not in dumped:
+            dumped.add(kernel)
+            costs.append((number, Cost(kernel=kernel)))
+    return [cost for _, cost in sorted(costs, key=lambda numbered: numbered[0])]
 
 
 def _kernels_of(program: str) -> list[str]:
-    """Instructions that run a kernel: custom calls, and fusions around one."""
+    """Return the instructions that run a kernel: custom calls, and fusions around one."""
     kernels: list[tuple[str, str]] = []
     fusions: dict[str, str] = {}
     computation = ""
@@ -560,12 +522,12 @@ def _kernels_of(program: str) -> list[str]:
 
 
 def _kernel_name(instruction: str) -> str:
-    """What the ``pallas_call`` was called; XLA appends a number."""
+    """Return the name of the ``pallas_call``, to which XLA appends a number."""
     return re.sub(r"\.\d+$", "", instruction)
 
 
 def _is_kernel(name: str, dump: Mapping[str, Path]) -> bool:
-    """Whether the schedule analysis says so; for a folder without its program."""
+    """Return whether the schedule analysis shows a kernel, for a folder without its program."""
     return any(
         _TARGET in line and f" %{name} = " in line
         for line in _read(dump.get(_ANALYSIS)).splitlines()
@@ -593,7 +555,7 @@ def _bundles_cost(name: str, dump: Mapping[str, Path]) -> Cost:
 
 
 def _loop(bundles: list[str], code: str, use: Utilization) -> dict[str, Any]:
-    """``loop_bundles`` and ``loop_slots``."""
+    """Return ``loop_bundles`` and ``loop_slots`` of a ``Cost``."""
     try:
         loops = find_loops(bundles, code)
     except ValueError:
@@ -606,8 +568,8 @@ def _loop(bundles: list[str], code: str, use: Utilization) -> dict[str, Any]:
 
 
 def _number(pattern: re.Pattern[str], text: str) -> int | None:
-    found = pattern.search(text)
-    return int(found[1]) if found else None
+    match = pattern.search(text)
+    return int(match[1]) if match else None
 
 
 def _read(path: Path | None) -> str:

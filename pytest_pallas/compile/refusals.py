@@ -1,8 +1,9 @@
-"""``short``: what a compiler rejected, in a few lines for the reader of a test.
+"""Say in a few lines what a compiler rejected (``short``).
 
-A message has what was rejected, with the operand by its name (``NamedOperands``); how much memory
-of which kind is too much (``overflow``); and the line of the user's kernel (``in_text``,
-``in_traceback``, ``in_kernels``). ``cleaning`` takes out of a message what only its authors need.
+A message names what was rejected, with the operand by its name (``NamedOperands``); how much memory
+of which kind is too much (``overflow``); and the line of the user's kernel (``line_in_text``,
+``line_in_traceback``, ``line_in_kernels``). ``cleaning`` removes what only the authors of a
+compiler need.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import linecache
 import math
 import re
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ from pytest_pallas.grid.kernel_calls import KernelCall, kernel_calls
 #: A frame as MLIR prints it in a location: ``"name"("file":line:column``, innermost first.
 _LOCATION_FRAME = re.compile(r'"[^"\n]*"\("(?P<file>[^"\n]+)":(?P<line>\d+):\d+')
 
-#: A place in the words of JAX: ``pallas_call kernel at /path/file.py:12``.
-_SPOKEN = re.compile(r"\bat (?P<file>/[^\s:]+|[A-Z]:[^\s:]+):(?P<line>\d+)")
+#: A line in a sentence of JAX: ``pallas_call kernel at /path/file.py:12``.
+_SENTENCE = re.compile(r"\bat (?P<file>/[^\s:]+|[A-Z]:[^\s:]+):(?P<line>\d+)")
 
 _JAX = re.compile(
     r"[\\/](site|dist)-packages[\\/]jax(lib)?[\\/]|[\\/]jax[\\/](_src|experimental)[\\/]"
@@ -34,43 +35,38 @@ _JAX = re.compile(
 _STDLIB = Path(linecache.__file__).parent
 _KERNELS_OF_JAX = re.compile(r"[\\/]jax[\\/]experimental[\\/]pallas[\\/]ops[\\/]")
 
-#: The primitive that a lowering does not know, in the words of all of Pallas' lowerings; or the
-#: instruction that an assembler does not know, which is named like the primitive.
+#: The primitive that a lowering of Pallas does not know; or the instruction that an assembler does
+#: not know, which is named like the primitive.
 _PRIMITIVE = re.compile(r"[Uu]nimplemented primitive [^:\n]*: (\w+)|Instruction '(\w+)\.")
 
 
-def in_text(text: str) -> str | None:
-    """``file:line`` of the innermost frame of the user in the MLIR locations of a message."""
-    return _innermost((m["file"], int(m["line"])) for m in _LOCATION_FRAME.finditer(text))
+def line_in_text(text: str, pattern: re.Pattern[str] = _LOCATION_FRAME) -> str | None:
+    """Return ``file:line`` of the innermost frame of the user that a pattern finds in a message."""
+    return _innermost((m["file"], int(m["line"])) for m in pattern.finditer(text))
 
 
-def spoken(text: str) -> str | None:
-    """``file:line`` that a message of JAX names in its words."""
-    return _innermost((m["file"], int(m["line"])) for m in _SPOKEN.finditer(text))
-
-
-def in_traceback(error: BaseException) -> str | None:
-    """``file:line`` of the innermost frame of the user that JAX called, or put there.
+def line_in_traceback(error: BaseException) -> str | None:
+    """Return ``file:line`` of the innermost frame of the user that JAX called, or put there.
 
     Frames before the first one of JAX (or of this package) belong to the caller. JAX appends the
     frames of the operation that it was lowering, or raises from an exception that has them.
     """
-    found: str | None = None
+    line: str | None = None
     seen: set[int] = set()
     link: BaseException | None = error
-    while link is not None and found is None and id(link) not in seen:
+    while link is not None and line is None and id(link) not in seen:
         seen.add(id(link))
         frames = [(f.filename, f.lineno or 0) for f in traceback.extract_tb(link.__traceback__)]
         if not is_call_stack(link):
             first = next((i for i, (file, _) in enumerate(frames) if _is_inner(file)), len(frames))
             frames = frames[first:]
-        found = _innermost(reversed(frames))
+        line = _innermost(reversed(frames))
         link = link.__cause__
-    return found
+    return line
 
 
-def in_kernels(text: str, kernels: Sequence[KernelCall]) -> str | None:
-    """``file:line`` of the operation that a message names, else of the kernel it is about."""
+def line_in_kernels(text: str, kernels: Sequence[KernelCall]) -> str | None:
+    """Return ``file:line`` of the operation that a message names, else of the kernel."""
     match = _PRIMITIVE.search(text)
     if match is not None:
         name = match[1] or match[2]
@@ -82,14 +78,8 @@ def in_kernels(text: str, kernels: Sequence[KernelCall]) -> str | None:
     return next((source for source in sources if source), None)
 
 
-def source_text(place: str, *, most: int = 100) -> str:
-    """The text of a line ``file:line``, or "" if it cannot be read."""
-    text = text_at(place)
-    return text if len(text) <= most else text[: most - 3] + "..."
-
-
 def _innermost(frames: Iterable[tuple[str, int]]) -> str | None:
-    """The first frame of the user's; else the first one in a kernel that comes with JAX."""
+    """Return the first frame of the user, else the first one in a kernel that comes with JAX."""
     fallback: str | None = None
     for file, line in frames:
         if not (file.startswith("<") or _is_inner(file) or Path(file).parent == _STDLIB):
@@ -100,17 +90,17 @@ def _innermost(frames: Iterable[tuple[str, int]]) -> str | None:
 
 
 def _is_inner(file: str) -> bool:
-    """Whether a file is JAX's or this package's."""
+    """Return whether a file is JAX's or this package's."""
     return bool(_JAX.search(file)) or is_own(file)
 
 
 def _line_of(eqn: Any, primitive: str, around: str | None) -> str | None:
-    """The line of the first ``primitive`` inside an equation.
+    """Return the line of the first ``primitive`` inside an equation.
 
-    The body of a jitted function of ``jax.numpy`` has no frame of the user: then the line of the
-    equation around it.
+    The body of a jitted function of ``jax.numpy`` has no frame of the user. Then it is the line of
+    the equation around it.
     """
-    for inner in _equations(eqn):
+    for inner in (inner for jaxpr in sub_jaxprs(eqn) for inner in jaxpr.eqns):
         line = source_line(inner) or around
         if inner.primitive.name == primitive or inner.primitive.name.startswith(f"{primitive}_"):
             return line
@@ -120,21 +110,17 @@ def _line_of(eqn: Any, primitive: str, around: str | None) -> str | None:
 
 
 def _definition(eqn: Any) -> str | None:
-    """The line of the first function of the user's inside an equation.
+    """Return the line of the first function of the user inside an equation.
 
     ``debug_info.func_src_info`` ends in "at file:line". Seen in JAX 0.11.2 and 0.12.0.1.
     """
     for jaxpr in sub_jaxprs(eqn):
         info = str(getattr(getattr(jaxpr, "debug_info", None), "func_src_info", ""))
-        found = spoken(info) or next(filter(None, map(_definition, jaxpr.eqns)), None)
-        if found is not None:
-            return found
+        inner = map(_definition, jaxpr.eqns)
+        line = line_in_text(info, _SENTENCE) or next(filter(None, inner), None)
+        if line is not None:
+            return line
     return None
-
-
-def _equations(eqn: Any) -> Iterator[Any]:
-    for jaxpr in sub_jaxprs(eqn):
-        yield from jaxpr.eqns
 
 
 # The operands of a kernel under the names that its body gives them.
@@ -142,7 +128,7 @@ def _equations(eqn: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class NamedOperand:
-    """What one parameter of a kernel's body refers to.
+    """An operand of a kernel.
 
     Attributes:
       name: of the parameter.
@@ -159,7 +145,7 @@ class NamedOperand:
     nbytes: int
 
     def __str__(self) -> str:
-        """As ``x_ref f32[8,128]``, with the memory space where it is not the ordinary one."""
+        """Write it as ``x_ref f32[8,128]``, with the memory space if that is unusual."""
         dtype = _short_dtype(self.dtype, "i") if self.dtype else "semaphore"
         shape = f"[{','.join(map(str, self.shape))}]" if self.dtype else ""
         ordinary = self.space in ("", "vmem", "gmem", "default", "none")
@@ -181,15 +167,15 @@ class NamedOperands:
     outputs: int
 
     def input(self, position: int) -> str:
-        """Name of an input, counted with the scalars before it; "" if there is none."""
+        """Return the name of an input, counted with the scalars before it; "" without one."""
         return self.all[position].name if position < self.inputs else ""
 
     def output(self, position: int) -> str:
-        """Name of an output, or ""."""
+        """Return the name of an output, or ""."""
         return self.all[self.inputs + position].name if position < self.outputs else ""
 
     def scratch(self, dtype: str, shape: tuple[int, ...]) -> str:
-        """Name of the only scratch buffer of that type, ``dtype`` as XLA spells it; else ""."""
+        """Return the name of the only scratch buffer of a type (dtype as in XLA); else ""."""
         names = [
             operand.name
             for operand in self.all[self.inputs + self.outputs :]
@@ -202,24 +188,23 @@ NONE = NamedOperands((), 0, 0)
 
 
 def operands_of(call: KernelCall) -> NamedOperands:
-    """The operands of a kernel, or ``NONE`` where JAX does not keep their names.
+    """Return the operands of a kernel, or ``NONE`` where JAX does not keep their names.
 
     ``grid_mapping`` and ``debug_info.arg_names`` were seen in JAX 0.11.2 and 0.12.0.1.
     """
     body: Any = next(sub_jaxprs(call.eqn), None)
     if body is None or not _parameters(body):
         return NONE
-    found = (*_parameters(body), *_scoped(body))
+    operands = (*_parameters(body), *_scoped(body))
     mapping = call.eqn.params.get("grid_mapping")
     if mapping is None or getattr(mapping, "num_dynamic_grid_bounds", 0):
-        return NamedOperands(found, 0, 0)
-    return NamedOperands(
-        found, mapping.num_index_operands + mapping.num_inputs, int(mapping.num_outputs)
-    )
+        return NamedOperands(operands, 0, 0)
+    inputs = mapping.num_index_operands + mapping.num_inputs
+    return NamedOperands(operands, inputs, int(mapping.num_outputs))
 
 
 def with_names(text: str, operands: NamedOperands) -> str:
-    """A message with the names of parameters behind ``args[0]``, ``outputs`` and the like."""
+    """Add the names of parameters behind ``args[0]``, ``outputs`` and the like."""
 
     def named(match: re.Match[str]) -> str:
         position = int(match["position"] or match["number"] or 0)
@@ -246,16 +231,13 @@ def _parameters(jaxpr: Any) -> tuple[NamedOperand, ...]:
 
 
 def _scoped(jaxpr: Any) -> tuple[NamedOperand, ...]:
-    """What ``pl.run_scoped`` allocates; ``plgpu.kernel`` makes its scratch buffers so."""
-    return tuple(
-        operand
-        for eqn in jaxpr.eqns
-        for inner in sub_jaxprs(eqn)
-        for operand in (
-            *(_parameters(inner) if eqn.primitive.name == "run_scoped" else ()),
-            *_scoped(inner),
-        )
-    )
+    """Return what ``pl.run_scoped`` allocates, such as the scratch of ``plgpu.kernel``."""
+    operands: list[NamedOperand] = []
+    for eqn in jaxpr.eqns:
+        for inner in sub_jaxprs(eqn):
+            operands += _parameters(inner) if eqn.primitive.name == "run_scoped" else ()
+            operands += _scoped(inner)
+    return tuple(operands)
 
 
 def _operand(name: str, aval: Any) -> NamedOperand:
@@ -274,7 +256,7 @@ def _operand(name: str, aval: Any) -> NamedOperand:
 
 
 def _short_dtype(dtype: str, signed: str) -> str:
-    """``f32`` for ``float32``; ``int8`` is ``i8`` to JAX and ``s8`` to XLA."""
+    """Shorten ``float32`` to ``f32``; ``int8`` is ``i8`` to JAX and ``s8`` to XLA."""
     letters = (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", signed), ("complex", "c"))
     return next((new + dtype[len(old) :] for old, new in letters if dtype.startswith(old)), dtype)
 
@@ -300,7 +282,7 @@ _SHARED = re.compile(
 
 
 def requested_shared_bytes(text: str) -> int | None:
-    """Bytes of shared memory that a refused kernel asks for; None if a message says nothing of it.
+    """Return the bytes of shared memory that a refused kernel asks for; None if not in the text.
 
     Args:
       text: of the GPU compiler.
@@ -310,16 +292,18 @@ def requested_shared_bytes(text: str) -> int | None:
 
 
 def overflow(text: str, operands: NamedOperands) -> list[str] | None:
-    """What does not fit, in up to three lines; None if a message is about something else.
+    """Say what does not fit, in a few lines; None if a message is about something else.
 
     The forms are those of libtpu 0.0.40 and later, XLA's GPU compiler and Mosaic GPU.
     """
-    forms = (_one_allocation, _all_allocations, _memory_scoped, _shared, _sparse_core)
-    return next((lines for form in forms if (lines := form(text, operands)) is not None), None)
+    for pattern, form in _OVERFLOWS:
+        if match := re.search(pattern, text):
+            return form(match, text, operands)
+    return None
 
 
 def human(nbytes: float) -> str:
-    """Bytes in binary units with one decimal, such as ``256.0 MiB``."""
+    """Return bytes in binary units with one decimal, such as ``256.0 MiB``."""
     for unit in ("bytes", "KiB", "MiB"):
         if nbytes < 1024:
             return f"{nbytes:.0f} {unit}" if unit == "bytes" else f"{nbytes:.1f} {unit}"
@@ -327,85 +311,80 @@ def human(nbytes: float) -> str:
     return f"{nbytes:.1f} GiB"
 
 
-def _one_allocation(text: str, operands: NamedOperands) -> list[str] | None:
-    """libtpu: a single allocation is larger than the memory."""
-    match = re.search(r"Allocation \(size=(\d+)\) would exceed memory \(size=(\d+)\)", text)
-    if match is None:
-        return None
+def _one_allocation(match: re.Match[str], text: str, operands: NamedOperands) -> list[str]:
+    """Say that a single allocation is larger than the memory."""
     space, shape, tag = (
-        (found[1] if (found := re.search(pattern, text)) else "")
+        (part[1] if (part := re.search(pattern, text)) else "")
         for pattern in (r"space=(\w+)", r"shape = '([^']*)'", r"tag = '([^']*)'")
     )
     head = f"{human(int(match[1]))} of {space.upper() or 'memory'}, the chip has "
     return [head + human(int(match[2])), *([_purpose(tag, shape, operands)] if tag else [])]
 
 
-def _all_allocations(text: str, operands: NamedOperands) -> list[str] | None:
-    """libtpu: all allocations together are; it lists the largest."""
-    match = re.search(
-        r"Ran out of memory in memory space (\w+)\. Used ([\d.]+)([KMG]?) of ([\d.]+)([KMG]?)", text
-    )
-    if match is None:
-        return None
+def _all_allocations(match: re.Match[str], text: str, operands: NamedOperands) -> list[str]:
+    """Say that all allocations together are larger than the memory; libtpu lists the largest."""
     used, limit = _parsed(match[2], match[3]), _parsed(match[4], match[5])
     lines = [f"{human(used)} of {match[1].upper()}, a kernel may use {human(limit)}; the largest:"]
-    for size, unit, about in re.findall(r"\d+\. Size: ([\d.]+)([KMG]?)\n(.*?)={5}", text, re.S):
-        found = dict(re.findall(r"^\s*([\w ]+): (.*)$", about, re.M))
-        purpose = found.get("Tag") or found.get("XLA label", "").partition(" :: ")[0]
-        named = _purpose(purpose, found.get("Shape", ""), operands)
-        lines.append(f"  {human(_parsed(size, unit))}: {named}")
+    for size, unit, entry in re.findall(r"\d+\. Size: ([\d.]+)([KMG]?)\n(.*?)={5}", text, re.S):
+        fields = dict(re.findall(r"^\s*([\w ]+): (.*)$", entry, re.M))
+        tag = fields.get("Tag") or fields.get("XLA label", "").partition(" :: ")[0]
+        purpose = _purpose(tag, fields.get("Shape", ""), operands)
+        lines.append(f"  {human(_parsed(size, unit))}: {purpose}")
     return lines[:4]
 
 
-def _memory_scoped(text: str, operands: NamedOperands) -> list[str] | None:
-    """libtpu: more than the kernel's share, which ``vmem_limit_bytes`` sets."""
-    match = re.search(
-        r"Scoped allocation with size ([\d.]+)([KMG]?) and limit ([\d.]+)([KMG]?) exceeded "
-        r"scoped (\w+) limit",
-        text,
-    )
-    if match is None:
-        return None
+def _memory_scoped(match: re.Match[str], _text: str, operands: NamedOperands) -> list[str]:
+    """Say that a kernel takes more than its share, which ``vmem_limit_bytes`` sets."""
     used, limit = _parsed(match[1], match[2]), _parsed(match[3], match[4])
-    space = match[5].upper()
     return [
-        f"{human(used)} of {space} for windows, scratch and temporaries, the kernel's limit is "
-        f"{human(limit)} (vmem_limit_bytes)",
-        *_largest(operands, lambda s: s in ("vmem", "default", "")),
+        f"{human(used)} of {match[5].upper()} for windows, scratch and temporaries, the kernel's "
+        f"limit is {human(limit)} (vmem_limit_bytes)",
+        *_largest(operands, lambda space: space in ("vmem", "default", "")),
     ]
 
 
-def _shared(text: str, operands: NamedOperands) -> list[str] | None:
-    """XLA for Triton kernels, and Mosaic GPU: shared memory of a block."""
-    match = _SHARED.search(text)
-    if match is None:
-        return None
+def _shared(match: re.Match[str], _text: str, operands: NamedOperands) -> list[str]:
+    """Say that a block takes too much shared memory."""
     used, limit = int(match[1] or match[3]), int(match[2] or match[4])
     return [
         f"{human(used)} of SMEM (shared memory), a block may use {human(limit)}",
-        *_largest(operands, lambda s: s == "smem"),
+        *_largest(operands, lambda space: space == "smem"),
     ]
 
 
-def _sparse_core(text: str, operands: NamedOperands) -> list[str] | None:
-    """libtpu for a SparseCore, in words."""
-    match = re.search(
-        r"user allocatable offset upper bound \((\d+) words\) in memory space (\w+) when "
-        r"allocating (\d+) words",
-        text,
-    )
-    if match is None:
-        return None
+def _sparse_core(match: re.Match[str], _text: str, operands: NamedOperands) -> list[str]:
+    """Say that an allocation is too large for a SparseCore."""
     used, limit = int(match[3]) * _WORD, (int(match[1]) + 1) * _WORD
     return [
         f"{human(used)} of {match[2].upper()} in one allocation of all subcores together, kernels "
         f"may use {human(limit)}",
-        *_largest(operands, lambda s: s not in ("hbm", "any")),
+        *_largest(operands, lambda space: space not in ("hbm", "any")),
     ]
 
 
+#: Messages about memory: of libtpu, of XLA and Mosaic GPU, and of libtpu for a SparseCore.
+_OVERFLOWS = (
+    (r"Allocation \(size=(\d+)\) would exceed memory \(size=(\d+)\)", _one_allocation),
+    (
+        r"Ran out of memory in memory space (\w+)\. Used ([\d.]+)([KMG]?) of ([\d.]+)([KMG]?)",
+        _all_allocations,
+    ),
+    (
+        r"Scoped allocation with size ([\d.]+)([KMG]?) and limit ([\d.]+)([KMG]?) exceeded scoped "
+        r"(\w+) limit",
+        _memory_scoped,
+    ),
+    (_SHARED, _shared),
+    (
+        r"user allocatable offset upper bound \((\d+) words\) in memory space (\w+) when "
+        r"allocating (\d+) words",
+        _sparse_core,
+    ),
+)
+
+
 def _purpose(tag: str, shape: str, operands: NamedOperands) -> str:
-    """What an allocation is for."""
+    """Say what an allocation is for."""
     window = _WINDOW.search(tag)
     if window is not None:
         buffers = re.search(r"has (\d+) buffering levels", tag)
@@ -423,11 +402,10 @@ def _purpose(tag: str, shape: str, operands: NamedOperands) -> str:
 
 
 def _largest(operands: NamedOperands, counts: Callable[[str], bool]) -> list[str]:
-    found = [o for o in operands.all if o.dtype and o.nbytes and counts(o.space)]
-    found.sort(key=lambda operand: -operand.nbytes)
-    if not found:
-        return []
-    return ["largest operands: " + ", ".join(f"{o} {human(o.nbytes)}" for o in found[:3])]
+    arrays = [o for o in operands.all if o.dtype and o.nbytes and counts(o.space)]
+    arrays.sort(key=lambda operand: -operand.nbytes)
+    names = ", ".join(f"{operand} {human(operand.nbytes)}" for operand in arrays[:3])
+    return [f"largest operands: {names}"] if names else []
 
 
 def _parsed(number: str, unit: str) -> float:
@@ -436,21 +414,24 @@ def _parsed(number: str, unit: str) -> float:
 
 # The short message, put together.
 
-#: What says by itself which operand, shape or operation is meant.
+#: Found in a message that names an operand, a shape or an operation.
 _SPECIFIC = re.compile(r"[\[(]\d|\dx\d|args\[|(?:in|out)put \d|[Uu]nimplemented primitive")
 
+#: Limit on the text of a source line.
+_LONGEST_TEXT = 100
+
 #: A line with nothing but ``file:line``.
-_ONLY_A_PLACE = re.compile(r"\s*at (\S+:\d+)\s*")
+_LINE_ALONE = re.compile(r"\s*at (\S+:\d+)\s*")
 
 
 def short(
     error_or_text: BaseException | str, *, kernels: Sequence[KernelCall] = (), jaxpr: Any = None
 ) -> str:
-    """What a compiler rejected, in at most five lines.
+    """Say in at most five lines what a compiler rejected.
 
-    What is rejected, with the operand, the limit and the number that is over it; the compiler's
-    operation; the line of the user's kernel. Nothing in here is fitted to one kernel: a message of
-    an unknown form is cleaned of what does not help its reader and otherwise kept.
+    The lines have the operand, the limit and the number that exceeds it; the compiler's operation;
+    the line of the user's kernel. No rule is fitted to one kernel. A message of an unknown form is
+    kept, without the parts that do not help its reader.
 
     Args:
       error_or_text: what JAX raised while it traced or lowered, or the text that a compiler gave
@@ -471,18 +452,21 @@ def short(
         elif not _SPECIFIC.search(text):
             arrays = [str(operand) for operand in operands.all if operand.nbytes]
             lines += [f"operands: {', '.join(arrays[:6])}"] if arrays else []
-    place = _place(error_or_text, text, meant)
+    source = line_in_text(text)
+    if source is None and isinstance(error_or_text, BaseException):
+        source = line_in_traceback(error_or_text)
+    source = source or line_in_kernels(text, meant) or line_in_text(text, _SENTENCE)
     if not lines or (isinstance(error_or_text, BaseException) and not str(error_or_text)):
-        lines = [_wordless(error_or_text, place)]
-    lines = [line for line in lines if not _only_names(line, place)]
-    return "\n".join([*lines, *_where(place, message, meant)])
+        lines = [_without_message(error_or_text, source)]
+    lines = [line for line in lines if not _is_only(line, source)]
+    return "\n".join([*lines, *_last_line(source, message, meant)])
 
 
 def full_text(error: BaseException) -> str:
-    """The whole message of a compiler: the type and text of an error, or of the one it hides.
+    """Return the whole message of a compiler: type and text of an error, or of the one it hides.
 
-    JAX replaces libtpu's error by one without the text's locations and puts their frames into the
-    traceback, which does not leave the process. The original is its cause.
+    JAX replaces libtpu's error by one whose text has no locations, and puts their frames into the
+    traceback, which does not leave the process. The original error is its cause.
     """
     cause = error.__cause__
     if cause is not None and is_compiler_error(error) and str(cause):
@@ -490,40 +474,33 @@ def full_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
-def _wordless(error_or_text: BaseException | str, place: str | None) -> str:
-    """The line for an error without a message, such as a bare assertion.
+def _without_message(error_or_text: BaseException | str, source: str | None) -> str:
+    """Return the line for an error without a message, such as a bare assertion.
 
-    It has the line that raised, unless that is ``place``, which the last line names.
+    It names the line that raised, unless that is ``source``, which the last line names.
     """
     if isinstance(error_or_text, str):
         return "the compiler gave no message"
     frames = traceback.extract_tb(error_or_text.__traceback__)
     where = ""
-    if frames and f"{frames[-1].filename}:{frames[-1].lineno}" != place:
+    if frames and f"{frames[-1].filename}:{frames[-1].lineno}" != source:
         where = f" at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}"
     return f"{type(error_or_text).__name__} without a message{where}"
 
 
-def _place(
-    error_or_text: BaseException | str, text: str, kernels: Sequence[KernelCall]
-) -> str | None:
-    """``file:line`` of the user's kernel."""
-    place = in_text(text)
-    if place is None and isinstance(error_or_text, BaseException):
-        place = in_traceback(error_or_text)
-    return place or in_kernels(text, kernels) or spoken(text)
+def _is_only(line: str, source: str | None) -> bool:
+    """Return whether a line of the message only names ``source``, with or without its folder."""
+    match = _LINE_ALONE.fullmatch(line)
+    return match is not None and f"/{source}".endswith(f"/{match[1]}")
 
 
-def _only_names(line: str, place: str | None) -> bool:
-    """Whether a line of the message has only the place, in full or without its folder."""
-    named = _ONLY_A_PLACE.fullmatch(line)
-    return named is not None and f"/{place}".endswith(f"/{named[1]}")
-
-
-def _where(place: str | None, message: CompilerMessage, kernels: Sequence[KernelCall]) -> list[str]:
-    """The line of the user's kernel, and its text."""
+def _last_line(
+    source: str | None, message: CompilerMessage, kernels: Sequence[KernelCall]
+) -> list[str]:
+    """Return the kernel, its line ``source``, and the text of that line."""
     name = message.kernel or (kernels[0].name if len(kernels) == 1 else "")
-    if place is None:
+    if source is None:
         return [f"in kernel {name}"] if name else []
-    source = source_text(place)
-    return [(f"in kernel {name}, " if name else "at ") + place + (f": {source}" if source else "")]
+    text = text_at(source)
+    text = text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 3] + "..."
+    return [(f"in kernel {name}, " if name else "at ") + source + (f": {text}" if text else "")]

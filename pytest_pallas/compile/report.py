@@ -1,7 +1,7 @@
-"""The tables of compiling backends: which kernels compile for which chips, why not, what they cost.
+"""The tables of compiling backends: which kernels compile for which chips, why not, and costs.
 
-All are made from records. Below them: the file of ``--pallas-cost``, written or compared at the end
-of a session.
+They are made of records. ``write_costs`` writes the file of ``--pallas-cost`` at the end of a
+session, or compares with it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TEXTS = {
 def split(
     records: Iterable[Record], families: Iterable[Family]
 ) -> tuple[list[Record], list[Record]]:
-    """The records of backends that execute kernels, and those of backends that compile them."""
+    """Split records into those of backends that execute kernels, and those that compile them."""
     names = {family.name for family in families if family.kind == "compiling"}
     parts: tuple[list[Record], list[Record]] = ([], [])
     for record in records:
@@ -43,7 +43,7 @@ def split(
 def sections(
     records: Sequence[Record], *, width: int, color: bool, every: bool = False
 ) -> Iterator[str]:
-    """The text for the records of compiling backends; nothing without one.
+    """Yield the paragraphs on the records of compiling backends; none without one.
 
     Args:
       records: of compiling backends only.
@@ -66,27 +66,35 @@ def sections(
 
 
 def matrix(records: Sequence[Record], *, width: int, color: bool) -> str:
-    """Kernels by chips, with the status of the compilation."""
-    from rich.table import Table
+    """Draw the table of kernels by chips, with the status of the compilation."""
     from rich.text import Text
 
     present = dict.fromkeys(_chip(record) for record in records)
     chips = sorted(present, key=[*TARGETS, *present].index)
-    table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-    table.add_column("kernel", no_wrap=True)
-    for chip in chips:
-        table.add_column(chip, no_wrap=True)
+    table = _empty_table(["kernel", *chips])
     for kernel in dict.fromkeys(r.kernel for r in sorted(records, key=lambda r: r.family)):
         rows = [record for record in records if record.kernel == kernel]
         cells = [_cell([r for r in rows if _chip(r) == chip]) for chip in chips]
         table.add_row(Text(kernel), *(Text(text, style=style) for text, style in cells))
-    # a broken line is better than a cut word
+    # A broken line is better than a cut word.
     longest = max(len(record.kernel) for record in records) + 24 * len(chips)
     return rendered(table, width=max(width, longest), color=color)
 
 
+def _empty_table(left: Iterable[str], right: Iterable[str] = ()) -> Any:
+    """Make a table of ``rich`` with columns that are aligned to the left and to the right."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    for title in left:
+        table.add_column(title, no_wrap=True)
+    for title in right:
+        table.add_column(title, justify="right", no_wrap=True)
+    return table
+
+
 def counts(records: Iterable[Record]) -> str:
-    """The number of programs, and how many of them an earlier run compiled."""
+    """Say how many programs there are, and how many of them an earlier run compiled."""
     reports = [report for record in records for report in record.compiled]
     compilers = dict.fromkeys(r["compiler"] for r in reports if r.get("cached") or r.get("seconds"))
     cached = sum(bool(report.get("cached")) for report in reports)
@@ -96,7 +104,7 @@ def counts(records: Iterable[Record]) -> str:
 
 
 def reasons(records: Iterable[Record]) -> Iterator[str]:
-    """One line for each reason why a kernel failed, with the chips that it failed on.
+    """Yield a line for each reason why a kernel failed, with the chips that it failed on.
 
     Messages that differ only in numbers count as one reason. Expected failures have footnotes.
     """
@@ -110,7 +118,7 @@ def reasons(records: Iterable[Record]) -> Iterator[str]:
 
 
 def _problems(record: Record) -> Iterator[tuple[str, str]]:
-    """The failure, in a word and a line."""
+    """Yield a word and a line for each failure."""
     bad = [report for report in record.compiled if report["status"] != "compiled"]
     for report in bad:
         yield report["status"], _first_line(report.get("message", ""))
@@ -121,7 +129,7 @@ def _problems(record: Record) -> Iterator[tuple[str, str]]:
 
 
 def _platform(record: Record) -> str:
-    """The platform of the record's chip; chips of a project are shown with the first platform."""
+    """Return the platform of the record's chip; of a project's own chip the first one."""
     chip = TARGETS.get(_chip(record)) or next(iter(TARGETS.values()))
     return chip.platform
 
@@ -134,7 +142,7 @@ def _chip(record: Record) -> str:
 
 
 def _cell(rows: Sequence[Record]) -> tuple[str, str]:
-    """The text of one cell and its style."""
+    """Return the text of a cell and its style."""
     if not rows:
         return "-", "dim"
     rest = [row for row in rows if row.outcome != "xfailed"]
@@ -160,7 +168,7 @@ def _first_line(text: str) -> str:
 
 @section("compilers")
 def section_of_compilers(results: Results) -> Iterator[str]:
-    """The results of compilers, and the costs of their code."""
+    """Yield the results of compilers, and the costs of their code."""
     yield from sections(
         results.compiled, width=results.wide, color=results.color, every=results.every
     )
@@ -199,7 +207,7 @@ class _Column:
     bad: bool = False
 
     def text(self, report: Report) -> str:
-        """The text of a row."""
+        """Return the text in the row of a report."""
         value = report.get(self.field)
         match self.kind:
             case "list":
@@ -209,14 +217,14 @@ class _Column:
                 return "-" if share is None else f"{100 * share:.0f}"
             case "bytes":
                 most = report.get(self.limit)
-                size = size_words(value)
+                size = short_size(value)
                 return size if value is None or not most else f"{size} {100 * value / most:.0f}%"
             case _:
                 return "-" if value is None else f"{value:,}"
 
 
 def costs(records: Sequence[Record], *, width: int, color: bool) -> Iterator[str]:
-    """The costs of the code of each kernel on each chip: a table for TPUs, one for GPUs.
+    """Yield the costs of each kernel on each chip: a table for TPUs and one for GPUs.
 
     A row is the typical call of a spec with the longest code, or the call with the longest code.
     """
@@ -239,25 +247,14 @@ def costs(records: Sequence[Record], *, width: int, color: bool) -> Iterator[str
 def _table(
     columns: Sequence[_Column], rows: Sequence[tuple[str, Report]], *, width: int, color: bool
 ) -> str:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-    table.add_column("kernel", no_wrap=True)
-    table.add_column("chip", no_wrap=True)
-    for column in columns:
-        table.add_column(column.title, justify="right", no_wrap=True)
+    table = _empty_table(("kernel", "chip"), (column.title for column in columns))
     before = ""
     for name, report in rows:
-        cells = [(column.text(report), column.bad) for column in columns]
-        table.add_row(
-            Text("" if name == before else name),
-            report["target"],
-            *(
-                Text(text, style="yellow" if bad and text[0] in "123456789" else "")
-                for text, bad in cells
-            ),
-        )
+        texts = ((column.text(report), column.bad) for column in columns)
+        cells = (Text(t, style="yellow" if bad and t[0] in "123456789" else "") for t, bad in texts)
+        table.add_row(Text("" if name == before else name), report["target"], *cells)
         before = name
     return rendered(table, width=max(width, _width(columns, rows)), color=color)
 
@@ -278,7 +275,7 @@ def _legend(platform: str, kept: Sequence[_Column], dropped: Sequence[_Column]) 
 def _fitting(
     columns: Sequence[_Column], rows: Sequence[tuple[str, Report]], width: int
 ) -> tuple[list[_Column], list[_Column]]:
-    """The columns that fit, and those that do not."""
+    """Return the columns that fit, and those that do not."""
     kept = list(columns)
     while len(kept) > 1 and _width(kept, rows) > width:
         kept.remove(min(kept, key=lambda column: column.keep))
@@ -286,7 +283,7 @@ def _fitting(
 
 
 def _width(columns: Sequence[_Column], rows: Sequence[tuple[str, Report]]) -> int:
-    """Columns of the terminal that a table takes."""
+    """Return the columns of the terminal that a table takes."""
     name = max(len("kernel"), *(len(name) for name, _ in rows))
     chip = max(len("chip"), *(len(report["target"]) for _, report in rows))
     numbers = (
@@ -297,7 +294,7 @@ def _width(columns: Sequence[_Column], rows: Sequence[tuple[str, Report]]) -> in
 
 
 def _named(reports: Sequence[tuple[str, Report]]) -> list[tuple[str, Report]]:
-    """The rows in order, each once; with its signature if a chip has several rows of a name."""
+    """Return each row once, in order; with its signature if a chip has several of a name."""
     distinct: dict[tuple[str, str], dict[str, Report]] = {}
     for name, report in reports:
         distinct.setdefault((name, report["target"]), {})[report.get("signature", "")] = report
@@ -316,12 +313,12 @@ def _cut(text: str) -> str:
 
 
 def with_mesh(record: Record) -> str:
-    """The name of the kernel, and the mesh it was compiled for."""
+    """Return the name of the kernel, and the mesh that it was compiled for."""
     return " ".join([record.kernel, *(f"{axis}{size}" for axis, size in record.mesh.items())])
 
 
 def shown_report(record: Record) -> Report | None:
-    """The report whose costs are shown: the worst of the typical calls, or of all calls."""
+    """Choose the report whose costs are shown: the worst of the typical calls, or of all."""
     done = [
         report
         for report in record.compiled
@@ -331,8 +328,8 @@ def shown_report(record: Record) -> Report | None:
     return max(chosen, key=lambda r: (r.get("bundles", 0), r.get("registers", 0)), default=None)
 
 
-def size_words(value: int | None) -> str:
-    """A number of bytes in a few characters."""
+def short_size(value: int | None) -> str:
+    """Write a number of bytes in a few characters."""
     if value is None:
         return "-"
     if value < 1024:
@@ -400,7 +397,7 @@ def write_costs(session: PytestSession, records: Iterable[Record]) -> str:
 
 
 def _entries(records: Iterable[Record]) -> Iterator[RecordedCost]:
-    """The costs of all compiled programs; for a spec with typical calls, of those only."""
+    """Yield the costs of all compiled programs; for a spec with typical calls, of those only."""
     for record in records:
         reports = [from_json(plain) for plain in record.compiled]
         typical = [report for report in reports if report.typical]
@@ -411,6 +408,6 @@ def _entries(records: Iterable[Record]) -> Iterator[RecordedCost]:
 
 @section("costs")
 def section_of_costs(results: Results) -> Iterator[str]:
-    """The result of recording or comparing costs."""
+    """Yield the result of recording or comparing costs."""
     if results.costs:
         yield results.costs

@@ -1,9 +1,8 @@
 """Compile programs in supervised workers, and remember on disk what was compiled.
 
 A session makes one ``Service``. It sends a ``CompileRequest`` to a worker, whose compiler (the
-modules ``libtpu`` and ``cuda``) answers with a ``CompileReply``, of which a ``CompileReport`` is
-made. Reports of earlier runs come from a ``Cache``. ``divert`` and ``overhear_log`` keep what
-compilers print meanwhile.
+modules ``libtpu`` and ``cuda``) answers with a ``CompileReport``. Reports of earlier runs come from
+a ``Cache``. ``divert`` and ``overhear_log`` keep what compilers print meanwhile.
 """
 
 from __future__ import annotations
@@ -77,9 +76,35 @@ class CompileReport(Cost):
     kernels: tuple[Cost, ...] = ()
     costs_skipped: bool = False
 
+    def encode(self) -> bytes:
+        """Encode the report for the process that asked for it."""
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+    @staticmethod
+    def decode(data: bytes) -> CompileReport:
+        """Decode what ``encode`` returned."""
+        return from_json(parse(data))
+
+
+def compiled_report(
+    target: str, kernels: tuple[Cost, ...], *, code_bytes: int | None = None, **facts: Any
+) -> CompileReport:
+    """Make the report of a program that compiled.
+
+    Args:
+      target: the chip.
+      kernels: what each kernel's machine code costs, in the order of the program.
+      code_bytes: size of the whole executable's code, for kernels that have none of their own.
+      facts: other fields of the report.
+    """
+    costs = total(kernels)
+    if costs["code_bytes"] is None:
+        costs["code_bytes"] = code_bytes
+    return CompileReport(target=target, status="compiled", kernels=kernels, **costs, **facts)
+
 
 def to_json(report: CompileReport) -> dict[str, Any]:
-    """A report as plain JSON values, without what does not apply."""
+    """Return a report as plain JSON values, without the fields that do not apply."""
     plain = dataclasses.asdict(report)
     empty: tuple[Any, ...] = (None, "", (), {})
     return {
@@ -90,10 +115,10 @@ def to_json(report: CompileReport) -> dict[str, Any]:
 
 
 def from_json(plain: Mapping[str, Any]) -> CompileReport:
-    """The report that ``to_json`` wrote.
+    """Read the report that ``to_json`` wrote.
 
     Raises:
-      DataError: it is no report.
+      DataError: ``plain`` is no report.
     """
     return decode(CompileReport, plain)
 
@@ -118,69 +143,48 @@ class CompileRequest:
     chip: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def encode(self) -> bytes:
-        """As bytes: a line of JSON, then the module."""
+        """Encode the request as a line of JSON and the module behind it."""
         head = {name: getattr(self, name) for name in ("target", "devices", "dump", "chip")}
         return json.dumps(head).encode() + b"\n" + self.module
 
     @staticmethod
     def decode(data: bytes) -> CompileRequest:
-        """From bytes."""
+        """Decode what ``encode`` returned."""
         head, _, module = data.partition(b"\n")
         return decode(CompileRequest, {**parse(head), "module": module})
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompileReply:
-    """What the compiler made of it.
-
-    Attributes:
-      compiled: whether it compiled.
-      message: of the compiler if it did not, in full.
-      kernels: what each kernel's machine code costs, in the order of the program.
-      code_bytes: size of the whole executable's code.
-      kernel_calls: Pallas custom calls in the executable.
-      costs_skipped: whether the compiler was not asked for costs (``--pallas-cost=skip``).
-    """
-
-    compiled: bool
-    message: Text = ""
-    kernels: tuple[Cost, ...] = ()
-    code_bytes: Count | None = None
-    kernel_calls: Count = 0
-    costs_skipped: bool = False
-
-    def encode(self) -> bytes:
-        """As bytes of JSON."""
-        return json.dumps(dataclasses.asdict(self)).encode()
-
-    @staticmethod
-    def decode(data: bytes) -> CompileReply:
-        """From bytes."""
-        return decode(CompileReply, parse(data))
 
 
 #: Begins a message of a C++ log: its severity, the date, the time, the thread and the place.
 _LOGGED = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ \S+\] ")
 
 
+@dataclass
 class CapturedOutput:
-    """What was written; complete when the context has ended.
+    """What a compiler wrote; complete when the context has ended.
 
     Attributes:
       text: all of it.
     """
 
-    def __init__(self) -> None:
-        self.text = ""
+    text: str = ""
 
     def remarks(self) -> str:
-        """The text without the messages of a C++ log that are only information."""
-        return "".join(_remarks(self.text))
+        """Return the text without those messages of a C++ log that are only information."""
+        lines: list[str] = []
+        information = False
+        for line in self.text.splitlines(keepends=True):
+            if _LOGGED.match(line):
+                information = line.startswith("I")
+            elif line[:1].strip() and not line.startswith("ptxas info"):
+                information = False  # indented lines belong to the message before them
+            if not information:
+                lines.append(line)
+        return "".join(lines)
 
 
 @contextmanager
 def divert(descriptor: int) -> Generator[CapturedOutput]:
-    """Keep what is written to a file descriptor from being seen.
+    """Capture what is written to a file descriptor, and show nothing of it.
 
     Args:
       descriptor: 1 or 2. What is in Python's buffers is not touched.
@@ -200,10 +204,11 @@ def divert(descriptor: int) -> Generator[CapturedOutput]:
 
 @contextmanager
 def overhear_log() -> Generator[CapturedOutput]:
-    """Capture what is written to stderr, and leave nothing of it there.
+    """Capture what is written to stderr, and remove it from there.
 
-    But a compiler that ends the process says why on stderr. That survives if stderr is a file that
-    is appended to, as the supervisor of workers makes it: it is read there, not diverted.
+    A compiler that ends the process writes the reason to stderr before. The supervisor of workers
+    makes stderr a file that is appended to: such a file is read in place and not diverted, so that
+    the reason survives.
     """
     if not _appends(2):
         with divert(2) as captured:
@@ -223,51 +228,40 @@ def overhear_log() -> Generator[CapturedOutput]:
 
 
 def _appends(descriptor: int) -> bool:
-    """Whether a descriptor is a regular file to which every write goes to the end."""
+    """Return whether a descriptor is a regular file to whose end every write goes."""
     if not stat.S_ISREG(os.fstat(descriptor).st_mode) or not os.path.exists("/proc/self/fd"):
         return False
     return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_APPEND)
-
-
-def _remarks(log: str) -> Generator[str]:
-    """The lines of a log that are not of a message, of one line or several, of information."""
-    information = False
-    for line in log.splitlines(keepends=True):
-        if _LOGGED.match(line):
-            information = line.startswith("I")
-        elif line[:1].strip() and not line.startswith("ptxas info"):
-            information = False
-        if not information:
-            yield line
 
 
 #: Version of the files. It is part of their names' hash: another version is another file.
 FORMAT = 1
 
 
+@dataclass
 class Cache:
-    """A folder of results. A damaged or foreign file is as good as none, and is rewritten."""
+    """Results in a folder. A damaged or foreign file counts as none, and is rewritten.
 
-    def __init__(self, folder: Path) -> None:
-        """Use ``folder``, which is made when something is written."""
-        self.folder = folder
+    Attributes:
+      folder: of the files; made when the first one is written.
+    """
+
+    folder: Path
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """What was put under ``key``, or None."""
+        """Return what was put under ``key``, or None."""
         try:
-            plain: Any = parse(self._path(key).read_bytes())
+            plain = decode(dict[str, Any], parse(self._path(key).read_bytes()))
         except (OSError, DataError):
             return None
-        if not isinstance(plain, dict) or plain.pop("key", None) != key:  # pyright: ignore[reportUnknownMemberType]
-            return None
-        return plain  # pyright: ignore[reportUnknownVariableType]
+        return plain if plain.pop("key", None) == key else None
 
     def put(self, key: str, value: dict[str, Any]) -> None:
-        """Keep a value of plain JSON. Without effect where the folder cannot be written."""
+        """Keep a value of plain JSON; do nothing where the folder cannot be written."""
         with contextlib.suppress(OSError):
             path = self._path(key)
             path.parent.mkdir(parents=True, exist_ok=True)
-            # In one step: other processes read while this one writes.
+            # In one step, because other processes read while this one writes.
             handle, temporary = tempfile.mkstemp(dir=path.parent)
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 json.dump({"key": key, **value}, file)
@@ -278,7 +272,7 @@ class Cache:
 
 
 def digest(parts: Iterable[str | bytes]) -> str:
-    """A key for what the parts say, in this order."""
+    """Return a key for these parts in this order."""
     hashed = hashlib.blake2b(str(FORMAT).encode(), digest_size=20)
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -303,14 +297,14 @@ class Service:
         everything: bool = False,
         costs: bool = True,
     ) -> None:
-        """Nothing is started before it is needed.
+        """Make a service, which starts workers when they are needed.
 
         Args:
           workers: how many programs are compiled at once.
           memory_bytes: resident memory above which a worker is killed.
           cache: folder of results of earlier runs; None to keep nothing.
-          everything: whether compilers shall write all they can (for ``--pallas-dump``).
-          costs: whether reports shall have the costs of TPU kernels.
+          everything: whether compilers write all they can (for ``--pallas-dump``).
+          costs: whether reports have the costs of TPU kernels.
         """
         self.workers = workers
         self.memory_bytes = memory_bytes
@@ -321,9 +315,9 @@ class Service:
         self._close = contextlib.ExitStack()
 
     def submit(self, request: CompileRequest, *, timeout: float) -> Future[CompileReport]:
-        """Compile a program for its chip, or look up how that went before.
+        """Compile a program for its chip, or look up the report of an earlier run.
 
-        The report's ``message`` is empty: it is made of ``text`` by who knows the kernel.
+        The report's ``message`` is empty: who knows the kernel makes it of ``text``.
 
         Args:
           request: what to compile.
@@ -335,14 +329,14 @@ class Service:
         running = self._running.get(key)
         if running is not None and not request.dump:
             return running
-        known = None if self._cache is None or request.dump else self._cache.get(key)
+        cached = None if self._cache is None or request.dump else self._cache.get(key)
         future: Future[CompileReport] = Future()
-        if known is not None:
+        if cached is not None:
             try:
-                future.set_result(dataclasses.replace(from_json(known), cached=True))
-            except DataError:  # not what this version writes
-                known = None
-        if known is None:
+                future.set_result(dataclasses.replace(from_json(cached), cached=True))
+            except DataError:  # another version wrote it
+                cached = None
+        if cached is None:
             setup = self._setup(request.target, compiler)
             job = self._pool.submit(setup, request.encode(), timeout=timeout)
             job.add_done_callback(self._finish(future, key, request.target, compiler))
@@ -359,7 +353,7 @@ class Service:
 
     @cached_property
     def _scratch(self) -> Path:
-        # Compilers write much that is read once: in memory that takes half the time.
+        # Compilers write much that is read once. In memory that takes half the time.
         shared = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
         folder = Path(tempfile.mkdtemp(prefix="pytest-pallas-", dir=shared))
         self._close.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -393,11 +387,11 @@ class Service:
             except CancelledError:
                 future.set_exception(PallasError("the session ended before this was compiled"))
                 return
-            except Exception as error:  # or a wait for the future never ends
+            except Exception as error:  # otherwise a wait for the future never ends
                 problem = f"the worker's answer cannot be read: {type(error).__name__}: {error}"
                 future.set_exception(PallasError(problem))
                 return
-            # What a worker could not do says nothing about the next time.
+            # A crash or a timeout may not happen again the next time.
             if self._cache is not None and report.status in ("compiled", "refused"):
                 self._cache.put(key, to_json(report))
             future.set_result(report)
@@ -407,35 +401,24 @@ class Service:
 
 @functools.cache
 def _versions(compiler: ModuleType) -> tuple[str, str]:
-    """The versions of a compiler and of what lowers for it: files are read to find them."""
+    """Return the versions of a compiler and of jaxlib, which lowers for it; reads files."""
     return compiler.version(), metadata.version("jaxlib")
 
 
 def _report(result: JobResult, *, target: str, compiler: str) -> CompileReport:
-    """The report that a worker's result means."""
-    about: Any = {"target": target, "compiler": compiler, "seconds": result.seconds}
-    status, message = result.status, result.message
-    if status == "done":
-        reply = CompileReply.decode(result.value)
-        if reply.compiled:
-            costs = total(reply.kernels)
-            if costs["code_bytes"] is None:
-                costs["code_bytes"] = reply.code_bytes
-            return CompileReport(
-                status="compiled",
-                kernels=reply.kernels,
-                kernel_calls=reply.kernel_calls,
-                costs_skipped=reply.costs_skipped,
-                **costs,
-                **about,
-            )
-        status, message = "refused", reply.message
-    elif status == "raised":
-        status = "crashed"
-    return CompileReport(status=status, text=f"{message}\n{result.output}".strip(), **about)
+    """Make the report of a worker's result."""
+    if result.status == "done":
+        report = CompileReport.decode(result.value)
+    else:
+        status = "crashed" if result.status == "raised" else result.status
+        report = CompileReport(target=target, status=status, text=result.message)
+    text = "" if report.status == "compiled" else f"{report.text}\n{result.output}".strip()
+    return dataclasses.replace(
+        report, target=target, text=text, compiler=compiler, seconds=result.seconds
+    )
 
 
 def compiler_of(platform: str) -> ModuleType:
-    """The module that knows the compiler of a platform."""
+    """Return the module of a platform's compiler."""
     name = {"tpu": "libtpu", "gpu": "cuda"}[platform]
     return importlib.import_module(f"pytest_pallas.compile.{name}")

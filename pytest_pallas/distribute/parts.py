@@ -42,15 +42,15 @@ import pytest
 
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.checks.verdict import conclude
+from pytest_pallas.decoding import jsonable
 from pytest_pallas.distribute.reports import (
     checked_result,
     put_records,
     take_part_result,
 )
 from pytest_pallas.isolate.messages import reports_by_phase
-from pytest_pallas.mutate.item import MUTANTS_PER_PART, MutantsItem, merge_into
+from pytest_pallas.mutate.item import MUTANTS_PER_PART, MutantsItem, merge_mutants
 from pytest_pallas.mutate.runner import from_json, merge_verdicts
-from pytest_pallas.mutate.runner import to_json as verdict_to_json
 from pytest_pallas.pytest_session import PART_RESULT, RECORDS, Part, PytestSession, current
 from pytest_pallas.record import Record
 from pytest_pallas.report.collect import add_properties, attach, records_of
@@ -248,7 +248,7 @@ def credit_kills(
         for record in records:
             verdicts = map(from_json, record["mutants"])
             merged = merge_verdicts(verdicts, name=item.name, killed=killed)
-            record["mutants"] = [verdict_to_json(verdict) for verdict in merged]
+            record["mutants"] = [jsonable(verdict) for verdict in merged]
 
 
 def _merged_mutants(
@@ -257,7 +257,7 @@ def _merged_mutants(
     results = [part.result for part in parts if part.result is not None]
     _require_first(item, len(results))
     builder = item.new_result()
-    missing = merge_into(builder, results, name=item.spec.name, killed=killed)
+    missing = merge_mutants(builder, results, name=item.spec.name, killed=killed)
     if missing:
         raise ValueError(f"{item.nodeid}: mutants {list(missing)} are in no part")
     ordered = sorted(parts, key=lambda part: part.result["first"] if part.result else 0)

@@ -33,7 +33,7 @@ from pytest_pallas.pytest_session import (
 )
 from pytest_pallas.record import Record, to_json
 from pytest_pallas.report.collect import PREFIX, properties
-from pytest_pallas.report.files import environment, first_line, given_options
+from pytest_pallas.report.files import environment, first_line, known_options
 from pytest_pallas.results import (
     FailedPhase,
     FinishedTest,
@@ -429,7 +429,7 @@ def _results_path(session: PytestSession) -> Path | None:
 
 def _differences(session: PytestSession, resumed: RunResults) -> list[str]:
     """List what differs between a run and this one."""
-    here = json.loads(json.dumps([environment(), given_options(session)]))
+    here = json.loads(json.dumps([environment(), known_options(session)]))
     texts: list[str] = []
     for title, mine, theirs in zip(
         ("", "option "), here, (resumed.environment, resumed.options), strict=True

@@ -1,10 +1,14 @@
-"""Blocks that lie outside of their array, and parts of an output that no program writes."""
+"""Analyze the grids of a traced function (``analyze_jaxpr``): what is wrong with their blocks.
+
+Each function below looks at one operand of a call, and yields what is wrong with its blocks. In a
+large grid it is the blocks of the programs that were read, and index maps that are affine.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +16,7 @@ import numpy as np
 
 from pallas_sim.errors import Inline
 from pytest_pallas.grid import findings as picture
-from pytest_pallas.grid.findings import GridFinding, finding_of, points
+from pytest_pallas.grid.findings import GridFinding, Kind, Severity, finding_of, points
 from pytest_pallas.grid.kernel_calls import KernelCall
 from pytest_pallas.grid.model import GridCall, GridWindow, read_call, region
 from pytest_pallas.grid.overhang import illegal_tiles, overhang, too_much_vmem
@@ -33,8 +37,12 @@ _MOST_CELLS = 2**22
 type _Missing = tuple[tuple[tuple[int, int], ...], int] | None
 
 
-def out_of_range(call: GridCall, window: GridWindow) -> Iterator[GridFinding]:
-    """Blocks that lie entirely outside of their array."""
+#: Kind and severity of a finding, programs that show it, what is wrong, and what to do.
+type Problem = tuple[Kind, Severity, Iterable[int | tuple[int, ...]], str, str]
+
+
+def out_of_range(call: GridCall, window: GridWindow) -> Iterator[Problem]:
+    """Find blocks that lie entirely outside of their array."""
     if window.starts is None or not math.prod(window.shape):
         return
     ends = window.starts + window.lengths
@@ -46,11 +54,9 @@ def out_of_range(call: GridCall, window: GridWindow) -> Iterator[GridFinding]:
     at = np.flatnonzero(outside)
     if not at.size:
         return
-    # On GPUs a block is an address; what lies there is wrong only if it is touched.
+    # On GPUs a block is an address, which is wrong only if it is accessed.
     sure = call.platform == "tpu" or call.covers(window)
-    yield finding_of(
-        call,
-        window,
+    yield (
         "out-of-range",
         "error" if sure else "warning",
         at[:3],
@@ -66,8 +72,8 @@ def _does(window: GridWindow, at: Points) -> str:
     return verb if len(at) > 1 else f"{verb}s"
 
 
-def never_written(call: GridCall, window: GridWindow, use: OutputUse) -> Iterator[GridFinding]:
-    """Parts of an output that no program writes."""
+def never_written(call: GridCall, window: GridWindow, use: OutputUse) -> Iterator[Problem]:
+    """Find parts of an output that no program writes."""
     if window.alias or not math.prod(window.shape) or None in call.grid:
         return
     if call.complete and window.starts is not None:
@@ -85,23 +91,22 @@ def never_written(call: GridCall, window: GridWindow, use: OutputUse) -> Iterato
     )
     if not seen and not use.doubtful:
         return  # nothing uses it
-    words = region([a for a, _ in block], [b - a for a, b in block])
-    what = f"no program writes {words}" + (f" and {count - 1} more blocks" if count > 1 else "")
+    unwritten = region([a for a, _ in block], [b - a for a, b in block])
+    more = f" and {count - 1} more blocks" if count > 1 else ""
     doubt = "" if seen else " What follows the kernel may not use it."
-    yield finding_of(
-        call,
-        window,
+    yield (
         "never-written",
         "error" if seen else "warning",
         (),
-        f"{what} of the output {list(window.shape)}: grid {tuple(call.grid)}, blocks "
-        f"{window.sizes}.{doubt}",
+        f"no program writes {unwritten}{more} of the output {list(window.shape)}: grid "
+        f"{tuple(call.grid)}, blocks {window.sizes}.{doubt}",
         "Let the grid have pl.cdiv(size, block) programs along each axis, and the index map reach "
         "every block; or alias the output to an input that holds the rest.",
     )
 
 
 def _missing_blocks(window: GridWindow) -> _Missing:
+    """Return the first block that no program has, and how many there are; None without one."""
     counts = window.counts
     blocks, _ = window.distinct
     if not window.shape:
@@ -119,7 +124,7 @@ def _missing_blocks(window: GridWindow) -> _Missing:
 
 
 def _missing_cells(window: GridWindow) -> _Missing:
-    """As ``_missing_blocks``, of blocks that may begin anywhere and overlap."""
+    """Do what ``_missing_blocks`` does for blocks that may begin anywhere and overlap."""
     assert window.starts is not None
     ends = window.starts + window.lengths
     cuts = [
@@ -143,7 +148,7 @@ def _missing_cells(window: GridWindow) -> _Missing:
 
 
 def _missing_by_reasoning(call: GridCall, window: GridWindow) -> _Missing:
-    """As ``_missing_blocks``, by what affine index maps of a large grid cannot reach."""
+    """Do what ``_missing_blocks`` does for a large grid, by the ranges of affine index maps."""
     grid = [n for n in call.grid if n is not None]
     if not call.programs or len(window.affine) != len(window.shape):
         return None
@@ -174,12 +179,12 @@ def _edges(window: GridWindow, index: Sequence[int]) -> tuple[tuple[int, int], .
 _MOST_PAIRS = 2**22
 
 
-def written_twice(call: GridCall, window: GridWindow) -> Iterator[GridFinding]:
-    """Blocks of an output that programs write at the same time, or come back to."""
+def written_twice(call: GridCall, window: GridWindow) -> Iterator[Problem]:
+    """Find blocks of an output that programs write at the same time, or come back to."""
     if window.starts is None or not math.prod(window.shape) or not window.starts.shape[1]:
         return
     if window.whole:
-        return  # the body writes where it wants to
+        return  # the body chooses what it writes
     blocks, which = window.distinct
     if call.platform == "gpu" and (call.synchronizes or not call.covers(window)):
         return  # one after the other, or each program a part of its own
@@ -200,9 +205,7 @@ def written_twice(call: GridCall, window: GridWindow) -> Iterator[GridFinding]:
             if call.platform == "tpu"
             else "and the programs of a grid run at the same time on a GPU"
         )
-        yield finding_of(
-            call,
-            window,
+        yield (
             "parallel-write",
             "error",
             (first, other),
@@ -219,7 +222,7 @@ def written_twice(call: GridCall, window: GridWindow) -> Iterator[GridFinding]:
         yield from _revisited(call, window, which)
 
 
-def _revisited(call: GridCall, window: GridWindow, which: Any) -> Iterator[GridFinding]:
+def _revisited(call: GridCall, window: GridWindow, which: Any) -> Iterator[Problem]:
     begins = np.flatnonzero(np.concatenate([[True], which[1:] != which[:-1]]))
     visits = which[begins]
     _, first = np.unique(visits, return_index=True)
@@ -229,9 +232,7 @@ def _revisited(call: GridCall, window: GridWindow, which: Any) -> Iterator[GridF
     late = int(begins[again[0]])
     early = np.flatnonzero(which[:late] == which[late])
     left = int(early[-1]) + 1
-    yield finding_of(
-        call,
-        window,
+    yield (
         "revisited",
         "error",
         (int(early[-1]), left, late),
@@ -243,8 +244,8 @@ def _revisited(call: GridCall, window: GridWindow, which: Any) -> Iterator[GridF
     )
 
 
-def read_after_write(call: GridCall, window: GridWindow) -> Iterator[GridFinding]:
-    """Blocks of an input that are fetched after an earlier program wrote the memory they share."""
+def read_after_write(call: GridCall, window: GridWindow) -> Iterator[Problem]:
+    """Find blocks of an input that are fetched after a program wrote the memory they share."""
     outputs = {o.position: o for o in call.windows if o.output}
     partner = dict(call.facts.aliases).get(window.position)
     output = None if partner is None else outputs.get(partner)
@@ -261,9 +262,7 @@ def read_after_write(call: GridCall, window: GridWindow) -> Iterator[GridFinding
     if pair is None:
         return
     writer, reader = pair
-    yield finding_of(
-        call,
-        window,
+    yield (
         "alias",
         "error",
         pair,
@@ -276,7 +275,7 @@ def read_after_write(call: GridCall, window: GridWindow) -> Iterator[GridFinding
 
 
 def _hazard(call: GridCall, window: GridWindow, output: GridWindow) -> tuple[int, int] | None:
-    """A program that writes and a later one that fetches what it wrote, or None."""
+    """Return a program that writes and a later one that fetches what it wrote, or None."""
     assert window.starts is not None
     assert output.starts is not None
     starts = window.starts
@@ -309,11 +308,11 @@ def _hazard(call: GridCall, window: GridWindow, output: GridWindow) -> tuple[int
     return None
 
 
-# What affine index maps say of a grid that is too large to be looked at as a whole.
+# Findings from affine index maps, for a grid that is too large to be read as a whole.
 
 
-def affine_out_of_range(call: GridCall, window: GridWindow) -> Iterator[GridFinding]:
-    """Blocks that lie outside of their array, by the range of their index."""
+def affine_out_of_range(call: GridCall, window: GridWindow) -> Iterator[Problem]:
+    """Find blocks that lie outside of their array, by the range of their index."""
     grid = _grid(call, window)
     if grid is None:
         return
@@ -327,9 +326,7 @@ def affine_out_of_range(call: GridCall, window: GridWindow) -> Iterator[GridFind
                 n - 1 if (c > 0) == (high >= count) else 0
                 for c, n in zip(affine.coefficients, grid, strict=True)
             )
-            yield finding_of(
-                call,
-                window,
+            yield (
                 "out-of-range",
                 "error" if call.platform == "tpu" else "warning",
                 [corner],
@@ -341,14 +338,14 @@ def affine_out_of_range(call: GridCall, window: GridWindow) -> Iterator[GridFind
 
 
 def _grid(call: GridCall, window: GridWindow) -> Sequence[int] | None:
-    """The grid of a call, if it is too large and the window's index is affine; else None."""
+    """Return the grid of a call if it is too large and the window's index is affine."""
     if call.complete or not call.programs or window.whole or None in window.affine:
         return None
     return [n for n in call.grid if n is not None] if window.uniform else None
 
 
-def affine_written_twice(call: GridCall, window: GridWindow) -> Iterator[GridFinding]:
-    """Blocks of an output that are written twice, because the index ignores dims of the grid."""
+def affine_written_twice(call: GridCall, window: GridWindow) -> Iterator[Problem]:
+    """Find blocks of an output that are written twice: their index ignores dims of the grid."""
     grid = _grid(call, window)
     if grid is None:
         return
@@ -368,9 +365,7 @@ def affine_written_twice(call: GridCall, window: GridWindow) -> Iterator[GridFin
     else:
         return
     other = tuple(int(i == dim) for i in range(len(grid)))
-    yield finding_of(
-        call,
-        window,
+    yield (
         kind,
         "error",
         (origin, other),
@@ -385,11 +380,11 @@ _MOST_SCALARS = 2**20
 
 @dataclass(frozen=True)
 class Analysis(Inline):
-    """What is known of the grids of a function without running it.
+    """The grids of a function, read without running it.
 
     Attributes:
       findings: what is wrong, in the order of the kernels.
-      calls: every ``pallas_call`` that was found.
+      calls: every ``pallas_call`` of the function.
       others: kernels that have no blocks, such as those of ``pl.kernel``.
       chip: name of the chip whose VMEM and tiles were checked, such as ``"v6e"``.
     """
@@ -401,11 +396,11 @@ class Analysis(Inline):
 
     @property
     def errors(self) -> tuple[GridFinding, ...]:
-        """The findings that are wrong on their kernel's platform, whatever the chip."""
+        """The findings of what is wrong on the kernel's platform, whatever the chip."""
         return tuple(finding for finding in self.findings if finding.severity == "error")
 
     def report(self) -> str:
-        """Every kernel with its grid, blocks and findings, in 100 columns of plain text."""
+        """Write every kernel with its grid, blocks and findings, in 100 columns of plain text."""
         return picture.report(self.calls, self.others, self.findings)
 
 
@@ -425,7 +420,7 @@ def analyze_jaxpr(
     others: list[KernelCall] = []
     findings: list[GridFinding] = []
     for call, scope in located(scopes_of(closed, arrays)):
-        if call.eqn.primitive.name != "pallas_call":
+        if call.facts is None:
             others.append(call)
             continue
         read = _read(call, scope, platform)
@@ -435,11 +430,10 @@ def analyze_jaxpr(
 
 
 def _read(call: KernelCall, scope: JaxprScope, platform: str) -> GridCall:
-    eqn = call.eqn
-    mapping = eqn.params["grid_mapping"]
-    dynamic = sum(not isinstance(n, int) for n in mapping.grid)
-    sizes = [_value(scope, var) for var in eqn.invars[:dynamic]]
-    scalars = [_value(scope, var) for var in eqn.invars[dynamic:][: mapping.num_index_operands]]
+    facts, operands = call.facts, call.eqn.invars
+    assert facts is not None
+    sizes = [_value(scope, operands[position]) for position in facts.sizes]
+    scalars = [_value(scope, operands[position]) for position in facts.scalars]
     counts = [None if size is None else max(0, int(size)) for size in sizes]
     return read_call(call, counts, scalars, platform)
 
@@ -454,7 +448,7 @@ def _value(scope: JaxprScope, var: Any) -> Any:
 
 
 def _shortened(call: GridCall, findings: Sequence[GridFinding]) -> Sequence[GridFinding]:
-    """Of a large grid both what was seen and what was reasoned can be the same finding."""
+    """Drop findings of a large grid that were both seen and reasoned."""
     if call.complete:
         return findings
     first: dict[tuple[str, str], GridFinding] = {}
@@ -463,30 +457,33 @@ def _shortened(call: GridCall, findings: Sequence[GridFinding]) -> Sequence[Grid
     return list(first.values())
 
 
+def _problems(call: GridCall, window: GridWindow, scope: JaxprScope) -> Iterator[Problem]:
+    yield from out_of_range(call, window)
+    if window.output:
+        use = use_of(scope, call.call.eqn.outvars[window.position])
+        if use.returned or use.doubtful:
+            yield from never_written(call, window, use)
+            yield from written_twice(call, window)
+            yield from affine_written_twice(call, window)
+    else:
+        yield from read_after_write(call, window)
+    yield from affine_out_of_range(call, window)
+
+
 def _findings(call: GridCall, scope: JaxprScope, chip: str) -> Iterator[GridFinding]:
     for window in call.windows:
-        yield from out_of_range(call, window)
-        if window.output:
-            use = use_of(scope, call.call.eqn.outvars[window.position])
-            if use.returned or use.doubtful:
-                yield from never_written(call, window, use)
-                yield from written_twice(call, window)
-                yield from affine_written_twice(call, window)
-        else:
-            yield from read_after_write(call, window)
-        yield from affine_out_of_range(call, window)
+        for problem in _problems(call, window, scope):
+            yield finding_of(call, window, *problem)
     yield from overhang(call)
     yield from illegal_tiles(call)
     yield from too_much_vmem(call, chip)
 
 
 def merged(analyses: Sequence[Analysis]) -> Analysis:
-    """Several analyses as one; what they have in common is there once."""
-    first = analyses[0]
-    findings = dict.fromkeys(f for analysis in analyses for f in analysis.findings)
+    """Merge several analyses into one, which has each finding once."""
     return dataclasses.replace(
-        first,
-        findings=tuple(findings),
+        analyses[0],
+        findings=tuple(dict.fromkeys(f for analysis in analyses for f in analysis.findings)),
         calls=tuple(call for analysis in analyses for call in analysis.calls),
         others=tuple(call for analysis in analyses for call in analysis.others),
     )

@@ -1,9 +1,9 @@
-"""What a kernel's body computes of elements beyond the edge of an array: a taint analysis.
+"""Follow elements beyond the edge of an array through a kernel's body: a taint analysis.
 
-First what one operation makes of taints (``transferred``), then the pass through a body
-(``BodyInterpretation``). A value is tainted along an axis where its last elements come from beyond
-the edge of a block's array, and contaminated once they were reduced into the others. Where that
-cannot be followed, the value is taken to be clean: only what is certain is reported.
+``transferred`` is the taint of one operation's results, ``BodyInterpretation`` a pass through a
+body. A value is tainted along an axis if its last elements come from beyond the edge of a block's
+array. It is contaminated once these were reduced into the others. A value that cannot be followed
+counts as clean, so that only certain errors are reported.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class TaintedValue:
 
 CLEAN = TaintedValue()
 
-#: A value of which nothing is known, but that it may depend on the position.
+#: A value of which nothing is known. It may depend on the position.
 _UNKNOWN = TaintedValue(positional=True)
 
 _ELEMENTWISE = frozenset(
@@ -85,42 +85,41 @@ _CUMULATIVE = frozenset({"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"
 
 
 def union(parts: Sequence[Taints]) -> dict[Taint, Points]:
-    """Tainted by any of them."""
-    found: dict[Taint, Points] = {}
+    """Return the marks that hold in any of some cases."""
+    merged: dict[Taint, Points] = {}
     for marks in parts:
         for mark, points in marks.items():
-            before = found.get(mark)
-            found[mark] = points if before is None or before is points else before | points
-    return found
+            before = merged.get(mark, points)
+            merged[mark] = points if before is points else before | points
+    return merged
 
 
 def at(marks: Taints, points: Points) -> dict[Taint, Points]:
-    """The marks at some grid points only."""
+    """Return the marks at some grid points only."""
     limited = {mark: here & points for mark, here in marks.items()}
     return {mark: here for mark, here in limited.items() if here.any()}
 
 
 def both(a: Taints, b: Taints) -> dict[Taint, Points]:
-    """The marks that hold in either case."""
+    """Return the marks that hold in both of two cases."""
     shared = {mark: points & b[mark] for mark, points in a.items() if mark in b}
     return {mark: points for mark, points in shared.items() if points.any()}
 
 
 def moved(marks: Taints, axis_of: Callable[[int], int | None]) -> dict[Taint, Points]:
-    """The marks with other axes; those for which ``axis_of`` gives None are lost."""
-    found: dict[Taint, Points] = {}
+    """Return the marks with other axes, without those for which ``axis_of`` returns None."""
+    parts: list[Taints] = []
     for mark, points in marks.items():
         axis = None if mark.axis is None else axis_of(mark.axis)
         if mark.axis is None or axis is not None:
-            new = Taint(mark.source, axis, mark.by)
-            found[new] = found[new] | points if new in found else points
-    return found
+            parts.append({replace(mark, axis=axis): points})
+    return union(parts)
 
 
 def contaminated(
     marks: Taints, axes: Sequence[int], by: tuple[str, str], axis_of: Callable[[int], int | None]
 ) -> dict[Taint, Points]:
-    """The marks after a reduction over ``axes``: those along them become contamination."""
+    """Return the marks after a reduction: those along ``axes`` become contamination."""
     rest = {mark: points for mark, points in marks.items() if mark.axis not in axes}
     hit = [
         {Taint(mark.source, None, by): points}
@@ -133,7 +132,7 @@ def contaminated(
 def transferred(
     eqn: Any, operands: Sequence[TaintedValue], line: Callable[[], str]
 ) -> list[TaintedValue]:
-    """The results of an operation that has no jaxpr and no ref.
+    """Return the taints of the results of an operation that has no jaxpr and no ref.
 
     Args:
       eqn: the equation.
@@ -158,7 +157,7 @@ def transferred(
         kept = [a for a in range(eqn.invars[0].aval.ndim) if a not in axes]
         marks = contaminated(operands[0].marks, axes, by, _position_in(kept))
     elif name in _CUMULATIVE:
-        # What comes after the edge cannot reach back, unless it goes the other way.
+        # Elements beyond the edge reach those before only if it runs in reverse.
         axes = (eqn.params["axis"],) if eqn.params["reverse"] else ()
         marks = contaminated(operands[0].marks, axes, by, _same)
     elif name == "sort":
@@ -181,7 +180,7 @@ def _position_in(axes: Sequence[int]) -> Callable[[int], int | None]:
 
 
 def _selected(operands: Sequence[TaintedValue]) -> Taints:
-    """``select_n``: a choice by position clears; one by the tainted values themselves does not."""
+    """Choose by ``select_n``: a mask by position clears; one by the tainted values does not."""
     which, *cases = operands
     if which.points is not None:
         parts = [at(case.marks, which.points == i) for i, case in enumerate(cases)]
@@ -197,7 +196,7 @@ def _selected(operands: Sequence[TaintedValue]) -> Taints:
 
 
 def _elementwise(eqn: Any, operands: Sequence[TaintedValue]) -> Taints:
-    """Zero times NaN is NaN, but zero times an integer is zero, and so is ``and``."""
+    """Unite the marks of operands; a mask clears integers, because 0 * NaN is NaN for floats."""
     exact = getattr(eqn.outvars[0].aval, "dtype", np.dtype(float)).kind in "biu"
     masks = any(value.positional and not value.marks for value in operands)
     if exact and masks and eqn.primitive.name in ("mul", "and", "or"):
@@ -212,7 +211,7 @@ def _elementwise(eqn: Any, operands: Sequence[TaintedValue]) -> Taints:
 
 
 def _kept_by(shape: Sequence[int], result: Sequence[int]) -> Callable[[int], int | None]:
-    """Axes of an operand that are as long in the result; one of length 1 may be repeated."""
+    """Map axes of an operand to those of the result, without a repeated one of length 1."""
     if len(shape) != len(result):
         return lambda a: None
     return lambda a: a if shape[a] == result[a] else None
@@ -238,7 +237,7 @@ def _product(eqn: Any, operands: Sequence[TaintedValue], by: tuple[str, str]) ->
 
 
 def _rearranged(eqn: Any, operands: Sequence[TaintedValue]) -> Taints:
-    """Operations that move elements; every other one is taken to return clean values."""
+    """Follow operations that move elements; every other one counts as clean."""
     first, params = operands[0].marks, eqn.params
     shape = getattr(eqn.invars[0].aval, "shape", ())
     result = getattr(eqn.outvars[0].aval, "shape", ())
@@ -266,21 +265,21 @@ def _rearranged(eqn: Any, operands: Sequence[TaintedValue]) -> Taints:
 def _position_after_reshape(
     shape: Sequence[int], result: Sequence[int]
 ) -> Callable[[int], int | None]:
-    """An axis that a reshape leaves alone: as many elements before it, and as many in it."""
+    """Map the axes that a reshape keeps: as many elements before them, and as many in them."""
     before = {(math.prod(result[:i]), n): i for i, n in reversed(list(enumerate(result))) if n != 1}
     return lambda a: before.get((math.prod(shape[:a]), shape[a]))
 
 
-# The body of a kernel, followed once for all grid points, on what is known of each value.
+# The body of a kernel, followed once for all grid points.
 
 
 @dataclass(eq=False)
 class RefContent:
-    """What a ref holds: while the body is followed, from one operation to the next.
+    """The content of a ref, which changes while the body is followed.
 
     Attributes:
-      content: of it.
-      known: its values, where they are prefetched and known.
+      content: what is known of it.
+      known: its values, if they are prefetched and known.
     """
 
     content: TaintedValue = CLEAN
@@ -291,16 +290,16 @@ class RefContent:
 class BodyInterpretation:
     """One pass through a body: an abstract interpretation (Cousot and Cousot, 1977).
 
-    Known of a value is which of its elements lie beyond the edge of an array (``Taint``), and, of
-    scalars that depend on the grid point only, what they are. So branches are entered by those
-    programs that enter them: ``active`` says by which, bool[points].
+    It knows which elements of a value lie beyond the edge of an array (``Taint``), and the values
+    of scalars that depend on the grid point only. So it knows which programs enter a branch:
+    ``active`` is a bool[points] of them.
 
     Attributes:
       points: int32[dims, points], the programs that are followed.
       vmapped: dims that the body does not count.
       sizes: of the grid.
       stored: contamination that was stored, with the points at which.
-      sure: False inside of branches and loops of which it is not known when they are entered.
+      sure: False inside of branches and loops if it is not known which programs enter them.
     """
 
     points: Points
@@ -310,7 +309,7 @@ class BodyInterpretation:
     sure: bool = True
 
     def follow(self, jaxpr: Any, environment: dict[Any, Any], active: Points) -> list[Any]:
-        """Follow a jaxpr at the ``active`` points, and return what is known of its outputs."""
+        """Follow a jaxpr at the ``active`` points; returns what is known of its outputs."""
 
         def read(var: Any) -> Any:
             if not hasattr(var, "val"):
@@ -324,15 +323,16 @@ class BodyInterpretation:
             environment.update(zip(eqn.outvars, results, strict=True))
         return [read(var) for var in jaxpr.outvars]
 
+    def _enter(self, jaxpr: Any, inputs: Sequence[Any], active: Points) -> list[Any]:
+        return self.follow(jaxpr, dict(zip(jaxpr.invars, inputs, strict=True)), active)
+
     def _everywhere(self, value: Any, dtype: Any = np.int32) -> Points:
         return np.full(self.points.shape[1], value, dtype)
 
     def _step(self, eqn: Any, operands: Sequence[Any], active: Points, read: Any) -> Sequence[Any]:
         called = called_jaxpr(eqn)
         if called is not None:
-            return self.follow(
-                called[0], dict(zip(called[0].invars, operands, strict=True)), active
-            )
+            return self._enter(called[0], operands, active)
         match eqn.primitive.name:
             case "get" | "masked_load" | "swap" | "masked_swap" | "addupdate":
                 return self._access(eqn, operands[0], active, read)
@@ -360,7 +360,7 @@ class BodyInterpretation:
 
     def _operation(self, eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
         refs = [operand for operand in operands if isinstance(operand, RefContent)]
-        for ref in refs:  # a copy, or whatever else: what it holds is not known
+        for ref in refs:  # a copy or another operation that is not followed
             ref.content = _UNKNOWN
         if refs:
             return [_UNKNOWN] * len(eqn.outvars)
@@ -371,13 +371,13 @@ class BodyInterpretation:
         return results
 
     def _access(self, eqn: Any, ref: Any, active: Points, read: Any) -> Sequence[TaintedValue]:
-        """A load or store. Of a part of a ref, what was not followed is clean afterwards."""
+        """Load or store. After a store to a part of a ref, the ref counts as clean."""
         access, shape = scalars.access_of(eqn), eqn.invars[0].aval.shape
         if not isinstance(ref, RefContent):
             return [_UNKNOWN] * len(eqn.outvars)
         window = access.window
         if window and len(window) != len(shape):
-            window = None  # the ref is not laid out as it is indexed
+            window = None  # the ref has another layout than its index
         axes = None if window is None or access.masked else _kept(window, shape)
         loaded = self._loaded(ref, window, axes, read)
         if access.stored is not None:
@@ -415,10 +415,8 @@ class BodyInterpretation:
         if which.points is not None:
             chosen = np.clip(which.points, 0, len(branches) - 1).astype(int)
             parts = [active & (chosen == number) for number in range(len(branches))]
-        results = [
-            self.follow(branch, dict(zip(branch.invars, rest, strict=True)), part)
-            for branch, part in zip(branches, parts, strict=True)
-        ]
+        pairs = zip(branches, parts, strict=True)
+        results = [self._enter(branch, rest, part) for branch, part in pairs]
         self.sure = before
         merged: list[Any] = []
         for values in zip(*results, strict=True):
@@ -435,7 +433,7 @@ class BodyInterpretation:
         return merged
 
     def _loop(self, eqn: Any, operands: Sequence[Any], active: Points) -> Sequence[Any]:
-        """The first two rounds of a loop; what holds after both is what is known behind it."""
+        """Follow the first two rounds of a loop; what holds after both is known behind it."""
         params, length, tests = eqn.params, eqn.params.get("length"), 0
         if eqn.primitive.name == "scan":
             body, _ = open_jaxpr(params["jaxpr"])
@@ -455,15 +453,13 @@ class BodyInterpretation:
                 entered = here & (turn < length)
             else:
                 condition, _ = open_jaxpr(params["cond_jaxpr"])
-                given = zip(condition.invars, [*operands[:tests], *carry], strict=True)
-                [goes_on] = self.follow(condition, dict(given), here)
+                [goes_on] = self._enter(condition, [*operands[:tests], *carry], here)
                 entered = None if goes_on.points is None else here & goes_on.points.astype(bool)
             self.sure = self.sure and entered is not None
             here = here if entered is None else entered
             if not here.any():
                 break
-            given = zip(body.invars, [*constants, *carry, *slices], strict=True)
-            carry = self.follow(body, dict(given), here)[:carried]
+            carry = self._enter(body, [*constants, *carry, *slices], here)[:carried]
             ends.append(carry)
         self.sure = before
         others = [_UNKNOWN] * (len(eqn.outvars) - carried)
@@ -474,7 +470,7 @@ class BodyInterpretation:
             if any(isinstance(value, RefContent) for value in (first, *values)):
                 results.append(first)
                 continue
-            # A loop that was certainly entered has left its first value behind.
+            # After a loop that was certainly entered, the first value is gone.
             known = values if length else [first, *values]
             marks = functools.reduce(both, [value.marks for value in known])
             results.append(TaintedValue(marks, True))
@@ -482,9 +478,9 @@ class BodyInterpretation:
 
 
 def _kept(window: Sequence[Any], shape: Sequence[int]) -> dict[int, int | None]:
-    """For each axis of a ref that an access leaves there its place in the result.
+    """Return the axis of the result for each axis of a ref that an access keeps.
 
-    None for one of which only a part is accessed.
+    It is None for an axis of which only a part is accessed.
     """
     axes: dict[int, int | None] = {}
     for axis, size in enumerate(shape):

@@ -1,4 +1,4 @@
-"""What the analysis of a grid has to say, and how: findings, windows and programs in words."""
+"""Findings of the analysis of a grid, and its report as text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pytest_pallas.grid.scalars import Points
 
 Severity = Literal["error", "warning"]
 
-#: What is wrong with a grid, by name: see docs/grid.md.
+#: Kinds of findings; see docs/grid.md.
 Kind = Literal[
     "never-written",
     "parallel-write",
@@ -57,9 +57,9 @@ class GridFinding:
     remedy: str
 
     def __str__(self) -> str:
-        """In two or three lines."""
-        place = f" at {self.source}" if self.source else ""
-        head = f"{self.severity}: {self.kind}: {self.kernel}{place}, {self.operand}"
+        """Write the finding in two or three lines."""
+        source = f" at {self.source}" if self.source else ""
+        head = f"{self.severity}: {self.kind}: {self.kernel}{source}, {self.operand}"
         return f"{head}\n  {self.message}\n  {self.remedy}"
 
 
@@ -75,7 +75,7 @@ def finding_of(
     message: str,
     remedy: str,
 ) -> GridFinding:
-    """A finding about a window; ``programs`` are numbers or grid points."""
+    """Make a finding about a window; ``programs`` are numbers or grid points."""
     return GridFinding(
         kind=kind,
         severity=severity,
@@ -89,13 +89,13 @@ def finding_of(
 
 
 def points(call: GridCall, at: Sequence[int] | Points) -> str:
-    """Programs in words: a few of them, and how many there are."""
+    """Name a few programs, and say how many more there are."""
     some = ", ".join(str(call.point(int(i))) for i in at[:_SHOWN])
     more = f" and {len(at) - _SHOWN} more" if len(at) > _SHOWN else ""
     return f"program{'s' if len(at) > 1 else ''} {some}{more}"
 
 
-# Grids and blocks as text: which program reads and writes what.
+# The report: grids and blocks as text.
 
 
 _WIDTH = 100
@@ -107,7 +107,7 @@ _MOST_SHOWN = 12
 def report(
     calls: Sequence[GridCall], others: Sequence[KernelCall], findings: Sequence[GridFinding]
 ) -> str:
-    """Every kernel with its grid, blocks and findings."""
+    """Write every kernel with its grid, blocks and findings."""
     parts = ["\n".join(_call(call)) for call in calls]
     parts += [f"{_head(call)}\n  no blocks: the body copies what it needs" for call in others] or (
         [] if parts else ["no Pallas kernel"]
@@ -123,12 +123,12 @@ def _head(call: KernelCall) -> str:
 
 
 def _near(text: str) -> str:
-    """Text in which files below the current folder are named from there."""
+    """Name files below the current folder from there."""
     return text.replace(f"{Path.cwd()}/", "")
 
 
 def _cut(line: str) -> str:
-    """A line that is not too wide; of paths the end counts."""
+    """Shorten a line in the middle, because the end of a path matters most."""
     if len(line) <= _WIDTH:
         return line
     return line[: _WIDTH // 3] + " ... " + line[-(_WIDTH - _WIDTH // 3 - 5) :]
@@ -173,7 +173,7 @@ def _blocks(window: GridWindow) -> str:
 
 
 def _coverage(call: GridCall, window: GridWindow) -> str:
-    """How many of the blocks there are, and how often."""
+    """Say how many blocks there are, and how often they are accessed."""
     blocks, which = window.distinct
     if not which.size:
         return "no program runs"
@@ -185,7 +185,7 @@ def _coverage(call: GridCall, window: GridWindow) -> str:
 
 
 def _table(call: GridCall) -> Iterator[str]:
-    """Rows of programs, columns of operands, as many as fit beside each other."""
+    """Draw tables of programs by operands, as many operands as fit beside each other."""
     shown = [w for w in call.windows if not w.whole and w.starts is not None]
     count = call.points.shape[1]
     if not shown or not count or not call.grid:

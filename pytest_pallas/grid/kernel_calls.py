@@ -1,8 +1,7 @@
-"""The Pallas kernels of a traced function, and what their code shows without running them.
+"""Find the Pallas kernels of a traced function (``kernel_calls``), and read their code.
 
-``kernel_calls`` finds them. The rest are questions about them that checks and backends ask: do they
-do more than one step, which sizes do their blocks have, could they hang, which backends cannot run
-them.
+Checks and backends ask: does a kernel do more than one step, which sizes have its blocks, could it
+hang, which backends cannot run it?
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from pallas_sim.traces import (
     KERNEL_PRIMITIVES,
     GridFacts,
     grid_facts,
+    is_literal,
     kernel_name,
     names_a_device,
     open_jaxpr,
@@ -37,18 +37,11 @@ _CALLS = frozenset(
     }
 )
 
-#: Primitives whose effect is not complete when they return; a kernel with one of them can race.
+#: Primitives that may return before their effect is complete; a kernel with one of them can race.
 ASYNCHRONOUS = frozenset(
     {
-        "dma_start",
-        "semaphore_signal",
-        "semaphore_wait",
-        "emit_pipeline",
-        "copy_gmem_to_smem",
-        "copy_smem_to_gmem",
-        "barrier_arrive",
-        "barrier_wait",
-        "wgmma",
+        *("dma_start", "semaphore_signal", "semaphore_wait", "emit_pipeline", "wgmma"),
+        *("copy_gmem_to_smem", "copy_smem_to_gmem", "barrier_arrive", "barrier_wait"),
     }
 )
 
@@ -78,14 +71,19 @@ class KernelCall:
         """Whether the kernel uses DMAs, semaphores, barriers or asynchronous copies."""
         return bool(self.primitives & ASYNCHRONOUS)
 
+    @functools.cached_property
+    def facts(self) -> GridFacts | None:
+        """The grid and blocks of a ``pallas_call``; None for other kernels, which have refs."""
+        return grid_facts(self.eqn) if self.eqn.primitive.name == "pallas_call" else None
+
 
 def kernel_calls(jaxpr: Any) -> list[KernelCall]:
-    """All kernels in a (closed) jaxpr, in order, also nested in jit, vmap or shard_map."""
+    """Return all kernels in a (closed) jaxpr, in order, also nested in jit, vmap or shard_map."""
     return list(_walk(open_jaxpr(jaxpr)[0], ()))
 
 
 def live_kernel_calls(jaxpr: Any) -> list[KernelCall]:
-    """As ``kernel_calls``, without dead code: the kernels that are left in an executable."""
+    """Return the kernels that are left in an executable: ``kernel_calls`` without dead code."""
     return kernel_calls(without_dead_code(jaxpr))
 
 
@@ -99,7 +97,7 @@ def _walk(jaxpr: Any, path: tuple[str, ...]) -> Iterator[KernelCall]:
 
 
 def kernel_call(eqn: Any, path: tuple[str, ...]) -> KernelCall:
-    """The kernel that an equation runs, inside the primitives of ``path``."""
+    """Describe the kernel that an equation runs, inside the primitives of ``path``."""
     return KernelCall(
         name=kernel_name(eqn),
         source=source_line(eqn) or "",
@@ -111,15 +109,20 @@ def kernel_call(eqn: Any, path: tuple[str, ...]) -> KernelCall:
 
 
 def equations_inside(eqn: Any) -> Iterator[Any]:
-    """All equations of the jaxprs inside an equation, and those inside of these."""
+    """Yield all equations of the jaxprs inside an equation, also nested ones."""
     for jaxpr in sub_jaxprs(eqn):
         for inner in jaxpr.eqns:
             yield inner
             yield from equations_inside(inner)
 
 
+def variables(eqn: Any) -> set[Any]:
+    """Return the operands of an equation that are no literals."""
+    return {var for var in eqn.invars if not is_literal(var)}
+
+
 def called_jaxpr(eqn: Any) -> tuple[Any, Sequence[Any]] | None:
-    """The open jaxpr that an equation calls once with its own operands, and its constants.
+    """Return the open jaxpr that an equation calls once on its own operands, and its constants.
 
     None for every other equation, loops and branches included. The primitives are those of
     ``jax.jit``, ``jax.checkpoint``, ``jax.custom_jvp`` and ``jax.custom_vjp``.
@@ -132,51 +135,49 @@ def called_jaxpr(eqn: Any) -> tuple[Any, Sequence[Any]] | None:
 
 
 def mutated_operands(call: KernelCall) -> tuple[int, ...]:
-    """Positions of a ``pallas_call``'s array operands whose refs its body writes in place.
+    """Return positions of a ``pallas_call``'s array operands whose refs its body writes in place.
 
     Operands that are aliased to an output are left out: their refs may be written. Empty for
     other primitives, whose operands are refs that the caller made.
     """
-    if call.eqn.primitive.name != "pallas_call":
+    if call.facts is None:
         return ()
-    mapping = call.eqn.params["grid_mapping"]
-    aliased = {int(pair[0]) for pair in call.eqn.params.get("input_output_aliases", ())}
-    operands = range(mapping.num_index_operands + mapping.num_inputs)
+    scalars = len(call.facts.scalars)
+    aliased = {scalars + number for number, _ in call.facts.aliases}
+    operands = range(scalars + len(call.facts.inputs))
     body, _ = open_jaxpr(call.eqn.params["jaxpr"])
     written = written_inputs(body)
-    # A semaphore is there to be changed.
+    # A kernel may change its semaphores.
     arrays = [i for i in operands if semaphore_kind(body.invars[i].aval.dtype) is None]
     return tuple(i for i in arrays if i in written and i not in aliased)
 
 
-# Whether the kernels of a call do more than one step: what a check can show may need two.
+# Whether the kernels of a call do more than one step, which some checks need.
 
 
 def one_program(kernels: Sequence[KernelCall]) -> str | None:
-    """Why no kernel has a second program, in words; None if one has, or is meant to have one.
+    """Say why no kernel has a second program; None if one has, or is meant to have one.
 
-    A grid whose programs are all alike, since neither body nor blocks ask which one they are, is
-    meant so. Kernels that are no ``pallas_call`` are not looked at.
+    A grid of which neither body nor blocks ask for the program is meant to have one. Kernels that
+    are no ``pallas_call`` are not looked at.
     """
     reasons = [_one_program(kernel) for kernel in kernels]
     return None if not reasons or None in reasons else reasons[0]
 
 
 def one_step(kernels: Sequence[KernelCall]) -> str | None:
-    """Why no kernel does a second step, in words; None if one does, or is meant to do one.
+    """Say why no kernel does a second step; None if one does, or is meant to do one.
 
-    A step is a program of the grid, or a turn of a loop that starts copies or waits for them. What
-    is copied in one step meets nothing of another.
+    A step is a program of the grid, or a turn of a loop that starts copies or waits for them. Only
+    the copies of several steps can meet.
     """
     reasons = [_one_step(kernel) for kernel in kernels]
     return None if not reasons or None in reasons else reasons[0]
 
 
 def _one_program(kernel: KernelCall) -> str | None:
-    if kernel.eqn.primitive.name != "pallas_call":
-        return None
-    facts = grid_facts(kernel.eqn)
-    if not facts.grid or math.prod(size or 2 for size in facts.grid) != 1:
+    facts = kernel.facts
+    if facts is None or not facts.grid or math.prod(size or 2 for size in facts.grid) != 1:
         return None
     maps = (block.index_map for block in (*facts.inputs, *facts.outputs))
     asks = "program_id" in kernel.primitives or any(map(_depends, maps))
@@ -184,10 +185,10 @@ def _one_program(kernel: KernelCall) -> str | None:
 
 
 def _one_step(kernel: KernelCall) -> str | None:
-    if kernel.eqn.primitive.name != "pallas_call":
+    if kernel.facts is None:
         return None
     turns = [
-        eqn.params.get("length")  # None if nobody knows
+        eqn.params.get("length")  # None if it is not known
         for eqn in equations_inside(kernel.eqn)
         if eqn.primitive.name in ("scan", "while")
         and any(inner.primitive.name in ASYNCHRONOUS for inner in equations_inside(eqn))
@@ -195,24 +196,24 @@ def _one_step(kernel: KernelCall) -> str | None:
     if any(count != 1 for count in turns):
         return None
     program = _one_program(kernel)
-    if program is None and turns and math.prod(n or 2 for n in grid_facts(kernel.eqn).grid) == 1:
+    if program is None and turns and math.prod(n or 2 for n in kernel.facts.grid) == 1:
         return f"the loop of {kernel.name} over its copies has one turn"
     return program
 
 
 def _depends(index_map: Any) -> bool:
-    """Whether the result of an index map depends on the grid point."""
+    """Return whether the result of an index map depends on the grid point."""
     jaxpr, _ = open_jaxpr(index_map)
     return bool(jaxpr.eqns) or any(var in jaxpr.invars for var in jaxpr.outvars)
 
 
-# How many programs the grid of a kernel has, and which of them run in any order.
+# The number of programs of a grid, and of those that run in any order.
 
 
 def parallel_programs(eqn: Any) -> int:
-    """How many programs of a ``pallas_call`` the TPU may run in any order: 1 where it is none.
+    """Count the programs of a ``pallas_call`` that a TPU may run in any order; 1 for other kernels.
 
-    The product of the grid's dimensions whose semantics are parallel.
+    It is the product of the grid's dimensions whose semantics are parallel.
     """
     mapping, semantics = eqn.params.get("grid_mapping"), _semantics(eqn)
     if mapping is None or not semantics:
@@ -223,7 +224,7 @@ def parallel_programs(eqn: Any) -> int:
 
 
 def grid_programs(eqn: Any) -> int | None:
-    """How many programs the grid of a ``pallas_call`` has; None if an operand says so.
+    """Count the programs of a ``pallas_call``; None if an operand gives a size of the grid.
 
     It is 1 for other equations.
     """
@@ -233,12 +234,12 @@ def grid_programs(eqn: Any) -> int | None:
 
 
 def has_semantics(eqn: Any) -> bool:
-    """Whether a ``pallas_call`` says what each of its grid dimensions is."""
+    """Return whether a ``pallas_call`` names the semantics of its grid dimensions."""
     return _semantics(eqn) is not None
 
 
 def has_parallel_dimension(eqn: Any) -> bool:
-    """Whether a ``pallas_call`` has a grid dimension whose semantics are parallel, of any size."""
+    """Return whether the semantics of a grid dimension, of any size, are parallel."""
     return "parallel" in (_semantics(eqn) or ())
 
 
@@ -250,37 +251,34 @@ def _semantics(eqn: Any) -> list[Any] | None:
 # The sizes of a kernel's blocks along the dims of its arguments.
 
 
-#: A block of so many elements or more along a dim is not worth two of them.
+#: Limit on the elements of a block along a dim: two larger ones cost too much.
 MOST = 1024
 
 
 def tiles_of(kernels: Iterable[KernelCall], sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """The blocks of kernels along each dim.
+    """Return the sizes of blocks along each dim.
 
     Args:
       kernels: of one call.
-      sizes: of dims of that call, all different: axes of this size are taken for the dim.
+      sizes: of dims of that call, all different: an axis of such a size is taken for the dim.
 
     Returns:
-      The sizes of blocks by dim, ascending; dims that are never cut are left out. Where blocks say
-      nothing, since the kernel copies by itself, the largest size of its scratch memory that
-      divides the dim and is no dim itself is taken.
+      The sizes of blocks by dim, ascending, without dims that are never cut. A kernel that copies
+      by itself has no such blocks. Then it is the largest size of its scratch memory that divides
+      the dim and is no dim itself.
     """
     names = {size: name for name, size in sizes.items()}
-    found: dict[str, set[int]] = {}
-    for kernel in kernels:
-        if kernel.eqn.primitive.name != "pallas_call":
-            continue
-        facts = grid_facts(kernel.eqn)
-        pairs = list(_blocks(facts)) or list(_scratch(facts, names))
+    tiles_by_dim: dict[str, set[int]] = {}
+    for facts in (kernel.facts for kernel in kernels):
+        pairs = [] if facts is None else list(_blocks(facts)) or list(_scratch(facts, names))
         for size, tile in pairs:
             if size in names and 1 < tile < size and tile <= MOST:
-                found.setdefault(names[size], set()).add(tile)
-    return {name: tuple(sorted(tiles)) for name, tiles in found.items()}
+                tiles_by_dim.setdefault(names[size], set()).add(tile)
+    return {name: tuple(sorted(tiles)) for name, tiles in tiles_by_dim.items()}
 
 
 def _blocks(facts: GridFacts) -> Iterator[tuple[int, int]]:
-    """The size of each axis that is cut, with that of a block."""
+    """Yield the size of each axis that is cut, with that of a block."""
     for block in (*facts.inputs, *facts.outputs):
         for size, (_, tile, _) in zip(block.shape, block.dims, strict=True):
             if tile < size:
@@ -288,7 +286,7 @@ def _blocks(facts: GridFacts) -> Iterator[tuple[int, int]]:
 
 
 def _scratch(facts: GridFacts, names: Mapping[int, str]) -> Iterator[tuple[int, int]]:
-    """The size of each axis that copies may cut, with that of a copy."""
+    """Yield the size of each axis that copies may cut, with that of a copy."""
     axes = {size for block in (*facts.inputs, *facts.outputs) for size in block.shape} & set(names)
     for _, aval in facts.scratch:
         shape = getattr(aval, "shape", ())
@@ -299,10 +297,10 @@ def _scratch(facts: GridFacts, names: Mapping[int, str]) -> Iterator[tuple[int, 
                 yield size, max(tiles)
 
 
-# What a traced call holds that may hang or end the process which executes or simulates it.
+# Parts of a traced call that may hang or end the process which executes or simulates it.
 
 
-#: Primitives that call Python, which may do anything.
+#: Primitives that call Python code, which may do anything.
 CALLBACKS = frozenset({"pure_callback", "io_callback", "debug_callback"})
 
 #: Arrays of more bytes than this may take more memory than there is.
@@ -313,17 +311,17 @@ _COMPARISONS = frozenset({"lt", "le", "gt", "ge", "ne"})
 
 @functools.lru_cache(maxsize=256)
 def hazards(jaxpr: Any, *, simulated: bool = False) -> tuple[str, ...]:
-    """What a closed jaxpr holds of these, in words.
+    """Name the hazards of a closed jaxpr.
 
     A kernel with semaphores, DMAs or barriers may wait for ever; a while loop that does not count
     may never end; a callback may do anything; an array of more than 1 GiB may not fit.
 
     Args:
-      jaxpr: what was traced.
+      jaxpr: the traced call.
       simulated: whether the simulator runs it, which ends waits and loops.
     """
     inner, _ = open_jaxpr(jaxpr)
-    equations = [each for eqn in inner.eqns for each in (eqn, *equations_inside(eqn))]
+    equations = [nested for eqn in inner.eqns for nested in (eqn, *equations_inside(eqn))]
     variables = [*inner.invars, *(var for eqn in equations for var in eqn.outvars)]
     loops = [eqn for eqn in equations if eqn.primitive.name == "while"]
     hazard = {
@@ -344,10 +342,10 @@ def _bytes(aval: Any) -> int:
 
 
 def _counts(eqn: Any) -> bool:
-    """Whether a ``while`` is a loop that counts to a bound, as ``fori_loop`` makes it.
+    """Return whether a ``while`` counts to a bound, as ``fori_loop`` makes it.
 
     Its condition compares one carried value with another that no iteration changes, and the body
-    adds a constant to the one.
+    adds a constant to the first one.
     """
     condition, body = eqn.params["cond_jaxpr"].jaxpr, eqn.params["body_jaxpr"].jaxpr
     first = eqn.params["cond_nconsts"]
@@ -362,14 +360,14 @@ def _counts(eqn: Any) -> bool:
             continue
         if var not in condition.invars:
             return False
-        place = condition.invars.index(var) - first
-        if place >= 0 and _converted(body, body.outvars[place]) is not carried[place]:
-            changing.append(place)
+        number = condition.invars.index(var) - first
+        if number >= 0 and _converted(body, body.outvars[number]) is not carried[number]:
+            changing.append(number)
     return len(changing) == 1 and _steps(body, carried[changing[0]], body.outvars[changing[0]])
 
 
 def _steps(body: Any, before: Any, after: Any) -> bool:
-    """Whether ``after`` is ``before`` plus or minus a constant that is not 0."""
+    """Return whether ``after`` is ``before`` plus or minus a constant that is not 0."""
     eqn = _made_by(body, _converted(body, after))
     if eqn is None or eqn.primitive.name not in ("add", "sub"):
         return False
@@ -380,7 +378,7 @@ def _steps(body: Any, before: Any, after: Any) -> bool:
 
 
 def _converted(jaxpr: Any, var: Any) -> Any:
-    """What a variable is but for its dtype."""
+    """Return the variable that another one is a conversion of, or the variable itself."""
     eqn = _made_by(jaxpr, var)
     while eqn is not None and eqn.primitive.name == "convert_element_type":
         var = eqn.invars[0]
@@ -389,27 +387,27 @@ def _converted(jaxpr: Any, var: Any) -> Any:
 
 
 def _made_by(jaxpr: Any, var: Any) -> Any:
-    """The equation that a variable is the result of, or None."""
+    """Return the equation that a variable is the result of, or None."""
     return next((eqn for eqn in jaxpr.eqns if any(var is out for out in eqn.outvars)), None)
 
 
-# What a backend cannot run, by the kernels that were traced.
+# Kernels that a backend cannot run.
 
 
 def is_mosaic_gpu(kernel: KernelCall) -> bool:
-    """Whether a kernel is written for Mosaic GPU: ``plgpu.kernel``, or memory spaces of it."""
+    """Return whether a kernel is for Mosaic GPU: ``plgpu.kernel``, or memory spaces of it."""
     return written_for(kernel.eqn) == "Mosaic GPU"
 
 
 def reaches_devices(kernel: KernelCall) -> bool:
-    """Whether a kernel copies to other devices, signals them, or uses their common barrier."""
+    """Return whether a kernel copies to other devices, signals them, or uses their barrier."""
     return "get_barrier_semaphore" in kernel.primitives or any(
         map(names_a_device, equations_inside(kernel.eqn))
     )
 
 
 def _has_empty_operands(kernel: KernelCall) -> bool:
-    """Whether an operand or an output of a kernel has no elements."""
+    """Return whether an operand or an output of a kernel has no elements."""
     atoms = (*kernel.eqn.invars, *kernel.eqn.outvars)
     return any(0 in getattr(atom.aval, "shape", ()) for atom in atoms)
 
@@ -417,7 +415,7 @@ def _has_empty_operands(kernel: KernelCall) -> bool:
 def unsupported(
     kernels: Sequence[KernelCall], name: str, platform: str, *, interpreting: bool = False
 ) -> str | None:
-    """Why a backend cannot run some kernels, as far as their code shows it; None if it can.
+    """Say why a backend cannot run some kernels, as far as their code shows it; None if it can.
 
     Args:
       kernels: the traced kernels.

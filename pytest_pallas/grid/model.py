@@ -1,7 +1,7 @@
-"""A ``pallas_call`` as the analyses see it: its grid, and where each program's blocks lie.
+"""A ``pallas_call`` as the analyses see it: its grid, and the blocks of each program.
 
-``read_call`` evaluates the index maps at every grid point, of a large grid at the first ones. Index
-maps that are affine in the grid point are known for any grid.
+``read_call`` evaluates the index maps at every grid point, and in a large grid at the first ones.
+Index maps that are affine in the grid point are known for any grid.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.traces import BlockFacts, GridFacts, grid_facts, open_jaxpr
-from pytest_pallas.grid.kernel_calls import KernelCall, called_jaxpr
+from pallas_sim.traces import BlockFacts, GridFacts, is_literal, open_jaxpr
+from pytest_pallas.grid.kernel_calls import KernelCall, called_jaxpr, variables
 from pytest_pallas.grid.scalars import Points, access_of, mapped
 
-#: Programs up to which a grid is looked at as a whole; of a larger one so many, the first.
+#: Limit on the programs that are read: the first ones of a larger grid.
 MOST_PROGRAMS = 2**16
 
 #: Memory spaces that hold whole arrays, which the body copies from and to by itself.
@@ -30,7 +30,7 @@ class Affine:
     """``constant + sum(c * p)`` over the coordinates ``p`` of a grid point.
 
     Attributes:
-      constant: what it is at the origin.
+      constant: the value at the origin.
       coefficients: one for each dim of the grid.
     """
 
@@ -43,13 +43,13 @@ class Affine:
         return tuple(i for i, c in enumerate(self.coefficients) if c)
 
     def plus(self, other: Affine, factor: int = 1) -> Affine:
-        """The sum with a multiple of another."""
+        """Add a multiple of another one."""
         terms = zip(self.coefficients, other.coefficients, strict=True)
         coefficients = tuple(one + factor * two for one, two in terms)
         return Affine(self.constant + factor * other.constant, coefficients)
 
     def span(self, grid: Sequence[int]) -> tuple[int, int]:
-        """The least and the greatest value over a grid with at least one point."""
+        """Return the least and the greatest value over a grid with at least one point."""
         ends = [c * (n - 1) for c, n in zip(self.coefficients, grid, strict=True)]
         low = self.constant + sum(e for e in ends if e < 0)
         return low, self.constant + sum(e for e in ends if e > 0)
@@ -118,7 +118,7 @@ class GridWindow:
         return blocks, which.reshape(-1)
 
     def region(self, program: int) -> str:
-        """The elements of a program's block, such as ``[0:8, 128:256]``."""
+        """Write the elements of a program's block, such as ``[0:8, 128:256]``."""
         if self.starts is None:
             return "?"
         lengths = np.broadcast_to(self.lengths, self.starts.shape)
@@ -133,7 +133,7 @@ class GridCall:
       call: the kernel.
       platform: ``"tpu"`` or ``"gpu"``.
       grid: its sizes; None where one is not known.
-      semantics: one word for each dim of the grid.
+      semantics: of each dim of the grid, such as ``"parallel"``.
       points: int32[dims, programs], the programs that are looked at, in order.
       complete: whether these are all of them.
       windows: the blocks of inputs and outputs.
@@ -154,7 +154,7 @@ class GridCall:
     @property
     def concurrent(self) -> tuple[int, ...]:
         """Dims of the grid whose programs may run at the same time, in any order."""
-        return tuple(i for i, word in enumerate(self.semantics) if word in _CONCURRENT)
+        return tuple(dim for dim, name in enumerate(self.semantics) if name in _CONCURRENT)
 
     @property
     def programs(self) -> int | None:
@@ -173,28 +173,27 @@ class GridCall:
         return bool(self.call.primitives & {"atomic_rmw", "atomic_cas"})
 
     def uses(self, window: GridWindow) -> bool:
-        """Whether the body uses the ref of a window at all."""
-        return self._ref(window) in {var for eqn in self.body.eqns for var in _variables(eqn)}
+        """Return whether the body uses the ref of a window at all."""
+        return self._ref(window) in {var for eqn in self.body.eqns for var in variables(eqn)}
 
     def covers(self, window: GridWindow) -> bool:
-        """Whether every program reads or writes the whole block of a window."""
+        """Return whether every program reads or writes the whole block of a window."""
         return self._ref(window) in self._covered
 
     @cached_property
     def _covered(self) -> set[Any]:
-        refs = {var: var for var in self.body.invars}
-        return set(_covered(self.body, refs))
+        return set(_covered(self.body, {var: var for var in self.body.invars}))
 
     def _ref(self, window: GridWindow) -> Any:
         before = len(self.facts.inputs) if window.output else 0
         return self.body.invars[len(self.facts.scalars) + before + window.position]
 
     def point(self, program: int) -> tuple[int, ...]:
-        """The grid point of a program."""
+        """Return the grid point of a program."""
         return tuple(int(i) for i in self.points[:, program])
 
 
-#: What kernels are written for, and where they run.
+#: Platforms by what a kernel is written for.
 _PLATFORMS = {"Mosaic GPU": "gpu", "Triton": "gpu", "TPUs": "tpu"}
 
 _ACCESSES = frozenset({"get", "masked_load", "swap", "masked_swap"})
@@ -202,14 +201,10 @@ _ACCESSES = frozenset({"get", "masked_load", "swap", "masked_swap"})
 _CONCURRENT = frozenset({"parallel", "core_parallel", "subcore_parallel", "vmapped", "concurrent"})
 
 
-def _variables(eqn: Any) -> list[Any]:
-    return [var for var in eqn.invars if not hasattr(var, "val")]
-
-
 def _covered(jaxpr: Any, refs: Mapping[Any, Any]) -> Iterator[Any]:
-    """The refs of a body that it accesses as a whole, whatever happens.
+    """Yield the refs of a body that it always accesses as a whole.
 
-    Accesses in branches and loops do not count; what is only called is entered.
+    Accesses in branches and loops do not count; those in functions do.
 
     Args:
       jaxpr: the body, or what it calls.
@@ -219,16 +214,14 @@ def _covered(jaxpr: Any, refs: Mapping[Any, Any]) -> Iterator[Any]:
         called = called_jaxpr(eqn)
         if called is not None:
             pairs = zip(called[0].invars, eqn.invars, strict=True)
-            known = [(var, operand) for var, operand in pairs if not hasattr(operand, "val")]
-            yield from _covered(
-                called[0], {var: refs[operand] for var, operand in known if operand in refs}
-            )
+            inner = {var: refs[ref] for var, ref in pairs if not is_literal(ref) and ref in refs}
+            yield from _covered(called[0], inner)
         elif eqn.primitive.name in _ACCESSES and eqn.invars[0] in refs and _is_whole(eqn):
             yield refs[eqn.invars[0]]
 
 
 def _is_whole(eqn: Any) -> bool:
-    """Whether an access is to the whole ref, and not masked."""
+    """Return whether an access is to the whole ref, and not masked."""
     access = access_of(eqn)
     return (
         access.window is not None
@@ -242,7 +235,7 @@ def _is_whole(eqn: Any) -> bool:
 
 
 def region(starts: Iterable[int], lengths: Iterable[int]) -> str:
-    """Elements in words, such as ``[0:8, 128:256]``; one of an axis is written alone."""
+    """Write elements such as ``[0:8, 128:256]``; a single one along an axis as one number."""
     parts = [
         str(int(s)) if n == 1 else f"{int(s)}:{int(s) + int(n)}"
         for s, n in zip(starts, lengths, strict=True)
@@ -256,7 +249,7 @@ def read_call(
     scalars: Sequence[Points | None],
     platform: str,
 ) -> GridCall:
-    """What a ``pallas_call`` does with its blocks.
+    """Read the grid of a ``pallas_call``, and the blocks of its programs.
 
     Args:
       call: the kernel.
@@ -264,13 +257,13 @@ def read_call(
       scalars: values of the prefetched operands; None where they are not known.
       platform: of kernels that do not show which platform they are written for.
     """
-    facts = grid_facts(call.eqn)
-    given = iter(sizes)
-    grid = tuple(next(given) if n is None else n for n in facts.grid)
+    facts, dynamic = call.facts, iter(sizes)
+    assert facts is not None
+    grid = tuple(next(dynamic) if n is None else n for n in facts.grid)
     platform = _PLATFORMS.get(facts.written_for, platform)
-    known = [1 if n is None else n for n in grid]
-    count = math.prod(known)
-    points = _first_points(known, min(count, MOST_PROGRAMS))
+    least = [1 if n is None else n for n in grid]
+    count = math.prod(least)
+    points = _first_points(least, min(count, MOST_PROGRAMS))
     partners = dict(facts.aliases), {output: number for number, output in facts.aliases}
     sides = (facts.inputs, facts.outputs)
     windows: list[GridWindow] = []
@@ -295,7 +288,7 @@ def read_call(
 
 
 def _first_points(grid: Sequence[int], count: int) -> Points:
-    """The first ``count`` points of a grid in the order of execution, the last dim fastest."""
+    """Return the first ``count`` points of a grid in the order of execution: last dim fastest."""
     rest, coordinates = np.arange(count), list[Points]()
     for size in reversed(grid):
         coordinates.append(rest % max(size, 1))
@@ -306,7 +299,7 @@ def _first_points(grid: Sequence[int], count: int) -> Points:
 def _window(
     facts: GridFacts, block: BlockFacts, points: Points, scalars: Sequence[Points | None]
 ) -> GridWindow:
-    """The blocks of an operand, as if it were the first input."""
+    """Read the blocks of an operand, as if it were the first input."""
     lengths = np.array([[size] for _, size, _ in block.dims], np.int64).reshape(-1, 1)
     window = GridWindow(block.name, 0, False, block, None, lengths)
     if window.uniform:
@@ -322,45 +315,38 @@ def _window(
 
 
 def _placed(block: BlockFacts, indices: Sequence[Points], count: int) -> tuple[Points, Points]:
-    """First elements and lengths of the blocks of ``count`` programs."""
-    starts: list[Points] = []
-    lengths: list[Points] = []
-    for (kind, size, (low, _)), index in zip(block.dims, block.of_dims(indices), strict=True):
-        length: Any = size
-        if kind == "BoundedSlice":
-            start, length = index.start, index.size
-        elif kind == "Element":
-            start = np.asarray(index, np.int64) - low
-        else:
-            start = np.asarray(index, np.int64) * size
-        starts.append(np.broadcast_to(np.asarray(start, np.int64), (count,)))
-        lengths.append(np.broadcast_to(np.asarray(length, np.int64), (count,)))
-    if not starts:
+    """Return first elements and lengths of the blocks of ``count`` programs."""
+    if not block.dims:
         return np.zeros((0, count), np.int64), np.zeros((0, 1), np.int64)
-    return np.stack(starts), np.stack(lengths)
+    indices = [np.asarray(index, np.int64) for index in indices]
+    pairs = zip(block.dims, block.of_dims(indices), strict=True)
+    lengths = [index.size if kind == "BoundedSlice" else size for (kind, size, _), index in pairs]
+    starts, lengths = (
+        np.stack([np.broadcast_to(np.asarray(axis, np.int64), (count,)) for axis in axes])
+        for axes in (block.starts(indices), lengths)
+    )
+    return starts, lengths
 
 
 def _semantics(facts: GridFacts, dims: int, platform: str) -> tuple[str, ...]:
-    """What the kernel says of each dim of its grid; vmap's are not in its count."""
+    """Return what the kernel says of each dim of its grid; it does not count vmap's dims."""
     semantics = getattr(facts.params, "dimension_semantics", None) or ()
-    words = iter([str(getattr(word, "value", word)).lower() for word in semantics])
+    names = iter([str(getattr(name, "value", name)).lower() for name in semantics])
     usual = "arbitrary" if platform == "tpu" else "concurrent"
-    return tuple("vmapped" if d in facts.vmapped else next(words, usual) for d in range(dims))
+    return tuple("vmapped" if d in facts.vmapped else next(names, usual) for d in range(dims))
 
 
 def has_blocks(call: KernelCall) -> bool:
-    """Whether a kernel is a ``pallas_call`` of which some operand comes in blocks."""
-    if call.eqn.primitive.name != "pallas_call":
-        return False
-    facts = grid_facts(call.eqn)
-    return any(block.space not in _WHOLE for block in (*facts.inputs, *facts.outputs))
+    """Return whether a kernel is a ``pallas_call`` of which some operand comes in blocks."""
+    blocks = () if call.facts is None else (*call.facts.inputs, *call.facts.outputs)
+    return any(block.space not in _WHOLE for block in blocks)
 
 
 # Index maps that are affine in the grid point.
 
 
 def affine_outputs(index_map: Any, dims: int) -> list[Affine | None]:
-    """The outputs of an index map that are affine in the grid point; None for the others.
+    """Return the outputs of an index map that are affine in the grid point; None for others.
 
     Args:
       index_map: its jaxpr.
@@ -392,9 +378,10 @@ def _outputs(jaxpr: Any, inputs: Sequence[Affine | None], dims: int) -> list[Aff
 
 
 def _applied(name: str, operands: Sequence[Affine | None]) -> Affine | None:
-    if not operands or any(operand is None for operand in operands):
+    known = [operand for operand in operands if operand is not None]
+    if not operands or len(known) < len(operands):
         return None
-    first, *rest = [operand for operand in operands if operand is not None]
+    first, *rest = known
     if name in ("convert_element_type", "multiple_of", "copy", "broadcast_in_dim"):
         return first
     if name == "neg":

@@ -1,4 +1,4 @@
-"""Blocks that overhang their array without a mask, and blocks that a compiler rejects."""
+"""Find blocks that overhang their array without a mask, and blocks that a compiler rejects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SUBLANES = 8
 
 
 def illegal_tiles(call: GridCall) -> Iterator[GridFinding]:
-    """Blocks that JAX's lowering for TPUs rejects.
+    """Find blocks that JAX's lowering for TPUs rejects.
 
     The rules are those of ``jax/_src/pallas/mosaic/lowering.py`` (``_check_block_mappings``) in JAX
     0.11.2 and 0.12.0.1, and for windows in elements and buffers what libtpu 0.0.51 says.
@@ -81,7 +81,7 @@ def _illegal_row(window: GridWindow) -> Iterator[tuple[str, str]]:
 
 
 def _unaligned(window: GridWindow) -> Iterator[tuple[str, str]]:
-    """Windows in elements whose starts are not those of tiles."""
+    """Find windows in elements that do not start at tiles."""
     if window.starts is None:
         return
     last = len(window.sizes) - 1
@@ -98,10 +98,10 @@ def _unaligned(window: GridWindow) -> Iterator[tuple[str, str]]:
 
 
 def buffers(call: GridCall) -> list[OperandMemory]:
-    """The VMEM that blocks and scratch take, the largest first.
+    """Return the VMEM that blocks and scratch take, the largest first.
 
-    A block has two buffers where it changes over the grid, else one, or as many as it names.
-    What the compiler takes besides, for temporaries and spills, is not counted.
+    A block that changes over the grid has two buffers, another one has one, or as many as it names.
+    What the compiler takes for temporaries and spills is not counted.
     """
     taken: list[OperandMemory] = []
     for window in call.windows:
@@ -122,7 +122,7 @@ def buffers(call: GridCall) -> list[OperandMemory]:
 
 
 def too_much_vmem(call: GridCall, chip_name: str) -> Iterator[GridFinding]:
-    """More VMEM than a kernel may use on a chip."""
+    """Find a kernel that takes more VMEM than it may use on a chip."""
     if call.platform != "tpu":
         return
     limit = getattr(call.facts.params, "vmem_limit_bytes", None)
@@ -133,7 +133,7 @@ def too_much_vmem(call: GridCall, chip_name: str) -> Iterator[GridFinding]:
     yield finding_of(call, window, "vmem", "warning", (), excess.message, excess.remedy)
 
 
-#: Programs that are followed; of a larger grid those with overhanging blocks and some others.
+#: Limit on the programs that are followed: those with overhanging blocks, and some others.
 _MOST = 4096
 
 _REDUCED = {
@@ -146,7 +146,7 @@ _REDUCED = {
 
 
 def overhang(call: GridCall) -> Iterator[GridFinding]:
-    """Reductions that take in what lies beyond the edge of an array, and are stored."""
+    """Find stored reductions that take in elements beyond the edge of an array."""
     hanging = {
         (position, axis): over
         for position, window in enumerate(call.windows)
@@ -157,7 +157,7 @@ def overhang(call: GridCall) -> Iterator[GridFinding]:
         return
     chosen = _chosen(call, list(hanging.values()))
     hanging = {source: over[chosen] for source, over in hanging.items()}
-    course = BodyInterpretation(call.points[:, chosen], call.facts.vmapped, call.grid)
+    run = BodyInterpretation(call.points[:, chosen], call.facts.vmapped, call.grid)
     body, environment = call.body, dict[Any, Any]()
     offset = len(call.scalars)
     for position, var in enumerate(body.invars):
@@ -167,13 +167,13 @@ def overhang(call: GridCall) -> Iterator[GridFinding]:
         elif position - offset < len(call.windows):
             cell.content = _loaded(call.windows[position - offset], position - offset, hanging)
         environment[var] = cell
-    course.follow(body, environment, np.ones(len(chosen), bool))
+    run.follow(body, environment, np.ones(len(chosen), bool))
     by_source: dict[tuple[int, int], dict[tuple[str, str], Points]] = {}
-    for mark, where in course.stored:
-        places = where & hanging[mark.source]
-        if mark.by is not None and places.any():
+    for mark, active in run.stored:
+        affected = active & hanging[mark.source]
+        if mark.by is not None and affected.any():
             operations = by_source.setdefault(mark.source, {})
-            operations[mark.by] = operations.get(mark.by, places) | places
+            operations[mark.by] = operations.get(mark.by, affected) | affected
     for source, operations in sorted(by_source.items()):
         yield _finding(call, source, operations, chosen)
 
@@ -186,9 +186,9 @@ def _finding(
 ) -> GridFinding:
     position, axis = source
     window = call.windows[position]
-    (name, line), places = next(iter(operations.items()))
-    programs = [int(i) for i in chosen[np.flatnonzero(places)]]
-    others = "".join(f", and {n}{_at(where)}" for n, where in list(operations)[1:3])
+    (name, line), affected = next(iter(operations.items()))
+    programs = [int(i) for i in chosen[np.flatnonzero(affected)]]
+    others = "".join(f", and {other}{_at(at)}" for other, at in list(operations)[1:3])
     return finding_of(
         call,
         window,
@@ -208,7 +208,7 @@ def _at(line: str) -> str:
 
 
 def _overhanging(window: GridWindow) -> Iterator[tuple[int, Points]]:
-    """The axes along which some blocks overhang, with bool[programs]."""
+    """Yield the axes along which some blocks overhang, with bool[programs]."""
     if window.starts is None:
         return
     ends = window.starts + window.lengths
@@ -222,20 +222,20 @@ def _overhanging(window: GridWindow) -> Iterator[tuple[int, Points]]:
 
 
 def _chosen(call: GridCall, masks: Sequence[Points]) -> Points:
-    """Which programs to follow."""
+    """Choose the programs to follow."""
     count = call.points.shape[1]
     if count <= _MOST:
         return np.arange(count)
     share = _MOST // (len(masks) + 1)
-    some = [np.flatnonzero(mask) for mask in masks]
-    parts = [each[:: max(1, len(each) // share)][:share] for each in some]
+    hanging = [np.flatnonzero(mask) for mask in masks]
+    parts = [programs[:: max(1, len(programs) // share)][:share] for programs in hanging]
     return np.unique(np.concatenate([np.arange(0, count, max(1, count // share)), *parts]))
 
 
 def _loaded(
     window: GridWindow, position: int, hanging: Mapping[tuple[int, int], Points]
 ) -> TaintedValue:
-    """What the ref of a window holds when the body begins; it has no squeezed axes."""
+    """Return what the ref of a window, without squeezed axes, holds when the body begins."""
     axes = [a for a, (kind, _, _) in enumerate(window.facts.dims) if kind != "Squeezed"]
     marks = {
         Taint((position, axis), axes.index(axis)): over

@@ -1,8 +1,8 @@
-"""Scalars of a kernel at many grid points at once: index maps, and what guards a body's parts.
+"""Evaluate scalars of a kernel at many grid points at once: of index maps, and of conditions.
 
-A scalar is an array with one number a grid point. What is computed here is what XLA would compute:
-integers wrap around, and division rounds towards zero. An index map with an operation that is not
-in the table is vectorized by ``jax.vmap`` and evaluated by the simulator.
+A scalar is an array with one number a grid point. The results are those of XLA: integers wrap
+around, and division rounds towards zero. ``jax.vmap`` vectorizes an index map with an operation
+that is not in the table, and the simulator evaluates it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pallas_sim.traces import discharged, is_indexer, open_jaxpr
-from pytest_pallas.grid.kernel_calls import called_jaxpr
+from pytest_pallas.grid.kernel_calls import called_jaxpr, variables
 
 Points = np.ndarray[Any, Any]
 
@@ -37,7 +37,7 @@ class RefAccess:
 
 
 def access_of(eqn: Any) -> RefAccess:
-    """How an equation accesses its ref; ``addupdate`` and the masked forms included."""
+    """Read how an equation accesses its ref, also by ``addupdate`` and the masked forms."""
     name = eqn.primitive.name
     if name in ("masked_load", "masked_swap"):
         parts: Any = eqn.params["args_tree"].unflatten(eqn.invars)
@@ -60,9 +60,8 @@ def _indices(transforms: Sequence[Any]) -> list[Any] | None:
 def _divided(a: Any, b: Any) -> Any:
     if a.dtype.kind == "f":
         return a / b
-    safe = np.where(b == 0, 1, b)
-    quotient = np.abs(a) // np.abs(safe)
-    return (np.where((a < 0) != (b < 0), -quotient, quotient)).astype(a.dtype)
+    quotient = np.abs(a) // np.abs(np.where(b == 0, 1, b))
+    return np.where((a < 0) != (b < 0), -quotient, quotient).astype(a.dtype)
 
 
 def _remainder(a: Any, b: Any) -> Any:
@@ -103,11 +102,11 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
 
 
 def applied(eqn: Any, operands: Sequence[Points | None]) -> Points | None:
-    """The result of an operation on scalars, or None where it is not one of these.
+    """Compute an operation on scalars; None for another operation, or an unknown operand.
 
     Args:
       eqn: an equation with one result.
-      operands: one array[points] each; None for what is not known.
+      operands: an array[points] for each; None for one that is not known.
     """
     result = eqn.outvars[0].aval
     if getattr(result, "shape", None) != () or any(x is None for x in operands):
@@ -118,19 +117,19 @@ def applied(eqn: Any, operands: Sequence[Points | None]) -> Points | None:
             which, *cases = operands
             assert which is not None
             return np.choose(which.astype(int), [np.asarray(case) for case in cases])
-        if name == "convert_element_type":
-            return None if operands[0] is None else operands[0].astype(dtype)
-        if name == "integer_pow" and operands[0] is not None:
-            return np.power(operands[0], eqn.params["y"]).astype(dtype)
         if name in ("broadcast_in_dim", "reshape", "squeeze") and len(operands) == 1:
             return operands[0]
+        if name == "convert_element_type":
+            return np.asarray(operands[0]).astype(dtype)
+        if name == "integer_pow":
+            return np.power(np.asarray(operands[0]), eqn.params["y"]).astype(dtype)
         if name in OPERATIONS:
             return np.asarray(OPERATIONS[name](*operands)).astype(dtype)
     return None
 
 
 def coordinate(eqn: Any, points: Points, vmapped: Sequence[int]) -> Points:
-    """``program_id``: int32[points], of the axis that the body means.
+    """Evaluate ``program_id`` for the axis that the body means: int32[points].
 
     Args:
       eqn: the equation.
@@ -144,27 +143,27 @@ def coordinate(eqn: Any, points: Points, vmapped: Sequence[int]) -> Points:
 def indexed(
     values: Points, indices: Sequence[Any], read: Callable[[Any], Points | None]
 ) -> Points | None:
-    """``ref[i, j]`` of a ref whose values are known, at every grid point; None if it is no scalar.
+    """Evaluate ``ref[i, j]`` of a ref with known values at every grid point; None if no scalar.
 
-    Indices beyond the end are clipped, as the portable interpreter does.
+    Indices beyond the end are clipped, as by the portable interpreter.
     """
     if len(indices) != values.ndim:
         return None
-    found: list[Points] = []
+    clipped: list[Points] = []
     for index, size in zip(indices, values.shape, strict=True):
         if hasattr(index, "start"):
             return None
         at = np.asarray(index) if isinstance(index, (int, np.integer)) else read(index)
         if at is None or not size:
             return None
-        found.append(np.clip(at, 0, size - 1))
-    return np.broadcast_arrays(values[tuple(found)], *found)[0] if found else values
+        clipped.append(np.clip(at, 0, size - 1))
+    return np.broadcast_arrays(values[tuple(clipped)], *clipped)[0] if clipped else values
 
 
 def mapped(
     index_map: Any, points: Points, scalars: Sequence[Points | None], vmapped: Sequence[int]
 ) -> list[Points] | None:
-    """An index map at every grid point, or None where it reads scalars that are not known.
+    """Evaluate an index map at every grid point; None where it reads unknown scalars.
 
     Args:
       index_map: its jaxpr.
@@ -183,7 +182,7 @@ def mapped(
         return None
     count = points.shape[1]
     if any(x is None for x in outputs):  # an operation that is not in the table
-        used = {var for eqn in jaxpr.eqns for var in eqn.invars if not hasattr(var, "val")}
+        used = {var for eqn in jaxpr.eqns for var in variables(eqn)}
         pairs = list(zip(jaxpr.invars[len(points) :], scalars, strict=True))
         if any(value is None and var in used for var, value in pairs):
             return None
@@ -232,9 +231,7 @@ def _evaluated(
             window = access_of(eqn).window
             values = np.asarray(refs[eqn.invars[0]])
             known[eqn.outvars[0]] = None if window is None else indexed(values, window, read)
-        elif (called := called_jaxpr(eqn)) is not None and not refs.keys() & {
-            var for var in eqn.invars if not hasattr(var, "val")
-        }:
+        elif (called := called_jaxpr(eqn)) is not None and not refs.keys() & variables(eqn):
             operands = [read(var) for var in eqn.invars]
             results = _evaluated(*called, operands, len(operands), points, vmapped)
             known.update(zip(eqn.outvars, results, strict=True))
@@ -244,10 +241,10 @@ def _evaluated(
 
 
 def _batched(index_map: Any, points: Points, scalars: Sequence[Any]) -> Any:
-    """An index map of many grid points, as a closed jaxpr of ``points`` and ``scalars``.
+    """Vectorize an index map: a closed jaxpr of ``points`` and ``scalars``.
 
-    Its first outputs are those of the map, an array[points] each; after them come the scalars,
-    which are refs in the map.
+    Its first outputs are those of the map, an array[points] each. The scalars follow, which are
+    refs in the map.
 
     Args:
       index_map: its jaxpr.

@@ -1,4 +1,4 @@
-"""The jaxprs around a kernel: what its operands are, and what becomes of its outputs."""
+"""The jaxprs around a kernel: the values of its operands, and the use of its outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from pallas_sim.traces import KERNEL_PRIMITIVES, open_jaxpr, sub_jaxprs
 from pytest_pallas.grid.kernel_calls import KernelCall, called_jaxpr, equations_inside, kernel_call
 
-#: What hands on only some of its operand's elements, or may: nothing is known behind it.
+#: Primitives that may pass on only some elements of an operand: the use is not known behind them.
 _CHOOSING = frozenset(
     {
         *("cond", "dynamic_slice", "dynamic_update_slice", "gather", "scan", "scatter", "select_n"),
@@ -22,10 +22,10 @@ _CHOOSING = frozenset(
     }
 )
 
-#: What keeps the shape, and not the place of each element.
+#: Primitives that keep the shape and move elements.
 _REORDERING = frozenset({"rev", "transpose", "sort", "cumsum", "cumprod", "cummax", "cummin"})
 
-#: Work that is not done for the value of a scalar operand, in elements of an array.
+#: Limit on the elements of an array that is computed for the value of a scalar operand.
 _MOST_ELEMENTS = 2**24
 
 
@@ -39,39 +39,39 @@ class JaxprScope:
 
     Attributes:
       jaxpr: an open jaxpr.
-      given: what gives the value of an input or constant; nothing for one that is not known.
+      inputs: functions that return the value of an input or constant, if it is known.
       parent: the scope and equation that call it; None for the function itself.
       children: the scopes of jaxprs that equations here call, by the equation's id.
     """
 
     jaxpr: Any
-    given: dict[Any, Callable[[], Any]]
+    inputs: dict[Any, Callable[[], Any]]
     parent: tuple[JaxprScope, Any] | None = None
     children: dict[int, list[JaxprScope]] = field(default_factory=dict[int, "list[JaxprScope]"])
-    _found: dict[Any, Any] = field(default_factory=dict[Any, Any])
+    _values: dict[Any, Any] = field(default_factory=dict[Any, Any])
     _makers: dict[Any, Any] = field(default_factory=dict[Any, Any])
 
     def __post_init__(self) -> None:
         self._makers = {var: eqn for eqn in self.jaxpr.eqns for var in eqn.outvars}
 
     def value(self, var: Any) -> Any:
-        """The value of a variable, computed from as little as possible, and kept.
+        """Compute the value of a variable from as little as possible, and keep it.
 
         Raises:
           UnknownValueError: it depends on something that is not known.
         """
         if hasattr(var, "val"):
             return var.val
-        if var not in self._found:
-            self._found[var] = self._value(var)
-        if isinstance(self._found[var], UnknownValueError):
-            raise self._found[var]
-        return self._found[var]
+        if var not in self._values:
+            self._values[var] = self._value(var)
+        if isinstance(self._values[var], UnknownValueError):
+            raise self._values[var]
+        return self._values[var]
 
     def _value(self, var: Any) -> Any:
         try:
-            if var in self.given:
-                return self.given[var]()
+            if var in self.inputs:
+                return self.inputs[var]()
             if var not in self._makers:
                 return UnknownValueError()
             return self._made(var, self._makers[var])
@@ -93,25 +93,24 @@ class JaxprScope:
         from pallas_sim import evaluate_equation
 
         results = evaluate_equation(eqn, [self.value(operand) for operand in eqn.invars])
-        self._found.update(zip(eqn.outvars, results, strict=True))
-        return self._found[var]
+        self._values.update(zip(eqn.outvars, results, strict=True))
+        return self._values[var]
 
 
 def scopes_of(closed: Any, arrays: Sequence[Any]) -> JaxprScope:
-    """The scope of a traced function and, inside it, all others.
+    """Make the scope of a traced function and, inside it, all others.
 
     Args:
       closed: its closed jaxpr.
       arrays: its inputs; a ``jax.ShapeDtypeStruct`` where only the shape is known.
     """
     jaxpr, consts = open_jaxpr(closed)
-    scope = JaxprScope(jaxpr, _given(jaxpr.constvars, consts))
-    scope.given.update(_given(jaxpr.invars, arrays))
+    scope = JaxprScope(jaxpr, _readers((*jaxpr.constvars, *jaxpr.invars), (*consts, *arrays)))
     _fill(scope)
     return scope
 
 
-def _given(variables: Sequence[Any], arrays: Sequence[Any]) -> dict[Any, Callable[[], Any]]:
+def _readers(variables: Sequence[Any], arrays: Sequence[Any]) -> dict[Any, Callable[[], Any]]:
     return {
         var: functools.partial(_converted, array, var.aval.dtype)
         for var, array in zip(variables, arrays, strict=False)
@@ -133,9 +132,9 @@ def _fill(scope: JaxprScope) -> None:
         inside: list[JaxprScope] = []
         called = called_jaxpr(eqn)
         for inner, consts in [called] if called is not None else map(open_jaxpr, sub_jaxprs(eqn)):
-            child = JaxprScope(inner, _given(inner.constvars, consts), parent=(scope, eqn))
+            child = JaxprScope(inner, _readers(inner.constvars, consts), parent=(scope, eqn))
             for var, operand in _entries(eqn, inner):
-                child.given[var] = functools.partial(
+                child.inputs[var] = functools.partial(
                     _entered, scope, operand, eqn.primitive.name, var.aval
                 )
             _fill(child)
@@ -145,14 +144,14 @@ def _fill(scope: JaxprScope) -> None:
 
 
 def _entries(eqn: Any, inner: Any) -> Iterator[tuple[Any, Any]]:
-    """Inputs of an inner jaxpr with the operands that they are, at the first time it runs."""
+    """Yield inputs of an inner jaxpr with their operands of the first time that it runs."""
     name, operands = eqn.primitive.name, list(eqn.invars)
     if called_jaxpr(eqn) is not None or name in ("shard_map", "scan"):
         pass
     elif name == "cond":
         operands = operands[1:]
     elif name == "while":
-        # Whether the body runs at all depends on the carry; what it does not change is safe.
+        # The carry decides whether the body runs at all. The constants are safe.
         skip, consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         if inner is not getattr(eqn.params["body_jaxpr"], "jaxpr", eqn.params["body_jaxpr"]):
             return
@@ -165,7 +164,7 @@ def _entries(eqn: Any, inner: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _entered(scope: JaxprScope, operand: Any, primitive: str, aval: Any) -> Any:
-    """The value of an operand as it enters: a loop's first slice, the first device's shard."""
+    """Return the value of an operand inside: a loop's first slice, the first device's shard."""
     value, shape = scope.value(operand), getattr(aval, "shape", ())
     if primitive == "scan" and np.ndim(value) == len(shape) + 1:
         return value[0]
@@ -177,7 +176,7 @@ def _entered(scope: JaxprScope, operand: Any, primitive: str, aval: Any) -> Any:
 def located(
     scope: JaxprScope, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[KernelCall, JaxprScope]]:
-    """All kernels inside a scope with the scope of each, in order."""
+    """Yield all kernels inside a scope with the scope of each, in order."""
     for eqn in scope.jaxpr.eqns:
         if eqn.primitive.name in KERNEL_PRIMITIVES:
             yield kernel_call(eqn, path), scope
@@ -191,11 +190,11 @@ type Region = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class OutputUse:
-    """What becomes of an output. Some kernels have outputs for scratch, which nothing uses.
+    """How a function uses an output. Some kernels have outputs for scratch, which nothing uses.
 
     Attributes:
-      returned: regions of it that the function returns, or what is computed of them.
-      doubtful: whether some of it goes where only a part may be used.
+      returned: its regions that the function returns, or computes results of.
+      doubtful: whether some of it goes to an operation that may use only a part.
     """
 
     returned: tuple[Region, ...]
@@ -203,7 +202,7 @@ class OutputUse:
 
 
 def use_of(scope: JaxprScope, var: Any) -> OutputUse:
-    """What becomes of a kernel's output."""
+    """Follow a kernel's output to where it is used."""
     whole = tuple((0, int(n)) for n in var.aval.shape)
     uses = list(_uses(scope, var, whole, True, set()))
     returned = dict.fromkeys(region for region in uses if region is not None)
@@ -213,7 +212,7 @@ def use_of(scope: JaxprScope, var: Any) -> OutputUse:
 def _uses(
     scope: JaxprScope, var: Any, region: Region, intact: bool, seen: set[tuple[int, int]]
 ) -> Iterator[Region | None]:
-    """The regions of an output that are returned in the end; None where only a part may be used.
+    """Yield the regions of an output that are returned in the end; None if only a part may be.
 
     Args:
       scope: where the value is.

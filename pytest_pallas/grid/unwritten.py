@@ -1,35 +1,42 @@
-"""Which grid program wrote an element of an output, and which elements none wrote."""
+"""Find the grid program that wrote an element, and memory that nothing may have written."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pallas_sim.traces import BlockFacts, grid_facts, read_inputs
-from pytest_pallas.grid.kernel_calls import KernelCall, equations_inside
+from pallas_sim.traces import BlockFacts, read_inputs
+from pytest_pallas.grid.kernel_calls import KernelCall
+
+if TYPE_CHECKING:
+    from pytest_pallas.grid.model import GridCall, GridWindow
+
+#: Grid points, in the order in which they run.
+Programs = list[tuple[int, ...]]
 
 
-def is_tiled(eqn: Any) -> bool:
-    """Whether a ``pallas_call`` has a grid, or blocks smaller than their arrays."""
-    if eqn.primitive.name != "pallas_call":
-        return False
-    facts = grid_facts(eqn)
-    return bool(facts.grid) or any(
-        kind == "Squeezed" or size != length
-        for block in (*facts.inputs, *facts.outputs)
-        for (kind, size, _), length in zip(block.dims, block.shape, strict=True)
+def is_tiled(call: KernelCall) -> bool:
+    """Return whether a ``pallas_call`` has a grid, or blocks smaller than their arrays."""
+    facts = call.facts
+    return facts is not None and (
+        bool(facts.grid)
+        or any(
+            kind == "Squeezed" or size != length
+            for block in (*facts.inputs, *facts.outputs)
+            for (kind, size, _), length in zip(block.dims, block.shape, strict=True)
+        )
     )
 
 
-def overhanging_blocks(eqn: Any) -> list[str]:
-    """Which blocks of a ``pallas_call`` hang over the edge of their array, in words.
+def overhanging_blocks(call: KernelCall) -> list[str]:
+    """Name the blocks of a ``pallas_call`` that hang over the edge of their array.
 
-    What a kernel finds there is uninitialized memory. Empty for other kernels, which get their refs
-    from their caller.
+    The kernel gets uninitialized memory there. Empty for other kernels, which get their refs from
+    their caller.
     """
-    if eqn.primitive.name != "pallas_call":
+    facts = call.facts
+    if facts is None:
         return []
-    facts = grid_facts(eqn)
     named = [(f"input {number}", block) for number, block in enumerate(facts.inputs)]
     named += [(f"output {number}", block) for number, block in enumerate(facts.outputs)]
     return [
@@ -37,31 +44,29 @@ def overhanging_blocks(eqn: Any) -> list[str]:
     ]
 
 
-def unwritten_memory(eqn: Any) -> list[str]:
-    """Which memory the kernel of an equation could read before anything has written it, in words.
+def unwritten_memory(call: KernelCall) -> list[str]:
+    """Name the memory that a kernel could read before anything has written it.
 
-    Scratch, memory that the body allocates, and outputs that the body reads. Empty if there is none
-    (but for what is beyond the edge of an array, see ``overhanging_blocks``). Kernels other than a
-    ``pallas_call`` get their refs from their caller, and count.
+    It is scratch, memory that the body allocates, and outputs that the body reads; not what lies
+    beyond the edge of an array (see ``overhanging_blocks``). Kernels other than a ``pallas_call``
+    get their refs from their caller, and count.
     """
-    if eqn.primitive.name != "pallas_call":
+    facts = call.facts
+    if facts is None:
         return ["refs that its caller made"]
     import jax
 
-    facts, body = grid_facts(eqn), eqn.params["jaxpr"]
-    places: list[str] = []
+    memory: list[str] = []
     if any(not jax.numpy.issubdtype(aval.dtype, jax.dtypes.extended) for _, aval in facts.scratch):
-        places.append("scratch")
-    inside = {inner.primitive.name for inner in equations_inside(eqn)}
-    if inside & {"run_scoped", "empty_ref"}:
-        places.append("memory that the body allocates")
-    first, read = len(facts.scalars) + len(facts.inputs), read_inputs(body)
-    places += [f"output {number}" for number in range(len(facts.outputs)) if first + number in read]
-    return places
+        memory.append("scratch")
+    if call.primitives & {"run_scoped", "empty_ref"}:
+        memory.append("memory that the body allocates")
+    first, read = len(facts.scalars) + len(facts.inputs), read_inputs(call.eqn.params["jaxpr"])
+    return memory + [f"output {n}" for n in range(len(facts.outputs)) if first + n in read]
 
 
 def _overhangs(block: BlockFacts) -> bool:
-    """Whether the last block along an axis may reach beyond the array.
+    """Return whether the last block along an axis may reach beyond the array.
 
     Windows in elements may start anywhere, and have padding of their own.
     """
@@ -71,17 +76,10 @@ def _overhangs(block: BlockFacts) -> bool:
     )
 
 
-if TYPE_CHECKING:
-    from pytest_pallas.grid.model import GridCall, GridWindow
-
-#: Grid points, in the order in which they run.
-Programs = list[tuple[int, ...]]
-
-
 def describe_writer(
     call: KernelCall, output: int, index: Sequence[int], shape: Sequence[int]
 ) -> str:
-    """One sentence on the block and the grid program that wrote an element, or "".
+    """Say which block has an element and which grid program wrote it; "" if that is not known.
 
     Args:
       call: a ``pallas_call``; other kernels write through refs, and nothing is known of them.
@@ -89,7 +87,8 @@ def describe_writer(
       index: the element, an index into the whole output.
       shape: of the output.
     """
-    if call.eqn.primitive.name != "pallas_call" or not call.eqn.params["grid_mapping"].grid:
+    facts = call.facts
+    if facts is None or not facts.grid:
         return ""  # one program, or refs
     writers = writers_of(call, output, index)
     if writers is None:
@@ -98,21 +97,18 @@ def describe_writer(
     region = ", ".join(
         f"{b * n}:{min((b + 1) * n, dim)}" for b, n, dim in zip(block, sizes, shape, strict=True)
     )
-    grid = tuple(call.eqn.params["grid_mapping"].grid)
+    kernel = f"{call.name} (grid {facts.grid})"
     if not programs:
-        return f"no program of {call.name} (grid {grid}) writes its block {block} = [{region}]"
-    return (
-        f"written by {_points(programs)} of {call.name} (grid {grid}), "
-        f"output block {block} = [{region}]"
-    )
+        return f"no program of {kernel} writes its block {block} = [{region}]"
+    return f"written by {_points(programs)} of {kernel}, output block {block} = [{region}]"
 
 
 def writers_of(
     call: KernelCall, output: int, index: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...], Programs] | None:
-    """The shape and index of the block that holds an element, and the programs that have it.
+    """Return the shape and index of the block that has an element, and the block's programs.
 
-    None where that cannot be read off the call: a dynamic grid, an index map that reads prefetched
+    None where the call does not show that: with a dynamic grid, an index map that reads prefetched
     scalars, element windows, or a large grid.
 
     Args:
@@ -131,13 +127,11 @@ def writers_of(
 def inputs_beyond_edges(
     call: KernelCall, output: int, index: Sequence[int]
 ) -> list[tuple[int, BlockFacts]]:
-    """The inputs, by number, of which the writers of an element have blocks beyond an edge.
+    """Return the inputs, by number, of which an element's writers have blocks beyond an edge.
 
-    Empty where ``writers_of`` finds no writer; the arguments are its.
+    Empty where ``writers_of`` finds no writer; the arguments are the same.
     """
-    if call.eqn.primitive.name != "pallas_call" or not call.eqn.params["grid_mapping"].grid:
-        return []
-    written = _written(call, output, index)
+    written = _written(call, output, index) if call.facts and call.facts.grid else None
     if written is None:
         return []
     grid, _, hits = written
@@ -154,12 +148,13 @@ def inputs_beyond_edges(
 def _written(
     call: KernelCall, output: int, index: Sequence[int]
 ) -> tuple[GridCall, GridWindow, list[int]] | None:
-    """The grid of a call, the window of an output, and the programs that write an element of it."""
+    """Return the grid of a call, the window of an output, and the writers of an element."""
     import numpy as np
 
     from pytest_pallas.grid.model import read_call
 
-    facts = grid_facts(call.eqn)
+    facts = call.facts
+    assert facts is not None
     grid = read_call(call, [None] * facts.grid.count(None), [None] * len(facts.scalars), "tpu")
     window = grid.windows[len(facts.inputs) + output]
     if not grid.complete or not window.uniform or window.starts is None:
@@ -170,7 +165,7 @@ def _written(
 
 
 def _points(programs: Programs) -> str:
-    """Grid points as one pattern: axes along which they differ become ``lo..hi``."""
+    """Write grid points as one pattern, in which axes along which they differ are ``lo..hi``."""
     parts: list[str] = []
     for axis in zip(*programs, strict=True):
         low, high = min(axis), max(axis)

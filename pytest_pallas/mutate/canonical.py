@@ -1,43 +1,69 @@
-"""Programs in a form in which those that plainly compute the same are equal.
+"""Compare programs by a canonical form, which is equal if they plainly compute the same.
 
-A mutant whose program has the canonical form of the original is equivalent, and is not run. It is
-value numbering (Alpern, Wegman and Zadeck, "Detecting equality of variables in programs", 1988)
-without loops: each variable stands for the operation that made it, written as nested tuples, and
-simplifications are made while these are built.
+A mutant whose program has the canonical form of the original is equivalent, and is not run. The
+form is value numbering (Alpern, Wegman and Zadeck, "Detecting equality of variables in programs",
+1988) without loops: each variable is replaced by the operation that made it, as nested tuples,
+which are simplified while they are built.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from pallas_sim.traces import is_literal, open_jaxpr, sub_jaxprs
+from pytest_pallas.errors import MutantError
 from pytest_pallas.grid.scalars import OPERATIONS
 from pytest_pallas.mutate.model import operand_groups
+from pytest_pallas.mutate.programs import Mutant, mutated
 
 #: Operations whose operands may change places.
 _COMMUTATIVE = frozenset({"add", "mul", "max", "min", "and", "or", "xor", "eq", "ne"})
 
-#: What numbers that are known may be put into; numpy computes them in their dtype.
+#: Operations of known numbers that numpy computes, in their dtype.
 _FOLDED = frozenset({"add", "sub", "mul", "max", "min", "and", "or", "not", "rem"}) | frozenset(
     {"lt", "le", "gt", "ge", "eq", "ne"}
 )
 
-#: What is for people to read, and no answer; checks of ``pl.debug_check`` are, too.
+#: Operations that only print. ``_equation`` takes the checks of ``pl.debug_check`` likewise.
 _PRINTED = frozenset({"debug_print", "trace_value"})
 
-#: Functions of JAX that only call what is inside.
+#: Operations of JAX that only call the jaxpr inside.
 _CALLS = frozenset({"jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call"})
 
 
-def canonical(jaxpr: Any, known: Mapping[int, int] | None = None) -> Hashable:
-    """What a jaxpr computes: its effects in their order, and its results.
+@dataclass(frozen=True, eq=False)
+class TracedProgram:
+    """A traced program, as a closed jaxpr, and the mutants of its kernels."""
 
-    Simplified are numbers that are known, operands of operations that commute, neutral elements,
-    choices between equal things, and calls of functions; what is not used is left out, and so is
-    what is printed.
+    jaxpr: Any
+    mutants: frozenset[Mutant]
+
+    @cached_property
+    def form(self) -> Hashable:
+        """Its canonical form."""
+        return canonical(self.jaxpr)
+
+
+def unchanged(programs: Iterable[TracedProgram], mutant: Mutant) -> int:
+    """Count the programs with a mutant, if none of them changes; 0 if one of them does."""
+    having = [program for program in programs if mutant in program.mutants]
+    try:
+        same = all(canonical(mutated(p.jaxpr, mutant)) == p.form for p in having)
+    except MutantError:
+        return 0
+    return len(having) if same else 0
+
+
+def canonical(jaxpr: Any, known: Mapping[int, int] | None = None) -> Hashable:
+    """Compute the canonical form of a jaxpr: its effects in their order, and its results.
+
+    It simplifies operations of known numbers, the order of operands that commute, neutral elements,
+    choices between equal values, and calls of functions. Unused values and printing are left out.
 
     Args:
       jaxpr: open or closed.
@@ -49,8 +75,8 @@ def canonical(jaxpr: Any, known: Mapping[int, int] | None = None) -> Hashable:
     names: dict[Any, Hashable] = dict(zip(inner.constvars, consts, strict=False))
     for position, var in enumerate(inner.invars):
         value = (known or {}).get(position)
-        given = ("in", position) if value is None else _number(np.asarray(value, var.aval.dtype))
-        names.setdefault(var, given)
+        name = ("in", position) if value is None else _number(np.asarray(value, var.aval.dtype))
+        names.setdefault(var, name)
     effects: list[Hashable] = []
     outs = _evaluate(inner, names, effects, counter)
     return tuple(effects), tuple(outs)
@@ -67,7 +93,7 @@ def _evaluate(
 
 
 def _bound(jaxpr: Any, operands: Sequence[Hashable]) -> dict[Any, Hashable]:
-    """The names of the variables of a jaxpr that is given these operands."""
+    """Name the variables of a jaxpr by the operands that it gets."""
     names: dict[Any, Hashable] = {var: ("free", id(var)) for var in jaxpr.constvars}
     return {**names, **dict(zip(jaxpr.invars, operands, strict=True))}
 
@@ -84,7 +110,7 @@ def _number(value: Any) -> Hashable:
 
 
 def _known(name: Any) -> Any:
-    """The number that a name stands for, or None."""
+    """Read the number of a name; None if it is no number."""
     if isinstance(name, tuple) and name and name[0] == "number":
         _, dtype, shape, data = name  # pyright: ignore[reportUnknownVariableType]
         try:
@@ -97,23 +123,23 @@ def _known(name: Any) -> Any:
 def _equation(
     eqn: Any, operands: list[Hashable], effects: list[Hashable], counter: list[int]
 ) -> list[Hashable]:
-    """The names of the results of an equation; its effect is added to ``effects``."""
+    """Name the results of an equation, and add its effect to ``effects``."""
     name, inside = eqn.primitive.name, list(sub_jaxprs(eqn))
     if name in _CALLS and len(inside) == 1 and len(inside[0].invars) == len(operands):
         return _evaluate(inside[0], _bound(inside[0], operands), effects, counter)
     if name in _PRINTED or (name == "check" and eqn.params.get("debug")):
         return [(name, position) for position in range(len(eqn.outvars))]
-    if name == "dma_wait":  # it counts bytes at one semaphore: where they went makes no difference
+    if name == "dma_wait":  # it counts bytes at one semaphore, wherever they went
         for group, positions in operand_groups(eqn).items():
             for position in positions if group != "target_semaphore" else ():
                 operands[position] = ("any", str(eqn.invars[position].aval))
     if name == "cond":
-        # With the operands in their places: one that no branch looks at makes no difference.
-        branches = tuple(_branch(each, operands[1:], counter[1] + 1) for each in inside)
+        # The operands are in the branches: one that no branch uses makes no difference.
+        branches = tuple(_branch(branch, operands[1:], counter[1] + 1) for branch in inside)
         operation = ("cond", ("any",) if len(set(branches)) == 1 else operands[0], branches)
     else:
         operation = (name, _params(eqn), tuple(operands))
-    if name == "get":  # what it reads depends on what was done before; an unused one is gone
+    if name == "get":  # its value depends on the effects before it; an unused one is left out
         return [("read", *counter, operation)]
     if eqn.effects:
         counter[0] += 1
@@ -129,14 +155,14 @@ def _equation(
 
 
 def _branch(jaxpr: Any, operands: Sequence[Hashable], depth: int) -> Hashable:
-    """What a branch does with the operands that it is given; effects are counted by depth."""
+    """Compute the form of a branch with these operands; effects are counted by depth."""
     effects: list[Hashable] = []
     outs = _evaluate(jaxpr, _bound(jaxpr, operands), effects, [0, depth])
     return tuple(outs), tuple(effects)
 
 
 def _simplified(eqn: Any, operands: Sequence[Hashable]) -> Hashable | None:
-    """What a pure equation is without it, or None."""
+    """Simplify a pure equation to the name of a number or an operand; None if that fails."""
     name, aval = eqn.primitive.name, eqn.outvars[0].aval
     values = [_known(operand) for operand in operands]
     if name in _FOLDED and all(value is not None for value in values):
@@ -172,7 +198,7 @@ def _param(value: Any) -> Hashable:
     if hasattr(value, "eqns") or hasattr(getattr(value, "jaxpr", None), "eqns"):
         return canonical(value)
     if isinstance(value, (tuple, list)):
-        return tuple(_param(each) for each in value)  # pyright: ignore[reportUnknownVariableType]
+        return tuple(_param(item) for item in value)  # pyright: ignore[reportUnknownVariableType]
     from jax.extend.pallas import GridMapping
 
     if isinstance(value, GridMapping):

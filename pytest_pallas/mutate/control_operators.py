@@ -1,7 +1,7 @@
 """Mutation operators for control: comparisons, guards, grids, index maps, aliases and masks.
 
-Each function below is one kind of mistake, declared with a piece of a right kernel and what becomes
-of it. Those about values, memory and messages are in ``data_operators``.
+Each operator below is one kind of mistake, with an example of it. Those for values, memory, copies
+and signals are in ``data_operators``.
 """
 
 from __future__ import annotations
@@ -33,14 +33,7 @@ from pytest_pallas.mutate.model import (
 
 _BOUNDARY = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt"}
 _FLIPPED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
-_FUNCTIONS = {
-    "lt": lax.lt,
-    "le": lax.le,
-    "gt": lax.gt,
-    "ge": lax.ge,
-    "eq": lax.eq,
-    "ne": lax.ne,
-}
+_FUNCTIONS = {name: getattr(lax, name) for name in _FLIPPED}
 
 
 @operator(
@@ -87,11 +80,12 @@ def guard(at: EquationSite) -> Iterator[Change]:
 
 
 def _overwritten_at_the_end(at: EquationSite) -> bool:
-    """Whether what is guarded is done in the last step over a block, which writes all of it.
+    """Whether a guarded region writes whole blocks, in the last step over each block.
 
-    Done in earlier steps, too, it would be written there and written again: the same answer. That
-    is so if the guard is ``program_id(a) == n - 1`` of the innermost axis ``a``, and if it only
-    writes whole outputs that it does not read, whose blocks do not depend on ``a``.
+    Without the guard, earlier steps write the same blocks, and the last one overwrites them: the
+    mutant is equivalent. The guard must be ``program_id(a) == n - 1`` of the innermost axis ``a``,
+    and the region must only write whole outputs that the kernel does not read, whose blocks do not
+    depend on ``a``.
     """
     facts, axes = at.kernel.facts, at.kernel.axes_counted
     if facts is None or not axes or not _is_last(at, len(axes) - 1, facts.grid[axes[-1]]):
@@ -109,7 +103,7 @@ def _overwritten_at_the_end(at: EquationSite) -> bool:
             return False
         index_map = open_jaxpr(block.index_map)[0]
         variable = index_map.invars[axes[-1]]
-        if any(atom is variable for each in index_map.eqns for atom in each.invars):
+        if any(atom is variable for inner in index_map.eqns for atom in inner.invars):
             return False
         if any(out is variable for out in index_map.outvars) or not _is_whole(eqn):
             return False
@@ -117,13 +111,13 @@ def _overwritten_at_the_end(at: EquationSite) -> bool:
 
 
 def _is_last(at: EquationSite, axis: int, size: int | None) -> bool:
-    """Whether a guard says that it is the last step along an axis."""
-    decided = at.scope.maker(at.eqn.invars[0])
-    if decided is not None and decided.primitive.name == "convert_element_type":
-        decided = at.scope.maker(decided.invars[0])
-    if decided is None or decided.primitive.name != "eq" or size is None:
+    """Whether the condition of a guard is that this is the last step along an axis."""
+    condition = at.scope.maker(at.eqn.invars[0])
+    if condition is not None and condition.primitive.name == "convert_element_type":
+        condition = at.scope.maker(condition.invars[0])
+    if condition is None or condition.primitive.name != "eq" or size is None:
         return False
-    left, right = decided.invars
+    left, right = condition.invars
     step = at.scope.maker(left)
     return (
         step is not None
@@ -135,7 +129,7 @@ def _is_last(at: EquationSite, axis: int, size: int | None) -> bool:
 
 
 def _is_whole(eqn: Any) -> bool:
-    """Whether a store is of everything that the ref holds."""
+    """Whether a store writes the whole ref."""
     indices = indices_of(eqn)
     if indices is None:
         return len(eqn.invars) == 2  # without an index
@@ -160,7 +154,7 @@ def _moved(at: EquationSite, by: int) -> Replacement:
 
 
 def _is_guard(eqn: Any) -> bool:
-    """Whether it is a ``pl.when``: two branches, no results, and one of them does nothing."""
+    """Whether it is a ``pl.when``: no results, and two branches, of which one is empty."""
     branches = eqn.params["branches"]
     if len(branches) != 2 or eqn.outvars:
         return False
@@ -169,7 +163,7 @@ def _is_guard(eqn: Any) -> bool:
 
 
 def _guards(at: EquationSite) -> bool:
-    """Whether a comparison decides about a ``pl.when`` only, directly."""
+    """Whether a comparison is used as the condition of a ``pl.when`` only."""
     users = list(at.scope.users(at.eqn.outvars[0]))
     if not users or at.scope.is_result(at.eqn.outvars[0]) or at.eqn.outvars[0].aval.shape:
         return False
@@ -179,7 +173,7 @@ def _guards(at: EquationSite) -> bool:
 def _decides(at: EquationSite, user: Any) -> bool:
     if user.primitive.name == "convert_element_type":
         after = at.scope.users(user.outvars[0])
-        return bool(after) and all(each.primitive.name == "cond" for each in after)
+        return bool(after) and all(later.primitive.name == "cond" for later in after)
     return user.primitive.name == "cond" and not is_literal(user.invars[0])
 
 
@@ -239,20 +233,20 @@ def index_map(kernel: KernelSite) -> Iterator[Change]:
     after="",
 )
 def alias(kernel: KernelSite) -> Iterator[Change]:
-    """Memory of an input that an output does not share, or shares by mistake."""
+    """An output that does not share an input's memory, or shares it by mistake."""
     facts = kernel.facts
     if facts is None:
         return
     pairs = tuple(kernel.eqn.params["input_output_aliases"])
     for pair in pairs:
-        rest = tuple(each for each in pairs if each is not pair)
+        rest = tuple(other for other in pairs if other is not pair)
         part = f"input {int(pair[0])} output {int(pair[1])}"
         yield Change("removed", partial(_with_aliases, kernel, rest), part)
     scalars = len(facts.scalars)
-    taken = {int(each[0]) for each in pairs}, {int(each[1]) for each in pairs}
+    sources, targets = {int(pair[0]) for pair in pairs}, {int(pair[1]) for pair in pairs}
     for source, block in enumerate(facts.inputs):
         for target, out in enumerate(facts.outputs):
-            if source + scalars in taken[0] or target in taken[1]:
+            if source + scalars in sources or target in targets:
                 continue
             if (block.shape, block.dtype, block.dims) != (out.shape, out.dtype, out.dims):
                 continue
@@ -263,7 +257,7 @@ def alias(kernel: KernelSite) -> Iterator[Change]:
 
 
 def _read_first(block: BlockFacts, out: BlockFacts, grid: Sequence[int | None]) -> bool:
-    """Whether each program reads a block of an input just before it writes that of the output.
+    """Whether each program reads the block of the input that it overwrites in the output.
 
     Then both may share memory, and nothing changes.
     """
@@ -273,7 +267,7 @@ def _read_first(block: BlockFacts, out: BlockFacts, grid: Sequence[int | None]) 
 
 
 def _without(kernel: KernelSite, axis: int, step: str) -> Any:
-    """The ``pallas_call`` whose programs of the first or last step along an axis do nothing."""
+    """Make a ``pallas_call`` whose programs of the first or last step along an axis do nothing."""
     eqn, body = kernel.eqn, kernel.eqn.params["jaxpr"]
 
     def run(*refs: Any) -> list[Any]:
@@ -291,12 +285,12 @@ def _without(kernel: KernelSite, axis: int, step: str) -> Any:
 
 
 def _with_index_map(eqn: Any, position: int, function: Callable[..., Sequence[Any]]) -> Any:
-    """A ``pallas_call`` with another index map for a block.
+    """Make a ``pallas_call`` with another index map for a block.
 
     Args:
       eqn: the equation.
       position: of the block, inputs first.
-      function: of the old map's results and the sizes of the grid; it returns as many results.
+      function: of the results of the old map; it returns as many results.
     """
     mapping = eqn.params["grid_mapping"]
     block = mapping.block_mappings[position]
@@ -313,7 +307,7 @@ def _with_index_map(eqn: Any, position: int, function: Callable[..., Sequence[An
 
 
 def _overhangs(block: BlockFacts, axis: int) -> bool:
-    """Whether the last block along a grid axis is a partial one, where that is easy to say."""
+    """Whether the last block along a grid axis is partial, if the axis is an index by itself."""
     inner = open_jaxpr(block.index_map)[0]
     variable = inner.invars[axis]
     return any(
@@ -325,7 +319,7 @@ def _overhangs(block: BlockFacts, axis: int) -> bool:
 
 
 def _counts(block: BlockFacts) -> list[int]:
-    """How many blocks there are along each axis; 0 where it does not count in blocks."""
+    """Count the blocks along each axis; 0 where the index does not count blocks."""
     return [
         -(-length // max(size, 1)) if kind in ("Blocked", "Squeezed") else 0
         for (kind, size, _), length in zip(block.dims, block.shape, strict=True)
@@ -368,13 +362,13 @@ def _constant(*indices: Any, axis: int) -> list[Any]:
 
 def _swapped(*indices: Any, axis: int, counts: Sequence[int]) -> list[Any]:
     one, other = indices[axis : axis + 2]
-    # Kept within the array: beyond it, every interpreter would say so at once.
+    # Within the array: beyond it, every interpreter would report it at once.
     new = jnp.minimum(other, counts[axis] - 1), jnp.minimum(one, counts[axis + 1] - 1)
     return [*indices[:axis], *(index.astype(one.dtype) for index in new), *indices[axis + 2 :]]
 
 
 def _line_of(kernel: KernelSite, position: int) -> Spot | None:
-    """Where an index map is written, if the kernel has one."""
+    """Find the line of an index map; None if it is one of JAX."""
     block = kernel.eqn.params["grid_mapping"].block_mappings[position]
     name, file, line = home_of(block.index_map_jaxpr)
     if not line or is_of_jax(block.index_map_jaxpr):
@@ -407,12 +401,12 @@ def mask(at: EquationSite) -> Iterator[Change]:
         name = _LOGIC[at.name]
         yield Change(f"{at.name} -> {name}", lambda: at.traced(_CHOSEN[name], *at.eqn.invars))
     elif at.name in ("masked_load", "masked_swap", "load", "swap", "scatter", "gather"):
-        found = _mask_of(at.eqn)
-        if found is not None:
-            where, atom = found
-            yield Change("dropped", lambda: at.with_operand(where, jnp.ones_like), part="mask")
-            if not is_literal(atom):
-                build = partial(at.with_operand, where, jnp.logical_not)
+        position = _mask_of(at.eqn)
+        if position is not None:
+            build = partial(at.with_operand, position, jnp.ones_like)
+            yield Change("dropped", build, part="mask")
+            if not is_literal(at.eqn.invars[position]):
+                build = partial(at.with_operand, position, jnp.logical_not)
                 yield Change("inverted", build, part="mask")
 
 
@@ -432,8 +426,8 @@ def _selected(at: EquationSite) -> Iterator[Change]:
     yield Change("inverted", lambda: at.replaced(invars=[condition, if_true, if_false]))
 
 
-def _mask_of(eqn: Any) -> tuple[int, Any] | None:
-    """The operand that is a mask: the only one of bools besides what is stored."""
+def _mask_of(eqn: Any) -> int | None:
+    """Find the position of the mask: the only operand of bools, besides the stored value."""
     positions = [
         position
         for position, atom in enumerate(eqn.invars)
@@ -441,4 +435,4 @@ def _mask_of(eqn: Any) -> tuple[int, Any] | None:
     ]
     if eqn.primitive.name in ("load", "swap") and not eqn.params.get("has_mask"):
         return None
-    return (positions[-1], eqn.invars[positions[-1]]) if len(positions) == 1 else None
+    return positions[0] if len(positions) == 1 else None

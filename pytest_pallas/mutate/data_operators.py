@@ -1,7 +1,7 @@
 """Mutation operators for values: what a kernel computes, loads, stores, copies and signals.
 
-Each function below is one kind of mistake, declared with a piece of a right kernel and what becomes
-of it. Those about comparisons, guards, grids and masks are in ``control_operators``.
+Each operator below is one kind of mistake, with an example of it. Those for comparisons, guards,
+grids and masks are in ``control_operators``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def arithmetic(at: EquationSite) -> Iterator[Change]:
         name = _REDUCED[at.name]
         axes = tuple(at.eqn.params["axes"])
         if int(np.prod([at.eqn.invars[0].aval.shape[axis] for axis in axes])) < 2:
-            return  # of one element all are equal
+            return  # they are equal for one element
         function = {"reduce_max": jnp.max, "reduce_min": jnp.min}[name]
         yield Change(
             f"{at.name} -> {name}",
@@ -65,7 +65,7 @@ def arithmetic(at: EquationSite) -> Iterator[Change]:
     after="s = q @ k.T",
 )
 def scale(at: EquationSite) -> Iterator[Change]:
-    """A factor that is the same everywhere: left out, or taken twice."""
+    """A factor that is the same for every element, left out or taken twice."""
     if at.name not in ("mul", "div") or not _is_float(at.eqn.outvars[0]) or not at.used():
         return
     left, right = at.eqn.invars
@@ -138,8 +138,8 @@ def cast(at: EquationSite) -> Iterator[Change]:
     users = at.scope.users(out)
     if at.scope.is_result(out) or not users or not _is_float(out):
         return
-    narrow = {each.params.get("new_dtype") for each in users}
-    if any(each.primitive.name != "convert_element_type" for each in users) or len(narrow) != 1:
+    narrow = {user.params.get("new_dtype") for user in users}
+    if any(user.primitive.name != "convert_element_type" for user in users) or len(narrow) != 1:
         return
     dtype: Any = np.dtype(narrow.pop())
     if not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize >= out.aval.dtype.itemsize:
@@ -149,8 +149,8 @@ def cast(at: EquationSite) -> Iterator[Change]:
         yield Change(f"to {dtype.name} before {at.name}", lambda: _rounded_operands(at, dtype))
 
 
-#: Operations that a cast may come before, and that can make much of its error. Not products and
-#: quotients: rounding their operands is no more than rounding their results a few times.
+#: Operations that can amplify the error of a cast before them. Products and quotients do not:
+#: rounding their operands is no worse than rounding their results a few times.
 _ROUNDED = frozenset({"add", "sub", "exp", "exp2"})
 
 
@@ -191,12 +191,12 @@ def _rounded_operands(at: EquationSite, dtype: Any) -> Replacement:
 
 
 def _in_bfloat16(x: Any) -> Any:
-    # A cast there and back is what XLA may leave out.
+    # XLA may leave out a cast to bfloat16 and back.
     return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
 
 
 def _accumulates(at: EquationSite) -> bool:
-    """Whether it stores what it adds to: float32, in a ref that the kernel also reads."""
+    """Whether it stores a sum of float32 in a ref that the kernel also reads."""
     value = at.eqn.invars[1]
     if getattr(value.aval, "dtype", None) != jnp.float32 or is_literal(value):
         return False
@@ -211,7 +211,7 @@ def _accumulates(at: EquationSite) -> bool:
 
 
 def _is_uniform(at: EquationSite, atom: Any) -> bool:
-    """Whether it is one number, maybe for every element."""
+    """Whether an operand is one number, perhaps broadcast."""
     if not atom.aval.shape:
         return True
     maker = at.scope.maker(atom)
@@ -274,7 +274,7 @@ def load(at: EquationSite) -> Iterator[Change]:
 
 
 def _is_init(at: EquationSite) -> bool:
-    """Whether it stores a constant in what the kernel also reads."""
+    """Whether it stores a constant in a ref that the kernel also reads."""
     return at.kernel.root(at.eqn.invars[0]) in at.kernel.read and at.scope.is_constant(
         at.eqn.invars[1]
     )
@@ -313,7 +313,7 @@ def _is_scalar(index: Any) -> bool:
 
 
 def _moved(at: EquationSite, axis: int, index: Any, function: Any) -> Replacement:
-    """The equation with a function of an index in place of it."""
+    """Replace an index of the equation by a function of it."""
     if isinstance(index, int) or is_literal(index):
         with jax.ensure_compile_time_eval():
             value = int(function(jnp.int32(getattr(index, "val", index))))
@@ -403,7 +403,7 @@ def device(at: EquationSite) -> Iterator[Change]:
     if total < 2:
         return
     for number, position in enumerate(positions):
-        # One number counts all devices, or those of the only axis; several are one for each axis.
+        # One number is the index of a device among all; several are its indices along the axes.
         size = total if len(positions) == 1 else sizes[number] if number < len(sizes) else 0
         if size < 2 or getattr(at.eqn.invars[position].aval, "shape", None) != ():
             continue
@@ -413,7 +413,7 @@ def device(at: EquationSite) -> Iterator[Change]:
 
 @operator("barrier", mistake="a barrier left out", before="plsc.subcore_barrier()", after="")
 def barrier(at: EquationSite) -> Iterator[Change]:
-    """The wait for the others is left out."""
+    """A barrier is left out."""
     if at.name in _BARRIERS:
         yield Change("dropped", Replacement, part=at.name)
 

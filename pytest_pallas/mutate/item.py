@@ -1,10 +1,15 @@
-"""The verdicts on the mutants of a spec: as data that travels between processes, and merged."""
+"""The mutants of a spec as one pytest item, and their verdicts from several processes.
+
+``MutantsItem`` tries the mutants; its ``SpecMutantRunner`` runs the checks of the spec on one of
+them. An item may run in parts, each in a process of its own: their verdicts travel as plain values,
+and ``merge_mutants`` merges them. ``credit_first_kills`` does so for all records of a run.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
@@ -13,31 +18,33 @@ import pytest
 
 from pallas_sim.errors import Fact, first_line
 from pallas_sim.findings import Text
-from pytest_pallas import record as notes
+from pallas_sim.traces import own_lines
 from pytest_pallas.backends.protocol import Backend, label
 from pytest_pallas.backends.tracing import jitted, split
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import CheckContext, call
 from pytest_pallas.checks.schedule import Runs
-from pytest_pallas.decoding import Between, DataError, decode
+from pytest_pallas.decoding import Between, DataError, decode, jsonable
 from pytest_pallas.draw.arguments import as_arguments
-from pytest_pallas.draw.diversity import words_of
+from pytest_pallas.draw.diversity import draw_name
 from pytest_pallas.errors import MutantError
-from pytest_pallas.mutate import Mutant, mutants_of, mutated
-from pytest_pallas.mutate.canonical import canonical
+from pytest_pallas.mutate import Mutant, mutants_of
+from pytest_pallas.mutate.canonical import TracedProgram, unchanged
 from pytest_pallas.mutate.runner import (
     ELSEWHERE,
+    Journal,
     KilledBy,
     MutantRun,
-    MutantVerdict,
+    from_json,
     merge_verdicts,
-    settled,
+    sampled,
     stale,
-    to_json,
+    try_mutants,
     unknown,
+    with_marks,
 )
 from pytest_pallas.pytest_session import JOURNAL, PART, PART_OUTCOME, SECONDS, Part
-from pytest_pallas.record import Note
+from pytest_pallas.record import MutantVerdict, Note, Record
 from pytest_pallas.run.check_run import CheckRun, context_of, run_example, subjects_of
 from pytest_pallas.run.fuzzing import drawn_calls
 from pytest_pallas.run.item import SpecItem, time_budget_of
@@ -45,8 +52,7 @@ from pytest_pallas.run.result import Result
 from pytest_pallas.spec import EquivalentMutant, KernelSpec
 
 if TYPE_CHECKING:
-    from pytest_pallas.checks.context import CheckContext, CheckResult
-    from pytest_pallas.mutate.runner import MutantVerdict
+    from pytest_pallas.checks.context import CheckResult
 
 #: Number of mutants in a part.
 MUTANTS_PER_PART = 16
@@ -57,7 +63,12 @@ _Number = Annotated[int, Between(-1, 10**6)]
 
 
 class MutantsPart(TypedDict):
-    """The result of a part of the mutants as plain values."""
+    """The result of a part of a spec's mutants as plain values.
+
+    ``total`` is the number of chosen mutants of the spec, ``whole`` whether these are all that
+    there are. ``equivalents`` are the marks of the spec; ``verdicts`` are without them. ``notes``
+    on checks that were left out are by key of the mutant.
+    """
 
     kind: Literal["mutants"]
     first: _Number
@@ -67,27 +78,6 @@ class MutantsPart(TypedDict):
     equivalents: list[EquivalentMutant]
     verdicts: list[MutantVerdict]
     notes: dict[Text, list[Note]]
-
-
-@dataclass(frozen=True)
-class MergedMutants:
-    """The mutants of several parts, in order.
-
-    Attributes:
-      verdicts: without the marks of the spec.
-      notes: notes on checks that were left out, by key of the mutant.
-      equivalents: the marks of the spec.
-      whole: whether the chosen mutants are all that there are.
-      total: the number of chosen mutants.
-      missing: numbers of the mutants that no part has.
-    """
-
-    verdicts: Sequence[MutantVerdict]
-    notes: Mapping[str, Sequence[Note]]
-    equivalents: Sequence[EquivalentMutant]
-    whole: bool
-    total: int
-    missing: Sequence[int]
 
 
 def add_verdicts(
@@ -107,10 +97,10 @@ def add_verdicts(
       equivalents: the marks of the spec, which apply now.
       whole: whether these are all mutants of the spec.
     """
-    marked = [settled(verdict, equivalents) for verdict in verdicts]
+    marked = [with_marks(verdict, equivalents) for verdict in verdicts]
     whole = whole and all(verdict.status != "untried" for verdict in marked)
     result.examples = sum(verdict.examples for verdict in marked)
-    result.mutants = [to_json(verdict) for verdict in marked]
+    result.mutants = [jsonable(verdict) for verdict in marked]
     result.notes += stale(equivalents, marked, whole=whole)
     for verdict in verdicts:
         if verdict.how != ELSEWHERE:
@@ -118,87 +108,75 @@ def add_verdicts(
                 result.add_note(note)
 
 
-def mutants_to_json(
-    part: Part,
-    verdicts: Sequence[MutantVerdict],
-    notes_of: Mapping[str, Sequence[Note]],
-    *,
-    equivalents: Sequence[EquivalentMutant],
-    total: int,
-    whole: bool,
-) -> dict[str, Any]:
-    """The result of a part of the mutants, as plain JSON values.
-
-    Args:
-      part: the part.
-      verdicts: of ``try_mutants``.
-      notes_of: notes by key of the mutant.
-      equivalents: the marks of the spec.
-      total: the number of chosen mutants of the spec.
-      whole: whether the chosen mutants are all that there are.
-    """
-    return {
-        "kind": part.kind,
-        "first": part.first,
-        "last": min(part.last, total - 1),
-        "total": total,
-        "whole": whole,
-        "equivalents": [dataclasses.asdict(each) for each in equivalents],
-        "verdicts": [to_json(verdict) for verdict in verdicts],
-        "notes": {key: [notes.note_to_json(note) for note in of] for key, of in notes_of.items()},
-    }
-
-
-def merge_into(
+def merge_mutants(
     result: Result,
     results: Sequence[Mapping[str, Any]],
     *,
     name: str,
     killed: dict[str, str],
 ) -> Sequence[int]:
-    """Merge the results of parts into the result of their item; see ``merge_mutants``.
-
-    Returns:
-      The numbers of the mutants that no part has.
-    """
-    merged = merge_mutants(results, name=name, killed=killed)
-    add_verdicts(
-        result,
-        merged.verdicts,
-        merged.notes,
-        equivalents=merged.equivalents,
-        whole=merged.whole,
-    )
-    return merged.missing
-
-
-def merge_mutants(
-    results: Sequence[Mapping[str, Any]], *, name: str, killed: dict[str, str]
-) -> MergedMutants:
-    """Merge the results of parts, given in any order, some perhaps twice.
+    """Merge the results of parts into the result of their item.
 
     Args:
-      results: from ``mutants_to_json``; one at least.
+      result: of the item.
+      results: a ``MutantsPart`` each, in any order, some perhaps twice; one at least.
       name: the name of the spec.
       killed: as for ``merge_verdicts``.
 
+    Returns:
+      The numbers of the mutants that no part has.
+
     Raises:
-      DataError: a result is none.
+      DataError: a result is no ``MutantsPart``.
     """
     parts: list[MutantsPart] = decode(list[MutantsPart], results)
     if not parts:
         raise DataError("has no part of its mutants")
-    ordered = sorted(parts, key=lambda result: result["first"])
-    verdicts = [each for result in ordered for each in result["verdicts"]]
-    have = {n for result in ordered for n in range(result["first"], result["last"] + 1)}
-    total = ordered[0]["total"]
-    return MergedMutants(
-        verdicts=merge_verdicts(verdicts, name=name, killed=killed),
-        notes={key: of for result in reversed(ordered) for key, of in result["notes"].items()},
-        equivalents=ordered[0]["equivalents"],
-        whole=ordered[0]["whole"],
-        total=total,
-        missing=[number for number in range(total) if number not in have],
+    parts.sort(key=lambda part: part["first"])
+    verdicts = [verdict for part in parts for verdict in part["verdicts"]]
+    add_verdicts(
+        result,
+        merge_verdicts(verdicts, name=name, killed=killed),
+        {key: notes for part in reversed(parts) for key, notes in part["notes"].items()},
+        equivalents=parts[0]["equivalents"],
+        whole=parts[0]["whole"],
+    )
+    tried = {number for part in parts for number in range(part["first"], part["last"] + 1)}
+    return [number for number in range(parts[0]["total"]) if number not in tried]
+
+
+def credit_first_kills(
+    records: Sequence[Record], results: Mapping[str, Mapping[str, Any]], killed: dict[str, str]
+) -> list[Record]:
+    """Make records in which each killed mutant counts for the first test or spec that killed it.
+
+    Tests that run in several processes, or in several runs, do not know of each other's kills.
+
+    Args:
+      records: of a run in several processes, in the order of collection.
+      results: those of items of mutants, by test id, as of a part with all mutants.
+      killed: names of the tests and specs that killed mutants, by key; new ones are added.
+    """
+    return [
+        _credited(record, results.get(record.test), killed) if record.mutants else record
+        for record in records
+    ]
+
+
+def _credited(record: Record, part: Mapping[str, Any] | None, killed: dict[str, str]) -> Record:
+    if part is None:
+        item = record.test.rpartition("::")[2]
+        # an item of mutants is named after its spec, under whose name its kills count
+        name = record.kernel if item == f"{record.kernel}-{record.check}" else item
+        merged = merge_verdicts(map(from_json, record.mutants), name=name, killed=killed)
+        return dataclasses.replace(record, mutants=tuple(map(jsonable, merged)))
+    result = Result(kernel=record.kernel, check=record.check, backend=record.backend)
+    merge_mutants(result, [part], name=record.kernel, killed=killed)
+    return dataclasses.replace(
+        record,
+        examples=result.examples,
+        mutants=tuple(result.mutants),
+        notes=tuple(result.notes),
     )
 
 
@@ -229,9 +207,27 @@ class CheckCall:
     unsound: str | None = None
 
     @property
-    def place(self) -> str:
-        """The backend, with the sizes of the mesh."""
-        return self.run.place
+    def check(self) -> Check:
+        """The check."""
+        return self.part.check
+
+    def key(self, *, differentiated: bool) -> Hashable:
+        """The key of the program of this call, or of its gradient."""
+        mesh = tuple(self.part.mesh.items())
+        return label(self.part.backend), mesh, draw_name(self.drawn), differentiated
+
+    def error(self, mutant: Mutant | None, runs: dict[Any, Runs]) -> Exception | None:
+        """Run the check; return its error, or None if it passes."""
+        session = self.run.session
+        session.mutant = mutant
+        trial = runs.setdefault((self.part.backend, *self.part.mesh.items()), Runs())
+        try:
+            run_example(self.run, self.drawn, trial=trial)
+        except Exception as error:
+            return _mutant_error(error) or error
+        finally:
+            session.mutant = None
+        return None
 
 
 @dataclass
@@ -242,85 +238,62 @@ class SpecMutantRunner:
       parts: the checks, as items.
       operators: names of the mutation operators; empty for all.
       calls: the checks with their calls.
-      where: programs by place (backend, mesh, words of the call, whether it is the gradient).
-      inside: the mutants of each program, by place.
-      forms: the programs in canonical form, by place.
+      programs: the programs of these calls and of their gradients, by ``CheckCall.key``.
       notes: notes for the record, by mutant.
-      running: called with the name and place of a check before it runs.
+      running: called with the name of a check, and its backend with the mesh, before it runs.
     """
 
     parts: Sequence[SpecItem]
     operators: Collection[str] = ()
     calls: list[CheckCall] = field(default_factory=list[CheckCall])
-    where: dict[Any, Any] = field(default_factory=dict[Any, Any])
-    inside: dict[Any, set[Mutant]] = field(default_factory=dict[Any, "set[Mutant]"])
-    forms: dict[Any, Any] = field(default_factory=dict[Any, Any])
+    programs: dict[Hashable, TracedProgram] = field(default_factory=dict[Hashable, TracedProgram])
     notes: dict[str, list[Note]] = field(default_factory=dict[str, "list[Note]"])
     running: Callable[[str, str], None] = lambda _, __: None
 
     def discover(self) -> list[Mutant]:
-        """Trace every call of the checks, and find the mutants of their kernels.
+        """Trace every call of the checks, and return the mutants of their kernels.
 
         Raises:
           PallasError: the kernel cannot be traced.
         """
-        found: dict[Mutant, None] = {}
+        mutants: dict[Mutant, None] = {}
         for part in self.parts:
             run = part.check_run()
             for number, drawn in enumerate(_drawn(run)):
                 self.calls.append(CheckCall(part, run, drawn, number))
-                for place, program in self._programs(self.calls[-1]):
-                    mutants = mutants_of(program, self.operators)
-                    self.where[place] = program
-                    self.inside[place] = set(mutants)
-                    found.update(dict.fromkeys(mutants))
-        return list(found)
+                for key, jaxpr in self._traced(self.calls[-1]):
+                    inside = mutants_of(jaxpr, self.operators)
+                    self.programs[key] = TracedProgram(jaxpr, frozenset(inside))
+                    mutants.update(dict.fromkeys(inside))
+        return list(mutants)
 
-    def _programs(self, check_call: CheckCall) -> Iterator[tuple[Any, Any]]:
-        """The programs of a drawn call and its gradient, by place."""
+    def _traced(self, check_call: CheckCall) -> Iterator[tuple[Hashable, Any]]:
+        """Trace a drawn call and its gradient, unless they are known; yields keys and jaxprs."""
         context = context_of(check_call.run, as_arguments(check_call.drawn))
         for differentiated in (False, True):
-            check = check_call.part.check
+            check = check_call.check
             if differentiated and (check.differentiates != "only" or check.program is None):
                 continue
-            place = self._place(check_call, differentiated)
-            if place in self.inside:
+            key = check_call.key(differentiated=differentiated)
+            if key in self.programs:
                 continue
             made = call(context, context.kernel, context.arguments.args)
             if differentiated and check.program is not None:
                 made = call(context, *check.program(context))
-            yield place, _traced(context, made)
-
-    def _place(self, check_call: CheckCall, differentiated: bool) -> Any:
-        mesh = tuple(check_call.part.mesh.items())
-        return label(check_call.part.backend), mesh, words_of(check_call.drawn), differentiated
+            yield key, _jaxpr(context, made)
 
     def _concerns(self, check_call: CheckCall, mutant: Mutant) -> bool:
         """Whether the programs of a check may contain the mutant."""
-        check = check_call.part.check
+        check = check_call.check
         if check.varies_calls:
             return True
-        programs = {"no": (False,), "also": (False, True), "only": (True,)}[check.differentiates]
-        return any(
-            mutant in self.inside.get(self._place(check_call, each), ()) for each in programs
-        )
+        gradients = {"no": (False,), "also": (False, True), "only": (True,)}[check.differentiates]
+        keys = (check_call.key(differentiated=gradient) for gradient in gradients)
+        return any(key in self.programs and mutant in self.programs[key].mutants for key in keys)
 
     def same(self, mutant: Mutant) -> str:
-        """The reason why a mutant is the same program in every drawn call; "" if it is not."""
-        count = 0
-        for place, mutants in self.inside.items():
-            if mutant not in mutants:
-                continue
-            program = self.where[place]
-            try:
-                changed = mutated(program, mutant)
-            except MutantError:
-                return ""
-            if place not in self.forms:
-                self.forms[place] = canonical(program)
-            if canonical(changed) != self.forms[place]:
-                return ""
-            count += 1
+        """Explain why a mutant is the same program in every drawn call; "" if it is not."""
+        count = unchanged(self.programs.values(), mutant)
         return f"the same program after simplification, in {count} drawn calls" if count else ""
 
     def attempt(self, mutant: Mutant) -> MutantRun:
@@ -332,25 +305,24 @@ class SpecMutantRunner:
         runs: dict[Any, Runs] = {}
         examples = 0
         compared = False
-        for each in self.calls:
-            if not self._concerns(each, mutant):
+        for check_call in self.calls:
+            if not self._concerns(check_call, mutant):
                 continue
-            if each.unsound:
-                self._note(mutant, each.unsound)
+            if check_call.unsound:
+                self._note(mutant, check_call.unsound)
                 continue
-            self.running(each.part.check.name, each.place)
-            error = self._error(each, mutant, runs)
-            if error is None or isinstance(error, MutantError) or self._sound(each):
-                examples += 1
-            else:
-                self._note(mutant, each.unsound)
+            name, on = check_call.check.name, check_call.run.backend_name
+            self.running(name, on)
+            error = check_call.error(mutant, runs)
+            passed = error is None or isinstance(error, MutantError)
+            if not (passed or self._sound(check_call)):
+                self._note(mutant, check_call.unsound or "")
                 continue
+            examples += 1
             if isinstance(error, MutantError):
                 return MutantRun(None, examples, str(error))
             if error is not None:
-                return MutantRun(
-                    KilledBy(each.part.check.name, type(error).__name__, each.place), examples
-                )
+                return MutantRun(KilledBy(name, type(error).__name__, on), examples)
             if not compared:
                 compared = True
                 same = self.same(mutant)
@@ -358,39 +330,25 @@ class SpecMutantRunner:
                     return MutantRun(None, examples, same=same)
         return MutantRun(None, examples, same="" if compared else self.same(mutant))
 
-    def _sound(self, each: CheckCall) -> bool:
+    def _sound(self, check_call: CheckCall) -> bool:
         """Whether a check passes without a mutant; otherwise its failure does not count."""
-        if each.unsound is None:
-            error = self._error(each, None, {})
-            each.unsound = ""
+        if check_call.unsound is None:
+            error = check_call.error(None, {})
+            check_call.unsound = ""
             if error is not None:
-                each.unsound = (
-                    f"{each.part.check.name} on {each.place}, call {each.number}, was left out "
-                    f"because it fails without a mutant: {first_line(error)}"
+                check_call.unsound = (
+                    f"{check_call.check.name} on {check_call.run.backend_name}, "
+                    f"call {check_call.number}, was left out because it fails without a mutant: "
+                    f"{first_line(error)}"
                 )
-        return not each.unsound
+        return not check_call.unsound
 
-    def _note(self, mutant: Mutant, text: str | None) -> None:
-        self.notes.setdefault(unknown(mutant).key, []).append(Note(text or "", "mutants"))
-
-    def _error(
-        self, each: CheckCall, mutant: Mutant | None, runs: dict[Any, Runs]
-    ) -> Exception | None:
-        """The error of a check; None if it passes."""
-        session = each.run.session
-        session.mutant = mutant
-        kept = runs.setdefault((each.part.backend, *each.part.mesh.items()), Runs())
-        try:
-            run_example(each.run, each.drawn, trial=kept)
-        except Exception as error:
-            return _mutant_error(error) or error
-        finally:
-            session.mutant = None
-        return None
+    def _note(self, mutant: Mutant, text: str) -> None:
+        self.notes.setdefault(unknown(mutant).key, []).append(Note(text, "mutants"))
 
 
 def _mutant_error(error: BaseException | None) -> MutantError | None:
-    """The ``MutantError`` that caused an error, or None."""
+    """Find the ``MutantError`` that caused an error, or None."""
     while error is not None:
         if isinstance(error, MutantError):
             return error
@@ -403,8 +361,8 @@ def _drawn(run: CheckRun) -> list[Any]:
     return list(drawn_calls(run.source, run.options.seed, run.examples, subjects_of(run)))
 
 
-def _traced(context: CheckContext, made: Any) -> Any:
-    """The closed jaxpr of a call on its backend."""
+def _jaxpr(context: CheckContext, made: Any) -> Any:
+    """Trace a call on its backend; returns the closed jaxpr."""
     backend: Any = context.backend
     with backend.context():
         static, arrays = split(made)
@@ -412,7 +370,6 @@ def _traced(context: CheckContext, made: Any) -> Any:
 
 
 # The mutants of a spec's kernels, as one pytest item.
-
 
 #: Kinds of backends on which mutants run.
 _KINDS = ("simulating", "interpreting")
@@ -436,7 +393,7 @@ class MutantsItem(SpecItem):
 
     @classmethod
     def of(cls, parent: Any, spec: KernelSpec, parts: Sequence[SpecItem]) -> MutantsItem:
-        """The item whose mutants ``parts``, one at least, check."""
+        """Make the item of a spec whose checks are ``parts``, one at least."""
         first: Backend = parts[0].backend
         mesh: Mapping[str, int] = max(
             (part.mesh for part in parts), key=lambda mesh: len(mesh), default={}
@@ -461,7 +418,7 @@ class MutantsItem(SpecItem):
         return results.setdefault(key, self.new_result())
 
     def new_result(self) -> Result:
-        """A result without mutants."""
+        """Make a result without mutants."""
         return Result(
             kernel=self.spec.name, family=self.spec.family, check=MUTANTS.name, backend="all"
         )
@@ -477,7 +434,7 @@ class MutantsItem(SpecItem):
         return self.nodeid
 
     def slot(self) -> float | None:
-        """Its time limit in seconds, of the session's time; None for no limit."""
+        """Take its share of the session's time, in seconds; None for no limit."""
         options = self.options
         if PART in self.stash:
             return self.stash.get(SECONDS, None)
@@ -489,15 +446,11 @@ class MutantsItem(SpecItem):
         return self.stash[SECONDS]
 
     def _run(self) -> None:
-        from pallas_sim.traces import own_lines
-
         __tracebackhide__ = True
         with own_lines():
             self._try_all()
 
     def _try_all(self) -> None:
-        from pytest_pallas.mutate.runner import Journal, sampled, try_mutants
-
         __tracebackhide__ = True
         session, options = self.state, self.options
         seconds = self.slot()
@@ -505,15 +458,16 @@ class MutantsItem(SpecItem):
         runner = SpecMutantRunner(self.parts, session.operators)
         path = self.stash.get(JOURNAL, None)
         journal = Journal(None if path is None else Path(path))
-        found = runner.discover()
+        mutants = runner.discover()
 
-        def running(check: str, place: str) -> None:
+        def running(check: str, on: str) -> None:
             """Record the running check, in case the process dies."""
             if journal.begun is not None:
-                journal.begin(dataclasses.replace(journal.begun, by=check, on=place))
+                journal.begin(dataclasses.replace(journal.begun, by=check, on=on))
 
         runner.running = running
-        chosen = sampled(found, options.mutate or 0, options.seed)
+        chosen = sampled(mutants, options.mutate or 0, options.seed)
+        equivalents = self.spec.equivalent
         part = self.stash.get(PART, None)
         verdicts = try_mutants(
             chosen if part is None else chosen[part.first : part.last + 1],
@@ -524,32 +478,38 @@ class MutantsItem(SpecItem):
             marked=session.marked,
             until=until,
             same=runner.same,
-            equivalents=self.spec.equivalent,
-            begun=lambda verdict: _tell(self, verdict),
+            equivalents=equivalents,
+            begun=self._notify,
         )
-        whole = len(chosen) == len(found) and not session.chosen_operators
-        marks = self.spec.equivalent
+        whole = len(chosen) == len(mutants) and not session.chosen_operators
         add_verdicts(
             self.result,
             verdicts,
             runner.notes,
-            equivalents=marks,
+            equivalents=equivalents,
             whole=whole and part is None,
         )
         if part is None and hasattr(self.config, "workerinput"):
             # of pytest-xdist, whose controller knows the kills of other processes
             part = Part("mutants", 0, len(chosen))
         if part is not None:
-            self.stash[PART_OUTCOME] = mutants_to_json(
-                part, verdicts, runner.notes, equivalents=marks, total=len(chosen), whole=whole
+            outcome = MutantsPart(
+                kind="mutants",
+                first=part.first,
+                last=min(part.last, len(chosen) - 1),
+                total=len(chosen),
+                whole=whole,
+                equivalents=list(equivalents),
+                verdicts=verdicts,
+                notes=runner.notes,
             )
+            self.stash[PART_OUTCOME] = jsonable(outcome)
 
-
-def _tell(item: MutantsItem, verdict: MutantVerdict) -> None:
-    """Notify the observer of the mutant."""
-    observer = item.state.observer
-    if observer is not None:
-        observer.example(item.result, [Fact("mutant", f"{verdict.operator}: {verdict.change}")])
+    def _notify(self, verdict: MutantVerdict) -> None:
+        """Notify the observer of the mutant."""
+        observer = self.state.observer
+        if observer is not None:
+            observer.example(self.result, [Fact("mutant", f"{verdict.operator}: {verdict.change}")])
 
 
 def _fails(item: SpecItem) -> bool:
@@ -564,7 +524,7 @@ def _where(item: SpecItem) -> tuple[str, tuple[tuple[str, int], ...]]:
 def mutants_item(
     parent: pytest.Collector, spec: KernelSpec, items: Sequence[pytest.Item]
 ) -> MutantsItem | None:
-    """The item for a spec's mutants, in place of its items; None if there are none.
+    """Make the item for a spec's mutants, in place of its items; None without items of checks.
 
     It is skipped, with the reason, if no check can run on mutants.
     """

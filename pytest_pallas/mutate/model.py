@@ -1,9 +1,9 @@
-"""What a mutation operator is, and what it sees of a kernel.
+"""Mutation operators, and the sites in a kernel that they change.
 
-An operator is a function of a place in a kernel, an ``EquationSite`` of its body or the
-``KernelSite`` that calls it, and yields a ``Change`` for each mistake that people make there. It
-stays lazy: a change is built only when its mutant is wanted. Importing this module imports no JAX;
-``known_operators`` imports the modules that declare operators, and these do.
+An operator is a function of a site: an equation in the body of a kernel (``EquationSite``), or the
+call of a kernel (``KernelSite``). It yields a ``Change`` for each mistake that people make there. A
+change is built only if its mutant runs. Importing this module does not import JAX, but
+``known_operators`` does: it imports the modules that declare operators.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _SPREADING = frozenset({"broadcast_in_dim", "convert_element_type", "reshape"})
 
 @dataclass(frozen=True)
 class Replacement:
-    """What takes the place of an equation.
+    """The equations that replace an equation.
 
     Attributes:
-      eqns: equations.
-      outs: for each result of the old one an operand that is used in its place.
+      eqns: the new equations.
+      outs: the operands that replace the results of the old equation, in their order.
     """
 
     eqns: Sequence[Any] = ()
@@ -55,10 +55,11 @@ class Change:
     """One way in which an operator changes an equation.
 
     Attributes:
-      words: what is changed, in a few words that are the same in every shape.
-      build: makes what takes its place; None where it makes no sense there.
+      words: a short description of the change, the same in every shape.
+      build: makes the ``Replacement``, or the new call of the kernel; returns None if the change
+        makes no sense there.
       part: as in ``Mutant``.
-      place: where, if not where the equation was made.
+      place: the line that is changed, if it is not the line of the equation.
     """
 
     words: str
@@ -75,9 +76,10 @@ class KernelSite:
       eqn: the equation that calls it.
       name: its name.
       home: file of its body.
-      axes: sizes of the mesh axes around it, and of its own grid's names, as far as known.
+      axes: sizes of the mesh axes around it, and of the named axes of its grid, as far as known.
       read: roots of the refs that it reads.
-      roots: from a ref inside to the ref of the body, or of the allocation, that it is.
+      roots: by the id of a ref in a branch or loop, the id of the same ref in the body, or of its
+        allocation.
     """
 
     eqn: Any
@@ -99,13 +101,13 @@ class KernelSite:
 
     @property
     def axes_counted(self) -> list[int]:
-        """The axes of the grid that the body counts, without those that ``vmap`` added."""
+        """The axes of the grid that ``program_id`` counts: those that ``vmap`` added are not."""
         if self.facts is None:
             return []
         return [axis for axis in range(len(self.facts.grid)) if axis not in self.facts.vmapped]
 
     def root(self, ref: Any) -> int:
-        """Which ref it is, the same inside of branches and loops."""
+        """Identify a ref: the same number in the body and inside of branches and loops."""
         return self.roots.get(id(ref), id(ref))
 
 
@@ -115,8 +117,8 @@ class EnclosingJaxpr:
 
     Attributes:
       jaxpr: the jaxpr.
-      outer: the scope of the equation that it is inside of, if that is known.
-      operands: by the id of a variable, the operand of that equation that it stands for.
+      outer: the jaxpr of the equation that contains it, if that is known.
+      operands: the operands of that equation, by the id of the variable that each is bound to.
     """
 
     jaxpr: Any
@@ -129,19 +131,19 @@ class EnclosingJaxpr:
 
     @cached_property
     def _users(self) -> Mapping[int, list[Any]]:
-        found: dict[int, list[Any]] = {}
+        users: dict[int, list[Any]] = {}
         for eqn in self.jaxpr.eqns:
             for atom in eqn.invars:
                 if not is_literal(atom):
-                    found.setdefault(id(atom), []).append(eqn)
-        return found
+                    users.setdefault(id(atom), []).append(eqn)
+        return users
 
     def maker(self, atom: Any) -> Any:
-        """The equation that makes an operand, or None: it comes from outside."""
+        """Find the equation that makes an operand; None for an operand from outside."""
         return None if is_literal(atom) else self._makers.get(id(atom))
 
     def is_constant(self, atom: Any) -> bool:
-        """Whether it is one number, known when the kernel is written, maybe for every element."""
+        """Whether an operand is a number in the source of the kernel, perhaps broadcast."""
         if is_literal(atom):
             return True
         if self.outer is not None and id(atom) in self.operands:
@@ -149,15 +151,14 @@ class EnclosingJaxpr:
         maker = self.maker(atom)
         if maker is None:
             return False
-        inner = [each for each in sub_jaxprs(maker) if maker.primitive.name in _CALLED]
+        inner = list(sub_jaxprs(maker)) if maker.primitive.name in _CALLED else []
         if len(inner) == 1 and not maker.invars:
-            return len(maker.outvars) == 1 and EnclosingJaxpr(inner[0]).is_constant(
-                inner[0].outvars[0]
-            )
+            [jaxpr] = inner
+            return len(maker.outvars) == 1 and EnclosingJaxpr(jaxpr).is_constant(jaxpr.outvars[0])
         return maker.primitive.name in _SPREADING and all(map(self.is_constant, maker.invars))
 
     def users(self, var: Any) -> Sequence[Any]:
-        """The equations that use a variable."""
+        """List the equations that use a variable."""
         return self._users.get(id(var), [])
 
     def is_result(self, var: Any) -> bool:
@@ -173,7 +174,7 @@ class EquationSite:
       eqn: the equation.
       scope: its jaxpr.
       kernel: its kernel.
-      places: where it was made, as in ``Mutant``.
+      places: its lines, as in ``Mutant``.
     """
 
     eqn: Any
@@ -183,21 +184,21 @@ class EquationSite:
 
     @property
     def name(self) -> str:
-        """Of the primitive."""
+        """The name of the primitive."""
         return self.eqn.primitive.name
 
     def used(self) -> bool:
-        """Whether something uses the first result."""
+        """Whether its first result is used."""
         var = self.eqn.outvars[0]
         return bool(self.scope.users(var)) or self.scope.is_result(var)
 
     def traced(self, function: Callable[..., Any], *atoms: Any) -> Replacement:
-        """What a function of arrays makes of operands, as the equation's only result."""
+        """Replace the equation by a function of operands, whose array is the only result."""
         eqns, outs = equations_of(lambda *args: (function(*args),), atoms, self.eqn)
         return Replacement(eqns, outs)
 
     def with_operand(self, position: int, function: Callable[[Any], Any]) -> Replacement:
-        """The same equation with a function of an operand in its place."""
+        """Replace an operand of the equation by a function of it."""
         operands = list(self.eqn.invars)
         eqns, [operands[position]] = equations_of(
             lambda x: (function(x).astype(x.dtype),), [operands[position]], self.eqn
@@ -206,7 +207,7 @@ class EquationSite:
         return Replacement([*eqns, new], list(new.outvars))
 
     def replaced(self, **fields: Any) -> Replacement:
-        """The same equation with other fields."""
+        """Replace the equation by one with other fields."""
         eqn = self.eqn.replace(**fields)
         return Replacement([eqn], list(eqn.outvars))
 
@@ -219,13 +220,13 @@ class Operator:
 
     Attributes:
       name: as in reports and in ``--pallas-mutate-operators``.
-      mistake: what was done wrong, in a few words.
+      mistake: a short description of the mistake.
       before: a small piece of a right kernel.
-      after: what it becomes.
-      function: the ways in which it changes an equation of a body, or the call of a kernel.
-      of_calls: whether ``function`` takes the call of a kernel (``KernelSite``), whose changes
-        build another equation, instead of an equation of a body (``EquationSite``), whose changes
-        build a ``Replacement``.
+      after: the same piece with the mistake.
+      function: yields the changes of a site.
+      of_calls: whether the sites are calls of kernels (``KernelSite``), whose changes build another
+        equation, instead of equations of a body (``EquationSite``), whose changes build a
+        ``Replacement``.
     """
 
     name: str
@@ -243,9 +244,9 @@ def operator(
 
     Args:
       name: as in reports and in ``--pallas-mutate-operators``.
-      mistake: what was done wrong, in a few words.
+      mistake: a short description of the mistake.
       before: a small piece of a right kernel.
-      after: what it becomes.
+      after: the same piece with the mistake.
     """
     return lambda function: Operator(
         name=name, mistake=mistake, before=before, after=after, function=function
@@ -255,7 +256,10 @@ def operator(
 def call_operator(
     name: str, *, mistake: str, before: str, after: str
 ) -> Callable[[Callable[[KernelSite], Iterator[Change]]], Operator]:
-    """Declare the same of a function of the call of a kernel (``KernelSite``); see ``operator``."""
+    """Declare that a function of the call of a kernel (``KernelSite``) is an operator.
+
+    See ``operator``.
+    """
     return lambda function: Operator(
         name=name, mistake=mistake, before=before, after=after, function=function, of_calls=True
     )
@@ -267,7 +271,7 @@ _added: list[Operator] = []
 
 @functools.cache
 def declared_operators() -> tuple[Operator, ...]:
-    """The operators of this package, in the order of their modules and sources."""
+    """List the operators of this package, in the order of their modules and sources."""
     modules = [importlib.import_module(f"pytest_pallas.mutate.{name}") for name in MODULES]
     return tuple(
         value
@@ -278,20 +282,20 @@ def declared_operators() -> tuple[Operator, ...]:
 
 
 def known_operators() -> tuple[Operator, ...]:
-    """Those of this package, then those that projects added."""
+    """List the operators of this package, then those that projects added."""
     return (*declared_operators(), *_added)
 
 
 @contextlib.contextmanager
 def added_operators(operators: Sequence[Operator]) -> Generator[None]:
-    """Know ``operators`` besides those of this package.
+    """Add operators to those of this package, until the context ends.
 
     Raises:
       OptionError: two operators have the same name.
     """
     before = _added[:]
     for operator in operators:
-        if operator.name in {each.name for each in known_operators()}:
+        if operator.name in {known.name for known in known_operators()}:
             _added[:] = before
             raise OptionError(f"there are two mutation operators of the name {operator.name!r}")
         _added.append(operator)
@@ -316,10 +320,10 @@ _OPERANDS = {
 
 
 def indices_of(eqn: Any) -> list[tuple[Any, Any]] | None:
-    """The indices of a ``get``, ``swap`` or ``addupdate``, each with the size of its axis.
+    """List the indices of a ``get``, ``swap`` or ``addupdate``, each with the size of its axis.
 
-    An index of the last transform is an operand, or an object with ``start``, ``size`` and
-    ``stride``. None where it is not indexed so.
+    They are those of the last transform. An index is an operand, or an object with ``start``,
+    ``size`` and ``stride``. None if the last transform is no indexer.
     """
     count = _BEFORE_INDICES.get(eqn.primitive.name)
     if count is None or "tree" not in eqn.params or "has_mask" in eqn.params:
@@ -332,7 +336,7 @@ def indices_of(eqn: Any) -> list[tuple[Any, Any]] | None:
 
 
 def reindexed(eqn: Any, axis: int, index: Any) -> Any:
-    """The equation with another index, or start of a slice, for an axis; see ``indices_of``."""
+    """Replace the index, or the start of the slice, of an axis; see ``indices_of``."""
     import jax
 
     count = _BEFORE_INDICES[eqn.primitive.name]
@@ -348,11 +352,7 @@ def reindexed(eqn: Any, axis: int, index: Any) -> Any:
 
 
 def operand_groups(eqn: Any) -> Mapping[str, list[int]]:
-    """Which operands of a DMA, a signal or a wait are what: positions by name.
-
-    Names are ``source``, ``target``, ``target_semaphore``, ``source_semaphore`` and ``device`` of a
-    ``dma_start`` or ``dma_wait``; ``semaphore``, ``value`` and ``device`` of the others.
-    """
+    """Find the operands of a DMA, a signal or a wait: positions by name, as in ``_OPERANDS``."""
     names = _OPERANDS.get(eqn.primitive.name)
     structure = eqn.params.get("tree", eqn.params.get("args_tree"))
     if names is None or structure is None:
@@ -362,7 +362,7 @@ def operand_groups(eqn: Any) -> Mapping[str, list[int]]:
 
 
 def _positions(part: Any) -> Iterator[int]:
-    """The numbers in what was unflattened; a ref with its transforms is no pytree of JAX's."""
+    """Collect the positions in a part of the pytree; JAX takes a ref with transforms for a leaf."""
     import jax
 
     if hasattr(part, "ref") and hasattr(part, "transforms"):

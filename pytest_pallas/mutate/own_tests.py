@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import inspect
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -14,17 +13,19 @@ import pytest
 
 from pallas_sim.errors import Fact
 from pallas_sim.traces import own_lines
+from pytest_pallas.backends.protocol import label
 from pytest_pallas.compat.fuzzing import hypothesis_settings, set_hypothesis_settings
+from pytest_pallas.decoding import jsonable
 from pytest_pallas.errors import MutantError
-from pytest_pallas.mutate import Mutant, mutants_of, mutated
-from pytest_pallas.mutate.canonical import canonical
+from pytest_pallas.mutate import Mutant, mutants_of
+from pytest_pallas.mutate.canonical import TracedProgram, unchanged
 from pytest_pallas.mutate.runner import (
     Journal,
     KilledBy,
     MutantRun,
     earlier_run,
-    run_mutants,
     sampled,
+    try_mutants,
 )
 from pytest_pallas.pytest_session import JOURNAL, PytestSession
 from pytest_pallas.run.result import Result
@@ -37,7 +38,7 @@ PLUGIN = "pallas-mutants"
 def mutants_instead(
     parent: pytest.Collector, spec: KernelSpec, items: Iterable[pytest.Item]
 ) -> Iterable[pytest.Item]:
-    """The item of a spec's mutants in place of its items; these if there is none."""
+    """Replace the items of a spec by the item of its mutants, if there is one."""
     from pytest_pallas.mutate.item import mutants_item
 
     items = list(items)
@@ -87,7 +88,7 @@ class _TraceRecorder:
             self.other.simulated(call, jaxpr, kernels)
 
     def _keep(self, jaxpr: Any) -> None:
-        if jaxpr is not None and all(jaxpr is not each for each in self.programs):
+        if jaxpr is not None and all(jaxpr is not program for program in self.programs):
             self.programs.append(jaxpr)
 
     def ended(self, call: Any) -> None:
@@ -123,24 +124,23 @@ class TestMutantRunner:
                 self._run_mutants(pyfuncitem, seen.programs)
         return result
 
-    def _run_mutants(self, item: pytest.Function, programs: Sequence[Any]) -> None:
+    def _run_mutants(self, item: pytest.Function, jaxprs: Sequence[Any]) -> None:
         session = self.session
         options = session.options_for(item)
-        inside = [mutants_of(program, session.operators) for program in programs]
-        found = list(dict.fromkeys(mutant for each in inside for mutant in each))
+        mutants: dict[Mutant, None] = {}
+        programs: list[TracedProgram] = []
+        for jaxpr in jaxprs:
+            inside = mutants_of(jaxpr, session.operators)
+            programs.append(TracedProgram(jaxpr, frozenset(inside)))
+            mutants.update(dict.fromkeys(inside))
         path = item.stash.get(JOURNAL, None)
         journal = Journal(None if path is None else Path(path))
         results = dict(session.results)
-        place = _place(item)
+        backend = label(cast("Any", item).callspec.params["pallas_backend"])
 
         def same(mutant: Mutant) -> str:
-            several = [p for p, each in zip(programs, inside, strict=True) if mutant in each]
-            try:
-                if any(canonical(mutated(p, mutant)) != canonical(p) for p in several):
-                    return ""
-            except MutantError:
-                return ""
-            return f"the same program after simplification, in {len(several)} calls"
+            count = unchanged(programs, mutant)
+            return f"the same program after simplification, in {count} calls" if count else ""
 
         def attempt(mutant: Mutant) -> MutantRun:
             error = self._failure(item, mutant)
@@ -152,8 +152,8 @@ class TestMutantRunner:
 
         started = time.monotonic()
         until = started + options.mutate_time if options.mutate_time else None
-        verdicts = run_mutants(
-            sampled(found, options.mutate or 0, options.seed),
+        verdicts = try_mutants(
+            sampled(list(mutants), options.mutate or 0, options.seed),
             attempt,
             journal=journal,
             name=item.name,
@@ -165,15 +165,15 @@ class TestMutantRunner:
         session.results.update(results)
         for kernel in dict.fromkeys(verdict.kernel for verdict in verdicts):
             of_kernel = [verdict for verdict in verdicts if verdict.kernel == kernel]
-            session.results[kernel, "mutants", place] = Result(
+            session.results[kernel, "mutants", backend] = Result(
                 kernel=kernel,
                 check="mutants",
-                backend=place,
-                mutants=[dataclasses.asdict(verdict) for verdict in of_kernel],
+                backend=backend,
+                mutants=[jsonable(verdict) for verdict in of_kernel],
             )
 
     def _failure(self, item: pytest.Function, mutant: Mutant) -> BaseException | None:
-        """The error of the test with a mutant; None if it passes."""
+        """Run the test with a mutant; return its error, or None if it passes."""
         session = self.session
         session.results.clear()
         self.reseed(session)
@@ -190,15 +190,8 @@ class TestMutantRunner:
         return None
 
 
-def _place(item: pytest.Function) -> str:
-    """The backend of a test, as in records."""
-    from pytest_pallas.backends.protocol import label
-
-    return label(cast("Any", item).callspec.params["pallas_backend"])
-
-
 def _arguments(item: pytest.Function) -> dict[str, Any]:
-    """The fixtures that are arguments of the test function."""
+    """Collect the fixtures that are arguments of the test function."""
     taken = inspect.signature(item.obj).parameters
     return {name: value for name, value in item.funcargs.items() if name in taken}
 

@@ -1,9 +1,9 @@
-"""The mutants of a program, and the program with one of them.
+"""List the mutants of a program, and make a program with one of them.
 
 A program is the closed jaxpr of a function that calls kernels. ``_rewritten`` visits every kernel,
-and every equation of its body that a line of the user wrote: to list what operators can change
-there (``mutants_of``), or to make one change (``mutated``). A function of JAX that does one thing,
-such as ``jnp.where``, counts as an equation on the line of the user.
+and every equation of its body that a line of the user wrote: ``mutants_of`` lists the changes that
+operators can make there, and ``mutated`` makes one of them. A function of JAX with a single
+operation, such as ``jnp.where``, counts as an equation on the line of the user.
 """
 
 from __future__ import annotations
@@ -44,28 +44,28 @@ from pytest_pallas.mutate.model import (
     known_operators,
 )
 
-#: What is not done with a value in a function of JAX that does one thing, such as ``jnp.where``.
+#: Primitives that do not count as an operation of a function of JAX such as ``jnp.where``.
 _SHAPING = frozenset(
     {"convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "pvary", "copy"}
 )
 
-#: Gets every equation of a kernel's body, and gives what takes its place; None keeps it. It also
-#: gets every kernel, and gives the equation that calls it, or None.
+#: Gets every equation of a kernel's body and returns its ``Replacement``, and gets every call of a
+#: kernel and returns another equation. None changes nothing.
 type Visit = Callable[[EquationSite | KernelSite], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """One mistake made in one place of one kernel. Equal in every shape that the kernel is run on.
+    """One mistake at one line of a kernel. It is equal in every shape that the kernel runs on.
 
     Attributes:
-      operator: which kind of mistake.
-      change: what was changed, such as ``"lt -> le"``.
+      operator: the kind of mistake.
+      change: a short description, such as ``"lt -> le"``.
       kernel: name of the kernel.
       home: file of the kernel's body.
-      places: where in the source, from the body inwards: the lines of functions that call one
-        another. For what is no equation of the body, where the kernel is called.
-      part: by what else it differs from others in the same place, such as the primitive.
+      places: the lines of the equation, from the body inwards: those of functions that call one
+        another. For a change of the call, the line that calls the kernel.
+      part: tells mutants of the same line apart, such as by the primitive.
     """
 
     operator: str
@@ -77,7 +77,7 @@ class Mutant:
 
     @property
     def where(self) -> str:
-        """``file:line`` of the innermost place."""
+        """``file:line`` of the innermost line."""
         if not self.places:
             return self.home
         return str(self.places[-1].at)
@@ -89,22 +89,22 @@ class Mutant:
 
     @property
     def callers(self) -> tuple[str, ...]:
-        """The lines that it was called from, the innermost first, likewise."""
-        return tuple(place.at.text for place in reversed(self.places[:-1]))
+        """The source lines that call it, the innermost first."""
+        return tuple(spot.at.text for spot in reversed(self.places[:-1]))
 
     @property
     def path(self) -> str:
-        """``file:line`` of all places, the innermost first, in short."""
-        own = [place.at.short for place in self.places[-1:]]
+        """``file:line`` of all lines, the innermost first, in short."""
+        own = [spot.at.short for spot in self.places[-1:]]
         return ", called in ".join((*own, *self.called_from))
 
     @property
     def called_from(self) -> tuple[str, ...]:
-        """``file:line`` of the places that it was called from, the innermost first, in short."""
-        return tuple(place.at.short for place in reversed(self.places[:-1]))
+        """``file:line`` of the lines that call it, the innermost first, in short."""
+        return tuple(spot.at.short for spot in reversed(self.places[:-1]))
 
     def __call__(self, jaxpr: Any) -> Any:
-        """The program with this mutant, as calls want of their ``rewriting``; see ``mutated``."""
+        """Make this mutant of a program, as the ``rewriting`` of a call; see ``mutated``."""
         return mutated(jaxpr, self)
 
     def __str__(self) -> str:
@@ -112,19 +112,19 @@ class Mutant:
 
 
 def mutants_of(jaxpr: Any, operators: Collection[str] = ()) -> list[Mutant]:
-    """The mutants of the kernels of a program, each once, in the order of the source.
+    """List the mutants of the kernels of a program, each once, in the order of the source.
 
     Args:
       jaxpr: closed or open; as in ``mutated``.
       operators: names; empty for all.
     """
-    chosen = [each for each in known_operators() if not operators or each.name in operators]
+    chosen = [known for known in known_operators() if not operators or known.name in operators]
     mutants: dict[Mutant, None] = {}
 
     def visit(site: EquationSite | KernelSite) -> None:
         for operator in chosen:
             for change, mutant in _changes(operator, site):
-                # A call can be changed wherever an operator says so; an equation may be kept.
+                # A change of an equation may build nothing; a change of a call is always possible.
                 if operator.of_calls or (mutant not in mutants and change.build() is not None):
                     mutants[mutant] = None
 
@@ -134,24 +134,24 @@ def mutants_of(jaxpr: Any, operators: Collection[str] = ()) -> list[Mutant]:
 
 @functools.lru_cache(maxsize=128)
 def mutated(jaxpr: Any, mutant: Mutant) -> Any:
-    """A program with a mutant, wherever its place occurs; ``jaxpr`` itself where it does not.
+    """Make a mutant wherever its lines occur in a program; return ``jaxpr`` itself if nowhere.
 
-    The last ones are kept: several checks run them.
+    The last results are cached, because several checks run them.
 
     Args:
       jaxpr: closed, of a function that calls kernels, also inside of ``jit``, ``vmap``,
-        ``shard_map``, ``custom_vjp``, loops and branches. What JAX makes of gradients is part of
-        it: nothing is differentiated after.
+        ``shard_map``, ``custom_vjp``, loops and branches. It contains the gradients: a mutated
+        program is not differentiated.
       mutant: the mutant.
 
     Raises:
       MutantError: it could not be made.
     """
-    [operator] = [each for each in known_operators() if each.name == mutant.operator]
+    [operator] = [known for known in known_operators() if known.name == mutant.operator]
 
     def visit(site: EquationSite | KernelSite) -> Any:
         if isinstance(site, EquationSite) and site.places != mutant.places:
-            return None  # most are elsewhere, and need not be tried
+            return None  # it is elsewhere, as most are
         kernel = site.kernel if isinstance(site, EquationSite) else site
         if (kernel.home, kernel.name) != (mutant.home, mutant.kernel):
             return None
@@ -170,12 +170,12 @@ def mutated(jaxpr: Any, mutant: Mutant) -> Any:
 def _changes(
     operator: Operator, site: EquationSite | KernelSite
 ) -> Iterator[tuple[Change, Mutant]]:
-    """What an operator changes there, each with the mutant that this is."""
+    """Yield the changes of a site by an operator, each with its mutant."""
     if operator.of_calls != isinstance(site, KernelSite):
         return
     if isinstance(site, KernelSite):
-        kernel, prefix, called = site, "", place_of_call(site.eqn)
-        places = () if called is None else (called,)
+        kernel, prefix, call = site, "", place_of_call(site.eqn)
+        places = () if call is None else (call,)
     else:
         kernel, prefix, places = site.kernel, site.name, site.places
     for change in operator.function(site):
@@ -191,7 +191,7 @@ def _changes(
 
 
 def _rewritten(jaxpr: Any, visit: Visit) -> Any:
-    """An open jaxpr with what ``visit`` gives; ``jaxpr`` itself where nothing is replaced."""
+    """Replace what ``visit`` replaces in an open jaxpr; return it if that is nothing."""
 
     def kernel(eqn: Any, axes: Mapping[str, int]) -> Any:
         site = _kernel_site(eqn, axes)
@@ -205,12 +205,12 @@ def _rewritten(jaxpr: Any, visit: Visit) -> Any:
 
 
 def _kernel_site(eqn: Any, axes: Mapping[str, int]) -> KernelSite:
-    """A kernel with what is known of its refs."""
+    """Make the site of a kernel, with the refs that it reads."""
     roots: dict[int, int] = {}
     read: set[int] = set()
     for inner in _equations(eqn, roots):
         if inner.primitive.name in ("swap", "masked_swap") or any(sub_jaxprs(inner)):
-            continue  # stores, and what has its reads inside
+            continue  # a store, or an equation whose reads are inside
         read |= {
             roots.get(id(atom), id(atom))
             for atom in inner.invars
@@ -228,7 +228,7 @@ def _kernel_site(eqn: Any, axes: Mapping[str, int]) -> KernelSite:
 
 
 def _equations(eqn: Any, roots: dict[int, int]) -> Iterator[Any]:
-    """All equations inside an equation; ``roots`` learns which variables are the same ref."""
+    """Yield all equations inside an equation; add the refs that are the same to ``roots``."""
     for jaxpr in sub_jaxprs(eqn):
         operands = _inner_operands(eqn, jaxpr)
         if operands is not None and eqn.primitive.name not in KERNEL_PRIMITIVES:
@@ -241,13 +241,16 @@ def _equations(eqn: Any, roots: dict[int, int]) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class _BodyWalk:
-    """A walk through the body of a kernel. ``unit``: where the function of JAX is called."""
+    """A walk through the body of a kernel.
+
+    Inside of a function of JAX that counts as one equation, ``unit`` is the line that calls it.
+    """
 
     kernel: KernelSite
     visit: Visit
 
     def body(self, scope: EnclosingJaxpr, unit: tuple[Spot, ...] | None) -> Any:
-        """A jaxpr of the body with what ``visit`` gives; itself where that is nothing."""
+        """Replace what ``visit`` replaces in a jaxpr of the body; return it if that is nothing."""
         jaxpr = scope.jaxpr
         names: dict[Any, Any] = {}
         eqns: list[Any] = []
@@ -271,40 +274,40 @@ class _BodyWalk:
     def _inside(
         self, eqn: Any, old: Any, scope: EnclosingJaxpr, unit: tuple[Spot, ...] | None
     ) -> Any:
-        """An equation, which was ``old``, with the jaxprs inside of it visited."""
+        """Visit the jaxprs inside of an equation, which was ``old``."""
         name = old.primitive.name
 
         def changed(inner: Any) -> Any:
             operands = _inner_operands(old, inner) or ()
             pairs = zip(_inner_variables(old, inner), operands, strict=False)
-            once = name in ("jit", "pjit", "cond")  # else it is another operand in each round
+            once = name in ("jit", "pjit", "cond")  # a loop binds other operands in each round
             within = EnclosingJaxpr(inner, scope, {id(v): a for v, a in pairs} if once else {})
             if name not in ("jit", "pjit") or not is_of_jax(inner):
                 return self.body(within, unit)
-            # Traced once for all callers, so that its own lines are those of the first.
+            # JAX traces it once for all callers: its own lines are those of the first caller.
             places = unit if unit is not None else places_in_kernel(eqn)
-            if not _does_one_thing(inner) or not places or is_machinery(eqn):
+            if not _is_one_operation(inner) or not places or is_machinery(eqn):
                 return inner
             return self.body(within, places)
 
         return with_jaxprs(eqn, changed)
 
 
-def _does_one_thing(jaxpr: Any) -> bool:
-    """Whether a function of JAX is one operation: what it does inside is not the user's doing."""
-    doing = [eqn for eqn in jaxpr.eqns if eqn.primitive.name not in _SHAPING]
-    if len(doing) != 1:
+def _is_one_operation(jaxpr: Any) -> bool:
+    """Whether a function of JAX has a single operation, besides casts and shapes."""
+    operations = [eqn for eqn in jaxpr.eqns if eqn.primitive.name not in _SHAPING]
+    if len(operations) != 1:
         return False
-    inner = list(sub_jaxprs(doing[0]))
-    if doing[0].primitive.name in ("jit", "pjit"):
-        return all(_does_one_thing(each) for each in inner)
+    inner = list(sub_jaxprs(operations[0]))
+    if operations[0].primitive.name in ("jit", "pjit"):
+        return all(map(_is_one_operation, inner))
     return not inner
 
 
 def _inner_operands(eqn: Any, jaxpr: Any) -> Sequence[Any] | None:
-    """The operands of an equation that become the variables of a jaxpr inside, in their order.
+    """List the operands of an equation that a jaxpr inside gets, as ``_inner_variables``.
 
-    None where it is not known. The variables are ``_inner_variables``.
+    None if that is not known.
     """
     name, operands = eqn.primitive.name, list(eqn.invars)
     variables = _inner_variables(eqn, jaxpr)
@@ -322,7 +325,7 @@ def _inner_operands(eqn: Any, jaxpr: Any) -> Sequence[Any] | None:
 
 
 def _inner_variables(eqn: Any, jaxpr: Any) -> Sequence[Any]:
-    """The variables of a jaxpr inside an equation that stand for operands of the equation."""
-    if eqn.primitive.name == "run_scoped":  # what it allocates comes after what it closes over
+    """List the variables of a jaxpr inside an equation that are bound to its operands."""
+    if eqn.primitive.name == "run_scoped":  # its operands come first, then its allocations
         return [*jaxpr.constvars, *jaxpr.invars][: len(eqn.invars)]
     return list(jaxpr.invars)

@@ -1,8 +1,8 @@
-"""The verdicts of the mutants of each kernel, for the terminal and the page; from records only.
+"""Report the verdicts of the mutants of each kernel, on the terminal and on the page.
 
-Several tests or specs may run a mutant; ``groups`` decides which verdict counts. A kernel's row and
-its lists of mutants are properties of ``KernelMutants``, which both the table of the terminal and
-the template ``mutants.html.j2`` read.
+They come from records only. Several tests or specs may run a mutant; ``groups`` decides which
+verdict counts. The table of the terminal and the template ``mutants.html.j2`` both read
+``KernelMutants``.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pytest_pallas.mutate.runner import MutantVerdict, from_json, score, who
-from pytest_pallas.record import Note, Record
+from pytest_pallas.mutate.runner import from_json, score, who
+from pytest_pallas.record import MutantVerdict, Note, Record
 from pytest_pallas.report.section import Line, Results, rendered, section
 
 #: Outcomes that fail a run.
@@ -47,7 +47,7 @@ class KernelMutants:
 
     @property
     def percent(self) -> str:
-        """The score in words. It is rounded down: with a survivor it is never 100 %."""
+        """The score as text. It is rounded down: with a survivor it is never 100 %."""
         return "-" if self.score is None else f"{math.floor(10 * self.score) / 10:g} %"
 
     @property
@@ -78,16 +78,16 @@ class KernelMutants:
         return {title: verdicts for title, verdicts in lists.items() if verdicts}
 
     def of(self, status: str) -> list[MutantVerdict]:
-        """The mutants with a status."""
+        """List the mutants with a status."""
         return [verdict for verdict in self.verdicts if verdict.status == status]
 
     def count(self, status: str) -> int:
-        """The number of mutants with a status."""
+        """Count the mutants with a status."""
         return len(self.of(status))
 
 
 def groups(records: Sequence[Record]) -> list[KernelMutants]:
-    """The mutants by kernel, the worst score first.
+    """Group the mutants by kernel, the worst score first.
 
     Several tests or specs may run a mutant: it is killed if one of them kills it.
     """
@@ -119,42 +119,14 @@ def groups(records: Sequence[Record]) -> list[KernelMutants]:
     return sorted(made, key=lambda group: 101.0 if group.score is None else group.score)
 
 
-def together(made: Sequence[KernelMutants]) -> KernelMutants:
-    """All mutants, each once."""
-    best = _best((group.kernel, verdict) for group in made for verdict in group.verdicts)
+def together(kernels: Sequence[KernelMutants]) -> KernelMutants:
+    """Put all mutants together, each once."""
+    best = _best((group.kernel, verdict) for group in kernels for verdict in group.verdicts)
     return KernelMutants(kernel="", family="", verdicts=[verdict for _, verdict in best.values()])
 
 
-def sections(
-    made: Sequence[KernelMutants], *, width: int, color: bool, every: bool
-) -> Iterator[str]:
-    """The table of kernels, the survivors, and the score, as text.
-
-    Args:
-      made: the mutants by kernel.
-      width: columns of the terminal.
-      color: whether it has colours.
-      every: whether equivalent mutants are listed, too.
-    """
-    if not made:
-        return
-    yield "mutants"
-    yield _table(made, width=width, color=color)
-    for group in made:
-        shown = ("survived", "equivalent", "untried") if every else ("survived",)
-        for verdict in group.verdicts:
-            if verdict.status in shown:
-                yield from _lines(group, verdict)
-        for note in group.notes:
-            yield f"  {group.kernel}: {note}"
-    total = together(made)
-    overall = "-" if total.score is None else f"{total.score:.1f} %"
-    counts = [f"{number} {status}" for status in _STATUSES if (number := total.count(status))]
-    yield f"score {overall}: {', '.join([f'{len(total.verdicts)} mutants', *counts])}"
-
-
 def others(records: Sequence[Record]) -> list[Record]:
-    """The records of other tables.
+    """Choose the records for the other tables.
 
     They include failed records with mutants, because those tables report failures.
     """
@@ -172,7 +144,7 @@ def has_none(record: Record) -> bool:
 
 
 def _rank(verdict: MutantVerdict) -> int:
-    """The precedence of several verdicts on a mutant: one test that kills it is enough.
+    """Rank a verdict: of several on a mutant, the lowest counts. One kill is enough.
 
     An equivalent mutant in the calls of one test may differ in the calls of another one.
     """
@@ -182,7 +154,7 @@ def _rank(verdict: MutantVerdict) -> int:
 
 
 def _best(pairs: Iterable[tuple[str, MutantVerdict]]) -> dict[str, tuple[str, MutantVerdict]]:
-    """The verdict that counts, and its record, by key of the mutant."""
+    """Choose the verdict that counts, with its kernel, by key of the mutant."""
     best: dict[str, tuple[str, MutantVerdict]] = {}
     for kernel, verdict in pairs:
         if verdict.key not in best or _rank(verdict) < _rank(best[verdict.key][1]):
@@ -191,12 +163,12 @@ def _best(pairs: Iterable[tuple[str, MutantVerdict]]) -> dict[str, tuple[str, Mu
 
 
 def _elsewhere(verdict: MutantVerdict, kernel: str, best: MutantVerdict) -> MutantVerdict:
-    """A verdict; for a survivor that another spec killed or marked as equivalent, that one."""
+    """Replace the verdict on a survivor that another spec killed or marked as equivalent."""
     if _rank(best) > 1 or verdict.status not in ("survived", "untried"):
         return verdict
-    by, on = (kernel, "") if best.status == "killed" else ("", "")
+    by = kernel if best.status == "killed" else ""
     return dataclasses.replace(
-        best, by=by, on=on, examples=verdict.examples, seconds=verdict.seconds
+        best, by=by, on="", examples=verdict.examples, seconds=verdict.seconds
     )
 
 
@@ -211,14 +183,14 @@ def _lines(group: KernelMutants, verdict: MutantVerdict) -> Iterator[str]:
         yield f"            {verdict.reason}"
 
 
-def _table(made: Sequence[KernelMutants], *, width: int, color: bool) -> str:
+def _table(kernels: Sequence[KernelMutants], *, width: int, color: bool) -> str:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, show_edge=False)
     table.add_column("kernel")
     for name in ("mutants", *_STATUSES, "score", "by"):
         table.add_column(name, justify="left" if name == "by" else "right")
-    for group in made:
+    for group in kernels:
         value = group.score
         by = Counter(verdict.by for verdict in group.of("killed"))
         style = "" if value is None else "green" if value == 100 else "red"
@@ -234,9 +206,23 @@ def _table(made: Sequence[KernelMutants], *, width: int, color: bool) -> str:
 
 @section("mutants")
 def section_of_mutants(results: Results) -> Iterator[str]:
-    """The mutants and their verdicts."""
-    made = groups(results.records)
-    yield from sections(made, width=results.wide, color=results.color, every=results.every)
+    """The table of kernels, the survivors (with ``-v`` all but the killed), and the score."""
+    kernels = groups(results.records)
+    if not kernels:
+        return
+    yield "mutants"
+    yield _table(kernels, width=results.wide, color=results.color)
+    shown = ("survived", "equivalent", "untried") if results.every else ("survived",)
+    for group in kernels:
+        for verdict in group.verdicts:
+            if verdict.status in shown:
+                yield from _lines(group, verdict)
+        for note in group.notes:
+            yield f"  {group.kernel}: {note}"
+    total = together(kernels)
+    overall = "-" if total.score is None else f"{total.score:.1f} %"
+    counts = [f"{number} {status}" for status in _STATUSES if (number := total.count(status))]
+    yield f"score {overall}: {', '.join([f'{len(total.verdicts)} mutants', *counts])}"
 
 
 @section("mutation score")
@@ -262,9 +248,9 @@ class MutantSummary:
 
 
 def mutants(records: Sequence[Record]) -> MutantSummary | None:
-    """The verdicts of the mutants of all kernels; None without ``--pallas-mutate``."""
-    made = groups(records)
+    """Summarize the mutants of all kernels; None without ``--pallas-mutate``."""
+    kernels = groups(records)
     without = list(dict.fromkeys(record.kernel for record in records if has_none(record)))
-    if not made and not without:
+    if not kernels and not without:
         return None
-    return MutantSummary(made, together(made), without)
+    return MutantSummary(kernels, together(kernels), without)

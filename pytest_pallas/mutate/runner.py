@@ -1,4 +1,9 @@
-"""The verdict on one mutant, as plain values."""
+"""Run mutants one after the other, and keep their verdicts.
+
+``try_mutants`` runs mutants; how one of them is run is up to its caller (``mutate.item`` and
+``mutate.own_tests``). A ``Journal`` keeps the verdicts if the process crashes, ``earlier_run``
+reads those of an earlier run, and ``merge_verdicts`` merges those of several processes.
+"""
 
 from __future__ import annotations
 
@@ -26,43 +31,33 @@ from pytest_pallas.record import MutantVerdict, Note
 from pytest_pallas.results import read_results
 from pytest_pallas.spec import EquivalentMutant
 
-__all__ = ["MutantVerdict", "from_json", "score", "to_json", "who"]
-
 
 def who(verdict: MutantVerdict) -> str:
-    """The check that killed a mutant, and its backend; "" if it is not known."""
+    """Name the check that killed a mutant, and its backend; "" if it is not known."""
     return f"{verdict.by} on {verdict.on}" if verdict.on else verdict.by
 
 
-def to_json(verdict: MutantVerdict) -> dict[str, Any]:
-    """As plain JSON values."""
-    return jsonable(verdict)
-
-
 def from_json(plain: Mapping[str, Any]) -> MutantVerdict:
-    """The verdict from ``to_json``."""
+    """Read a verdict, which ``jsonable`` made plain values of."""
     return decode(MutantVerdict, plain)
 
 
 def score(verdicts: list[MutantVerdict]) -> float | None:
-    """The percentage of killed mutants among those that were killed or survived."""
+    """Compute the percentage of killed mutants among those that were killed or survived."""
     killed = sum(verdict.status == "killed" for verdict in verdicts)
     survived = sum(verdict.status == "survived" for verdict in verdicts)
     return 100.0 * killed / (killed + survived) if killed + survived else None
 
 
-# The verdicts so far, in a file that survives a crash of the process.
-
-
 class _Line(TypedDict, total=False):
-    """A line of a journal, which has one of both."""
+    """A line of a journal: the start of a mutant, or its verdict."""
 
     begin: MutantVerdict
     end: MutantVerdict
 
 
 class Journal:
-    """A file with two lines for each mutant: one at its start, and one with its verdict.
+    """The verdicts so far, and a file with two lines for each mutant: its start, and its verdict.
 
     If a mutant crashes the process, its start has no verdict. The parent process adds the verdict,
     and starts another process, which continues with the next mutant.
@@ -80,11 +75,11 @@ class Journal:
 
     def begin(self, verdict: MutantVerdict) -> None:
         """Record the start of a mutant."""
-        self._write({"begin": to_json(verdict)})
+        self._write({"begin": jsonable(verdict)})
 
     def end(self, verdict: MutantVerdict) -> None:
         """Record the verdict of a mutant."""
-        self._write({"end": to_json(verdict)})
+        self._write({"end": jsonable(verdict)})
 
     def _take(self, plain: dict[str, Any]) -> None:
         line: _Line = decode(_Line, plain)
@@ -103,7 +98,7 @@ class Journal:
 
 
 def died_of_a_mutant(path: Path, error: Exception) -> bool:
-    """Whether a process died while it ran a mutant, which is then recorded as killed.
+    """Record the mutant that crashed a process as killed; return whether there is one.
 
     Args:
       path: the journal of the process.
@@ -118,7 +113,6 @@ def died_of_a_mutant(path: Path, error: Exception) -> bool:
 
 
 # Verdicts of an earlier run, from the file of its ``--pallas-results``.
-
 
 #: The name of the earlier run in reports.
 EARLIER = "an earlier run"
@@ -138,7 +132,7 @@ class Earlier:
 
 
 def earlier_run(config: pytest.Config) -> Earlier:
-    """The verdicts of ``--pallas-mutate-after``; empty without it.
+    """Read the verdicts of ``--pallas-mutate-after``; return an empty ``Earlier`` without it.
 
     Raises:
       OptionError: as ``read_earlier``.
@@ -161,7 +155,8 @@ def read_earlier(path: Path) -> Earlier:
     Raises:
       OptionError: as ``read_results``.
     """
-    verdicts = [from_json(each) for r in read_results(path).records for each in r.mutants]
+    records = read_results(path).records
+    verdicts = [from_json(mutant) for record in records for mutant in record.mutants]
     same = [verdict for verdict in verdicts if _unchanged(verdict)]
     return Earlier(
         {verdict.key: EARLIER for verdict in same if verdict.status == "killed"},
@@ -170,15 +165,14 @@ def read_earlier(path: Path) -> Earlier:
 
 
 def _unchanged(verdict: MutantVerdict) -> bool:
-    """Whether the line of a mutant is as it was; what is named may be no file, or have no end."""
-    found = read(verdict.where)
-    if found is None or not found.file.endswith(".py") or not os.path.isfile(found.file):
+    """Whether the line of a mutant is as it was; the named file may not exist, or be a device."""
+    line = read(verdict.where)
+    if line is None or not line.file.endswith(".py") or not os.path.isfile(line.file):
         return False
-    return found.text == verdict.source
+    return line.text == verdict.source
 
 
 # Run mutants one after the other.
-
 
 #: The ``how`` of a mutant that another test or spec killed before.
 ELSEWHERE = "by another"
@@ -217,7 +211,7 @@ class MutantRun:
 
 
 def sampled(mutants: Sequence[Mutant], most: int, seed: int) -> list[Mutant]:
-    """At most ``most`` mutants, in their order; 0 for all.
+    """Choose at most ``most`` mutants, in their order; 0 for all.
 
     Operators take turns, so that operators with few mutants are included.
     """
@@ -238,14 +232,14 @@ def sampled(mutants: Sequence[Mutant], most: int, seed: int) -> list[Mutant]:
 
 
 def unknown(mutant: Mutant) -> MutantVerdict:
-    """The initial verdict of a mutant."""
-    places = "/".join(
-        f"{place.file}:{place.line}:{place.column}:{place.end_line}:{place.end_column}"
-        for place in mutant.places
+    """Make the initial verdict of a mutant."""
+    spots = "/".join(
+        f"{spot.file}:{spot.line}:{spot.column}:{spot.end_line}:{spot.end_column}"
+        for spot in mutant.places
     )
-    words = (mutant.home, mutant.kernel, mutant.operator, mutant.change, mutant.part, places)
+    key = (mutant.home, mutant.kernel, mutant.operator, mutant.change, mutant.part, spots)
     return MutantVerdict(
-        key="|".join(words),
+        key="|".join(key),
         operator=mutant.operator,
         change=mutant.change,
         kernel=mutant.kernel,
@@ -271,7 +265,7 @@ def try_mutants(
     marked: Collection[str] = (),
     begun: Callable[[MutantVerdict], None] = lambda _: None,
 ) -> list[MutantVerdict]:
-    """The verdicts of mutants, without the marks of the spec.
+    """Run mutants that have no verdict yet; return all verdicts, without the marks of the spec.
 
     Args:
       mutants: the mutants to run.
@@ -297,7 +291,7 @@ def try_mutants(
         if killed.get(verdict.key, name) != name:
             by = killed[verdict.key]
             untried = dataclasses.replace(verdict, status="killed", by=by, how=ELSEWHERE)
-        elif verdict.key in marked and any(marks(each, verdict) for each in equivalents):
+        elif verdict.key in marked and any(matches(mark, verdict) for mark in equivalents):
             untried = dataclasses.replace(verdict, status="survived")
         elif until is not None and time.monotonic() >= until:
             untried = dataclasses.replace(verdict, reason="time was over")
@@ -314,28 +308,16 @@ def try_mutants(
     return [journal.verdicts[key] for key in dict.fromkeys(keys)]
 
 
-def run_mutants(
-    mutants: Iterable[Mutant],
-    attempt: Callable[[Mutant], MutantRun],
-    *,
-    equivalents: Sequence[EquivalentMutant] = (),
-    **rest: Any,
-) -> list[MutantVerdict]:
-    """The verdicts of ``try_mutants``, with the marks of the spec."""
-    verdicts = try_mutants(mutants, attempt, equivalents=equivalents, **rest)
-    return [settled(verdict, equivalents) for verdict in verdicts]
-
-
 def merge_verdicts(
     verdicts: Iterable[MutantVerdict], *, name: str, killed: dict[str, str]
 ) -> list[MutantVerdict]:
-    """The verdicts of ``try_mutants``, from verdicts without the kills of other tests and specs.
+    """Merge verdicts of processes that did not know of each other's kills.
 
     Args:
-      verdicts: of ``try_mutants`` in several processes, in the order of the mutants; of the same
-        mutant, the first one counts.
+      verdicts: of ``try_mutants``, in the order of the mutants. If a mutant has several, the first
+        one counts.
       name: the name of the test or spec.
-      killed: as for ``try_mutants``: the kills of those before it. New ones are added.
+      killed: as for ``try_mutants``: the kills of earlier tests and specs. New ones are added.
     """
     merged: dict[str, MutantVerdict] = {}
     for verdict in verdicts:
@@ -379,17 +361,17 @@ def _equivalent(verdict: MutantVerdict, reason: str) -> MutantVerdict:
     return dataclasses.replace(verdict, status="equivalent", by="", on="", how="", reason=reason)
 
 
-def settled(verdict: MutantVerdict, equivalents: Sequence[EquivalentMutant]) -> MutantVerdict:
-    """The verdict with the marks of the spec."""
-    for each in equivalents:
-        if marks(each, verdict):
+def with_marks(verdict: MutantVerdict, equivalents: Sequence[EquivalentMutant]) -> MutantVerdict:
+    """Apply the marks of the spec to a verdict: a survivor with a mark is equivalent."""
+    for mark in equivalents:
+        if matches(mark, verdict):
             verdict = dataclasses.replace(verdict, marked=True)
             if verdict.status == "survived":
-                return dataclasses.replace(verdict, status="equivalent", reason=each.reason)
+                return dataclasses.replace(verdict, status="equivalent", reason=mark.reason)
     return verdict
 
 
-def marks(mark: EquivalentMutant, verdict: MutantVerdict) -> bool:
+def matches(mark: EquivalentMutant, verdict: MutantVerdict) -> bool:
     """Whether a mark matches a mutant."""
     return (
         mark.operator == verdict.operator
@@ -401,22 +383,23 @@ def marks(mark: EquivalentMutant, verdict: MutantVerdict) -> bool:
 
 
 def stale(
-    marked: Sequence[EquivalentMutant], verdicts: Sequence[MutantVerdict], *, whole: bool
+    equivalents: Sequence[EquivalentMutant], verdicts: Sequence[MutantVerdict], *, whole: bool
 ) -> list[Note]:
-    """Notes on stale marks of a spec.
+    """Write notes on stale marks of a spec.
 
     Args:
-      marked: the marks.
+      equivalents: the marks.
       verdicts: the verdicts of the mutants.
       whole: whether these are all mutants, so that every mark must match one of them.
     """
     problems: list[str] = []
-    for each in marked:
-        about = [verdict for verdict in verdicts if marks(each, verdict)]
-        killed = [verdict for verdict in about if verdict.status == "killed"]
-        words = f"stale EquivalentMutant({each.operator!r}, source={each.source!r})"
-        if killed and len(killed) == len(about):
-            problems.append(f"{words}: {who(killed[0])} killed the mutant ({killed[0].change})")
-        elif not about and whole:
-            problems.append(f"{words}: no mutant has this operator and line")
+    for mark in equivalents:
+        matching = [verdict for verdict in verdicts if matches(mark, verdict)]
+        killed = [verdict for verdict in matching if verdict.status == "killed"]
+        stale_mark = f"stale EquivalentMutant({mark.operator!r}, source={mark.source!r})"
+        if killed and len(killed) == len(matching):
+            by = f"{who(killed[0])} killed the mutant ({killed[0].change})"
+            problems.append(f"{stale_mark}: {by}")
+        elif not matching and whole:
+            problems.append(f"{stale_mark}: no mutant has this operator and line")
     return [Note(problem, "mutants") for problem in problems]

@@ -1,4 +1,4 @@
-"""Data on the report of a test: properties for JUnit, a location for annotations, records."""
+"""Put data on the report of a test: records, properties for JUnit, a location for annotations."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import inspect
 import os
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -42,15 +42,15 @@ def add_properties(item: pytest.Item, report: pytest.TestReport, records: list[R
 
     ``--junit-xml`` reads them from the report of the teardown, which copies the item's.
     """
-    found = [pair for record in records for pair in properties(record)]
     # a plugin that reruns a test calls this again
     own = [pair for pair in item.user_properties if not pair[0].startswith(PREFIX)]
-    item.user_properties[:] = [*own, *found]
+    new = [pair for record in records for pair in properties(record)]
+    item.user_properties[:] = [*own, *new]
     report.user_properties = list(item.user_properties)
 
 
 def properties(record: Record) -> Iterator[tuple[str, str | int | float]]:
-    """A record in a few words and numbers, without unmeasured ones."""
+    """Yield the names and values of the properties of a record, without unmeasured ones."""
     values: dict[str, Any] = {
         "kernel": record.kernel,
         "check": record.check,
@@ -63,9 +63,9 @@ def properties(record: Record) -> Iterator[tuple[str, str | int | float]]:
         "baseline": record.baseline,
         "multiple": record.multiple,
     }
-    for word, value in values.items():
+    for name, value in values.items():
         if value is not None:
-            yield PREFIX + word, value
+            yield PREFIX + name, value
 
 
 def locate(item: pytest.Item, report: pytest.TestReport, error: BaseException) -> None:
@@ -76,17 +76,17 @@ def locate(item: pytest.Item, report: pytest.TestReport, error: BaseException) -
     """
     context = getattr(facts_of(error).failure, "context", None)
     spec: Any = getattr(item, "spec", None)
-    place = None if spec is None or context is None else _place(context.kernel)
-    if place is None:
+    code = None if spec is None or context is None else _code_of(context.kernel)
+    if code is None:
         return
-    path, line = place
-    root = item.config.rootpath
+    path, root = Path(code.co_filename).resolve(), item.config.rootpath
     if path.is_relative_to(root):
-        report.location = (os.path.relpath(path, root), line - 1, report.location[2])
+        line = code.co_firstlineno - 1  # from 0
+        report.location = (os.path.relpath(path, root), line, report.location[2])
 
 
-def _place(function: Any) -> tuple[Path, int] | None:
-    """The file and the line of a function, also of a jitted function or a partial."""
+def _code_of(function: Any) -> CodeType | None:
+    """Find the code of a function, also of a jitted function or a partial."""
     while True:
         if isinstance(function, functools.partial):
             function = function.func
@@ -94,8 +94,7 @@ def _place(function: Any) -> tuple[Path, int] | None:
             function = inspect.unwrap(function)
         else:
             break
-    code = getattr(function, "__code__", None)
-    return None if code is None else (Path(code.co_filename).resolve(), code.co_firstlineno)
+    return getattr(function, "__code__", None)
 
 
 def attach(
@@ -124,24 +123,24 @@ def attach(
     records: list[Record] = []
     builders = list(session.results.values())
     for builder in builders:
-        # of several checks in one test, the last one ended it
+        # the last check of a test is the one that ended it
         ended = outcome if builder is builders[-1] or outcome == "skipped" else "passed"
-        record = builder.record(
-            test=report.nodeid,
-            outcome=ended,
-            seconds=report.duration,
-            reason=reason if ended != "passed" else "",
-            seed=session.options_for(item).seed,
-            **(error_fields(error) if error is not None and ended in ("failed", "xfailed") else {}),
-            replay=replay if ended != "passed" else "",
-            **(_files(saved) if ended == "failed" else {}),
-            pictures=pictures_of(error, builder) if error is not None and ended == "failed" else {},
-        )
+        fields: dict[str, Any] = {}
+        if error is not None and ended in ("failed", "xfailed"):
+            fields |= error_fields(error)
+        if ended != "passed":
+            fields |= {"reason": reason, "replay": replay}
+        if error is not None and ended == "failed":
+            fields |= {**_files(saved), "pictures": pictures_of(error, builder)}
         records.append(
-            replace(
-                record,
+            builder.record(
+                test=report.nodeid,
+                outcome=ended,
+                seconds=report.duration,
+                seed=session.options_for(item).seed,
                 stopped_by=item.stash.get(STOPPED_BY, ""),
                 hosts=_hosts(ended, error if ended == "failed" else None),
+                **fields,
             )
         )
     status = _status(records)
@@ -157,43 +156,37 @@ def attach(
 
 
 def _hosts(outcome: str, error: BaseException | None) -> tuple[Host, ...]:
-    """This process, if it is one of several of a program."""
+    """Describe this process, if it is one of several of a program."""
     processes = gang()
     if processes is None:
         return ()
-    because_of = error.processes if isinstance(error, PeerError) else ()
-    return (
-        Host(
-            process=processes.process,
-            name=processes.host,
-            outcome=outcome,
-            because_of=because_of,
-        ),
-    )
+    peers = error.processes if isinstance(error, PeerError) else ()
+    me = Host(process=processes.process, name=processes.host, outcome=outcome, because_of=peers)
+    return (me,)
 
 
 def _status(records: Sequence[Record]) -> str:
-    """The status of a test that the plugin skipped; "" for others."""
+    """Choose the status of a test that the plugin skipped; "" for others."""
     if records and all(record.requirement for record in records):
         return "not applicable"
     return "not run" if any(record.stopped_by for record in records) else ""
 
 
 def _files(saved: Saved | None) -> dict[str, str]:
-    """The files of a failure, by record field."""
+    """Name the files of a failure, by record field."""
     if saved is None:
         return {}
     return {"script": str(saved.path or ""), "example": str(saved.example or "")}
 
 
 def records_of(report: pytest.TestReport) -> Iterator[Record]:
-    """The records on a report, also on a worker's report."""
+    """Read the records on a report, also on a worker's report."""
     for plain in getattr(report, RECORDS, ()):
         yield from_json(plain)
 
 
 def _outcome(report: pytest.TestReport) -> tuple[str, str]:
-    """The outcome of a test for its record, and its reason."""
+    """Read the outcome of a test for its record, and its reason."""
     expected = getattr(report, "wasxfail", None)
     if expected is not None:
         return ("xfailed" if report.skipped else "xpassed"), str(expected)
@@ -209,7 +202,7 @@ def _outcome(report: pytest.TestReport) -> tuple[str, str]:
 def _script(
     session: PytestSession, item: pytest.Item, error: BaseException, replay: str
 ) -> Saved | None:
-    """The script that reproduces a failed check; writes it if it does not exist."""
+    """Write the script that reproduces a failed check, if it does not exist; returns its files."""
     if not isinstance(error, PallasError) or facts_of(error).failure is None:
         return None
     from pytest_pallas.isolate.leaks import leaving_nothing
@@ -220,7 +213,7 @@ def _script(
 
 
 def _replay(session: PytestSession, item: pytest.Item, error: BaseException) -> str:
-    """The command that runs the failing example again.
+    """Make the command that runs the failing example again.
 
     A user-written test draws from the session's seed, and Hypothesis replays the failure first.
     """
@@ -228,16 +221,15 @@ def _replay(session: PytestSession, item: pytest.Item, error: BaseException) -> 
     if own is not None:
         return own(error)
     options = session.options_for(item)
-    words = ["pytest", f"--pallas-seed={options.seed}", *process_arguments()]
+    command = ["pytest", f"--pallas-seed={options.seed}", *process_arguments()]
     callspec: Any = getattr(item, "callspec", None)
     backend = None if callspec is None else callspec.params.get("pallas_backend")
     if backend is not None and not isinstance(backend, str):
         failure = facts_of(error).failure if isinstance(error, PallasError) else None
         moved = failure is not None and failure.context.backend.platform != backend.platform
-        words.append(f"--pallas-backend={'auto' if moved else label(backend)}")
+        command.append(f"--pallas-backend={'auto' if moved else label(backend)}")
     if session.config.getoption("pallas_max_examples") is not None:
-        words.append(f"--pallas-max-examples={options.max_examples}")
+        command.append(f"--pallas-max-examples={options.max_examples}")
     if isinstance(error, DIED):
-        words.append("--pallas-isolate=always")
-    words.append(item.nodeid)
-    return " ".join(shlex.quote(word) for word in words)
+        command.append("--pallas-isolate=always")
+    return shlex.join([*command, item.nodeid])

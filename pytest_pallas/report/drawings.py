@@ -1,12 +1,13 @@
-"""Draw the pictures of the report as SVG: no library, no script, no file beside the page.
+"""Draw the pictures of the report as SVG, without a library, a script or a further file.
 
-From the top: elements, which escape their text; an array as a matrix of cells; an error map, masks
-and ids, which are made of such cells; charts and bars; the blocks of a grid; races and deadlocks.
+The module begins with elements, which escape their text, and with an array as a matrix of cells.
+Error maps, masks and ids are made of such cells; then come bars and charts, the blocks of a grid,
+races and deadlocks.
 
-The data comes from ``report.pictures``, often by way of a file of another run: numbers that do not
-fit together raise ``ArithmeticError``, ``LookupError``, ``TypeError`` or ``ValueError``, and a size
-that no array has must not cost time or memory. Colours are those of the page's style sheet, by
-class, except for the colours of cells.
+The data comes from ``report.pictures``, often through a file of another run. Numbers that do not
+fit together raise ``ArithmeticError``, ``LookupError``, ``TypeError`` or ``ValueError``; an absurd
+size must not cost time or memory. Cells have colours of their own; all other colours are those of
+the page's style sheet, by class.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from pallas_sim.findings import Access, Owner, Wait, short
 
 
 class Svg(str):
-    """Text that is SVG already; Jinja takes it as it is."""
+    """Text that is SVG already: Jinja does not escape it again."""
 
     __slots__ = ()
 
     def __html__(self) -> str:
-        """Itself: it was escaped when it was made."""
+        """Return the text, which was escaped when it was made."""
         return str(self)
 
 
 def element(name: str, *children: str, **attributes: object) -> Svg:
-    """An element. ``class_`` is ``class``, ``text_anchor`` is ``text-anchor``; None is left out."""
+    """Make an element from ``class_="t"``, ``text_anchor="end"``; None is left out."""
     pairs = [
         f'{key.rstrip("_").replace("_", "-")}="{escape(_text(value))}"'
         for key, value in attributes.items()
@@ -46,7 +47,7 @@ def element(name: str, *children: str, **attributes: object) -> Svg:
 
 
 def picture(width: float, height: float, title: str, *children: Svg, **attributes: object) -> Svg:
-    """A whole picture, with a title for screen readers."""
+    """Make a whole picture, with a title for screen readers."""
     return element(
         "svg",
         element("title", title),
@@ -61,28 +62,28 @@ def picture(width: float, height: float, title: str, *children: Svg, **attribute
 
 
 def text(x: float, y: float, label: str, *, anchor: str = "start", kind: str = "t") -> Svg:
-    """Text at a position, in the style ``kind`` of the page."""
+    """Draw text at a position, in the style ``kind`` of the page."""
     return element("text", label, x=x, y=y, text_anchor=anchor, class_=kind)
 
 
 def rect(x: float, y: float, width: float, height: float, kind: str, title: str = "") -> Svg:
-    """A rectangle with a tooltip."""
+    """Draw a rectangle with a tooltip."""
     children = [element("title", title)] if title else []
     return element("rect", *children, x=x, y=y, width=width, height=height, class_=kind)
 
 
 def line(x: float, y: float, x2: float, y2: float, kind: str) -> Svg:
-    """A line from one point to another."""
+    """Draw a line from one point to another."""
     return element("line", x1=x, y1=y, x2=x2, y2=y2, class_=kind)
 
 
 def cut(label: str, most: int) -> str:
-    """Text cut at its beginning, because the end of a path is the most useful part."""
+    """Cut text at its beginning, because the end of a path is the most useful part."""
     return label if len(label) <= most else "…" + label[-(most - 1) :]
 
 
 def clean(label: str) -> str:
-    """Text without control characters, which HTML does not allow."""
+    """Replace control characters, which HTML does not allow."""
     return "".join(c if c in "\n\t" or c.isprintable() else "\ufffd" for c in label)
 
 
@@ -95,7 +96,7 @@ def _text(value: object) -> str:
 def _key(
     x: float, y: float, step: float, *entries: tuple[str, str], kind: str = "t"
 ) -> Iterator[Svg]:
-    """Squares in the styles of the page, each with its meaning; ``step``: width of a character."""
+    """Draw squares in styles of the page, with their labels; ``step``: width of a character."""
     for square, label in entries:
         yield rect(x, y, 10, 10, square)
         yield text(x + 15, y + 9, label, kind=kind)
@@ -151,11 +152,11 @@ class Matrix:
         return min(_HEIGHT, max(_LEAST, high))
 
     def box(self, kind: str) -> Svg:
-        """A rectangle of the whole array."""
+        """Draw a rectangle of the whole array."""
         return rect(self.x, self.y, self.width, self.height, kind)
 
     def frame(self) -> Iterator[Svg]:
-        """A frame, with the first and the last index of both sides."""
+        """Draw a frame, with the first and the last index of both sides."""
         right, bottom = self.x + self.width, self.y + self.height
         yield self.box("frame")
         yield text(self.x, self.y - 5, "0")
@@ -166,14 +167,14 @@ class Matrix:
     def block(
         self, starts: Sequence[int], lengths: Sequence[int], kind: str, tooltip: str, label: str
     ) -> Iterator[Svg]:
-        """A block, with its label where there is room."""
+        """Draw a block, with its label if there is room."""
         for x, y, width, height in self.parts(starts, lengths):
             yield rect(x, y, width, height, kind, tooltip)
             if label and width >= 10 + _CHARACTER * len(label) and height >= 14:
                 yield text(x + 3, y + 12, label, kind="t halo")
 
-    def place(self, row: float, column: float) -> tuple[float, float]:
-        """The position of an element."""
+    def position(self, row: float, column: float) -> tuple[float, float]:
+        """Compute the position of an element."""
         return (
             self.x + self.width * column / max(1, self.columns),
             self.y + self.height * row / max(1, self.rows),
@@ -182,7 +183,7 @@ class Matrix:
     def parts(
         self, starts: Sequence[int], lengths: Sequence[int]
     ) -> Iterator[tuple[float, float, float, float]]:
-        """Rectangles (x, y, width, height) of a block, cut at the edges of the array."""
+        """Compute the rectangles (x, y, width, height) of a block inside of the array."""
         if len(starts) != len(self.shape):
             return
         whole = [(0, 1)] * (2 - len(starts))
@@ -195,14 +196,14 @@ class Matrix:
             return
         sizes = self.shape[:-2]
         rows = self.shape[-2] if len(self.shape) > 1 else 1
-        # more of an axis are not drawn, and may be too many to list
-        places = itertools.product(*(range(a, min(b, a + _PARTS)) for a, b in leading))
-        for indices in itertools.islice(places, _PARTS):
+        # a damaged file may have more indices of an axis than can be listed
+        parts = itertools.product(*(range(a, min(b, a + _PARTS)) for a, b in leading))
+        for indices in itertools.islice(parts, _PARTS):
             first = 0
             for index, size in zip(indices, sizes, strict=True):
                 first = first * size + index
-            x, y = self.place(first * rows + top, left)
-            x2, y2 = self.place(first * rows + bottom, right)
+            x, y = self.position(first * rows + top, left)
+            x2, y2 = self.position(first * rows + bottom, right)
             yield x, y, x2 - x, y2 - y
 
 
@@ -214,7 +215,7 @@ Color = tuple[int, int, int, int]
 
 
 def pixels(rows: Sequence[bytes], palette: Sequence[Color], **box: float) -> Svg:
-    """Rows of palette indices as an image of one pixel each, stretched to a box."""
+    """Draw rows of palette indices as an image of one pixel each, stretched to a box."""
     parts = {
         b"IHDR": struct.pack(">IIBBBBB", len(rows[0]), len(rows), 8, 3, 0, 0, 0),
         b"PLTE": b"".join(bytes(color[:3]) for color in palette),
@@ -246,7 +247,7 @@ _LINES = 64
 
 
 def heat(errors: Mapping[str, Any], programs: Mapping[str, Any] | None = None) -> Svg:
-    """The error map of an output: the worst of each cell, wrong blocks framed.
+    """Draw the error map of an output: the worst error of each cell, wrong blocks framed.
 
     Args:
       errors: ``pictures["errors"]``.
@@ -272,7 +273,7 @@ def heat(errors: Mapping[str, Any], programs: Mapping[str, Any] | None = None) -
 def _cells_of(
     matrix: Matrix, errors: Mapping[str, Any], palette: Sequence[Color], index: Mapping[str, int]
 ) -> Svg:
-    """The cells. An inner picture cuts off the part of the last ones that is beyond the array."""
+    """Draw the cells. An inner picture cuts off the parts of the last cells beyond the array."""
     rows: Sequence[str] = errors["rows"]
     high, wide = errors["cell"]
     image = pixels(
@@ -285,7 +286,7 @@ def _cells_of(
 
 
 def _palette(rows: Sequence[str]) -> tuple[list[Color], dict[str, int], tuple[int, int]]:
-    """Colours, the colour of each letter, and the levels of the smallest and largest wrong cell."""
+    """Choose colours; returns them, their indices by letter, and the levels of wrong cells."""
     letters = sorted(set("".join(rows)))
     wrong = [ord(c) - ord("A") + 1 for c in letters if c.isupper()]
     low, high = min(wrong, default=1), max(wrong, default=LEVELS)
@@ -304,7 +305,7 @@ def _palette(rows: Sequence[str]) -> tuple[list[Color], dict[str, int], tuple[in
 
 
 def _between(colors: Sequence[Color], share: float) -> Color:
-    """A colour between the first and the last."""
+    """Interpolate a colour between the first and the last."""
     position = min(max(share, 0.0), 1.0) * (len(colors) - 1)
     first = min(int(position), len(colors) - 2)
     pairs = zip(colors[first], colors[first + 1], strict=True)
@@ -313,7 +314,7 @@ def _between(colors: Sequence[Color], share: float) -> Color:
 
 
 def _blocks(matrix: Matrix, programs: Mapping[str, Any]) -> Iterator[Svg]:
-    """Lines between the blocks, and a frame around each wrong one."""
+    """Draw lines between the blocks, and a frame around each wrong one."""
     sizes = [int(n) for n in programs["block"]]
     if len(sizes) != len(matrix.shape) or not sizes:
         return
@@ -334,9 +335,10 @@ def _lines(matrix: Matrix, sizes: Sequence[int]) -> Iterator[Svg]:
     right, bottom = matrix.x + matrix.width, matrix.y + matrix.height
     if 1 < batches * len(steps) <= _LINES:
         down = [b * rows + r for b in range(batches) for r in steps]
-        marks += [f"M{matrix.x:.1f} {matrix.place(r, 0)[1]:.1f}H{right:.1f}" for r in down[1:]]
+        marks += [f"M{matrix.x:.1f} {matrix.position(r, 0)[1]:.1f}H{right:.1f}" for r in down[1:]]
     if 1 < len(across) <= _LINES:
-        marks += [f"M{matrix.place(0, c)[0]:.1f} {matrix.y:.1f}V{bottom:.1f}" for c in across[1:]]
+        columns = (matrix.position(0, column)[0] for column in across[1:])
+        marks += [f"M{x:.1f} {matrix.y:.1f}V{bottom:.1f}" for x in columns]
     if marks:
         yield element("path", d="".join(marks), class_="block-line")
 
@@ -385,7 +387,7 @@ _IDS: tuple[Color, ...] = (
 
 
 def cells(argument: Mapping[str, Any]) -> Svg:
-    """The cells of an entry of ``pictures["arguments"]``."""
+    """Draw the cells of an entry of ``pictures["arguments"]``."""
     rows: list[str] = argument["rows"]
     mask = argument["role"] == "mask"
     indices = [
@@ -412,12 +414,12 @@ LEVELS = 26
 
 
 def lower(level: int) -> float:
-    """The smallest error of a level from 1 to ``LEVELS``, in ulps."""
+    """Compute the smallest error of a level from 1 to ``LEVELS``, in ulps."""
     return 0.0 if level <= 1 else 2.0 ** (level - 5)
 
 
 def short_number(number: float) -> str:
-    """A number in a few characters."""
+    """Format a number in a few characters."""
     if not math.isfinite(number):
         return "∞"
     if number >= 1e6 or 0 < number < 0.01:
@@ -428,12 +430,12 @@ def short_number(number: float) -> str:
 
 
 def number(value: float | str | None) -> float | None:
-    """A number of a record: JSON has no infinities."""
+    """Read a number of a record, where infinities are texts as JSON has none."""
     return None if value is None else float(value)
 
 
 def share(value: float, limit: float, title: str, *, before: float | None = None) -> Svg:
-    """A bar of the used part of a limit, with a mark at the recorded value."""
+    """Draw a bar of the used part of a limit, with a mark at the recorded value."""
     wide = 110.0
     used = min(1.0, value / limit) if limit else 0.0
     kind = "fill-bad" if value > limit else "fill-warn" if used > 0.85 else "fill"
@@ -445,7 +447,7 @@ def share(value: float, limit: float, title: str, *, before: float | None = None
 
 
 def slots(shares: Mapping[str, float], title: str) -> Svg:
-    """A small column for each unit: the share of its slots that the main loop uses."""
+    """Draw a column for each unit: the share of its slots that the main loop uses."""
     parts: list[Svg] = []
     for column, (unit, value) in enumerate(shares.items()):
         high = 22 * min(1.0, value)
@@ -456,7 +458,7 @@ def slots(shares: Mapping[str, float], title: str) -> Svg:
 
 
 def stacked(counts: Sequence[tuple[str, int]], title: str) -> Svg:
-    """A bar of outcomes, with widths proportional to their numbers, as wide as the page."""
+    """Draw a bar of outcomes as wide as the page; widths are proportional to their numbers."""
     total = sum(count for _, count in counts) or 1
     parts: list[Svg] = []
     x = 0.0
@@ -485,14 +487,14 @@ def _chart(
     labels: Iterable[tuple[float, str]],
     *marks: Svg,
 ) -> Svg:
-    """A chart with labelled axes.
+    """Draw a chart with labelled axes.
 
     Args:
       title: for screen readers.
-      up: what the vertical axis measures.
-      across: what the horizontal axis measures.
+      up: the quantity of the vertical axis.
+      across: the quantity of the horizontal axis.
       ticks: heights from 0 to 1 with their labels.
-      labels: places on the horizontal axis with their labels.
+      labels: positions on the horizontal axis with their labels.
       marks: bars or points, and their key.
     """
     bottom, right = _TOP + _HIGH, _LEFT + _WIDE
@@ -507,7 +509,7 @@ def _chart(
 
 
 def histogram(counts: Mapping[str, Sequence[int]], unit: str = "ulps") -> Svg:
-    """Histogram of the errors of the kernel and the baseline.
+    """Draw the histogram of the errors of the kernel and the baseline.
 
     The scale of counts is logarithmic, so that one wrong element in a million is visible.
     """
@@ -549,7 +551,7 @@ def histogram(counts: Mapping[str, Sequence[int]], unit: str = "ulps") -> Svg:
 
 
 def without_overlap(labels: Sequence[str], step: float) -> frozenset[int]:
-    """The numbers of labels that fit beside each other, the last one in any case.
+    """Choose the labels that fit beside each other, by number; the last one always.
 
     Args:
       labels: each in the middle of its column.
@@ -566,7 +568,7 @@ def without_overlap(labels: Sequence[str], step: float) -> frozenset[int]:
 
 
 def against_dims(examples: Sequence[Mapping[str, Any]]) -> list[tuple[str, Svg]]:
-    """The error of each example against each dim that had several sizes: name and chart."""
+    """Draw the errors of examples against each dim with several sizes; returns names, charts."""
     names = dict.fromkeys(name for example in examples for name in example["dims"])
     charts: list[tuple[str, Svg]] = []
     for name in names:
@@ -577,7 +579,7 @@ def against_dims(examples: Sequence[Mapping[str, Any]]) -> list[tuple[str, Svg]]
 
 
 def _scatter(name: str, examples: Sequence[Mapping[str, Any]]) -> Svg:
-    """The errors by the size of one dim. The axis of errors is logarithmic; NaN is at its top."""
+    """Draw errors by the size of one dim. Their axis is logarithmic, with NaN at its top."""
     points = [(int(e["dims"][name]), number(e["error"]) or 0.0, e) for e in examples]
     errors = [error for _, error, _ in points]
     finite = [error for error in errors if math.isfinite(error)]
@@ -630,7 +632,7 @@ def _scatter(name: str, examples: Sequence[Mapping[str, Any]]) -> Svg:
 
 
 def _cross(x: float, y: float, *tooltip: Svg) -> Svg:
-    """A failure: distinguishable from dots without colours."""
+    """Draw a failure, which differs from dots also without colours."""
     shape = f"M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8"
     return element("path", *tooltip, d=shape, class_="point-failed")
 
@@ -639,7 +641,7 @@ def _cross(x: float, y: float, *tooltip: Svg) -> Svg:
 
 
 def grid(operand: Mapping[str, Any]) -> Svg:
-    """An operand with the blocks of its programs; parts without a block stay hatched."""
+    """Draw an operand with the blocks of its programs; parts without a block are hatched."""
     shape = tuple(int(n) for n in operand["shape"])
     matrix = Matrix(shape)
     blocks: dict[tuple[tuple[int, ...], tuple[int, ...]], list[list[int]]] = {}
@@ -673,7 +675,7 @@ MOST_WAITS = 16
 
 
 def timeline(accesses: Sequence[Access]) -> Svg:
-    """The two accesses of a race, one lane for each, at an undetermined time."""
+    """Draw the two accesses of a race, a lane for each; their order is not determined."""
     parts: list[Svg] = [text(112, 14, "time", kind="t"), _arrow(142, 10, _GRID_WIDTH - 8, 10)]
     for lane, access in enumerate(accesses):
         y = 34.0 + 74 * lane
@@ -696,18 +698,18 @@ def timeline(accesses: Sequence[Access]) -> Svg:
 
 
 def part(access: Access) -> str:
-    """The part of a buffer that is accessed: ``o_ref[0:8]``."""
+    """Name the part of a buffer that is accessed: ``o_ref[0:8]``."""
     index = ", ".join(f"{start}:{stop}" for start, stop in access.index)
     return (access.ref or "memory") + (f"[{index}]" if index else "")
 
 
 def point(program: Sequence[int]) -> str:
-    """A grid point: ``(0, 1)``; "" outside of a grid."""
+    """Format a grid point: ``(0, 1)``; "" outside of a grid."""
     return f"({', '.join(map(str, program))})" if program else ""
 
 
 def _who(access: Access) -> str:
-    """The owner of an access."""
+    """Name the owner of an access."""
     return _name(access.owner) + (", copy" if access.copy else "")
 
 
@@ -718,14 +720,14 @@ def _name(owner: Owner) -> str:
 
 
 def _where(access: Access) -> str:
-    """The device of the memory, or the program of the access."""
+    """Name the device of the memory, or the program of the access."""
     if access.home is not None and access.home != access.owner.device:
         return f"to device {access.home}"
     return f"program {point(access.program)}" if access.program else ""
 
 
 def graph(waits: Sequence[Wait]) -> Svg:
-    """Blocked cores (left), what each waits for (right), and its value."""
+    """Draw blocked cores (left), and the semaphores and barriers that they wait for (right)."""
     waits = waits[:MOST_WAITS]
     resources = list(dict.fromkeys(resource(wait) or "nothing" for wait in waits))
     count = max(len(waits), len(resources), 1)
@@ -753,14 +755,14 @@ def graph(waits: Sequence[Wait]) -> Svg:
 
 
 def resource(wait: Wait) -> str:
-    """The resource of a wait; "" at the end of the kernel."""
+    """Name the resource of a wait; "" at the end of the kernel."""
     if not wait.on and wait.unit == "arrivals":
         return f"the barrier at {short(wait.line) or 'an unknown line'}"
     return wait.on
 
 
 def _middle(row: int, rows: int, count: int) -> float:
-    """The height of one of ``rows`` boxes beside ``count`` others."""
+    """Compute the height of one of ``rows`` boxes beside ``count`` others."""
     return 35.0 + 70 * (row + (count - rows) / 2)
 
 

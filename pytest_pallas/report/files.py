@@ -1,7 +1,7 @@
-"""The files that a session writes at its end: checked at its start, written in one step.
+"""Write the files of a session at its end, each in one step; they are checked at its start.
 
-``--pallas-results`` is the records of a session as JSON (docs/reference.md, "Results"); the page of
-``--pallas-html`` is made by ``report.html``.
+``--pallas-results`` writes the records as JSON (docs/reference.md, "Results"), ``--pallas-html``
+the page, which ``report.html`` renders.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PASSWORD = re.compile(r"(?<=://)[^/@\s]*@")
 
 
 def check_output_files(session: PytestSession) -> None:
-    """Make paths absolute, because a test may change the working directory.
+    """Make their paths absolute, because a test may change the working directory, and check them.
 
     Raises:
       OptionError: a file cannot be written, or a package for it is not installed.
@@ -86,16 +86,14 @@ def write_files(
         folder = session.config.invocation_params.dir  # as the user gave it
         shown = path.relative_to(folder) if path.is_relative_to(folder) else path
         count = "1 record" if len(records) == 1 else f"{len(records)} records"
+        line, written = f"{what} {count} written to {shown}".strip(), True
         try:
             write(path, parts)
         except OSError as error:  # the folder existed at the start
-            if name == "results" and kept is not None:
-                kept.close(written=False)
-            yield False, f"--pallas-{name}={shown}: cannot write the file: {error}"
-        else:
-            if name == "results" and kept is not None:
-                kept.close(written=True)
-            yield True, f"{what} {count} written to {shown}".strip()
+            line, written = f"--pallas-{name}={shown}: cannot write the file: {error}", False
+        if name == "results" and kept is not None:
+            kept.close(written=written)
+        yield written, line
 
 
 def _page(
@@ -106,12 +104,11 @@ def _page(
     from pytest_pallas.report.html import page
 
     written = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    words = ["pytest", *session.config.invocation_params.args]
-    command = _PASSWORD.sub("***@", shlex.join(words))
+    command = shlex.join(["pytest", *session.config.invocation_params.args])
     return page(
         records,
         environment={**environment(), "written": written},
-        options={**option_values(session), "command": command},
+        options={**option_values(session), "command": _PASSWORD.sub("***@", command)},
         recorded=None if session.costs is None else session.costs.entries,
         families=list(session.families),
         sections=sections,
@@ -153,7 +150,7 @@ def document(
     tests: Sequence[FinishedTest] = (),
     parts: Mapping[str, Sequence[Mapping[str, Any]]] = MappingProxyType({}),
 ) -> Iterator[str]:
-    """The records and the session's data, as JSON in parts.
+    """Write the records and the session's data as JSON, in parts.
 
     Args:
       session: the session.
@@ -177,20 +174,20 @@ def document(
 
 
 def first_line(session: PytestSession, collected: Sequence[str]) -> dict[str, Any]:
-    """The first line of the journal of a run with these tests, as plain JSON values."""
+    """Make the first line of the journal of a run with these tests, as plain JSON values."""
     left_out = session.not_applicable.values()
     return {
         "journal": 1,
         "schema": SCHEMA,
         **about(session),
-        "options": given_options(session),
+        "options": known_options(session),
         "not_applicable": [plain_not_applicable(entry) for entry in left_out],
         "collected": list(collected),
     }
 
 
 def about(session: PytestSession) -> dict[str, Any]:
-    """The environment of a run, and the digests of its files."""
+    """Describe the environment of a run, and the digests of its files."""
     return {
         "environment": environment(),
         "suite": dict(session.suite_digests),
@@ -199,7 +196,7 @@ def about(session: PytestSession) -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    """Versions, and the kind of machine."""
+    """List versions, and the kind of machine."""
     return {
         "pytest_pallas": __version__,
         "jax": metadata.version("jax"),
@@ -211,17 +208,15 @@ def environment() -> dict[str, str]:
 
 
 def option_values(session: PytestSession) -> dict[str, Any]:
-    """The options that determine the tests and their draws, with the backends that were found."""
-    found = [label(backend) for backend in session.selection.backends]
-    return {"backends": found, **_options(session)}
+    """List the options that determine the tests and their draws, and the available backends."""
+    return {"backends": list(map(label, session.selection.backends)), **_options(session)}
 
 
-def given_options(session: PytestSession) -> dict[str, Any]:
-    """The same before the run, when a process that starts workers must open no accelerator."""
+def known_options(session: PytestSession) -> dict[str, Any]:
+    """List them before the run: a process that starts workers opens no accelerator for it."""
     elsewhere = worker_count(session.config) or session.delegates
-    if elsewhere and "selection" not in vars(session):
-        return _options(session)
-    return option_values(session)
+    unknown = elsewhere and "selection" not in vars(session)
+    return _options(session) if unknown else option_values(session)
 
 
 #: The options that are written as they are.

@@ -1,11 +1,12 @@
-"""``--pallas-html``: the page of a run, from its records; and what notebooks show of an error.
+"""Render the page of a run for ``--pallas-html``, and errors for notebooks.
 
-``page`` renders the templates of this folder. Below it, in the order of the page: the verdict, the
-kernels by backends, the card of a failure with its pictures (``report.drawings``), and the costs of
-machine code. Mutants are those of ``mutate.report``, and inputs those of ``report.inputs``. Last,
-``html_of`` renders the card of an error, a simulation or an analysis for a notebook.
+``page`` renders the templates of this folder from the records of the run. Its parts follow in the
+order of the page: the verdict, the kernels by backends, the card of a failure with its pictures
+(``report.drawings``), and the costs of machine code. The mutants come from ``mutate.report``, the
+inputs from ``report.inputs``. ``html_of`` renders the card of an error, a simulation or an analysis
+for a notebook.
 
-Everything that is not ``Svg`` or a file of this folder is escaped: texts come from kernels.
+Texts come from kernels: everything is escaped, except ``Svg`` and the files of this folder.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pallas_sim.errors import Explanation, OptionError, PallasError, explanation
 from pallas_sim.findings import Finding, text_of
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.compile.costs import RecordedCost
-from pytest_pallas.compile.report import UNITS, shown_report, size_words, with_mesh
+from pytest_pallas.compile.report import UNITS, short_size, shown_report, with_mesh
 from pytest_pallas.decoding import decode
 from pytest_pallas.errors import facts_of
 from pytest_pallas.grid.analysis import Analysis
@@ -55,6 +56,7 @@ from pytest_pallas.report.drawings import (
 )
 from pytest_pallas.report.inputs import covered
 from pytest_pallas.report.pictures import grids_of, shown_of
+from pytest_pallas.report.section import group_by, number
 from pytest_pallas.report.summary import backends_of, grouped, times, worst
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -62,7 +64,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 @functools.cache
 def _environment() -> Any:
-    """The environment of all templates, which compiles each of them once."""
+    """Make the environment of all templates, which compiles each of them once."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment: Any = Environment(
@@ -79,12 +81,12 @@ def _environment() -> Any:
 
 
 def template(name: str) -> Any:
-    """A template of this folder, by its file name; needs jinja2."""
+    """Load a template of this folder by its file name; needs jinja2."""
     return _environment().get_template(name)
 
 
 def _text_of(name: str) -> str:
-    """The text of a style or script of this folder."""
+    """Read a style or script of this folder."""
     return _TEMPLATES.joinpath(name).read_text("utf-8")
 
 
@@ -107,7 +109,7 @@ def page(
     families: Sequence[str] = (),
     sections: Sequence[tuple[str, str]] = (),
 ) -> Iterator[str]:
-    """The page as self-contained HTML, in parts.
+    """Render the page as self-contained HTML, in parts.
 
     Args:
       records: the records of the session.
@@ -160,7 +162,7 @@ def page(
 
 
 def _verdict(rows: Sequence[KernelRow], bad: int, tried: MutantSummary | None) -> str:
-    """The result of the run, in one line."""
+    """Write the result of the run in one line."""
     parts = [] if tried is None else [_of_mutants(tried)]
     if rows:
         parts.insert(0, _of_checks(rows, bad))
@@ -169,12 +171,11 @@ def _verdict(rows: Sequence[KernelRow], bad: int, tried: MutantSummary | None) -
 
 
 def _of_checks(rows: Sequence[KernelRow], bad: int) -> str:
-    total = "1 kernel" if len(rows) == 1 else f"{len(rows):,} kernels"
+    total = number(len(rows), "kernel")
     if not bad:
         return f"Nothing failed in {total}"
     failing = sum(row.state == "failed" for row in rows)
-    checks = "1 check failed" if bad == 1 else f"{bad:,} checks failed"
-    return f"{checks}, in {failing:,} of {total}"
+    return f"{number(bad, 'check')} failed, in {failing:,} of {total}"
 
 
 def _of_mutants(tried: MutantSummary) -> str:
@@ -186,7 +187,7 @@ def _of_mutants(tried: MutantSummary) -> str:
 
 
 def _mood(rows: Sequence[KernelRow], bad: int, tried: MutantSummary | None) -> str:
-    """The colour of that line: a surviving mutant does not fail the run, but is a warning."""
+    """Choose the colour of the verdict: a surviving mutant is a warning, and no failure."""
     if bad:
         return "is-bad"
     state = "killed" if tried is None else tried.every.state
@@ -194,7 +195,7 @@ def _mood(rows: Sequence[KernelRow], bad: int, tried: MutantSummary | None) -> s
 
 
 def _hash(text: str) -> str:
-    """The hash of a style or script for the page's content security policy."""
+    """Hash a style or script for the page's content security policy."""
     digest = hashlib.sha256(text.encode("utf-8")).digest()
     return "sha256-" + base64.b64encode(digest).decode("ascii")
 
@@ -207,7 +208,8 @@ BAD = ("failed", "xpassed")
 #: States of a row or a cell, worst first.
 STATES = ("failed", "xfailed", "passed", "skipped", "none")
 
-_WORDS = {"failed": "failed", "passed": "ok", "xfailed": "xfail", "skipped": "skipped"}
+#: The states of a cell as text. As in the terminal, passed checks precede expected failures.
+_STATES_SHOWN = {"failed": "failed", "passed": "ok", "xfailed": "xfail", "skipped": "skipped"}
 
 #: Limits on the size of the page: the number of failures with pictures, and of kernels without
 #: failures that have details.
@@ -220,14 +222,14 @@ class KernelCell:
 
     Attributes:
       state: one of ``STATES``.
-      words: the text of the cell, such as ``2 failed``.
-      multiple: the worst error of checks that passed as a multiple of the baseline's, in words.
+      text: such as ``2 failed``.
+      multiple: the worst error of checks that passed as a multiple of the baseline's, as text.
       title: counts of all outcomes.
       rank: the sort key of a column, the worst first.
     """
 
     state: str
-    words: str
+    text: str
     multiple: str
     title: str
     rank: float
@@ -291,14 +293,11 @@ class KernelRow:
 
 
 def kernels(records: Sequence[Record], backends: Sequence[str]) -> list[KernelRow]:
-    """The kernels, worst first. Two files may have kernels of the same name."""
-    groups: dict[tuple[str, str, str], list[Record]] = {}
-    for record in records:
-        file = record.test.partition("::")[0]
-        groups.setdefault((record.family, file, record.kernel), []).append(record)
+    """Make the rows of kernels, worst first. Two files may have kernels of the same name."""
+    groups = group_by(records, lambda r: (r.family, r.test.partition("::")[0], r.kernel))
     left = MOST_DRAWN
     made: list[KernelRow] = []
-    for number, ((family, file, name), rows) in enumerate(groups.items()):
+    for position, ((family, file, name), rows) in enumerate(groups.items()):
         bad = [row for row in rows if row.outcome in BAD]
         causes = grouped(bad)
         failures = [
@@ -309,7 +308,7 @@ def kernels(records: Sequence[Record], backends: Sequence[str]) -> list[KernelRo
         cells = [_cell([row for row in rows if row.backend == b]) for b in backends]
         made.append(
             KernelRow(
-                anchor=f"kernel-{number}",
+                anchor=f"kernel-{position}",
                 name=name,
                 family=family,
                 file=file,
@@ -322,18 +321,20 @@ def kernels(records: Sequence[Record], backends: Sequence[str]) -> list[KernelRo
             )
         )
     made.sort(key=lambda kernel: (-kernel.rank, kernel.family, kernel.name))
-    right = [number for number, kernel in enumerate(made) if not kernel.failures]
-    for number in right[MOST_DETAILED:]:
-        made[number] = replace(made[number], checks=())
+    right = [position for position, kernel in enumerate(made) if not kernel.failures]
+    for position in right[MOST_DETAILED:]:
+        made[position] = replace(made[position], checks=())
     return made
 
 
 def check_rows(records: Sequence[Record]) -> list[CheckRow]:
-    """The checks of a kernel, failures first."""
-    groups: dict[Hashable, list[Record]] = {}
-    for record in sorted(records, key=_order):
+    """Make the rows of checks of a kernel, failures first."""
+
+    def key(record: Record) -> Hashable:
         alike = (record.check, record.outcome, _remark(record))
-        groups.setdefault(id(record) if record.outcome in BAD else alike, []).append(record)
+        return id(record) if record.outcome in BAD else alike
+
+    groups = group_by(sorted(records, key=_order), key)
     return [
         CheckRow(
             check=rows[0].check,
@@ -363,24 +364,18 @@ def _order(record: Record) -> tuple[int, str]:
 def _cell(rows: Sequence[Record]) -> KernelCell:
     count = Counter(row.outcome for row in rows)
     failed = sum(count[outcome] for outcome in BAD)
+    numbers = {**count, "failed": failed}
     passed = [row for row in rows if row.outcome == "passed"]
     multiple = worst(passed)
-    # As in the terminal: passed checks have precedence over expected failures.
-    numbers = {
-        "failed": failed,
-        "passed": count["passed"],
-        "xfailed": count["xfailed"],
-        "skipped": count["skipped"],
-    }
-    state = next((name for name, number in numbers.items() if number), "none")
+    state = next((name for name in _STATES_SHOWN if numbers.get(name)), "none")
     if state == "none":
-        return KernelCell(state="none", words="-", multiple="", title="not run", rank=-1.0)
-    words = f"{numbers[state]} {_WORDS[state]}"
+        return KernelCell(state="none", text="-", multiple="", title="not run", rank=-1.0)
+    text = f"{numbers[state]} {_STATES_SHOWN[state]}"
     if state == "passed" and count["xfailed"]:
-        words += f", {count['xfailed']} xfail"
+        text += f", {count['xfailed']} xfail"
     return KernelCell(
         state=state,
-        words=words,
+        text=text,
         multiple="" if failed else times(multiple),
         title=", ".join(f"{count[name]} {name}" for name in OUTCOMES if count[name]),
         rank=_rank(state, failed, None if failed else multiple),
@@ -388,7 +383,7 @@ def _cell(rows: Sequence[Record]) -> KernelCell:
 
 
 def _rank(state: str, failed: int, multiple: float | None) -> float:
-    """The state first, then the number of failures, then the error."""
+    """Rank by the state, then by the number of failures, then by the error."""
     error = 0.0 if multiple is None else min(multiple, 1e5) / 1e6
     return 1e4 * (len(STATES) - STATES.index(state)) + min(failed, 9999) + error
 
@@ -413,7 +408,7 @@ class Figure:
       kind: of picture, such as ``"heat"``.
       picture: as SVG.
       caption: a description.
-      table: rows of words below it, beginning with the titles; empty for none.
+      table: rows of text below it, beginning with the titles; empty for none.
     """
 
     kind: str
@@ -450,7 +445,7 @@ class FailureCard:
 
 
 def failure(record: Record, *, drawn: bool = True, likewise: Sequence[Record] = ()) -> FailureCard:
-    """A failed record; without pictures unless ``drawn``."""
+    """Make the card of a failed record; without pictures unless ``drawn``."""
     explanation = (
         decode(Explanation, record.explanation)
         if record.explanation
@@ -465,7 +460,7 @@ def failure(record: Record, *, drawn: bool = True, likewise: Sequence[Record] = 
     try:
         figures.extend(_figures(record) if drawn else ())
     except (ArithmeticError, LookupError, TypeError, ValueError) as problem:
-        # as in ``report.pictures.gather``: numbers of a file that do not fit together
+        # the numbers of a file may not fit together
         unavailable = unavailable or f"{type(problem).__name__}: {problem}"[:300]
     return FailureCard(
         record=record,
@@ -481,14 +476,14 @@ def failure(record: Record, *, drawn: bool = True, likewise: Sequence[Record] = 
 
 
 def _without_message(record: Record) -> str:
-    """The headline of a record without an error message."""
+    """Write the headline of a record without an error message."""
     passed = record.outcome == "xpassed"
     text = "passed, but is expected to fail" if passed else "failed without a message"
     return f"{text}: {record.reason}" if record.reason else text
 
 
 def _where(record: Record) -> str:
-    """Backend and mesh, as in the names of tests."""
+    """Name backend and mesh, as in the names of tests."""
     return record.backend + "".join(f"-{axis}{size}" for axis, size in record.mesh.items())
 
 
@@ -522,7 +517,7 @@ def _figures(record: Record) -> Iterator[Figure]:
 
 
 def _cells_caption(argument: Mapping[str, Any]) -> str:
-    """The caption of a mask or of ids."""
+    """Write the caption of a mask or of ids."""
     rows, shape = argument["rows"], argument["shape"]
     kind = "Filled cells are True" if argument["role"] == "mask" else "Equal ids have one colour"
     whole = len(rows) * len(rows[0]) == math.prod(shape)
@@ -533,13 +528,13 @@ def _cells_caption(argument: Mapping[str, Any]) -> str:
 def _race(finding: Finding) -> Figure:
     rows = [
         (
-            f"{each.kind} by a copy" if each.copy else each.kind,
-            part(each),
-            str(each.owner),
-            each.line or "unknown",
-            point(each.program) or "-",
+            f"{access.kind} by a copy" if access.copy else access.kind,
+            part(access),
+            str(access.owner),
+            access.line or "unknown",
+            point(access.program) or "-",
         )
-        for each in finding.accesses
+        for access in finding.accesses
     ]
     return Figure(
         "race",
@@ -552,14 +547,14 @@ def _race(finding: Finding) -> Figure:
 def _deadlock(finding: Finding) -> Figure:
     rows = [
         (
-            str(each.owner),
-            resource(each) or "-",
-            " ".join([str(each.needed), each.unit]).strip(),
-            str(each.had),
-            each.line or "unknown",
-            point(each.program) or "-",
+            str(wait.owner),
+            resource(wait) or "-",
+            f"{wait.needed} {wait.unit}".strip(),
+            str(wait.had),
+            wait.line or "unknown",
+            point(wait.program) or "-",
         )
-        for each in finding.waits[:MOST_WAITS]
+        for wait in finding.waits[:MOST_WAITS]
     ]
     return Figure(
         "waits",
@@ -570,7 +565,7 @@ def _deadlock(finding: Finding) -> Figure:
 
 
 def _map_caption(pictures: Mapping[str, Any]) -> tuple[str, Sequence[Sequence[str]]]:
-    """The caption of an error map, and the programs with wrong elements."""
+    """Write the caption of an error map, and the table of programs with wrong elements."""
     errors, programs = pictures["errors"], pictures.get("programs")
     shape = ", ".join(map(str, errors["shape"]))
     text = f"The worst error of each cell of {errors['output']}, {errors['dtype']}[{shape}]"
@@ -620,7 +615,7 @@ _NEVER = ("spills", "fills", "spill_store_bytes", "spill_load_bytes")
 
 @dataclass(frozen=True)
 class CostNumber:
-    """A number, its change from the recorded one, and the state of that."""
+    """A number, its change from the recorded one, and whether the change is good or bad."""
 
     text: str
     change: str = ""
@@ -658,7 +653,7 @@ class CostTable:
 
 
 def cost_table(records: Sequence[Record], recorded: Recorded) -> CostTable | None:
-    """The costs of everything that compiled, as in the terminal; None if nothing did."""
+    """Make the table of the costs of everything that compiled; None if nothing did."""
     shown = [
         (record, report)
         for record in records
@@ -681,44 +676,38 @@ def _cost_row(
     if report.get(name) is None:
         name, limit = "shared_bytes", "shared_capacity"
     used, most = report.get(name), report.get(limit)
-    memory, bar = size_words(used), None
+    memory, bar = short_size(used), None
     if used is not None and most:
         memory += f", {100 * used / most:.0f} %"
-        title = f"{size_words(used)} of {size_words(most)}, {100 * used / most:.0f} %"
+        title = f"{short_size(used)} of {short_size(most)}, {100 * used / most:.0f} %"
         if name in before:
-            title += f"; recorded: {size_words(before[name])}"
+            title += f"; recorded: {short_size(before[name])}"
         bar = share(used, most, title, before=before.get(name))
     shares = {u: s for u in UNITS if (s := report.get("loop_slots", {}).get(u)) is not None}
     used_slots = ", ".join(f"{unit} {100 * value:.0f} %" for unit, value in shares.items())
     return CostRow(
         kernel=with_mesh(record),
         report=report,
-        memory=CostNumber(memory, *_change(used, before.get(name))),
+        memory=_cost_number(memory, used, before.get(name)),
         bar=bar,
         slots=slots(shares, f"Used slots in the main loop: {used_slots}") if shares else None,
-        numbers=list(_numbers(report, names, before)),
+        numbers=[_number_of(report, name, before) for name in names],
     )
 
 
-def _numbers(
-    report: Mapping[str, Any], names: Sequence[str], before: Mapping[str, int]
-) -> Iterator[CostNumber]:
-    for name in names:
-        value = report.get(name)
-        change, state = _change(value, before.get(name))
-        yield CostNumber(
-            "-" if value is None else f"{value:,}",
-            change,
-            state or ("warn" if name in _NEVER and value else ""),
-        )
+def _number_of(report: Mapping[str, Any], name: str, before: Mapping[str, int]) -> CostNumber:
+    """Make the number of a program with this name in ``Cost``."""
+    value = report.get(name)
+    shown = _cost_number("-" if value is None else f"{value:,}", value, before.get(name))
+    return replace(shown, state="warn") if name in _NEVER and value and not shown.state else shown
 
 
-def _change(value: int | None, before: int | None) -> tuple[str, str]:
-    """The difference of a number from the recorded one, in words and as a state."""
+def _cost_number(text: str, value: int | None, before: int | None) -> CostNumber:
+    """Compare a number with the recorded one."""
     if value is None or before is None or value == before:
-        return "", ""
+        return CostNumber(text)
     change = f"{100 * (value - before) / before:+.0f} %" if before else f"was {before}"
-    return change, "bad" if value > before else "good"
+    return CostNumber(text, change, "bad" if value > before else "good")
 
 
 # Errors, simulations and analyses in a notebook: the cards of the page, by themselves.
@@ -730,7 +719,7 @@ _CHANGES = 20
 
 
 def html_of(shown: Any) -> str | None:
-    """An error, a ``Simulation`` or an ``Analysis`` as HTML; None if jinja2 is not installed."""
+    """Render an error, a ``Simulation`` or an ``Analysis``; None if jinja2 is not installed."""
     if find_spec("jinja2") is None:
         return None
     from markupsafe import Markup
@@ -748,23 +737,24 @@ def html_of(shown: Any) -> str | None:
 
 
 def _style() -> str:
-    """The style of the page, for what is inside of one element of another page."""
+    """Scope the style of the page to one element of another page."""
     own = f"background: var(--card); color: var(--ink); font: {_FONT}; padding: 0.4rem;"
     return f".pallas-inline {{ {own} {_text_of('page.css').replace(':root', '&')} }}"
 
 
+def _card(check: str, kernel: str = "", backend: str = "", **fields: Any) -> FailureCard:
+    """Make the card of a failure without a test; ``fields`` are those of ``Record``."""
+    blank = Record(test="", kernel=kernel, check=check, backend=backend, outcome="failed")
+    return failure(replace(blank, **fields))
+
+
 def _error(error: PallasError) -> FailureCard:
     failed = facts_of(error).failure
-    record = Record(
-        test="",
-        kernel="" if failed is None else failed.name,
-        check=type(error).__name__ if failed is None else f"{failed.name}: {failed.check}",
-        backend="" if failed is None else label(failed.context.backend),
-        outcome="failed",
-        **error_fields(error),
-        pictures=shown_of(error),
-    )
-    return failure(record)
+    check, kernel, backend = type(error).__name__, "", ""
+    if failed is not None:
+        check, kernel = f"{failed.name}: {failed.check}", failed.name
+        backend = label(failed.context.backend)
+    return _card(check, kernel, backend, **error_fields(error), pictures=shown_of(error))
 
 
 def _simulation(simulation: Simulation) -> tuple[FailureCard | None, str]:
@@ -781,28 +771,21 @@ def _simulation(simulation: Simulation) -> tuple[FailureCard | None, str]:
     text = "\n".join(lines)
     if not simulation.findings:
         return None, f"{text}\nno finding"
-    record = Record(
-        test="",
-        kernel="",
+    card = _card(
         check="simulate",
-        backend="",
-        outcome="failed",
         message=text_of(simulation.findings),
         findings=tuple(finding.to_json() for finding in simulation.findings),
     )
-    return failure(record), text
+    return card, text
 
 
 def _analysis(analysis: Analysis) -> tuple[FailureCard | None, str]:
     if not analysis.findings:
         return None, analysis.report()
-    record = Record(
-        test="",
-        kernel="",
+    card = _card(
         check="analyze",
         backend=analysis.chip,
-        outcome="failed",
         message="\n".join(finding.message for finding in analysis.findings),
         pictures={"grids": grids_of(analysis)},
     )
-    return failure(record), analysis.report()
+    return card, analysis.report()

@@ -1,8 +1,9 @@
-"""Coverage of the inputs that specs declare, from records only.
+"""Report which of the inputs that specs declare were drawn, from records only.
 
-An aspect is a choice of each draw, such as a dim or an option; its words are the values that were
-or could have been chosen (``checks.inputs``). Coverage counts words. A warning names those that no
-check of a kernel drew, unless every check failed: a failure stops a check before it drew them.
+An aspect is a choice of each draw, such as a dim or an option. Its values are texts, of those that
+were chosen and of those that could have been (``checks.inputs``). Coverage counts values. A warning
+names the values that no check of a kernel drew, unless every check failed: a failed check stops
+before it draws them.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from dataclasses import dataclass, field
 from pytest_pallas.record import VALUES, Aspect, Record, aspects_from_json
 from pytest_pallas.report.section import Line, Results, section
 
-#: Number of kernels with a line of their own, and of words in each.
-LINES, WORDS = 5, 6
+#: Number of kernels with a line of their own, and of values in each.
+LINES, VALUES_LISTED = 5, 6
 
-#: The words of each aspect, in order.
-Words = dict[Aspect, dict[str, None]]
+#: The values of each aspect, in order.
+type Values = dict[Aspect, dict[str, None]]
 
 
 @dataclass
@@ -28,16 +29,16 @@ class Covered:
       kernel: its name.
       shapes: the distinct shapes.
       dtypes: the distinct dtypes.
-      tried: for each aspect the drawn words.
-      never: for each aspect the declared words that were not drawn.
+      tried: for each aspect the drawn values.
+      never: for each aspect the declared values that were not drawn.
       finished: whether a check ran all its examples; a failure stops a check.
     """
 
     kernel: str
     shapes: set[str] = field(default_factory=set[str])
     dtypes: set[str] = field(default_factory=set[str])
-    tried: Words = field(default_factory=dict[Aspect, dict[str, None]])
-    never: Words = field(default_factory=dict[Aspect, dict[str, None]])
+    tried: Values = field(default_factory=dict[Aspect, dict[str, None]])
+    never: Values = field(default_factory=dict[Aspect, dict[str, None]])
     finished: bool = False
 
     @property
@@ -47,17 +48,17 @@ class Covered:
 
     @property
     def drawn(self) -> int:
-        """The number of drawn words."""
+        """The number of drawn values."""
         return sum(map(len, self.tried.values()))
 
     @property
     def declared(self) -> int:
-        """The number of drawn words and of those that were not drawn."""
+        """The number of declared values, drawn or not."""
         return self.drawn + sum(map(len, self.never.values()))
 
 
 def covered(records: Iterable[Record]) -> list[Covered]:
-    """Coverage of each kernel. Two files may have kernels of the same name."""
+    """Collect the coverage of each kernel. Two files may have kernels of the same name."""
     kernels: dict[tuple[str, str], Covered] = {}
     for record in records:
         if not record.inputs:
@@ -68,19 +69,19 @@ def covered(records: Iterable[Record]) -> list[Covered]:
         kernel.dtypes.update(record.inputs["dtypes"])
         kernel.finished |= record.outcome in ("passed", "xpassed")
         for title, into in (("tried", kernel.tried), ("never", kernel.never)):
-            for aspect, words in aspects_from_json(record.inputs[title]).items():
-                into.setdefault(aspect, {}).update(dict.fromkeys(words))
+            for aspect, values in aspects_from_json(record.inputs[title]).items():
+                into.setdefault(aspect, {}).update(dict.fromkeys(values))
     for kernel in kernels.values():
-        for aspect, words in kernel.never.items():
-            for word in kernel.tried.get(aspect, ()):
-                words.pop(word, None)
+        for aspect, values in kernel.never.items():
+            for value in kernel.tried.get(aspect, ()):
+                values.pop(value, None)
     return list(kernels.values())
 
 
 def summary(kernels: Sequence[Covered]) -> str:
-    """One line that counts the drawn inputs."""
+    """Count the drawn inputs, in one line."""
     dtypes = {dtype for kernel in kernels for dtype in kernel.dtypes}
-    classes = {word for kernel in kernels for word in kernel.tried.get(VALUES, ())}
+    classes = {value for kernel in kernels for value in kernel.tried.get(VALUES, ())}
     counts = [
         _count(len(kernels), "kernel"),
         _count(sum(len(kernel.shapes) for kernel in kernels), "shape"),
@@ -103,12 +104,12 @@ def summary(kernels: Sequence[Covered]) -> str:
 
 
 def warnings(kernels: Sequence[Covered], *, every: bool = False) -> list[str]:
-    """A line for each of the first kernels with declared words that were never drawn.
+    """Name the declared values that were never drawn: a line for each of the first kernels.
 
-    With ``every``, a line for each kernel, with all such words.
+    With ``every``, there is a line for each kernel, with all such values.
     """
     missed = [kernel for kernel in kernels if kernel.finished and any(kernel.never.values())]
-    most = max((kernel.declared for kernel in missed), default=0) if every else WORDS
+    most = max((kernel.declared for kernel in missed), default=0) if every else VALUES_LISTED
     shown = missed if every else missed[:LINES]
     lines = [f"never drawn: {kernel.kernel}: {_missed(kernel.never, most)}" for kernel in shown]
     if len(shown) < len(missed):
@@ -118,12 +119,12 @@ def warnings(kernels: Sequence[Covered], *, every: bool = False) -> list[str]:
     return lines
 
 
-def _missed(never: Words, most: int) -> str:
-    """Some words that were never drawn: few words of each aspect, of many aspects."""
+def _missed(never: Values, most: int) -> str:
+    """List up to ``most`` values that were never drawn, by aspect, and count the others."""
     left = most
     parts: list[str] = []
-    for aspect, words in never.items():
-        shown = list(words)[: max(left, 0)]
+    for aspect, values in never.items():
+        shown = list(values)[: max(left, 0)]
         left -= len(shown)
         if shown:
             parts.append(f"{aspect} {', '.join(shown)}")

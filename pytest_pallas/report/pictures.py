@@ -1,9 +1,9 @@
-"""Gather what the pictures of a failure show, as plain values for its record.
+"""Gather the data of the pictures of a failure, as plain values for its record.
 
-Arrays and traces are there when a check fails, and not when the page is made, often in another
-process: so a record carries small pictures of them, at most about 15 KiB as JSON, and
-``report.drawings`` draws those. ``pictures_of`` gathers all of one failure; below it are masks and
-ids, the blocks of a grid, and the errors of an output.
+The page is made after the arrays and traces of a failure are gone, often in another process. So a
+record carries small pictures of them, at most about 15 KiB as JSON, and ``report.drawings`` draws
+them. ``pictures_of`` gathers those of one failure: masks and ids, the blocks of a grid, and the
+errors of an output.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def pictures_of(error: BaseException, builder: Result) -> dict[str, Any]:
-    """The pictures of a failure.
+    """Gather the pictures of a failure.
 
     A picture must not break its report: if one cannot be made, the entry ``unavailable`` has the
     reason.
@@ -49,7 +49,7 @@ def pictures_of(error: BaseException, builder: Result) -> dict[str, Any]:
 
 
 def shown_of(error: PallasError) -> Mapping[str, Any]:
-    """The pictures of arrays and grids."""
+    """Gather the pictures of arrays and grids."""
     pictures: dict[str, Any] = {}
     if facts_of(error).failure is not None:
         if facts_of(error).failure.finding is not None:
@@ -61,7 +61,7 @@ def shown_of(error: PallasError) -> Mapping[str, Any]:
 
 
 def examples_of(builder: Result) -> list[dict[str, Any]]:
-    """The errors of the examples that were measured, if dims were drawn."""
+    """List the errors of the examples that were measured, if dims were drawn."""
     return [
         {
             "dims": dict(point.dims),
@@ -75,13 +75,13 @@ def examples_of(builder: Result) -> list[dict[str, Any]]:
 
 
 def plain(number: float) -> float | str:
-    """A number for JSON, with the digits that a picture needs."""
+    """Round a number to the digits that a picture needs, for JSON."""
     return float(f"{number:.4g}") if math.isfinite(number) else str(number)
 
 
 # Masks and ids among the arguments.
 
-#: Cells of a picture along each side, at most: of a larger array, the first rows and columns.
+#: Cells of a picture along each side, at most: the first rows and columns of a larger array.
 CELLS = 32
 
 #: Number of arrays that are drawn.
@@ -92,11 +92,11 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def arguments_of(arguments: Arguments) -> list[dict[str, Any]]:
-    """The first masks and ids of a call.
+    """Picture the first masks and ids of a call.
 
     Each has ``where``, ``role``, ``words``, ``shape`` and ``rows``: a text for each row of the last
-    axis, with a letter for each element. Of masks, ``1`` is True and ``0`` False; of ids, equal
-    letters are equal ids, as far as there are letters.
+    axis, with a letter for each element. In masks, ``1`` is True and ``0`` False. In ids, equal
+    letters are equal ids; letters repeat after ``z``.
     """
     return [
         {
@@ -130,7 +130,7 @@ PROGRAMS = 256
 
 
 def grids_of(analysis: Analysis) -> list[dict[str, Any]]:
-    """The operands of findings, each with the blocks of its programs and its first findings."""
+    """Picture the operands of findings, with the blocks of their programs and the findings."""
     operands: dict[tuple[str, str], dict[str, Any]] = {}
     for finding in analysis.findings:
         for call in analysis.calls:
@@ -150,7 +150,7 @@ def grids_of(analysis: Analysis) -> list[dict[str, Any]]:
 
 
 def _drawn(call: GridCall, window: GridWindow) -> dict[str, Any]:
-    """An operand, with the rows and columns of the blocks of its first programs."""
+    """Picture an operand with the blocks of its first programs."""
     assert window.starts is not None
     lengths = np.broadcast_to(window.lengths, window.starts.shape)
     count = min(window.starts.shape[1], PROGRAMS)
@@ -187,7 +187,7 @@ _BLOCKS = 24
 
 @dataclass(frozen=True)
 class _Measured:
-    """Errors of the kernel, where its class is wrong, errors of the baseline, and their unit."""
+    """Errors of the kernel and of the baseline in a unit; ``classes``: where the class is wrong."""
 
     errors: Array
     classes: Array | None
@@ -196,7 +196,7 @@ class _Measured:
 
 
 def errors_of(result: CheckResult) -> dict[str, Any]:
-    """The pictures of a wrong output; none without arrays to compare."""
+    """Gather the pictures of a wrong output; none without arrays to compare."""
     failed = result.failed
     if failed is None or failed.mask is None or not failed.mask.size:
         return {}
@@ -216,7 +216,7 @@ def errors_of(result: CheckResult) -> dict[str, Any]:
 
 
 def _measured(answer: ComparedOutputs | None, failed: Comparison) -> _Measured | None:
-    """The errors of a kernel against the oracle; None if its arrays were not kept."""
+    """Measure a kernel against the oracle; None if its arrays were not kept."""
     if answer is None:
         return None
     where = "" if failed.where == "output" else failed.where
@@ -240,7 +240,7 @@ def _measured(answer: ComparedOutputs | None, failed: Comparison) -> _Measured |
 
 
 def level(errors: Array) -> Array:
-    """The level of each error, 0 for none at all, else 1 to ``LEVELS``."""
+    """Compute the level of each error: 0 for no error, else 1 to ``LEVELS``."""
     with np.errstate(all="ignore"):
         levels = np.floor(np.log2(errors)) + 5
     levels = np.clip(np.nan_to_num(levels, nan=0.0, posinf=LEVELS, neginf=0.0), 1, LEVELS)
@@ -248,7 +248,7 @@ def level(errors: Array) -> Array:
 
 
 def _map(failed: Comparison, measured: _Measured | None) -> dict[str, Any]:
-    """The errors of an output, the worst of each cell, seen as rows of its last axis."""
+    """Map the errors of an output, as rows of its last axis: the worst error of each cell."""
     assert failed.mask is not None
     errors, classes = (None, None) if measured is None else (measured.errors, measured.classes)
     wrong, sizes = _cells(failed.mask)
@@ -276,9 +276,12 @@ def _map(failed: Comparison, measured: _Measured | None) -> dict[str, Any]:
 
 
 def _cells(values: Array) -> tuple[Array, list[int]]:
-    """The largest value of each cell of ``values``, seen as a matrix, and the size of a cell.
+    """Reduce ``values``, as rows of the last axis, to the largest of each cell.
 
-    Sizes are powers of two: so are most blocks, and a cell should not be of two of them.
+    Sizes of cells are powers of two, as those of most blocks are: a cell then lies in one block.
+
+    Returns:
+      The largest values, and the size of a cell.
     """
     matrix = values.reshape(-1, values.shape[-1] if values.ndim else 1)
     sizes: list[int] = []
@@ -293,23 +296,24 @@ def _cells(values: Array) -> tuple[Array, list[int]]:
 
 
 def _histogram(errors: Array, classes: Array | None) -> list[int]:
-    """How many elements have no error, each level, and the wrong class."""
+    """Count the elements without an error, of each level, and of the wrong class."""
     flat = errors.ravel() if classes is None else errors[~classes]
     counts = np.bincount(level(flat), minlength=LEVELS + 1).tolist()
     return [*counts, 0 if classes is None else int(np.count_nonzero(classes))]
 
 
 def _programs(kernel: Any, output: int, failed: Comparison) -> dict[str, Any]:
-    """The blocks of the output, and which of them hold wrong elements."""
+    """Picture the blocks with wrong elements, and the programs that wrote them."""
     assert failed.mask is not None
     if not kernel.eqn.params["grid_mapping"].grid:
         return {}  # one program
     first = np.unravel_index(int(np.argmax(failed.mask)), failed.mask.shape)
-    found = writers_of(kernel, output, [int(i) for i in first])
-    if found is None:
+    writers = writers_of(kernel, output, [int(i) for i in first])
+    if writers is None:
         return {}
-    sizes = np.array(found[0], np.int64).reshape(-1, 1)
-    where = np.array(np.nonzero(failed.mask), np.int64).reshape(len(found[0]), -1)
+    block_shape = [int(n) for n in writers[0]]
+    sizes = np.array(block_shape, np.int64).reshape(-1, 1)
+    where = np.array(np.nonzero(failed.mask), np.int64).reshape(len(block_shape), -1)
     blocks, counts = np.unique(where // sizes, axis=1, return_counts=True)
     order = np.argsort(-counts, kind="stable")[:_BLOCKS]
     wrong: list[dict[str, Any]] = []
@@ -328,7 +332,7 @@ def _programs(kernel: Any, output: int, failed: Comparison) -> dict[str, Any]:
         "kernel": kernel.name,
         "source": kernel.source,
         "grid": [int(n) for n in kernel.eqn.params["grid_mapping"].grid],
-        "block": [int(n) for n in found[0]],
+        "block": block_shape,
         "wrong": wrong,
         "count": int(blocks.shape[1]),
     }

@@ -1,8 +1,8 @@
-"""The plugin's part in the process with the terminal: it gathers the records and reports them.
+"""Gather the records of all tests, and report them, in the process with the terminal.
 
-``Reporter`` receives the records on the reports of tests, its own and those of workers, sorts them
-in the order of the tests, and at the end writes the files and prints the sections. ``Progress``
-prints a line from time to time in long runs, which otherwise print nothing for minutes.
+``Reporter`` receives the records on the reports of tests, also from workers, sorts them in the
+order of the tests, and at the end writes the files and prints the sections. ``Progress`` prints a
+line from time to time in long runs, which otherwise print nothing for minutes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pallas_sim.errors import OptionError
 from pytest_pallas.decoding import decode
 from pytest_pallas.pytest_session import OUTPUT, PART_RESULT, RECORDS, SHARD, PytestSession, current
 from pytest_pallas.record import NotApplicable, from_json
-from pytest_pallas.report.section import Line, Results, Section, as_text
+from pytest_pallas.report.section import Line, Results, Section, as_text, number
 
 if TYPE_CHECKING:
     from pytest_pallas.record import Record
@@ -43,18 +43,18 @@ class Reporter:
         self.least = ""
 
     def pytest_report_header(self) -> list[str]:
-        """The header: versions, backends and settings."""
+        """Print the header: versions, backends and settings."""
         from pytest_pallas.report import terminal
 
         self.began_with_header = True
         return terminal.header(self.session)
 
     def in_order_of(self, ids: Sequence[str]) -> None:
-        """Report in the order of these tests, in whatever order their results come."""
+        """Report in the order of these tests; results of workers come in another order."""
         self.order = {name: position for position, name in enumerate(ids)}
 
     def pytest_report_collectionfinish(self) -> list[str]:
-        """Say it now if the plugin takes part since a test was collected."""
+        """Print the header, if the plugin was activated during collection, and the shard."""
         quiet = self.session.config.get_verbosity() < 0
         lines = [] if quiet or self.began_with_header else self.pytest_report_header()
         shard = self.session.shard_line
@@ -62,7 +62,7 @@ class Reporter:
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Collect the records of a report, which the terminal keeps until the end, without them."""
+        """Take the records from a report, which the terminal keeps until the end."""
         if not hasattr(report, RECORDS):
             return
         if hasattr(report, PART_RESULT):
@@ -93,13 +93,12 @@ class Reporter:
         if self.kept is not None and resumed is not None:
             self.in_order_of(self.kept.collected)
         self.records.sort(key=lambda record: self.order.get(record.test, len(self.order)))
-        # The run loop of a fleet settles the mutants of its tests itself.
-        itself = self.session.fleet is not None and resumed is None
-        settles = self.session.options.mutate is not None and not itself
-        if self.order and settles:
-            from pytest_pallas.mutate.kills import credit_first_kills
+        # The run loop of a fleet credits the kills of its tests itself.
+        by_fleet = self.session.fleet is not None and resumed is None
+        if self.order and self.session.options.mutate is not None and not by_fleet:
+            from pytest_pallas.mutate.item import credit_first_kills
 
-            # of a run that is taken up, kills count anew in the order of all tests
+            # in a resumed run, kills count anew in the order of all tests
             killed = self.session.killed if resumed is None else {**self.session.killed_earlier}
             self.records[:] = credit_first_kills(self.records, self.mutants, killed)
         self._sort_failures(session)
@@ -149,7 +148,7 @@ class Reporter:
                 report.longrepr = f"{report.longreprtext}\n  likewise  {names}"
 
     def _record_costs(self, session: pytest.Session) -> None:
-        """Write or compare the costs of what was compiled."""
+        """Write the costs of compiled kernels, or compare them with the recorded ones."""
         if self.session.options.cost in ("off", "skip"):
             return
         from pytest_pallas.compile import report as costs
@@ -187,7 +186,7 @@ class Reporter:
         if not self.records and not (left_out and verbosity >= 0):
             if self.costs:
                 terminalreporter.write_line(self.costs)
-            self._tell_files(terminalreporter)
+            self._print_files(terminalreporter)
             return
         from pytest_pallas.report.sections import declared_sections
 
@@ -205,10 +204,10 @@ class Reporter:
                     terminalreporter.write_line(line.text, **{line.color: True})
                 else:
                     terminalreporter.write_line(line)
-        self._tell_files(terminalreporter)
+        self._print_files(terminalreporter)
 
     def _results(self, **shown: Any) -> Results:
-        """The data of all sections; ``shown`` are the fields that depend on the place."""
+        """Make the data of all sections; ``shown`` are the fields that depend on the output."""
         from pytest_pallas.compile import report as compilers
         from pytest_pallas.mutate import report as mutants
         from pytest_pallas.report import terminal
@@ -228,12 +227,12 @@ class Reporter:
         )
 
     def _own_sections(self) -> Sequence[Section]:
-        """The sections of the project."""
+        """List the sections of the project."""
         config = self.session.config
         return list(itertools.chain(*config.hook.pytest_pallas_report_sections(config=config)))
 
-    def _tell_files(self, terminalreporter: Any) -> None:
-        """List the written files, and what is of the run that was taken up."""
+    def _print_files(self, terminalreporter: Any) -> None:
+        """List the written files, and describe the run that was resumed."""
         if self.kept is not None and self.kept.resumed is not None:
             from pytest_pallas.results import resumed_line
 
@@ -261,7 +260,7 @@ class Progress:
     """Counts examples and failures, in the process with the terminal."""
 
     def __init__(self, config: pytest.Config, seconds: float) -> None:
-        """For a session that may fuzz for ``seconds``; 0 if it draws a number of examples."""
+        """Count for a session that fuzzes for ``seconds``; 0 if it draws a number of examples."""
         self.config = config
         self.seconds = seconds
         self.started = self.last = time.monotonic()
@@ -330,14 +329,14 @@ class Progress:
             self._print(f"{spent:.0f} s, {self.tests} of {self.every} tests{self._fleet()}")
 
     def _fleet(self) -> str:
-        """The words about the workers of ``--pallas-fleet``."""
+        """Describe the workers of ``--pallas-fleet``."""
         fleet = current(self.config).fleet
         if fleet is None:
             return ""
-        words = f", {fleet.done} of {fleet.tasks} tasks, {fleet.threads} running at a time"
+        text = f", {fleet.done} of {fleet.tasks} tasks, {fleet.threads} running at a time"
         for many, what in ((len(fleet.refused), "refused"), (len(fleet.lost), "lost")):
-            words += f", {many} worker{'' if many == 1 else 's'} {what}" if many else ""
-        return words
+            text += f", {number(many, 'worker')} {what}" if many else ""
+        return text
 
     def _seen(self, verbosity: int) -> bool:
         """Whether the output is a terminal, and the verbosity is high enough."""
@@ -348,7 +347,7 @@ class Progress:
     def _print(self, text: str) -> None:
         self.last = time.monotonic()
         reporter: Any = self.config.pluginmanager.get_plugin("terminalreporter")
-        failures = f"{self.failures or 'no'} failure{'' if self.failures == 1 else 's'}"
+        failures = number(self.failures, "failure") if self.failures else "no failures"
         running = ", ".join(name.rpartition("::")[2] for name in self.now)
         reporter.ensure_newline()
         reporter.write_line(f"pallas: {text}, {failures}" + (f"; now {running}" * bool(running)))

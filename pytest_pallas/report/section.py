@@ -1,13 +1,13 @@
 """A section of the report in the terminal, which ``@section`` declares.
 
-A feature declares its sections beside itself, a project in ``pytest_pallas_report_sections``. A
-section is a function from ``Results``, all that a run gave, to lines.
+A feature declares its sections in its own module, a project in ``pytest_pallas_report_sections``. A
+section is a function from ``Results``, the data of a run, to lines.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
@@ -86,7 +86,7 @@ class Section:
 
 
 def as_text(section: Section, results: Results) -> str:
-    """The lines of a section as one text without colors; "" for no section."""
+    """Join the lines of a section to one text without colors; "" for no section."""
     lines = section.shown(results)
     return "\n".join(line.text if isinstance(line, Line) else line for line in lines)
 
@@ -106,7 +106,7 @@ def section(name: str, *, quiet: bool = True) -> Callable[[Lines], Section]:
 
 
 def declared_in(module: ModuleType) -> tuple[Section, ...]:
-    """The sections that a module declares, in the order of its source."""
+    """List the sections that a module declares, in the order of its source."""
     return tuple(
         section
         for section in vars(module).values()
@@ -114,13 +114,21 @@ def declared_in(module: ModuleType) -> tuple[Section, ...]:
     )
 
 
+def group_by[T, K: Hashable](items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Group items by a key, both in the order of their first appearance."""
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
 def number(many: int, noun: str) -> str:
-    """``1 check``, ``2 checks``."""
+    """Count things: ``1 check``, ``2 checks``."""
     return f"{many:,} {noun}{'' if many == 1 else 's'}"
 
 
 def rendered(table: RenderableType, *, width: int, color: bool) -> str:
-    """A table or lines as text of at most ``width`` columns, without trailing spaces."""
+    """Render a table or lines as text of at most ``width`` columns, without trailing spaces."""
     from rich.console import Console
 
     stream = io.StringIO()

@@ -1,31 +1,34 @@
-"""The summary table, kernels by backends, and the failures that have one cause; from records only.
+"""Group failures by their cause, and print the summary table of kernels by backends.
 
-``grouped`` puts the failures of a kernel together whose data say that they have one cause, so that
-the terminal and the page print it once with all checks that found it. ``summary`` is the table:
-families, and kernels in them, worst first. Where a narrow terminal has no room, it is a list.
+Both read records only. ``grouped`` puts the failures of a kernel together that have one cause: the
+terminal and the page print the cause once, with all checks that found it. ``summary`` is the table
+of families and their kernels, worst first. On a narrow terminal it is a list.
 """
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pallas_sim.chips import Label
 from pytest_pallas.record import Record
-from pytest_pallas.report.section import rendered
+from pytest_pallas.report.section import group_by, number, rendered
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
 
 #: Facts of a wrong output that are equal if the cause is.
 _ALIKE = ("cause", "pattern", "block")
 
 
 def cause_of(record: Record) -> Hashable | None:
-    """The identity of the cause of a failure; None if it is not known.
+    """Identify the cause of a failure; None if it is not known.
 
-    For findings of the simulator: kind, ref and line; for a wrong output: the pattern of the wrong
-    elements and their block; for a kernel that raised: the error.
+    A finding of the simulator is identified by kind, ref and line, a wrong output by the pattern
+    and the block of its wrong elements, and a kernel that raised by the error.
     """
     if record.outcome != "failed" or not record.explanation or record.others:
         return None  # with several causes it is alone
@@ -42,23 +45,22 @@ def cause_of(record: Record) -> Hashable | None:
 
 
 def grouped(records: Iterable[Record]) -> list[list[Record]]:
-    """Failures by cause, in order of the first of each; those without a known cause are alone."""
-    groups: dict[Hashable, list[Record]] = {}
-    for record in records:
+    """Group failures by cause, in the order of the first; one without a known cause is alone."""
+
+    def key(record: Record) -> Hashable:
         cause = cause_of(record)
-        groups.setdefault(id(record) if cause is None else cause, []).append(record)
-    return list(groups.values())
+        return id(record) if cause is None else cause
+
+    return list(group_by(records, key).values())
 
 
 def others_by_test(records: Sequence[Record]) -> Mapping[str, Sequence[Record]]:
-    """For each test that represents several failures, the other tests; for those, nothing.
+    """Map each test that represents several failures to the other tests, and these to nothing.
 
     Only tests with a single failure are grouped, because other failures of a test would be lost.
     """
-    failed: dict[str, list[Record]] = {}
-    for record in records:
-        if record.outcome == "failed":
-            failed.setdefault(record.test, []).append(record)
+    failures_of = (record for record in records if record.outcome == "failed")
+    failed = group_by(failures_of, lambda record: record.test)
     single = [failures[0] for failures in failed.values() if len(failures) == 1]
     several = [group for group in grouped(single) if len(group) > 1]
     return {
@@ -122,7 +124,7 @@ def summary(
     only_failed: bool = False,
     lines: int | None = None,
 ) -> str:
-    """The summary table as text.
+    """Print the summary table as text.
 
     A cell has the numbers of checks that passed, failed, were skipped or failed as expected, and
     the worst error as a multiple of the baseline's; the last columns are examples and seconds.
@@ -141,65 +143,26 @@ def summary(
     backends = backends_of(records, families)
     rows = list(_rows(records, backends))
     shown = [row for row in rows if row.failed] if only_failed else rows
-    quiet = len(rows) - len(shown)
     several = len({row.family for row in rows}) > 1
-    make = functools.partial(
-        _rendered, backends=backends, several=several, width=width, color=color
-    )
-    table, rest = _worst(shown, lines, make)
-    text = [table] if table else []
+    table = _SummaryTable(backends, several=several, width=width, color=color)
+    text, rest = table.worst(shown, lines)
+    texts = [text] if text else []
     if rest:
-        text.append(f"... and {rest} more kernel{'' if rest == 1 else 's'} (-v lists them)")
-    if only_failed and quiet:
-        text.append(f"{quiet} kernel{'' if quiet == 1 else 's'} without failures")
-    return "\n".join(text)
+        texts.append(f"... and {rest} more kernel{'' if rest == 1 else 's'} (-v lists them)")
+    if only_failed and len(shown) < len(rows):
+        texts.append(f"{number(len(rows) - len(shown), 'kernel')} without failures")
+    return "\n".join(texts)
 
 
 def backends_of(records: Iterable[Record], families: Sequence[str]) -> list[str]:
-    """The labels of the backends in records, in the order of ``families``."""
+    """List the labels of the backends in records, in the order of ``families``."""
     backends = list(dict.fromkeys(record.backend for record in records))
     known = [*families, *(Label.of(backend).name for backend in backends)]
     return sorted(backends, key=lambda backend: known.index(Label.of(backend).name))
 
 
-def _rendered(
-    rows: Sequence[SummaryRow], *, backends: Sequence[str], several: bool, width: int, color: bool
-) -> str:
-    """Kernels as a table, or as a list if that is narrower."""
-    if not rows:
-        return ""
-    indent = "  " if several else ""
-    narrow = width < NARROW and _natural(rows, backends, indent) > width
-    make = _list if narrow else _table
-    return make(_by_family(rows), backends, indent, several, width=width, color=color)
-
-
-def _worst(
-    rows: Sequence[SummaryRow],
-    lines: int | None,
-    make: Callable[[Sequence[SummaryRow]], str],
-) -> tuple[str, int]:
-    """The table of the worst kernels that fits into so many lines, and the number of the others.
-
-    Families and wrapped cells take lines, too.
-    """
-    if lines is None:
-        return make(rows), 0
-    worst_first = sorted(rows, key=lambda row: row.order)
-    most = min(len(rows), lines)
-    while True:
-        shown = worst_first[:most]
-        text = make(shown if most < len(rows) else rows)
-        taken = len(text.splitlines()) - 1  # without the titles
-        if taken <= lines or most <= 1:
-            return text, len(rows) - most
-        most -= max(1, (taken - lines) * most // taken)
-
-
 def _rows(records: Sequence[Record], backends: Sequence[str]) -> Iterator[SummaryRow]:
-    groups: dict[tuple[str, str], list[Record]] = {}
-    for record in records:
-        groups.setdefault((record.family, record.kernel), []).append(record)
+    groups = group_by(records, lambda record: (record.family, record.kernel))
     for (family, kernel), rows in groups.items():
         yield SummaryRow(
             kernel=kernel,
@@ -212,91 +175,105 @@ def _rows(records: Sequence[Record], backends: Sequence[str]) -> Iterator[Summar
         )
 
 
+@dataclass(frozen=True)
+class _SummaryTable:
+    """Prints rows as a table, or as a list if the terminal is narrow.
+
+    Attributes:
+      backends: labels, in the order of the columns.
+      several: whether there are several families, which then have lines of their own.
+      width: columns of the terminal.
+      color: whether the terminal has colours.
+    """
+
+    backends: Sequence[str]
+    several: bool
+    width: int
+    color: bool
+
+    @property
+    def indent(self) -> str:
+        """The indentation of kernels."""
+        return "  " if self.several else ""
+
+    def worst(self, rows: Sequence[SummaryRow], lines: int | None) -> tuple[str, int]:
+        """Print the worst kernels that fit into so many lines; return the number of the others.
+
+        Families and wrapped cells take lines, too. None is no limit.
+        """
+        worst_first = sorted(rows, key=lambda row: row.order)
+        most = len(rows) if lines is None else min(len(rows), lines)
+        while True:
+            text = self.text(worst_first[:most])
+            taken = len(text.splitlines()) - 1  # without the titles
+            if lines is None or taken <= lines or most <= 1:
+                return text, len(rows) - most
+            most -= max(1, (taken - lines) * most // taken)
+
+    def text(self, rows: Sequence[SummaryRow]) -> str:
+        """Print kernels, by family; equal ones keep their order."""
+        if not rows:
+            return ""
+        narrow = self.width < NARROW and self._natural(rows) > self.width
+        families = group_by(rows, lambda row: row.family)
+        table = self._list(families) if narrow else self._table(families)
+        return rendered(table, width=self.width, color=self.color)
+
+    def _natural(self, rows: Sequence[SummaryRow]) -> int:
+        """Compute the width of the table without wrapped or cut cells."""
+        kernels = (len(self.indent + row.kernel) for row in rows)
+        columns = [max(len("kernel"), *kernels), *map(len, _LAST)]
+        for column, backend in enumerate(self.backends):
+            columns.append(max(len(backend), *(len(row.cells[column][0]) for row in rows)))
+        return sum(columns) + 2 * (len(columns) - 1)
+
+    def _table(self, families: Mapping[str, Sequence[SummaryRow]]) -> Table:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+        table.add_column("kernel", no_wrap=True)
+        for backend in self.backends:
+            table.add_column(backend)
+        for title in _LAST:
+            table.add_column(title, justify="right")
+        for family, rows in families.items():
+            if self.several:
+                table.add_row(Text(family or _OWN, style="bold"))
+            for row in rows:
+                cells = (Text(text, style=style) for text, style in row.cells)
+                kernel = Text(self.indent + row.kernel)
+                table.add_row(kernel, *cells, str(row.examples), f"{row.seconds:.1f}")
+        return table
+
+    def _list(self, families: Mapping[str, Sequence[SummaryRow]]) -> Group:
+        """Print a line for each kernel, and one below it for each backend that ran it."""
+        from rich.console import Group
+        from rich.text import Text
+
+        longest = max(map(len, self.backends))
+        lines: list[Text] = []
+        for family, rows in families.items():
+            if self.several:
+                lines.append(Text(family or _OWN, style="bold"))
+            for row in rows:
+                about = f"{row.kernel}  {row.examples} in {row.seconds:.1f} s"
+                lines.append(Text(self.indent + about))
+                for backend, (text, style) in zip(self.backends, row.cells, strict=True):
+                    if text != "-":
+                        title = f"{self.indent}  {backend:<{longest}}  "
+                        lines.append(Text.assemble(title, (text, style)))
+        return Group(*lines)
+
+
 def worst(rows: Iterable[Record]) -> float | None:
-    """The largest multiple; None if none was measured. Those of expected failures do not count."""
+    """Find the largest multiple; None if none was measured. Expected failures do not count."""
     measured = (r.multiple for r in rows if r.outcome != "xfailed" and r.multiple is not None)
     return max(measured, default=None)
 
 
-def _by_family(rows: Iterable[SummaryRow]) -> list[tuple[str, list[SummaryRow]]]:
-    """Families with their kernels, both worst first; equal ones keep their order."""
-    groups: dict[str, list[SummaryRow]] = {}
-    for row in sorted(rows, key=lambda row: row.order):
-        groups.setdefault(row.family, []).append(row)
-    return list(groups.items())
-
-
-def _table(
-    groups: Sequence[tuple[str, Sequence[SummaryRow]]],
-    backends: Sequence[str],
-    indent: str,
-    several: bool,
-    *,
-    width: int,
-    color: bool,
-) -> str:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-    table.add_column("kernel", no_wrap=True)
-    for backend in backends:
-        table.add_column(backend)
-    for title in _LAST:
-        table.add_column(title, justify="right")
-    for family, rows in groups:
-        if several:
-            table.add_row(Text(family or _OWN, style="bold"))
-        for row in rows:
-            table.add_row(
-                Text(indent + row.kernel),
-                *(Text(text, style=style) for text, style in row.cells),
-                str(row.examples),
-                f"{row.seconds:.1f}",
-            )
-    return rendered(table, width=width, color=color)
-
-
-def _list(
-    groups: Sequence[tuple[str, Sequence[SummaryRow]]],
-    backends: Sequence[str],
-    indent: str,
-    several: bool,
-    *,
-    width: int,
-    color: bool,
-) -> str:
-    """A line for each kernel, and one below it for each backend that ran it."""
-    from rich.console import Group
-    from rich.text import Text
-
-    longest = max(map(len, backends))
-    lines: list[Text] = []
-    for family, rows in groups:
-        if several:
-            lines.append(Text(family or _OWN, style="bold"))
-        for row in rows:
-            lines.append(Text(f"{indent}{row.kernel}  {row.examples} in {row.seconds:.1f} s"))
-            for backend, (text, style) in zip(backends, row.cells, strict=True):
-                if text != "-":
-                    place = f"{indent}  {backend:<{longest}}  "
-                    lines.append(Text.assemble(place, (text, style)))
-    return rendered(Group(*lines), width=width, color=color)
-
-
-def _natural(rows: Sequence[SummaryRow], backends: Sequence[str], indent: str) -> int:
-    """The width of the table without wrapped or cut cells."""
-    columns = [max(len("kernel"), *(len(indent + row.kernel) for row in rows))]
-    columns += [
-        max(len(backend), *(len(row.cells[place][0]) for row in rows))
-        for place, backend in enumerate(backends)
-    ]
-    columns += [len(title) for title in _LAST]
-    return sum(columns) + 2 * (len(columns) - 1)
-
-
 def _cell(rows: Sequence[Record]) -> tuple[str, str]:
-    """The text of one cell and its style."""
+    """Write the text of a cell; returns it with its style."""
     if not rows:
         return "-", "dim"
     count = Counter(row.outcome for row in rows)
@@ -314,7 +291,7 @@ def _cell(rows: Sequence[Record]) -> tuple[str, str]:
 
 
 def times(multiple: float | None) -> str:
-    """An error as a multiple of the baseline's, in a few characters; "" if it is not known."""
+    """Format an error as a multiple of the baseline's; "" if it is not known."""
     if multiple is None:
         return ""
     if not multiple:

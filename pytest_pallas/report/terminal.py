@@ -1,6 +1,6 @@
-"""What the terminal shows of every run: the header, the table of checks, and the lines below it.
+"""Print the header of a run, the table of checks, and the lines below it.
 
-The sections of features are beside their features; ``report.sections`` lists them all.
+Features have their sections in their own modules; ``report.sections`` lists them all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pytest_pallas.backends.protocol import label
 from pytest_pallas.compat.fuzzing import hypothesis_profile
 from pytest_pallas.pytest_session import PytestSession
 from pytest_pallas.record import Kind, NotApplicable, Record, not_applicable_of, of_kind
-from pytest_pallas.report.section import Results, number, section
+from pytest_pallas.report.section import Results, group_by, number, section
 from pytest_pallas.report.summary import summary
 from pytest_pallas.tested import TESTED
 
@@ -33,7 +33,7 @@ _MOST_NAMED = 8
 
 
 def header(session: PytestSession) -> list[str]:
-    """The header: versions, backends and settings. Imports jax only if hardware is selected."""
+    """Write the header: versions, backends, settings. Imports jax only if hardware is selected."""
     options = session.options
     lines = [
         f"pallas: jax {metadata.version('jax')}, backends {', '.join(options.backend)}, "
@@ -54,12 +54,12 @@ def header(session: PytestSession) -> list[str]:
 
 
 def on_fleet(fleet: FleetFacts) -> str:
-    """The workers of ``--pallas-fleet``, before the run."""
+    """Describe the workers of ``--pallas-fleet``, before the run."""
     if fleet.processes:
-        many = "1 worker process" if fleet.processes == 1 else f"{fleet.processes} worker processes"
+        es = "" if fleet.processes == 1 else "es"
         return (
-            f"runs in {many} of this machine; their Dask scheduler executes what it is sent, and "
-            "listens on 127.0.0.1"
+            f"runs in {fleet.processes} worker process{es} of this machine; their Dask scheduler "
+            "executes what it is sent, and listens on 127.0.0.1"
         )
     where = f"runs on the workers of the Dask scheduler {fleet.place}, which executes what it is"
     if fleet.encrypted:
@@ -70,7 +70,7 @@ def on_fleet(fleet: FleetFacts) -> str:
 
 
 def places(session: PytestSession) -> list[str]:
-    """Each backend with its device or chip."""
+    """List the backends with their devices or chips."""
     texts: list[str] = []
     for backend in session.selection.backends:
         if backend.kind == "hardware":
@@ -106,7 +106,7 @@ def footnotes(results: Results) -> Iterator[str]:
 
 
 def footnote_lines(records: Iterable[Record], *, every: bool = False) -> list[str]:
-    """The lines below the table: legend, expected failures, skips.
+    """Write the lines below the table: legend, expected failures, skips.
 
     There is one line for each reason, or one line of counts if there are many reasons. With
     ``every``, all reasons are listed, with all kernels.
@@ -145,7 +145,7 @@ def _notes_of(kind: Kind) -> Callable[[Record], Iterable[str]]:
 def _kernels_by_text(
     records: Iterable[Record], texts: Callable[[Record], Iterable[str]]
 ) -> Mapping[str, Sequence[str]]:
-    """The names of the kernels whose records have a text, each once."""
+    """Map each text to the names of the kernels whose records have it, each once."""
     kernels: dict[str, dict[str, None]] = {}
     for record in records:
         for text in texts(record):
@@ -154,20 +154,18 @@ def _kernels_by_text(
 
 
 def _who(kernels: Sequence[str], every: bool) -> str:
-    """The names of kernels, or their number if there are many."""
+    """List the names of kernels, or their number if there are many."""
     few = every or len(kernels) <= _MOST_NAMED
     return ", ".join(kernels) if few else number(len(kernels), "kernel")
 
 
 def _by_reason(records: Iterable[Record], every: bool) -> Iterator[str]:
-    """One line for each reason, the most frequent first: number of checks, backends, kernels."""
-    groups: dict[str, list[Record]] = {}
-    for record in records:
-        groups.setdefault(record.reason, []).append(record)
+    """Write a line for each reason, the most frequent first: number, backends, kernels."""
+    groups = group_by(records, lambda record: record.reason)
     for reason, group in sorted(groups.items(), key=lambda pair: -len(pair[1])):
         kernels = list(dict.fromkeys(record.kernel for record in group))
-        places = ", ".join(dict.fromkeys(record.backend for record in group))
-        yield f"({len(group)}) on {places}: {_who(kernels, every)}: {reason}"
+        backends = ", ".join(dict.fromkeys(record.backend for record in group))
+        yield f"({len(group)}) on {backends}: {_who(kernels, every)}: {reason}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,13 +213,13 @@ def distinct(results: Results) -> Iterator[str]:
 def entries(
     left_out: Mapping[str, NotApplicable], records: Iterable[Record]
 ) -> Sequence[NotApplicable]:
-    """Checks that collection left out, then those that tests found not applicable."""
+    """List the checks that collection left out, then those that tests found not applicable."""
     late = [entry for record in records if (entry := not_applicable_of(record)) is not None]
     return list({**left_out, **{entry.test: entry for entry in late}}.values())
 
 
 def lines(left_out: Sequence[NotApplicable], *, every: bool) -> Iterator[str]:
-    """One line of counts; with ``every``, also one for each requirement."""
+    """Write a line of counts; with ``every``, also one for each requirement."""
     if not left_out:
         return
     late = sum(entry.found == "run" for entry in left_out)
@@ -230,9 +228,7 @@ def lines(left_out: Sequence[NotApplicable], *, every: bool) -> Iterator[str]:
     yield f"not applicable: {count(left_out)}{during_run}{hint}"
     if not every:
         return
-    groups: dict[str, list[NotApplicable]] = {}
-    for entry in left_out:
-        groups.setdefault(entry.requirement, []).append(entry)
+    groups = group_by(left_out, lambda entry: entry.requirement)
     for requirement, group in sorted(groups.items(), key=lambda pair: -len(pair[1])):
         checks, backends, kernels = (
             ", ".join(dict.fromkeys(getattr(entry, name) for entry in group))
@@ -242,7 +238,7 @@ def lines(left_out: Sequence[NotApplicable], *, every: bool) -> Iterator[str]:
 
 
 def count(checks: Sequence[NotApplicable | Record]) -> str:
-    """The numbers of checks and kernels."""
+    """Count checks and their kernels."""
     kernels = len({(check.test.rpartition("::")[0], check.kernel) for check in checks})
     return f"{number(len(checks), 'check')} of {number(kernels, 'kernel')}"
 

@@ -1,8 +1,9 @@
-"""``--pallas-trace``: the timeline of one simulated run, for a trace viewer.
+"""Write the timeline of one simulated run for a trace viewer, with ``--pallas-trace``.
 
-After its test, the run is simulated once more: the failing example of the last failed test, in the
-schedule in which it failed, or the last example of the last test, in the default schedule. Each
-process writes its timeline beside the file; the reporting process selects one.
+The timeline is that of the failing example of the last failed test, in the schedule in which it
+failed, or else of the last example of the last test, in the default schedule. The example is
+simulated once more after its test. Each process writes its timeline beside the file; the reporting
+process selects one.
 """
 
 from __future__ import annotations
@@ -108,38 +109,38 @@ class TraceReporter:
     def __init__(self, session: PytestSession) -> None:
         """Report for ``session``."""
         self.session = session
-        self.found: SavedTimeline | None = None
+        self.selected: SavedTimeline | None = None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the last timeline of a failed test, or else of a passed one."""
         if not hasattr(report, ATTRIBUTE):
             return
         trace: SavedTimeline = decode(SavedTimeline, getattr(report, ATTRIBUTE))
-        former, path = self.found, self.session.options.trace
-        # Another process wrote it: nothing but a file beside the requested one is moved or removed.
+        former, path = self.selected, self.session.options.trace
+        # Another process wrote it: only a file beside the requested one is moved or removed.
         if trace.file and path is not None and not _is_beside(Path(trace.file), path):
             trace = dataclasses.replace(trace, file="", problem="it is no file of this run")
         if former is not None and former.failed and not trace.failed:
             trace, former = former, trace
         if former is not None and former.file:
             Path(former.file).unlink(missing_ok=True)
-        self.found = trace
+        self.selected = trace
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Move it to the requested file."""
-        path, trace = self.session.options.trace, self.found
+        path, trace = self.session.options.trace, self.selected
         if path is None or trace is None or not trace.file:
             return
         try:
             Path(trace.file).replace(path)
         except OSError as error:
-            self.found = dataclasses.replace(trace, file="", problem=str(error))
+            self.selected = dataclasses.replace(trace, file="", problem=str(error))
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Report the timeline, below the tables."""
-        path, trace = self.session.options.trace, self.found
+        path, trace = self.session.options.trace, self.selected
         assert path is not None
         folder = self.session.config.invocation_params.dir
         shown = path.relative_to(folder) if path.is_relative_to(folder) else path
@@ -150,13 +151,13 @@ class TraceReporter:
             )
             return
         which = "the failing example" if trace.failed else "the last example"
-        words = f"{which} of {trace.test}: {trace.kernel} on {trace.backend}, {trace.drawn}"
-        words += f", with {trace.schedule}" if trace.schedule else ""
+        example = f"{which} of {trace.test}: {trace.kernel} on {trace.backend}, {trace.drawn}"
+        example += f", with {trace.schedule}" if trace.schedule else ""
         if trace.file:
             terminalreporter.write_line(f"timeline written to {shown} (open it in {VIEWER})")
-            terminalreporter.write_line(f"  of {words}")
+            terminalreporter.write_line(f"  of {example}")
         else:
-            line = f"--pallas-trace={shown}: not written: {trace.problem}; the call is {words}"
+            line = f"--pallas-trace={shown}: not written: {trace.problem}; the call is {example}"
             terminalreporter.write_line(line, red=True)
 
 
@@ -166,7 +167,7 @@ def _is_beside(file: Path, path: Path) -> bool:
 
 
 def failing_run(error: BaseException) -> LastRun | None:
-    """The failing call, with its schedule."""
+    """Make the failing call of an error again, with its schedule; None if there is none."""
     from pytest_pallas.checks.context import call
 
     failure, schedule = facts_of(error).failure, facts_of(error).schedule

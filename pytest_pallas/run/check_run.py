@@ -47,7 +47,7 @@ class CheckRun(CallProperties):
 
     Attributes:
       session: of the run.
-      results: gets the result, by kernel, check and place; those of the running test.
+      results: gets the result, by kernel, check and backend; those of the running test.
       check: the check.
       name: of the kernel, for records and messages.
       kernel: the function on the mesh; see ``CheckContext``.
@@ -86,19 +86,19 @@ class CheckRun(CallProperties):
     left_out: Callable[[str], bool] = lambda _: False
 
     @property
-    def place(self) -> str:
+    def backend_name(self) -> str:
         """The backend with the sizes of the mesh, which tells its result from others."""
         return place_name(self.backend, self.sizes)
 
     @property
     def headline(self) -> str:
         """The start of its messages."""
-        return f"{self.name}: {self.check.name} on {self.place}"
+        return f"{self.name}: {self.check.name} on {self.backend_name}"
 
     @property
     def result(self) -> Result:
         """Its result, made at its first use."""
-        key = (self.name, self.check.name, self.place)
+        key = (self.name, self.check.name, self.backend_name)
         if key not in self.results:
             self.results[key] = Result.of(
                 self.spec or self.name, self.check.name, self.backend, self.sizes
@@ -107,7 +107,7 @@ class CheckRun(CallProperties):
 
     def drop_result(self) -> None:
         """Make no record: the check applies to nothing."""
-        self.results.pop((self.name, self.check.name, self.place), None)
+        self.results.pop((self.name, self.check.name, self.backend_name), None)
 
     @property
     def devices(self) -> int:

@@ -80,7 +80,7 @@ def begin(item: pytest.Item | None) -> None:
 
 def skip_if_raised(item: SpecItem) -> None:
     """Skip an item if its kernel raised in an earlier item of this process."""
-    raised = item.state.raised.get(item.place)
+    raised = item.state.raised.get(item.kernel_key)
     if raised is None or item.check.base:
         return
     check, name, expected = raised
@@ -94,7 +94,7 @@ def skip_if_raised(item: SpecItem) -> None:
 def record_raise(item: SpecItem, error: PallasError) -> None:
     """Record on an item whether its kernel raised, for its report."""
     if _raises(item, error):
-        item.stash[RAISED] = (item.place, item.check.name, item.name, item.expected)
+        item.stash[RAISED] = (item.kernel_key, item.check.name, item.name, item.expected)
 
 
 def _raises(item: SpecItem, error: PallasError) -> bool:
@@ -173,7 +173,7 @@ class SpecItem(pytest.Item):
         return self.state.options_for(self)
 
     @property
-    def place(self) -> str:
+    def kernel_key(self) -> str:
         """The key of kernel, backend and mesh; items with this key stop if the kernel raises."""
         return self.id_of("")
 
@@ -217,7 +217,7 @@ class SpecItem(pytest.Item):
             import jax
 
             jax.devices("cpu")  # starting JAX changes settings
-        with guarded(self.state, self.headline, self.place):
+        with guarded(self.state, self.headline, self.kernel_key):
             self._run()
 
     def _run(self) -> None:

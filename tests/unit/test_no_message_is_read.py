@@ -48,8 +48,9 @@ OUTSIDE: dict[tuple[str, str], str] = {
         "compared",
     ): "the last line that pytest printed in another process",
     # From outside.
-    ("compile/refusals.py", "_only_names"): "a line of a compiler's message",
+    ("compile/refusals.py", "_is_only"): "a line of a compiler's message",
     ("compile/refusals.py", "full_text"): "an exception of JAX may have no message",
+    ("compile/service.py", "remarks"): "the log of a compiler",
     ("compile/backends.py", "_described"): "what a compiler said, cut to its first line",
     ("backends/execution.py", "readable"): "the traceback of a callback, which JAX has as text",
     ("compile/backends.py", "lower"): "JAX names another platform in its message",

@@ -1,6 +1,6 @@
-"""Numbers and vectors: the dialects ``arith``, ``math`` and ``vector``, and ``llvm``'s like them.
+"""Operations on numbers and vectors: the dialects ``arith``, ``math``, ``vector`` and ``llvm``.
 
-Most operations are a table of numpy functions. Integers have no sign: an operation that means one
+Most of them are a table of numpy functions. Integers have no sign: an operation that means one
 takes its operands as ``signed``. Floats narrower than float32 are computed in float32 (``wide``),
 and each operation rounds its result once.
 """
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -27,24 +28,22 @@ from pallas_sim.gpu.inline.memory import (
 
 
 def wide(value: Array) -> Array:
-    """Narrow floats as float32: each operation rounds its result once."""
+    """Convert narrow floats to float32, so that an operation rounds once, at its end."""
     return value if value.dtype in (np.float32, np.float64) else value.astype(np.float32)
 
 
 def _whole(value: Array) -> Array:
-    """Integers without a sign that numpy can add and multiply."""
+    """Convert narrow integers to a dtype that numpy can add and multiply."""
     return value.astype(np.uint8) if value.dtype.name in ("uint4", "uint2", "bool") else value
 
 
 def _divided(a: Array, b: Array) -> tuple[Array, Array]:
-    """Quotient and rest towards zero; a divisor of 0 is undefined, and gives 0 here."""
+    """Divide integers towards zero; returns quotient and rest. Dividing by 0 is undefined."""
     safe = np.where(b == 0, 1, b)
-    quotient = np.trunc(a / safe) if a.dtype.kind == "f" else None
-    if quotient is None:
-        quotient = a // safe
-        if a.dtype.kind == "i":
-            rest = a - quotient * safe
-            quotient = quotient + ((rest != 0) & ((rest < 0) != (a < 0)))
+    quotient = a // safe
+    if a.dtype.kind == "i":
+        rest = a - quotient * safe
+        quotient = quotient + ((rest != 0) & ((rest < 0) != (a < 0)))
     return quotient, a - quotient * safe
 
 
@@ -54,7 +53,7 @@ def _divided_up(a: Array, b: Array) -> Array:
 
 
 def _shifted(shift: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
-    """Shifts by as many bits as there are or more are undefined, and give 0 here."""
+    """Shift integers. A shift by all their bits or more is undefined, and returns 0 here."""
 
     def compute(a: Array, b: Array) -> Array:
         bits = 8 * a.dtype.itemsize
@@ -67,33 +66,37 @@ def _floats(function: Callable[..., Array]) -> Callable[..., Array]:
     return lambda *values: function(*map(wide, values))
 
 
+def _wholes(function: Callable[..., Array]) -> Callable[..., Array]:
+    return lambda *values: function(*map(_whole, values))
+
+
 def _signs(function: Callable[..., Array]) -> Callable[..., Array]:
-    """Of integers with a sign; the result has the bits of one without."""
+    """Compute with the signs of integers; the result has the bits of one without a sign."""
     return lambda *values: function(*map(signed, values))
 
 
-#: Names of operations, and what they compute.
+#: Functions of numbers by the names of operations.
 _NUMBERS: dict[str, Callable[..., Any]] = {
-    "arith.addi llvm.add": lambda a, b: _whole(a) + _whole(b),
-    "arith.subi llvm.sub": lambda a, b: _whole(a) - _whole(b),
-    "arith.muli llvm.mul": lambda a, b: _whole(a) * _whole(b),
-    "arith.divui llvm.udiv": lambda a, b: _divided(_whole(a), _whole(b))[0],
-    "arith.remui llvm.urem": lambda a, b: _divided(_whole(a), _whole(b))[1],
+    "arith.addi llvm.add": _wholes(operator.add),
+    "arith.subi llvm.sub": _wholes(operator.sub),
+    "arith.muli llvm.mul": _wholes(operator.mul),
+    "arith.divui llvm.udiv": _wholes(lambda a, b: _divided(a, b)[0]),
+    "arith.remui llvm.urem": _wholes(lambda a, b: _divided(a, b)[1]),
     "arith.divsi llvm.sdiv": _signs(lambda a, b: _divided(a, b)[0]),
     "arith.remsi llvm.srem": _signs(lambda a, b: _divided(a, b)[1]),
     "arith.floordivsi": _signs(lambda a, b: a // np.where(b == 0, 1, b)),
     "arith.ceildivsi": _signs(lambda a, b: -(-a // np.where(b == 0, 1, b))),
     "arith.ceildivui": _divided_up,
-    "arith.andi llvm.and": lambda a, b: a & b if a.dtype != "uint4" else _whole(a) & _whole(b),
-    "arith.ori llvm.or": lambda a, b: a | b if a.dtype != "uint4" else _whole(a) | _whole(b),
-    "arith.xori llvm.xor": lambda a, b: a ^ b if a.dtype != "uint4" else _whole(a) ^ _whole(b),
+    "arith.andi llvm.and": _wholes(operator.and_),
+    "arith.ori llvm.or": _wholes(operator.or_),
+    "arith.xori llvm.xor": _wholes(operator.xor),
     "arith.shli llvm.shl": _shifted(lambda a, b: a << b),
     "arith.shrui llvm.lshr": _shifted(lambda a, b: a >> b),
     "arith.shrsi llvm.ashr": lambda a, b: signed(a) >> np.minimum(b, 8 * a.dtype.itemsize - 1),
     "arith.maxsi llvm.intr.smax": _signs(np.maximum),
     "arith.minsi llvm.intr.smin": _signs(np.minimum),
-    "arith.maxui llvm.intr.umax": lambda a, b: np.maximum(_whole(a), _whole(b)),
-    "arith.minui llvm.intr.umin": lambda a, b: np.minimum(_whole(a), _whole(b)),
+    "arith.maxui llvm.intr.umax": _wholes(np.maximum),
+    "arith.minui llvm.intr.umin": _wholes(np.minimum),
     "arith.addf llvm.fadd": _floats(np.add),
     "arith.subf llvm.fsub": _floats(np.subtract),
     "arith.mulf llvm.fmul": _floats(np.multiply),
@@ -142,57 +145,58 @@ _NUMBERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _register(names: str, compute: Callable[..., Any]) -> None:
-    """Register operations whose result is in the dtype that they name."""
-
-    @pure(*names.split())
-    def evaluate(op: InlineOperation, *operands: Array) -> Array:
-        return as_type(np.asarray(compute(*operands)), op)
+_FUNCTIONS = {name: function for names, function in _NUMBERS.items() for name in names.split()}
 
 
-for _names, _function in _NUMBERS.items():
-    _register(_names, _function)
+@pure(*_FUNCTIONS)
+def _compute(op: InlineOperation, *operands: Array) -> Array:
+    return as_type(np.asarray(_FUNCTIONS[op.name](*operands)), op)
+
+
+def combined(kind: str, a: Array, b: Array) -> Array:
+    """Combine two values by a kind of reduction: ``"add"``, ``"and"``, ``"maxsi"``, ``"minnumf"``.
+
+    These are the names of ``arith``, without the letter for integers or floats of the first ones.
+    """
+    letter = "i" if a.dtype.kind in "uib" or a.dtype.name in ("uint4", "uint2") else "f"
+    short = kind in ("add", "mul", "and", "or", "xor")
+    return _FUNCTIONS[f"arith.{kind}{letter if short else ''}"](a, b)
 
 
 def bits_in(value: Array) -> Array:
-    """The bits of integers, the lowest first, along a new last axis."""
+    """Return the bits of integers, the lowest first, along a new last axis."""
     raw = np.ascontiguousarray(value)[..., None].view(np.uint8)
     return np.unpackbits(raw, axis=-1, bitorder="little")
 
 
 def reversed_bits(value: Array) -> Array:
-    """Integers with their bits in reverse order."""
+    """Reverse the bits of integers."""
     packed = np.packbits(bits_in(value)[..., ::-1], axis=-1, bitorder="little")
     return np.ascontiguousarray(packed).view(value.dtype)[..., 0]
 
 
 def bit_count(value: Array) -> Array:
-    """How many bits are set."""
+    """Count the bits that are set."""
     return bits_in(value).sum(-1).astype(value.dtype)
 
 
 def leading_zeros(value: Array) -> Array:
-    """How many bits above the highest one that is set are not."""
+    """Count the bits above the highest one that is set."""
     bits = bits_in(value)[..., ::-1]
     return np.where(bits.any(-1), bits.argmax(-1), bits.shape[-1]).astype(value.dtype)
 
 
-@pure("arith.constant", "llvm.mlir.constant")
-def _constant(op: InlineOperation) -> Array:
-    return _filled(op, op.attributes["value"])
-
-
-@pure("llvm.mlir.undef", "llvm.mlir.zero", "llvm.mlir.poison", "ub.poison")
-def _undefined(op: InlineOperation) -> Any:
-    return {} if op.types[0].dtype is None else _filled(op, 0)
-
-
-def _filled(op: InlineOperation, value: Any) -> Array:
-    kind = op.types[0]
+@pure(
+    *("arith.constant", "llvm.mlir.constant"),
+    *("llvm.mlir.undef", "llvm.mlir.zero", "llvm.mlir.poison", "ub.poison"),
+)
+def _constant(op: InlineOperation) -> Any:
+    kind, value = op.types[0], op.attributes.get("value", 0)
+    if kind.dtype is None:
+        return {}  # a structure, whose fields are inserted later
     if kind.dtype.kind in "u" or kind.dtype.name in ("uint4", "uint2"):
-        bits = bits_of(kind.dtype)
-        wrap = (1 << bits) - 1
-        value = np.vectorize(lambda each: int(each) & wrap, otypes=[object])(value)
+        wrap = (1 << bits_of(kind.dtype)) - 1
+        value = np.vectorize(lambda number: int(number) & wrap, otypes=[object])(value)
     return np.broadcast_to(np.asarray(value).astype(kind.dtype), (1, *kind.shape))
 
 
@@ -204,10 +208,7 @@ def _to_integer(op: InlineOperation, a: Array) -> Array:
 
 
 def saturated(whole: Array, bits: int, *, with_sign: bool) -> Array:
-    """Integers for whole float64 numbers: the nearest ones there are, and 0 for NaN.
-
-    PTX ISA, "cvt".
-    """
+    """Convert whole float64 numbers to the nearest integers, NaN to 0 (PTX ISA, "cvt")."""
     low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if with_sign else (0, (1 << bits) - 1)
     dtype = np.int64 if with_sign else np.uint64
     whole = np.nan_to_num(whole, nan=0.0, posinf=2.0**70, neginf=-(2.0**70))
@@ -216,19 +217,14 @@ def saturated(whole: Array, bits: int, *, with_sign: bool) -> Array:
     return np.where(inside, np.where(inside, whole, 0).astype(dtype), edge)
 
 
-_COMPARE_INTEGERS: tuple[Callable[[Array, Array], Array], ...] = (
-    lambda a, b: a == b,
-    lambda a, b: a != b,
-    lambda a, b: signed(a) < signed(b),
-    lambda a, b: signed(a) <= signed(b),
-    lambda a, b: signed(a) > signed(b),
-    lambda a, b: signed(a) >= signed(b),
-    lambda a, b: _whole(a) < _whole(b),
-    lambda a, b: _whole(a) <= _whole(b),
-    lambda a, b: _whole(a) > _whole(b),
-    lambda a, b: _whole(a) >= _whole(b),
+_ORDERS = (operator.lt, operator.le, operator.gt, operator.ge)
+
+#: Comparisons by the number of MLIR's predicate: with a sign, then without.
+_COMPARE_INTEGERS: tuple[Callable[..., Array], ...] = (
+    *(operator.eq, operator.ne, *map(_signs, _ORDERS), *map(_wholes, _ORDERS)),
 )
 
+#: As ``_COMPARE_INTEGERS``, up to the eight predicates that are true for NaN.
 _COMPARE_FLOATS: tuple[Callable[[Array, Array], Array], ...] = (
     lambda a, b: np.zeros(np.broadcast_shapes(a.shape, b.shape), np.bool_),
     lambda a, b: a == b,
@@ -248,7 +244,7 @@ def _compare(op: InlineOperation, a: Array, b: Array) -> Array:
 
 @pure("arith.cmpf", "llvm.fcmp")
 def _compare_floats(op: InlineOperation, a: Array, b: Array) -> Array:
-    """The first half of the predicates is false for NaN, and the second half is true."""
+    """Compare floats; predicates from 8 on are true for NaN, the others false."""
     a, b = wide(a), wide(b)
     number = op.attributes["predicate"]
     if number < 8:
@@ -261,13 +257,8 @@ def _compare_floats(op: InlineOperation, a: Array, b: Array) -> Array:
     return unordered | _COMPARE_FLOATS[number - 7](a, b)
 
 
-@pure("arith.select", "llvm.select")
-def _select(_op: InlineOperation, where: Array, a: Any, b: Any) -> Any:
-    return chosen(where, a, b)
-
-
 def chosen(where: Array, a: Any, b: Any) -> Any:
-    """One value or the other, thread by thread."""
+    """Choose one value or the other, thread by thread."""
     if not isinstance(a, np.ndarray):
         return a if bool(where.reshape(-1)[0]) else b
     extra = max(a.ndim, b.ndim) - where.ndim
@@ -286,14 +277,14 @@ def _bitcast(op: InlineOperation, a: Array) -> Array:
 # Several elements: the dialect ``vector``, and structures of ``llvm``.
 
 
-#: What MLIR writes where an index is an operand.
+#: MLIR's number for an index that is an operand.
 _DYNAMIC = -(1 << 63)
 
 
 def spread(*values: Array) -> list[Array]:
-    """Values with as many rows as the longest one has."""
-    rows = max(each.shape[0] for each in values)
-    return [np.broadcast_to(each, (rows, *each.shape[1:])) for each in values]
+    """Repeat the rows of values, so that all have as many as the longest one."""
+    rows = max(value.shape[0] for value in values)
+    return [np.broadcast_to(value, (rows, *value.shape[1:])) for value in values]
 
 
 @pure("vector.broadcast", "vector.splat")
@@ -304,60 +295,35 @@ def _broadcast(op: InlineOperation, a: Array) -> Array:
     return np.broadcast_to(a, (a.shape[0], *shape))
 
 
-def _index(op: InlineOperation, dynamic: Any) -> list[Any]:
-    given = iter(dynamic)
-    return [
-        next(given).astype(np.int64) if at == _DYNAMIC else int(at)
-        for at in op.attributes["static_position"]
-    ]
+def _elements(op: InlineOperation, dynamic: Iterable[Array], threads: int) -> tuple[Any, ...]:
+    """Return the index of elements in an array [threads, ...].
+
+    An operation names their position by numbers and by operands, or by one operand alone.
+    """
+    arrays = [operand.astype(np.int64) for operand in dynamic]
+    rows = np.arange(threads) if arrays else slice(None)
+    if "static_position" not in op.attributes:
+        return (rows, *arrays)
+    operands = iter(arrays)
+    static = op.attributes["static_position"]
+    return (rows, *(next(operands) if at == _DYNAMIC else int(at) for at in static))
 
 
-def _rows(index: list[Any], count: int) -> tuple[Any, ...]:
-    """An index of [threads, ...] by numbers and by arrays of a number for each thread."""
-    if not any(isinstance(at, np.ndarray) for at in index):
-        return (slice(None), *index)
-    return (np.arange(count), *index)
-
-
-@pure("vector.extract")
+@pure("vector.extract", "vector.extractelement", "llvm.extractelement")
 def _extract(op: InlineOperation, a: Array, *dynamic: Array) -> Array:
-    a, *dynamic_ = spread(a, *dynamic)
-    return a[_rows(_index(op, dynamic_), a.shape[0])]
+    a, *operands = spread(a, *dynamic)
+    return a[_elements(op, operands, a.shape[0])]
 
 
-@pure("vector.insert")
+@pure("vector.insert", "vector.insertelement")
 def _insert(op: InlineOperation, value: Array, a: Array, *dynamic: Array) -> Array:
-    value, a, *dynamic_ = spread(value, a, *dynamic)
+    value, a, *operands = spread(value, a, *dynamic)
     result = a.copy()
-    result[_rows(_index(op, dynamic_), a.shape[0])] = value
+    result[_elements(op, operands, a.shape[0])] = value
     return result
 
 
-@pure("vector.extractelement", "llvm.extractelement")
-def _element(_op: InlineOperation, a: Array, *at: Array) -> Array:
-    if not at:
-        return a
-    a, at_ = spread(a, at[0])
-    return a[np.arange(a.shape[0]), at_.astype(np.int64)]
-
-
-@pure("vector.insertelement")
-def _with_element(_op: InlineOperation, value: Array, a: Array, *at: Array) -> Array:
-    if not at:
-        return value.reshape(value.shape[0], *a.shape[1:])
-    return _replaced(value, a, at[0])
-
-
-@pure("llvm.insertelement")
-def _replaced_element(_op: InlineOperation, a: Array, value: Array, at: Array) -> Array:
-    return _replaced(value, a, at)
-
-
-def _replaced(value: Array, a: Array, at: Array) -> Array:
-    value, a, at = spread(value, a, at)
-    result = a.copy()
-    result[np.arange(a.shape[0]), at.astype(np.int64)] = value
-    return result
+pure("llvm.insertelement")(lambda op, a, value, at: _insert(op, value, a, at))
 
 
 @pure("vector.extract_strided_slice")
@@ -378,11 +344,6 @@ def _insert_slice(op: InlineOperation, value: Array, a: Array) -> Array:
     return result
 
 
-@pure("vector.shape_cast")
-def _reshape(op: InlineOperation, a: Array) -> Array:
-    return a.reshape(a.shape[0], *op.types[0].shape)
-
-
 @pure("vector.from_elements")
 def _from_elements(op: InlineOperation, *elements: Array) -> Array:
     parts = spread(*elements)
@@ -395,54 +356,22 @@ def _to_elements(_op: InlineOperation, a: Array) -> Any:
     return [flat[:, at] for at in range(flat.shape[1])]
 
 
-@pure("vector.shuffle")
-def _shuffle(op: InlineOperation, a: Array, b: Array) -> Array:
-    return np.concatenate(spread(a, b), axis=1)[:, list(op.attributes["mask"])]
-
-
 def kind_of(op: InlineOperation) -> str:
-    """What an operation does by its attribute ``kind``, as ``#vector.kind<add>``."""
+    """Return the attribute ``kind`` of an operation, such as ``#vector.kind<add>``."""
     return op.attributes["kind"].rpartition("<")[2].rstrip(">")
 
 
 @pure("vector.reduction")
 def _reduce(op: InlineOperation, a: Array, *more: Array) -> Array:
-    """From the first element to the last one; each step rounds."""
+    """Reduce from the first element to the last one; each step rounds."""
     parts = (*more, *(a[:, at] for at in range(a.shape[1])))
     return functools.reduce(lambda x, y: as_type(combined(kind_of(op), x, y), op), parts)
 
 
-def combined(kind: str, a: Array, b: Array) -> Array:
-    """What a reduction of a kind makes of two values: ``"add"``, ``"maxsi"``, ``"minnumf"``, ..."""
-    if kind in ("maxsi", "minsi"):
-        a, b = signed(a), signed(b)
-    elif a.dtype.kind not in "uib":
-        a, b = wide(a), wide(b)
-    return _COMBINING[kind](a, b)
-
-
-_COMBINING: dict[str, Callable[[Array, Array], Array]] = {
-    "add": np.add,
-    "mul": np.multiply,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-    "maximumf": np.maximum,
-    "minimumf": np.minimum,
-    "maxnumf": np.fmax,
-    "minnumf": np.fmin,
-    "maxsi": np.maximum,
-    "minsi": np.minimum,
-    "maxui": np.maximum,
-    "minui": np.minimum,
-}
-
-
-@pure("llvm.extractvalue")
-def _field(op: InlineOperation, a: Any) -> Any:
-    return a[tuple(op.attributes["position"])]
-
-
-@pure("llvm.insertvalue")
-def _with_field(op: InlineOperation, a: Any, value: Any) -> Any:
-    return {**a, tuple(op.attributes["position"]): value}
+pure("arith.select", "llvm.select")(lambda op, where, a, b: chosen(where, a, b))
+pure("vector.shape_cast")(lambda op, a: a.reshape(a.shape[0], *op.types[0].shape))
+pure("vector.shuffle")(
+    lambda op, a, b: np.concatenate(spread(a, b), axis=1)[:, list(op.attributes["mask"])]
+)
+pure("llvm.extractvalue")(lambda op, a: a[tuple(op.attributes["position"])])
+pure("llvm.insertvalue")(lambda op, a, value: {**a, tuple(op.attributes["position"]): value})

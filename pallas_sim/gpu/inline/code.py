@@ -1,7 +1,7 @@
-"""The code of ``plgpu.inline_mgpu`` as plain data, and how it is read from MLIR.
+"""Read the code of ``plgpu.inline_mgpu`` from MLIR into plain data (``inline_code``).
 
-JAX's function makes operations of MLIR: it is called in an empty module, which needs no GPU, and
-the module is read into an ``InlineCode``. What follows needs no MLIR.
+The kernel's function makes operations of MLIR. It is called in an empty module, which needs no GPU,
+and the module is read into an ``InlineCode``. All later steps need no MLIR.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class InlineRegion:
     """Operations one after the other.
 
     Attributes:
-      arguments: the numbers of the values that it is given.
+      arguments: the numbers of its parameters.
       operations: in order; the last one ends it.
     """
 
@@ -79,12 +79,12 @@ class InlineRegion:
 
 @dataclass(frozen=True)
 class Fragments:
-    """Which thread has which element of an array in which register.
+    """The layout of an array in the registers of threads.
 
     Attributes:
       registers: the numbers of the values.
       elements: positions in the flat array, of shape [threads, registers, elements of a register];
-        None where each thread has the one value that all elements are.
+        None where all elements are one value, which each thread has.
     """
 
     registers: tuple[int, ...]
@@ -93,7 +93,7 @@ class Fragments:
 
 @dataclass(frozen=True)
 class InlineRef:
-    """How a reference is laid out in the memory that the code sees.
+    """The layout of a reference in the memory that the code accesses.
 
     Attributes:
       number: of the value.
@@ -108,7 +108,7 @@ class InlineRef:
 
 @dataclass(frozen=True)
 class InlineCode:
-    """What the function of an ``inline_mgpu`` consists of.
+    """The function of an ``inline_mgpu``.
 
     Attributes:
       body: its operations.
@@ -126,18 +126,13 @@ class InlineCode:
 
 #: Integers have no sign in MLIR: operations do.
 _DTYPES: dict[str, Any] = {
+    **{f"i{bits}": np.dtype(f"u{bits // 8}") for bits in (8, 16, 32, 64)},
+    **{f"f{bits}": np.dtype(f"f{bits // 8}") for bits in (16, 32, 64)},
     "i1": np.bool_,
     "i2": ml_dtypes.uint2,
     "i4": ml_dtypes.uint4,
-    "i8": np.uint8,
-    "i16": np.uint16,
-    "i32": np.uint32,
-    "i64": np.uint64,
     "index": np.uint64,
-    "f16": np.float16,
     "bf16": ml_dtypes.bfloat16,
-    "f32": np.float32,
-    "f64": np.float64,
     "f8E4M3FN": ml_dtypes.float8_e4m3fn,
     "f8E5M2": ml_dtypes.float8_e5m2,
     "f8E8M0FNU": ml_dtypes.float8_e8m0fnu,
@@ -150,7 +145,7 @@ class InlineError(Exception):
 
 
 class _LaunchContext:
-    """Stands for JAX's, which knows how to lower copies."""
+    """Stands for JAX's, which lowers copies: these need the launch of a compiled kernel."""
 
     cluster_size = (1, 1, 1)
 
@@ -158,12 +153,12 @@ class _LaunchContext:
         raise InlineError(f"uses {name} of its first argument")
 
 
-#: The number of each of MLIR's values, given when it is asked for.
+#: Numbers of MLIR's values, in the order in which they are looked up.
 type _Numbers = defaultdict[Any, int]
 
 
 def inline_places(params: Mapping[str, Any]) -> list[RefPart | None]:
-    """Of each argument the reference, by its position among the operands; None of an array."""
+    """Return the reference of each argument, by its operand's position; None for an array."""
     count, tree = params["pytree_args"].num_leaves, params["pytree_ref_transforms"]
     util = importlib.import_module("jax.tree_util")
     leaves = [Operand(count + number) for number in range(tree.num_leaves)]
@@ -183,7 +178,7 @@ def inline_code(
     *,
     one_warp: bool,
 ) -> InlineCode:
-    """The operations of an ``inline_mgpu``.
+    """Read the operations of an ``inline_mgpu``.
 
     Args:
       params: of the equation.
@@ -192,7 +187,7 @@ def inline_code(
       one_warp: whether a single warp runs it.
 
     Raises:
-      InlineError: what it uses is not here, or what it returns is not what it says.
+      InlineError: it uses what only a compiled kernel has, or returns what it does not declare.
     """
     ir = importlib.import_module("jax.extend.mlir.ir")
     func = importlib.import_module("jax.extend.mlir.dialects.func")
@@ -204,50 +199,44 @@ def inline_code(
     numbers: _Numbers = defaultdict(itertools.count().__next__)
     with context, ir.Location.unknown():
         module = ir.Module.create()
+        # JAX's functions choose instructions by these attributes of the module.
         word = ir.IntegerType.get_signless(32)
         for name, value in zip(("major", "minor"), capability, strict=True):
             key = f"mosaic_gpu.arch_{name}"
             module.operation.attributes[key] = ir.IntegerAttr.get(word, value)
-        kinds = params["flat_arg_types"]
-        types = [
-            kind_type
-            for kind, argument in zip(kinds, arguments, strict=True)
-            for kind_type in _types_of(mgpu, ir, kind, *argument)
-        ]
+        kinds = list(zip(params["flat_arg_types"], arguments, strict=True))
+        types = [type_ for kind, facts in kinds for type_ in _types_of(mgpu, ir, kind, *facts)]
         with ir.InsertionPoint(module.body):
-            made = func.FuncOp("inlined", ir.FunctionType.get(types, []))
-            block = made.add_entry_block()
+            block = func.FuncOp("inlined", ir.FunctionType.get(types, [])).add_entry_block()
         values = iter(block.arguments)
-        given: list[Any] = []
-        laid_out: list[Fragments | InlineRef] = []
-        for kind, (shape, dtype, _) in zip(kinds, arguments, strict=True):
+        inputs: list[Any] = []  # of JAX's function
+        layouts: list[Fragments | InlineRef] = []
+        for kind, (shape, dtype, _) in kinds:
             if hasattr(kind, "transforms"):
-                given.append(next(values))
-                laid_out.append(InlineRef(numbers[given[-1]], *_layout_of(kind)))
+                inputs.append(next(values))
+                layouts.append(InlineRef(numbers[inputs[-1]], *_layout_of(kind)))
                 continue
             layout, signed = kind.to_mgpu(), mgpu.utils.is_signed(dtype)
             registers = np.empty(layout.registers_shape(shape), dtype=object)
             for at in np.ndindex(*registers.shape):
                 registers[at] = next(values)
-            given.append(
-                mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=signed)
-            )
-            laid_out.append(_fragments(registers, layout, shape, numbers))
+            array = mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=signed)
+            inputs.append(array)
+            layouts.append(_fragments(registers, layout, shape, numbers))
+        args = tree.tree_unflatten(params["pytree_args"], inputs)
         with ir.InsertionPoint(block):
             try:
-                answer = params["mgpu_fn"](
-                    _LaunchContext(), *tree.tree_unflatten(params["pytree_args"], given)
-                )
+                returned = params["mgpu_fn"](_LaunchContext(), *args)
             except InlineError:
                 raise
-            except Exception as error:  # whatever JAX raises
+            except Exception as error:  # JAX may raise anything
                 raise InlineError(f"raises {type(error).__name__}: {error}") from error
-            leaves = tree.tree_leaves(
-                answer, is_leaf=lambda each: isinstance(each, mgpu.FragmentedArray)
-            )
             func.return_([])
+        leaves = tree.tree_leaves(
+            returned, is_leaf=lambda leaf: isinstance(leaf, mgpu.FragmentedArray)
+        )
         results = _results(params["flat_ret_ty"], leaves, mgpu, numbers, one_warp=one_warp)
-        return InlineCode(_region(block, numbers, ir), tuple(laid_out), results)
+        return InlineCode(_region(block, numbers, ir), tuple(layouts), results)
 
 
 def _types_of(
@@ -265,25 +254,33 @@ def _types_of(
     return [ir.MemRefType.get(tiled_shape(shape, tiling), element, memory_space=space)]
 
 
-def tiled_shape(shape: tuple[int, ...], tiling: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of memory of which the last axes are divided into tiles."""
-    if not tiling:
-        return shape
-    rest, last = shape[: -len(tiling)], shape[-len(tiling) :]
-    return (*rest, *(size // tile for size, tile in zip(last, tiling, strict=True)), *tiling)
+def tiled_shape(shape: tuple[int, ...], tiling: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape of memory of which the last axes are divided into tiles."""
+    front = len(shape) - len(tiling)
+    counts = (size // tile for size, tile in zip(shape[front:], tiling, strict=True))
+    return (*shape[:front], *counts, *tiling)
+
+
+def in_tiles(array: Array, tiling: Sequence[int]) -> Array:
+    """Divide the last axes of an array into tiles, which are its last axes then."""
+    front, count = array.ndim - len(tiling), len(tiling)
+    pairs = ((size // tile, tile) for size, tile in zip(array.shape[front:], tiling, strict=True))
+    parts = array.reshape(*array.shape[:front], *itertools.chain(*pairs))
+    tiles, elements = (range(first, front + 2 * count, 2) for first in (front, front + 1))
+    return parts.transpose(*range(front), *tiles, *elements)
 
 
 def _layout_of(kind: Any) -> tuple[tuple[int, ...], int]:
-    """Tiling and swizzle of a reference."""
+    """Return tiling and swizzle of a reference."""
     tiling: tuple[int, ...] = ()
     swizzle = 0
-    for each in kind.transforms:
-        if hasattr(each, "tiling") and not tiling:
-            tiling = tuple(each.tiling)
-        elif hasattr(each, "swizzle"):
-            swizzle = int(each.swizzle)
+    for transform in kind.transforms:
+        if hasattr(transform, "tiling") and not tiling:
+            tiling = tuple(transform.tiling)
+        elif hasattr(transform, "swizzle"):
+            swizzle = int(transform.swizzle)
         else:
-            raise InlineError(f"takes a reference with {each}")
+            raise InlineError(f"takes a reference with {transform}")
     return tiling, swizzle
 
 
@@ -301,34 +298,20 @@ def _fragments(
 
 
 def _tiled_elements(layout: Any, shape: tuple[int, ...]) -> Array:
-    """Positions [threads, registers, elements] of an array in a ``TiledLayout``."""
+    """Return the positions [threads, registers, elements] of an array in a ``TiledLayout``."""
     if getattr(layout, "unreduced_operation", None) is not None:
         raise InlineError("takes or gives an array in parts that are to be reduced")
     flat = np.arange(math.prod(shape)).reshape(shape)
     for tile in layout.tiling.tiles:
-        rest, last = flat.shape[: -len(tile)], flat.shape[-len(tile) :]
-        divided = [(size // part, part) for size, part in zip(last, tile, strict=True)]
-        flat = flat.reshape(*rest, *(each for pair in divided for each in pair))
-        front, count = len(rest), len(tile)
-        order = [*range(front), *range(front, front + 2 * count, 2)]
-        flat = flat.transpose(*order, *range(front + 1, front + 2 * count, 2))
-    dims: list[int] = []
-    spread: list[Any] = []
-    for each in (*layout.warp_dims, *layout.lane_dims):
-        if isinstance(each, int):
-            dims.append(flat.ndim + each)
-            spread.append(flat.shape[each])
-        else:  # several threads have the same elements
-            spread.append(None)
+        flat = in_tiles(flat, tile)
+    threads = (*layout.warp_dims, *layout.lane_dims)
+    dims = [flat.ndim + dim for dim in threads if isinstance(dim, int)]
     vector = flat.ndim + layout.vector_dim
     others = [axis for axis in range(flat.ndim) if axis not in dims and axis != vector]
     moved = flat.transpose(*dims, *others, vector)
-    copies = [
-        each.times for each in (*layout.warp_dims, *layout.lane_dims) if not isinstance(each, int)
-    ]
-    for place, size in enumerate(spread):
-        if size is None:
-            moved = np.repeat(np.expand_dims(moved, place), copies.pop(0), axis=place)
+    for axis, dim in enumerate(threads):
+        if not isinstance(dim, int):  # so many threads have the same elements
+            moved = np.repeat(np.expand_dims(moved, axis), dim.times, axis=axis)
     return moved.reshape(128, -1, flat.shape[layout.vector_dim])
 
 
@@ -341,15 +324,14 @@ def _results(
     for kind, value in zip(types, leaves, strict=True):
         if not isinstance(value, mgpu.FragmentedArray):
             raise InlineError(f"returns a {type(value).__name__}, not a FragmentedArray")
-        declared = (
-            tuple(kind.shape),
-            mgpu.utils.dtype_to_ir_type(kind.dtype),
-            kind.layout.to_mgpu(),
-        )
-        is_what = (tuple(value.shape), value.mlir_dtype, value.layout)
-        for what, one, other in zip(("shape", "dtype", "layout"), declared, is_what, strict=True):
-            if one != other:
-                raise InlineError(f"returns the {what} {other}, and declares {one}")
+        dtype = mgpu.utils.dtype_to_ir_type(kind.dtype)
+        for what, declared, actual in (
+            ("shape", tuple(kind.shape), tuple(value.shape)),
+            ("dtype", dtype, value.mlir_dtype),
+            ("layout", kind.layout.to_mgpu(), value.layout),
+        ):
+            if declared != actual:
+                raise InlineError(f"returns the {what} {actual}, and declares {declared}")
         if one_warp and kind.shape:
             raise InlineError(f"returns an array of {list(kind.shape)} in one warp")
         results.append(_fragments(value.registers, value.layout, tuple(value.shape), numbers))
@@ -365,15 +347,15 @@ def _region(block: Any, numbers: _Numbers, ir: Any) -> InlineRegion:
 
 def _operation(operation: Any, numbers: _Numbers, ir: Any) -> InlineOperation:
     attributes: dict[str, Any] = {}
-    for each in operation.attributes:
-        name = each if isinstance(each, str) else each.name
+    for key in operation.attributes:
+        name = key if isinstance(key, str) else key.name
         attributes[name] = _plain(operation.attributes[name], ir)
     return InlineOperation(
         name=operation.name,
         operands=tuple(map(numbers.__getitem__, operation.operands)),
-        operand_types=tuple(_type(each.type, ir) for each in operation.operands),
+        operand_types=tuple(_type(operand.type, ir) for operand in operation.operands),
         results=tuple(map(numbers.__getitem__, operation.results)),
-        types=tuple(_type(each.type, ir) for each in operation.results),
+        types=tuple(_type(result.type, ir) for result in operation.results),
         attributes=attributes,
         regions=tuple(
             _region(block, numbers, ir) for region in operation.regions for block in region.blocks
@@ -381,24 +363,20 @@ def _operation(operation: Any, numbers: _Numbers, ir: Any) -> InlineOperation:
     )
 
 
-def _type(given: Any, ir: Any) -> InlineType:
-    text = str(given)
-    if text in _DTYPES:
-        return InlineType("scalar", np.dtype(_DTYPES[text]), text=text)
-    if isinstance(given, ir.VectorType) and str(given.element_type) in _DTYPES:
-        dtype = np.dtype(_DTYPES[str(given.element_type)])
-        return InlineType("vector", dtype, tuple(given.shape), text=text)
-    if isinstance(given, ir.MemRefType) and str(given.element_type) in _DTYPES:
+def _type(type_: Any, ir: Any) -> InlineType:
+    text = str(type_)
+    dtype = _DTYPES.get(str(getattr(type_, "element_type", type_)))
+    dtype = None if dtype is None else np.dtype(dtype)
+    if dtype is not None and text in _DTYPES:
+        return InlineType("scalar", dtype, text=text)
+    if dtype is not None and isinstance(type_, ir.VectorType):
+        return InlineType("vector", dtype, tuple(type_.shape), text=text)
+    if dtype is not None and isinstance(type_, ir.MemRefType):
         unknown = ir.ShapedType.get_dynamic_stride_or_offset()
-        strides, _ = given.get_strides_and_offset()
-        dtype = np.dtype(_DTYPES[str(given.element_type)])
-        return InlineType(
-            "memory",
-            dtype,
-            tuple(max(size, -1) for size in given.shape),
-            tuple(-1 if each == unknown else each for each in strides),
-            text=text,
-        )
+        strides, _ = type_.get_strides_and_offset()
+        shape = tuple(max(size, -1) for size in type_.shape)
+        strides = tuple(-1 if stride == unknown else stride for stride in strides)
+        return InlineType("memory", dtype, shape, strides, text)
     return InlineType("pointer" if text.startswith("!llvm.ptr") else "other", text=text)
 
 
@@ -410,7 +388,7 @@ def _plain(attribute: Any, ir: Any) -> Any:
     if isinstance(attribute, ir.DenseElementsAttr):
         return _dense(attribute, ir)
     if isinstance(attribute, ir.ArrayAttr):
-        return tuple(_plain(each, ir) for each in attribute)
+        return tuple(_plain(element, ir) for element in attribute)
     if hasattr(attribute, "__len__") and hasattr(attribute, "__getitem__"):
         return tuple(attribute[at] for at in range(len(attribute)))
     return str(attribute)

@@ -1,7 +1,8 @@
-"""What inlined code runs on: memory at addresses, and threads with their values.
+"""The machine of inlined code: memory at addresses, threads with their values, its operations.
 
-Memory is bytes, with the tiles and the swizzle of the buffer of each reference; it is copied in
-before the code runs and written back afterwards (``run.py``).
+Memory is bytes, with the tiles and the swizzle of each reference's buffer. ``run.py`` copies it in
+before the code runs, and writes it back afterwards: addresses of the kernel's arrays would not show
+the tiles.
 
 Addresses of shared memory are below 2**32, as they are in 32-bit registers. Each buffer begins at a
 multiple of 1024 bytes, which is what swizzles assume.
@@ -18,16 +19,16 @@ import numpy as np
 
 from pallas_sim.dtypes import Array
 from pallas_sim.errors import MissingRuleError, SimulationError
-from pallas_sim.gpu.inline.code import InlineOperation, InlineRegion, tiled_shape
+from pallas_sim.gpu.inline.code import InlineOperation, InlineRegion, in_tiles
 
-#: Where the addresses of other than shared memory begin.
+#: The first address of memory that is not shared.
 _GLOBAL = 1 << 40
 
 _NIBBLES = frozenset({"uint4", "int4", "float4_e2m1fn"})
 
 
 def bits_of(dtype: Any) -> int:
-    """Bits of an element in memory and in registers."""
+    """Return the bits of an element in memory and in registers."""
     name = np.dtype(dtype).name
     if name in _NIBBLES:
         return 4
@@ -35,7 +36,7 @@ def bits_of(dtype: Any) -> int:
 
 
 def to_bytes(value: Array) -> Array:
-    """The bytes [threads, bytes] of an array [threads, ...], elements from low bits to high."""
+    """Return the bytes [threads, bytes] of an array [threads, ...], from low bits to high."""
     flat = np.ascontiguousarray(value.reshape(value.shape[0], -1))
     if bits_of(value.dtype) == 4:
         raw = flat.view(np.uint8)
@@ -47,7 +48,7 @@ def to_bytes(value: Array) -> Array:
 
 
 def from_bytes(raw: Array, dtype: Any, shape: tuple[int, ...]) -> Array:
-    """Elements [threads, *shape] that bytes [threads, bytes] hold."""
+    """Return the elements [threads, *shape] that bytes [threads, bytes] hold."""
     dtype, rows = np.dtype(dtype), raw.shape[0]
     if bits_of(dtype) == 4:
         parts = np.stack([raw & 15, raw >> 4], axis=-1)
@@ -71,11 +72,11 @@ class InlineBuffer:
       base: its first address.
       array: its elements, as the kernel names them.
       data: its bytes, as they lie in memory.
-      places: for each byte, the element of ``array`` (flat) that it belongs to; None where the
+      owners: for each byte, the element of ``array`` (flat) that it belongs to; None where the
         order is the same.
-      read: which bytes were read.
-      written: which bytes were written.
-      noted_reads: of those that were read, which the monitor of order knows.
+      read: marks of the bytes that were read.
+      written: marks of the bytes that were written.
+      noted_reads: marks of the reads that the monitor of order has.
       noted_writes: as ``noted_reads``.
     """
 
@@ -83,35 +84,36 @@ class InlineBuffer:
     base: int
     array: Array
     data: Array
-    places: Array | None
+    owners: Array | None
     read: Array = field(init=False)
     written: Array = field(init=False)
     noted_reads: Array = field(init=False)
     noted_writes: Array = field(init=False)
 
     def __post_init__(self) -> None:
-        """Nothing is touched yet."""
+        """Begin without accesses."""
         marks = np.zeros((4, self.data.size), np.bool_)
         self.read, self.written, self.noted_reads, self.noted_writes = marks
 
     def touched(self, marks: Array) -> list[tuple[slice, ...]]:
-        """The smallest box around the elements whose bytes are marked; none if there are none."""
+        """Return the smallest box around the elements with marked bytes; none without marks."""
         at = np.flatnonzero(marks)
         if not at.size:
             return []
         if not self.array.ndim:
             return [()]
-        flat = at * 8 // bits_of(self.array.dtype) if self.places is None else self.places[at]
-        if bits_of(self.array.dtype) < 8 and self.places is None:
-            flat = np.concatenate([flat, flat + 8 // bits_of(self.array.dtype) - 1])
+        bits = bits_of(self.array.dtype)
+        flat = at * 8 // bits if self.owners is None else self.owners[at]
+        if bits < 8 and self.owners is None:  # a byte has several elements
+            flat = np.concatenate([flat, flat + 8 // bits - 1])
         indices = np.unravel_index(np.minimum(flat, self.array.size - 1), self.array.shape)
-        return [tuple(slice(int(each.min()), int(each.max()) + 1) for each in indices)]
+        return [tuple(slice(int(axis.min()), int(axis.max()) + 1) for axis in indices)]
 
     def give_back(self) -> None:
-        """Write what was written to the kernel's memory."""
+        """Copy the written elements to the kernel's memory."""
         if not self.written.any():
             return
-        if self.places is None:
+        if self.owners is None:
             dtype = self.array.dtype
             flat = from_bytes(self.data[None], dtype, (-1,))[0][: self.array.size]
             per = max(8 // bits_of(dtype), 1)
@@ -121,16 +123,16 @@ class InlineBuffer:
             return
         raw = np.ascontiguousarray(self.array).reshape(-1)
         size = self.array.dtype.itemsize
-        mine = raw.view(np.uint8).reshape(-1, size)
+        bytes_ = raw.view(np.uint8).reshape(-1, size)
         at = np.flatnonzero(self.written)
-        mine[self.places[at], _within(self.places)[at]] = self.data[at]
+        bytes_[self.owners[at], _within(self.owners)[at]] = self.data[at]
         self.array[...] = raw.reshape(self.array.shape)
 
 
-def _within(places: Array) -> Array:
-    """Which byte of its element each byte is: those of one element are neighbours."""
-    starts = np.flatnonzero(np.r_[True, places[1:] != places[:-1]])
-    return np.arange(places.size) - np.repeat(starts, np.diff(np.r_[starts, places.size]))
+def _within(owners: Array) -> Array:
+    """Return the number of each byte in its element, whose bytes are neighbours."""
+    starts = np.flatnonzero(np.r_[True, owners[1:] != owners[:-1]])
+    return np.arange(owners.size) - np.repeat(starts, np.diff(np.r_[starts, owners.size]))
 
 
 @dataclass(eq=False)
@@ -138,7 +140,7 @@ class AddressSpace:
     """All memory that inlined code reaches.
 
     Attributes:
-      buffers: of the references that it is given.
+      buffers: of its references.
     """
 
     buffers: list[InlineBuffer] = field(default_factory=list[InlineBuffer])
@@ -156,20 +158,19 @@ class AddressSpace:
           swizzle: bytes of a swizzled row, or 0.
         """
         base = _GLOBAL if not shared else 1024
-        for each in self.buffers:
-            if (each.base >= _GLOBAL) == (not shared):
-                base = max(base, -(-(each.base + each.data.size) // 1024) * 1024)
+        for buffer in self.buffers:
+            if (buffer.base >= _GLOBAL) == (not shared):
+                base = max(base, -(-(buffer.base + buffer.data.size) // 1024) * 1024)
         raw = to_bytes(np.ascontiguousarray(array).reshape(1, -1))[0]
-        places: Array | None = None
+        owners: Array | None = None
         if tiling or swizzle:
-            places = _places(array, tiling, swizzle)
-            size = array.dtype.itemsize
-            raw = raw.reshape(-1, size)[places, _within(places)]
-        self.buffers.append(InlineBuffer(name, base, array, raw.copy(), places))
+            owners = _owners(array, tiling, swizzle)
+            raw = raw.reshape(-1, array.dtype.itemsize)[owners, _within(owners)]
+        self.buffers.append(InlineBuffer(name, base, array, raw.copy(), owners))
         return self.buffers[-1]
 
     def load(self, addresses: Array, size: int, active: Array | None) -> Array:
-        """Bytes [threads, size] that begin at addresses [threads].
+        """Load the bytes [threads, size] that begin at addresses [threads].
 
         Raises:
           UnreachableError: no reference has them.
@@ -181,7 +182,7 @@ class AddressSpace:
         return raw
 
     def store(self, addresses: Array, raw: Array, active: Array | None) -> None:
-        """Write bytes [threads, size] at addresses [threads].
+        """Store bytes [threads, size] at addresses [threads].
 
         Raises:
           UnreachableError: no reference has them.
@@ -204,47 +205,33 @@ class AddressSpace:
             raise UnreachableError(f"{how} of {size} bytes {self._near(int(signed[thread]))}")
 
     def _near(self, address: int) -> str:
-        before = [each for each in self.buffers if each.base <= address]
+        before = [buffer for buffer in self.buffers if buffer.base <= address]
         if not before:
             return "at an address that no reference has"
-        last = max(before, key=lambda each: each.base)
+        last = max(before, key=lambda buffer: buffer.base)
         return f"at byte {address - last.base} of {last.name}, which has {last.data.size}"
 
 
-def _places(array: Array, tiling: tuple[int, ...], swizzle: int) -> Array:
-    """For each byte of memory, the element (flat) that lies there.
+def _owners(array: Array, tiling: tuple[int, ...], swizzle: int) -> Array:
+    """Return the element (flat) of each byte of memory.
 
     Swizzles exchange the 16 byte pieces of a row by the number of the row (PTX ISA, "Tensors",
     "Swizzling modes").
     """
-    size = array.dtype.itemsize
-    flat = np.arange(array.size).reshape(array.shape)
-    if tiling:
-        count = len(tiling)
-        rest = array.shape[:-count]
-        shape = tiled_shape(array.shape, tiling)
-        outer = shape[len(rest) : len(rest) + count]
-        pairs = [each for pair in zip(outer, tiling, strict=True) for each in pair]
-        front = len(rest)
-        flat = flat.reshape(*rest, *pairs).transpose(
-            *range(front),
-            *range(front, front + 2 * count, 2),
-            *range(front + 1, front + 2 * count, 2),
-        )
-    places = np.repeat(flat.reshape(-1), size)
+    flat = in_tiles(np.arange(array.size).reshape(array.shape), tiling)
+    owners = np.repeat(flat.reshape(-1), array.dtype.itemsize)
     if swizzle > 16:
-        address = np.arange(places.size)
-        moved = address ^ ((address >> 7 & (swizzle // 16 - 1)) << 4)
-        places = places[moved]
-    return places
+        address = np.arange(owners.size)
+        owners = owners[address ^ ((address >> 7 & (swizzle // 16 - 1)) << 4)]
+    return owners
 
 
-# What runs inlined code, and how an operation is found.
+# The threads that run inlined code, and the registry of its operations.
 
 
 @dataclass
 class InlineFrame:
-    """The threads that run the code, and what they have computed.
+    """The threads that run the code, and the values that they have computed.
 
     Attributes:
       threads: how many.
@@ -253,7 +240,7 @@ class InlineFrame:
         ``"cluster_block_id"`` and ``"cluster_dim"``, three numbers; of ``"thread_id"`` those of the
         first thread.
       space: the memory that it reaches.
-      fence: called at a fence, with whether it orders copies by TMA and products.
+      fence: called at a fence; its argument is whether the fence orders engines, too.
       values: by number.
       active: the threads that are in this branch, or None for all.
       rounds: of loops.
@@ -269,7 +256,7 @@ class InlineFrame:
     rounds: int = 0
 
     def evaluate(self, region: InlineRegion, arguments: Any = ()) -> list[Any]:
-        """Run the operations of a region, and give what its last one passes on."""
+        """Run the operations of a region; returns the operands of its last one."""
         self.values.update(zip(region.arguments, arguments, strict=True))
         for op in region.operations:
             operands = [self.values[number] for number in op.operands]
@@ -292,11 +279,11 @@ class InlineFrame:
             raise SimulationError(f"a loop of inline_mgpu does not end in {_ROUNDS} rounds")
 
     def all(self, value: Array) -> Array:
-        """A value with one row for each thread."""
+        """Repeat a value, so that it has one row for each thread."""
         return np.broadcast_to(value, (self.threads, *value.shape[1:]))
 
 
-#: Nothing that another thread does can end a loop of inlined code: it runs as one.
+#: Limit on the rounds of a loop: inlined code runs alone, so no other thread can end it.
 _ROUNDS = 100_000
 
 #: Operations that end a region.
@@ -307,10 +294,10 @@ _OPERATIONS: dict[str, Evaluate] = {}
 
 
 def operation(*names: str) -> Callable[[Evaluate], Evaluate]:
-    """Register how operations of these names are evaluated.
+    """Register a function that evaluates operations of these names.
 
-    The function takes the frame, the operation and its operands. It gives its result, a list or a
-    tuple of its results, or None.
+    It takes the frame, the operation and its operands. It returns the result, a list or a tuple of
+    several results, or None.
     """
 
     def register(evaluate: Evaluate) -> Evaluate:
@@ -324,7 +311,7 @@ def operation(*names: str) -> Callable[[Evaluate], Evaluate]:
 def pure(*names: str) -> Callable[[Evaluate], Evaluate]:
     """Register operations whose results depend on their operands and attributes alone.
 
-    The function takes the operation and its operands; that of ``operation`` takes the frame first.
+    The function takes the operation and its operands, and no frame.
     """
 
     def register(evaluate: Evaluate) -> Evaluate:
@@ -335,10 +322,10 @@ def pure(*names: str) -> Callable[[Evaluate], Evaluate]:
 
 
 def find(name: str) -> Evaluate:
-    """How an operation is evaluated.
+    """Return the function that evaluates an operation.
 
     Raises:
-      MissingRuleError: there is no function for it.
+      MissingRuleError: there is none.
     """
     if name not in _OPERATIONS:
         raise MissingRuleError(f"the simulator does not know {name}, which inline_mgpu inlines")
@@ -346,10 +333,10 @@ def find(name: str) -> Evaluate:
 
 
 def check(region: InlineRegion) -> None:
-    """Look all operations up, so that what is missing is reported before anything runs.
+    """Look up all operations, so that a missing one is reported before anything runs.
 
     Raises:
-      MissingRuleError: there is no rule for one of them.
+      MissingRuleError: there is no function for one of them.
     """
     for op in region.operations:
         if op.name not in _ENDS:
@@ -359,7 +346,7 @@ def check(region: InlineRegion) -> None:
 
 
 def signed(value: Array) -> Array:
-    """Integers as numbers with a sign."""
+    """Convert integers to numbers with a sign."""
     name = value.dtype.name
     if value.dtype == np.bool_:
         return -value.astype(np.int8)
@@ -371,7 +358,7 @@ def signed(value: Array) -> Array:
 
 
 def as_type(value: Array, op: InlineOperation) -> Array:
-    """A value in the dtype of the result of an operation; integers wrap around."""
+    """Convert a value to the dtype of an operation's result; integers wrap around."""
     dtype = op.types[0].dtype
     if value.dtype == dtype:
         return value

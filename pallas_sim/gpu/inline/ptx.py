@@ -1,16 +1,17 @@
-"""PTX: what the threads of a warp do together, and inline assembly.
+"""PTX: operations of the threads of a warp together, and inline assembly.
 
-The dialects ``nvvm`` and ``gpu`` name instructions one by one: places of threads, shuffles, votes,
+The dialects ``nvvm`` and ``gpu`` name instructions one by one: numbers of threads, shuffles, votes,
 barriers, fences, matrices between shared memory and registers. ``llvm.inline_asm`` has them as
-text, which is run line by line. There registers hold bits: unsigned integers of 16, 32 or 64 of
-them, or a predicate. An instruction is found by its name without rounding and the like, and by the
-types at its end; its function in ``INSTRUCTIONS`` gets these types, the modes that it names, and
-the registers that it reads (PTX ISA 9.0, "Instruction Set").
+text, which is run line by line. Its registers are bits: unsigned integers of 16, 32 or 64 bits, or
+a predicate. An instruction has a name, modes such as the rounding, and types at its end. Its
+function in ``INSTRUCTIONS`` takes these types, the modes, and the registers that it reads (PTX ISA
+9.0, "Instruction Set").
 """
 
 from __future__ import annotations
 
 import functools
+import operator
 import re
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +28,7 @@ from pallas_sim.gpu.inline.arithmetic import (
     leading_zeros,
     reversed_bits,
     saturated,
+    spread,
 )
 from pallas_sim.gpu.inline.code import InlineOperation
 from pallas_sim.gpu.inline.memory import (
@@ -39,18 +41,14 @@ from pallas_sim.gpu.inline.memory import (
     to_bytes,
 )
 
-# What the threads of a warp do together.
+# Operations of the threads of a warp together.
 
 
 @operation(
-    "gpu.thread_id",
-    "gpu.block_id",
-    "gpu.block_dim",
-    "gpu.grid_dim",
-    "gpu.cluster_block_id",
-    "gpu.cluster_dim_blocks",
+    *("gpu.thread_id", "gpu.block_id", "gpu.block_dim", "gpu.grid_dim"),
+    *("gpu.cluster_block_id", "gpu.cluster_dim_blocks"),
 )
-def _place(frame: InlineFrame, op: InlineOperation) -> Array:
+def _geometry(frame: InlineFrame, op: InlineOperation) -> Array:
     axis = "xyz".index(op.attributes["dimension"].rstrip(">")[-1])
     kind = op.name.partition(".")[2]
     value = frame.geometry[kind][axis]
@@ -59,18 +57,14 @@ def _place(frame: InlineFrame, op: InlineOperation) -> Array:
     return np.array([value], np.uint64)
 
 
-@operation("gpu.lane_id", "nvvm.read.ptx.sreg.laneid")
-def _lane(frame: InlineFrame, op: InlineOperation) -> Array:
-    return as_type((np.arange(frame.threads) % 32).astype(np.uint64), op)
-
-
-@operation("nvvm.read.ptx.sreg.tid.x")
+@operation("nvvm.read.ptx.sreg.tid.x", "gpu.lane_id", "nvvm.read.ptx.sreg.laneid")
 def _thread(frame: InlineFrame, op: InlineOperation) -> Array:
-    return as_type((np.arange(frame.threads) + frame.first).astype(np.uint64), op)
+    numbers = (np.arange(frame.threads) + frame.first).astype(np.uint64)
+    return as_type(numbers if op.name.endswith("tid.x") else numbers % 32, op)
 
 
 def lanes(frame: InlineFrame, value: Array) -> Array:
-    """A value as [warps, 32, ...]."""
+    """Reshape a value to [warps, 32, ...]."""
     value = frame.all(value)
     return value.reshape(-1, 32, *value.shape[1:])
 
@@ -79,7 +73,7 @@ def lanes(frame: InlineFrame, value: Array) -> Array:
 def _shuffle(
     frame: InlineFrame, op: InlineOperation, _mask: Array, value: Array, at: Array, clamp: Array
 ) -> Array:
-    """PTX ISA, "shfl.sync"."""
+    """Exchange values between lanes (PTX ISA, "shfl.sync")."""
     kind = kind_of(op)
     values = lanes(frame, value)
     here = np.broadcast_to(np.arange(32), values.shape[:2])
@@ -101,7 +95,7 @@ def _shuffle(
 
 @operation("nvvm.elect.sync")
 def _elect(frame: InlineFrame, _op: InlineOperation, *_mask: Array) -> Array:
-    """One active thread of each warp: here the first."""
+    """Elect an active thread of each warp. PTX leaves open which one; here it is the first."""
     active = np.ones(frame.threads, np.bool_) if frame.active is None else frame.active
     elected = np.zeros_like(active)
     for warp in range(0, frame.threads, 32):
@@ -147,21 +141,21 @@ _REDUCTIONS = {
 
 @pure("nvvm.bar.warp.sync", "gpu.printf", "nvvm.nanosleep", "llvm.intr.assume")
 def _nothing(_op: InlineOperation, *_: Any) -> None:
-    """All threads of a warpgroup go on together, and nothing is printed."""
+    """Do nothing: all threads of a warpgroup go on together, and nothing is printed."""
 
 
 @operation("gpu.barrier", "nvvm.barrier0", "nvvm.barrier")
-def _barrier(frame: InlineFrame, op: InlineOperation, *given: Array) -> None:
-    """A barrier of the threads that run the code, or of more, which is not simulated."""
-    count = int(given[-1].reshape(-1)[0]) if len(given) > 1 else frame.geometry["block_dim"][0]
-    meet(frame, count, op.name)
+def _barrier(frame: InlineFrame, op: InlineOperation, *operands: Array) -> None:
+    """Let threads meet: those of the second operand, or of the block."""
+    block = frame.geometry["block_dim"][0]
+    meet(frame, int(operands[-1].reshape(-1)[0]) if len(operands) > 1 else block, op.name)
 
 
 def meet(frame: InlineFrame, count: int, name: str) -> None:
-    """A barrier of some threads.
+    """Let threads meet at a barrier.
 
     Raises:
-      MissingRuleError: these are others than those that run the code.
+      MissingRuleError: they are not those that run the code.
     """
     if count != frame.threads:
         raise MissingRuleError(
@@ -172,7 +166,7 @@ def meet(frame: InlineFrame, count: int, name: str) -> None:
 
 @operation("nvvm.fence.proxy")
 def _proxy_fence(frame: InlineFrame, op: InlineOperation) -> None:
-    """PTX ISA, "fence.proxy.async"."""
+    """Order accesses of threads and engines (PTX ISA, "fence.proxy.async")."""
     frame.fence("async" in op.attributes["kind"])
 
 
@@ -185,10 +179,10 @@ def _fence(frame: InlineFrame, _op: InlineOperation) -> None:
 
 
 def _is_transposed(op: InlineOperation) -> bool:
-    """Whether a thread has two elements of a column, not of a row.
+    """Return whether a thread has two elements of a column, and not of a row.
 
     Raises:
-      MissingRuleError: the matrices are others than 8 by 8 elements of 16 bits.
+      MissingRuleError: the matrices are not of 8 by 8 elements of 16 bits.
     """
     shape = "".join(op.attributes["shape"].split())
     if "b16" not in op.attributes["eltType"] or "m=8,n=8" not in shape:
@@ -199,18 +193,18 @@ def _is_transposed(op: InlineOperation) -> bool:
 
 
 def _rows(addresses: Array, number: int) -> Array:
-    """Addresses [warps, 8] of the rows of a matrix: eight threads have them."""
-    return np.ascontiguousarray(addresses.reshape(-1, 32)[:, 8 * number : 8 * number + 8])
+    """Return the addresses of the rows of a matrix, which eight threads of each warp have."""
+    rows = addresses.reshape(-1, 32)[:, 8 * number : 8 * number + 8]
+    return np.ascontiguousarray(rows).reshape(-1)
 
 
 @operation("nvvm.ldmatrix")
 def _load(frame: InlineFrame, op: InlineOperation, pointer: Array) -> Any:
-    """PTX ISA, "ldmatrix": thread ``t`` gets elements ``2 t % 8`` and the next of row ``t / 4``."""
+    """Load matrices: thread ``t`` gets elements ``2 t % 8`` and the next of row ``t / 4``."""
     transposed, matrices = _is_transposed(op), []
     addresses = frame.all(pointer)
     for number in range(int(op.attributes["num"])):
-        rows = _rows(addresses, number)
-        raw = frame.space.load(rows.reshape(-1), 16, None)
+        raw = frame.space.load(_rows(addresses, number), 16, None)
         matrix = from_bytes(raw, np.uint16, (8,)).reshape(-1, 8, 8)
         if transposed:
             matrix = matrix.transpose(0, 2, 1)
@@ -228,15 +222,15 @@ def _store(frame: InlineFrame, op: InlineOperation, pointer: Array, *values: Arr
         matrix = from_bytes(raw, np.uint16, (2,)).reshape(-1, 8, 8)
         if transposed:
             matrix = matrix.transpose(0, 2, 1)
-        rows = _rows(addresses, number).reshape(-1)
-        frame.space.store(rows, to_bytes(np.ascontiguousarray(matrix).reshape(-1, 8)), None)
+        raw = to_bytes(np.ascontiguousarray(matrix).reshape(-1, 8))
+        frame.space.store(_rows(addresses, number), raw, None)
 
 
 # Inline assembly: its instructions one after the other.
 
 
-#: What an instruction says beside its name and its types, and what makes no difference here: each
-#: result is rounded to the nearest, and ``satfinite`` is what conversions to narrow floats do.
+#: Modes that make no difference here: each result is rounded to the nearest, and conversions to
+#: narrow floats saturate.
 _ADJECTIVES = frozenset(
     {
         *("rn", "rna", "approx", "ftz", "noftz", "satfinite", "full", "lo"),
@@ -248,9 +242,9 @@ _ADJECTIVES = frozenset(
 @operation("llvm.inline_asm")
 def _assembly(frame: InlineFrame, op: InlineOperation, *operands: Array) -> Any:
     registers: dict[str, Array] = {}
-    constraints = [each for each in op.attributes["constraints"].split(",") if each]
-    outputs = [each for each in constraints if each.startswith("=")]
-    inputs = [each for each in constraints if not each.startswith(("=", "~"))]
+    constraints = list(filter(None, op.attributes["constraints"].split(",")))
+    outputs = [constraint for constraint in constraints if constraint.startswith("=")]
+    inputs = [constraint for constraint in constraints if not constraint.startswith(("=", "~"))]
     for number, (constraint, value) in enumerate(zip(inputs, operands, strict=True)):
         registers[f"${number + len(outputs)}"] = register_of(value)
         if constraint.isdigit():  # the same register as a result
@@ -271,12 +265,12 @@ def _assembly(frame: InlineFrame, op: InlineOperation, *operands: Array) -> Any:
 
 
 def instructions(text: str) -> list[str]:
-    """The instructions of inline assembly, without comments, labels' braces and declarations."""
+    """Split inline assembly into instructions, without comments, outer braces and declarations."""
     text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL).strip()
     if text.startswith("{") and text.endswith("}"):
         text = text[1:-1]
-    lines = [" ".join(each.split()) for each in text.split(";")]
-    return [each for each in lines if each and not each.startswith(".reg")]
+    lines = [" ".join(line.split()) for line in text.split(";")]
+    return [line for line in lines if line and not line.startswith(".reg")]
 
 
 def _value(register: Array, dtype: Any, shape: tuple[int, ...]) -> Array:
@@ -302,35 +296,35 @@ def _execute(frame: InlineFrame, line: str, registers: dict[str, Array]) -> None
         return
     if parts[0] in ("nanosleep", "griddepcontrol", "prefetch", "setmaxnreg"):
         return
-    given = _operands(rest)
+    operands = _operands(rest)
     if parts[0] == "bar" and "sync" in parts[1:]:
-        count = 128 if len(given) < 2 else int(_read(given[1], registers, "u32").reshape(-1)[0])
-        meet(frame, count, name)
+        count = _read(operands[1], registers, "u32") if len(operands) > 1 else np.array([128])
+        meet(frame, int(count.reshape(-1)[0]), name)
         return
     compute = INSTRUCTIONS.get(parts[0])
     if compute is None or not kinds:
         raise MissingRuleError(
             f"the simulator does not know the instruction {line!r}, which inline_mgpu inlines"
         )
-    targets, *sources = given
-    values = [
-        part if part.startswith("{") else _read(part, registers, _source(parts[0], kinds))
-        for part in sources
-    ]
-    if parts[0] == "mov" and any(part.startswith("{") for part in given):
-        _move_parts(targets, sources, kinds[0], registers)
+    target, *sources = operands
+    if parts[0] == "mov" and any(operand.startswith("{") for operand in operands):
+        _move_parts(target, sources, kinds[0], registers)
         return
+    # These name the type of their operands last, if that of the result is another one.
+    kind = kinds[-1] if parts[0] in ("cvt", "setp", "set", "mul", "mad", "selp") else kinds[0]
+    values = [source if source[0] == "{" else _read(source, registers, kind) for source in sources]
     result = compute(kinds, modes, *values)
-    _write(registers, targets, result, predicate)
-
-
-def _source(name: str, kinds: list[str]) -> str:
-    """The type of the operands, where that of the result is another one."""
-    return kinds[-1] if name in ("cvt", "setp", "set", "mul", "mad", "selp") else kinds[0]
+    if target == "_":  # the result is not used
+        return
+    register = target.partition("|")[0]
+    if predicate is not None and register in registers:
+        result = np.where(predicate, result, registers[register]).astype(result.dtype)
+    registers[register] = result
 
 
 def _operands(text: str) -> list[str]:
-    return [each.strip() for each in re.findall(r"\{[^}]*\}|[^,{}]+", text) if each.strip()]
+    parts: list[str] = re.findall(r"\{[^}]*\}|[^,{}]+", text)
+    return [part.strip() for part in parts if part.strip()]
 
 
 def _read(name: str, registers: dict[str, Array], kind: str) -> Array:
@@ -350,38 +344,26 @@ def _read(name: str, registers: dict[str, Array], kind: str) -> Array:
     return np.array([number & (1 << bits) - 1], np.dtype(f"u{bits // 8}"))
 
 
-def _write(
-    registers: dict[str, Array], target: str, result: Array, predicate: Array | None
-) -> None:
-    if target == "_":
-        return
-    name = target.partition("|")[0]
-    if predicate is not None and name in registers:
-        result = np.where(predicate, result, registers[name]).astype(result.dtype)
-    registers[name] = result
-
-
 def _move_parts(target: str, sources: list[str], kind: str, registers: dict[str, Array]) -> None:
-    """``mov`` between a register and the parts that it consists of."""
+    """Run ``mov`` between a register and its parts."""
     size = PTX_TYPES[kind].itemsize
     if not target.startswith("{"):
-        parts = [_read(each, registers, kind) for each in _operands(sources[0].strip("{}"))]
-        rows = max(each.shape[0] for each in parts)
-        raw = [np.broadcast_to(to_bytes(each), (rows, each.dtype.itemsize)) for each in parts]
-        registers[target] = from_bytes(np.concatenate(raw, 1)[:, :size], PTX_TYPES[kind], ())
+        parts = [_read(part, registers, kind) for part in _operands(sources[0].strip("{}"))]
+        raw = np.concatenate([to_bytes(part) for part in spread(*parts)], axis=1)
+        registers[target] = from_bytes(raw[:, :size], PTX_TYPES[kind], ())
         return
     names = _operands(target.strip("{}"))
-    raw_ = to_bytes(_read(sources[0], registers, kind))[:, :size]
+    raw = to_bytes(_read(sources[0], registers, kind))[:, :size]
     width = size // len(names)
     for number, name in enumerate(names):
-        part = raw_[:, number * width : (number + 1) * width]
+        part = raw[:, number * width : (number + 1) * width]
         registers[name] = from_bytes(part, np.dtype(f"u{width}"), ())
 
 
-# What instructions compute.
+# The functions of instructions.
 
 
-#: Dtypes by the type of an instruction; those of two numbers in a register are the dtype of one.
+#: Dtypes by the type of an instruction; for two numbers in a register it is the dtype of one.
 PTX_TYPES: dict[str, Any] = {
     **{f"{kind}{bits}": np.dtype(f"u{bits // 8}") for kind in "bu" for bits in (8, 16, 32, 64)},
     **{f"s{bits}": np.dtype(f"i{bits // 8}") for bits in (8, 16, 32, 64)},
@@ -401,7 +383,7 @@ PTX_TYPES: dict[str, Any] = {
 
 
 def register_of(value: Array) -> Array:
-    """The register of a value: of narrow ones the low bits."""
+    """Put a value into a register, narrow ones into its low bits."""
     if value.dtype == np.bool_:
         return value
     raw = to_bytes(value)
@@ -411,7 +393,7 @@ def register_of(value: Array) -> Array:
 
 
 def _as(register: Array, kind: str) -> Array:
-    """A register as numbers: of two in it, along a new last axis."""
+    """Read the numbers in a register: two of them along a new last axis."""
     dtype = PTX_TYPES[kind]
     if dtype == np.bool_:
         return register.astype(np.bool_)
@@ -432,12 +414,12 @@ def _wide(value: Array) -> Array:
 
 
 def _plain(function: Callable[..., Array]) -> Callable[..., Array]:
-    """An instruction whose operands and result have its type; floats are rounded once."""
+    """Make an instruction whose operands and result have its type; it rounds floats once."""
 
     def compute(kinds: list[str], modes: list[str], *values: Array) -> Array:
         if set(modes) - {"NaN"}:
             raise MissingRuleError(f"inline assembly with {'.'.join(modes)} is not simulated")
-        return _from(function(*(_wide(_as(each, kinds[0])) for each in values)), kinds[0])
+        return _from(function(*(_wide(_as(value, kinds[0])) for value in values)), kinds[0])
 
     return compute
 
@@ -454,7 +436,7 @@ def _extreme(keep_nan: Any, drop_nan: Any) -> Callable[..., Array]:
 
 
 def _multiply(kinds: list[str], modes: list[str], a: Array, b: Array, *more: Array) -> Array:
-    """``mul`` and ``mad``: of integers the low half, ``hi`` or ``wide``."""
+    """Run ``mul`` and ``mad``: of integers the low half, ``hi`` or ``wide``."""
     kind = kinds[-1]
     left, right = _as(a, kind), _as(b, kind)
     if left.dtype.kind not in "iu":
@@ -471,12 +453,11 @@ def _multiply(kinds: list[str], modes: list[str], a: Array, b: Array, *more: Arr
 
 
 def _convert(kinds: list[str], modes: list[str], *values: Array) -> Array:
-    """To floats it rounds to the nearest; to integers as it says, and saturates."""
-    to, given = kinds[0], kinds[-1]
-    parts = [_as(each, given) for each in values]
+    """Run ``cvt``: it rounds to the nearest float, or by its mode to an integer, and saturates."""
+    to = kinds[0]
+    parts = [_as(value, kinds[-1]) for value in values]
     if "x2" in to and len(parts) == 2:  # the first operand goes to the upper half
-        rows = max(each.shape[0] for each in parts)
-        both = np.stack([np.broadcast_to(each, rows) for each in reversed(parts)], axis=-1)
+        both = np.stack(spread(*reversed(parts)), axis=-1)
         return _from(_narrowed(both, to, modes), to)
     (value,) = parts
     target = PTX_TYPES[to]
@@ -508,13 +489,13 @@ def _narrowed(value: Array, to: str, modes: list[str]) -> Array:
 
 def _bitwise(function: Callable[..., Array]) -> Callable[..., Array]:
     def compute(kinds: list[str], _modes: list[str], *values: Array) -> Array:
-        return function(*(_as(each, kinds[0]) for each in values))
+        return function(*(_as(value, kinds[0]) for value in values))
 
     return compute
 
 
 def _shifting(shift: Callable[[Array, Array], Array]) -> Callable[..., Array]:
-    """Shifts by too many bits are by all; those of numbers with a sign fill with it."""
+    """Make a shift; one by too many bits is by all of them, and a sign fills the bits."""
 
     def compute(kinds: list[str], _modes: list[str], a: Array, b: Array) -> Array:
         value, bits = _as(a, kinds[0]), 8 * PTX_TYPES[kinds[0]].itemsize
@@ -529,11 +510,11 @@ def _shifting(shift: Callable[[Array, Array], Array]) -> Callable[..., Array]:
 def _logic(
     _kinds: list[str], _modes: list[str], a: Array, b: Array, c: Array, table: Array
 ) -> Array:
-    """``lop3``: the bits of the table say the result for each of the eight inputs."""
-    wanted = int(table.reshape(-1)[0])
+    """Run ``lop3``: a bit of the table is the result for each of the eight inputs."""
+    results = int(table.reshape(-1)[0])
     result: Array = np.zeros(np.broadcast_shapes(a.shape, b.shape, c.shape), a.dtype)
     for number in range(8):
-        if wanted >> number & 1:
+        if results >> number & 1:
             x, y, z = (
                 bits if number >> shift & 1 else ~bits for bits, shift in ((a, 2), (b, 1), (c, 0))
             )
@@ -542,34 +523,24 @@ def _logic(
 
 
 def _permute(_kinds: list[str], modes: list[str], a: Array, b: Array, selector: Array) -> Array:
-    """``prmt``: each nibble of the selector chooses a byte, or its sign."""
+    """Run ``prmt``: each nibble of the selector chooses a byte, or its sign."""
     if modes:
         raise MissingRuleError(f"prmt with {'.'.join(modes)} is not simulated")
-    rows = max(each.shape[0] for each in (a, b, selector))
-    parts = [np.broadcast_to(to_bytes(each), (rows, 4)) for each in (a, b)]
-    pool = np.concatenate(parts, axis=1)
-    nibbles = np.broadcast_to(selector, rows)[:, None] >> np.arange(0, 16, 4, dtype=np.uint32) & 15
+    a, b, selector = spread(a, b, selector)
+    pool = np.concatenate([to_bytes(a), to_bytes(b)], axis=1)
+    nibbles = selector[:, None] >> np.arange(0, 16, 4, dtype=np.uint32) & 15
     chosen = np.take_along_axis(pool, (nibbles & 7).astype(np.int64), axis=1)
     signs = np.where(chosen & 0x80, 0xFF, 0).astype(np.uint8)
     return from_bytes(np.where(nibbles & 8, signs, chosen), np.uint32, ())
 
 
 def _set_predicate(kinds: list[str], modes: list[str], a: Array, b: Array) -> Array:
-    compare: Any = {
-        "eq": np.equal,
-        "ne": np.not_equal,
-        "lt": np.less,
-        "le": np.less_equal,
-        "gt": np.greater,
-        "ge": np.greater_equal,
-        "lo": np.less,
-        "ls": np.less_equal,
-        "hi": np.greater,
-        "hs": np.greater_equal,
-    }.get(modes[0] if modes else "lo")
-    if compare is None or len(modes) > 1:
+    # "lo" is an adjective, too: that of the low half of a product.
+    mode = modes[0] if modes else "lo"
+    mode = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}.get(mode, mode)
+    if mode not in ("eq", "ne", "lt", "le", "gt", "ge") or len(modes) > 1:
         raise MissingRuleError(f"setp.{'.'.join(modes)} is not simulated")
-    return compare(_wide(_as(a, kinds[-1])), _wide(_as(b, kinds[-1])))
+    return getattr(operator, mode)(_wide(_as(a, kinds[-1])), _wide(_as(b, kinds[-1])))
 
 
 def _select(kinds: list[str], _modes: list[str], a: Array, b: Array, where: Array) -> Array:
@@ -577,7 +548,7 @@ def _select(kinds: list[str], _modes: list[str], a: Array, b: Array, where: Arra
 
 
 def _extract_bits(kinds: list[str], modes: list[str], a: Array, at: Array, count: Array) -> Array:
-    """``bfe``, of numbers without a sign."""
+    """Run ``bfe`` of numbers without a sign."""
     if kinds[0].startswith("s") or modes:
         raise MissingRuleError("bfe of numbers with a sign is not simulated")
     value = a.astype(np.uint64) >> (at & 255).astype(np.uint64)

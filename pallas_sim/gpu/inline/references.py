@@ -1,13 +1,14 @@
 """Memory by references and by pointers (``memref``, loads and stores), and control flow (``scf``).
 
-A reference is a ``MemrefView`` of addresses: views of it cost nothing, and a load or a store gives
-the address of each thread to ``AddressSpace``. Threads may take different branches: a region runs
-for those that are active, and values are merged thread by thread.
+A reference is a ``MemrefView`` of addresses, so that views of it cost nothing; a load or a store
+passes the address of each thread to ``AddressSpace``. Threads may take different branches: a region
+runs for the active ones, and values are merged thread by thread.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -52,7 +53,7 @@ class MemrefView:
     dtype: np.dtype[Any]
 
     def addresses(self, index: Sequence[Array]) -> Array:
-        """The address [threads] of the byte with an element."""
+        """Return the address [threads] of the byte with an element."""
         offset = self.offset
         for at, stride in zip(index, self.strides, strict=True):
             offset = offset + at.astype(np.int64) * stride
@@ -60,7 +61,7 @@ class MemrefView:
 
 
 def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of rows one after the other."""
+    """Return the strides of rows one after the other."""
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
@@ -103,14 +104,8 @@ def _require_bytes(view: MemrefView, op: InlineOperation) -> None:
         raise MissingRuleError(f"{op.name} of one {view.dtype} inside a byte is not simulated")
 
 
-@operation("llvm.load")
-def _load_pointer(frame: InlineFrame, op: InlineOperation, pointer: Array) -> Array:
-    return _load(frame, pointer, op.types[0])
-
-
-@operation("llvm.store")
-def _store_pointer(frame: InlineFrame, _op: InlineOperation, value: Array, pointer: Array) -> None:
-    _store(frame, pointer, value)
+operation("llvm.load")(lambda frame, op, pointer: _load(frame, pointer, op.types[0]))
+operation("llvm.store")(lambda frame, _op, value, pointer: _store(frame, pointer, value))
 
 
 @pure("llvm.ptrtoint", "llvm.inttoptr", "llvm.addrspacecast")
@@ -121,23 +116,21 @@ def _as_address(op: InlineOperation, value: Array) -> Array:
 @pure("llvm.getelementptr")
 def _element_pointer(op: InlineOperation, pointer: Array, *dynamic: Array) -> Array:
     kind: InlineType = op.attributes["elem_type"]
-    given = op.attributes["rawConstantIndices"]
-    if len(given) != 1 or kind.dtype is None:
+    indices = op.attributes["rawConstantIndices"]
+    if len(indices) != 1 or kind.dtype is None:
         raise MissingRuleError(f"llvm.getelementptr into {kind.text} is not simulated")
-    at = dynamic[0] if given[0] == _DYNAMIC_32 else np.array([given[0]], np.int64)
+    at = dynamic[0] if indices[0] == _DYNAMIC_32 else np.array([indices[0]], np.int64)
     distance = signed(at).astype(np.int64) if at.dtype.kind == "u" else at
     return (pointer.astype(np.int64) + distance * _size(kind)).astype(np.uint64)
 
 
 @pure("builtin.unrealized_conversion_cast")
 def _cast(op: InlineOperation, value: Any) -> Any:
-    kind, given = op.types[0], op.operand_types[0]
+    kind, before = op.types[0], op.operand_types[0]
     if isinstance(value, MemrefView) and kind.kind != "memory":
-        fields: dict[tuple[int, ...], Any] = {
-            (0,): value.base,
-            (1,): value.base,
-            (2,): value.offset,
-        }
+        # A structure: two pointers, the offset, sizes and strides.
+        pointers = dict.fromkeys([(0,), (1,)], value.base)
+        fields: dict[tuple[int, ...], Any] = {**pointers, (2,): value.offset}
         for axis, (size, stride) in enumerate(zip(value.shape, value.strides, strict=True)):
             fields[3, axis] = np.array([size], np.uint64)
             fields[4, axis] = np.asarray(stride).reshape(-1).astype(np.uint64)
@@ -146,22 +139,18 @@ def _cast(op: InlineOperation, value: Any) -> Any:
         strides = tuple(value[4, axis].astype(np.int64) for axis in range(len(kind.shape)))
         offset = value[2,].astype(np.int64)
         return MemrefView(value[1,], offset, kind.shape, strides, kind.dtype)
-    if kind.dtype == given.dtype and kind.kind == given.kind:
+    if kind.dtype == before.dtype and kind.kind == before.kind:
         return value
-    raise MissingRuleError(f"a cast of {given.text} to {kind.text} is not simulated")
+    raise MissingRuleError(f"a cast of {before.text} to {kind.text} is not simulated")
 
 
 @pure("memref.subview")
 def _subview(op: InlineOperation, view: MemrefView, *dynamic: Array) -> MemrefView:
-    given = iter(dynamic)
-
-    def taken(name: str) -> list[Any]:
-        return [
-            next(given).astype(np.int64) if each == _DYNAMIC else int(each)
-            for each in op.attributes[name]
-        ]
-
-    offsets, sizes, steps = map(taken, ("static_offsets", "static_sizes", "static_strides"))
+    operands = iter(dynamic)
+    offsets, sizes, steps = (
+        [next(operands).astype(np.int64) if n == _DYNAMIC else int(n) for n in op.attributes[name]]
+        for name in ("static_offsets", "static_sizes", "static_strides")
+    )
     offset = view.offset
     for at, stride in zip(offsets, view.strides, strict=True):
         offset = offset + at * stride
@@ -172,22 +161,22 @@ def _subview(op: InlineOperation, view: MemrefView, *dynamic: Array) -> MemrefVi
 
 
 def _kept_axes(sizes: Sequence[Any], shape: Sequence[int]) -> Iterator[int]:
-    """The axes that are left: those of one element may go."""
-    left = len(sizes) - len(shape)
-    wanted = list(shape)
+    """Yield the axes that a view of this shape keeps: it may drop those of one element."""
+    dropped = len(sizes) - len(shape)
+    rest = list(shape)
     for axis, size in enumerate(sizes):
-        is_next = bool(wanted) and (isinstance(size, np.ndarray) or size == wanted[0])
-        more = len(sizes) - axis > len(wanted)
-        if is_next and not (size == 1 and left and more and wanted[0] != 1):
-            wanted.pop(0)
+        is_next = bool(rest) and (isinstance(size, np.ndarray) or size == rest[0])
+        more = len(sizes) - axis > len(rest)
+        if is_next and not (size == 1 and dropped and more and rest[0] != 1):
+            rest.pop(0)
             yield axis
         else:
-            left -= 1
+            dropped -= 1
 
 
 @pure("memref.cast", "memref.memory_space_cast", "memref.reinterpret_cast")
 def _same(op: InlineOperation, view: MemrefView, *dynamic: Array) -> MemrefView:
-    """The same memory; ``reinterpret_cast`` names all of its shape anew."""
+    """Keep the memory; ``reinterpret_cast`` gives it another shape."""
     if not op.name.endswith("reinterpret_cast"):
         return view
     if dynamic:
@@ -199,46 +188,43 @@ def _same(op: InlineOperation, view: MemrefView, *dynamic: Array) -> MemrefView:
 
 @pure("memref.transpose")
 def _transpose(op: InlineOperation, view: MemrefView) -> MemrefView:
-    kind = op.types[0]
-    text = op.attributes["permutation"]
-    inside = text.split("(")
-    names = [each.strip() for each in inside[1].split(")")[0].split(",")]
-    order = [names.index(each.strip()) for each in inside[2].split(")")[0].split(",")]
-    return replace(view, shape=kind.shape, strides=tuple(view.strides[axis] for axis in order))
+    # Such as ``(d0, d1) -> (d1, d0)``.
+    before, after = re.findall(r"\(([^)]*)\)", op.attributes["permutation"])
+    names = before.replace(" ", "").split(",")
+    order = map(names.index, after.replace(" ", "").split(","))
+    strides = tuple(view.strides[axis] for axis in order)
+    return replace(view, shape=op.types[0].shape, strides=strides)
 
 
 @pure("memref.collapse_shape")
 def _collapse(op: InlineOperation, view: MemrefView) -> MemrefView:
-    kind = op.types[0]
-    groups = op.attributes["reassociation"]
-    return replace(
-        view, shape=kind.shape, strides=tuple(view.strides[group[-1]] for group in groups)
-    )
+    strides = tuple(view.strides[group[-1]] for group in op.attributes["reassociation"])
+    return replace(view, shape=op.types[0].shape, strides=strides)
 
 
 @pure("memref.expand_shape")
 def _expand(op: InlineOperation, view: MemrefView, *_sizes: Array) -> MemrefView:
-    kind = op.types[0]
-    groups = op.attributes["reassociation"]
+    shape, groups = op.types[0].shape, op.attributes["reassociation"]
     if not groups:
-        return replace(view, shape=kind.shape, strides=dense_strides(kind.shape))
-    strides: list[Any] = []
-    for group, stride in zip(groups, view.strides, strict=True):
-        sizes_ = [kind.shape[axis] for axis in group]
-        strides += [each * stride for each in dense_strides(sizes_)]
-    return replace(view, shape=kind.shape, strides=tuple(strides))
+        return replace(view, shape=shape, strides=dense_strides(shape))
+    strides = tuple(
+        inner * stride
+        for group, stride in zip(groups, view.strides, strict=True)
+        for inner in dense_strides([shape[axis] for axis in group])
+    )
+    return replace(view, shape=shape, strides=strides)
 
 
-@pure("memref.dim")
-def _dim(_op: InlineOperation, view: MemrefView, axis: Array) -> Array:
-    return np.array([view.shape[int(axis.reshape(-1)[0])]], np.uint64)
+pure("memref.dim")(
+    lambda _op, view, axis: np.array([view.shape[int(axis.reshape(-1)[0])]], np.uint64)
+)
 
 
 @pure("memref.extract_strided_metadata")
 def _metadata(_op: InlineOperation, view: MemrefView) -> tuple[Any, ...]:
     base = replace(view, offset=np.zeros(1, np.int64), shape=(), strides=())
     sizes = (np.array([size], np.uint64) for size in view.shape)
-    strides = (np.asarray(each).reshape(-1).astype(np.uint64) for each in view.strides)
+    strides = (np.asarray(stride).reshape(-1).astype(np.uint64) for stride in view.strides)
     return (base, view.offset.astype(np.uint64), *sizes, *strides)
 
 
@@ -246,7 +232,7 @@ def _metadata(_op: InlineOperation, view: MemrefView) -> tuple[Any, ...]:
 def _atomic(
     frame: InlineFrame, op: InlineOperation, value: Array, view: MemrefView, *index: Array
 ) -> Array:
-    """One thread after the other."""
+    """Update memory one thread after the other, because threads may share an element."""
     _require_bytes(view, op)
     kind = _ATOMICS.get(op.attributes["kind"])
     if kind is None:
@@ -267,17 +253,9 @@ def _atomic(
 
 
 #: Reductions by the number of MLIR's ``AtomicRMWKind``; "" overwrites.
-_ATOMICS = {
-    0: "add",
-    1: "add",
-    2: "",
-    3: "maximumf",
-    4: "maxsi",
-    5: "maxui",
-    6: "minimumf",
-    7: "minsi",
-    8: "minui",
-}
+_ATOMICS = dict(
+    enumerate(("add", "add", "", "maximumf", "maxsi", "maxui", "minimumf", "minsi", "minui"))
+)
 
 
 # Branches and loops, in which threads may go different ways: the dialect ``scf``.
@@ -295,18 +273,18 @@ def _inside(
 
 
 def _merged(where: Array, ours: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-    """Of two lists of values, those of ``ours`` for some threads."""
+    """Merge two lists of values: ``ours`` for some threads, ``others`` for the rest."""
     return [chosen(where, a, b) for a, b in zip(ours, others, strict=True)]
 
 
-def _now(frame: InlineFrame) -> Array:
+def _active(frame: InlineFrame) -> Array:
     return np.ones(frame.threads, np.bool_) if frame.active is None else frame.active
 
 
 @operation("scf.if")
 def _if(frame: InlineFrame, op: InlineOperation, where: Array) -> Any:
     # A branch that no thread takes is not run: it may access memory that is not there.
-    now, where = _now(frame), frame.all(where)
+    now, where = _active(frame), frame.all(where)
     then, other = now & where, now & ~where
     branch, *rest = op.regions
     if not other.any():
@@ -325,7 +303,7 @@ def _for(
 ) -> Any:
     at, (region,) = low, op.regions
     values = list(carry)
-    now = _now(frame)
+    now = _active(frame)
     while True:
         going = now & frame.all(signed(at) < signed(high))
         if not going.any():
@@ -341,29 +319,27 @@ def _for(
 @operation("scf.while")
 def _while(frame: InlineFrame, op: InlineOperation, *carry: Any) -> Any:
     condition, body = op.regions
-    values, now = list(carry), _now(frame)
-    given: list[Any] = []
-    going = now
+    values, going = list(carry), _active(frame)
+    results: list[Any] = []
     while True:
         where, *passed = _inside(frame, going, condition, values)
-        given = _merged(going, passed, given) if given else passed
+        results = _merged(going, passed, results) if results else passed
         going = going & frame.all(where)
         if not going.any():
-            return given
-        new = _inside(frame, going, body, given)
+            return results
+        new = _inside(frame, going, body, results)
         values = _merged(going, new, values)
         frame.step()
 
 
 @operation("scf.index_switch")
 def _switch(frame: InlineFrame, op: InlineOperation, number: Array) -> Any:
-    """Regions are the default and then the cases."""
-    cases = tuple(op.attributes["cases"])
+    """Run the region of each thread's case; the first region is the default."""
     values: list[Any] = []
-    now, number = _now(frame), frame.all(number)
-    left = now.copy()
-    for place, region in enumerate((*op.regions[1:], op.regions[0])):
-        here = left & (number == cases[place]) if place < len(cases) else left
+    left, number = _active(frame), frame.all(number)
+    default, *regions = op.regions
+    for case, region in (*zip(op.attributes["cases"], regions, strict=True), (None, default)):
+        here = left if case is None else left & (number == case)
         left = left & ~here
         if here.any():
             results = _inside(frame, here, region)

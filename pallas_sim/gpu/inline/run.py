@@ -1,8 +1,8 @@
-"""Run inlined code on all threads of a warpgroup: what it is given, its run, and what it gives.
+"""Run inlined code on all threads of a warpgroup: its arguments, its run, and its results.
 
-Arrays go to the registers of threads as JAX's layouts say, references become memory at addresses.
-What was read and written is recorded for the monitor of order at each fence and at the end, as
-the smallest box of elements around it.
+JAX's layouts put arrays into the registers of threads; references become memory at addresses. The
+monitor of order gets the reads and writes at each fence and at the end, as the smallest box of
+elements around them: single accesses of 128 threads would be too many to compare.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def execute(
     Args:
       code: what to run.
       thread: a warpgroup or a warp.
-      arguments: an array for each array, and name, elements and whether they are in shared memory
-        for each reference.
+      arguments: each array, and for each reference its name, its elements and whether they are in
+        shared memory.
       results: shape and dtype of each.
       line: ``file:line``.
 
     Raises:
-      UnreachableError: it accesses what it was not given.
+      UnreachableError: it accesses memory of no reference.
     """
     space = AddressSpace()
 
@@ -53,26 +53,26 @@ def execute(
             _note(thread, buffer, line)
 
     def fence(orders_engines: bool) -> None:
-        note()
+        note()  # so that the accesses before a fence come before it in the recording
         if orders_engines:
             thread.recording.events.append(Fenced(thread.number))
 
     count = 32 * len(thread.lanes)
     frame = InlineFrame(count, _first(thread), _geometry(thread), space, fence)
     rows = slice(32 * thread.lanes[0], 32 * thread.lanes[0] + count)
-    for given, argument in zip(code.arguments, arguments, strict=True):
-        if isinstance(given, InlineRef):
+    for layout, argument in zip(code.arguments, arguments, strict=True):
+        if isinstance(layout, InlineRef):
             name, array, shared = argument
-            frame.values[given.number] = _view(space, given, name, array, shared=shared)
+            frame.values[layout.number] = _view(space, layout, name, array, shared=shared)
         else:
-            _scatter(frame, given, np.asarray(argument), rows)
-    frame.evaluate(code.body, [frame.values[each] for each in code.body.arguments])
+            _scatter(frame, layout, np.asarray(argument), rows)
+    frame.evaluate(code.body, [frame.values[number] for number in code.body.arguments])
     note()
     for buffer in space.buffers:
         buffer.give_back()
     return [
-        _gathered(frame, given, shape, dtype)
-        for given, (shape, dtype) in zip(code.results, results, strict=True)
+        _gathered(frame, layout, shape, dtype)
+        for layout, (shape, dtype) in zip(code.results, results, strict=True)
     ]
 
 
@@ -81,20 +81,20 @@ def _first(thread: GpuThread) -> int:
 
 
 def _view(
-    space: AddressSpace, parts: InlineRef, name: str, array: Array, *, shared: bool
+    space: AddressSpace, layout: InlineRef, name: str, array: Array, *, shared: bool
 ) -> MemrefView:
     if array.dtype == object:
         raise MissingRuleError(f"{name}, which inline_mgpu is given, holds no numbers")
-    if bits_of(array.dtype) < 8 and (parts.tiling or parts.swizzle):
+    if bits_of(array.dtype) < 8 and (layout.tiling or layout.swizzle):
         raise MissingRuleError(f"tiles of {array.dtype} in inline_mgpu are not simulated")
-    buffer = space.add(name, array, shared=shared, tiling=parts.tiling, swizzle=parts.swizzle)
-    shape = tiled_shape(array.shape, parts.tiling)
+    buffer = space.add(name, array, shared=shared, tiling=layout.tiling, swizzle=layout.swizzle)
+    shape = tiled_shape(array.shape, layout.tiling)
     base, offset = np.array([buffer.base], np.uint64), np.zeros(1, np.int64)
     return MemrefView(base, offset, shape, dense_strides(shape), array.dtype)
 
 
 def _note(thread: GpuThread, buffer: InlineBuffer, line: str) -> None:
-    """Record what was read and written since the last time."""
+    """Record the reads and writes since the last call."""
 
     def record(kind: AccessKind, new: Array) -> None:
         for box in buffer.touched(new):
@@ -107,34 +107,33 @@ def _note(thread: GpuThread, buffer: InlineBuffer, line: str) -> None:
     buffer.noted_writes |= buffer.written
 
 
-def _scatter(frame: InlineFrame, given: Fragments, array: Array, rows: slice) -> None:
+def _scatter(frame: InlineFrame, layout: Fragments, array: Array, rows: slice) -> None:
     """Give each thread its registers of an array."""
-    array = _as_bits(array)
-    if given.elements is None:
-        frame.values[given.registers[0]] = array.reshape(-1)[:1]
+    flat = _as_bits(array).reshape(-1)
+    if layout.elements is None:
+        frame.values[layout.registers[0]] = flat[:1]
         return
-    flat = array.reshape(-1)
-    for number, register in enumerate(given.registers):
-        frame.values[register] = flat[given.elements[rows, number]]
+    for number, register in enumerate(layout.registers):
+        frame.values[register] = flat[layout.elements[rows, number]]
 
 
 def _as_bits(array: Array) -> Array:
-    """Integers as they are in registers, without a sign."""
+    """Convert integers to those of registers, without a sign."""
     bits = bits_of(array.dtype)
     if array.dtype.name in ("int4", "int2"):
         return (array.astype(np.int8) & (1 << bits) - 1).astype(f"uint{bits}")
     return array.view(np.dtype(f"u{array.dtype.itemsize}")) if array.dtype.kind == "i" else array
 
 
-def _gathered(frame: InlineFrame, given: Fragments, shape: tuple[int, ...], dtype: Any) -> Array:
+def _gathered(frame: InlineFrame, layout: Fragments, shape: tuple[int, ...], dtype: Any) -> Array:
     dtype = np.dtype(dtype)
-    if given.elements is None:
-        value = frame.values[given.registers[0]]
+    if layout.elements is None:
+        value = frame.values[layout.registers[0]]
         return np.broadcast_to(_as_dtype(value[:1], dtype)[0], shape).copy()
     flat = np.zeros(math.prod(shape), dtype)
-    for number, register in enumerate(given.registers):
+    for number, register in enumerate(layout.registers):
         value = frame.all(frame.values[register])
-        flat[given.elements[:, number]] = _as_dtype(value, dtype)
+        flat[layout.elements[:, number]] = _as_dtype(value, dtype)
     return flat.reshape(shape)
 
 
@@ -147,27 +146,27 @@ def _as_dtype(value: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def _geometry(thread: GpuThread) -> dict[str, tuple[int, int, int]]:
-    """Numbers of threads and blocks, as CUDA has them: the last axis of a grid is ``x``.
+    """Return CUDA's numbers of threads and blocks: the last axis of a grid is ``x``.
 
-    Of more than three axes, JAX makes the first ones ``z``.
+    JAX makes all axes before the last two ``z``.
     """
     mesh, block = thread.kernel_launch.mesh, thread.block
     cluster = _three([size for _, size in mesh.cluster], 1)
-    place = _three(list(block.place), 0)
+    in_cluster = _three(list(block.index), 0)
     sizes = [size for _, size in mesh.grid]
     point = list(block.cluster.point)
     if len(sizes) > 3:
         first = int(np.ravel_multi_index(point[:-2], sizes[:-2]))
         sizes, point = [math.prod(sizes[:-2]), *sizes[-2:]], [first, *point[-2:]]
     grid, at = _three(sizes, 1), _three(point, 0)
-    number = tuple(a * size + b for a, size, b in zip(at, cluster, place, strict=True))
+    number = tuple(a * size + b for a, size, b in zip(at, cluster, in_cluster, strict=True))
     whole = tuple(a * size for a, size in zip(grid, cluster, strict=True))
     return {
         "thread_id": (_first(thread), 0, 0),
         "block_dim": (128 * mesh.warpgroups, 1, 1),
         "block_id": (number[0], number[1], number[2]),
         "grid_dim": (whole[0], whole[1], whole[2]),
-        "cluster_block_id": place,
+        "cluster_block_id": in_cluster,
         "cluster_dim_blocks": cluster,
     }
 

@@ -11,6 +11,7 @@ from tests.plugin.mutate.test_own_tests import KERNELS as RELU
 from tests.plugin.mutate.test_own_tests import LOOSE, STRICT
 from tests.plugin.mutate.test_specs import KERNELS, RUN, SPECS
 
+#: The plugin that runs the parts of a test.
 IN_PARTS = ("-p", "pallas_test_support.parts_controller")
 
 MARKS = """equivalent=(

@@ -10,6 +10,7 @@ import pytest
 
 from pytest_pallas.run import fuzzing
 
+#: The plugin that runs the parts of a test.
 IN_PARTS = ("-p", "pallas_test_support.parts_controller")
 
 ONE = ("--pallas-suite=specs", "--pallas-backend=tpu-sim", "--pallas-max-examples=4")

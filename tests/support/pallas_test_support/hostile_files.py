@@ -38,8 +38,7 @@ from pytest_pallas.distribute.resume import records_by_test, reports_of, require
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.isolate.messages import PlainWarning, from_plain, to_plain, warning_of
 from pytest_pallas.judge.tolerance import Tolerance
-from pytest_pallas.mutate.item import merge_mutants
-from pytest_pallas.mutate.kills import credit_first_kills
+from pytest_pallas.mutate.item import credit_first_kills, merge_mutants
 from pytest_pallas.mutate.runner import read_earlier
 from pytest_pallas.pytest_session import done_of
 from pytest_pallas.record import MutantVerdict, to_json
@@ -437,7 +436,8 @@ class Readers:
                     with contextlib.suppress(ValueError):
                         rounds_from_json(part, like, check)
             elif part is not None:
-                merge_mutants([part], name="k", killed={})
+                like = Result(kernel="k", check="mutants", backend="all")
+                merge_mutants(like, [part], name="k", killed={})
         except ValueError as error:  # a ``DataError``, of which callers make errors of their own
             text = str(error)
             if "\n" in text or shown(text) != text:

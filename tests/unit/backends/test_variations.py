@@ -121,9 +121,9 @@ def test_every_fill_has_words():
     assert set(WORDS) == {"", *get_args(Contents)}
 
 
-def equation(function, *args):
+def call_of(function, *args):
     [call] = kernel_calls(jax.make_jaxpr(function)(*args))
-    return call.eqn
+    return call
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_blocks_that_hang_over_the_edge(rows, block, expected):
         shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
         return pl.pallas_call(body, shape, grid=(2,), in_specs=[spec], out_specs=spec)(x)
 
-    assert overhanging_blocks(equation(kernel, jnp.ones((rows, 128)))) == expected
+    assert overhanging_blocks(call_of(kernel, jnp.ones((rows, 128)))) == expected
 
 
 def test_scratch_and_outputs_that_are_read():
@@ -165,7 +165,7 @@ def test_scratch_and_outputs_that_are_read():
         return pl.pallas_call(body, out_shape=shape, scratch_shapes=scratch)(x)
 
     def of(*scratch, **rest):
-        return unwritten_memory(equation(lambda x: kernel(x, *scratch, **rest), X))
+        return unwritten_memory(call_of(lambda x: kernel(x, *scratch, **rest), X))
 
     assert of() == []
     assert of(pltpu.SemaphoreType.DMA) == []

@@ -13,7 +13,7 @@ import pytest
 from pallas_test_support import gpu_programs
 
 from pytest_pallas.compile import cuda
-from pytest_pallas.compile.service import CompileReply, CompileRequest
+from pytest_pallas.compile.service import CompileReport, CompileRequest
 from reference_kernels.mosaic_gpu.tma_copy_add import tma_copy_add
 
 needs_compilers = pytest.mark.skipif(cuda.missing() is not None, reason=str(cuda.missing()))
@@ -35,7 +35,7 @@ for path in sys.argv[1:]:
 class Run:
     """What became of a process that compiled some programs."""
 
-    replies: dict[str, CompileReply]
+    replies: dict[str, CompileReport]
     output: str
     status: int
     folder: object
@@ -62,7 +62,7 @@ def compiled(folder, target, programs, *, everything=False):
             timeout=60,
         )
     replies = {
-        name: CompileReply.decode((folder / f"{name}.reply").read_bytes())
+        name: CompileReport.decode((folder / f"{name}.reply").read_bytes())
         for name in programs
         if (folder / f"{name}.reply").exists()
     }
@@ -107,7 +107,7 @@ def h100(tmp_path_factory):
 @needs_compilers
 def test_mosaic_kernels_are_told_apart_and_come_in_the_order_of_the_program(h100):
     reply = h100.replies["several"]
-    assert reply.compiled, reply.message
+    assert reply.status == "compiled", reply.text
     assert reply.kernel_calls == 4
     shared = {cost.kernel: cost.shared_bytes for cost in reply.kernels}
     # The matrix in shared memory, and a barrier of 8 bytes.
@@ -139,7 +139,7 @@ def test_wgmma_compiles_for_h100(h100):
 @needs_compilers
 def test_triton_kernels_of_one_name_are_told_apart(h100):
     reply = h100.replies["attention"]
-    assert reply.compiled, reply.message
+    assert reply.status == "compiled", reply.text
     assert [cost.kernel for cost in reply.kernels] == ["mha_forward", "mha_forward"]
     assert reply.kernel_calls == 2
     one, other = reply.kernels
@@ -151,22 +151,22 @@ def test_triton_kernels_of_one_name_are_told_apart(h100):
 @needs_compilers
 def test_a_program_without_arguments(h100):
     reply = h100.replies["nothing"]
-    assert reply.compiled, reply.message
+    assert reply.status == "compiled", reply.text
     assert [cost.kernel for cost in reply.kernels] == ["ones_kernel"]
 
 
 @needs_compilers
 def test_a_program_without_a_kernel_has_no_kernel_calls(h100):
     reply = h100.replies["no kernel"]
-    assert (reply.compiled, reply.kernel_calls, reply.kernels) == (True, 0, ())
+    assert (reply.status, reply.kernel_calls, reply.kernels) == ("compiled", 0, ())
 
 
 @needs_compilers
 def test_too_much_shared_memory_is_refused(h100):
     reply = h100.replies["too much"]
-    assert not reply.compiled
+    assert reply.status == "refused"
     assert reply.kernels == ()
-    assert "Shared memory size limit exceeded: requested 524288, available: 232448" in reply.message
+    assert "Shared memory size limit exceeded: requested 524288, available: 232448" in reply.text
 
 
 @needs_compilers
@@ -186,10 +186,10 @@ def test_wgmma_is_refused_on_b200_which_has_tcgen05(tmp_path):
         "wgmma": gpu_programs.exported(gpu_programs.hopper_matmul, matrix, matrix, target="b200"),
     }
     run = compiled(tmp_path, "b200", modules)
-    assert run.replies["tcgen05"].compiled, run.replies["tcgen05"].message
+    assert run.replies["tcgen05"].status == "compiled", run.replies["tcgen05"].text
     assert [cost.shared_capacity for cost in run.replies["tcgen05"].kernels] == [232448]
-    assert not run.replies["wgmma"].compiled
-    assert "'wgmma.fence' not supported on .target 'sm_100a'" in run.replies["wgmma"].message
+    assert run.replies["wgmma"].status == "refused"
+    assert "'wgmma.fence' not supported on .target 'sm_100a'" in run.replies["wgmma"].text
 
 
 @needs_compilers
@@ -200,12 +200,12 @@ def test_wgmma_on_a100_is_refused_or_ends_the_process_and_says_why(tmp_path):
         "wgmma": gpu_programs.exported(gpu_programs.hopper_matmul, matrix, matrix, target="a100"),
     }
     run = compiled(tmp_path, "a100", modules)
-    assert run.replies["triton"].compiled
+    assert run.replies["triton"].status == "compiled"
     assert [cost.shared_capacity for cost in run.replies["triton"].kernels] == [166912]
     if "wgmma" in run.replies:  # jax 0.11
-        assert not run.replies["wgmma"].compiled
-        assert "op is not supported on sm_80" in run.replies["wgmma"].message
-        assert "hopper_matmul_mgpu.py" in run.replies["wgmma"].message
+        assert run.replies["wgmma"].status == "refused"
+        assert "op is not supported on sm_80" in run.replies["wgmma"].text
+        assert "hopper_matmul_mgpu.py" in run.replies["wgmma"].text
     else:
         assert run.status != 0
         assert "LLVM ERROR: Cannot select: intrinsic %llvm.nvvm." in run.output

@@ -12,6 +12,7 @@ import pytest
 from pallas_sim.compat.source import Spot
 from pallas_sim.errors import KernelError, OptionError
 from pytest_pallas import CrashError, EquivalentMutant
+from pytest_pallas.decoding import jsonable
 from pytest_pallas.mutate import Mutant
 from pytest_pallas.mutate.runner import (
     ELSEWHERE,
@@ -23,12 +24,12 @@ from pytest_pallas.mutate.runner import (
     from_json,
     merge_verdicts,
     read_earlier,
-    run_mutants,
     sampled,
     score,
     stale,
-    to_json,
+    try_mutants,
     unknown,
+    with_marks,
 )
 
 
@@ -46,7 +47,10 @@ def _never(_):
 
 
 def _run_mutants(mutants, attempt, *, name="spec", killed=None, **more):
-    return run_mutants(mutants, attempt, name=name, killed={} if killed is None else killed, **more)
+    verdicts = try_mutants(
+        mutants, attempt, name=name, killed={} if killed is None else killed, **more
+    )
+    return [with_marks(verdict, more.get("equivalents", ())) for verdict in verdicts]
 
 
 def test_a_sample_has_every_operator_and_keeps_the_order():
@@ -146,7 +150,7 @@ def test_a_mutant_that_another_spec_caught_is_not_tried_again(until):
 
 def _results(folder, verdicts):
     path = folder / "results.json"
-    plain = [to_json(verdict) for verdict in verdicts]
+    plain = [jsonable(verdict) for verdict in verdicts]
     record = {"kernel": "k", "check": "mutants", "backend": "tpu-sim", "outcome": "passed"}
     records = [{**record, "test": "other"}, {**record, "test": "k", "mutants": plain}]
     whole = {"schema": 2, "environment": {}, "options": {}, "records": records}
@@ -219,7 +223,7 @@ def test_a_mark_may_name_the_line_that_calls():
         both, lambda _: MutantRun(None, 8), journal=Journal(), equivalents=(mark,)
     )
     assert [each.status for each in verdicts] == ["survived", "equivalent"]
-    assert from_json(json.loads(json.dumps(to_json(verdicts[1])))) == verdicts[1]
+    assert from_json(json.loads(json.dumps(jsonable(verdicts[1])))) == verdicts[1]
 
 
 def test_a_mark_of_a_mutant_that_was_caught_is_stale():
@@ -240,7 +244,7 @@ def test_the_score_is_of_mutants_that_were_caught_or_survived():
     verdicts = _run_mutants(MANY[:3], lambda _: next(results), journal=Journal())
     assert score(verdicts) == 50.0
     assert score(verdicts[2:]) is None
-    assert [from_json(to_json(verdict)) for verdict in verdicts] == verdicts
+    assert [from_json(jsonable(verdict)) for verdict in verdicts] == verdicts
 
 
 def test_kills_of_earlier_specs_count_after_all():

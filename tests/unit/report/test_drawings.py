@@ -112,7 +112,7 @@ def test_the_wrong_program_is_framed_at_its_block():
     svg = parsed(PICTURES["heat"])
     matrix = Matrix((256, 384))
     [frame] = [e for e in svg.iter("rect") if e.get("class") == "wrong-block"]
-    x, y = matrix.place(192, 128)
+    x, y = matrix.position(192, 128)
     assert float(frame.get("x")) == pytest.approx(x, abs=0.1)
     assert float(frame.get("y")) == pytest.approx(y, abs=0.1)
     assert "program (3, 1): 8,192 wrong elements" in frame.find("title").text
@@ -123,8 +123,8 @@ def test_blocks_of_higher_ranks():
     parts = list(Matrix((4, 8, 16)).parts((2, 0, 8), (2, 8, 8)))
     assert len(parts) == 2
     matrix = Matrix((4, 8, 16))
-    assert parts[0][:2] == matrix.place(16, 8)
-    assert parts[1][:2] == matrix.place(24, 8)
+    assert parts[0][:2] == matrix.position(16, 8)
+    assert parts[1][:2] == matrix.position(24, 8)
     assert list(matrix.parts((4, 0, 0), (1, 8, 8))) == [], "beyond the array"
     assert len(list(Matrix((7,)).parts((0,), (4,)))) == 1
     assert len(list(Matrix(()).parts((), ()))) == 1

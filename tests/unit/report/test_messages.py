@@ -22,6 +22,7 @@ from pytest_pallas.compile import service as report
 from pytest_pallas.mutate import report as mutants
 from pytest_pallas.report import terminal as not_applicable
 from pytest_pallas.report.html import page
+from pytest_pallas.report.section import Results
 from pytest_pallas.report.summary import summary
 from pytest_pallas.report.terminal import footnote_lines
 
@@ -92,8 +93,8 @@ def test_texts_of_records_are_those_stored():
 
 
 def test_verdicts_of_mutants():
-    made = mutants.groups(samples.MUTANTS)
-    lines = mutants.sections(made, width=100, color=False, every=True)
+    results = Results(session=None, records=samples.MUTANTS, wide=100, verbosity=1)
+    lines = mutants.section_of_mutants.lines(results)
     plain = [dict(verdict) for each in samples.MUTANTS for verdict in each.mutants]
     assert_stored(
         STORED / "verdicts.txt", listed({"in the terminal": "\n".join(lines), "as JSON": plain})

@@ -56,8 +56,8 @@ def test_only_files_beside_the_requested_one_are_moved_or_removed(tmp_path: Path
         report: Any = SimpleNamespace(pallas_trace={**plain, "file": str(path)})
         reporter.pytest_runtest_logreport(report)
         problem = "" if path == right else "it is no file of this run"
-        assert reporter.found is not None
-        assert reporter.found.problem == problem
+        assert reporter.selected is not None
+        assert reporter.selected.problem == problem
     ended: Any = SimpleNamespace()
     reporter.pytest_sessionfinish(ended)
     assert trace.exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_pallas.compile.service import CompileReply
+from pytest_pallas.compile.service import compiled_report
 
 CUSTOM_CALLS = ("tpu_custom_call",)
 
@@ -30,4 +30,4 @@ def flags() -> str:
 
 def good_reply() -> bytes:
     """What a compiler answers that found nothing wrong."""
-    return CompileReply(compiled=True, kernel_calls=1, code_bytes=1000).encode()
+    return compiled_report("v6e", (), kernel_calls=1, code_bytes=1000).encode()

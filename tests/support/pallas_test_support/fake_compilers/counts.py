@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pallas_test_support.fake_compilers import flags, good_reply, version
-from pytest_pallas.compile.service import CompileReply, CompileRequest
+from pytest_pallas.compile.service import CompileReport, CompileRequest
 
 __all__ = ["ENTRY", "compile_payload", "environment", "flags", "version"]
 
@@ -29,7 +29,10 @@ def compile_payload(payload: bytes) -> bytes:
         Path(request.dump, "code").write_text(os.environ["FAKE_EVERYTHING"])
     match request.module:
         case b"refuse":
-            return CompileReply(compiled=False, message="no such instruction").encode()
+            report = CompileReport(
+                target=request.target, status="refused", text="no such instruction"
+            )
+            return report.encode()
         case b"abort":
             os.abort()
         case b"raise":
