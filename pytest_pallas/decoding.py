@@ -300,9 +300,9 @@ def tagged(value: Any, types: Mapping[str, type] = MappingProxyType({}), other: 
     Raises:
       DataError: a part of it is something else.
     """
-    again = functools.partial(tagged, types=types, other=other)
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    again = functools.partial(tagged, types=types, other=other)
     if isinstance(value, bytes):
         return {"bytes": base64.b64encode(value).decode()}
     if types.get(type(value).__name__) is type(value):
@@ -329,6 +329,8 @@ def untagged(plain: Any, types: Mapping[str, type] = MappingProxyType({}), depth
     Raises:
       DataError: it is none.
     """
+    if not isinstance(plain, list | dict):
+        return plain
     if depth > 4 * MOST_DEPTH:
         raise DataError(f"is nested more than {4 * MOST_DEPTH} levels deep")
 
@@ -337,8 +339,6 @@ def untagged(plain: Any, types: Mapping[str, type] = MappingProxyType({}), depth
 
     if isinstance(plain, list):
         return list(map(again, plain))
-    if not isinstance(plain, dict):
-        return plain
     try:
         match plain:
             case {"bytes": text}:

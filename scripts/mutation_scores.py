@@ -105,10 +105,7 @@ def compared(row: Row, examples: int) -> Scores:
     """Run the three tests of a kernel."""
     [spec] = [spec for spec in suite(row.module).specs() if spec.name == row.name]
     squares = [Arguments(row.square(size)) for size in SIZES]
-    drawn = [
-        as_arguments(each)
-        for each in ExampleSource(spec.inputs).choose(0, examples).chosen.values()
-    ]
+    drawn = [as_arguments(each) for each in ExampleSource(spec.inputs).choose(0, examples).values()]
     verdicts = _verdicts(row, examples)
     found = {unknown(m).key: m for call in (*drawn, *squares) for m in _mutants(spec, call)}
     counted = {

@@ -3,7 +3,7 @@
 ``@declare_check`` declares a check: one question about a kernel, such as whether it equals its
 reference. ``@declare_sanitizer`` declares a check for errors that an output need not show, such as
 races; ``--pallas-sanitize`` selects those, too. ``check`` has the declarations, ``context`` what
-both run on, ``metamorphic`` and ``inputs`` what several of them share.
+both run on, and ``metamorphic`` what several of them share.
 
 Importing this package does not import jax; the modules do. Therefore their names are listed here,
 and a test compares the list with the declarations.
@@ -13,13 +13,10 @@ from __future__ import annotations
 
 import functools
 
-from pytest_pallas.checks.check import (
-    Check,
-    declare_check,
-    declare_sanitizer,
-    declared_by,
-    names_of,
-)
+from pytest_pallas.checks.check import Check as Check
+from pytest_pallas.checks.check import declare_check as declare_check
+from pytest_pallas.checks.check import declare_sanitizer as declare_sanitizer
+from pytest_pallas.checks.check import declared_by, names_of
 
 #: The modules that declare a check, in the order in which the checks run.
 MODULES: tuple[str, ...] = (
@@ -49,7 +46,7 @@ NAMES: tuple[str, ...] = names_of(MODULES)
 
 @functools.cache
 def declared_checks() -> tuple[Check, ...]:
-    """The checks of this package, in order. Imports their modules, and with them JAX."""
+    """Return the checks of this package, in order. Imports their modules, and with them JAX."""
     return declared_by(__name__, MODULES)
 
 
@@ -71,18 +68,5 @@ SANITIZERS: tuple[str, ...] = names_of(SANITIZER_MODULES)
 
 @functools.cache
 def declared_sanitizers() -> tuple[Check, ...]:
-    """The sanitizers of this package, in order. Imports their modules, and with them JAX."""
+    """Return the sanitizers of this package, in order. Imports their modules, and with them JAX."""
     return declared_by(__name__, SANITIZER_MODULES)
-
-
-__all__ = [
-    "MODULES",
-    "NAMES",
-    "SANITIZERS",
-    "SANITIZER_MODULES",
-    "Check",
-    "declare_check",
-    "declare_sanitizer",
-    "declared_checks",
-    "declared_sanitizers",
-]

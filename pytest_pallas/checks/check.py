@@ -25,21 +25,6 @@ type Run = Callable[[CheckContext], CheckResult]
 type KernelRequirement = Callable[[KernelSpec, Backend, Sequence[KernelCall]], str | None]
 
 
-def _any_spec(spec: KernelSpec) -> str | None:
-    del spec
-    return None
-
-
-def _any_backend(backend: Backend) -> str | None:
-    del backend
-    return None
-
-
-def _no_peers(spec: KernelSpec, others: Sequence[Backend]) -> str | None:
-    del spec, others
-    return None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Check:
     """One question about a kernel. Projects add their own with ``pytest_pallas_checks``.
@@ -91,9 +76,9 @@ class Check:
     asks: str
     run: Run
     kind: Literal["check", "sanitizer"] = "check"
-    requires_spec: Callable[[KernelSpec], str | None] = _any_spec
-    requires_backend: Callable[[Backend], str | None] = _any_backend
-    requires_peers: Callable[[KernelSpec, Sequence[Backend]], str | None] = _no_peers
+    requires_spec: Callable[[KernelSpec], str | None] = lambda _: None
+    requires_backend: Callable[[Backend], str | None] = lambda _: None
+    requires_peers: Callable[[KernelSpec, Sequence[Backend]], str | None] = lambda *_: None
     requires_kernels: KernelRequirement | None = None
     example_fraction: float = 1.0
     min_examples: int = 1
@@ -116,7 +101,7 @@ class Check:
     def unmet(
         self, spec: KernelSpec, backend: Backend, others: Sequence[Backend] = ()
     ) -> str | None:
-        """The reason why the check does not apply to a spec on a backend, or None.
+        """Return the reason why the check does not apply to a spec on a backend, or None.
 
         ``others`` are the backends that executed the spec before this one.
         """
@@ -127,7 +112,7 @@ class Check:
         )
 
     def examples(self, most: int) -> int:
-        """The number of examples that it draws if ``most`` are allowed."""
+        """Return the number of examples that it draws if ``most`` are allowed."""
         return max(self.min_examples, round(most * self.example_fraction))
 
 
@@ -154,17 +139,17 @@ def declare_sanitizer(name: str, *, asks: str, **fields: Any) -> Callable[[Run],
 
 
 def names_of(modules: Sequence[str]) -> tuple[str, ...]:
-    """The names of the checks that modules declare, without importing the modules or JAX."""
+    """Return the names of the checks that modules declare, without importing the modules or JAX."""
     return tuple(module.replace("_", "-") for module in modules)
 
 
 def declared_in(module: ModuleType) -> tuple[Check, ...]:
-    """The checks that a module declares; imported ones are not among them."""
-    checks = (each for each in vars(module).values() if isinstance(each, Check))
-    return tuple(each for each in checks if each.run.__module__ == module.__name__)
+    """Return the checks that a module declares; imported ones are not among them."""
+    checks = (check for check in vars(module).values() if isinstance(check, Check))
+    return tuple(check for check in checks if check.run.__module__ == module.__name__)
 
 
 def declared_by(package: str, modules: Sequence[str]) -> tuple[Check, ...]:
-    """The checks of some modules of a package, in their order. Imports them, and with them JAX."""
-    found = (importlib.import_module(f"{package}.{module}") for module in modules)
-    return tuple(each for module in found for each in declared_in(module))
+    """Import modules of a package, and with them JAX; return their checks in order."""
+    imported = (importlib.import_module(f"{package}.{module}") for module in modules)
+    return tuple(check for module in imported for check in declared_in(module))

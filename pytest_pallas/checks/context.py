@@ -1,4 +1,8 @@
-"""Outputs that are spread over several processes: each judges what it holds."""
+"""What a check gets and what it returns: ``CheckContext`` and ``CheckResult``.
+
+``run`` runs the kernel, or another function, on the context's backend. ``expect`` gives the oracle
+and the baseline, and ``judge`` compares outputs with them, ``exactly`` where that is due.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +42,8 @@ from pytest_pallas.errors import (
     facts_of,
 )
 from pytest_pallas.grid.kernel_calls import unsupported
-from pytest_pallas.judge.judgement import compare_trees
-from pytest_pallas.judge.oracle import Expected, ExpectedCache
+from pytest_pallas.judge.judgement import Expected, compare_trees
+from pytest_pallas.judge.oracle import ExpectedCache
 from pytest_pallas.judge.references import Leaves, flatten
 from pytest_pallas.judge.roundings import ProductSums, coarsest_sums, lowest_precision
 from pytest_pallas.judge.tolerance import Comparison, ProductPrecision, Tolerance
@@ -47,143 +51,6 @@ from pytest_pallas.record import Note
 from pytest_pallas.spec import Properties
 
 type _Array = np.ndarray[Any, Any]
-
-#: The step of ``agree`` after a check.
-JUDGE = "judge"
-
-#: Compares outputs by path, given where those are present that are not whole.
-type Compare = Callable[[Leaves, Mapping[str, _Array]], Sequence[Comparison]]
-
-
-def gathered(outcome: Outcome, timeout: float) -> Outcome:
-    """An outcome with whole arrays, of all processes; all of them must call it.
-
-    Args:
-      outcome: of a call that returned.
-      timeout: seconds to wait for the others, so that none of them gathers alone.
-
-    Raises:
-      PeerError: the call raised in another process.
-      GangError: another process does something else.
-    """
-    leaves = jax.tree.leaves((outcome.values, outcome.inputs))
-    if not any(isinstance(leaf, LocalShards) for leaf in leaves):
-        return outcome
-    agree("gather", timeout=timeout)
-    values, inputs = jax.tree.map(
-        lambda leaf: leaf.gather() if isinstance(leaf, LocalShards) else leaf,
-        (outcome.values, outcome.inputs),
-    )
-    return replace(outcome, values=values, inputs=inputs)
-
-
-def compare_shards(outputs: Leaves, compare: Compare) -> Sequence[Comparison]:
-    """Compare outputs, of those that are spread only what this process holds.
-
-    Where devices hold different copies of one part, each is compared, and the worst is returned.
-    """
-    spread = {path: leaf.layers() for path, leaf in outputs if isinstance(leaf, LocalShards)}
-    if not spread:
-        return compare(outputs, {})
-    shards = {path: leaf for path, leaf in outputs if isinstance(leaf, LocalShards)}
-    found: list[Sequence[Comparison]] = []
-    for number in range(max(map(len, spread.values()))):
-        layers = {path: all_[min(number, len(all_) - 1)] for path, all_ in spread.items()}
-        leaves = [(path, layers[path][0] if path in layers else leaf) for path, leaf in outputs]
-        compared = compare(leaves, {path: present for path, (_, present) in layers.items()})
-        found.append([_with_shard(each, shards, layers) for each in compared])
-    return [max(several, key=_badness) for several in zip(*found, strict=True)]
-
-
-def judge_together[T](judge: Callable[[], T], *, subject: str, timeout: float) -> T:
-    """Judge in all processes, so that all of them go on, or none.
-
-    What comes next, such as the next draw, depends on whether a check passed.
-
-    Args:
-      judge: raises if the check fails in this process.
-      subject: what is judged; equal in all processes.
-      timeout: seconds to wait for the others.
-
-    Raises:
-      Exception: what ``judge`` raised in this process.
-      PeerError: it raised in another process.
-      GangError: the processes judge different things.
-    """
-    __tracebackhide__ = True
-    result: T | None = None
-    problem: Exception | None = None
-    try:
-        result = judge()
-    except GangError:
-        raise
-    except PeerError as error:
-        if error.gone:
-            facts_of(error).shared = (
-                error.step == JUDGE
-            )  # they judge the same, and have ended it, too
-            raise
-        problem = error
-    except Exception as error:
-        problem = error
-    failed = problem is not None and not isinstance(problem, NotApplicableError)
-    statements = agree(
-        JUDGE,
-        subject=subject,
-        problem=f"{type(problem).__name__}: {first_line(problem)}" if failed and problem else "",
-        kernel_raised=_kernel_raised(problem),
-        value="not applicable" if problem is not None and not failed else "",
-        timeout=timeout,
-    )
-    if len({statement.value for statement in statements if not statement.problem}) > 1:
-        ended = [f"process {each.process}: {each.value or 'passed'}" for each in statements]
-        words = "; ".join(ended)
-        raise GangError(f"{subject}: the check applies in some processes only: {words}")
-    if problem is not None:
-        if isinstance(problem, PallasError):
-            facts_of(problem).shared = True
-        raise problem
-    assert result is not None
-    return result
-
-
-def _kernel_raised(problem: Exception | None) -> bool:
-    if isinstance(problem, PeerError):
-        return problem.kernel_raised
-    return isinstance(problem, RAISED_BY_KERNEL) and not isinstance(problem, KERNEL_RUNS)
-
-
-def process_facts() -> Iterator[Fact]:
-    """Which process a failure is of, where there are several."""
-    processes = gang()
-    if processes is not None:
-        yield Fact("process", f"{processes.process} of {processes.count}, on {processes.host}")
-
-
-def _badness(comparison: Comparison) -> tuple[bool, float]:
-    return (not comparison.passed, comparison.multiple)
-
-
-def _with_shard(
-    compared: Comparison,
-    shards: Mapping[str, LocalShards],
-    layers: Mapping[str, tuple[_Array, _Array]],
-) -> Comparison:
-    """A failed comparison with the shard that holds its worst element."""
-    index, path = compared.worst_index, compared.where
-    if compared.explanation is None or index is None or path not in shards:
-        return compared
-    holders = shards[path].holders(index, layers[path][0][index])
-    if not holders:
-        return compared
-    devices = ", ".join(shard.device for shard in holders)
-    noun = "device" if len(holders) == 1 else "devices"
-    fact = Fact("shard", f"{describe_index(holders[0].index)} on {noun} {devices}")
-    return replace(compared, explanation=compared.explanation.with_facts(fact))
-
-
-# The context and the result of one check on one example.
-
 
 #: Integers up to this size count as small: the product of two is exact in bfloat16, and a sum of
 #: 2**15 such products is exact in float32.
@@ -230,6 +97,7 @@ class CheckContext(Properties):
       costs: limits on the costs of code on compiling backends; None without limits.
       claimed: the backends that the spec claims, as in ``KernelSpec.claimed``.
       explained: whether the error of a failure has an explanation; without, it has only a headline.
+      run_seconds: ``run`` adds the seconds of each run of the kernel.
     """
 
     kernel: Callable[..., Any]
@@ -247,6 +115,7 @@ class CheckContext(Properties):
     costs: RecordedCosts | None = None
     claimed: Sequence[str] = ()
     explained: bool = True
+    run_seconds: list[float] = field(default_factory=list[float], repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -271,7 +140,8 @@ class CheckResult:
     Attributes:
       comparisons: one for each thing compared, passed or not.
       outcome: the kernel's run, which identifies the program that wrote a failing element.
-      seconds: time spent tracing, compiling and running the kernel.
+      seconds: time spent tracing, compiling and running the kernel; 0 if ``run`` measured it
+        (``CheckContext.run_seconds``).
       subject: what was compared if not the plain output, such as "gradient".
       notes: for the record; a plain string is a note of no kind.
       evidence: the part of this context that ``Check.conclude`` gets at the end; None for nothing.
@@ -293,8 +163,13 @@ class CheckResult:
     @property
     def failed(self) -> Comparison | None:
         """The worst failed comparison, or None if all passed."""
-        failures = [comparison for comparison in self.comparisons if not comparison.passed]
-        return max(failures, key=lambda comparison: comparison.error, default=None)
+        return worst_failed(self.comparisons)
+
+
+def worst_failed(comparisons: Sequence[Comparison]) -> Comparison | None:
+    """Return the failed comparison with the largest error, or None if all passed."""
+    failures = [comparison for comparison in comparisons if not comparison.passed]
+    return max(failures, key=lambda comparison: comparison.error, default=None)
 
 
 def run(
@@ -327,6 +202,7 @@ def run(
         made = made.with_settings(races=False, dma=False)
     made = replace(made, fill=fill, needs_kernel=needs_kernel, **rest)
     outcome = context.backend.run(made)
+    context.run_seconds.append(outcome.seconds)
     if outcome.error is not None:
         reason = unsupported(
             outcome.kernels,
@@ -347,7 +223,7 @@ def call(
     *,
     jit: bool | None = None,
 ) -> Call:
-    """The call ``function(*args)`` with the context's options, for a backend."""
+    """Return the call ``function(*args)`` with the context's options, for a backend."""
     made = Call(
         function=function,
         args=args,
@@ -372,14 +248,9 @@ def judge_leaves(
     def compare(leaves: Leaves, present: Mapping[str, Any]) -> Sequence[Comparison]:
         return compare_trees(
             leaves,
-            expected.oracle,
-            expected.baseline,
+            expected,
             tolerance=context.tolerance,
             exact=exact,
-            depth=expected.depth,
-            sensitivity=expected.sensitivity,
-            noise=expected.noise,
-            precision=expected.precision.get,
             check_dtype=context.check_dtype,
             explained=context.explained,
             present=present,
@@ -389,7 +260,7 @@ def judge_leaves(
 
 
 def as_kernel_error(error: Exception) -> PallasError:
-    """The error of a kernel as a ``KernelError``, so that reports can attribute it."""
+    """Wrap the error of a kernel in a ``KernelError``, so that reports can attribute it."""
     if isinstance(error, PallasError):
         return error
     name, text = raised_words(error)
@@ -400,7 +271,7 @@ def as_kernel_error(error: Exception) -> PallasError:
 
 
 def under(schedule: Schedule, error: PallasError) -> PallasError:
-    """The error with the schedule of its run, unless that is the default schedule."""
+    """Add the schedule of its run to an error, unless that is the default schedule."""
     if schedule == Schedule():
         return error
     described = error.with_message(f"{error}\n  with {schedule}")
@@ -409,58 +280,62 @@ def under(schedule: Schedule, error: PallasError) -> PallasError:
 
 
 def expect(context: CheckContext, args: tuple[Any, ...] | None = None) -> Expected:
-    """The oracle and baseline of the context's call, or of that with other arguments.
+    """Return the oracle and baseline of the context's call, or of that with other arguments.
 
     The baseline's products have the precision that the kernel asks for in the context's call.
     """
     assert context.reference is not None
-    found = context.cache.get(
+    expected = context.cache.get(
         context.reference,
         context.arguments.args if args is None else args,
         context.arguments.options,
         nan_ok=context.nan_ok,
         products=product_precision(context),
     )
-    return found.with_sums(lambda: product_sums(context))
+    return expected.with_sums(lambda: product_sums(context))
 
 
 def product_precision(context: CheckContext) -> ProductPrecision | None:
-    """The lowest precision of products of float32 that the kernel asks for in the context's call.
+    """Return the lowest precision that the kernel asks for products of float32 in this call.
 
     None for float32, which kernels of TPUs and calls that JAX cannot trace are taken to have, and
     what interpreters compute in.
     """
-    backend = context.backend
-    if backend.platform != "gpu" or backend.kind not in ("simulating", "hardware"):
-        return None
-    jaxpr = traced_jaxpr(call(context, context.kernel, context.arguments.args), backend)
+    jaxpr = _gpu_jaxpr(context)
     return None if jaxpr is None else lowest_precision(jaxpr)
 
 
 def product_sums(context: CheckContext) -> ProductSums | None:
-    """How the chip adds the products of the kernel in the context's call.
+    """Return how the chip adds the products of the kernel in the context's call.
 
     None for sums of float32, which chips that are not known, interpreters, and calls that JAX
     cannot trace are taken to have.
     """
-    backend = context.backend
-    if backend.platform != "gpu" or backend.kind not in ("simulating", "hardware"):
+    jaxpr = _gpu_jaxpr(context)
+    if jaxpr is None:
         return None
-    if backend.kind == "hardware":
+    if context.backend.kind == "hardware":
         device: Any = jax.local_devices(backend="gpu")[0]
         known = ACCUMULATIONS.get(int(float(device.compute_capability)), {})
     else:
-        known = accumulations(chip_of(backend).name, context.settings.arithmetic)
-    jaxpr = traced_jaxpr(call(context, context.kernel, context.arguments.args), backend)
-    return None if jaxpr is None else coarsest_sums(jaxpr, known)
+        known = accumulations(chip_of(context.backend).name, context.settings.arithmetic)
+    return coarsest_sums(jaxpr, known)
+
+
+def _gpu_jaxpr(context: CheckContext) -> Any:
+    """Trace the context's call; None where no GPU computes, or if JAX cannot trace it."""
+    backend = context.backend
+    if backend.platform != "gpu" or backend.kind not in ("simulating", "hardware"):
+        return None
+    return traced_jaxpr(call(context, context.kernel, context.arguments.args), backend)
 
 
 def exactly(context: CheckContext) -> bool:
-    """Whether the output must be bitwise equal to the oracle.
+    """Return whether the output must be bitwise equal to the oracle.
 
-    True if the context is exact and every float input holds only small integers, unless the
-    kernel's products have less than float32, and the baseline's are not exact in that precision,
-    or the chip's sums have fewer bits than float32, and those of the oracle do not fit.
+    The context must be exact, and every float input hold only small integers. If the kernel's
+    products have less than float32, the baseline's must be exact in that precision. If the chip's
+    sums have fewer bits than float32, the oracle's must fit.
     """
     if not context.exact:
         return False
@@ -479,9 +354,143 @@ def exactly(context: CheckContext) -> bool:
 
 
 def _is_exact(expected: Expected) -> bool:
-    """Whether the baseline is the oracle, rounded to its dtypes."""
+    """Return whether the baseline is the oracle, rounded to its dtypes."""
     with np.errstate(all="ignore"):
         return all(
             np.array_equal(wide(oracle.astype(answer.dtype)), wide(answer), equal_nan=True)
             for (_, oracle), (_, answer) in zip(expected.oracle, expected.baseline, strict=True)
         )
+
+
+# Outputs that are spread over several processes: each judges what it holds.
+
+
+#: The step of ``agree`` after a check.
+JUDGE = "judge"
+
+#: Compares outputs by path, given where those are present that are not whole.
+type Compare = Callable[[Leaves, Mapping[str, _Array]], Sequence[Comparison]]
+
+
+def gathered(outcome: Outcome, timeout: float) -> Outcome:
+    """Gather the whole arrays of an outcome from all processes; all of them must call it.
+
+    Args:
+      outcome: of a call that returned.
+      timeout: seconds to wait for the others, so that none of them gathers alone.
+
+    Raises:
+      PeerError: the call raised in another process.
+      GangError: another process does something else.
+    """
+    leaves = jax.tree.leaves((outcome.values, outcome.inputs))
+    if not any(isinstance(leaf, LocalShards) for leaf in leaves):
+        return outcome
+    agree("gather", timeout=timeout)
+    values, inputs = jax.tree.map(
+        lambda leaf: leaf.gather() if isinstance(leaf, LocalShards) else leaf,
+        (outcome.values, outcome.inputs),
+    )
+    return replace(outcome, values=values, inputs=inputs)
+
+
+def compare_shards(outputs: Leaves, compare: Compare) -> Sequence[Comparison]:
+    """Compare outputs, of those that are spread only what this process holds.
+
+    Where devices hold different copies of one part, each is compared, and the worst is returned.
+    """
+    spread = {path: leaf.layers() for path, leaf in outputs if isinstance(leaf, LocalShards)}
+    if not spread:
+        return compare(outputs, {})
+    shards = {path: leaf for path, leaf in outputs if isinstance(leaf, LocalShards)}
+    of_layers: list[Sequence[Comparison]] = []
+    for number in range(max(map(len, spread.values()))):
+        layers = {path: all_[min(number, len(all_) - 1)] for path, all_ in spread.items()}
+        leaves = [(path, layers[path][0] if path in layers else leaf) for path, leaf in outputs]
+        compared = compare(leaves, {path: present for path, (_, present) in layers.items()})
+        of_layers.append([_with_shard(comparison, shards, layers) for comparison in compared])
+    return [
+        max(of_output, key=lambda comparison: (not comparison.passed, comparison.multiple))
+        for of_output in zip(*of_layers, strict=True)
+    ]
+
+
+def judge_together[T](judge: Callable[[], T], *, subject: str, timeout: float) -> T:
+    """Judge in all processes, so that all of them go on, or none.
+
+    What comes next, such as the next draw, depends on whether a check passed.
+
+    Args:
+      judge: raises if the check fails in this process.
+      subject: what is judged; equal in all processes.
+      timeout: seconds to wait for the others.
+
+    Raises:
+      Exception: what ``judge`` raised in this process.
+      PeerError: it raised in another process.
+      GangError: the processes judge different things.
+    """
+    __tracebackhide__ = True
+    result: T | None = None
+    problem: Exception | None = None
+    try:
+        result = judge()
+    except GangError:
+        raise
+    except PeerError as error:
+        if error.gone:
+            # They judge the same, and have ended it, too.
+            facts_of(error).shared = error.step == JUDGE
+            raise
+        problem = error
+    except Exception as error:
+        problem = error
+    failed = problem is not None and not isinstance(problem, NotApplicableError)
+    statements = agree(
+        JUDGE,
+        subject=subject,
+        problem=f"{type(problem).__name__}: {first_line(problem)}" if failed and problem else "",
+        kernel_raised=_kernel_raised(problem),
+        value="not applicable" if problem is not None and not failed else "",
+        timeout=timeout,
+    )
+    if len({statement.value for statement in statements if not statement.problem}) > 1:
+        ends = "; ".join(f"process {peer.process}: {peer.value or 'passed'}" for peer in statements)
+        raise GangError(f"{subject}: the check applies in some processes only: {ends}")
+    if problem is not None:
+        if isinstance(problem, PallasError):
+            facts_of(problem).shared = True
+        raise problem
+    assert result is not None
+    return result
+
+
+def _kernel_raised(problem: Exception | None) -> bool:
+    if isinstance(problem, PeerError):
+        return problem.kernel_raised
+    return isinstance(problem, RAISED_BY_KERNEL) and not isinstance(problem, KERNEL_RUNS)
+
+
+def process_facts() -> Iterator[Fact]:
+    """Name the process that a failure is of, where there are several."""
+    processes = gang()
+    if processes is not None:
+        yield Fact("process", f"{processes.process} of {processes.count}, on {processes.host}")
+
+
+def _with_shard(
+    compared: Comparison,
+    shards: Mapping[str, LocalShards],
+    layers: Mapping[str, tuple[_Array, _Array]],
+) -> Comparison:
+    """Return a failed comparison with the shard that holds its worst element."""
+    index, path = compared.worst_index, compared.where
+    if compared.explanation is None or index is None or path not in shards:
+        return compared
+    holders = shards[path].holders(index, layers[path][0][index])
+    if not holders:
+        return compared
+    devices = ", ".join(shard.device for shard in holders)
+    noun = "device" if len(holders) == 1 else "devices"
+    fact = Fact("shard", f"{describe_index(holders[0].index)} on {noun} {devices}")
+    return replace(compared, explanation=compared.explanation.with_facts(fact))

@@ -8,10 +8,11 @@ baseline.
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,11 +27,12 @@ from pytest_pallas.checks.context import (
     ComparisonPeer,
     exactly,
     expect,
+    judge_leaves,
     run,
+    worst_failed,
 )
 from pytest_pallas.errors import NotApplicableError, UnsupportedKernelError
-from pytest_pallas.judge.judgement import compare_trees
-from pytest_pallas.judge.oracle import Expected
+from pytest_pallas.judge.judgement import Expected, compare_trees
 from pytest_pallas.judge.references import Leaves, flatten
 from pytest_pallas.judge.tolerance import FLOAT32_BITS, Comparison
 from pytest_pallas.record import Note
@@ -63,37 +65,24 @@ def apart(
         with np.errstate(all="ignore"):
             spread = 0 if is_exact(values.dtype) else wide(baseline[path]) - wide(oracle[path])
             around.append((path, values + np.where(np.isfinite(spread), spread, 0)))
-    name = f"{here} against {there}"
+    name = functools.partial(_output_of, f"{here} against {there}")
     return compare_trees(
-        named(mine, name),
-        named(center, name),
-        named(around, name),
+        [(name(path), output) for path, output in mine],
+        replace(expected, oracle=center, baseline=around).renamed(name),
         tolerance=context.tolerance,
-        **named_errors(expected, name),
         check_dtype=False,  # what is wide has another, and both were judged
         explained=context.explained,
     )
 
 
 def coarser(one: Expected, other: Expected) -> Expected:
-    """The expected values of one call whose products have the lower precision."""
+    """Choose, of the expected values of one call, those with the lower precision of products."""
     return min(one, other, key=lambda e: e.products.bits if e.products else FLOAT32_BITS)
 
 
-def named_errors(expected: Expected, name: str) -> dict[str, Any]:
-    """What ``compare_trees`` knows of the errors of outputs that ``named`` has named."""
-    paths = dict(named([(path, path) for path, _ in expected.oracle], name))
-    return {
-        "depth": expected.depth,
-        "sensitivity": lambda where: expected.sensitivity(paths[where]),
-        "noise": lambda where: expected.noise(paths[where]),
-        "precision": lambda where: expected.precision.get(paths[where]),
-    }
-
-
-def named[T](leaves: Sequence[tuple[str, T]], name: str) -> list[tuple[str, T]]:
-    """Leaves by their names in messages."""
-    return [(f"{path or 'output'} of {name}", leaf) for path, leaf in leaves]
+def _output_of(name: str, path: str) -> str:
+    """Return the name of an output of a side in messages."""
+    return f"{path or 'output'} of {name}"
 
 
 def requires_peers(spec: KernelSpec, others: Sequence[Backend]) -> str | None:
@@ -130,7 +119,6 @@ def cross(context: CheckContext) -> CheckResult:
         )
     mine = run(context, context.kernel, context.arguments.args)
     here = label(context.backend)
-    seconds = mine.seconds
     comparisons: list[Comparison] = []
     notes: list[Note] = []
     lacking: list[str] = []
@@ -141,57 +129,53 @@ def cross(context: CheckContext) -> CheckResult:
         except UnsupportedKernelError as error:
             lacking.append(str(error))
             continue
-        seconds += theirs.seconds
         sides = {here: flatten(mine.values), other.name: flatten(theirs.values)}
         judged = {
             name: _judged(side, name, leaves)
             for (name, leaves), side in zip(sides.items(), (context, there), strict=True)
         }
-        found = [comparison for each in judged.values() for comparison in each]
-        departs = {name: worst for name, each in judged.items() if (worst := _worst(each))}
+        judgements = [judgement for of_side in judged.values() for judgement in of_side]
+        departs = {
+            name: worst for name, of_side in judged.items() if (worst := worst_failed(of_side))
+        }
         if departs:
-            return CheckResult(
-                comparisons=found,
-                seconds=seconds,
-                subject=_state(departs, list(sides), exactly(context)),
-            )
+            subject = _state(departs, list(sides), exactly(context))
+            return CheckResult(comparisons=judgements, subject=subject)
         expected = coarser(expect(context), expect(there))
         between = apart(context, here, other.name, sides[here], sides[other.name], expected)
-        if _worst(between):
+        if worst_failed(between):
             subject = f"{here} and {other.name} differ, although each agrees with the oracle"
-            return CheckResult(comparisons=between, seconds=seconds, subject=subject)
-        comparisons += found
+            return CheckResult(comparisons=between, subject=subject)
+        comparisons += judgements
         notes += _differs(other.name, sides[here], sides[other.name])
     if len(lacking) == len(context.others):
         raise UnsupportedKernelError(f"the other side {lacking[0]}")
-    return CheckResult(comparisons=comparisons, seconds=seconds, notes=tuple(dict.fromkeys(notes)))
+    return CheckResult(comparisons=comparisons, notes=tuple(dict.fromkeys(notes)))
 
 
 def accepted(function: Callable[..., Any], tuning: Collection[str]) -> list[str]:
-    """The keywords of some tuning that a function accepts."""
+    """Return the keywords of ``tuning`` that a function accepts."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return []  # some builtins have none
-    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return list(tuning)
     return [name for name in tuning if name in parameters]
 
 
 def _context_of(context: CheckContext, other: ComparisonPeer) -> CheckContext:
-    """The drawn call of a peer."""
+    """Return the drawn call of a peer."""
     arguments: Arguments = context.arguments
     if not other.is_kernel:
         taken = accepted(other.function, arguments.tuning)
         tuning = {name: arguments.tuning[name] for name in taken}
-        arguments = dataclasses.replace(arguments, tuning=tuning)
-    return dataclasses.replace(
-        context, kernel=other.function, backend=other.backend, arguments=arguments
-    )
+        arguments = replace(arguments, tuning=tuning)
+    return replace(context, kernel=other.function, backend=other.backend, arguments=arguments)
 
 
 def _answer(there: CheckContext, other: ComparisonPeer) -> Outcome:
-    """The outcome of a peer for its call."""
+    """Return the outcome of a peer for its call."""
     try:
         return run(there, there.kernel, there.arguments.args, needs_kernel=other.is_kernel)
     except UnsupportedKernelError:
@@ -201,34 +185,21 @@ def _answer(there: CheckContext, other: ComparisonPeer) -> Outcome:
         raise raised from error.__cause__
 
 
-def _judged(context: CheckContext, name: str, leaves: Leaves) -> list[Comparison]:
+def _judged(context: CheckContext, side: str, leaves: Leaves) -> Sequence[Comparison]:
     """Compare one side with the oracle; the names of its outputs have the name of the side."""
-    expected = expect(context)
-    return compare_trees(
-        named(leaves, name),
-        named(expected.oracle, name),
-        named(expected.baseline, name),
-        tolerance=context.tolerance,
-        exact=exactly(context),
-        **named_errors(expected, name),
-        check_dtype=context.check_dtype,
-        explained=context.explained,
-    )
-
-
-def _worst(comparisons: Sequence[Comparison]) -> Comparison | None:
-    failed = [comparison for comparison in comparisons if not comparison.passed]
-    return max(failed, key=lambda comparison: comparison.error, default=None)
+    name = functools.partial(_output_of, side)
+    outputs = [(name(path), output) for path, output in leaves]
+    return judge_leaves(context, outputs, expect(context).renamed(name), exact=exactly(context))
 
 
 def _state(departs: dict[str, Comparison], names: Sequence[str], exact: bool) -> str:
-    """Which of two sides differs from the oracle, in words."""
-    words = [f"{name} by {_size(worst)}" for name, worst in departs.items()]
+    """Describe which of two sides differs from the oracle."""
+    sizes = [f"{name} by {_size(worst)}" for name, worst in departs.items()]
     if len(departs) == 2:
-        return f"both differ from the oracle: {' and '.join(words)}"
+        return f"both differ from the oracle: {' and '.join(sizes)}"
     right = next(name for name in names if name not in departs)
     equal = "equals it" if exact else "does not"
-    return f"one of two differs from the oracle: {words[0]}; {right} {equal}"
+    return f"one of two differs from the oracle: {sizes[0]}; {right} {equal}"
 
 
 def _size(worst: Comparison) -> str:
@@ -246,7 +217,7 @@ def _size(worst: Comparison) -> str:
 
 
 def _differs(name: str, mine: Leaves, theirs: Leaves) -> Iterator[Note]:
-    """Notes on the difference of two right outputs, in ulps of their scale, rounded up."""
+    """Yield notes on the difference of two right outputs, in ulps of their scale, rounded up."""
     others = dict(theirs)
     for path, output in mine:
         if not is_inexact(output.dtype) or not output.size:

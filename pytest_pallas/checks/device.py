@@ -77,7 +77,7 @@ class SanitizerReport:
 
 
 def command(tool: str, program: Sequence[str]) -> list[str]:
-    """The command line that runs a program under a tool."""
+    """Return the command line that runs a program under a tool."""
     return [COMMAND, "--tool", tool, "--error-exitcode", str(FOUND), *program]
 
 
@@ -166,7 +166,7 @@ def device(context: CheckContext) -> CheckResult:
 
 
 def _call(context: CheckContext) -> tuple[Any, ...]:
-    """The input of ``run_call``: the module of the function, and then the call."""
+    """Return the input of ``run_call``: the module of the function, and then the call."""
     arguments, function = context.arguments, inspect.unwrap(context.kernel)
     while isinstance(function, functools.partial):
         function = function.func
@@ -183,7 +183,7 @@ def _call(context: CheckContext) -> tuple[Any, ...]:
 
 
 def _watched(tool: str, call: Path, timeout: float) -> SanitizerReport:
-    """The tool's report of the call in a file."""
+    """Return the tool's report of the call in a file."""
     child = [sys.executable, "-m", "pytest_pallas.checks.device", str(call)]
     # This process may hold most of the GPU's memory already.
     environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}

@@ -34,18 +34,16 @@ def dma(context: CheckContext) -> CheckResult:
       NotApplicableError: the kernel has no DMAs and no semaphores.
       DmaError: with every line, program and device.
     """
-    seconds = 0.0
     for schedule, outcome in under_schedules(context):
-        seconds += outcome.seconds
-        found = [] if outcome.error else list(_unused_barriers(outcome.kernels))
-        found += [finding for finding in outcome.findings if finding.kind in OF_TRANSFERS]
-        if found:
-            raise under(schedule, DmaError.of(*found))
-    return CheckResult(comparisons=(), seconds=seconds)
+        findings = [] if outcome.error else list(_unused_barriers(outcome.kernels))
+        findings += [finding for finding in outcome.findings if finding.kind in OF_TRANSFERS]
+        if findings:
+            raise under(schedule, DmaError.of(*findings))
+    return CheckResult(comparisons=())
 
 
 def _unused_barriers(kernels: Any) -> Iterator[Finding]:
-    """Kernels that name a barrier semaphore and do not use it: the TPU's compiler rejects them."""
+    """Report kernels that name a barrier semaphore and do not use it, which Mosaic rejects."""
     for kernel in kernels:
         params = kernel.eqn.params.get("compiler_params")
         if getattr(params, "allow_collective_id_without_custom_barrier", False):

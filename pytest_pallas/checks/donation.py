@@ -39,7 +39,7 @@ _IN_PLACE = frozenset({"any", "hbm", "host", "gmem"})
 def requires_kernels(
     spec: KernelSpec, backend: Backend, kernels: Sequence[KernelCall]
 ) -> str | None:
-    """The reason why the check does not apply to the kernels of a call, or None."""
+    """Return the reason why the check does not apply to the kernels of a call, or None."""
     del spec, backend
     return None if any(_in_place(kernel) for kernel in kernels) else NO_ALIAS
 
@@ -75,7 +75,7 @@ def donation(context: CheckContext) -> CheckResult:
     first = run(context, context.kernel, args)
     if context.settings.jit and not any(_in_place(kernel) for kernel in first.kernels):
         raise NotApplicableError(NO_ALIAS)
-    seconds, comparisons = first.seconds, list[Comparison]()
+    comparisons = list[Comparison]()
     kept = run(context, functools.partial(_used_again, context.kernel), args, races=False)
     twice = run(
         context, functools.partial(_called_twice, context.kernel), args, races=False, jit=False
@@ -86,20 +86,19 @@ def donation(context: CheckContext) -> CheckResult:
         where = f"input {number}, used again after the call"
         comparisons.append(bitwise(after, to_numpy(before), where=where))
     comparisons += _same(twice.values[1], twice.values[0], "in a second call with the same arrays")
-    seconds += kept.seconds + twice.seconds
-    orders = [each for each in _ORDERS if each[0] in getattr(context.backend, "probes", ())]
-    overwritten = [each for each in first.findings if each.kind == "overwritten"]
+    probes = getattr(context.backend, "probes", ())
+    orders = [(probe, change) for probe, change in _ORDERS if probe in probes]
+    overwritten = [finding for finding in first.findings if finding.kind == "overwritten"]
     if _LATE in orders:
         # The simulator records the blocks that could make a difference.
-        pairs = [_shared(each) for each in overwritten]
+        pairs = [_shared(finding) for finding in overwritten]
     else:
         pairs = [pair for kernel in first.kernels for pair in _pipelined(kernel)]
     if pairs and orders:
         failed: list[Comparison] = []
-        for probe, words in orders:
+        for probe, change in orders:
             other = run(context, context.kernel, args, races=False, probe=probe)
-            seconds += other.seconds
-            failed += [each for each in unchanged(first, other, words) if not each.passed]
+            failed += [result for result in unchanged(first, other, change) if not result.passed]
         if failed:
             shared = "; ".join(dict.fromkeys(pairs))
             explanation = failed[0].explanation or Explanation("wrong")
@@ -109,15 +108,15 @@ def donation(context: CheckContext) -> CheckResult:
                 "contents. Read each block in the program that overwrites it or in an earlier one, "
                 "or drop the alias."
             )
-            seen = [Fact("accesses", "\n".join(map(str, each.accesses))) for each in overwritten]
+            seen = [Fact("accesses", "\n".join(map(str, late.accesses))) for late in overwritten]
             error = MismatchError.explained(explanation.under(summary).with_facts(*seen))
             error.findings = tuple(overwritten)
             raise error
-    return CheckResult(comparisons=comparisons, outcome=first, seconds=seconds)
+    return CheckResult(comparisons=comparisons, outcome=first)
 
 
 def _in_place(kernel: Any) -> bool:
-    """Whether an output of the kernel shares the memory of an operand, or an operand is a ref."""
+    """Return whether an output shares the memory of an operand, or an operand is a ref."""
     eqn = kernel.eqn
     return bool(eqn.params.get("input_output_aliases")) or any(
         hasattr(var.aval, "inner_aval") for var in eqn.invars
@@ -149,7 +148,7 @@ def _used_again(kernel: Callable[..., Any], *args: Any, **options: Any) -> Any:
 
 def _called_twice(kernel: Callable[..., Any], *args: Any, **options: Any) -> Any:
     answer = kernel(*args, **options)
-    if any(isinstance(each, jax.Array) and each.is_deleted() for each in _arrays(args)):
+    if any(isinstance(operand, jax.Array) and operand.is_deleted() for operand in _arrays(args)):
         return answer, answer
     return answer, kernel(*args, **options)
 
@@ -158,5 +157,5 @@ def _arrays(args: Any) -> list[Any]:
     return [leaf for leaf in jax.tree.leaves(args) if hasattr(leaf, "dtype")]
 
 
-def _same(actual: Any, wanted: Any, words: str) -> list[Comparison]:
-    return list(unchanged(Outcome(values=actual), Outcome(values=wanted), words))
+def _same(actual: Any, expected: Any, change: str) -> list[Comparison]:
+    return list(unchanged(Outcome(values=actual), Outcome(values=expected), change))

@@ -33,22 +33,21 @@ def dtype(context: CheckContext) -> CheckResult:
       MismatchError: the two differ; the message lists every difference.
     """
     assert context.reference is not None
-    wanted = _of_reference(context.reference, context)
-    if not context.settings.jit:
-        outcome = run(context, context.kernel, context.arguments.args)
-        returned, seconds = outcome.values, outcome.seconds
+    expected = _of_reference(context.reference, context)
+    if context.settings.jit:
+        returned = _of_kernel(context)
     else:
-        returned, seconds = _of_kernel(context)
-    differences = list(_differences(returned, wanted, context))
+        returned = run(context, context.kernel, context.arguments.args).values
+    differences = list(_differences(returned, expected, context))
     if differences:
         raise MismatchError(
             "the kernel and the reference return different types:\n  " + "\n  ".join(differences)
         )
-    return CheckResult(comparisons=(), seconds=seconds)
+    return CheckResult(comparisons=())
 
 
-def _of_kernel(context: CheckContext) -> tuple[Any, float]:
-    """The types of the kernel's outputs on the backend, as ``jax.eval_shape`` has them; seconds."""
+def _of_kernel(context: CheckContext) -> Any:
+    """Return the types of the kernel's outputs on the backend, as ``jax.eval_shape`` has them."""
     seen: list[Any] = []
 
     def declare(*args: Any, **options: Any) -> tuple[()]:
@@ -56,12 +55,12 @@ def _of_kernel(context: CheckContext) -> tuple[Any, float]:
         seen.append(_shapes(context.kernel, args, options))
         return ()
 
-    outcome = run(context, declare, context.arguments.args, jit=False, races=False)
-    return seen[0], outcome.seconds
+    run(context, declare, context.arguments.args, jit=False, races=False)
+    return seen[0]
 
 
 def _of_reference(reference: Callable[..., Any], context: CheckContext) -> Any:
-    """The types of the reference's outputs; a reference that cannot be traced is run."""
+    """Return the types of the reference's outputs; a reference that cannot be traced is run."""
     args, options = context.arguments.args, context.arguments.options
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         try:
@@ -76,30 +75,27 @@ def _shapes(function: Callable[..., Any], args: Any, options: Any) -> Any:
     return jitted(static).eval_shape(arrays)
 
 
-def _differences(returned: Any, wanted: Any, context: CheckContext) -> Iterator[str]:
-    """Each difference in words."""
-    found, expected = jax.tree.structure(returned), jax.tree.structure(wanted)
-    if found != expected:
-        yield f"structure: {_tree(found)}, the reference {_tree(expected)}"
+def _differences(returned: Any, expected: Any, context: CheckContext) -> Iterator[str]:
+    """Yield each difference in words."""
+    structures = jax.tree.structure(returned), jax.tree.structure(expected)
+    if structures[0] != structures[1]:
+        own, other = (str(tree).removeprefix("PyTreeDef(").removesuffix(")") for tree in structures)
+        yield f"structure: {own}, the reference {other}"
         return
     for (path, mine), (_, theirs) in zip(
         jax.tree_util.tree_leaves_with_path(returned),
-        jax.tree_util.tree_leaves_with_path(wanted),
+        jax.tree_util.tree_leaves_with_path(expected),
         strict=True,
     ):
-        one, other = _words(mine, context), _words(theirs, context)
+        one, other = _type_text(mine, context), _type_text(theirs, context)
         if one != other:
             yield f"{jax.tree_util.keystr(path) or 'output'}: {one}, the reference {other}"
 
 
-def _words(leaf: Any, context: CheckContext) -> str:
-    """A leaf's type: ``float32[8, 128]``, ``weakly typed float32[]``; or its shape only."""
+def _type_text(leaf: Any, context: CheckContext) -> str:
+    """Return a leaf's type: ``float32[8, 128]``, ``weakly typed float32[]``; or its shape only."""
     shape = f"[{', '.join(map(str, leaf.shape))}]"
     if not context.check_dtype:
         return shape
     weak = context.settings.jit and getattr(leaf, "weak_type", False)
     return f"{'weakly typed ' if weak else ''}{leaf.dtype}{shape}"
-
-
-def _tree(structure: Any) -> str:
-    return str(structure).removeprefix("PyTreeDef(").removesuffix(")")

@@ -51,14 +51,14 @@ class RoundTrip:
 
     def __call__(self, *args: Any, **options: Any) -> list[Any]:
         """Export the function for these arguments, and call the deserialized program."""
-        given = Call(function=self.function, args=args, options=options)
-        leaves, shapes = _flat(given)
+        call = Call(function=self.function, args=args, options=options)
+        leaves, shapes = _flat(call)
         # JAX promises no stable format for the kernel inside; it is deserialized at once.
         names = [name for names in CUSTOM_CALLS.values() for name in names]
         exported = _exported(jax.jit(leaves), shapes, self.platform, names)
         # Interpreted kernels are compiled with the usual options: others could change the bits.
         quick = dict(QUICK) if self.platform is None else None
-        return list(jax.jit(exported.call, compiler_options=quick)(*split(given)[1]))
+        return list(jax.jit(exported.call, compiler_options=quick)(*split(call)[1]))
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class SimulatedTrip:
         Raises:
           KernelError: it cannot be exported.
         """
-        given = Call(function=self.function, args=args, options=options)
-        leaves, shapes = _flat(given)
+        call = Call(function=self.function, args=args, options=options)
+        leaves, shapes = _flat(call)
         traced = jax.make_jaxpr(leaves)(*shapes)
         around = with_kernels(open_jaxpr(traced)[0], lambda eqn, _: _opaque(eqn))
         lowered = jaxpr_as_fun(closed_with(traced, around))
@@ -88,11 +88,11 @@ class SimulatedTrip:
         _same_types(exported, traced)
         # Under jit, so that Python numbers have their dtypes.
         run = jaxpr_as_fun(traced)
-        return list(jax.jit(lambda *arrays: run(*arrays))(*on_host(given)[1]))
+        return list(jax.jit(lambda *arrays: run(*arrays))(*on_host(call)[1]))
 
 
 def _flat(call: Call) -> tuple[Callable[..., Any], list[Any]]:
-    """A function from the arrays of a call to the leaves of its output, and the arrays' shapes."""
+    """Return a function from a call's arrays to the leaves of its output, and its shapes."""
     static, shapes = abstract(call)
 
     def leaves(*arrays: Any) -> tuple[Any, ...]:
@@ -104,7 +104,7 @@ def _flat(call: Call) -> tuple[Callable[..., Any], list[Any]]:
 def _exported(
     function: Any, shapes: Sequence[Any], platform: str | None, custom_calls: Sequence[str] = ()
 ) -> jax.export.Exported:
-    """A jitted function, exported, serialized and deserialized.
+    """Export, serialize and deserialize a jitted function.
 
     Raises:
       KernelError: one of these steps fails.
@@ -118,21 +118,21 @@ def _exported(
     try:
         return jax.export.deserialize(exporting(*shapes).serialize())
     except Exception as error:
-        words = f"{type(error).__name__}: {brief(str(error))}"
+        reason = f"{type(error).__name__}: {brief(str(error))}"
         if _OTHER_PLATFORM in str(error):
-            words = "it has a callback to Python (jax.pure_callback, io_callback or debug.print)"
-        raise _refused(words) from error
+            reason = "it has a callback to Python (jax.pure_callback, io_callback or debug.print)"
+        raise _refused(reason) from error
 
 
-def _refused(words: str) -> KernelError:
+def _refused(reason: str) -> KernelError:
     return KernelError(
-        f"the kernel runs, but jax.export rejects it: {words}. An exported program runs in another "
-        "process, so it cannot call back to Python on the host."
+        f"the kernel runs, but jax.export rejects it: {reason}. An exported program runs in "
+        "another process, so it cannot call back to Python on the host."
     )
 
 
 def _opaque(eqn: Any) -> Any:
-    """An opaque call in place of a kernel, which JAX lowers without its body.
+    """Return an opaque call in place of a kernel, which JAX lowers without its body.
 
     Raises:
       KernelError: the kernel calls back to Python.
@@ -146,9 +146,9 @@ def _opaque(eqn: Any) -> Any:
     opaque = jax.ffi.ffi_call(_OPAQUE, shapes, has_side_effect=True)
 
     def call(*operands: Any) -> Any:
-        """The opaque call, with an effect on every ref argument."""
-        given = [each[...] if at in refs else each for at, each in enumerate(operands)]
-        results = opaque(*given)
+        """Return the opaque call, with an effect on every ref argument."""
+        values = [operand[...] if at in refs else operand for at, operand in enumerate(operands)]
+        results = opaque(*values)
         for at, value in zip(refs, results[len(eqn.outvars) :], strict=True):
             operands[at][...] = value
         return results[: len(eqn.outvars)]
@@ -169,14 +169,14 @@ def _without_callbacks(jaxpr: Any) -> None:
 
 def _same_types(exported: jax.export.Exported, traced: Any) -> None:
     """Raise unless the deserialized program has the argument and result types of the trace."""
-    wanted, found = (
-        [f"{aval.dtype}{list(aval.shape)}" for aval in (*each.in_avals, *each.out_avals)]
-        for each in (traced, exported)
+    expected, actual = (
+        [f"{aval.dtype}{list(aval.shape)}" for aval in (*program.in_avals, *program.out_avals)]
+        for program in (traced, exported)
     )
-    if found != wanted:
+    if actual != expected:
         raise KernelError(
-            f"the exported kernel has different types: {', '.join(found)} instead of "
-            f"{', '.join(wanted)} (arguments, then results)"
+            f"the exported kernel has different types: {', '.join(actual)} instead of "
+            f"{', '.join(expected)} (arguments, then results)"
         )
 
 
@@ -231,14 +231,13 @@ def export(context: CheckContext) -> CheckResult:
         )
     again = run(context, trip, context.arguments.args, jit=False)
     outputs = jax.tree.unflatten(jax.tree.structure(direct.values), again.values)
-    words = " of the exported kernel"
-    comparisons = identical(context, outputs, direct.values, words, change="after jax.export")
-    seconds = direct.seconds + again.seconds
-    return CheckResult(comparisons=comparisons, outcome=direct, seconds=seconds)
+    suffix = " of the exported kernel"
+    comparisons = identical(context, outputs, direct.values, suffix, change="after jax.export")
+    return CheckResult(comparisons=comparisons, outcome=direct)
 
 
 def _not_simulated(context: CheckContext) -> str | None:
-    """Why a simulator runs the call on an interpreter, which cannot export it; or None."""
+    """Return why a simulator runs the call on an interpreter, which cannot export it; or None."""
     lacks: Any = getattr(context.backend, "lacks", None)
     missing = lacks and lacks(call(context, context.kernel, context.arguments.args))
     return missing and f"{missing}, and an interpreted kernel cannot be exported"

@@ -16,7 +16,7 @@ from pytest_pallas.judge.references import flatten
 
 
 def program(context: CheckContext) -> Program:
-    """The program that a compiling backend compiles."""
+    """Return the program that a compiling backend compiles."""
     return context.kernel, context.arguments.args
 
 
@@ -34,7 +34,6 @@ def forward(context: CheckContext) -> CheckResult:
     return CheckResult(
         comparisons=comparisons,
         outcome=outcome,
-        seconds=outcome.seconds,
         notes=outcome.notes,
         answer=ComparedOutputs(flatten(outcome.values), expected, context),
     )

@@ -8,6 +8,7 @@ be bitwise equal to the golden if nothing changed that determines its bits.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,8 +24,7 @@ from pytest_pallas.checks.verdict import drawn_facts
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.errors import GoldenError
 from pytest_pallas.judge.explanation import state
-from pytest_pallas.judge.judgement import bitwise
-from pytest_pallas.judge.oracle import Expected
+from pytest_pallas.judge.judgement import Expected, bitwise
 from pytest_pallas.judge.references import Leaves
 from pytest_pallas.judge.tolerance import Comparison, Noise
 from pytest_pallas.record import Note
@@ -54,7 +54,6 @@ class Goldens:
     mode: Mode
     most: int
     ci: bool = False
-    _index: dict[str, list[Golden]] | None = field(default=None, repr=False)
 
     def ready(self) -> None:
         """Check before any test runs that goldens can be written or read.
@@ -69,17 +68,16 @@ class Goldens:
                 "first (--pallas-golden=record), or give their folder with --pallas-golden-dir"
             )
 
-    @property
+    @functools.cached_property
     def index(self) -> Mapping[str, Sequence[Golden]]:
         """All goldens by their question."""
-        if self._index is None:
-            self._index = {}
-            for golden in self.store.goldens():
-                self._index.setdefault(golden.question, []).append(golden)
-        return self._index
+        index: dict[str, list[Golden]] = {}
+        for golden in self.store.goldens():
+            index.setdefault(golden.question, []).append(golden)
+        return index
 
     def of(self, kernel: str, check: str, mesh: Mapping[str, int]) -> list[Golden]:
-        """All goldens of a check of a kernel, one for each call."""
+        """Return all goldens of a check of a kernel, one for each call."""
         return [
             goldens[0]
             for goldens in self.index.values()
@@ -108,7 +106,7 @@ class GoldenRequest:
 
 
 def keeping(check: Check, kernel: str, request: GoldenRequest) -> Check:
-    """The check, extended to keep its right outputs as goldens, or to compare them.
+    """Extend a check: it keeps its right outputs as goldens, or compares them.
 
     It replaces the check if ``--pallas-golden`` is given. In addition to the check's errors, it
     raises:
@@ -121,34 +119,35 @@ def keeping(check: Check, kernel: str, request: GoldenRequest) -> Check:
         result = check.run(context)
         if result.answer is None or result.failed is not None:
             return result
-        keep = _compared if request.goldens.mode == "replay" else _recorded
-        return keep(request, check.name, kernel, context, result, result.answer)
+        if request.goldens.mode == "replay":
+            written = written_call(context.arguments)
+            question = question_of(kernel, check.name, request.mesh, written.digest)
+            goldens = request.goldens.index.get(question, ())
+            return _compared(goldens, request.goldens.store, context, result, result.answer)
+        golden, arrays = _golden_of(request, check.name, kernel, context, result.answer)
+        return _recorded(golden, arrays, request.goldens, result)
 
     return dataclasses.replace(check, run=run)
 
 
 def written_call(arguments: Arguments) -> Written:
-    """A call in written form, which identifies it."""
+    """Write a call in the form that identifies it."""
     return write((arguments.args, dict(arguments.options), dict(arguments.tuning)))
 
 
-def _recorded(
-    request: GoldenRequest,
-    check: str,
-    name: str,
-    context: CheckContext,
-    result: CheckResult,
-    answer: ComparedOutputs,
-) -> CheckResult:
-    drawn = "; ".join(f"{each.name} {each.text}" for each in drawn_facts(context.arguments))
-    goldens, written = request.goldens, written_call(context.arguments)
-    kept = _size(written.arrays) <= goldens.most
-    outputs, arrays = _outputs(answer.outputs, goldens.most)
+def _golden_of(
+    request: GoldenRequest, check: str, kernel: str, context: CheckContext, answer: ComparedOutputs
+) -> tuple[Golden, dict[str, Array]]:
+    """Make the golden of a call, and the arrays to keep."""
+    drawn = "; ".join(f"{fact.name} {fact.text}" for fact in drawn_facts(context.arguments))
+    written, most = written_call(context.arguments), request.goldens.most
+    kept = _size(written.arrays) <= most
+    outputs, arrays = _outputs(answer.outputs, most)
     if kept:
         arrays |= {f"in{number}": array for number, array in enumerate(written.arrays)}
     golden = Golden(
         test=request.test,
-        kernel=name,
+        kernel=kernel,
         check=check,
         mesh=dict(request.mesh),
         origin=origin_of(context.backend, context.kernel),
@@ -165,6 +164,13 @@ def _recorded(
         tensors="",
         products=answer.expected.products,
     )
+    return golden, arrays
+
+
+def _recorded(
+    golden: Golden, arrays: Mapping[str, Array], goldens: Goldens, result: CheckResult
+) -> CheckResult:
+    """Keep a golden, unless there is an equal one."""
     before = goldens.store.get(golden.name)
     if before is not None and (before.outputs, before.origin) == (golden.outputs, golden.origin):
         return _counted(result, unchanged=1)
@@ -176,7 +182,7 @@ def _recorded(
         )
     goldens.store.put(golden, arrays)
     result = _counted(result, **{"recorded" if before is None else "replaced": 1})
-    if any(output.sample for output in outputs):
+    if any(output.sample for output in golden.outputs):
         result = dataclasses.replace(result, notes=(*result.notes, _SAMPLED))
     return result
 
@@ -185,20 +191,18 @@ _SAMPLED = Note(f"golden: of large outputs, {SAMPLE} elements and a checksum are
 
 
 def _compared(
-    request: GoldenRequest,
-    check: str,
-    name: str,
+    goldens: Sequence[Golden],
+    store: Store,
     context: CheckContext,
     result: CheckResult,
     answer: ComparedOutputs,
 ) -> CheckResult:
-    question = question_of(name, check, request.mesh, written_call(context.arguments).digest)
-    goldens = request.goldens.index.get(question, ())
+    """Compare an answer with the goldens of its call, up to the first that differs."""
     if not goldens:
         return _counted(result, missing=1)
     here = origin_of(context.backend, context.kernel)
     for golden in goldens:
-        comparisons = _against(golden, request.goldens.store, here, context, answer)
+        comparisons = _against(golden, store, here, context, answer)
         if any(not comparison.passed for comparison in comparisons):
             subject = f"against the golden of {golden.origin}"
             result = dataclasses.replace(result, comparisons=comparisons, subject=subject)
@@ -218,8 +222,8 @@ def _against(
     kept = store.outputs(golden)
     same = golden.origin == here and context.deterministic
     if same and all(
-        digest(np.asarray(array)) == wanted.digest
-        for (_, array), wanted in zip(answer.outputs, golden.outputs, strict=False)
+        digest(np.asarray(array)) == output.digest
+        for (_, array), output in zip(answer.outputs, golden.outputs, strict=False)
     ):
         return ()
     samples = {output.path: output.sample for output in golden.outputs}
@@ -232,7 +236,7 @@ def _against(
 
 
 def _expected_of_both(golden: Golden, answer: ComparedOutputs) -> Expected:
-    """The expected values in the lower precision of both answers' products."""
+    """Return the expected values in the lower precision of both answers' products."""
     products, context = golden.products, answer.context
     if products is None or context.reference is None:
         return answer.expected
@@ -247,7 +251,7 @@ def _expected_of_both(golden: Golden, answer: ComparedOutputs) -> Expected:
 
 
 def _bits(mine: Leaves, kept: Mapping[str, Array], where: str) -> Sequence[Comparison]:
-    """The differences of an output whose checksum differs."""
+    """Compare outputs bit for bit with a golden whose checksum differs."""
     comparisons = [
         bitwise(array, kept[path], where=f"{path or 'output'} {where}") for path, array in mine
     ]
@@ -280,7 +284,7 @@ def _outputs(
 
 
 def _sampled(array: Any, sample: int) -> Any:
-    """``sample`` evenly spaced elements, with the first and the last; 0 for the whole array."""
+    """Take ``sample`` evenly spaced elements, first and last included; 0 takes the whole array."""
     if not sample:
         return array
     flat = np.asarray(array).reshape(-1)
@@ -288,7 +292,7 @@ def _sampled(array: Any, sample: int) -> Any:
 
 
 def _sampled_expected(expected: Expected, samples: Mapping[str, int]) -> Expected:
-    """The expected values of the elements that are kept."""
+    """Take the expected values of the elements that a golden keeps."""
     if not any(samples.values()):
         return expected
 
@@ -297,11 +301,7 @@ def _sampled_expected(expected: Expected, samples: Mapping[str, int]) -> Expecte
         if whole is None or not sample:
             return whole
 
-        def stacked(draws: Array) -> Array:
-            return np.stack([_sampled(draw, sample) for draw in draws])
-
-        sums = None if whole.sums is None else stacked(whole.sums)
-        return Noise(stacked(whole.wide), stacked(whole.narrow), sums)
+        return whole.combined(lambda draws: np.stack([_sampled(draw, sample) for draw in draws]))
 
     def sampled(leaves: Leaves) -> Leaves:
         return [(path, _sampled(leaf, samples.get(path, 0))) for path, leaf in leaves]

@@ -54,7 +54,7 @@ class Vjp:
 
 
 def program(context: CheckContext) -> Program:
-    """The program that a compiling backend compiles: the kernel and its pullback."""
+    """Return the program that a compiling backend compiles: the kernel and its pullback."""
     by = _positions(context)
     return Vjp(context.kernel, by), (None, *context.arguments.args)
 
@@ -94,12 +94,11 @@ def gradient(context: CheckContext) -> CheckResult:
     )
     # It may need no output of the kernel, whose forward run was just seen to have one.
     outcome = run(pulled, pulled.kernel, args, shards=True, needs_kernel=False)
-    wanted = expect(pulled)
+    expected = expect(pulled)
     return CheckResult(
-        comparisons=judge(context, outcome.values, wanted),
-        seconds=outputs.seconds + outcome.seconds,
+        comparisons=judge(context, outcome.values, expected),
         subject=f"gradient by arguments {by}",
-        answer=ComparedOutputs(flatten(outcome.values), wanted, pulled),
+        answer=ComparedOutputs(flatten(outcome.values), expected, pulled),
     )
 
 

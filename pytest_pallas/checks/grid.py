@@ -44,7 +44,7 @@ def requires_backend(backend: Backend) -> str | None:
 def requires_kernels(
     spec: KernelSpec, backend: Backend, kernels: Sequence[KernelCall]
 ) -> str | None:
-    """The reason why the check does not apply to the kernels of a call, or None.
+    """Return the reason why the check does not apply to the kernels of a call, or None.
 
     It does not see the kernels of a gradient, so for a spec with a gradient the run decides.
     """
@@ -93,7 +93,7 @@ def grid(context: CheckContext) -> CheckResult:
     own = getattr(backend, "context", None) or functools.partial(on_chip, target)
     platform = _platform(context)
     analysis = merged([analyzed(c, platform=platform, target=target, context=own) for c in calls])
-    if not any(not window.whole for each in analysis.calls for window in each.windows):
+    if all(window.whole for kernel in analysis.calls for window in kernel.windows):
         raise NotApplicableError(NO_BLOCKS)
     wrong = [
         finding
@@ -104,28 +104,29 @@ def grid(context: CheckContext) -> CheckResult:
         error = GridError(_text(wrong))
         facts_of(error).analysis = analysis
         raise error
-    kernels = [each.call for each in analysis.calls]
-    reason = None if analysis.others else one_program(kernels)
+    reason = None if analysis.others else one_program([kernel.call for kernel in analysis.calls])
     if reason is not None:
         raise NotApplicableError(f"{reason}; draw larger inputs")
-    sampled = any(not each.complete for each in analysis.calls)
-    notes = (Note("grid: sampled", "run"),) if sampled else ()
+    complete = all(kernel.complete for kernel in analysis.calls)
+    notes = () if complete else (Note("grid: sampled", "run"),)
     return CheckResult(comparisons=(), seconds=time.perf_counter() - started, notes=notes)
 
 
 def _text(findings: Sequence[GridFinding]) -> str:
     count = len(findings)
     lines = [f"the blocks of the grid are wrong in {count} place{'s' if count > 1 else ''}"]
-    lines += [f"  {line}" for each in findings[:_MOST_SHOWN] for line in str(each).splitlines()]
+    lines += [
+        f"  {line}" for finding in findings[:_MOST_SHOWN] for line in str(finding).splitlines()
+    ]
     if count > _MOST_SHOWN:
         lines.append(f"  and {count - _MOST_SHOWN} more")
     return "\n".join(lines)
 
 
 def _claimed_chip(context: CheckContext) -> str | None:
-    """The TPU whose compiler must accept the spec; that of the backend, if it has one."""
+    """Return the TPU whose compiler must accept the spec; that of the backend, if it has one."""
     claims = map(Label.of, context.claimed)
-    chips = [found.target for found in claims if found.name in _COMPILED]
+    chips = [claim.target for claim in claims if claim.name in _COMPILED]
     own = context.backend.target
     if own is not None:
         return own.name if own.platform == "tpu" and {"", own.name} & set(chips) else None
@@ -136,7 +137,7 @@ def _claimed_chip(context: CheckContext) -> str | None:
 
 
 def _platform(context: CheckContext) -> str:
-    """The platform of kernels that do not show their own: the first that the spec claims."""
+    """Return the platform of kernels that do not show their own: the first that the spec claims."""
     if context.backend.platform != "any":
         return context.backend.platform
     claimed = (Label.of(name).platform for name in context.claimed)

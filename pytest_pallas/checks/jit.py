@@ -34,15 +34,13 @@ def jit(context: CheckContext) -> CheckResult:
     expected = expect(context)
     jitted = run(context, context.kernel, context.arguments.args)
     eager = run(context, context.kernel, context.arguments.args, jit=False)
-    seconds = jitted.seconds + eager.seconds
     mine, theirs = flatten(eager.values), flatten(jitted.values)
     if [path for path, _ in mine] == [path for path, _ in theirs]:
         comparisons = bitwise_leaves(mine, theirs, " without jit")
         if all(comparison.passed for comparison in comparisons):
-            return CheckResult(comparisons=comparisons, outcome=eager, seconds=seconds)
+            return CheckResult(comparisons=comparisons, outcome=eager)
     return CheckResult(
         comparisons=judge(context, eager.values, expected, exact=exactly(context)),
-        seconds=seconds,
         subject="without jax.jit",
         notes=(Note("not bitwise equal to the jitted call", "result"),),
     )

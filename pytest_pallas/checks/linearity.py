@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -80,9 +79,9 @@ def _one(
 
 
 def _scaled(context: CheckContext, relation: Linear, drawn: CallOutput) -> Iterator[CheckResult]:
-    """Homogeneity."""
+    """Check homogeneity."""
     for factor in _factors(relation, drawn):
-        scaled = _changed(relation, drawn, partial(_times, factor=factor))
+        scaled = _times(relation, drawn, factor)
         if scaled is None:
             continue
         other = answer(context, scaled)
@@ -95,17 +94,16 @@ def _scaled(context: CheckContext, relation: Linear, drawn: CallOutput) -> Itera
                 comparisons = close(judged, other, claimed, ignore=_at_the_ends(factor))
         else:
             comparisons = close(context, other, claimed)
-        words = _word(factor)
+        times = _word(factor)
         yield CheckResult(
             comparisons=comparisons,
-            seconds=other.outcome.seconds,
-            subject=f"{relation}: f({words} x) compared with {words} f(x) as the oracle",
+            subject=f"{relation}: f({times} x) compared with {times} f(x) as the oracle",
         )
         return
 
 
 def _underflows(*calls: CallOutput) -> bool:
-    """Whether a kernel may lose numbers of these calls in float32, or in the dtype of an output."""
+    """Return whether numbers of these calls are subnormal in float32 or in an output's dtype."""
     dtypes = {np.dtype(np.float32), *(leaf.dtype for call in calls for _, leaf in call.leaves)}
     least = max(float_facts(dtype).smallest_normal for dtype in dtypes if not is_exact(dtype))
     return any(call.expected.least() < least for call in calls)
@@ -114,34 +112,30 @@ def _underflows(*calls: CallOutput) -> bool:
 def _divided(
     context: CheckContext, relation: Linear, drawn: CallOutput, rng: np.random.Generator
 ) -> Iterator[CheckResult]:
-    """Additivity."""
+    """Check additivity."""
     parts: dict[int, tuple[list[Any], list[Any]]] = {}
     for position in relation.positions:
         leaves = jax.tree.leaves(drawn.arguments.args[position])
         pairs = [divided(leaf, rng) if _is_number(leaf) else (leaf, leaf) for leaf in leaves]
-        if not all(_adds_up(*each) for each in zip(leaves, pairs, strict=True)):
+        if not all(_adds_up(*both) for both in zip(leaves, pairs, strict=True)):
             return  # a format without zero
         parts[position] = [one for one, _ in pairs], [other for _, other in pairs]
     claims: list[Any] = []
-    seconds = 0.0
     for which in (0, 1):
         args = list(drawn.arguments.args)
         for position, both in parts.items():
             args[position] = jax.tree.unflatten(jax.tree.structure(args[position]), both[which])
-        part = answer(context, tuple(args))
-        seconds += part.outcome.seconds
-        claims.append(claim(part))
+        claims.append(claim(answer(context, tuple(args))))
     yield CheckResult(
         comparisons=close(
             context, drawn, sum_of(*claims), rounded_only=exactly(context), ignore=_overflow
         ),
-        seconds=seconds,
         subject=f"{relation}: f(x) compared with f(a) + f(b) as the oracle, where a + b = x",
     )
 
 
 def divided(leaf: Any, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Two arrays whose sum is exactly ``leaf``; both differ from it where possible.
+    """Return two arrays whose sum is exactly ``leaf``; both differ from it where possible.
 
     An element becomes another element and the rest, if that rest is exact, as it is for small
     integers. Otherwise it becomes its leading bits and its other bits; at every fourth place,
@@ -168,7 +162,7 @@ def _adds_up(leaf: Any, parts: tuple[Any, Any]) -> bool:
 
 
 def _leading(array: Array) -> Array:
-    """The first half of the bits of each element, in the widest dtype."""
+    """Return the first half of the bits of each element, in the widest dtype."""
     whole = wide(array)
     if is_exact(array.dtype):
         return whole // 2
@@ -181,7 +175,7 @@ def _leading(array: Array) -> Array:
 
 
 def _is_exact_rest(array: Array, one: Array) -> Array:
-    """Where the dtype of ``array`` holds ``one`` and ``array - one`` exactly; both are finite."""
+    """Return where the dtype of ``array`` holds ``one`` and ``array - one`` exactly."""
     whole = wide(array)
     with np.errstate(all="ignore"):
         rest = whole - one
@@ -192,13 +186,13 @@ def _is_exact_rest(array: Array, one: Array) -> Array:
 
 
 def _held(values: Array, dtype: np.dtype[Any]) -> Array:
-    """``values`` as ``dtype`` holds them, in the widest dtype again."""
+    """Return ``values`` as ``dtype`` holds them, in the widest dtype again."""
     with np.errstate(all="ignore"):
         return wide(values.astype(dtype))
 
 
 def _factors(relation: Linear, drawn: CallOutput) -> Iterator[float | int]:
-    """Factors to try, in order; ``_changed`` leaves out those that a dtype cannot hold."""
+    """Yield factors to try, in order; ``_times`` leaves out those that a dtype cannot hold."""
     args = drawn.arguments.args
     named = jax.tree.leaves([args[position] for position in relation.positions])
     if any(_is_number(leaf) and is_exact(leaf.dtype) for leaf in named):
@@ -226,57 +220,51 @@ def _factors(relation: Linear, drawn: CallOutput) -> Iterator[float | int]:
     yield -1.0
 
 
-def _times(leaf: Any, factor: float) -> Array | None:
-    """``leaf`` times ``factor``; None if its dtype cannot hold that."""
-    array = np.asarray(leaf)
-    with np.errstate(all="ignore"):
-        scaled = wide(array) * factor
-    held = _held(scaled, array.dtype)
-    same = (held == scaled) | ((held != held) & (scaled != scaled))  # two NaN
-    return held.astype(array.dtype) if bool(np.all(same)) else None
-
-
-def _changed(
-    relation: Linear, drawn: CallOutput, change: Callable[[Any], Array | None]
-) -> tuple[Any, ...] | None:
-    """The arguments with the numbers of the relation's arguments changed; None if impossible."""
+def _times(relation: Linear, drawn: CallOutput, factor: float) -> tuple[Any, ...] | None:
+    """Multiply the relation's arguments by ``factor``; None if a dtype cannot hold the result."""
     args = list(drawn.arguments.args)
     for position in relation.positions:
         leaves, structure = jax.tree.flatten(args[position])
-        changed = [change(leaf) if _is_number(leaf) else leaf for leaf in leaves]
-        if any(leaf is None for leaf in changed):
-            return None
-        args[position] = jax.tree.unflatten(structure, changed)
+        for number, leaf in enumerate(leaves):
+            if not _is_number(leaf):
+                continue
+            with np.errstate(all="ignore"):
+                scaled = wide(np.asarray(leaf)) * factor
+            held = _held(scaled, leaf.dtype)
+            if not ((held == scaled) | ((held != held) & (scaled != scaled))).all():  # or two NaN
+                return None
+            leaves[number] = held.astype(leaf.dtype)
+        args[position] = jax.tree.unflatten(structure, leaves)
     return tuple(args)
 
 
 def _word(factor: float) -> str:
-    """A power of two in words."""
+    """Return a power of two in words."""
     exponent = math.log2(abs(factor))
     size = f"2**{exponent:g}" if abs(exponent) > 1 else f"{abs(factor):g}"
     return f"-{size}" if factor < 0 else size
 
 
 def _overflow(actual: Array, expected: Array, dtype: np.dtype[Any]) -> Array:
-    """Where the sum or one of its terms overflowed; these elements are not compared."""
+    """Return where the sum or one of its terms overflowed; these elements are not compared."""
     with np.errstate(all="ignore"):
         within = np.abs(expected) <= float_facts(dtype).largest * (1 - epsilon(dtype))
     return ~(np.isfinite(actual) & within)
 
 
 def _at_the_ends(factor: float) -> Ignore:
-    """Where a scaled output need not be equal: it overflows or is nearly subnormal."""
+    """Return where a scaled output need not be equal: it overflows or is nearly subnormal."""
 
     def ignore(actual: Array, expected: Array, dtype: np.dtype[Any]) -> Array:
         facts = float_facts(dtype)
-        size, wanted = np.abs(actual), np.abs(expected)
-        left_out = np.isfinite(wanted) & (wanted > facts.largest * (1 - facts.epsilon))
+        size, right = np.abs(actual), np.abs(expected)
+        left_out = np.isfinite(right) & (right > facts.largest * (1 - facts.epsilon))
         if abs(factor) != 1:
             # Sums of float32 lose bits below its least normal number, wherever they are kept.
             narrow = float_facts(np.dtype(np.float32))
             least = max(facts.smallest_normal, narrow.smallest_normal / narrow.epsilon)
             least *= max(abs(factor), 1 / abs(factor))
-            left_out |= (size < least) & (wanted < least)
+            left_out |= (size < least) & (right < least)
         return left_out
 
     return ignore

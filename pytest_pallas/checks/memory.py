@@ -28,11 +28,11 @@ PAIR: tuple[Contents, Contents] = ("zero", "high")
 _SHOWN = 4
 
 #: The parameters of a kernel's equation, and its outputs.
-Told = tuple[Any, Sequence[Any]]
+KernelOutputs = tuple[Any, Sequence[Any]]
 
 
-def never_written(first: Sequence[Told], second: Sequence[Told]) -> Iterator[str]:
-    """One line for each output with elements that were never written.
+def never_written(first: Sequence[KernelOutputs], second: Sequence[KernelOutputs]) -> Iterator[str]:
+    """Yield one line for each output with elements that were never written.
 
     Args:
       first: the outputs of the kernels of a run, in order, with outputs filled by ``PAIR[0]``.
@@ -55,7 +55,7 @@ def never_written(first: Sequence[Told], second: Sequence[Told]) -> Iterator[str
 
 
 def _missing(old: Any, new: Any) -> Any:
-    """The elements that hold the fill in both runs; None if the dtype has no such fills."""
+    """Return the elements that hold the fill in both runs; None if the dtype has no such fills."""
     fills = [fill_value(name, old.dtype) for name in PAIR]
     if old.shape != new.shape or any(fill is None for fill in fills):
         return None
@@ -68,7 +68,7 @@ def _kernel(params: Any) -> str:
 
 
 def _box_of(missing: Any) -> str:
-    """The unwritten elements of an output without blocks."""
+    """Return the unwritten elements of an output without blocks."""
     if missing.all():
         return "no element was ever written"
     count = f"{np.count_nonzero(missing)} of {missing.size} elements were never written"
@@ -76,7 +76,7 @@ def _box_of(missing: Any) -> str:
 
 
 def _blocks(missing: Any, dims: Sequence[tuple[str, int, tuple[int, int]]]) -> str:
-    """The blocks that are not written at all, and those written in part: ``block (1, 0)``."""
+    """List the blocks that are not written at all, and those written in part: ``block (1, 0)``."""
     if missing.all() or any(kind not in ("Blocked", "Squeezed") for kind, _, _ in dims):
         return _box_of(missing)
     count = f"{np.count_nonzero(missing)} of {missing.size} elements were never written"
@@ -84,23 +84,23 @@ def _blocks(missing: Any, dims: Sequence[tuple[str, int, tuple[int, int]]]) -> s
     indices = np.unique(np.argwhere(missing) // np.asarray(sizes), axis=0)
     if all(size >= length for size, length in zip(sizes, missing.shape, strict=True)):
         return f"{count}: {_box(missing)}"
-    words: list[str] = []
+    described: list[str] = []
     for index in indices[:_SHOWN]:
         window = tuple(
             slice(int(i) * size, (int(i) + 1) * size) for i, size in zip(index, sizes, strict=True)
         )
         inside = missing[window]
         at = tuple(int(i) for i in index)
-        words.append(f"block {at}" if inside.all() else f"in block {at} {_box(inside)}")
+        described.append(f"block {at}" if inside.all() else f"in block {at} {_box(inside)}")
     more = len(indices) - _SHOWN
     if more > 0:
-        words.append(f"{more} more blocks")
+        described.append(f"{more} more blocks")
     total = int(np.prod([-(-n // size) for n, size in zip(missing.shape, sizes, strict=True)]))
-    return f"{count}, in {len(indices)} of {total} blocks: {', '.join(words)}"
+    return f"{count}, in {len(indices)} of {total} blocks: {', '.join(described)}"
 
 
 def _box(missing: Any) -> str:
-    """The bounding box of the missing elements, ``[0:8, 3]``, and whether it has other elements."""
+    """Describe the bounding box of the missing elements: ``[0:8, 3]``."""
     where = np.argwhere(missing)
     low, high = where.min(axis=0), where.max(axis=0) + 1
     ranges = [
@@ -139,21 +139,19 @@ def memory(context: CheckContext) -> CheckResult:
     """
     args = context.arguments.args
     first = run(context, context.kernel, args, races=False)
-    seconds, comparisons = first.seconds, list[Comparison]()
+    comparisons = list[Comparison]()
     for fill in _fills(context, first):
-        words = f"with {fill}"
-        again = run_again(context, args, words, races=False, fill=fill)
-        seconds += again.seconds
-        comparisons += unchanged(again, first, words)
-        failed = next((each for each in comparisons if not each.passed), None)
-        if failed is not None:
-            explanation = failed.explanation or Explanation("wrong")
+        change = f"with {fill}"
+        again = run_again(context, args, change, races=False, fill=fill)
+        comparisons += unchanged(again, first, change)
+        if failed := [comparison for comparison in comparisons if not comparison.passed]:
+            explanation = failed[0].explanation or Explanation("wrong")
             raise _error(context, first, fill, explanation)
-    return CheckResult(comparisons=comparisons, outcome=first, seconds=seconds)
+    return CheckResult(comparisons=comparisons, outcome=first)
 
 
 def _fills(context: CheckContext, first: Outcome) -> Sequence[Fill]:
-    """The fills: 0 for outputs that are not read shows what was not written."""
+    """Return the fills: 0 for outputs that are not read shows what was not written."""
     kernels = first.kernels
     if not context.settings.jit or any(unwritten_memory(kernel) for kernel in kernels):
         return (Fill("zero", "memory"), Fill("high", "memory"), Fill("low", "memory"))
@@ -170,55 +168,55 @@ def _fills(context: CheckContext, first: Outcome) -> Sequence[Fill]:
 def _error(
     context: CheckContext, first: Outcome, fill: Fill, explanation: Explanation
 ) -> MismatchError:
-    """The memory that changed the output, found by more runs that fill a part of the memory."""
+    """Name the memory that changes the output, found by runs that fill a part of the memory."""
     args, value = context.arguments.args, fill.value
     rest: Any = {"races": False}
     scratch = run(context, context.kernel, args, fill=Fill(value, "scratch"), **rest)
     filled = [
-        run(context, context.kernel, args, fill=Fill(each, "output"), probe="outputs", **rest)
-        for each in PAIR
+        run(context, context.kernel, args, fill=Fill(contents, "output"), probe="outputs", **rest)
+        for contents in PAIR
     ]
     lines: list[str] = []
-    found: list[Finding | None] = []
-    if any(_changes(each, first) for each in filled):
+    loads: list[Finding] = []
+    if any(_changes(outcome, first) for outcome in filled):
         lines = list(never_written(filled[0].probe_results, filled[1].probe_results))
         if not lines:
             lines = [
                 f"{_name(first)} reads an output before it writes it: "
                 f"its memory held {WORDS[value]}"
             ]
-            found.append(_load(context, Fill(value, "output")))
+            loads += _loads(context, Fill(value, "output"))
         elif len(first.kernels) == 1 and first.kernels[0].source:
             lines[-1] += f" ({first.kernels[0].source})"
     if _changes(scratch, first):
         lines.append(
             f"{_name(first)} reads scratch memory before it writes it: it held {WORDS[value]}"
         )
-        found.append(_load(context, Fill(value, "scratch")))
+        loads += _loads(context, Fill(value, "scratch"))
     summary = "\n".join(lines) or f"the answer depends on {fill.memory}"
-    loads = [each for each in found if each is not None]
-    facts = [Fact("read", str(each)) for each in loads]
+    facts = [Fact("read", str(load)) for load in loads]
     error = MismatchError.explained(explanation.under(summary).with_facts(*facts))
     error.findings = tuple(loads)
     return error
 
 
-def _load(context: CheckContext, fill: Fill) -> Finding | None:
-    """The first load that returns other values with this fill; None if it is not known."""
+def _loads(context: CheckContext, fill: Fill) -> list[Finding]:
+    """Return the first load that returns other values with this fill; empty if it is not known."""
     if "loads" not in getattr(context.backend, "probes", ()):
-        return None
+        return []
     from pallas_sim import uninitialized_load
 
     args = context.arguments.args
     settings: Any = {"races": False, "probe": "loads"}
     plain, other = (
-        run(context, context.kernel, args, fill=each, **settings) for each in (None, fill)
+        run(context, context.kernel, args, fill=contents, **settings) for contents in (None, fill)
     )
-    return uninitialized_load(plain.probe_results, other.probe_results)
+    load = uninitialized_load(plain.probe_results, other.probe_results)
+    return [] if load is None else [load]
 
 
 def _changes(again: Outcome, first: Outcome) -> bool:
-    return any(not each.passed for each in unchanged(again, first, ""))
+    return any(not comparison.passed for comparison in unchanged(again, first, ""))
 
 
 def _name(first: Outcome) -> str:

@@ -24,8 +24,7 @@ from pytest_pallas.backends.protocol import Outcome
 from pytest_pallas.checks.context import CheckContext, CheckResult, exactly, expect, judge, run
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.errors import NotApplicableError
-from pytest_pallas.judge.judgement import bitwise, bitwise_leaves, compare_trees
-from pytest_pallas.judge.oracle import Expected
+from pytest_pallas.judge.judgement import Expected, bitwise, bitwise_leaves, compare_trees
 from pytest_pallas.judge.references import Leaves, flatten
 from pytest_pallas.judge.tolerance import Comparison, Tolerance
 from pytest_pallas.spec import KernelSpec
@@ -66,7 +65,7 @@ class DerivedExpectation:
 
 
 def answer(context: CheckContext, args: tuple[Any, ...] | Arguments | None = None) -> CallOutput:
-    """The kernel's output for the drawn call, or for one with other arguments.
+    """Return the kernel's output for the drawn call, or for one with other arguments.
 
     Raises:
       KernelError: the kernel raised.
@@ -80,8 +79,8 @@ def answer(context: CheckContext, args: tuple[Any, ...] | Arguments | None = Non
     return CallOutput(arguments, run(other, context.kernel, arguments.args), expect(other))
 
 
-def claim(given: CallOutput, expect_of: Callable[[Any], Any] | None = None) -> DerivedExpectation:
-    """The expected values ``expect_of(output)`` of another output; by default, the same output.
+def claim(output: CallOutput, expect_of: Callable[[Any], Any] | None = None) -> DerivedExpectation:
+    """Return the values ``expect_of(output)`` that another output must have, and their errors.
 
     ``expect_of`` gets the outputs as a pytree of numpy arrays, floats in float64. It is also
     applied to the oracle and the baseline, and the difference is the propagated error.
@@ -91,11 +90,11 @@ def claim(given: CallOutput, expect_of: Callable[[Any], Any] | None = None) -> D
     def converted(outputs: Any) -> Leaves:
         return flatten(convert(jax.tree.map(lambda leaf: wide(to_numpy(leaf)), outputs)))
 
-    values = converted(given.outcome.values)
-    spread = {path: _rounding(given, path, value) for path, value in values}
-    oracle, baseline = given.expected.oracle, given.expected.baseline
-    if [path for path, _ in given.leaves] == [path for path, _ in oracle]:
-        structure = jax.tree.structure(given.outcome.values)
+    values = converted(output.outcome.values)
+    spread = {path: _rounding(output, path, value) for path, value in values}
+    oracle, baseline = output.expected.oracle, output.expected.baseline
+    if [path for path, _ in output.leaves] == [path for path, _ in oracle]:
+        structure = jax.tree.structure(output.outcome.values)
         sides = (
             converted(jax.tree.unflatten(structure, [leaf for _, leaf in side]))
             for side in (baseline, oracle)
@@ -103,11 +102,11 @@ def claim(given: CallOutput, expect_of: Callable[[Any], Any] | None = None) -> D
         for (path, one), (_, other) in zip(*sides, strict=True):
             if path in spread and spread[path].shape == one.shape and is_float(one.dtype):
                 spread[path] = spread[path] + _distance(one, other)
-    return DerivedExpectation(values, spread, given.expected.sensitivity)
+    return DerivedExpectation(values, spread, output.expected.sensitivity)
 
 
 def sum_of(one: DerivedExpectation, other: DerivedExpectation) -> DerivedExpectation:
-    """The expected values of an output that must be the sum of two others."""
+    """Return the expected values of an output that must be the sum of two others."""
     others = dict(other.values)
     with np.errstate(all="ignore"):
         values = [(path, value + others[path]) for path, value in one.values]
@@ -132,7 +131,7 @@ def close(
     """
     own = claim(actual)
     outputs = dict(actual.leaves)
-    wanted: Leaves = []
+    expected: Leaves = []
     baseline: Leaves = []
     for path, value in claimed.values:
         if is_exact(value.dtype) and path in outputs:
@@ -141,21 +140,25 @@ def close(
             left_out = ignore(wide(outputs[path]), value, outputs[path].dtype)
             outputs[path] = np.where(left_out, 0, outputs[path]).astype(outputs[path].dtype)
             value = np.where(left_out, 0, value)
-        wanted.append((path, value))
+        expected.append((path, value))
         mine = own.spread.get(path)
         spread = claimed.spread[path]
         both = spread if mine is None or mine.shape != spread.shape else spread + mine
         with np.errstate(all="ignore"):
             baseline.append((path, value if is_exact(value.dtype) else value + both))
+    errors = actual.expected
+    bounds = replace(
+        errors,
+        oracle=expected,
+        baseline=baseline,
+        sensitivity=lambda path: errors.sensitivity(path) + claimed.sensitivity(path),
+    )
+    if rounded_only:
+        bounds = replace(bounds, depth=0, noise=lambda _: None)
     return compare_trees(
         list(outputs.items()),
-        wanted,
-        baseline,
+        bounds,
         tolerance=Tolerance(factor=1.0, floor=0.0) if rounded_only else context.tolerance,
-        depth=0 if rounded_only else actual.expected.depth,
-        sensitivity=lambda path: actual.expected.sensitivity(path) + claimed.sensitivity(path),
-        noise=(lambda _: None) if rounded_only else actual.expected.noise,
-        precision=actual.expected.precision.get,
         check_dtype=False,  # the values are wide, and the dtype check looks at dtypes
         explained=context.explained,
     )
@@ -177,22 +180,22 @@ def equal(
         return close(context, actual, claimed)  # its message lists what is missing
     comparisons: list[Comparison] = []
     for path, value in claimed.values:
-        output, wanted = outputs[path], value
+        output, expected = outputs[path], value
         dtype = output.dtype
         with np.errstate(all="ignore"):
             if output.shape == value.shape and not is_exact(dtype):
                 got = wide(output)
-                left_out = (got == 0) & (wanted == 0)
+                left_out = (got == 0) & (expected == 0)
                 if ignore is not None:
-                    left_out |= ignore(got, wanted, dtype)
+                    left_out |= ignore(got, expected, dtype)
                 output = _plain(got, left_out).astype(dtype)
-                wanted = _plain(wanted, left_out)
-            comparisons.append(bitwise(output, wanted.astype(dtype), where=path))
+                expected = _plain(expected, left_out)
+            comparisons.append(bitwise(output, expected.astype(dtype), where=path))
     return comparisons
 
 
 def generator(context: CheckContext, seed_bytes: int = 16) -> np.random.Generator:
-    """A random generator whose seed is a hash of the drawn call."""
+    """Return a random generator whose seed is a hash of the drawn call."""
     digest = hashlib.blake2b(digest_size=seed_bytes)
     for leaf in jax.tree.leaves(context.arguments.args):
         if hasattr(leaf, "dtype"):
@@ -201,7 +204,7 @@ def generator(context: CheckContext, seed_bytes: int = 16) -> np.random.Generato
 
 
 def holding(relations: Sequence[Any], kind: type[Any], arguments: Arguments) -> list[int]:
-    """The positions of the relations of a kind that hold for a drawn call."""
+    """Return the positions of the relations of a kind that hold for a drawn call."""
     return [
         number
         for number, relation in enumerate(relations)
@@ -210,7 +213,7 @@ def holding(relations: Sequence[Any], kind: type[Any], arguments: Arguments) -> 
 
 
 def requires_relation(kind: type[Any]) -> Callable[[KernelSpec], str | None]:
-    """The requirement of a check of relations: a spec must declare one of this kind."""
+    """Make the requirement of a check of relations: a spec must declare one of this kind."""
 
     def requires_spec(spec: KernelSpec) -> str | None:
         if any(isinstance(relation, kind) for relation in spec.relations):
@@ -221,7 +224,7 @@ def requires_relation(kind: type[Any]) -> Callable[[KernelSpec], str | None]:
 
 
 def subjects_of(kind: type[Any]) -> Callable[[KernelSpec, Arguments], list[int]]:
-    """The subjects of a check of relations: those of a kind that hold for a drawn call."""
+    """Return the subjects of a check of relations: those of a kind that hold for a drawn call."""
     return lambda spec, arguments: holding(spec.relations, kind, arguments)
 
 
@@ -248,35 +251,33 @@ def check_each[R](
         raise NotApplicableError(f"no {kind.__name__} of the spec holds for the drawn call")
     drawn = answer(context)
     rng = generator(context)
-    seconds = drawn.outcome.seconds
     comparisons: list[Comparison] = []
     for relation in held:
         for result in one(context, relation, drawn, rng):
-            seconds += result.seconds
             if result.failed is not None:
-                return replace(result, seconds=seconds)
+                return result
             comparisons += result.comparisons
     if not comparisons:
         raise NotApplicableError(f"no {kind.__name__} of the spec applies to the drawn call")
-    return CheckResult(comparisons=comparisons, seconds=seconds)
+    return CheckResult(comparisons=comparisons)
 
 
 def _plain(values: Array, zero: Array) -> Array:
-    """The values with zeros where ``zero``, and the same NaN for all NaNs."""
+    """Return the values with zeros where ``zero``, and the same NaN for all NaNs."""
     return np.where(zero, 0.0, np.where(np.isnan(values), np.nan, values))
 
 
-def _rounding(given: CallOutput, path: str, value: Array) -> Array:
-    """The largest error of rounding an output to its dtype."""
-    output = dict(given.leaves).get(path)
-    if output is None or not is_inexact(output.dtype):
+def _rounding(call: CallOutput, path: str, value: Array) -> Array:
+    """Return the largest error of rounding an output to its dtype."""
+    leaf = dict(call.leaves).get(path)
+    if leaf is None or not is_inexact(leaf.dtype):
         return np.zeros(value.shape)
     with np.errstate(all="ignore"):
-        return np.abs(value) * epsilon(output.dtype) / 2
+        return np.abs(value) * epsilon(leaf.dtype) / 2
 
 
 def _distance(one: Array, other: Array) -> Array:
-    """Distance of two arrays; 0 where either is not finite."""
+    """Return the distance of two arrays; 0 where either is not finite."""
     with np.errstate(all="ignore"):
         distance = np.abs(one - other)
     return np.where(np.isfinite(distance), distance, 0.0)
@@ -285,8 +286,8 @@ def _distance(one: Array, other: Array) -> Array:
 # Run a kernel again with a change that must not matter, and compare with the first run.
 
 
-def run_again(context: CheckContext, args: tuple[Any, ...], words: str, **rest: Any) -> Outcome:
-    """Run the kernel as ``context.run`` does; ``words`` describe the change.
+def run_again(context: CheckContext, args: tuple[Any, ...], change: str, **rest: Any) -> Outcome:
+    """Run the kernel as ``context.run`` does; ``change`` describes the change.
 
     Raises:
       KernelError: the kernel raised, and did not before; the message has the change.
@@ -294,8 +295,8 @@ def run_again(context: CheckContext, args: tuple[Any, ...], words: str, **rest: 
     try:
         return run(context, context.kernel, args, **rest)
     except KernelError as error:
-        changed = error.with_message(f"{error}\n  {words}; otherwise the kernel does not raise")
-        raise changed from error.__cause__
+        described = error.with_message(f"{error}\n  {change}; otherwise the kernel does not raise")
+        raise described from error.__cause__
 
 
 #: Ulps of the output's scale by which floats may differ; floats of at most 16 bits by less, because
@@ -306,21 +307,21 @@ def run_again(context: CheckContext, args: tuple[Any, ...], words: str, **rest: 
 _SLACK, _NARROW_SLACK = 64.0, 4.0
 
 
-def unchanged(again: Outcome, first: Outcome, words: str) -> Iterator[Comparison]:
+def unchanged(again: Outcome, first: Outcome, change: str) -> Iterator[Comparison]:
     """Compare every output with the first run's: bitwise, except for the last bits of floats.
 
     NaN and infinities must be at the same places in both.
     """
-    for (path, actual), (_, wanted) in zip(
+    for (path, actual), (_, expected) in zip(
         flatten(again.values), flatten(first.values), strict=True
     ):
-        where = f"{path or 'output'}, {words}"
-        found = bitwise(_one_nan(actual), _one_nan(wanted), where=where, change=words)
-        yield _rounded(found) if _is_rounded(found, actual.dtype) else found
+        where = f"{path or 'output'}, {change}"
+        comparison = bitwise(_one_nan(actual), _one_nan(expected), where=where, change=change)
+        yield _rounded(comparison) if _is_rounded(comparison, actual.dtype) else comparison
 
 
 def identical(
-    context: CheckContext, again: Any, first: Any, words: str, *, change: str
+    context: CheckContext, again: Any, first: Any, suffix: str, *, change: str
 ) -> Sequence[Comparison]:
     """Compare the outputs of a kernel with those of another run, bit for bit.
 
@@ -331,23 +332,23 @@ def identical(
       context: has the reference and the tolerance.
       again: the outputs, a tree.
       first: those of the other run, a tree of the same structure.
-      words: what comes after the name of an output in messages.
+      suffix: what comes after the name of an output in messages.
       change: what is different in the first of the two runs, for messages.
     """
     if not context.deterministic:
         return judge(context, again, expect(context), exact=exactly(context))
-    return bitwise_leaves(flatten(again), flatten(first), words, change=change)
+    return bitwise_leaves(flatten(again), flatten(first), suffix, change=change)
 
 
-def _is_rounded(found: Comparison, dtype: np.dtype[Any]) -> bool:
-    """Whether a difference can be rounding."""
-    if found.passed or found.kind != "bitwise" or not is_inexact(dtype):
+def _is_rounded(comparison: Comparison, dtype: np.dtype[Any]) -> bool:
+    """Return whether a difference can be rounding."""
+    if comparison.passed or comparison.kind != "bitwise" or not is_inexact(dtype):
         return False
-    return found.error <= (_SLACK if epsilon(dtype) < 2**-11 else _NARROW_SLACK)
+    return comparison.error <= (_SLACK if epsilon(dtype) < 2**-11 else _NARROW_SLACK)
 
 
-def _rounded(found: Comparison) -> Comparison:
-    return replace(found, passed=True, wrong=0, explanation=None, patterns=(), mask=None)
+def _rounded(comparison: Comparison) -> Comparison:
+    return replace(comparison, passed=True, wrong=0, explanation=None, patterns=(), mask=None)
 
 
 def _one_nan(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

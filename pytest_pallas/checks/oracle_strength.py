@@ -11,14 +11,14 @@ import numpy as np
 from pallas_sim.dtypes import epsilon, is_bool, is_exact, wide
 from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, exactly, expect
-from pytest_pallas.judge.judgement import bitwise, compare_trees
+from pytest_pallas.judge.judgement import Expected, bitwise, compare_trees
 from pytest_pallas.judge.tolerance import Tolerance
 
 Array = np.ndarray[Any, Any]
 
 
 def corruptions(answer: Array, *, fraction: float = 0.0) -> Iterator[tuple[str, Array]]:
-    """Corruptions of a right output, each with a short description.
+    """Yield corruptions of a right output, each with a short description.
 
     Each is a mistake of real kernels: a missing scale, a wrong sign, an index off by one, a block
     that is not written, the wrong row, swapped axes. A corruption may happen to equal the output.
@@ -47,7 +47,7 @@ def corruptions(answer: Array, *, fraction: float = 0.0) -> Iterator[tuple[str, 
 
 
 def _few_wrong(answer: Array, count: int) -> tuple[str, Array]:
-    """The output with its ``count`` largest elements negated, off by one, or flipped."""
+    """Return the output with its ``count`` largest elements negated, off by one, or flipped."""
     changed = answer.copy()
     flat = changed.reshape(-1)
     values = wide(flat)
@@ -77,7 +77,7 @@ def _without_last(answer: Array, axis: int) -> Array:
 
 
 def _row_off(answer: Array) -> Array:
-    """The middle row of the first matrix, or the middle of a vector, as the one before it."""
+    """Copy the row before the middle one over it, in the first matrix or in a vector."""
     changed = answer.copy()
     matrix = changed
     while matrix.ndim > 2:
@@ -125,7 +125,7 @@ class Evidence:
 
 
 def conclude(evidence: Sequence[Evidence]) -> str | None:
-    """The corruptions that the spec accepts in all examples; None if it rejects every kind."""
+    """Describe the corruptions that the spec always accepts; None if it rejects every kind."""
     tried: dict[tuple[str, str], list[Attempt]] = {}
     for example in evidence:
         for attempt in example.attempts:
@@ -151,7 +151,7 @@ def conclude(evidence: Sequence[Evidence]) -> str | None:
             f"{attempts[0].change}"
         )
     tolerances = {example.tolerance: None for example in evidence}
-    lines.append(f"  tolerance: {' and '.join(map(_words, tolerances))}")
+    lines.append(f"  tolerance: {' and '.join(map(_tolerance_text, tolerances))}")
     lines.append(f"  {_remedy(tuple(tolerances))}")
     return "\n".join(lines)
 
@@ -182,19 +182,18 @@ def oracle_strength(context: CheckContext) -> CheckResult:
                 continue
             [judged] = compare_trees(
                 [(path, wrong)],
-                [(path, oracle[path])],
-                [(path, answer)],
+                Expected(
+                    [(path, oracle[path])], [(path, answer)], expected.depth, expected.sensitivity
+                ),
                 tolerance=context.tolerance,
                 exact=exact,
-                depth=expected.depth,
-                sensitivity=expected.sensitivity,
             )
             attempts.append(Attempt(kind, path or "the output", not judged.passed, change))
     return CheckResult(comparisons=(), evidence=Evidence(tuple(attempts), context.tolerance))
 
 
 def _change(wrong: Any, answer: Any, tolerance: Tolerance) -> str:
-    """The largest change of an element in words, or "" where it is none."""
+    """Return the largest change of an element in words, or "" where it is none."""
     compared = bitwise(wrong, answer)
     if compared.wrong <= int(tolerance.fraction * answer.size):
         return ""
@@ -205,8 +204,8 @@ def _change(wrong: Any, answer: Any, tolerance: Tolerance) -> str:
     return f"{compared.error * epsilon(answer.dtype):.1%} of the output's scale"
 
 
-def _words(tolerance: Tolerance) -> str:
-    """The fields that differ from the default."""
+def _tolerance_text(tolerance: Tolerance) -> str:
+    """Return the fields that differ from the default."""
     default = vars(Tolerance())
     fields = [f"{n}={v:g}" for n, v in vars(tolerance).items() if v not in (None, default[n])]
     return f"Tolerance({', '.join(fields)})" if fields else "the default tolerance"

@@ -26,7 +26,7 @@ from pytest_pallas.spec import KernelSpec, Permuted
 
 
 def subjects(spec: KernelSpec, arguments: Arguments) -> list[int]:
-    """The relations of a spec that apply to a drawn call: two elements or more to permute."""
+    """Return the relations that apply to a drawn call, with two elements or more to permute."""
     return [
         number
         for number in holding(spec.relations, Permuted, arguments)
@@ -74,8 +74,7 @@ def _one(
     exact = relation.exact or exactly(context)
     yield CheckResult(
         comparisons=(equal if exact else close)(context, other, claimed),
-        seconds=other.outcome.seconds,
-        subject=f"{relation}: compared with {_words(relation)}as the oracle",
+        subject=f"{relation}: compared with {_other_text(relation)}as the oracle",
     )
     yield CheckResult(
         comparisons=judge(context, other.outcome.values, other.expected, exact=exactly(context)),
@@ -84,7 +83,7 @@ def _one(
 
 
 def _order(size: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    """A permutation that moves the first and the last element, which are the special cases."""
+    """Draw a permutation that moves the first and the last element, which are special cases."""
     order = rng.permutation(size)
     while order[0] == 0 or order[-1] == size - 1:
         order = rng.permutation(size)
@@ -92,7 +91,7 @@ def _order(size: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
 
 
 def _size(relation: Permuted, args: tuple[Any, ...]) -> int:
-    """The number of elements that are permuted."""
+    """Return the number of elements that are permuted."""
     sizes: dict[str, int] = {}
     for position, axis in relation.args.items():
         for leaf in jax.tree.leaves(args[position]):
@@ -112,7 +111,7 @@ def _take(leaf: Any, order: np.ndarray[Any, Any], axis: int) -> Any:
 
 
 def _expected(relation: Permuted, outputs: Any, order: np.ndarray[Any, Any]) -> Any:
-    """The outputs, permuted along the axes that the relation names."""
+    """Return the outputs, permuted along the axes that the relation names."""
     leaves, structure = jax.tree.flatten(outputs)
     axes = relation.axes(len(leaves))
     if len(axes) != len(leaves):
@@ -129,7 +128,7 @@ def _expected(relation: Permuted, outputs: Any, order: np.ndarray[Any, Any]) -> 
     return jax.tree.unflatten(structure, moved)
 
 
-def _words(relation: Permuted) -> str:
+def _other_text(relation: Permuted) -> str:
     if relation.output is None:
         return "the earlier output "
     return f"the earlier output, permuted along axis {relation.output}, "

@@ -45,25 +45,25 @@ def raises(context: CheckContext) -> CheckResult:
     """
     if not context.raises:
         raise NotApplicableError("it needs a spec with raises=[Raises(...)]")
-    seconds, problems = 0.0, list[tuple[str, Exception | None]]()
-    for number, wanted in enumerate(context.raises):
-        name = wanted.name or f"raises[{number}]"
-        rejected = _rejected(wanted, name, context.arguments)
+    problems = list[tuple[str, Exception | None]]()
+    for number, rejection in enumerate(context.raises):
+        name = rejection.name or f"raises[{number}]"
+        rejected = _rejected(rejection, name, context.arguments)
         other = dataclasses.replace(context, arguments=rejected)
         made = call(other, context.kernel, rejected.args)
         # The kernel need not get as far as its pallas_call.
         outcome = context.backend.run(dataclasses.replace(made, needs_kernel=False))
-        seconds += outcome.seconds
-        if outcome.error is None or not wanted.accepts(outcome.error):
-            text = f"{name}: {_told(wanted, outcome)}; called with {signature(made)}"
+        context.run_seconds.append(outcome.seconds)
+        if outcome.error is None or not rejection.accepts(outcome.error):
+            text = f"{name}: {_difference(rejection, outcome)}; called with {signature(made)}"
             problems.append((text, outcome.error))
     if problems:
         raise _error(problems)
-    return CheckResult(comparisons=(), seconds=seconds)
+    return CheckResult(comparisons=())
 
 
 def _error(problems: Sequence[tuple[str, Exception | None]]) -> MismatchError:
-    """The error with a line for each problem."""
+    """Return the error with a line for each problem."""
     error = MismatchError(
         "the kernel does not reject wrong calls as the spec says:\n  "
         + "\n  ".join(text for text, _ in problems)
@@ -72,8 +72,8 @@ def _error(problems: Sequence[tuple[str, Exception | None]]) -> MismatchError:
     return error
 
 
-def _told(wanted: Raises, outcome: Outcome) -> str:
-    """What happened instead of the wanted error."""
+def _difference(rejection: Raises, outcome: Outcome) -> str:
+    """Describe what happened instead of the expected error."""
     error = outcome.error
     if error is None:
         shapes = ", ".join(
@@ -81,40 +81,45 @@ def _told(wanted: Raises, outcome: Outcome) -> str:
             for leaf in jax.tree.leaves(outcome.values)
             if hasattr(leaf, "dtype")
         )
-        return f"the kernel returned {shapes or 'nothing'}, and must raise {wanted.description}"
-    words = brief(str(error), lines=3)
-    if isinstance(error, wanted.errors):
-        return f"{type(error).__name__} says {words!r}, which does not match {wanted.match!r}"
-    return f"the kernel raised {type(error).__name__}: {words}, and must raise {wanted.description}"
+        return f"the kernel returned {shapes or 'nothing'}, and must raise {rejection.description}"
+    text = brief(str(error), lines=3)
+    if isinstance(error, rejection.errors):
+        return f"{type(error).__name__} says {text!r}, which does not match {rejection.match!r}"
+    return (
+        f"the kernel raised {type(error).__name__}: {text}, and must raise {rejection.description}"
+    )
 
 
-def _rejected(wanted: Raises, name: str, drawn: Arguments) -> Arguments:
-    """The call that must raise, with zeros for shapes.
+def _rejected(rejection: Raises, label: str, drawn: Arguments) -> Arguments:
+    """Return the call that must raise, with zeros for shapes.
 
     Raises:
-      SpecError: the function of ``wanted`` raised, or returned no call.
+      SpecError: the function of ``rejection`` raised, or returned no call.
     """
-    given: Any = wanted.args
-    if callable(given):
+    arguments: Any = rejection.args
+    if callable(arguments):
         try:
-            given = given(drawn)
+            arguments = arguments(drawn)
         except Exception as error:
             raise SpecError(
-                f"{name}: args raised {type(error).__name__} for a drawn call: {error}"
+                f"{label}: args raised {type(error).__name__} for a drawn call: {error}"
             ) from error
-        if isinstance(given, tuple):
-            given = dataclasses.replace(drawn, args=given, kin=None)
-    elif isinstance(given, tuple):
-        given = Arguments(given)
-    if not isinstance(given, Arguments):
+        if isinstance(arguments, tuple):
+            arguments = dataclasses.replace(drawn, args=arguments, kin=None)
+    elif isinstance(arguments, tuple):
+        arguments = Arguments(arguments)
+    if not isinstance(arguments, Arguments):
         raise SpecError(
-            f"{name}: args returned {type(given).__name__}, not a tuple or strategies.Arguments"
+            f"{label}: args returned {type(arguments).__name__}, not a tuple or "
+            "strategies.Arguments"
         )
-    tuning = {word: each for word, each in given.tuning.items() if word not in wanted.options}
+    tuning = {
+        name: value for name, value in arguments.tuning.items() if name not in rejection.options
+    }
     return dataclasses.replace(
-        given,
-        args=jax.tree.map(_array, given.args),
-        options={**given.options, **wanted.options},
+        arguments,
+        args=jax.tree.map(_array, arguments.args),
+        options={**arguments.options, **rejection.options},
         tuning=tuning,
         kin=None,
     )

@@ -43,29 +43,28 @@ def relation(context: CheckContext) -> CheckResult:
 
 
 def _one(
-    context: CheckContext, wanted: Relation, drawn: CallOutput, rng: np.random.Generator
+    context: CheckContext, declared: Relation, drawn: CallOutput, rng: np.random.Generator
 ) -> Iterator[CheckResult]:
-    changed = _called(wanted, "change", drawn.arguments, rng)
+    changed = _called(declared, "change", drawn.arguments, rng)
     if not isinstance(changed, Arguments):
         raise SpecError(
-            f"relation {wanted.name!r}: change returned {type(changed).__name__}, not "
+            f"relation {declared.name!r}: change returned {type(changed).__name__}, not "
             "strategies.Arguments; dataclasses.replace(arguments, args=...) returns them"
         )
     other = answer(context, changed)
-    expect_of = functools.partial(_called, wanted, "expect")
+    expect_of = functools.partial(_called, declared, "expect")
     claimed = claim(drawn, lambda outputs: expect_of(outputs, changed))
-    compare = equal if wanted.exact else close
+    compare = equal if declared.exact else close
     yield CheckResult(
         comparisons=compare(context, other, claimed),
-        seconds=other.outcome.seconds,
-        subject=f"{wanted.name}: f(change(x)) compared with expect(f(x)) as the oracle",
+        subject=f"{declared.name}: f(change(x)) compared with expect(f(x)) as the oracle",
     )
 
 
-def _called(wanted: Relation, name: str, *args: Any) -> Any:
+def _called(declared: Relation, name: str, *args: Any) -> Any:
     try:
-        return getattr(wanted, name)(*args)
+        return getattr(declared, name)(*args)
     except Exception as error:
         raise SpecError(
-            f"relation {wanted.name!r}: {name} raised {type(error).__name__}: {error}"
+            f"relation {declared.name!r}: {name} raised {type(error).__name__}: {error}"
         ) from error

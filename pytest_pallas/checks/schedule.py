@@ -54,25 +54,26 @@ class Runs:
     _kept: LastUsed[Outcome] = field(default_factory=lambda: LastUsed(_RUNS, _RUN_BYTES))
 
     def get(self, context: CheckContext, schedule: Schedule) -> Outcome:
-        """The kernel's run on the context's backend, with the race detector."""
+        """Return the kernel's run on the context's backend, with the race detector."""
         arguments = context.arguments
         key = (
             identity(context.kernel),
             digest((arguments.args, dict(arguments.options), dict(arguments.tuning))),
             (label(context.backend), schedule, context.settings.devices, context.settings.jit),
         )
-        found = self._kept.get(key)
-        if found is None:
+        outcome = self._kept.get(key)
+        if outcome is None:
             made = call(context, context.kernel, arguments.args)
-            found = context.backend.run(
+            outcome = context.backend.run(
                 replace(made.with_settings(races=True, dma=False), schedule=schedule)
             )
-            self._kept.add(key, found, found.nbytes)
-        return found
+            self._kept.add(key, outcome, outcome.nbytes)
+        context.run_seconds.append(outcome.seconds)
+        return outcome
 
 
 def under_schedules(context: CheckContext) -> Iterator[tuple[Schedule, Outcome]]:
-    """The kernel's runs under every schedule that can make a difference, the default first.
+    """Yield the kernel's runs under every schedule that can make a difference, the default first.
 
     It stops after the first run if the kernel raises there.
 
@@ -101,12 +102,10 @@ def under_schedules(context: CheckContext) -> Iterator[tuple[Schedule, Outcome]]
 
 def raise_first(context: CheckContext, kind: type[PallasError]) -> CheckResult:
     """Run the kernel under every schedule, and raise its first error of a kind."""
-    seconds = 0.0
     for schedule, outcome in under_schedules(context):
-        seconds += outcome.seconds
         if isinstance(outcome.error, kind):
             raise under(schedule, outcome.error)
-    return CheckResult(comparisons=(), seconds=seconds)
+    return CheckResult(comparisons=())
 
 
 def requires_concurrency(backend: Backend) -> str | None:
@@ -124,7 +123,7 @@ def requires_schedules(backend: Backend) -> str | None:
 def requires_kernels(
     spec: KernelSpec, backend: Backend, kernels: Sequence[KernelCall]
 ) -> str | None:
-    """The reason why schedules make no difference to the kernels of a call, or None.
+    """Return the reason why schedules make no difference to the kernels of a call, or None.
 
     It does not count the programs of a parallel dimension, because that depends on shapes.
     """
@@ -141,25 +140,25 @@ def requires_kernels(
 
 
 def has_schedules(backend: Backend) -> bool:
-    """Whether a backend applies ``Call.schedule``: the simulator does."""
+    """Return whether a backend applies ``Call.schedule``: the simulator does."""
     return bool(getattr(backend, "reorders", False))
 
 
 def schedules(context: CheckContext, kernels: Sequence[Any]) -> list[Schedule]:
-    """The schedules, besides the default, in which the backend can run these kernels."""
+    """Return the schedules, besides the default, in which the backend can run these kernels."""
     if not has_schedules(context.backend):
         return []
-    found: list[Schedule] = []
     gpu = context.backend.platform == "gpu"  # backends that run all programs of a grid at once
     count = grid_programs if gpu else parallel_programs
     programs = max((count(kernel.eqn) or 2 for kernel in kernels), default=1)
+    others: list[Schedule] = []
     if programs > 1 or any(kernel.asynchronous for kernel in kernels):
         # A seed determines the order of copies, cores, devices and parallel programs.
-        found += [Schedule(seed=seed) for seed in SEEDS]
+        others = [Schedule(seed=seed) for seed in SEEDS]
     target = context.backend.target
     if programs > 1 and not gpu and (target is None or target.cores > 1):
-        found.append(Schedule(cores=2))
-    return found
+        others.append(Schedule(cores=2))
+    return others
 
 
 @declare_sanitizer(
@@ -184,16 +183,15 @@ def schedule(context: CheckContext) -> CheckResult:
     _, first = next(runs)
     if first.error is not None:
         raise NotApplicableError("the kernel raised; see `forward`")
-    seconds, comparisons, others = first.seconds, list[Comparison](), 0
+    comparisons, others = list[Comparison](), 0
     for other, outcome in runs:
         others += 1
-        seconds += outcome.seconds
         if outcome.error is not None:
             raise under(other, as_kernel_error(outcome.error))
-        words = f", with {other}, compared with the default schedule"
+        suffix = f", with {other}, compared with the default schedule"
         comparisons += identical(
-            context, outcome.values, first.values, words, change=f"with {other}"
+            context, outcome.values, first.values, suffix, change=f"with {other}"
         )
     if not others:
         raise NotApplicableError("there is only one order in which the kernel can run")
-    return CheckResult(comparisons=comparisons, outcome=first, seconds=seconds)
+    return CheckResult(comparisons=comparisons, outcome=first)

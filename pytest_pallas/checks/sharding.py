@@ -90,24 +90,22 @@ def sharding(context: CheckContext) -> CheckResult:
     counts = _counts(len(jax.devices(platform)))
     args = _several(context.arguments.args, axes, counts[-1])
     expected = expect(context, args)
-    seconds = 0.0
     comparisons: list[Any] = []
     for count in counts:
         mesh = make_mesh({_AXIS: count}, platform)
         spread = replace(context, settings=replace(context.settings, devices=count))
         outcome = run(spread, Sharded(context.kernel, axes, mesh), args, shards=True)
-        seconds += outcome.seconds
         judged = judge(context, outcome.values, expected, exact=exactly(context))
         if not all(comparison.passed for comparison in judged):
             subject = f"shard_map on {count} devices; {counts[-1]} copies of the drawn inputs"
-            return CheckResult(comparisons=judged, seconds=seconds, subject=subject)
+            return CheckResult(comparisons=judged, subject=subject)
         comparisons += judged
     notes = (Note(f"sharded over {', '.join(map(str, counts))} devices", "run"),)
-    return CheckResult(comparisons=comparisons, seconds=seconds, notes=notes)
+    return CheckResult(comparisons=comparisons, notes=notes)
 
 
 def _counts(devices: int) -> list[int]:
-    """The numbers of devices to run on; of several processes, each has a part in all of them."""
+    """Return the numbers of devices to run on; each of several processes has a part of all."""
     processes = gang()
     if processes is None:
         return [count for count in DEVICES if count <= devices]
@@ -116,7 +114,7 @@ def _counts(devices: int) -> list[int]:
 
 
 def _several(args: tuple[Any, ...], axes: Sequence[int | None], copies: int) -> tuple[Any, ...]:
-    """The arguments with ``copies`` rolled copies, concatenated along their axes."""
+    """Concatenate ``copies`` rolled copies of the arguments along their axes."""
     if len(axes) != len(args):
         raise SpecError(
             f"batch_axes={tuple(axes)} has {len(axes)} entries for {len(args)} positional "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import traceback
@@ -60,13 +59,13 @@ class Failure:
       check: name of the check.
       name: name of the kernel.
       context: the call.
-      finding: the result of the check; None if an error stopped it.
+      result: the result of the check; None if an error stopped it.
     """
 
     check: str
     name: str
     context: CheckContext
-    finding: CheckResult | None = None
+    result: CheckResult | None = None
 
 
 def run_check(
@@ -74,7 +73,7 @@ def run_check(
     context: CheckContext,
     name: str,
     *,
-    found: Callable[[CheckResult], None] = lambda _: None,
+    on_result: Callable[[CheckResult], None] = lambda _: None,
 ) -> CheckResult:
     """Run a check on one example.
 
@@ -82,7 +81,7 @@ def run_check(
       check: the check.
       context: the example.
       name: of the kernel, for messages.
-      found: called with the result, also with that of a failure.
+      on_result: called with the result, also with that of a failure.
 
     Raises:
       MismatchError: an output is wrong; the message explains it.
@@ -93,39 +92,36 @@ def run_check(
     """
     __tracebackhide__ = True
     if gang() is None:
-        return _run_alone(check, context, name, found)
-    asked = describe_call(call(context, context.kernel, context.arguments.args))
+        return _run_alone(check, context, name, on_result)
+    call_text = describe_call(call(context, context.kernel, context.arguments.args))
     return judge_together(
-        functools.partial(_run_alone, check, context, name, found),
-        subject=f"{name} {check.name}: {asked}",
+        functools.partial(_run_alone, check, context, name, on_result),
+        subject=f"{name} {check.name}: {call_text}",
         timeout=context.settings.timeout,
     )
 
 
 def _run_alone(
-    check: Check, context: CheckContext, name: str, found: Callable[[CheckResult], None]
+    check: Check, context: CheckContext, name: str, on_result: Callable[[CheckResult], None]
 ) -> CheckResult:
     """``run_check`` in this process."""
     __tracebackhide__ = True
     headline = f"{name}: {check.name} on {label(context.backend)}"
-    finding = _run(check, context, headline)
-    if isinstance(finding, PallasError):
-        facts_of(finding).failure = Failure(check.name, name, context)
+    result = _run(check, context, headline)
+    if isinstance(result, PallasError):
+        facts_of(result).failure = Failure(check.name, name, context)
         # Not in the handler: pytest would print the whole chain, which is JAX's internals.
-        raise finding
-    finding = replace(finding, notes=(*finding.notes, *_loosened(check, context, finding)))
-    found(finding)
-    problem = _problem_of(finding.outcome, context, name, check.name)
-    if problem is not None:
+        raise result
+    result = replace(result, notes=(*result.notes, *_loosened(check, context, result)))
+    on_result(result)
+    if problem := _problem_of(result.outcome, context, name, check.name):
         error = _with_context(problem, headline, context)
-        facts_of(error).failure = Failure(check.name, name, context, finding)
-        raise error
-    failed = finding.failed
-    if failed is not None:
-        error = _mismatch(headline, finding, failed, context)
-        facts_of(error).failure = Failure(check.name, name, context, finding)
-        raise error
-    return finding
+    elif failed := result.failed:
+        error = _mismatch(headline, result, failed, context)
+    else:
+        return result
+    facts_of(error).failure = Failure(check.name, name, context, result)
+    raise error
 
 
 def conclude(check: Check, evidence: Sequence[Any], name: str, backend: Backend) -> None:
@@ -151,30 +147,29 @@ def conclude(check: Check, evidence: Sequence[Any], name: str, backend: Backend)
 
 
 def _run(check: Check, context: CheckContext, headline: str) -> CheckResult | PallasError:
-    """The result of a check, or the error that stopped it, with the drawn example."""
+    """Return the result of a check, or the error that stopped it, with the drawn example."""
     try:
         if context.backend.kind == "compiling":
             return compiled(check, context)
-        return _with_notes(check.run(context))
+        context = replace(context, run_seconds=[])
+        result = check.run(context)
     except PallasError as error:
         return _with_context(error, headline, context)
+    notes = () if result.answer is None else result.answer.expected.notes
+    seconds = result.seconds or sum(context.run_seconds)
+    return replace(result, notes=(*result.notes, *notes), seconds=seconds)
 
 
-def _with_notes(finding: CheckResult) -> CheckResult:
-    """A result with the notes on its reference."""
-    notes = () if finding.answer is None else finding.answer.expected.notes
-    return replace(finding, notes=(*finding.notes, *notes)) if notes else finding
-
-
-def _loosened(check: Check, context: CheckContext, finding: CheckResult) -> Iterator[Note]:
-    """A note if an answer passed, and would not have passed without its tolerance."""
-    answer = finding.answer
-    if not check.base or not context.tolerance_given_by or answer is None or finding.failed:
+def _loosened(check: Check, context: CheckContext, result: CheckResult) -> Iterator[Note]:
+    """Yield a note if an answer passed, and would not have passed without its tolerance."""
+    answer = result.answer
+    if not check.base or not context.tolerance_given_by or answer is None or result.failed:
         return
-    if all(comparison.kind == "exact" for comparison in finding.comparisons):
+    if all(comparison.kind == "exact" for comparison in result.comparisons):
         return  # no tolerance was used
     strict = replace(context, tolerance=Tolerance(), explained=False)
-    if any(not each.passed for each in judge_leaves(strict, answer.outputs, answer.expected)):
+    judged = judge_leaves(strict, answer.outputs, answer.expected)
+    if not all(comparison.passed for comparison in judged):
         yield Note(
             f"passes only by {context.tolerance}, from {context.tolerance_given_by}; the default "
             "rule rejects the answer: leave the tolerance out to see why",
@@ -182,14 +177,20 @@ def _loosened(check: Check, context: CheckContext, finding: CheckResult) -> Iter
         )
 
 
-def _beyond_facts(failed: Comparison, outcome: Outcome) -> Iterator[Fact]:
-    """That NaN may come from beyond the edge of an array, if its program has a block there."""
-    value, writer = failed.actual_value, writer_of(outcome, failed)
-    is_nan = isinstance(value, float) and math.isnan(value)
-    if not is_nan or writer is None or failed.worst_index is None:
+def _writer_facts(failed: Comparison, index: tuple[int, ...], outcome: Outcome) -> Iterator[Fact]:
+    """Yield the program that wrote the worst element, if one kernel wrote the whole output.
+
+    A NaN may come from beyond the edge of an array, if that program has a block there.
+    """
+    writer, value = writer_of(outcome, failed), failed.actual_value
+    if writer is None:
         return
     call, position = writer
-    for number, block in inputs_beyond_edges(call, position, failed.worst_index)[:_BLOCKS]:
+    if program := describe_writer(call, position, index, failed.shape):
+        yield Fact("block", program)
+    if not isinstance(value, float) or not math.isnan(value):
+        return
+    for number, block in inputs_beyond_edges(call, position, index)[:_BLOCKS]:
         sizes = ", ".join(str(size) for _, size, _ in block.dims)
         dims = ", ".join(map(str, block.shape))
         yield Fact(
@@ -201,14 +202,14 @@ def _beyond_facts(failed: Comparison, outcome: Outcome) -> Iterator[Fact]:
 
 
 def _tolerance_facts(failed: Comparison, context: CheckContext) -> Iterator[Fact]:
-    """The tolerance that an answer failed against, unless it is the default."""
+    """Yield the tolerance that an answer failed against, unless it is the default."""
     if context.tolerance_given_by and failed.kind in ("close", "rms", "explicit"):
         yield Fact("tolerance", f"{context.tolerance}, from {context.tolerance_given_by}")
 
 
-def _product_facts(failed: Comparison, finding: CheckResult) -> Iterator[Fact]:
-    """The precision of the baseline's products of float32, unless that is float32."""
-    products = None if finding.answer is None else finding.answer.expected.products
+def _product_facts(failed: Comparison, result: CheckResult) -> Iterator[Fact]:
+    """Yield the precision of the baseline's products of float32, unless that is float32."""
+    products = None if result.answer is None else result.answer.expected.products
     if products is not None and failed.kind in ("close", "rms"):
         yield Fact(
             "products",
@@ -220,7 +221,7 @@ def _product_facts(failed: Comparison, finding: CheckResult) -> Iterator[Fact]:
 def _problem_of(
     outcome: Outcome | None, context: CheckContext, name: str, check: str
 ) -> PallasError | None:
-    """The error of a compiled program: it did not compile, or costs too much."""
+    """Return the error of a compiled program: it did not compile, or costs too much."""
     if outcome is None:
         return None
     if outcome.error is not None:
@@ -230,7 +231,7 @@ def _problem_of(
 
 
 def _with_context(error: PallasError, headline: str, context: CheckContext) -> PallasError:
-    """The error with the headline, the line where the kernel raised, and the drawn example."""
+    """Add the headline, the line where the kernel raised, and the drawn example to an error."""
     if not context.explained:
         return error
     explanation = error.explanation or explanation_of(str(error))
@@ -249,7 +250,7 @@ def _with_context(error: PallasError, headline: str, context: CheckContext) -> P
 
 
 def _raised_at(cause: BaseException | None) -> Iterator[str]:
-    """The innermost line of the kernel, also of an installed kernel or one of JAX."""
+    """Describe the innermost line of the kernel, also of an installed kernel or one of JAX."""
     if cause is None or isinstance(cause, PallasError):
         return
     frames = [
@@ -265,46 +266,36 @@ def _raised_at(cause: BaseException | None) -> Iterator[str]:
 
 
 def _mismatch(
-    headline: str, finding: CheckResult, failed: Comparison, context: CheckContext
+    headline: str, result: CheckResult, failed: Comparison, context: CheckContext
 ) -> MismatchError:
-    """The error for a comparison that failed."""
+    """Return the error for a comparison that failed."""
     if not context.explained:
         return MismatchError(headline)
     explanation = failed.explanation or Explanation("wrong")
     facts: list[Fact] = []
-    if finding.outcome is not None and failed.worst_index is not None and not finding.subject:
-        writer = _writer(finding.outcome, failed)
-        facts += [Fact("block", writer)] if writer else []
-        facts += _beyond_facts(failed, finding.outcome)
-    others = [c for c in finding.comparisons if not c.passed and c is not failed]
+    if result.outcome is not None and failed.worst_index is not None and not result.subject:
+        facts += _writer_facts(failed, failed.worst_index, result.outcome)
+    others = [c for c in result.comparisons if not c.passed and c is not failed]
     if others:
         facts.append(Fact("also wrong", ", ".join(other.where or "output" for other in others)))
     explanation = explanation.with_facts(
         *facts,
-        *_product_facts(failed, finding),
+        *_product_facts(failed, result),
         *_tolerance_facts(failed, context),
         *process_facts(),
         *drawn_facts(context.arguments),
         *content_facts(context.arguments),
     )
-    subject = f" ({finding.subject})" if finding.subject else ""
+    subject = f" ({result.subject})" if result.subject else ""
     error = MismatchError(f"{headline}{subject} is wrong\n{explanation}")
-    if finding.subject:
-        explanation = replace(explanation, summary=f"{finding.subject}: {explanation.summary}")
+    if result.subject:
+        explanation = replace(explanation, summary=f"{result.subject}: {explanation.summary}")
     error.explanation = explanation
     return error
 
 
-def _writer(outcome: Outcome, failed: Comparison) -> str:
-    """The program that wrote the worst element, if one kernel wrote the whole output."""
-    writer = writer_of(outcome, failed)
-    if writer is None or failed.worst_index is None:
-        return ""
-    return describe_writer(*writer, failed.worst_index, failed.shape)
-
-
 def writer_of(outcome: Outcome, failed: Comparison) -> tuple[KernelCall, int] | None:
-    """The only kernel, if it wrote the whole output, and the number of that output."""
+    """Return the only kernel, if it wrote the whole output, and the number of that output."""
     if len(outcome.kernels) != 1:
         return None
     kernel = outcome.kernels[0]
@@ -325,31 +316,31 @@ def writer_of(outcome: Outcome, failed: Comparison) -> tuple[KernelCall, int] | 
 
 
 def drawn_facts(arguments: Arguments) -> Iterator[Fact]:
-    """The drawn example: arrays, recipe, options and tuning."""
+    """Yield the drawn example: arrays, recipe, options and tuning."""
     shapes = [
         f"{leaf.dtype}[{', '.join(map(str, np.shape(leaf)))}]"
         for leaf in jax.tree.leaves(arguments.args)
         if hasattr(leaf, "dtype")
     ]
     yield Fact("inputs", ", ".join(shapes) or "no arrays")
-    for title, words in (
+    for title, named_values in (
         ("drawn", arguments.recipe),
         ("options", arguments.options),
         ("tuning", arguments.tuning),
     ):
-        if words:
-            yield Fact(title, " ".join(f"{k}={_short(v)}" for k, v in words.items()))
+        if named_values:
+            yield Fact(title, " ".join(f"{k}={_short(v)}" for k, v in named_values.items()))
 
 
 def content_facts(arguments: Arguments) -> Iterator[Fact]:
-    """What masks and ids among the arguments hold."""
+    """Describe the masks and ids among the arguments."""
     for where, role, array in contents_of(arguments)[:_CONTENTS]:
         yield Fact(role, f"{where}: {in_words(array)}")
 
 
 def contents_of(arguments: Arguments) -> list[tuple[str, str, np.ndarray[Any, Any]]]:
-    """The masks and ids among the arguments: where each is, its role, and the array."""
-    found: list[tuple[str, str, np.ndarray[Any, Any]]] = []
+    """Return the masks and ids among the arguments: where each is, its role, and the array."""
+    contents: list[tuple[str, str, np.ndarray[Any, Any]]] = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(arguments.args):
         if not isinstance(leaf, np.ndarray | jax.Array):
             continue
@@ -360,8 +351,8 @@ def contents_of(arguments: Arguments) -> list[tuple[str, str, np.ndarray[Any, An
         if role:
             first, *rest = path
             where = f"argument {getattr(first, 'idx', first)}{jax.tree_util.keystr(tuple(rest))}"
-            found.append((where, role, array))
-    return found
+            contents.append((where, role, array))
+    return contents
 
 
 def _short(value: Any) -> str:
@@ -383,10 +374,10 @@ def start(check: Check, context: CheckContext) -> Callable[[], Outcome] | None:
 
 
 def _call(check: Check, context: CheckContext) -> Call:
-    """The call of a check's program; a gradient may need no output of the kernel."""
+    """Make the call of a check's program; a gradient may need no output of the kernel."""
     assert check.program is not None
     made = call(context, *check.program(context))
-    return dataclasses.replace(made, needs_kernel=check.differentiates != "only")
+    return replace(made, needs_kernel=check.differentiates != "only")
 
 
 def compiled(check: Check, context: CheckContext) -> CheckResult:
@@ -395,8 +386,8 @@ def compiled(check: Check, context: CheckContext) -> CheckResult:
         return CheckResult(comparisons=(), notes=(Note("nothing to compile", "run"),))
     outcome = context.backend.run(_call(check, context))
     if outcome.report is not None:
-        report = dataclasses.replace(outcome.report, typical=context.typical)
-        outcome = dataclasses.replace(outcome, report=report)
+        report = replace(outcome.report, typical=context.typical)
+        outcome = replace(outcome, report=report)
     return CheckResult(
         comparisons=(), outcome=outcome, seconds=outcome.seconds, notes=outcome.notes
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from pytest_pallas.checks.check import Program, declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, call, expect, judge, run
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.grid.kernel_calls import KernelCall, has_semantics, reaches_devices
-from pytest_pallas.judge.oracle import Expected
+from pytest_pallas.judge.judgement import Expected
 from pytest_pallas.judge.references import Leaves
 from pytest_pallas.judge.tolerance import Comparison, Noise
 from pytest_pallas.spec import KernelSpec
@@ -37,9 +37,9 @@ class Vmapped:
         arrays = [hasattr(leaf, "dtype") for leaf in leaves]
 
         def call(*some: Any) -> Any:
-            given = iter(some)
+            chosen = iter(some)
             full = [
-                next(given) if is_array else leaf
+                next(chosen) if is_array else leaf
                 for leaf, is_array in zip(leaves, arrays, strict=True)
             ]
             return self.function(*jax.tree.unflatten(tree, full), **options)
@@ -49,7 +49,7 @@ class Vmapped:
 
 
 def program(context: CheckContext) -> Program:
-    """What a compiling backend compiles: a batch of two of every array.
+    """Return what a compiling backend compiles: a batch of two of every array.
 
     Raises:
       NotApplicableError: the kernel allows no batch.
@@ -79,7 +79,7 @@ def requires_kernels(
 
 
 def _unmet(vmappable: bool | None, backend: Backend, kernels: Sequence[KernelCall]) -> str | None:
-    """Why kernels cannot be batched on a backend, or None.
+    """Return why kernels cannot be batched on a backend, or None.
 
     A batch runs a kernel once for each of its elements, in one launch: a device may signal its
     neighbor twice before another one has signalled once. JAX 0.11.2 and 0.12.0.1 give operands in
@@ -130,7 +130,6 @@ def vmap(context: CheckContext) -> CheckResult:
     _require_batches(context)
     first = expect(context)
     comparisons: list[Comparison] = []
-    seconds = 0.0
     for batched in {(True,) * count, (True,) + (False,) * (count - 1)}:
         chosen = iter(batched)
         flags = [is_array and next(chosen) for is_array in arrays]
@@ -143,15 +142,12 @@ def vmap(context: CheckContext) -> CheckResult:
         outcome = run(
             context, Vmapped(context.kernel, batched), tuple(jax.tree.unflatten(tree, stacked))
         )
-        seconds += outcome.seconds
         comparisons += judge(context, outcome.values, _stacked(first, second))
-    return CheckResult(
-        comparisons=comparisons, seconds=seconds, subject="vmap; axis 0 is the batch of 2"
-    )
+    return CheckResult(comparisons=comparisons, subject="vmap; axis 0 is the batch of 2")
 
 
 def _stacked(first: Expected, second: Expected) -> Expected:
-    """The expected values of a batch of two."""
+    """Return the expected values of a batch of two."""
 
     def stack(one: Leaves, two: Leaves) -> Leaves:
         return [(path, np.stack([a, b])) for (path, a), (_, b) in zip(one, two, strict=True)]
@@ -160,22 +156,14 @@ def _stacked(first: Expected, second: Expected) -> Expected:
         one, two = first.noise(path), second.noise(path)
         if one is None or two is None:
             return None
-        return Noise(
-            wide=np.stack([one.wide, two.wide], axis=1),
-            narrow=np.stack([one.narrow, two.narrow], axis=1),
-            sums=None
-            if one.sums is None or two.sums is None
-            else np.stack([one.sums, two.sums], axis=1),
-        )
+        return one.combined(lambda *draws: np.stack(draws, axis=1), two)
 
-    return Expected(
-        stack(first.oracle, second.oracle),
-        stack(first.baseline, second.baseline),
-        first.depth,
-        lambda path: max(first.sensitivity(path), second.sensitivity(path)),
-        noise,
-        first.precision,
-        first.fallbacks,
+    return replace(
+        first,
+        oracle=stack(first.oracle, second.oracle),
+        baseline=stack(first.baseline, second.baseline),
+        sensitivity=lambda path: max(first.sensitivity(path), second.sensitivity(path)),
+        noise=noise,
     )
 
 
@@ -184,7 +172,7 @@ def _negated(leaf: Any) -> Any:
 
 
 def _is_in_hbm(kernel: KernelCall) -> bool:
-    """Whether an operand of a ``pallas_call`` has no block, but all of it, in HBM or anywhere."""
+    """Return whether a ``pallas_call`` gets an operand whole, in HBM or anywhere, not in blocks."""
     if "grid_mapping" not in kernel.eqn.params:
         return False
     facts = grid_facts(kernel.eqn)

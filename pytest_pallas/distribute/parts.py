@@ -112,7 +112,7 @@ def remaining(
 ) -> Iterator[Part]:
     """Yield the parts that are left, the first ones first; endless where only the time ends it.
 
-    Of mutants whose number is not known, it is the first part alone until that has a result.
+    If the number of mutants is not known, it is the first part alone until that has a result.
 
     Args:
       division: of the item.
@@ -141,7 +141,7 @@ def result_of(reports: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """Return the result of a part, from the reports of a ``WorkerReply``.
 
     Raises:
-      DataError: it is none; see ``checked_result``.
+      DataError: it is no result of a part; see ``checked_result``.
     """
     return next(
         (checked_result(report[PART_RESULT]) for report in reports if PART_RESULT in report), None

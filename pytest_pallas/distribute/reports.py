@@ -26,9 +26,9 @@ def checked_result(plain: Any) -> Mapping[str, Any]:
     """Check the result of a part of an item as plain values, and return it.
 
     Raises:
-      DataError: it is none.
+      DataError: it is no such result.
     """
-    # late: they import JAX, and a gang's process of pytest needs none of it
+    # late: they import JAX, which the reporting process of a gang does not need
     if isinstance(plain, dict) and plain.get("kind") == "mutants":
         from pytest_pallas.mutate.item import MutantsPart
 
@@ -63,7 +63,7 @@ def checked_report(plain: Any) -> dict[str, Any]:
     """Check a serialized report of pytest from a file or another machine, and return it.
 
     Raises:
-      DataError: it is none, or pytest cannot print it.
+      DataError: it is no such report, or pytest cannot print it.
     """
     report: dict[str, Any] = decode(dict[str, Any], plain)
     known = _ReportFields.__annotations__

@@ -363,8 +363,8 @@ _MOST = 5
 def resumed_run(session: PytestSession) -> RunResults | None:
     """Read the run of ``--pallas-resume``; None if there is none yet.
 
-    There is none yet if the file is that of ``--pallas-results``, too, and does not exist: a job
-    that is started again and again has one command line.
+    A job that is started again and again has one command line. So a missing file is no error if it
+    is also the file of ``--pallas-results``.
 
     Raises:
       OptionError: the file cannot be read, or is of a run that cannot be taken up here.

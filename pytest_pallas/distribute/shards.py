@@ -129,7 +129,7 @@ def keep_shard(config: pytest.Config, items: list[pytest.Item]) -> None:
     )
     state.empty_shard = bool(items) and not kept
     _select(config, items, kept)
-    # Of a kernel without a test the first shard says so.
+    # The first shard reports a kernel without a test.
     for test in list(state.not_applicable):
         if shards.get(scope_of(test, checks), 1) != shard.index:
             del state.not_applicable[test]
@@ -161,7 +161,7 @@ def keep_replayed(config: pytest.Config, items: list[pytest.Item], example: Exam
     """Deselect all items except those of the example's check.
 
     Raises:
-      pytest.UsageError: there is none.
+      pytest.UsageError: no item matches.
     """
     kept = [item for item in items if _matches(item, example)]
     same = [item for item in kept if hasattr(item, "spec") or variant_of(item) == example.variant]
@@ -262,7 +262,7 @@ def _files(module: str, directory: Path) -> Iterator[tuple[str, Path]]:
     try:
         paths = locate(module, directory).paths
     except pytest.UsageError:
-        return  # the run has said so
+        return  # the run has reported that
     for path in paths:
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
             yield file.relative_to(path.parent).as_posix(), file

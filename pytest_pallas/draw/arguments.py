@@ -70,7 +70,7 @@ class Drawn(tuple[Any, ...]):
         return self
 
     def with_values(self, values: Drawn) -> Drawn:
-        """Replace the draw: see ``siblings``."""
+        """Replace the draw; see ``variants``."""
         return values
 
     def __iter__(self) -> Iterator[Any]:
@@ -113,7 +113,7 @@ class Arguments:
     declared: Declared | None = None
 
     def with_values(self, values: Drawn) -> Arguments:
-        """The same call with the first arrays replaced: see ``siblings``."""
+        """Replace the first arrays of the call; see ``variants``."""
         rest = _unseen(self)[len(values) :]
         recipe = {**self.recipe, **values.recipe}
         return Arguments((*values, *rest), self.options, self.tuning, recipe, None, self.declared)
@@ -152,7 +152,7 @@ def arguments(
     options: Keywords = _EMPTY,
     tuning: Keywords = _EMPTY,
 ) -> SearchStrategy[Arguments]:
-    """A strategy for whole calls: arrays and keyword arguments.
+    """Return a strategy for whole calls: arrays and keyword arguments.
 
     Example::
 
@@ -195,7 +195,7 @@ def arguments(
 
 
 def as_arguments(drawn: object) -> Arguments:
-    """The draw of a strategy as ``Arguments``.
+    """Convert the draw of a strategy to ``Arguments``.
 
     Raises:
       SpecError: ``drawn`` is neither ``Arguments`` nor a tuple of positional arguments.
@@ -246,38 +246,38 @@ def _arguments(
 def _call(
     draw: DrawFn, drawn: Any, then: Keywords, options: Keywords, tuning: Keywords
 ) -> Arguments:
-    """The call with drawn arrays and the arguments that depend on them."""
+    """Return the call with drawn arrays and the arguments that depend on them."""
     base = as_arguments(drawn)
-    given: dict[str, dict[str, Any]] = {}
+    values: dict[str, dict[str, Any]] = {}
     entries: dict[str, Mapping[str, Any]] = {}
     for argument, value in (("then", then), ("options", options), ("tuning", tuning)):
         keywords = _check_keywords(argument, value(drawn)) if callable(value) else value
         entries[argument] = keywords
-        given[argument] = {
+        values[argument] = {
             name: draw(entry) if isinstance(entry, SearchStrategy) else entry
             for name, entry in keywords.items()
         }
-    fields = {name: {**getattr(base, name), **given[name]} for name in ("options", "tuning")}
+    fields = {name: {**getattr(base, name), **values[name]} for name in ("options", "tuning")}
     _check_disjoint(**fields)
     recipe = dict(base.recipe)
-    for name, value in given["then"].items():
+    for name, value in values["then"].items():
         if name in recipe:
             raise SpecError(f"then: the recipe has a {name!r} already; rename the argument")
         recipe[name] = _keyword_text(value)
-    args = (*_unseen(base), *given["then"].values())
+    args = (*_unseen(base), *values["then"].values())
     declared = declare_keywords(base.declared or NOTHING, entries["options"], entries["tuning"])
     return _arguments_of(args, base.kin, **fields, recipe=recipe, declared=declared)
 
 
 def _unseen(drawn: Drawn | Arguments) -> tuple[Any, ...]:
-    """The positional arguments, without recording a read of their values."""
+    """Return the positional arguments, without recording a read of their values."""
     if isinstance(drawn, Arguments):
         return drawn.__dict__["args"]
     return tuple.__getitem__(drawn, slice(None))
 
 
 def _check_keywords(argument: str, value: object) -> Mapping[str, Any]:
-    """``value`` as a mapping from keyword to anything."""
+    """Check that ``value`` is a mapping from keyword to anything, and return it."""
     if not isinstance(value, Mapping):
         raise SpecError(
             f"{argument} must be a mapping from keyword to strategy or constant, or a function "
@@ -303,7 +303,7 @@ def _recipe_text(recipe: Mapping[str, Any]) -> str:
 
 
 def _word(value: object) -> str:
-    """A recipe's value; names of dtypes and classes read better without quotes."""
+    """Return a recipe's value; names of dtypes and classes read better without quotes."""
     if isinstance(value, tuple):
         return f"({', '.join(_word(item) for item in value)})"  # pyright: ignore[reportUnknownVariableType]
     return str(value)
@@ -314,7 +314,7 @@ def _items_text(items: Iterable[Any]) -> str:
 
 
 def _item_text(item: Any) -> str:
-    """An argument without its elements: ``float32[3, 4]``; for pytrees, the name of their type."""
+    """Return the type of an argument: ``float32[3, 4]``; for pytrees, the name of their type."""
     if hasattr(item, "shape") and hasattr(item, "dtype"):
         return f"{item.dtype}[{', '.join(str(size) for size in item.shape)}]"
     if isinstance(item, bool | int | float | str | None):
@@ -358,14 +358,14 @@ class Declared:
     """The choices of a strategy.
 
     Attributes:
-      words: for each aspect the possible words, the simplest first.
+      choices: for each aspect the possible words, the simplest first.
       kinds: for each dim with a pool the kind of boundary of each size.
       tiles: for each dim with sizes around tiles, the tiles.
       keyword_kinds: for each option or tuning parameter the kinds of its values; see
         ``keyword_kind``.
     """
 
-    words: Mapping[Aspect, tuple[str, ...]] = field(default_factory=dict[Aspect, tuple[str, ...]])
+    choices: Mapping[Aspect, tuple[str, ...]] = field(default_factory=dict[Aspect, tuple[str, ...]])
     kinds: Mapping[str, Mapping[int, str]] = field(default_factory=dict[str, Mapping[int, str]])
     tiles: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     keyword_kinds: Mapping[Aspect, frozenset[str]] = field(
@@ -379,22 +379,22 @@ NOTHING = Declared()
 def declare_arrays(
     plan: Callable[[tuple[int, ...]], DimsPlan], dtypes: Iterable[Any], classes: Iterable[str]
 ) -> Declared:
-    """The choices of ``arrays``.
+    """Return the choices of ``arrays``.
 
     Args:
       plan: returns the plan of the dims, given the bytes of an element of each array, or of all.
       dtypes: the strategies for dtypes, one for all arrays or one for each.
       classes: the classes of values.
     """
-    words = {VALUES: tuple(classes)}
-    choices = [alternatives(strategy) for strategy in dtypes]
+    by_aspect = {VALUES: tuple(classes)}
+    elements = [alternatives(strategy) for strategy in dtypes]
     itemsizes = {(1,)}
-    if all(choices) and prod(map(len, choices)) <= MOST:
+    if all(elements) and prod(map(len, elements)) <= MOST:
         # A single strategy may draw the dtypes of all arrays together, as a tuple.
-        rows = [row[0] if isinstance(row[0], tuple) else row for row in product(*choices)]
+        rows = [row[0] if isinstance(row[0], tuple) else row for row in product(*elements)]
         joint = [tuple(as_dtype(dtype) for dtype in row) for row in rows]
         names = [tuple(dtype.name for dtype in row) for row in joint]
-        words[DTYPE] = tuple(dict.fromkeys(map(dtype_word, names)))
+        by_aspect[DTYPE] = tuple(dict.fromkeys(map(dtype_word, names)))
         itemsizes = {tuple(dtype.itemsize for dtype in row) for row in joint}
     kinds: dict[str, dict[int, str]] = {}
     tiles: dict[str, tuple[int, ...]] = {}
@@ -404,33 +404,33 @@ def declare_arrays(
         for name, kind_of in boundaries(made).items():
             kinds.setdefault(name, {}).update(kind_of)
     for name, kind_of in kinds.items():
-        words[Aspect("dim", name)] = tuple(dict.fromkeys(kind_of.values()))
-    return Declared(words, kinds, tiles)
+        by_aspect[Aspect("dim", name)] = tuple(dict.fromkeys(kind_of.values()))
+    return Declared(by_aspect, kinds, tiles)
 
 
 def declare_keywords(
     declared: Declared, options: Mapping[str, Any], tuning: Mapping[str, Any]
 ) -> Declared:
-    """``declared`` with the choices of keyword arguments, which are strategies or constants."""
-    words = dict(declared.words)
+    """Add the choices of keyword arguments, which are strategies or constants, to ``declared``."""
+    by_aspect = dict(declared.choices)
     kinds = dict(declared.keyword_kinds)
     for role, keywords in (("option", options), ("tuning", tuning)):
         for name, entry in keywords.items():
             if values := alternatives(entry):
                 aspect = Aspect(role, name)
-                words[aspect] = tuple(dict.fromkeys(map(keyword_word, values)))
+                by_aspect[aspect] = tuple(dict.fromkeys(map(keyword_word, values)))
                 kinds[aspect] = frozenset(map(keyword_kind, values))
-    return dataclasses.replace(declared, words=words, keyword_kinds=kinds)
+    return dataclasses.replace(declared, choices=by_aspect, keyword_kinds=kinds)
 
 
 def alternatives(strategy: Any) -> tuple[Any, ...]:
-    """The choices of a strategy; empty if they are not known, or more than ``MOST``."""
-    found = sampled_elements(strategy)
-    return () if found is None or len(found) > MOST else tuple(found)
+    """Return the choices of a strategy; empty if they are not known, or more than ``MOST``."""
+    elements = sampled_elements(strategy)
+    return () if elements is None or len(elements) > MOST else tuple(elements)
 
 
 def aspects(drawn: Arguments | Drawn) -> Iterator[tuple[Aspect, str]]:
-    """The aspects of a draw, each with its word."""
+    """Yield the aspects of a draw, each with its word."""
     declared = drawn.declared or NOTHING
     for aspect, word in ((DTYPE, dtype_word), (VALUES, str)):
         if aspect.role in drawn.recipe:
@@ -441,12 +441,12 @@ def aspects(drawn: Arguments | Drawn) -> Iterator[tuple[Aspect, str]]:
     for role, keywords in (("option", "options"), ("tuning", "tuning")):
         for name, value in getattr(drawn, keywords, {}).items():
             aspect = Aspect(role, name)
-            if aspect in declared.words:
+            if aspect in declared.choices:
                 yield aspect, keyword_word(value)
 
 
 def extents(drawn: Arguments | Drawn) -> frozenset[str]:
-    """How a draw exceeds the tiles of its dims.
+    """Return how a draw exceeds the tiles of its dims.
 
     ``"several"``: more than one tile along every dim with tiles. ``"ragged"``: the last of several
     tiles is partial along one of them. Empty if no dim has tiles.
@@ -460,24 +460,24 @@ def extents(drawn: Arguments | Drawn) -> frozenset[str]:
 
 
 def larger_first(spec: object, drawn: Arguments | Drawn) -> frozenset[str]:
-    """The ``subjects`` of a check that needs several blocks: such draws come first."""
+    """Return the ``subjects`` of a check that needs several blocks: such draws come first."""
     del spec
     return extents(drawn) | {"drawn"}
 
 
 def dtype_names(dtypes: Any) -> tuple[str, ...]:
-    """The names of one dtype, or of several in a tuple."""
+    """Return the names of one dtype, or of several in a tuple."""
     several: Any = dtypes if isinstance(dtypes, tuple) else (dtypes,)
     return tuple(str(dtype) for dtype in several)
 
 
 def dtype_word(dtypes: Any) -> str:
-    """One dtype, or several, by name: ``"bfloat16"``, ``"bfloat16, int8"``."""
+    """Return one dtype, or several, by name: ``"bfloat16"``, ``"bfloat16, int8"``."""
     return ", ".join(dtype_names(dtypes))
 
 
 def keyword_word(value: Any) -> str:
-    """A keyword argument's value in a word or two, the same in every process."""
+    """Return a keyword argument's value in a word or two, the same in every process."""
     return getattr(value, "__name__", None) or without_addresses(str(value))[:60]
 
 
@@ -486,7 +486,7 @@ SEVERAL = "several"
 
 
 def keyword_kind(value: Any) -> str:
-    """The kind of kernel of a keyword argument: ``SEVERAL`` for a number from 2 on.
+    """Return the kind of kernel of a keyword argument: ``SEVERAL`` for a number from 2 on.
 
     More programs or larger blocks make no different kernel. Any other value is its own kind, by its
     word.
@@ -499,7 +499,7 @@ def keyword_kind(value: Any) -> str:
 
 
 def without_addresses(text: str) -> str:
-    """The ``repr`` of an object without its address, which differs in each process."""
+    """Return the ``repr`` of an object without its address, which differs in each process."""
     return _ADDRESS.sub("", text)
 
 
@@ -541,7 +541,7 @@ def mark_drawn(drawn: Any) -> None:
 
 
 def variants(drawn: Any) -> Iterator[Any]:
-    """The variants of a draw, at most ``MOST - 1``, made lazily.
+    """Return the variants of a draw, at most ``MOST - 1``, made lazily.
 
     There are none if the strategy read its values, or if it does not come from ``arrays``.
     """
@@ -552,7 +552,7 @@ def variants(drawn: Any) -> Iterator[Any]:
 
 
 def kth(values: str, seed: int, k: int, *, classes: tuple[str, ...], seeds: int) -> tuple[str, int]:
-    """The value class and the seed of the k-th variant: every class, then the next seed."""
+    """Return the value class and the seed of the k-th variant: every class, then the next seed."""
     position = classes.index(values) + k
     return classes[position % len(classes)], (seed + k // len(classes)) % seeds
 
@@ -560,7 +560,7 @@ def kth(values: str, seed: int, k: int, *, classes: tuple[str, ...], seeds: int)
 def bounded[T](
     what: str, shape: Iterable[int], strategy: SearchStrategy[T], *, itemsize: int = 4
 ) -> SearchStrategy[T]:
-    """``strategy``, which draws arrays of ``shape``, within ``--pallas-max-bytes``.
+    """Limit a strategy that draws arrays of ``shape`` to ``--pallas-max-bytes``.
 
     Args:
       what: name of the drawn object, for the message.
@@ -582,7 +582,7 @@ def _bounded(draw: DrawFn, what: str, number: int, strategy: SearchStrategy[Any]
 
 
 def bytes_in(value: Any) -> int:
-    """The bytes of all arrays in a value, which may be a tuple, a list or a mapping of them."""
+    """Count the bytes of all arrays in a value, also in tuples, lists and mappings."""
     if isinstance(value, (tuple, list, dict)):
         return sum(map(bytes_in, value.values() if isinstance(value, dict) else value))
     return int(value.nbytes) if isinstance(value, (np.ndarray, np.generic)) else 0

@@ -43,7 +43,16 @@ from pytest_pallas.draw.dims import (
     plan_dims,
 )
 from pytest_pallas.draw.dtypes import as_dtype, floats
-from pytest_pallas.draw.sizes import ShapeSpec, Sizes, Tiles, check_int, concrete, holds, parse
+from pytest_pallas.draw.sizes import (
+    ShapeSpec,
+    SizeArguments,
+    Sizes,
+    Tiles,
+    check_int,
+    concrete,
+    holds,
+    parse,
+)
 from pytest_pallas.draw.values import check_classes, generate
 from pytest_pallas.errors import SpecError
 
@@ -93,7 +102,7 @@ def arrays(
     max_elements: int = MAX_ELEMENTS,
     min_dim: int = 1,
 ) -> SearchStrategy[Drawn]:
-    """A strategy for a tuple of numpy arrays, with a recipe that has the drawn choices.
+    """Return a strategy for a tuple of numpy arrays, with a recipe that has the drawn choices.
 
     Example::
 
@@ -135,22 +144,21 @@ def arrays(
     check_int("max_elements", max_elements, 1)
     if max_bytes is not None:
         check_int("max_bytes", max_bytes, 1)
+    size_arguments = SizeArguments(
+        around=around,
+        multiple_of=multiple_of,
+        dims=dims,
+        unequal=unequal,
+        max_dim=max_dim,
+        min_dim=min_dim,
+    )
 
     @lru_cache(maxsize=64)
     def plan_within(
         option: int | None, itemsizes: tuple[int, ...], tiles: LearnedTiles
     ) -> DimsPlan:
-        return plan_dims(
-            spec,
-            Budget(max_elements, max_bytes, itemsizes).within(option),
-            around=around,
-            multiple_of=multiple_of,
-            dims=dims,
-            unequal=unequal,
-            max_dim=max_dim,
-            min_dim=min_dim,
-            learned=tiles,
-        )
+        limits = Budget(max_elements, max_bytes, itemsizes).within(option)
+        return plan_dims(spec, limits, size_arguments, tiles)
 
     @lru_cache(maxsize=64)
     def sizes_within(
@@ -169,10 +177,9 @@ def arrays(
         return declare_arrays(plan, strategies, classes)
 
     plan_within(None, (1,), ())  # checks the arguments now
-    shared = isinstance(dtype, str) or not isinstance(dtype, Sequence)
-    given: Any = dtype
-    entries: tuple[Any, ...] = (given,) if shared else tuple(given)
-    if not shared:
+    entries: tuple[Any, ...] = (dtype,)
+    if isinstance(dtype, Sequence) and not isinstance(dtype, str):
+        entries = tuple(dtype)
         _check_count(spec, entries)
     classes = check_classes(values)
     strategies = tuple(
@@ -192,7 +199,7 @@ def build(
     seed: int,
     kin: VariantSource | None = None,
 ) -> Drawn:
-    """The arrays of one draw, from the drawn choices.
+    """Return the arrays of one draw, from the drawn choices.
 
     Args:
       shapes: the shapes.
@@ -213,7 +220,7 @@ def build(
 
 
 def _per_array(shapes: ShapeSpec, dtypes: Sequence[Any]) -> Sequence[Any]:
-    """A dtype for each array, of one for all or one for each."""
+    """Return a dtype for each array, of one for all or one for each."""
     return dtypes if len(dtypes) > 1 else [*dtypes] * len(shapes.arrays)
 
 
@@ -261,7 +268,7 @@ def shaped(
     options: Mapping[str, Any] = _NONE,
     tuning: Mapping[str, Any] = _NONE,
 ) -> Arguments:
-    """A call with a ``jax.ShapeDtypeStruct`` for each array: enough for a compiler.
+    """Return a call with a ``jax.ShapeDtypeStruct`` for each array: enough for a compiler.
 
     Example::
 
@@ -299,12 +306,12 @@ def shaped(
 
 
 def draw_once(strategy: Any) -> Arguments:
-    """One example of a strategy, always the same."""
+    """Return one example of a strategy, always the same."""
     return draw_several(strategy, 1)[0]
 
 
 def draw_several(strategy: Any, most: int) -> Sequence[Arguments]:
-    """Up to so many examples of a strategy, always the same; cached for the last few strategies."""
+    """Draw up to ``most`` examples, always the same; cached for the last strategies."""
     draw = _draw if current_probe() is not None else _kept
     return draw(strategy, most, max_bytes())
 
@@ -331,7 +338,7 @@ def _draw(strategy: Any, most: int, budget: int) -> Sequence[Arguments]:
 
     with without_module_constants():
         draw()
-    return [as_arguments(each) for each in drawn]
+    return [as_arguments(example) for example in drawn]
 
 
 _kept = functools.lru_cache(maxsize=4)(_draw)

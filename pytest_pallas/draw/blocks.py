@@ -27,14 +27,14 @@ MOST_ELEMENTS, LEAST_BYTES = 256, 16
 
 
 def bits(dtype: np.dtype[Any]) -> int:
-    """How many bits of memory on a device an element takes; a bool takes 8."""
+    """Return how many bits of memory on a device an element takes; a bool takes 8."""
     if dtype.kind == "b":
         return 8
     return int(ml_dtypes.finfo(dtype).bits if is_float(dtype) else ml_dtypes.iinfo(dtype).bits)
 
 
 def tile_rows(dtype: np.dtype[Any]) -> int:
-    """Rows of a whole TPU tile: 8 for 32 bits and more, 16 for 16 bits, 32 for 8, 64 for 4."""
+    """Count the rows of a TPU tile: 8 for 32 bits and more, 16 for 16 bits, 32 for 8, 64 for 4."""
     return SUBLANES * max(1, 32 // bits(dtype))
 
 
@@ -46,37 +46,37 @@ def tpu_candidates(
     if rank == 1:
         return [_one_dim(shape[0], LANES * max(1, 32 // bits(dtype)))]
     tiles = {rank - 1: (LANES, LANES), rank - 2: (tile_rows(dtype), SUBLANES)}
-    found: list[tuple[list[int], list[int]]] = []
+    candidates: list[tuple[list[int], list[int]]] = []
     for dim, size in enumerate(shape):
         if dim not in tiles:
-            found.append((sorted({1, min(2, size), max(size - 1, 1), size}), []))
+            candidates.append((sorted({1, min(2, size), max(size - 1, 1), size}), []))
             continue
         tile, rule = tiles[dim]
         legal = {size, *(number * tile for number in _counts(-(-size // tile)))}
         wrong = {rule // 2, rule - 1, rule + 1, tile - 1, tile + 1, tile + rule // 2}
         wrong |= {size - 1, size + 1}
         refused = [block for block in wrong if block > 0 and block != size and block % rule]
-        found.append((sorted(legal), sorted(refused)))
-    return found
+        candidates.append((sorted(legal), sorted(refused)))
+    return candidates
 
 
 def gpu_candidates(
     shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> list[tuple[list[int], list[int]]]:
     """For each dim of ``shape`` some sizes that both GPU lowerings accept, and some not."""
-    found: list[tuple[list[int], list[int]]] = []
+    candidates: list[tuple[list[int], list[int]]] = []
     for dim, size in enumerate(shape):
         least = max(1, 8 * LEAST_BYTES // bits(dtype)) if dim == len(shape) - 1 else 1
         most = max(least, min(MOST_ELEMENTS, 1 << (size - 1).bit_length()))
         legal = [1 << power for power in range(9) if least <= 1 << power <= most]
         wrong = {most - 1, most + 1, most + most // 2, size}
         refused = [block for block in wrong if block > 0 and block & (block - 1)]
-        found.append((legal, sorted(refused)))
-    return found
+        candidates.append((legal, sorted(refused)))
+    return candidates
 
 
 def _one_dim(size: int, least: int) -> tuple[list[int], list[int]]:
-    """Sizes for the only dim of an array, where a tile has ``least`` elements."""
+    """Return sizes for the only dim of an array, where a tile has ``least`` elements."""
     legal = {size}
     legal |= {least << power for power in range(8) if least << power < 2 * max(size, least)}
     if size > CHUNK:
@@ -90,7 +90,7 @@ def _one_dim(size: int, least: int) -> tuple[list[int], list[int]]:
 
 
 def _counts(tiles: int) -> Iterable[int]:
-    """Some numbers of tiles that a block may span of so many: powers of two and the extremes."""
+    """Return some numbers of tiles that a block may span: powers of two and the extremes."""
     powers = [1 << power for power in range(tiles.bit_length())]
     return {count for count in (*powers, tiles // 2, tiles - 1, tiles) if count > 0}
 
@@ -117,7 +117,7 @@ def block_sizes(
     max_blocks: int = MAX_BLOCKS,
     max_bytes: int = MAX_BLOCK_BYTES,
 ) -> SearchStrategy[tuple[int, ...]]:
-    """A strategy for the block shape of an array, as ``pl.BlockSpec`` takes it.
+    """Return a strategy for the block shape of an array, as ``pl.BlockSpec`` takes it.
 
     Example::
 
@@ -147,13 +147,13 @@ def block_sizes(
     check_int("max_bytes", max_bytes, 1)
     of_dtype = as_dtype(dtype)
     candidates = _PLATFORMS[_platform(target)](sizes, of_dtype)
-    found = {
+    blocks = {
         block
         for block in _combinations(candidates, legal)
         if _blocks(sizes, block) <= max_blocks
         and math.prod(block) * bits(of_dtype) <= 8 * max_bytes
     }
-    if not found:
+    if not blocks:
         raise SpecError(
             f"block_sizes: no {'legal' if legal else 'illegal'} block of {sizes} {of_dtype.name} "
             f"for {target} is within max_bytes={max_bytes} and max_blocks={max_blocks}; "
@@ -161,14 +161,14 @@ def block_sizes(
         )
     # fewest blocks first; of those the array itself, then the smallest
     return st.sampled_from(
-        sorted(found, key=lambda b: (_blocks(sizes, b), b != sizes, math.prod(b), b))
+        sorted(blocks, key=lambda b: (_blocks(sizes, b), b != sizes, math.prod(b), b))
     )
 
 
 def grids(
     *, rank: int = 2, max_programs: int = MAX_BLOCKS, min_size: int = 1
 ) -> SearchStrategy[tuple[int, ...]]:
-    """A strategy for the ``grid`` of a ``pallas_call``.
+    """Return a strategy for the ``grid`` of a ``pallas_call``.
 
     Example::
 
@@ -188,22 +188,22 @@ def grids(
     if rank > 6:
         raise SpecError(f"rank={rank}: a grid can have at most 6 axes; merge some of them")
     steps = [size for size in (0, *_STEPS, min_size) if size >= min_size]
-    found = {
+    fitting = {
         grid
         for grid in itertools.product(sorted(set(steps)), repeat=rank)
         if math.prod(grid) <= max_programs
     }
-    if not found:
+    if not fitting:
         raise SpecError(
             f"grids: no grid of {rank} axes of at least {min_size} has at most "
             f"max_programs={max_programs} programs; raise it"
         )
-    ordered = sorted(found, key=lambda g: (simplicity(math.prod(g)), max(g, default=0), g))
+    ordered = sorted(fitting, key=lambda g: (simplicity(math.prod(g)), max(g, default=0), g))
     return st.sampled_from(ordered)
 
 
 def _platform(target: str) -> str:
-    """The platform that ``target`` names or is a chip of."""
+    """Return the platform that ``target`` names or is a chip of."""
     if target in _PLATFORMS:
         return target
     if target not in TARGETS:
@@ -235,7 +235,7 @@ def device_meshes(
     devices: Collection[int] = (1, 2, 4, 8),
     divides: Mapping[str, int] | None = None,
 ) -> SearchStrategy[dict[str, int]]:
-    """A strategy for the sizes of a mesh's axes, as ``KernelSpec.meshes`` takes them.
+    """Return a strategy for the sizes of a mesh's axes, as ``KernelSpec.meshes`` takes them.
 
     Example::
 
@@ -256,8 +256,7 @@ def device_meshes(
     Raises:
       SpecError: an argument that cannot be used, or no mesh satisfies all.
     """
-    given: Any = axes
-    names = tuple(given.split() if isinstance(given, str) else given)
+    names = tuple(axes.split() if isinstance(axes, str) else axes)
     if not names or not all(str(name).isidentifier() for name in names):
         raise SpecError(f"axes must name at least one axis, such as 'x y', not {axes!r}")
     if len(set(names)) < len(names):
@@ -270,16 +269,16 @@ def device_meshes(
         check_int(f"divides[{name!r}]", dim, 1)
     most = max(counts, default=0)
     divisors = [size for size in range(1, most + 1) if any(count % size == 0 for count in counts)]
-    found = [
+    fitting = [
         sizes
         for sizes in itertools.product(divisors, repeat=len(names))
         if math.prod(sizes) in counts
         and all(dims.get(name, size) % size == 0 for name, size in zip(names, sizes, strict=True))
     ]
-    if not found:
+    if not fitting:
         raise SpecError(
             f"device_meshes: no mesh of {sorted(counts)} devices has axes {', '.join(names)} that "
             f"divide {dims}; allow other numbers of devices"
         )
-    found.sort(key=lambda sizes: (math.prod(sizes), sizes))
-    return st.sampled_from(found).map(lambda sizes: dict(zip(names, sizes, strict=True)))
+    fitting.sort(key=lambda sizes: (math.prod(sizes), sizes))
+    return st.sampled_from(fitting).map(lambda sizes: dict(zip(names, sizes, strict=True)))

@@ -46,7 +46,19 @@ _PREFIX = b"pallas:"
 Report = Callable[[str, str], object]
 
 
-class Recorded(ExampleDatabase):
+class _Wrapper(ExampleDatabase):
+    """A database on top of another one."""
+
+    def __init__(self, database: ExampleDatabase) -> None:
+        """On top of ``database``."""
+        super().__init__()
+        self._database = database
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._database!r})"
+
+
+class Recorded(_Wrapper):
     """Reads a database, and records what is saved and deleted instead of writing it.
 
     So a part of an item finds the same examples, whether other parts have failed before or not.
@@ -54,8 +66,7 @@ class Recorded(ExampleDatabase):
 
     def __init__(self, database: ExampleDatabase) -> None:
         """On top of ``database``."""
-        super().__init__()
-        self._database = database
+        super().__init__(database)
         self._saved: dict[bytes, dict[bytes, None]] = {}
         self._deleted: dict[bytes, set[bytes]] = {}
         self._changes: dict[tuple[bytes, bytes], str] = {}
@@ -73,11 +84,8 @@ class Recorded(ExampleDatabase):
         self._saved, self._deleted, self._changes = {}, {}, {}
         make_changes(self, changes)
 
-    def __repr__(self) -> str:
-        return f"Recorded({self._database!r})"
-
     def fetch(self, key: bytes) -> Iterable[bytes]:
-        """The values of a key, with the recorded changes."""
+        """Return the values of a key, with the recorded changes."""
         gone = self._deleted.get(key, set())
         kept = [value for value in self._database.fetch(key) if value not in gone]
         return list(dict.fromkeys([*kept, *self._saved.get(key, {})]))
@@ -131,7 +139,7 @@ class Guarded(ExampleDatabase):
         return f"Guarded({self._database!r})"
 
     def fetch(self, key: bytes) -> Iterable[bytes]:
-        """All values of a key as a list: a generator would fail outside of this guard."""
+        """Return all values of a key as a list: a generator would fail outside of this guard."""
         return self._ask(lambda database: list(database.fetch(key))) or []
 
     def save(self, key: bytes, value: bytes) -> None:
@@ -160,7 +168,7 @@ class Guarded(ExampleDatabase):
         return None if self._database is None else question(self._database)
 
 
-class Owned(ExampleDatabase):
+class Owned(_Wrapper):
     """Saves with each value the test that saved it; gives its own values, or those of other tests.
 
     Hypothesis deletes an example that passes. A check of a spec has one key for all backends, and
@@ -173,16 +181,12 @@ class Owned(ExampleDatabase):
 
         ``save`` saves a value of ``owner`` in both cases.
         """
-        super().__init__()
-        self._database = database
+        super().__init__(database)
         self._others = others
         self._mark = _PREFIX + owner.encode() + b"\0"
 
-    def __repr__(self) -> str:
-        return f"Owned({self._database!r})"
-
     def fetch(self, key: bytes) -> Iterable[bytes]:
-        """The values, each once.
+        """Return the values, each once.
 
         Of the values before shrinking, only the own ones: other tests have the shrunk example.
         """
@@ -209,51 +213,56 @@ class Owned(ExampleDatabase):
 def _bare(value: bytes) -> bytes:
     if not value.startswith(_PREFIX):
         return value
-    _, found, bare = value.partition(b"\0")
-    return bare if found else value
+    _, separator, bare = value.partition(b"\0")
+    return bare if separator else value
 
 
-def validate(places: Sequence[DatabasePlace], root: Path) -> None:
+def validate(locations: Sequence[DatabasePlace], root: Path) -> None:
     """Check before any test runs that the places can be opened, without contacting servers.
 
     Raises:
       OptionError: a folder cannot be written (or, with ``readonly+``, does not exist), a package is
         missing, or the package ``redis`` rejects a URL.
     """
-    for place in places:
-        if place.kind == "folder":
-            _validate_folder(root / place.address, place)
-        elif place.kind == "redis":
+    for location in locations:
+        if location.kind == "folder":
+            _validate_folder(root / location.address, location)
+        elif location.kind == "redis":
             if importlib.util.find_spec("redis") is None:
                 raise OptionError(
-                    f"{place.shown} needs the package redis: pip install 'pytest-pallas[redis]'"
+                    f"{location.shown} needs the package redis: pip install 'pytest-pallas[redis]'"
                 )
             try:
-                _client(place).connection_pool.make_connection()  # it connects later
+                _client(location).connection_pool.make_connection()  # it connects later
             except Exception:  # errors of several types, whose text may contain the password
                 raise OptionError(
-                    f"{place.shown}: the package redis rejects the query of this URL (after the ?)"
+                    f"{location.shown}: the package redis rejects the query of this URL (after "
+                    "the ?)"
                 ) from None
 
 
 def open_places(
-    places: Sequence[DatabasePlace], root: Path, report: Report
+    locations: Sequence[DatabasePlace], root: Path, report: Report
 ) -> ExampleDatabase | None:
-    """The combined database of the places; None for ``none``.
+    """Return the combined database of the places; None for ``none``.
 
     It reads an example from the first place that has it, and writes to every writable place. A
     server that cannot be reached is reported once and not used again; Hypothesis' default database
     replaces it if no folder would keep examples.
     """
-    kept = any(place.kind == "folder" and not place.read_only for place in places)
-    opened = [_open(place, root, report, kept=kept) for place in places if place.kind != "none"]
+    kept = any(location.kind == "folder" and not location.read_only for location in locations)
+    opened = [
+        _open(location, root, report, kept=kept)
+        for location in locations
+        if location.kind != "none"
+    ]
     if len(opened) < 2:
         return opened[0] if opened else None
     return MultiplexedDatabase(*opened)
 
 
 def default_database() -> ExampleDatabase | None:
-    """The database of hypothesis' profile: a folder, or None as in the profile ``ci``."""
+    """Return the database of hypothesis' profile: a folder, or None as in the profile ``ci``."""
     with warnings.catch_warnings():
         # if it cannot be written, it is in memory
         warnings.simplefilter("ignore", HypothesisWarning)
@@ -261,62 +270,64 @@ def default_database() -> ExampleDatabase | None:
         return hypothesis.settings.get_profile(hypothesis_profile()).database
 
 
-def _validate_folder(folder: Path, place: DatabasePlace) -> None:
-    if place.read_only:
+def _validate_folder(folder: Path, location: DatabasePlace) -> None:
+    if location.read_only:
         if not folder.is_dir():
-            raise OptionError(f"{place.shown}: there is no folder {folder}; {FORMS}")
+            raise OptionError(f"{location.shown}: there is no folder {folder}; {FORMS}")
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise OptionError(f"{place.shown}: cannot write to it: {error}; {FORMS}") from None
+        raise OptionError(f"{location.shown}: cannot write to it: {error}; {FORMS}") from None
 
 
-def _open(place: DatabasePlace, root: Path, report: Report, *, kept: bool) -> ExampleDatabase:
+def _open(location: DatabasePlace, root: Path, report: Report, *, kept: bool) -> ExampleDatabase:
     database: ExampleDatabase
     errors: tuple[type[Exception], ...] = (OSError,)
-    if place.kind == "folder":
-        database = DirectoryBasedExampleDatabase(root / place.address)
-    elif place.kind == "redis":
+    if location.kind == "folder":
+        database = DirectoryBasedExampleDatabase(root / location.address)
+    elif location.kind == "redis":
         import redis
         from hypothesis.extra.redis import RedisExampleDatabase
 
-        database = RedisExampleDatabase(_client(place), key_prefix=KEY_PREFIX)
+        database = RedisExampleDatabase(_client(location), key_prefix=KEY_PREFIX)
         errors = (OSError, redis.RedisError)
     else:
-        database = _github(place)
+        database = _github(location)
         errors = (OSError, LookupError, ValueError, BadZipFile)
-    if place.read_only:
+    if location.read_only:
         database = ReadOnlyDatabase(database)
-    if place.kind == "folder":
+    if location.kind == "folder":
         return database
 
     def lost(error: Exception) -> ExampleDatabase | None:
         local = None if kept else default_database()
-        report(place.shown, f"cannot be reached ({_safe(error, place)}); {_instead(local, kept)}")
+        report(
+            location.shown, f"cannot be reached ({_safe(error, location)}); {_instead(local, kept)}"
+        )
         return local
 
     return Guarded(database, errors=errors, lost=lost)
 
 
-def _client(place: DatabasePlace) -> Any:
-    """A Redis client with short timeouts and one retry, for connections that were idle long."""
+def _client(location: DatabasePlace) -> Any:
+    """Make a Redis client with short timeouts, and one retry for idle connections."""
     from redis import Redis
     from redis.backoff import NoBackoff
     from redis.retry import Retry
 
     return Redis.from_url(
-        place.address,
+        location.address,
         socket_timeout=TIMEOUT,
         socket_connect_timeout=TIMEOUT,
         retry=Retry(NoBackoff(), 1),
     )
 
 
-def _github(place: DatabasePlace) -> ExampleDatabase:
-    """The newest artifact ``hypothesis-example-db`` of a repository's workflows."""
+def _github(location: DatabasePlace) -> ExampleDatabase:
+    """Return the newest artifact ``hypothesis-example-db`` of a repository's workflows."""
 
     class GitHub(GitHubArtifactDatabase):
         """With a timeout of ``TIMEOUT`` seconds; Hypothesis has none."""
@@ -329,14 +340,14 @@ def _github(place: DatabasePlace) -> ExampleDatabase:
             finally:
                 socket.setdefaulttimeout(before)
 
-    owner, _, repo = place.address.partition("/")
+    owner, _, repo = location.address.partition("/")
     return GitHub(owner, repo)
 
 
-def _safe(error: Exception, place: DatabasePlace) -> str:
-    """The message of an error, without the password."""
+def _safe(error: Exception, location: DatabasePlace) -> str:
+    """Return the message of an error, without the password."""
     text = one_line(error)
-    parts = urlsplit(place.address)
+    parts = urlsplit(location.address)
     secrets = [parts.password or "", *parse_qs(parts.query).get("password", [])]
     for secret in secrets:
         for form in filter(None, (secret, unquote(secret))):

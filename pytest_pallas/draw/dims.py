@@ -2,17 +2,18 @@
 
 ``plan_dims`` chooses the pool of sizes of each dim, and makes a table whose rows combine them, so
 that few draws have every size; ``draw_dims`` draws a row, and now and then caps a dim. Sizes that
-constraints define are computed. Dims of which nothing is said are drawn around tiles that were
-learned from the kernel (``probing``).
+constraints define are computed. Dims without sizes are drawn around tiles that were learned from
+the kernel (``probing``).
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import math
 import random
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ from pytest_pallas.budget import option_text
 from pytest_pallas.draw.sizes import (
     Constraint,
     ShapeSpec,
+    SizeArguments,
     SizePool,
     Sizes,
     Tiles,
@@ -81,7 +83,7 @@ class Budget:
         return replace(self, max_bytes=number, by_option=True)
 
     def error(self, problem: str) -> SpecError:
-        """The error for a budget that no draw fits."""
+        """Return the error for a budget that no draw fits."""
         return DrawTooLargeError(problem) if self.by_option else SpecError(problem)
 
 
@@ -95,8 +97,6 @@ class DimsPlan:
       free: strategies of the other dims.
       table: rows with one position for each pool. Row 0 has the largest sizes: with it, only the
         caps determine the sizes, so that shrinking to row 0 frees each dim.
-      row: strategy for the number of a row.
-      caps: for each pool a number to subtract, and what to subtract it from.
       budget: the limits of the arrays.
       defining: constraints that give the size of a dim that is not drawn, in order.
       checked: the other constraints.
@@ -106,11 +106,35 @@ class DimsPlan:
     pools: Mapping[str, SizePool]
     free: Mapping[str, SearchStrategy[int]]
     table: Sequence[tuple[int, ...]]
-    row: SearchStrategy[int]
-    caps: Sequence[tuple[int, SearchStrategy[int]]]
     budget: Budget
     defining: Sequence[Constraint]
     checked: Sequence[Constraint]
+
+    @property
+    def constrained(self) -> bool:
+        """Whether there are constraints."""
+        return bool(self.defining or self.checked)
+
+    @functools.cached_property
+    def row(self) -> SearchStrategy[int]:
+        """A strategy for the number of a row."""
+        return st.sampled_from(range(len(self.table)))
+
+    @functools.cached_property
+    def caps(self) -> Sequence[tuple[int, SearchStrategy[int]]]:
+        """For each pool a strategy for its cap, and the number to subtract from what that draws.
+
+        The strategies draw from disjoint ranges, because hypothesis spends most of its examples on
+        copying what it drew from one strategy over what it drew from an equal one, and copied caps
+        make no new shapes.
+        """
+        caps: list[tuple[int, SearchStrategy[int]]] = []
+        base = len(self.table)
+        for pool in self.pools.values():
+            length = _RARELY * len(pool.sizes) if len(pool.sizes) > 1 else 1
+            caps.append((base, st.sampled_from(range(base, base + length))))
+            base += length
+        return caps
 
 
 def dims(
@@ -124,7 +148,7 @@ def dims(
     max_elements: int = MAX_ELEMENTS,
     min_dim: int = 1,
 ) -> SearchStrategy[dict[str, int]]:
-    """A strategy for the size of each named dim in ``shapes``, and in its constraints.
+    """Return a strategy for the size of each named dim in ``shapes``, and in its constraints.
 
     Example::
 
@@ -155,12 +179,14 @@ def dims(
     plan = plan_dims(
         shapes,
         Budget(check_int("max_elements", max_elements, 1)),
-        around=around,
-        multiple_of=multiple_of,
-        dims=dims,
-        unequal=unequal,
-        max_dim=max_dim,
-        min_dim=min_dim,
+        SizeArguments(
+            around=around,
+            multiple_of=multiple_of,
+            dims=dims,
+            unequal=unequal,
+            max_dim=max_dim,
+            min_dim=min_dim,
+        ),
     )
     return draw_dims(plan)
 
@@ -168,40 +194,28 @@ def dims(
 def plan_dims(
     shapes: str | ShapeSpec,
     budget: Budget,
-    *,
-    around: Tiles | None = None,
-    multiple_of: Tiles | None = None,
-    dims: Mapping[str, Sizes] | None = None,
-    unequal: bool | Sequence[str] = (),
-    max_dim: int | None = None,
-    min_dim: int = 1,
+    arguments: SizeArguments,
     learned: LearnedTiles = (),
 ) -> DimsPlan:
-    """The plan of ``dims`` for a budget; the other arguments and errors are the same.
+    """Return the plan of ``dims`` for a budget; the errors are the same.
 
     Dims without sizes are drawn around the tiles in ``learned``.
     """
     spec = shapes if isinstance(shapes, ShapeSpec) else parse(shapes)
     specified = [
         name
-        for argument in (around, multiple_of, dims)
+        for argument in arguments.by_argument.values()
         if isinstance(argument, Mapping)
         for name in argument
     ]
     defining, checked = definitions(spec.constraints, specified)
     computed = {constraint.defines for constraint in defining}
-    positive = [parse_constraint(f"{name} >= {min_dim}") for name in computed]
-    made = make_pools(
-        [name for name in spec.variables if name not in computed],
-        around=around,
-        multiple_of=multiple_of,
-        dims=dims,
-        max_dim=max_dim,
-        min_dim=min_dim,
-        learned=dict(learned),
-    )
+    low, high = arguments.min_dim, arguments.max_dim
+    positive = [parse_constraint(f"{name} >= {low}") for name in computed]
+    drawn = [name for name in spec.variables if name not in computed]
+    made = make_pools(drawn, arguments, dict(learned))
     pools = {
-        name: satisfying(name, pool, checked, min_dim, max_dim) if pool.unsaid else pool
+        name: satisfying(name, pool, checked, low, high) if pool.unsaid else pool
         for name, pool in made.items()
         if isinstance(pool, SizePool)
     }
@@ -218,16 +232,11 @@ def plan_dims(
         pools=pools,
         free=free,
         table=make_table(tuple(pools.values())),
-        row=st.nothing(),
-        caps=(),
         budget=budget,
         defining=defining,
-        checked=(*checked, *positive, *_differences(spec, unequal)),
+        checked=(*checked, *positive, *_differences(spec, arguments.unequal)),
     )
-    table = _fitting_table(plan) if plan.defining or plan.checked else plan.table
-    row = st.sampled_from(range(len(table)))
-    caps = _caps(pools.values(), len(table))
-    return replace(plan, table=table, row=row, caps=caps)
+    return replace(plan, table=_fitting_table(plan)) if plan.constrained else plan
 
 
 def boundaries(plan: DimsPlan) -> dict[str, dict[int, str]]:
@@ -235,7 +244,7 @@ def boundaries(plan: DimsPlan) -> dict[str, dict[int, str]]:
     least = {name: pool.sizes[0] for name, pool in plan.pools.items()} | dict.fromkeys(plan.free, 1)
     kinds: dict[str, dict[int, str]] = {}
     for column, (name, pool) in enumerate(plan.pools.items()):
-        if plan.defining or plan.checked:
+        if plan.constrained:
             tabled = {row[column] for row in plan.table}
             sizes = [size for position, size in enumerate(pool.sizes) if position in tabled]
         else:
@@ -249,7 +258,7 @@ def boundaries(plan: DimsPlan) -> dict[str, dict[int, str]]:
 
 
 def _differences(shapes: ShapeSpec, unequal: bool | Sequence[str]) -> list[Constraint]:
-    """The constraints that ``unequal`` stands for."""
+    """Return the constraints that ``unequal`` stands for."""
     names = shapes.names if unequal is True else tuple(unequal or ())
     for name in names:
         if name not in shapes.variables:
@@ -261,7 +270,7 @@ def _differences(shapes: ShapeSpec, unequal: bool | Sequence[str]) -> list[Const
 
 
 def _fitting_table(plan: DimsPlan) -> Sequence[tuple[int, ...]]:
-    """The rows of a plan's table, and more, that satisfy the constraints known before drawing."""
+    """Find rows, of a plan's table and more, that satisfy the constraints known before drawing."""
 
     def fits(row: tuple[int, ...]) -> bool:
         sizes = {n: p.sizes[at] for (n, p), at in zip(plan.pools.items(), row, strict=True)}
@@ -269,10 +278,10 @@ def _fitting_table(plan: DimsPlan) -> Sequence[tuple[int, ...]]:
 
     table = keep_fitting(plan.table, tuple(plan.pools.values()), fits)
     if not table:
-        wanted = [constraint.text for constraint in (*plan.defining, *plan.checked)]
+        constraints = [constraint.text for constraint in (*plan.defining, *plan.checked)]
         pools = {name: pool.sizes for name, pool in plan.pools.items()}
         raise plan.budget.error(
-            f"dims: no sizes satisfy {', '.join(wanted)} within {plan.budget} among {pools}; "
+            f"dims: no sizes satisfy {', '.join(constraints)} within {plan.budget} among {pools}; "
             "give sizes that satisfy them with dims={...}"
         )
     return table
@@ -292,7 +301,7 @@ def _complete(plan: DimsPlan, sizes: dict[str, int]) -> bool:
 
 @st.composite
 def draw_dims(draw: DrawFn, plan: DimsPlan) -> dict[str, int]:
-    """A strategy for the sizes of a plan."""
+    """Return a strategy for the sizes of a plan."""
     sizes = {
         name: check_int(f"what dims[{name!r}] drew", draw(strategy), 0)
         for name, strategy in plan.free.items()
@@ -306,7 +315,7 @@ def draw_dims(draw: DrawFn, plan: DimsPlan) -> dict[str, int]:
         for (cap_base, cap), position in zip(plan.caps, plan.table[number], strict=True)
     ]
     sizes |= {n: p.sizes[at] for (n, p), at in zip(plan.pools.items(), positions, strict=True)}
-    if plan.defining or plan.checked:
+    if plan.constrained:
         if not _complete(plan, sizes):
             reject()
     elif _too_large(plan.shapes, sizes, plan.budget):
@@ -326,27 +335,13 @@ def _probed(plan: DimsPlan, probe: Probe, drawn: Mapping[str, int]) -> dict[str,
     reject()
 
 
-def _caps(pools: Iterable[SizePool], base: int) -> tuple[tuple[int, SearchStrategy[int]], ...]:
-    """Strategies for the caps, on disjoint ranges of integers from ``base`` on.
-
-    Disjoint, because hypothesis spends most of its examples on copying what it drew from one
-    strategy over what it drew from an equal one, and copied caps make no new shapes.
-    """
-    caps: list[tuple[int, SearchStrategy[int]]] = []
-    for pool in pools:
-        length = _RARELY * len(pool.sizes) if len(pool.sizes) > 1 else 1
-        caps.append((base, st.sampled_from(range(base, base + length))))
-        base += length
-    return tuple(caps)
-
-
 def _reduce(plan: DimsPlan, sizes: dict[str, int], first: int) -> None:
     """Make ``sizes`` smaller in place, until no array is too large.
 
     Dims are granted their size one after the other while the rest are at their simplest. Which
     one comes first is drawn, so that each dim reaches all its sizes.
     """
-    wanted = dict(sizes)
+    drawn = dict(sizes)
     sizes |= {name: pool.sizes[0] for name, pool in plan.pools.items()}
     if _too_large(plan.shapes, sizes, plan.budget):
         reject()  # only user strategies can reach this
@@ -354,7 +349,7 @@ def _reduce(plan: DimsPlan, sizes: dict[str, int], first: int) -> None:
     for name in names[first:] + names[:first]:
         for size in reversed(plan.pools[name].sizes):
             granted = sizes | {name: size}
-            if size <= wanted[name] and not _too_large(plan.shapes, granted, plan.budget):
+            if size <= drawn[name] and not _too_large(plan.shapes, granted, plan.budget):
                 sizes[name] = size
                 break
 
@@ -381,7 +376,7 @@ _TRIES = 300
 
 
 def make_table(pools: Sequence[SizePool]) -> tuple[tuple[int, ...], ...]:
-    """Rows of positions in ``pools``, without constraints. Row 0 is the largest."""
+    """Make rows of positions in ``pools``, without constraints. Row 0 is the largest."""
     largest = tuple(len(pool.sizes) - 1 for pool in pools)
     plain = tuple(pool.plain for pool in pools)
     chance = random.Random(0)  # its own, and always the same: the table is part of the strategy
@@ -395,7 +390,7 @@ def make_table(pools: Sequence[SizePool]) -> tuple[tuple[int, ...], ...]:
 
 
 def _shuffled(count: int, length: int, chance: random.Random) -> list[int]:
-    """``length`` positions below ``count``, as evenly as possible."""
+    """Return ``length`` positions below ``count``, as evenly as possible."""
     column = [position % count for position in range(length)]
     chance.shuffle(column)
     return column
@@ -425,7 +420,7 @@ def keep_fitting(
     pools: Sequence[SizePool],
     fits: Callable[[tuple[int, ...]], bool],
 ) -> tuple[tuple[int, ...], ...]:
-    """The rows that fit, and more such rows for the sizes that are in none of those.
+    """Return the rows that fit, and more such rows for the sizes that are in none of those.
 
     Row 0 is the one with the largest sizes again.
     """
@@ -480,7 +475,7 @@ class Probe:
     sizes: dict[str, int] = field(default_factory=dict[str, int])
 
     def orders(self, names: list[str]) -> Iterator[dict[str, int]]:
-        """Sizes for dims, in several orders; those that were probed before keep theirs."""
+        """Yield sizes for dims, in several orders; those that were probed before keep theirs."""
         fresh = [name for name in names if name not in self.sizes]
         unused = (size for size in count(STEP, STEP) if size not in self.sizes.values())
         sizes = list(islice(unused, len(fresh)))
@@ -506,17 +501,17 @@ def probing() -> Generator[Probe]:
 
 
 def current_probe() -> Probe | None:
-    """The probe that is being drawn, or None."""
+    """Return the probe that is being drawn, or None."""
     return _PROBE.get()
 
 
 def current_tiles() -> LearnedTiles:
-    """The learned tiles of the current draw."""
+    """Return the learned tiles of the current draw."""
     return _TILES.get()
 
 
 def around(strategy: SearchStrategy[Any], tiles: Mapping[str, tuple[int, ...]]) -> Any:
-    """The strategy, with draws around ``tiles`` for dims that it does not specify."""
+    """Return the strategy, with draws around ``tiles`` for dims that it does not specify."""
     return _around(strategy, tuple(sorted(tiles.items()))) if tiles else strategy
 
 
@@ -548,7 +543,7 @@ _FARTHEST = 1 << 20
 def satisfying(
     name: str, pool: SizePool, constraints: Sequence[Constraint], low: int, high: int | None
 ) -> SizePool:
-    """The sizes of a pool that satisfy the constraints of its dim alone, and sizes near those.
+    """Keep the sizes of a pool that satisfy the constraints of its dim alone, and add sizes near.
 
     These are the three least that do, and the nearest to each constant. The pool is returned as it
     is if no constraint is of this dim alone, or if nothing satisfies them.
@@ -608,5 +603,5 @@ def satisfying(
 
 
 def _constant(node: ast.AST) -> int:
-    """The integer that a node is, or 0."""
+    """Return the integer that a node is, or 0."""
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, int) else 0

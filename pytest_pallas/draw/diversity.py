@@ -31,7 +31,7 @@ from pytest_pallas.record import Aspect
 
 
 def pool_size(examples: int) -> int:
-    """The number of draws from which to select ``examples``."""
+    """Return the number of draws from which to select ``examples``."""
     return max(2 * examples, 64)
 
 
@@ -39,7 +39,7 @@ def pool_size(examples: int) -> int:
 _IDLE = 24
 
 
-#: Weight of a new value, by the role of its aspect (see ``strategies.declared``): there are few
+#: Weight of a new value, by the role of its aspect (see ``draw.arguments.Declared``): there are few
 #: options and dtypes, and bugs hide in their combinations. A new kind of boundary counts more than
 #: a new size of the same kind.
 _WORTH = {"option": 4.0, "tuning": 2.0, "dtype": 3.0, "values": 2.0, "dim": 2.0}
@@ -73,17 +73,6 @@ Features = Mapping[Any, float]
 
 
 @dataclass(frozen=True)
-class SelectedExamples:
-    """Selected examples by their words (``words_of``).
-
-    Attributes:
-      chosen: the selected examples, with the drawn values.
-    """
-
-    chosen: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
 class DrawPool:
     """The draws of one seed.
 
@@ -91,7 +80,7 @@ class DrawPool:
       features: of each draw.
       values: the draws, of which large ones may be missing.
       size: the number of draws allowed.
-      extents: how each draw exceeds its tiles; see ``strategies.declared.extents``.
+      extents: how each draw exceeds its tiles; see ``draw.arguments.extents``.
       tiled: whether the sizes of a dim are chosen around tiles.
       base: by number of examples, the most diverse selection.
     """
@@ -112,7 +101,7 @@ class ExampleSource:
     pools: LastUsed[DrawPool] = field(default_factory=lambda: LastUsed(2))
 
     def pool(self, seed: int, examples: int) -> DrawPool:
-        """The draws from which to select ``examples``: at most ``pool_size(examples)``.
+        """Return the draws from which to select ``examples``: at most ``pool_size(examples)``.
 
         ``_FURTHER`` times as many if none of these has several tiles along every dim.
         """
@@ -127,8 +116,8 @@ class ExampleSource:
 
     def choose(
         self, seed: int, examples: int, subjects: Subjects | None = None
-    ) -> SelectedExamples:
-        """Select the most diverse ``examples`` of a pool.
+    ) -> Mapping[str, Any]:
+        """Select the most diverse ``examples`` of a pool, by their names (``draw_name``).
 
         Greedy: the next example is the one with the most new features. Then each example is
         exchanged for one that adds more features to the rest, until no exchange helps, so that a
@@ -150,14 +139,14 @@ class ExampleSource:
             _draw(self.strategy, seed, pool.size, values.setdefault)
         if subjects is not None:
             order = dict.fromkeys([*chosen, *pool.base[count], *pool.features])
-            kept = [words for words in order if words in values]
-            parts = {words: frozenset(subjects(values[words])) for words in kept}
+            kept = [name for name in order if name in values]
+            parts = {name: frozenset(subjects(values[name])) for name in kept}
             chosen = _most_parts(parts, examples) or chosen
-        return SelectedExamples({words: values[words] for words in chosen})
+        return {name: values[name] for name in chosen}
 
 
 def shared(sources: dict[Any, ExampleSource], key: Hashable, strategy: Any) -> ExampleSource:
-    """The source of a spec, which its earlier checks used; only the last few are kept."""
+    """Return the source of a spec that its earlier checks used; only the last few are kept."""
     source = sources.pop(key, None) or ExampleSource(strategy)
     sources[key] = source
     while len(sources) > SOURCES:
@@ -165,8 +154,8 @@ def shared(sources: dict[Any, ExampleSource], key: Hashable, strategy: Any) -> E
     return source
 
 
-def choose(strategy: Any, *, seed: int, examples: int) -> SelectedExamples:
-    """``ExampleSource.choose`` for a single selection."""
+def choose(strategy: Any, *, seed: int, examples: int) -> Mapping[str, Any]:
+    """Select examples as ``ExampleSource.choose`` does, once."""
     return ExampleSource(strategy).choose(seed, examples)
 
 
@@ -178,16 +167,16 @@ def _pool(strategy: Any, seed: int, size: int) -> DrawPool:
     tiled = False
     kept = 0
 
-    def add(words: str, drawn: Any) -> None:
+    def add(name: str, drawn: Any) -> None:
         nonlocal kept, tiled
-        if words in features:
+        if name in features:
             return
-        features[words] = dict(_features(drawn))
+        features[name] = dict(_features(drawn))
         if _declared(drawn).tiles:
-            tiled, beyond[words] = True, extents(drawn)
+            tiled, beyond[name] = True, extents(drawn)
         kept += sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(_args(drawn)))
         if kept <= MOST_BYTES:
-            values[words] = drawn
+            values[name] = drawn
 
     _draw(strategy, seed, size, add)
     return DrawPool(features, values, size, beyond, tiled)
@@ -219,14 +208,16 @@ def _draw(strategy: Any, seed: int, size: int, add: Callable[[str, Any], object]
         nonlocal idle, beyond
         drawn = example["drawn"]
         mark_drawn(drawn)
-        add(words_of(drawn), drawn)
+        add(draw_name(drawn), drawn)
         features = {feature for feature, _ in _features(drawn)}
         idle = 0 if features - seen or not features else idle + 1
         seen.update(features)
         beyond = beyond or not _declared(drawn).tiles or bool(extents(drawn))
-        declared = _declared(drawn).words.items()
-        words = {(str(aspect), word) for aspect, several in declared for word in several}
-        if idle >= _IDLE and beyond and words <= seen:
+        declared = _declared(drawn).choices.items()
+        declared_features = {
+            (str(aspect), word) for aspect, several in declared for word in several
+        }
+        if idle >= _IDLE and beyond and declared_features <= seen:
             raise _StopDrawing
 
     with without_module_constants(), contextlib.suppress(_StopDrawing):
@@ -234,46 +225,46 @@ def _draw(strategy: Any, seed: int, size: int, add: Callable[[str, Any], object]
 
 
 def _declared(drawn: Any) -> Declared:
-    """What the strategy of a draw may draw, as far as it is known."""
+    """Return the choices of the strategy of a draw, as far as they are known."""
     return getattr(drawn, "declared", None) or NOTHING
 
 
 def _args(drawn: Any) -> Any:
-    """The positional arguments of a draw, as a pytree."""
+    """Return the positional arguments of a draw, as a pytree."""
     return tuple(drawn) if isinstance(drawn, Drawn) else getattr(drawn, "args", drawn)
 
 
 def _first(drawn: Mapping[str, Features], base: Sequence[str], examples: int) -> list[str]:
     """So many of the base; of half of it or more, the last one adds a missing feature."""
-    chosen = _greedy({words: drawn[words] for words in base}, min(examples, len(base)))
+    chosen = _greedy({name: drawn[name] for name in base}, min(examples, len(base)))
     if len(base) <= 2 * len(chosen) < 2 * len(base):
-        seen = {feature for words in base for feature in drawn[words]}
-        other = max(drawn, key=lambda words: _gain(drawn[words], seen))
+        seen = {feature for name in base for feature in drawn[name]}
+        other = max(drawn, key=lambda name: _gain(drawn[name], seen))
         if _gain(drawn[other], seen) >= _OTHER:  # a new size is not worth a compilation
             chosen[-1] = other
     return chosen
 
 
 def _extended(chosen: list[str], beyond: Mapping[str, frozenset[str]]) -> list[str]:
-    """The selected examples; the last one has several tiles if no other one has.
+    """Replace the last of the selected examples by one with several tiles, if no other has several.
 
     Kernels fail at the second block and at the edge of the last one, along every axis at once. A
     few examples of different sizes need not include such a case.
     """
-    met = frozenset[str]().union(*(beyond.get(words, frozenset()) for words in chosen))
-    further = max(beyond, key=lambda words: len(beyond[words] - met), default="")
+    met = frozenset[str]().union(*(beyond.get(name, frozenset()) for name in chosen))
+    further = max(beyond, key=lambda name: len(beyond[name] - met), default="")
     if len(chosen) < _FEW or not further or beyond[further] <= met:
         return chosen
     return [*chosen[:-1], further]
 
 
 def _most_parts(parts: Mapping[str, frozenset[Any]], examples: int) -> list[str]:
-    """The examples with the most parts of the check, in the given order if all are equal."""
-    left = [words for words in parts if parts[words]]
+    """Return the examples with the most parts of the check, in the given order if all are equal."""
+    left = [name for name in parts if parts[name]]
     chosen: list[str] = []
     seen = frozenset[Any]()
     while left and len(chosen) < examples:
-        best = max(left, key=lambda words: len(parts[words] - seen))
+        best = max(left, key=lambda name: len(parts[name] - seen))
         left.remove(best)
         chosen.append(best)
         seen |= parts[best]
@@ -281,7 +272,7 @@ def _most_parts(parts: Mapping[str, frozenset[Any]], examples: int) -> list[str]
 
 
 def _most_varied(drawn: Mapping[str, Features], examples: int) -> list[str]:
-    """The most diverse examples: the best of a few selections with different starts."""
+    """Return the most diverse examples: the best of a few selections with different starts."""
     every = _worth(drawn, drawn)
     best: list[str] = []
     for first in list(drawn)[: max(1, _STARTS * BASE // examples)]:  # many cover everything
@@ -295,17 +286,17 @@ def _most_varied(drawn: Mapping[str, Features], examples: int) -> list[str]:
 
 
 def _paired(drawn: Mapping[str, Features], chosen: list[str]) -> list[str]:
-    """The selected examples; one that adds nothing to the rest is replaced.
+    """Replace selected examples that add nothing to the rest.
 
     Its replacement has the most new pairs of features, such as a dtype with an option: pairwise
     testing (Mandl, "Orthogonal Latin squares", Communications of the ACM 28, 1985).
     """
     pairs = {
-        words: dict.fromkeys(combinations(features, 2), 1.0) for words, features in drawn.items()
+        name: dict.fromkeys(combinations(features, 2), 1.0) for name, features in drawn.items()
     }
-    for position, words in enumerate(chosen):
+    for position, name in enumerate(chosen):
         rest = chosen[:position] + chosen[position + 1 :]
-        if _gain(drawn[words], {feature for other in rest for feature in drawn[other]}):
+        if _gain(drawn[name], {feature for other in rest for feature in drawn[other]}):
             continue
         seen = {pair for other in rest for pair in pairs[other]}
         chosen[position] = _best(pairs, rest, seen)
@@ -313,15 +304,15 @@ def _paired(drawn: Mapping[str, Features], chosen: list[str]) -> list[str]:
 
 
 def _worth(drawn: Mapping[str, Features], chosen: Iterable[str]) -> float:
-    """The total weight of examples."""
-    together = {feature: worth for words in chosen for feature, worth in drawn[words].items()}
+    """Return the total weight of examples."""
+    together = {feature: worth for name in chosen for feature, worth in drawn[name].items()}
     return sum(together[feature] for feature in sorted(together))
 
 
 def _greedy(drawn: Mapping[str, Features], examples: int, *first: str) -> list[str]:
-    """Examples in order, each with the most new features."""
+    """Return examples in order, each with the most new features."""
     chosen = list(first)
-    seen = {feature for words in first for feature in drawn[words]}
+    seen = {feature for name in first for feature in drawn[name]}
     for _ in range(examples - len(first)):
         best = _best(drawn, chosen, seen)
         chosen.append(best)
@@ -330,14 +321,14 @@ def _greedy(drawn: Mapping[str, Features], examples: int, *first: str) -> list[s
 
 
 def _exchanged(drawn: Mapping[str, Features], chosen: list[str]) -> list[str]:
-    """The selected examples, each replaced if another one adds more to the rest."""
+    """Exchange selected examples for others that add more to the rest."""
     for _ in range(_ROUNDS):
         before = list(chosen)
-        for position, words in enumerate(chosen):
+        for position, name in enumerate(chosen):
             rest = chosen[:position] + chosen[position + 1 :]
             seen = {feature for other in rest for feature in drawn[other]}
             best = _best(drawn, rest, seen)
-            if _gain(drawn[best], seen) > _gain(drawn[words], seen):
+            if _gain(drawn[best], seen) > _gain(drawn[name], seen):
                 chosen[position] = best
         if chosen == before:
             break
@@ -345,9 +336,9 @@ def _exchanged(drawn: Mapping[str, Features], chosen: list[str]) -> list[str]:
 
 
 def _best(drawn: Mapping[str, Features], chosen: Collection[str], seen: AbstractSet[Any]) -> str:
-    """The unselected example with the most new features."""
-    left = [words for words in drawn if words not in chosen]
-    return max(left, key=lambda words: _gain(drawn[words], seen))
+    """Return the unselected example with the most new features."""
+    left = [name for name in drawn if name not in chosen]
+    return max(left, key=lambda name: _gain(drawn[name], seen))
 
 
 def _gain(features: Features, seen: AbstractSet[Any]) -> float:
@@ -356,8 +347,8 @@ def _gain(features: Features, seen: AbstractSet[Any]) -> float:
     return sum(worth for feature, worth in features.items() if feature not in seen)
 
 
-def words_of(call: Any) -> str:
-    """A call in words that identify it among the calls of its strategy."""
+def draw_name(call: Any) -> str:
+    """Name a call, differently from all other calls of its strategy."""
     if "seed" in getattr(call, "recipe", ()):
         return repr(call)
     number = 0
@@ -371,7 +362,7 @@ def words_of(call: Any) -> str:
 
 
 def _features(drawn: object) -> Iterator[tuple[tuple[str, str], float]]:
-    """The features of an example and their weights."""
+    """Yield the features of an example and their weights."""
     if not isinstance(drawn, (Arguments, Drawn)):
         return
     for aspect, word in aspects(drawn):

@@ -39,7 +39,7 @@ SUPPORTED = _supported()
 
 
 def dtypes(*names: npt.DTypeLike) -> SearchStrategy[np.dtype[Any]]:
-    """A strategy for one of the dtypes ``names``; failures shrink towards the first of them.
+    """Return a strategy for one of the dtypes ``names``; failures shrink towards the first of them.
 
     Each is a name (``"bfloat16"``, ``"float8_e4m3fn"``), a ``numpy.dtype`` or a scalar type such
     as ``jnp.bfloat16``. Draws values of type ``numpy.dtype``.
@@ -57,7 +57,7 @@ def dtypes(*names: npt.DTypeLike) -> SearchStrategy[np.dtype[Any]]:
 
 
 def floats(*names: npt.DTypeLike) -> SearchStrategy[np.dtype[Any]]:
-    """A strategy for floating dtypes, by default float32 and bfloat16.
+    """Return a strategy for floating dtypes, by default float32 and bfloat16.
 
     float16 must be named, because TPUs do not compute in it.
 
@@ -73,7 +73,7 @@ def floats(*names: npt.DTypeLike) -> SearchStrategy[np.dtype[Any]]:
 
 
 def ints(*names: npt.DTypeLike) -> SearchStrategy[np.dtype[Any]]:
-    """A strategy for integer dtypes, by default int32 and int8.
+    """Return a strategy for integer dtypes, by default int32 and int8.
 
     Example::
 
@@ -88,7 +88,7 @@ def ints(*names: npt.DTypeLike) -> SearchStrategy[np.dtype[Any]]:
 def dtype_pairs(
     *pairs: Sequence[npt.DTypeLike],
 ) -> SearchStrategy[tuple[np.dtype[Any], ...]]:
-    """A strategy for dtypes that are drawn together, for kernels of mixed precision.
+    """Return a strategy for dtypes that are drawn together, for kernels of mixed precision.
 
     Example::
 
@@ -111,31 +111,31 @@ def dtype_pairs(
         ("bfloat16", "float32"),
         ("float32", "bfloat16"),
     ]
-    found: list[tuple[np.dtype[Any], ...]] = []
+    choices: list[tuple[np.dtype[Any], ...]] = []
     for pair in pairs or default:
         if isinstance(pair, str) or not isinstance(pair, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise SpecError(
                 f"dtype_pairs: {pair!r} is not a pair of dtypes; give a tuple such as "
                 "('bfloat16', 'float32')"
             )
-        found.append(tuple(as_dtype(name, "dtype_pairs") for name in pair))
-    if len({len(pair) for pair in found}) > 1 or not found[0]:
+        choices.append(tuple(as_dtype(name, "dtype_pairs") for name in pair))
+    if len({len(pair) for pair in choices}) > 1 or not choices[0]:
         raise SpecError(
             "dtype_pairs: every pair must have one dtype for each array, so all pairs must have "
             "the same length"
         )
-    return st.sampled_from(found)
+    return st.sampled_from(choices)
 
 
 def as_dtype(value: Any, argument: str = "dtype") -> np.dtype[Any]:
-    """The supported ``numpy.dtype`` of ``value``.
+    """Return the supported ``numpy.dtype`` of ``value``.
 
     Raises:
       SpecError: it is not a dtype, or not a supported one; the message names ``argument``.
     """
-    found: np.dtype[Any] | None = None
+    dtype: np.dtype[Any] | None = None
     if isinstance(value, str):
-        found = SUPPORTED.get(value)
+        dtype = SUPPORTED.get(value)
     elif value is int or value is float or value is complex:
         # numpy would make 64 bits of them, and JAX 32. ("in" would find np.dtype("float64") too.)
         raise SpecError(
@@ -144,23 +144,23 @@ def as_dtype(value: Any, argument: str = "dtype") -> np.dtype[Any]:
         )
     elif value is not None:
         try:
-            found = SUPPORTED.get(np.dtype(value).name)
+            dtype = SUPPORTED.get(np.dtype(value).name)
         except TypeError:
-            found = None
-    if found is None:
+            dtype = None
+    if dtype is None:
         raise SpecError(
             f"{argument}: {value!r} is not a supported dtype; supported: {', '.join(SUPPORTED)}"
         )
-    return found
+    return dtype
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
-    """Whether ``dtype`` is a floating dtype, narrow ones included."""
+    """Return whether ``dtype`` is a floating dtype, narrow ones included."""
     return dtype.name.startswith(("float", "bfloat"))
 
 
 def is_int(dtype: np.dtype[Any]) -> bool:
-    """Whether ``dtype`` is an integer dtype, narrow ones included."""
+    """Return whether ``dtype`` is an integer dtype, narrow ones included."""
     return dtype.name.startswith(("int", "uint"))
 
 

@@ -18,7 +18,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from pytest_pallas.draw.arguments import bounded
 from pytest_pallas.draw.dtypes import as_dtype, is_int
 from pytest_pallas.draw.sizes import check_int, check_tiles, simplicity
-from pytest_pallas.draw.values import limits
+from pytest_pallas.draw.values import range_of
 from pytest_pallas.errors import SpecError
 
 #: Seeds of what is drawn by numpy; short, because people read them.
@@ -30,16 +30,16 @@ def edges(
     most: int,
     tiles: Sequence[int],
     *,
-    place: int = 0,
+    position: int = 0,
     also: Collection[int] = (),
 ) -> SearchStrategy[int]:
-    """A strategy for a number from ``least`` to ``most``, at an edge of a tile or of the range.
+    """Return a strategy for a number at an edge of a tile or of the range.
 
     These are the first two tiles and the last one, each minus one, exactly, and plus one; the ends
     of the range, one less than its end, and its middle; and the numbers in ``also``. Shrinks to 1,
     or to ``least`` above it.
 
-    Numbers for several positions of an array need strategies with different ``place``, because
+    Numbers for several positions of an array need strategies with different ``position``, because
     Hypothesis often copies draws between equal strategies.
     """
     numbers = {1, least, (least + most) // 2, most - 1, most, *also}
@@ -47,15 +47,7 @@ def edges(
         starts = {tile, 2 * tile, most // tile * tile}
         numbers |= {start + step for start in starts for step in (-1, 0, 1)}
     within = sorted((n for n in numbers if least <= n <= most), key=simplicity)
-    return st.sampled_from([(number, place) for number in within]).map(lambda pair: pair[0])
-
-
-def check_most(argument: str, value: object, least: int, most: int) -> int:
-    """``value`` as an int from ``least`` to ``most``, else a SpecError that names ``argument``."""
-    number = check_int(argument, value, least)
-    if number > most:
-        raise SpecError(f"{argument} must be at most {most}, not {number}")
-    return number
+    return st.sampled_from([(number, position) for number in within]).map(lambda pair: pair[0])
 
 
 # Ragged batches.
@@ -71,7 +63,7 @@ def lengths(
     min_length: int = 0,
     around: int | Sequence[int] | None = None,
 ) -> SearchStrategy[Int32s]:
-    """A strategy for the lengths of ``count`` sequences that are padded to ``max_length``.
+    """Return a strategy for the lengths of ``count`` sequences that are padded to ``max_length``.
 
     Example::
 
@@ -91,10 +83,27 @@ def lengths(
     """
     check_int("count", count, 1)
     check_int("max_length", max_length, 1)
-    check_most("min_length", min_length, 0, max_length)
+    if check_int("min_length", min_length, 0) > max_length:
+        raise SpecError(f"min_length must be at most {max_length}, not {min_length}")
     tiles = () if around is None else check_tiles("around", around)
-    each = tuple(edges(min_length, max_length, tiles, place=place) for place in range(count))
-    return bounded("lengths", (count,), _lengths(min_length, max_length, each))
+    numbers = tuple(
+        edges(min_length, max_length, tiles, position=position) for position in range(count)
+    )
+
+    @st.composite
+    def drawn(draw: DrawFn) -> Int32s:
+        # As many choices for every kind, because hypothesis takes fewer ones for simpler.
+        kind = draw(st.sampled_from(("each", "each", "each", "full", "single", "least")))
+        own = [draw(number) for number in numbers]
+        single = draw(st.integers(0, count - 1))
+        if kind == "each":
+            return np.array(own, np.int32)
+        made = np.full(count, max_length if kind == "full" else min_length, np.int32)
+        if kind == "single":
+            made[single] = own[single]
+        return made
+
+    return bounded("lengths", (count,), drawn())
 
 
 def group_sizes(
@@ -104,7 +113,7 @@ def group_sizes(
     full: bool = False,
     around: int | Sequence[int] | None = None,
 ) -> SearchStrategy[Int32s]:
-    """A strategy for the sizes of consecutive groups of rows, as grouped matmuls take them.
+    """Return a strategy for the sizes of consecutive groups of rows, as grouped matmuls take them.
 
     Example::
 
@@ -127,8 +136,24 @@ def group_sizes(
     check_int("groups", groups, 1)
     check_int("total", total, 0)
     tiles = () if around is None else check_tiles("around", around)
-    cuts = tuple(edges(0, total, tiles, place=place) for place in range(groups - full))
-    return bounded("group_sizes", (groups,), _groups(groups, total, full, cuts))
+    cuts = tuple(edges(0, total, tiles, position=position) for position in range(groups - full))
+
+    @st.composite
+    def drawn(draw: DrawFn) -> Int32s:
+        kinds = ("even", "cuts", "cuts", "cuts", "one", *(() if full else ("none",)))
+        kind = draw(st.sampled_from(kinds))
+        made = np.zeros(groups, np.int32)
+        if kind == "even":
+            made[:] = total // groups
+            made[: total % groups] += 1
+        if kind == "one":
+            made[draw(st.integers(0, groups - 1))] = total
+        if kind == "cuts":
+            ends = sorted(draw(position) for position in cuts)
+            made[:] = np.diff([0, *ends, *([total] if full else [])])
+        return made
+
+    return bounded("group_sizes", (groups,), drawn())
 
 
 def cu_seqlens(
@@ -138,7 +163,7 @@ def cu_seqlens(
     full: bool = False,
     around: int | Sequence[int] | None = None,
 ) -> SearchStrategy[Int32s]:
-    """A strategy for where each of ``count`` packed sequences starts and ends.
+    """Return a strategy for where each of ``count`` packed sequences starts and ends.
 
     Example::
 
@@ -166,7 +191,7 @@ def segment_ids(
     contiguous: bool = True,
     around: int | Sequence[int] | None = None,
 ) -> SearchStrategy[Int32s]:
-    """A strategy for the segment of each token of packed sequences.
+    """Return a strategy for the segment of each token of packed sequences.
 
     Example::
 
@@ -194,74 +219,37 @@ def segment_ids(
     if padding is not None and not -(2**31) <= check_int("padding", padding, -(2**31)) < 2**31:
         raise SpecError(f"padding must fit in int32, not {padding}")
     tiles = () if around is None else check_tiles("around", around)
-    positions = tuple(edges(0, length, tiles, place=place) for place in range(max_segments))
-    row = _segments(length, padding, contiguous, positions)
+    positions = tuple(
+        edges(0, length, tiles, position=position) for position in range(max_segments)
+    )
+
+    @st.composite
+    def row(draw: DrawFn) -> Int32s:
+        kinds = ("one", "cuts", "cuts", "cuts", "each", *(() if contiguous else ("scattered",) * 2))
+        kind = draw(st.sampled_from(kinds))
+        # Often as many as there may be, since some of them are empty or padding.
+        counts = st.integers(1, len(positions)) | st.just(len(positions))
+        count = draw(counts) if kind in ("cuts", "scattered") else 1
+        if kind == "each":
+            number = np.arange(length)
+        elif kind == "scattered":
+            number = np.arange(length) * draw(st.integers(1, 7)) % count
+        else:
+            starts = sorted(draw(position) for position in positions[: count - 1])
+            number = np.searchsorted(starts, np.arange(length), side="right")
+        # Ids count from 0, without the one that means padding.
+        _, made = np.unique(number, return_inverse=True)
+        if padding is not None:
+            made = np.where(made >= padding, made + 1, made) if padding >= 0 else made
+            end = draw(st.one_of(st.just(length), positions[-1]))
+            made = np.where(np.arange(length) < end, made, padding)
+        return made.astype(np.int32)
+
     if batch is None:
-        return bounded("segment_ids", (length,), row)
+        return bounded("segment_ids", (length,), row())
     check_int("batch", batch, 1)
-    rows = st.lists(row, min_size=batch, max_size=batch).map(lambda rows: np.stack(rows))
+    rows = st.lists(row(), min_size=batch, max_size=batch).map(lambda rows: np.stack(rows))
     return bounded("segment_ids", (batch, length), rows)
-
-
-@st.composite
-def _lengths(draw: DrawFn, least: int, most: int, each: tuple[SearchStrategy[int], ...]) -> Int32s:
-    # As many choices for every kind, because hypothesis takes fewer ones for simpler.
-    kind = draw(st.sampled_from(("each", "each", "each", "full", "single", "least")))
-    drawn = [draw(strategy) for strategy in each]
-    which = draw(st.integers(0, len(each) - 1))
-    if kind == "each":
-        return np.array(drawn, np.int32)
-    made = np.full(len(each), most if kind == "full" else least, np.int32)
-    if kind == "single":
-        made[which] = drawn[which]
-    return made
-
-
-@st.composite
-def _groups(
-    draw: DrawFn, groups: int, total: int, full: bool, cuts: tuple[SearchStrategy[int], ...]
-) -> Int32s:
-    kinds = ("even", "cuts", "cuts", "cuts", "one", *(() if full else ("none",)))
-    kind = draw(st.sampled_from(kinds))
-    made = np.zeros(groups, np.int32)
-    if kind == "even":
-        made[:] = total // groups
-        made[: total % groups] += 1
-    if kind == "one":
-        made[draw(st.integers(0, groups - 1))] = total
-    if kind == "cuts":
-        ends = sorted(draw(position) for position in cuts)
-        made[:] = np.diff([0, *ends, *([total] if full else [])])
-    return made
-
-
-@st.composite
-def _segments(
-    draw: DrawFn,
-    length: int,
-    padding: int | None,
-    contiguous: bool,
-    positions: tuple[SearchStrategy[int], ...],
-) -> Int32s:
-    kinds = ("one", "cuts", "cuts", "cuts", "each", *(() if contiguous else ("scattered",) * 2))
-    kind = draw(st.sampled_from(kinds))
-    # Often as many as there may be, since some of them are empty or padding.
-    counts = st.integers(1, len(positions)) | st.just(len(positions))
-    count = draw(counts) if kind in ("cuts", "scattered") else 1
-    if kind == "each":
-        number = np.arange(length)
-    elif kind == "scattered":
-        number = np.arange(length) * draw(st.integers(1, 7)) % count
-    else:
-        starts = sorted(draw(position) for position in positions[: count - 1])
-        number = np.searchsorted(starts, np.arange(length), side="right")
-    # Ids count from 0, without the one that means padding.
-    _, made = np.unique(number, return_inverse=True)
-    if padding is not None:
-        made = np.where(made >= padding, made + 1, made) if padding >= 0 else made
-        end = draw(st.one_of(st.just(length), positions[-1]))
-        made = np.where(np.arange(length) < end, made, padding)
-    return made.astype(np.int32)
 
 
 # Indices for gathers and scatters.
@@ -274,7 +262,7 @@ _WRAPS = (32_767, 32_768, 65_535, 65_536, 127, 128, 255, 256)
 
 
 def permutations(length: int) -> SearchStrategy[Ints]:
-    """A strategy for a permutation of ``length`` places.
+    """Return a strategy for a permutation of ``length`` places.
 
     Example::
 
@@ -288,7 +276,24 @@ def permutations(length: int) -> SearchStrategy[Ints]:
       SpecError: ``length`` is less than 1.
     """
     check_int("length", length, 1)
-    return bounded("permutations", (length,), _permutations(length))
+
+    @st.composite
+    def drawn(draw: DrawFn) -> Ints:
+        kinds = ("same", "swapped", "reversed", "moved", "shuffled", "shuffled")
+        kind = draw(st.sampled_from(kinds))
+        made = np.arange(length, dtype=np.int32)
+        if kind == "swapped":
+            one, other = draw(st.integers(0, length - 1)), draw(st.integers(0, length - 1))
+            made[[one, other]] = made[[other, one]]
+        if kind == "reversed":
+            return made[::-1].copy()
+        if kind == "moved":
+            return np.roll(made, -draw(st.integers(0, length - 1)))
+        if kind == "shuffled":
+            np.random.default_rng(draw(SEEDS)).shuffle(made)
+        return made
+
+    return bounded("permutations", (length,), drawn())
 
 
 def indices(
@@ -299,7 +304,7 @@ def indices(
     unique: bool = False,
     around: int | Sequence[int] | None = None,
 ) -> SearchStrategy[Ints]:
-    """A strategy for ``count`` indices into an axis of ``size`` elements.
+    """Return a strategy for ``count`` indices into an axis of ``size`` elements.
 
     Example::
 
@@ -327,7 +332,7 @@ def indices(
     of_dtype = as_dtype(dtype)
     if not is_int(of_dtype):
         raise SpecError(f"dtype: indices must be integers, not {of_dtype.name}; use int32")
-    if size - 1 > limits(of_dtype).high:
+    if size - 1 > range_of(of_dtype).high:
         raise SpecError(
             f"dtype: {of_dtype.name} cannot hold the index {size - 1}; use a wider one or a "
             "smaller size"
@@ -335,9 +340,27 @@ def indices(
     if unique and size < count:
         raise SpecError(f"size={size} has fewer than {count} different indices; raise it")
     tiles = () if around is None else check_tiles("around", around)
-    places = tuple(edges(0, size - 1, tiles, place=at, also=_WRAPS) for at in range(count))
-    drawn = _indices(size, of_dtype, unique, places)
-    return bounded("indices", (count,), drawn, itemsize=of_dtype.itemsize)
+    numbers = tuple(edges(0, size - 1, tiles, position=at, also=_WRAPS) for at in range(count))
+
+    @st.composite
+    def drawn(draw: DrawFn) -> Ints:
+        # The fewer indices, the more draws it takes until every edge was in one of them.
+        kinds = ("ascending", *("edges",) * (2 if count > 4 else 8), "descending", "shuffled")
+        kind = draw(st.sampled_from((*kinds, *(() if unique else ("repeated",)))))
+        # As many choices for every kind, because hypothesis takes fewer ones for simpler.
+        edge = np.array([draw(number) for number in numbers])
+        seed = draw(SEEDS)
+        if kind == "repeated":
+            return np.full(count, edge[0]).astype(of_dtype)
+        if kind == "edges":
+            return (_different(edge, size) if unique else edge).astype(of_dtype)
+        if kind == "shuffled":
+            rng = np.random.default_rng(seed)
+            return rng.choice(size, count, replace=not unique).astype(of_dtype)
+        made = np.arange(count) % size
+        return (made[::-1] if kind == "descending" else made).astype(of_dtype)
+
+    return bounded("indices", (count,), drawn(), itemsize=of_dtype.itemsize)
 
 
 def page_tables(
@@ -347,7 +370,7 @@ def page_tables(
     pages: int,
     shared: bool = True,
 ) -> SearchStrategy[Ints]:
-    """A strategy for the pages of a cache where each sequence's tokens are kept.
+    """Return a strategy for the pages of a cache where each sequence's tokens are kept.
 
     Example::
 
@@ -376,74 +399,31 @@ def page_tables(
             f"of {pages_each} pages need; raise it, or allow sequences to share pages with "
             "shared=True"
         )
-    table = _page_tables(sequences, pages_each, pages, shared)
-    return bounded("page_tables", (sequences, pages_each), table)
 
+    @st.composite
+    def drawn(draw: DrawFn) -> Ints:
+        needed = sequences * pages_each
+        kinds = ("in order", "permuted", "permuted", "last", "prefix", "one page")
+        kind = draw(st.sampled_from(kinds if shared else kinds[:4]))
+        made = np.arange(needed) % pages
+        if kind == "last":  # the end of the cache, in descending order
+            made = pages - 1 - made
+        if kind == "one page":
+            made = np.full(needed, draw(edges(0, pages - 1, ())))
+        if kind in ("permuted", "prefix"):
+            rng = np.random.default_rng(draw(SEEDS))
+            made = np.concatenate([rng.permutation(pages) for _ in range(-(-needed // pages))])
+        table = made[:needed].reshape(sequences, pages_each).astype(np.int32)
+        if kind == "prefix":
+            common = draw(st.integers(1, pages_each))
+            table[:, :common] = table[0, :common]
+        return table
 
-@st.composite
-def _permutations(draw: DrawFn, length: int) -> Ints:
-    kind = draw(st.sampled_from(("same", "swapped", "reversed", "moved", "shuffled", "shuffled")))
-    made = np.arange(length, dtype=np.int32)
-    if kind == "swapped":
-        one, other = draw(st.integers(0, length - 1)), draw(st.integers(0, length - 1))
-        made[[one, other]] = made[[other, one]]
-    if kind == "reversed":
-        return made[::-1].copy()
-    if kind == "moved":
-        return np.roll(made, -draw(st.integers(0, length - 1)))
-    if kind == "shuffled":
-        np.random.default_rng(draw(SEEDS)).shuffle(made)
-    return made
-
-
-@st.composite
-def _indices(
-    draw: DrawFn,
-    size: int,
-    dtype: np.dtype[Any],
-    unique: bool,
-    places: tuple[SearchStrategy[int], ...],
-) -> Ints:
-    count = len(places)
-    # The fewer places, the more draws it takes until every edge was in one of them.
-    kinds = ("ascending", *("edges",) * (2 if count > 4 else 8), "descending", "shuffled")
-    kind = draw(st.sampled_from((*kinds, *(() if unique else ("repeated",)))))
-    # As many choices for every kind, because hypothesis takes fewer ones for simpler.
-    edge = np.array([draw(place) for place in places])
-    seed = draw(SEEDS)
-    if kind == "repeated":
-        return np.full(count, edge[0]).astype(dtype)
-    if kind == "edges":
-        return (_different(edge, size) if unique else edge).astype(dtype)
-    if kind == "shuffled":
-        rng = np.random.default_rng(seed)
-        return rng.choice(size, count, replace=not unique).astype(dtype)
-    made = np.arange(count) % size
-    return (made[::-1] if kind == "descending" else made).astype(dtype)
-
-
-@st.composite
-def _page_tables(draw: DrawFn, sequences: int, pages_each: int, pages: int, shared: bool) -> Ints:
-    needed = sequences * pages_each
-    kinds = ("in order", "permuted", "permuted", "last", "prefix", "one page")
-    kind = draw(st.sampled_from(kinds if shared else kinds[:4]))
-    made = np.arange(needed) % pages
-    if kind == "last":  # the end of the cache, in descending order
-        made = pages - 1 - made
-    if kind == "one page":
-        made = np.full(needed, draw(edges(0, pages - 1, ())))
-    if kind in ("permuted", "prefix"):
-        rng = np.random.default_rng(draw(SEEDS))
-        made = np.concatenate([rng.permutation(pages) for _ in range(-(-needed // pages))])
-    table = made[:needed].reshape(sequences, pages_each).astype(np.int32)
-    if kind == "prefix":
-        common = draw(st.integers(1, pages_each))
-        table[:, :common] = table[0, :common]
-    return table
+    return bounded("page_tables", (sequences, pages_each), drawn())
 
 
 def _different(made: Ints, size: int) -> Ints:
-    """``made``, where what appeared before is replaced by the next number that is free."""
+    """Replace each number that appeared before by the next free one, modulo ``size``."""
     taken: set[int] = set()
     for number in made.tolist():
         while number in taken:

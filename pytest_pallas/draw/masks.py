@@ -86,7 +86,7 @@ def masks(
     batch: int | None = None,
     empty_rows: bool = True,
 ) -> SearchStrategy[Mask]:
-    """A strategy for an attention mask, True where a query sees a key.
+    """Return a strategy for an attention mask, True where a query sees a key.
 
     Example::
 
@@ -125,50 +125,42 @@ def masks(
     if len(sides) != 2:
         raise SpecError(f"block must be an integer or rows and columns, not {block!r}")
     rows, columns = (check_int("block", side, 1) for side in sides)
-    mask = _masks(queries, keys, names, (rows, columns), empty_rows)
+
+    @st.composite
+    def mask(draw: DrawFn) -> Mask:
+        # As many choices for every kind, because hypothesis takes fewer ones for simpler.
+        kind = draw(st.sampled_from(names))
+        request = _MaskRequest(
+            query=np.arange(queries)[:, None],
+            key=np.arange(keys)[None, :],
+            block=(rows, columns),
+            shift=draw(st.sampled_from(sorted({0, keys - queries}, key=abs))),
+            window=draw(edges(1, keys, (rows, columns))),
+            rng=np.random.default_rng(draw(SEEDS)),
+        )
+        made = np.array(KINDS[kind](request), bool)
+        if not empty_rows:
+            (blind,) = np.nonzero(~made.any(axis=1))
+            made[blind, np.minimum(blind, keys - 1)] = True
+        return made
+
     if batch is None:
-        return bounded("masks", (queries, keys), mask, itemsize=1)
+        return bounded("masks", (queries, keys), mask(), itemsize=1)
     check_int("batch", batch, 1)
-    several = st.lists(mask, min_size=batch, max_size=batch).map(lambda drawn: np.stack(drawn))
+    several = st.lists(mask(), min_size=batch, max_size=batch).map(lambda drawn: np.stack(drawn))
     return bounded("masks", (batch, queries, keys), several, itemsize=1)
 
 
 def _check_kinds(kinds: Any, empty_rows: bool) -> tuple[str, ...]:
-    """The selected kinds, from the simplest on."""
-    wanted: tuple[Any, ...] = (kinds,) if isinstance(kinds, str) else tuple(kinds)
-    for name in wanted:
+    """Return the selected kinds, from the simplest on."""
+    names: tuple[Any, ...] = (kinds,) if isinstance(kinds, str) else tuple(kinds)
+    for name in names:
         if name not in KINDS:
             raise SpecError(f"kinds: there is no kind {name!r}; valid: {', '.join(KINDS)}")
-    found = tuple(name for name in KINDS if name in wanted and (empty_rows or name != "none"))
-    if not found:
+    kept = tuple(name for name in KINDS if name in names and (empty_rows or name != "none"))
+    if not kept:
         raise SpecError(
             f"kinds={kinds!r} leaves no kind of mask; give at least one"
-            + (", or allow empty_rows" if wanted else "")
+            + (", or allow empty_rows" if names else "")
         )
-    return found
-
-
-@st.composite
-def _masks(
-    draw: DrawFn,
-    queries: int,
-    keys: int,
-    names: tuple[str, ...],
-    block: tuple[int, int],
-    empty_rows: bool,
-) -> Mask:
-    # As many choices for every kind, because hypothesis takes fewer ones for simpler.
-    kind = draw(st.sampled_from(names))
-    request = _MaskRequest(
-        query=np.arange(queries)[:, None],
-        key=np.arange(keys)[None, :],
-        block=block,
-        shift=draw(st.sampled_from(sorted({0, keys - queries}, key=abs))),
-        window=draw(edges(1, keys, block)),
-        rng=np.random.default_rng(draw(SEEDS)),
-    )
-    made = np.array(KINDS[kind](request), bool)
-    if not empty_rows:
-        (blind,) = np.nonzero(~made.any(axis=1))
-        made[blind, np.minimum(blind, keys - 1)] = True
-    return made
+    return kept

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from types import MappingProxyType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypedDict, Unpack, get_args, get_origin, get_type_hints
 
 import numpy as np
 from hypothesis import strategies as st
@@ -18,14 +18,13 @@ from hypothesis.strategies import SearchStrategy
 
 from pytest_pallas.draw.arguments import Arguments, arguments, as_arguments
 from pytest_pallas.draw.arrays import DTypes, arrays
-from pytest_pallas.draw.dims import MAX_ELEMENTS
 from pytest_pallas.draw.dtypes import SUPPORTED, as_dtype, dtype_pairs, dtypes
 from pytest_pallas.draw.sizes import Sizes, Tiles
 from pytest_pallas.errors import ShapeLanguageError, SpecError
 
 
 def kernel_args(spec: Any, *, mesh: Any = None) -> SearchStrategy[Arguments]:
-    """A strategy for the calls of a spec, for use in a user-written test.
+    """Return a strategy for the calls of a spec, for use in a user-written test.
 
     Example::
 
@@ -50,17 +49,17 @@ def kernel_args(spec: Any, *, mesh: Any = None) -> SearchStrategy[Arguments]:
         if mesh is not None:
             raise SpecError(f"kernel_args: the spec {spec.name!r} has no meshes; drop mesh=")
         return _calls(spec.name, spec.inputs)
-    wanted = " or ".join(str(dict(each)) for each in spec.meshes)
+    meshes = " or ".join(str(dict(sizes)) for sizes in spec.meshes)
     if mesh is None:
         raise SpecError(
-            f"kernel_args: the inputs of spec {spec.name!r} depend on a mesh, such as {wanted}; "
+            f"kernel_args: the inputs of spec {spec.name!r} depend on a mesh, such as {meshes}; "
             "give mesh="
         )
     axes = getattr(mesh, "axis_names", None)
-    if axes is None or not any(set(axes) == set(each) for each in spec.meshes):
+    if axes is None or not any(set(axes) == set(sizes) for sizes in spec.meshes):
         raise SpecError(
             f"kernel_args: the spec {spec.name!r} takes a jax.sharding.Mesh with axes as in "
-            f"{wanted}, not {mesh!r:.80}"
+            f"{meshes}, not {mesh!r:.80}"
         )
     return _calls(spec.name, spec.inputs(mesh))
 
@@ -113,23 +112,29 @@ class _Signature:
     options: Mapping[str, SearchStrategy[Any]]
 
 
+class ArraysArguments(TypedDict, total=False):
+    """Arguments that ``from_signature`` passes to ``arrays``."""
+
+    around: Tiles | None
+    multiple_of: Tiles | None
+    dims: Mapping[str, Sizes] | None
+    values: str | Sequence[str]
+    unequal: bool | Sequence[str]
+    max_bytes: int | None
+    max_dim: int | None
+    max_elements: int
+    min_dim: int
+
+
 def from_signature(
     function: Callable[..., Any],
     *,
     dtype: DTypes | Sequence[DTypes] | None = None,
     options: Mapping[str, Any] = _NONE,
     tuning: Mapping[str, Any] = _NONE,
-    around: Tiles | None = None,
-    multiple_of: Tiles | None = None,
-    dims: Mapping[str, Sizes] | None = None,
-    values: str | Sequence[str] = ("normal", "integers"),
-    unequal: bool | Sequence[str] = (),
-    max_bytes: int | None = None,
-    max_dim: int | None = None,
-    max_elements: int = MAX_ELEMENTS,
-    min_dim: int = 1,
+    **sizes_and_values: Unpack[ArraysArguments],
 ) -> SearchStrategy[Arguments]:
-    """A strategy for the calls of a function whose arrays are annotated with jaxtyping.
+    """Return a strategy for the calls of a function whose arrays are annotated with jaxtyping.
 
     Example::
 
@@ -152,49 +157,36 @@ def from_signature(
       options: keyword arguments of kernel and reference, besides or instead of the annotated ones:
         strategies or constants.
       tuning: likewise, for the kernel only.
-      around: see ``arrays``, as for all that follow.
-      multiple_of: see ``arrays``.
-      dims: see ``arrays``.
-      values: see ``arrays``.
-      unequal: see ``arrays``.
-      max_bytes: see ``arrays``.
-      max_dim: see ``arrays``.
-      max_elements: see ``arrays``.
-      min_dim: see ``arrays``.
+      sizes_and_values: other arguments of ``arrays``: ``around``, ``multiple_of``, ``dims``,
+        ``values``, ``unequal``, ``max_bytes``, ``max_dim``, ``max_elements`` and ``min_dim``.
 
     Raises:
       SpecError: the signature has no arrays, or a parameter that cannot be drawn: dims that
         broadcast (``#b``) or stand for several (``*b``, ``...``), a keyword-only or optional array,
         unsupported dtypes, or a parameter without an annotation or default.
     """
-    given = {**options, **tuning}
-    found = _read(function, given)
-    constraints = ", ".join(text for array in found.arrays for text in array.constraints)
-    text = ", ".join(array.dims for array in found.arrays) + (constraints and f"; {constraints}")
+    by_name = {**options, **tuning}
+    signature = _read(function, by_name)
+    constraints = ", ".join(text for array in signature.arrays for text in array.constraints)
+    text = ", ".join(array.dims for array in signature.arrays)
+    if constraints:
+        text += f"; {constraints}"
     where = _name_of(function)
     if dtype is not None:
-        _check_dtypes(where, dtype, found.arrays)
+        _check_dtypes(where, dtype, signature.arrays)
     try:
         drawn = arrays(
             text,
-            dtype=_dtypes(found.arrays) if dtype is None else dtype,
-            around=around,
-            multiple_of=multiple_of,
-            dims=dims,
-            values=values,
-            unequal=unequal,
-            max_bytes=max_bytes,
-            max_dim=max_dim,
-            max_elements=max_elements,
-            min_dim=min_dim,
+            dtype=_dtypes(signature.arrays) if dtype is None else dtype,
+            **sizes_and_values,
         )
     except ShapeLanguageError as error:
         raise SpecError(f"from_signature({where}): {error}") from None
-    return arguments(drawn, options={**found.options, **options}, tuning=tuning)
+    return arguments(drawn, options={**signature.options, **options}, tuning=tuning)
 
 
-def _read(function: Callable[..., Any], given: Mapping[str, Any]) -> _Signature:
-    """What a function takes; ``given`` are keyword arguments that need no annotation."""
+def _read(function: Callable[..., Any], by_name: Mapping[str, Any]) -> _Signature:
+    """Read the parameters of a function; those in ``by_name`` need no annotation."""
     where = f"from_signature({_name_of(function)})"
     if not callable(function):
         raise SpecError(f"{where}: this is not a function")
@@ -203,16 +195,16 @@ def _read(function: Callable[..., Any], given: Mapping[str, Any]) -> _Signature:
         hints = get_type_hints(_annotated(function), include_extras=True)
     except (TypeError, ValueError, NameError) as error:
         raise SpecError(f"{where}: its signature cannot be read: {error}") from None
-    unknown = sorted(set(given) - set(signature.parameters))
+    unknown = sorted(set(by_name) - set(signature.parameters))
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
         raise SpecError(f"{where}: there is no parameter {unknown[0]!r} in {signature}")
-    found: list[_Array] = []
+    annotated: list[_Array] = []
     options: dict[str, SearchStrategy[Any]] = {}
     skipped = ""  # a positional parameter that keeps its default or is passed by name
     for name, parameter in signature.parameters.items():
         hint = hints.get(name)
         problem = f"{where}: the parameter {name!r}"
-        if _is_array(hint) and name not in given:
+        if _is_array(hint) and name not in by_name:
             if parameter.kind not in _POSITIONAL:
                 raise SpecError(f"{problem} is a keyword-only array; make it positional")
             if skipped:
@@ -220,14 +212,14 @@ def _read(function: Callable[..., Any], given: Mapping[str, Any]) -> _Signature:
                     f"{problem} is an array after {skipped!r}, which is not an array; put arrays "
                     "first"
                 )
-            found.append(_array(problem, name, hint))
+            annotated.append(_array(problem, name, hint))
             continue
         if parameter.kind in _VARIADIC:
             continue
         if parameter.kind in _POSITIONAL:
             skipped = skipped or name
         drawn = _option(hint)
-        if name in given or (drawn is None and parameter.default is not parameter.empty):
+        if name in by_name or (drawn is None and parameter.default is not parameter.empty):
             continue
         if drawn is None or parameter.kind is parameter.POSITIONAL_ONLY:
             raise SpecError(
@@ -235,16 +227,16 @@ def _read(function: Callable[..., Any], given: Mapping[str, Any]) -> _Signature:
                 f"what to draw; change the annotation, or give options={{{name!r}: ...}}"
             )
         options[name] = drawn
-    if not found:
+    if not annotated:
         raise SpecError(
             f"{where}: no parameter is annotated with an array, such as Float[Array, 'm k'] of "
             "jaxtyping"
         )
-    return _Signature(tuple(found), options)
+    return _Signature(tuple(annotated), options)
 
 
 def _annotated(function: Any) -> Any:
-    """The object with the annotations of a function that may be wrapped."""
+    """Unwrap a function down to the one with the annotations."""
     while isinstance(function, functools.partial):
         function = function.func
     return inspect.unwrap(function)
@@ -259,7 +251,7 @@ def _text(hint: Any) -> str:
 
 
 def _is_array(hint: Any) -> bool:
-    """Whether an annotation is one of jaxtyping's arrays."""
+    """Return whether an annotation is one of jaxtyping's arrays."""
     return hasattr(hint, "dim_str") and hasattr(hint, "dtypes")
 
 
@@ -287,11 +279,11 @@ def _array(problem: str, name: str, hint: Any) -> _Array:
 
 
 def _allowed(dtypes: Any) -> tuple[str, ...]:
-    """The supported dtypes that an annotation allows."""
+    """Return the supported dtypes that an annotation allows."""
     if not isinstance(dtypes, (tuple, list)):
         return tuple(SUPPORTED)
-    names = [each for each in dtypes if isinstance(each, str)]
-    patterns = [each for each in dtypes if isinstance(each, re.Pattern)]
+    names = [entry for entry in dtypes if isinstance(entry, str)]
+    patterns = [entry for entry in dtypes if isinstance(entry, re.Pattern)]
     return tuple(
         name
         for name in SUPPORTED
@@ -300,7 +292,7 @@ def _allowed(dtypes: Any) -> tuple[str, ...]:
 
 
 def _option(hint: Any) -> SearchStrategy[Any] | None:
-    """The strategy for a keyword argument with this annotation, or None."""
+    """Return the strategy for a keyword argument with this annotation, or None."""
     if hint is bool:
         return st.booleans()
     if get_origin(hint) is Literal:
@@ -310,12 +302,12 @@ def _option(hint: Any) -> SearchStrategy[Any] | None:
     return None
 
 
-def _dtypes(found: Sequence[_Array]) -> SearchStrategy[Any]:
-    """A strategy for one dtype, or for one of each array; arrays with the same choice share one."""
-    choices = list(dict.fromkeys(_choice(array.dtypes) for array in found))
+def _dtypes(annotated: Sequence[_Array]) -> SearchStrategy[Any]:
+    """Draw one dtype, or one of each array; arrays with the same choice share one."""
+    choices = list(dict.fromkeys(_choice(array.dtypes) for array in annotated))
     if not choices[1:]:
         return dtypes(*choices[0])
-    position = [choices.index(_choice(array.dtypes)) for array in found]
+    position = [choices.index(_choice(array.dtypes)) for array in annotated]
     return dtype_pairs(*([row[at] for at in position] for row in product(*choices)))
 
 
@@ -327,10 +319,12 @@ def _choice(allowed: tuple[str, ...]) -> tuple[str, ...]:
     return allowed
 
 
-def _check_dtypes(where: str, dtype: Any, found: Sequence[_Array]) -> None:
+def _check_dtypes(where: str, dtype: Any, annotated: Sequence[_Array]) -> None:
     """Reject dtypes that an annotation does not allow; the dtypes of a strategy are not known."""
     several = isinstance(dtype, Sequence) and not isinstance(dtype, str)
-    for array, entry in zip(found, dtype if several else [dtype] * len(found), strict=False):
+    for array, entry in zip(
+        annotated, dtype if several else [dtype] * len(annotated), strict=False
+    ):
         if isinstance(entry, SearchStrategy):
             continue
         name = np.dtype(as_dtype(entry)).name

@@ -14,12 +14,14 @@ A ``;`` ends the arrays. After it come constraints, which may have names of thei
 from __future__ import annotations
 
 import ast
+import functools
+import graphlib
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import Any, SupportsIndex, cast
+from types import CodeType
+from typing import Any, SupportsIndex
 
 from hypothesis.strategies import SearchStrategy
 
@@ -50,8 +52,8 @@ class ShapeSpec:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the dims, each once, in order of appearance."""
-        found = (dim for array in self.arrays for dim in array if isinstance(dim, str))
-        return tuple(dict.fromkeys(found))
+        dims = (dim for array in self.arrays for dim in array if isinstance(dim, str))
+        return tuple(dict.fromkeys(dims))
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -97,7 +99,7 @@ def parse(text: str) -> ShapeSpec:
 
 
 def concrete(shapes: ShapeSpec, sizes: Mapping[str, int]) -> tuple[tuple[int, ...], ...]:
-    """The shape of every array, given the size of every name in ``shapes.names``."""
+    """Return the shape of every array, given the size of every name in ``shapes.names``."""
     return tuple(
         tuple(sizes[dim] if isinstance(dim, str) else dim for dim in array)
         for array in shapes.arrays
@@ -105,7 +107,7 @@ def concrete(shapes: ShapeSpec, sizes: Mapping[str, int]) -> tuple[tuple[int, ..
 
 
 def _dim(text: str, token: str, position: int) -> str | int:
-    """The dim that ``token`` stands for."""
+    """Return the dim that ``token`` stands for."""
     if _INTEGER.fullmatch(token):
         if int(token) == 0:
             problem = "a size must be at least 1; for empty arrays name the dim and pass min_dim=0"
@@ -120,7 +122,7 @@ def _dim(text: str, token: str, position: int) -> str | int:
 
 
 def _constraints(text: str, end: int) -> Iterator[Constraint]:
-    """The constraints that follow the arrays, which end at ``end``."""
+    """Yield the constraints that follow the arrays, which end at ``end``."""
     for match in re.finditer(r"[,;]([^,;]*)", text[end:]):
         part = match[1]
         position = end + match.start(1) + len(part) - len(part.lstrip())
@@ -135,7 +137,7 @@ def _constraints(text: str, end: int) -> Iterator[Constraint]:
 
 
 def _error(text: str, position: int, problem: str) -> ShapeLanguageError:
-    """An error that shows ``text`` on one line with a caret at ``position``."""
+    """Return an error that shows ``text`` on one line with a caret at ``position``."""
     line = re.sub(r"\s", " ", text)
     return ShapeLanguageError(f"shapes: {problem}\n    {line}\n    {' ' * position}^")
 
@@ -146,21 +148,11 @@ def _error(text: str, position: int, problem: str) -> ShapeLanguageError:
 # and remainders (``%``), in Python's own syntax, except that ``=`` may stand for ``==``.
 
 
-_ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-_COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
+#: Nodes of Python's syntax that a constraint may have, besides integers.
+_ALLOWED = (
+    *(ast.BinOp, ast.Name, ast.Load, ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod),
+    *(ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE),
+)
 
 # A single "=" that is no part of another comparison.
 _EQUALS = re.compile(r"(?<![<>=!])=(?!=)")
@@ -211,24 +203,16 @@ def parse_constraint(text: str) -> Constraint:
 
 
 def holds(constraint: Constraint, sizes: Mapping[str, int]) -> bool:
-    """Whether ``sizes``, with a size for each of its names, satisfy a constraint.
+    """Return whether ``sizes``, with a size for each of its names, satisfy a constraint.
 
     One that divides by zero is not satisfied.
     """
-    try:
-        values = [_value(side, sizes) for side in _sides(constraint.comparison)]
-    except ZeroDivisionError:
-        return False
-    pairs = zip(constraint.comparison.ops, values[:-1], values[1:], strict=True)
-    return all(_COMPARISONS[type(op)](left, right) for op, left, right in pairs)
+    return bool(_value(constraint.comparison, sizes))
 
 
 def defined(constraint: Constraint, sizes: Mapping[str, int]) -> int | None:
-    """The size that a constraint gives to the dim that it defines, or None if it divides by 0."""
-    try:
-        return _value(constraint.comparison.comparators[0], sizes)
-    except ZeroDivisionError:
-        return None
+    """Return the size of the dim that a constraint defines, or None if it divides by 0."""
+    return _value(constraint.comparison.comparators[0], sizes)
 
 
 def definitions(
@@ -239,39 +223,33 @@ def definitions(
     A dim is defined at most once, not if it is in ``known``, and not by way of itself.
     """
     defining: dict[str, Constraint] = {}
+    ordered: list[Constraint] = []
     rest: list[Constraint] = []
     for constraint in constraints:
         name = constraint.defines
-        if name is None or name in known or name in defining or _leads(constraint, name, defining):
+        if name is None or name in known or name in defining:
             rest.append(constraint)
-        else:
+            continue
+        try:
+            ordered = _ordered(defining | {name: constraint})
             defining[name] = constraint
-    ordered: list[Constraint] = []
-    while len(ordered) < len(defining):
-        waiting = [name for name, c in defining.items() if c not in ordered]
-        ordered += [
-            defining[name]
-            for name in waiting
-            if not any(other in waiting for other in defining[name].names if other != name)
-        ]
+        except graphlib.CycleError:
+            rest.append(constraint)
     return ordered, rest
 
 
-def _leads(constraint: Constraint, goal: str, defining: Mapping[str, Constraint]) -> bool:
-    """Whether what a constraint computes with is itself computed with ``goal``."""
-    for name in constraint.names:
-        others = {other: one for other, one in defining.items() if other != name}
-        if name in defining and (
-            goal in defining[name].names or _leads(defining[name], goal, others)
-        ):
-            return True
-    return False
+def _ordered(defining: Mapping[str, Constraint]) -> list[Constraint]:
+    """Return the constraints that define dims, each after those that it computes with."""
+    graph = {
+        name: [other for other in constraint.names if other in defining and other != name]
+        for name, constraint in defining.items()
+    }
+    return [defining[name] for name in graphlib.TopologicalSorter(graph).static_order()]
 
 
 def _check(node: ast.AST) -> None:
     """Raise a ValueError if a part of a comparison is not in the language."""
-    allowed = (ast.BinOp, ast.Name, ast.Load, *_ARITHMETIC, *_COMPARISONS)
-    if isinstance(node, allowed):
+    if isinstance(node, _ALLOWED):
         return
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return
@@ -291,12 +269,17 @@ def _sides(comparison: ast.Compare) -> list[ast.expr]:
     return [comparison.left, *comparison.comparators]
 
 
-def _value(node: Any, sizes: Mapping[str, int]) -> int:
-    if isinstance(node, ast.Name):
-        return sizes[node.id]
-    if isinstance(node, ast.Constant):
-        return cast("int", node.value)
-    return _ARITHMETIC[type(node.op)](_value(node.left, sizes), _value(node.right, sizes))
+def _value(node: ast.expr, sizes: Mapping[str, int]) -> int | None:
+    """Return the value of a checked expression, or None if it divides by zero."""
+    try:
+        return eval(_code(node), {"__builtins__": {}}, sizes)
+    except ZeroDivisionError:
+        return None
+
+
+@functools.lru_cache(maxsize=256)
+def _code(node: ast.expr) -> CodeType:
+    return compile(ast.Expression(node), "<constraint>", "eval")
 
 
 # Pools: the few sizes that a dim may have, chosen where kernels break.
@@ -313,7 +296,23 @@ Tiles = int | Sequence[int] | Mapping[str, int | Sequence[int]]
 #: Sizes of one dim: a fixed one, some to choose from, or a strategy that draws one.
 Sizes = int | Sequence[int] | SearchStrategy[int]
 
-_NOTHING: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+
+@dataclass(frozen=True, kw_only=True)
+class SizeArguments:
+    """The arguments of strategies for the sizes of dims; see ``strategies.dims``."""
+
+    around: Tiles | None = None
+    multiple_of: Tiles | None = None
+    dims: Mapping[str, Sizes] | None = None
+    unequal: bool | Sequence[str] = ()
+    max_dim: int | None = None
+    min_dim: int = 1
+
+    @property
+    def by_argument(self) -> dict[str, Any]:
+        """The arguments that may be mappings from dim, by name."""
+        return {"around": self.around, "multiple_of": self.multiple_of, "dims": self.dims or {}}
+
 
 #: Primes fill a pool up to this many sizes; boundaries are never left out.
 POOL_SIZE = 9
@@ -342,32 +341,25 @@ class SizePool:
 
 
 def make_pools(
-    names: Sequence[str],
-    *,
-    around: Tiles | None = None,
-    multiple_of: Tiles | None = None,
-    dims: Mapping[str, Sizes] | None = None,
-    max_dim: int | None = None,
-    min_dim: int = 1,
-    learned: Mapping[str, tuple[int, ...]] = _NOTHING,
+    names: Sequence[str], arguments: SizeArguments, learned: Mapping[str, tuple[int, ...]]
 ) -> dict[str, SizePool | SearchStrategy[int]]:
-    """The pool, or the strategy in its stead, of each dim in ``names``.
+    """Return the pool of each dim in ``names``, or the strategy that replaces it.
 
     Arguments by name have precedence over arguments for all dims, and ``multiple_of`` for all dims
-    over ``around`` for all dims. The arguments are those of ``strategies.dims``; unspecified dims
-    are around the tiles in ``learned``, or small.
+    over ``around`` for all dims. Unspecified dims are around the tiles in ``learned``, or small.
 
     Raises:
       SpecError: an argument that cannot be used, by name.
     """
-    check_int("min_dim", min_dim, 0)
-    if max_dim is not None:
-        check_int("max_dim", max_dim, max(1, min_dim))
+    low, high, dims = arguments.min_dim, arguments.max_dim, arguments.dims
+    check_int("min_dim", low, 0)
+    if high is not None:
+        check_int("max_dim", high, max(1, low))
     if dims is not None and not isinstance(dims, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise SpecError(f"dims must be a mapping from dim to sizes, not {dims!r}")
-    mappings = {"around": around, "multiple_of": multiple_of, "dims": dims or {}}
+    by_argument = arguments.by_argument
     specified: dict[str, str] = {}
-    for argument, value in mappings.items():
+    for argument, value in by_argument.items():
         for name in value if isinstance(value, Mapping) else ():
             if name not in names:
                 raise SpecError(
@@ -382,28 +374,28 @@ def make_pools(
             specified[name] = argument
     for_all = [
         argument
-        for argument, value in (("multiple_of", multiple_of), ("around", around))
-        if value is not None and not isinstance(value, Mapping)
+        for argument in ("multiple_of", "around")
+        if by_argument[argument] is not None and not isinstance(by_argument[argument], Mapping)
     ]
     pools: dict[str, SizePool | SearchStrategy[int]] = {}
     for name in names:
         argument = specified.get(name) or next(iter(for_all), None)
         if argument is None:
-            pools[name] = replace(_unsaid(learned.get(name, ()), min_dim, max_dim), unsaid=True)
+            pools[name] = replace(_unsaid(learned.get(name, ()), low, high), unsaid=True)
             continue
-        value: Any = mappings[argument]
+        value: Any = by_argument[argument]
         label = f"{argument}[{name!r}]" if isinstance(value, Mapping) else argument
         value = value[name] if isinstance(value, Mapping) else value
         if argument == "dims":
             pools[name] = _explicit(label, value)
         else:
             make = _around if argument == "around" else _multiples
-            pools[name] = make(label, check_tiles(label, value), min_dim, max_dim)
+            pools[name] = make(label, check_tiles(label, value), low, high)
     return pools
 
 
 def boundary(size: int, pool: SizePool) -> str:
-    """The kind of boundary that a size of a pool is.
+    """Return the kind of boundary that a size of a pool is.
 
     ``"fixed"`` in a pool of one size, and the size itself where the user listed several. Else
     ``"empty"``, ``"one"``, ``"tile-1"``, ``"tile"``, ``"tile+1"``, ``"2 tiles-1"`` and so on (with
@@ -428,7 +420,7 @@ def boundary(size: int, pool: SizePool) -> str:
 
 
 def check_int(argument: str, value: object, least: int) -> int:
-    """``value`` as an int of at least ``least``, else a SpecError that names ``argument``."""
+    """Check that ``value`` is an integer of at least ``least``, and return it as an int."""
     # numpy's integers are some, too, but no bool is
     number: int | None = None
     if isinstance(value, SupportsIndex) and not isinstance(value, bool):
@@ -439,7 +431,7 @@ def check_int(argument: str, value: object, least: int) -> int:
 
 
 def check_tiles(label: str, value: object) -> tuple[int, ...]:
-    """One tile or several, as a tuple.
+    """Check that ``value`` is one tile or several, and return them as a tuple.
 
     Raises:
       SpecError: there is none, or they are not positive integers; the message has ``label``.
@@ -451,12 +443,12 @@ def check_tiles(label: str, value: object) -> tuple[int, ...]:
 
 
 def _several(value: Any) -> Sequence[Any]:
-    """``value`` itself if it is a sequence, else a sequence of it."""
+    """Return ``value`` itself if it is a sequence, else a sequence of it."""
     return value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
 
 
 def _around(label: str, tiles: tuple[int, ...], low: int, high: int | None) -> SizePool:
-    """Sizes around the edges of tiles, with primes where there is room."""
+    """Make the pool of sizes around the edges of tiles, with primes where there is room."""
     if high is not None and high < max(tiles):
         raise SpecError(f"{label}: max_dim={high} is smaller than the tile {max(tiles)}")
     sizes = {1}
@@ -472,7 +464,7 @@ def _around(label: str, tiles: tuple[int, ...], low: int, high: int | None) -> S
 
 
 def _unsaid(tiles: Sequence[int], low: int, high: int | None) -> SizePool:
-    """Sizes around the learned tiles, if they may be so large; otherwise small ones."""
+    """Make the pool around the learned tiles, if they may be so large; else of small sizes."""
     fitting = tuple(tile for tile in tiles if high is None or tile < high)
     if fitting:
         return _around("learned", fitting, low, high)
@@ -481,7 +473,7 @@ def _unsaid(tiles: Sequence[int], low: int, high: int | None) -> SizePool:
 
 
 def _multiples(label: str, tiles: tuple[int, ...], low: int, high: int | None) -> SizePool:
-    """One, two and three tiles."""
+    """Make the pool of one, two and three tiles."""
     multiples = [n * tile for tile in tiles for n in (1, 2, 3)]
     kept = [size for size in multiples if low <= size and (high is None or size <= high)]
     if not kept:
@@ -494,7 +486,7 @@ def _multiples(label: str, tiles: tuple[int, ...], low: int, high: int | None) -
 
 
 def _explicit(label: str, value: Any) -> SizePool | SearchStrategy[int]:
-    """The sizes that ``dims`` gives for one dim, regardless of min_dim and max_dim."""
+    """Make the pool that ``dims`` gives for one dim, regardless of min_dim and max_dim."""
     if isinstance(value, SearchStrategy):
         return value
     sizes = {check_int(label, size, 0) for size in _several(value)}
@@ -504,14 +496,14 @@ def _explicit(label: str, value: Any) -> SizePool | SearchStrategy[int]:
 
 
 def _pool(sizes: Iterable[int], low: int, high: int | None, *, plain: int) -> SizePool:
-    """The ``sizes`` within the bounds, and the lower bound itself."""
+    """Make the pool of ``sizes`` within the bounds, and the lower bound itself."""
     within = {size for size in sizes if low <= size and size and (high is None or size <= high)}
     ordered = sorted(within | {low, max(low, 1)}, key=simplicity)
     return SizePool(tuple(ordered), ordered.index(plain) if plain in ordered else 0)
 
 
 def simplicity(size: int) -> float:
-    """Key for sorting sizes: ascending, but 0 after 1.
+    """Return the key for sorting sizes: ascending, but 0 after 1.
 
     A failure at size 1 is more useful than one of an empty array.
     """
@@ -519,7 +511,7 @@ def simplicity(size: int) -> float:
 
 
 def _prime_above(number: int) -> int:
-    """The smallest prime above ``number``."""
+    """Return the smallest prime above ``number``."""
     candidate = number + 1
     while candidate < 2 or any(candidate % d == 0 for d in range(2, int(candidate**0.5) + 1)):
         candidate += 1

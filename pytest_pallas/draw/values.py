@@ -32,7 +32,7 @@ def elements(
     allow_infinity: bool = False,
     allow_subnormal: bool = True,
 ) -> SearchStrategy[Any]:
-    """A strategy for one value of ``dtype``, one of numpy's or ml_dtypes' dtypes.
+    """Return a strategy for one value of ``dtype``, one of numpy's or ml_dtypes' dtypes.
 
     Example::
 
@@ -71,7 +71,7 @@ def elements(
             allow_subnormal=allow_subnormal,
         )
         return st.builds(lambda real, imag: of_dtype.type(complex(real, imag)), part, part)
-    held = limits(of_dtype)
+    held = range_of(of_dtype)
     low = held.low if min_value is None else max(min_value, held.low)
     high = held.high if max_value is None else min(max_value, held.high)
 
@@ -124,7 +124,7 @@ def _nothing(dtype: np.dtype[Any], low: object, high: object) -> SpecError:
 
 
 def _inward(bound: float, dtype: np.dtype[Any], away: int) -> float:
-    """``bound`` as a value of ``dtype``, not beyond it."""
+    """Return ``bound`` as a value of ``dtype``, not beyond it."""
     rounded = dtype.type(bound)
     if (rounded < bound) if away > 0 else (rounded > bound):
         rounded = np.nextafter(rounded, dtype.type(away * np.inf))
@@ -138,8 +138,8 @@ def _as_float64(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 
 @lru_cache(maxsize=32)
 def _boundaries(dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The boundary values of ``dtype``, and two short ones to shrink to."""
-    held = limits(dtype)
+    """Return the boundary values of ``dtype``, and two short ones to shrink to."""
+    held = range_of(dtype)
     if not is_float(dtype):
         return np.array(
             sorted({held.low, 0, held.unit, min(2, held.high), held.high, held.high - 1}, key=abs),
@@ -158,7 +158,7 @@ def _boundaries(dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 @lru_cache(maxsize=32)
 def _every(dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], ...]:
-    """Every value of a dtype of at most 16 bits, by order of magnitude; the simplest first.
+    """Return every value of a dtype of at most 16 bits, by order of magnitude; the simplest first.
 
     Zeros come first and non-finite values last. Between them the order is by distance from 1, and
     for one magnitude by the number of significant bits.
@@ -207,7 +207,7 @@ _SPREAD, _BOUND, _EXPONENT = 8, 1000, 16
 
 
 @dataclass(frozen=True)
-class Limits:
+class DtypeRange:
     """The range of a dtype.
 
     Attributes:
@@ -225,16 +225,16 @@ class Limits:
 
 
 @lru_cache(maxsize=64)
-def limits(dtype: np.dtype[Any]) -> Limits:
-    """The range of ``dtype``; bool holds 0 and 1."""
+def range_of(dtype: np.dtype[Any]) -> DtypeRange:
+    """Return the range of ``dtype``; bool holds 0 and 1."""
     if dtype.kind == "b":
-        return Limits(0, 1, 1, 1)
+        return DtypeRange(0, 1, 1, 1)
     if not is_float(dtype):
         low, high = int(ml_dtypes.iinfo(dtype).min), int(ml_dtypes.iinfo(dtype).max)
-        return Limits(low, high, high, 1 if high >= 1 else -1)
+        return DtypeRange(low, high, high, 1 if high >= 1 else -1)
     info = ml_dtypes.finfo(dtype)
     exact = min(2 ** (int(info.nmant) + 1), int(float(info.max)))
-    return Limits(float(info.min), float(info.max), exact, 1)
+    return DtypeRange(float(info.min), float(info.max), exact, 1)
 
 
 @dataclass(frozen=True)
@@ -324,10 +324,10 @@ def _integers(request: ValueRequest) -> Array:
     """
     chosen = request.rng.integers(0, len(_INTEGERS), request.shape, np.uint8)
     made = np.asarray(_INTEGERS[chosen])
-    if limits(request.dtype).low > 0:
+    if range_of(request.dtype).low > 0:
         return np.maximum(np.abs(made), 1)  # its smallest number would make sums inexact
     if made.size and not np.any(np.clip(made, *_bounds(request.dtype))):
-        made.flat[0] = limits(request.dtype).unit
+        made.flat[0] = range_of(request.dtype).unit
     return made
 
 
@@ -338,11 +338,11 @@ def _rows(request: ValueRequest) -> Array:
     Sums of up to 2**14 of them, or of products of two, are exact in float32.
     """
     # The period is a prime, so that no block of rows equals the next one either.
-    period = _prime_up_to(min(limits(request.dtype).exact, _LARGEST_ROW))
+    period = _prime_up_to(min(range_of(request.dtype).exact, _LARGEST_ROW))
     count = int(np.prod(request.shape[:-1] or request.shape))
     number = np.arange(count) + request.rng.integers(period)
     constants = 1 + number % period if period > 1 else number % 3 == 0
-    column = np.asarray(constants, np.float32) * limits(request.dtype).unit
+    column = np.asarray(constants, np.float32) * range_of(request.dtype).unit
     shape = (*request.shape[:-1], 1) if len(request.shape) > 1 else request.shape
     return np.broadcast_to(column.reshape(shape), request.shape)
 
@@ -352,10 +352,10 @@ def _onehot(request: ValueRequest) -> Array:
     """Each row has a single one, and zeros."""
     made = np.zeros(request.shape, np.float32)
     if made.ndim == 0:
-        made[...] = limits(request.dtype).unit
+        made[...] = range_of(request.dtype).unit
     elif made.size:
         where = request.rng.integers(0, request.shape[-1], (*request.shape[:-1], 1))
-        np.put_along_axis(made, where, limits(request.dtype).unit, axis=-1)
+        np.put_along_axis(made, where, range_of(request.dtype).unit, axis=-1)
     return made
 
 
@@ -367,7 +367,7 @@ def _full(request: ValueRequest) -> Array:
     on the way; of up to 16 of them they are exact in float32.
     """
     # Exact is 2**8 in bfloat16 and 2**7 - 1 in int8.
-    bits = min((limits(request.dtype).exact + 1).bit_length() - 1, _MOST_BITS)
+    bits = min((range_of(request.dtype).exact + 1).bit_length() - 1, _MOST_BITS)
     if bits < 2:
         return _integers(request)
     sign = 1 - 2 * request.rng.integers(0, 2, request.shape, np.int8)
@@ -380,7 +380,7 @@ def _uniform(request: ValueRequest) -> Array:
     made = request.rng.random(request.shape, request.wide) * 2 - 1
     if is_float(request.dtype) or request.dtype.kind == "b":
         return made
-    low, high = max(limits(request.dtype).low, -_BOUND), min(limits(request.dtype).high, _BOUND)
+    low, high = max(range_of(request.dtype).low, -_BOUND), min(range_of(request.dtype).high, _BOUND)
     return request.rng.integers(int(low), int(high), request.shape, endpoint=True)
 
 
@@ -390,7 +390,7 @@ def _normal(request: ValueRequest) -> Array:
     made = request.rng.standard_normal(request.shape, request.wide)
     if is_float(request.dtype) or request.dtype.kind == "b":
         return made
-    return made * min(_SPREAD, max(1, limits(request.dtype).high / 3))
+    return made * min(_SPREAD, max(1, range_of(request.dtype).high / 3))
 
 
 @value_class("wide")
@@ -401,7 +401,7 @@ def _wide(request: ValueRequest) -> Array:
     """
     least, most = -8, 8
     if not is_float(request.dtype):
-        least, most = 0, max(1, min(_EXPONENT, int(limits(request.dtype).high).bit_length()))
+        least, most = 0, max(1, min(_EXPONENT, int(range_of(request.dtype).high).bit_length()))
     # ldexp is exact, so that this is the same on every machine; exp2 is not.
     sign = 1 - 2 * request.rng.integers(0, 2, request.shape, np.int8)
     fraction = (1 + request.rng.random(request.shape, request.wide)) * sign
@@ -425,7 +425,7 @@ def _cancelling(request: ValueRequest) -> Array:
     pairs[..., made.shape[-1] - half :] = -large[..., :half]
     rest = _integers(request)
     if not is_float(request.dtype):
-        bound = max(0, limits(request.dtype).high - 4)
+        bound = max(0, range_of(request.dtype).high - 4)
         pairs = np.clip(pairs, -bound, bound)
     return pairs + rest
 
@@ -469,7 +469,7 @@ _IMAGINARY = 2**32
 def generate(
     values: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, seed: int, index: int = 0
 ) -> Array:
-    """An array of the class ``values``, the same for the same arguments.
+    """Return an array of the class ``values``, the same for the same arguments.
 
     Values are converted to the dtype: integers are rounded, unsigned integers and float8_e8m0fnu
     get absolute values, narrow dtypes are clipped to their finite range, and a bool or uint1 is
@@ -499,7 +499,7 @@ def generate(
 
 
 def check_classes(values: object, argument: str = "values") -> tuple[str, ...]:
-    """The value classes named by ``values``, a name or several, from the simplest on.
+    """Return the value classes named by ``values``, a name or several, from the simplest on.
 
     Raises:
       SpecError: there are none, or one of them does not exist.
@@ -519,13 +519,13 @@ def check_classes(values: object, argument: str = "values") -> tuple[str, ...]:
 
 def _bounds(dtype: np.dtype[Any]) -> tuple[float, float]:
     # No class makes larger values, and float32 holds these two exactly.
-    return max(limits(dtype).low, -(2.0**20)), min(limits(dtype).high, 2.0**20)
+    return max(range_of(dtype).low, -(2.0**20)), min(range_of(dtype).high, 2.0**20)
 
 
 def _cast(made: Array, dtype: np.dtype[Any]) -> Array:
-    if (limits(dtype).low, limits(dtype).high) == (0, 1):
+    if (range_of(dtype).low, range_of(dtype).high) == (0, 1):
         return (made > 0).astype(dtype)
-    if limits(dtype).low >= 0:
+    if range_of(dtype).low >= 0:
         made = np.abs(made)
     if not is_float(dtype):
         made = np.rint(made)
@@ -536,7 +536,7 @@ def _specials(dtype: np.dtype[Any]) -> Array:
     if dtype.kind == "b":
         return np.array([False, True])
     if not is_float(dtype):
-        return np.array([limits(dtype).low, 0, limits(dtype).high], object).astype(dtype)
+        return np.array([range_of(dtype).low, 0, range_of(dtype).high], object).astype(dtype)
     info = ml_dtypes.finfo(dtype)
     finite = [info.max, info.min, info.smallest_normal, info.smallest_subnormal]
     other = np.array([np.nan, np.inf, -np.inf, -0.0], np.float32).astype(dtype)
@@ -544,7 +544,7 @@ def _specials(dtype: np.dtype[Any]) -> Array:
 
 
 def _prime_up_to(number: int) -> int:
-    """The largest prime up to ``number``, or 1."""
+    """Return the largest prime up to ``number``, or 1."""
     while number > 1 and any(number % divisor == 0 for divisor in range(2, number)):
         number -= 1
     return max(number, 1)

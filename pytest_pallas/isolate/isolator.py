@@ -1,8 +1,8 @@
 """In the reporting process: send tests to a worker, and use the worker's reports.
 
 ``Isolator.run`` decides for the item of a spec, ``pytest_pyfunc_call`` for a user-written test;
-``apart`` runs either in the worker. Until its reports are there, pytest's own protocol runs here
-around nothing, and ``pytest_runtest_makereport`` puts the worker's reports in the place of its own.
+``apart`` runs either in the worker. Meanwhile pytest's own protocol runs here with an empty call,
+and ``pytest_runtest_makereport`` replaces its reports by those of the worker.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def from_plain[T](kind: type[T], plain: Any) -> T:
     """Make the message of a kind from ``to_plain``.
 
     Raises:
-      DataError: it is none.
+      DataError: it is no such message.
     """
     return decode(kind, untagged(plain, _TYPES))
 
@@ -73,7 +73,7 @@ def decoded[T](kind: type[T], body: bytes | str) -> T:
     """Decode the message of a kind from ``encoded``.
 
     Raises:
-      DataError: it is none.
+      DataError: it is no such message.
     """
     return from_plain(kind, parse(body))
 
@@ -126,7 +126,7 @@ class WorkerRequest:
       killed: names of the tests and specs that killed mutants, by key, which do not run again.
       facts: what the reporting process has learned of the specs of the file; None if the worker
         learns it itself.
-      learns: the spec, by file and name, of which the worker learns the facts in place of a test.
+      learns: the spec, by file and name, whose facts the worker learns. It runs no test then.
       changes: what earlier tests of the kernel have changed in the database of failing examples.
         The test changes a database apart then; None if it uses that of the worker's session.
       examples: files of that database, by path; None to open the places of the command line.
@@ -200,7 +200,7 @@ class StepNote:
     """The next step of a worker; the last note is the step in which it died.
 
     Attributes:
-      step: the step in words.
+      step: the name of the step.
       limit: its time limit in seconds.
       kernel, check, backend, family, mesh: those of the example, or of the spec's test.
       examples: number of started examples, with this one.

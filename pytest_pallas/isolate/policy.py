@@ -67,7 +67,7 @@ def process_call_of(objects: Iterable[Any]) -> str | None:
 
     Functions that they call are followed through globals, closures, modules, partials and
     attributes; those of installed packages are trusted, unless a given function is of the same
-    package. It is a rule about names: it misses what is only reached through data.
+    package. The rule is about names: it misses functions that are only reached through data.
 
     Args:
       objects: functions, or what holds functions, such as strategies.

@@ -30,8 +30,8 @@ _SMALL_ERROR = 1 / 16
 class ComparedArrays:
     """The arrays of one comparison: the kernel's output, the oracle's and the baseline's.
 
-    Of an output of which only a part is here, ``present`` is True there; elsewhere ``actual`` means
-    nothing.
+    ``present`` is True where this process holds the output, or None if it holds all of it.
+    Elsewhere ``actual`` means nothing.
     """
 
     actual: Array
@@ -45,7 +45,7 @@ class ComparedArrays:
         return self.actual.size if self.present is None else int(np.count_nonzero(self.present))
 
     def here(self, array: Array) -> Array:
-        """The elements of an array that are compared; flat if they are not all."""
+        """Return the elements of an array that are compared; flat if they are not all."""
         return array if self.present is None else array[self.present]
 
     @property
@@ -54,7 +54,7 @@ class ComparedArrays:
         return self.baseline if is_exact(self.actual.dtype) else self.oracle
 
     def at(self, index: tuple[int, ...]) -> dict[str, Any]:
-        """The values at ``index``, as fields of a ``Comparison``."""
+        """Return the values at ``index``, as fields of a ``Comparison``."""
         return {
             "actual_value": scalar(self.actual, index),
             "expected_value": scalar(self.expected, index),
@@ -63,13 +63,13 @@ class ComparedArrays:
 
 
 def scalar(array: Array, index: tuple[int, ...]) -> Scalar:
-    """The element at ``index`` as a Python number."""
+    """Return the element at ``index`` as a Python number."""
     value = wide(array[index]).item()
     return bool(value) if array.dtype.kind == "b" else value
 
 
 def state(kind: str, where: str, text: str, actual: Array | None = None) -> Comparison:
-    """A failed comparison in which no element was looked at."""
+    """Return a failed comparison in which no element was looked at."""
     return Comparison(
         passed=False,
         kind=kind,
@@ -89,7 +89,7 @@ def explain(
     precision: Precision | None = None,
     change: str = "",
 ) -> Comparison:
-    """``failed`` with its patterns and explanation, given the arrays that were compared.
+    """Add patterns and an explanation to ``failed``, given the arrays that were compared.
 
     ``precision`` is as in ``compare``, ``change`` as in ``bitwise``.
     """
@@ -127,7 +127,7 @@ def explain(
 
 
 def _slack(allowed: float, dtype: np.dtype[Any]) -> float:
-    """How far, relative to the scale, values may be from a pattern that is reported.
+    """Return how far, relative to the scale, values may be from a pattern that is reported.
 
     At least a rounding error, but no more than 1/32 beyond that: with a wide bound, or in a narrow
     format, everything would look like everything else.
@@ -157,8 +157,8 @@ def _class_lines(
     differ &= failed.mask if failed.mask is not None else True
     lines: list[str] = []
     for pair, count in zip(*np.unique(pairs[differ], return_counts=True), strict=True):
-        got, wanted = divmod(int(pair), len(CLASS_NAMES))
-        lines.append(f"{CLASS_NAMES[got]} where the oracle is {CLASS_NAMES[wanted]}: {count}")
+        own, right = divmod(int(pair), len(CLASS_NAMES))
+        lines.append(f"{CLASS_NAMES[own]} where the oracle is {CLASS_NAMES[right]}: {count}")
     same = differ & (classes(_for_arithmetic(sides.baseline)) == actual_classes)
     if same.any():
         lines.append(
@@ -185,14 +185,14 @@ def _worst_facts(failed: Comparison, change: str) -> Iterator[Fact]:
 
 
 def _number(value: Scalar, dtype: str) -> str:
-    """A number with the digits that its dtype has."""
+    """Format a number with the digits that its dtype has."""
     if value is None or isinstance(value, str | int):
         return str(value)
     return format(value, ".17g" if dtype in ("float64", "complex128") else ".9g")
 
 
 def _error_lines(failed: Comparison, dtype: np.dtype[Any], expected: Array) -> list[str]:
-    """The error, what is allowed, and why where that needs saying."""
+    """Describe the error and what is allowed, with hints."""
     integers = is_exact(dtype)
     # What is compared to the bit is another run, and no oracle.
     measured = failed.kind in ("close", "exact") and not integers and np.isfinite(failed.error)
@@ -222,7 +222,7 @@ def _precision_facts(failed: Comparison, precision: Precision | None) -> Iterato
 
 
 def _rms_hints(dtype: np.dtype[Any]) -> Iterator[str]:
-    """What makes the root mean square too large, and what to do about it."""
+    """Explain what makes the root mean square too large, and what to do about it."""
     narrow = epsilon(dtype) > epsilon(np.float32)
     how = f"rounded to {dtype}" if narrow else "too narrow and rounded"
     yield "root mean square: many small errors rather than a few large ones, as from"
@@ -251,7 +251,7 @@ def _error_line(failed: Comparison, integers: bool) -> str:
 
 
 def _error_from_zero(failed: Comparison) -> str:
-    """The error where the oracle is 0 everywhere, and ulps say nothing: in units of the output."""
+    """Describe the error in units of the output, where the oracle is 0 and ulps say nothing."""
     assert isinstance(failed.actual_value, int | float | complex)
     ulp = abs(failed.actual_value) / failed.error
     text = f"{failed.error * ulp:.4g}, where the oracle is 0 everywhere"
@@ -301,7 +301,7 @@ _UNSIGNED = 10
 
 
 def causes_of(mask: Array, actual: Array, expected: Array) -> tuple[str, ...]:
-    """What all values of a wrong output have in common that names a cause.
+    """Find causes that all values of a wrong output show.
 
     Args:
       mask: bool, True where the output is wrong.
@@ -314,7 +314,7 @@ def causes_of(mask: Array, actual: Array, expected: Array) -> tuple[str, ...]:
 
 
 def _rounded(actual: Array, expected: Array) -> Iterator[str]:
-    """Every value is a number of a narrower format near the expected one, which is not."""
+    """Report that every value is a number of a narrower format, and the expected ones are not."""
     dtype = actual.dtype
     if not is_inexact(dtype):
         return
@@ -336,7 +336,7 @@ def _rounded(actual: Array, expected: Array) -> Iterator[str]:
 
 
 def _is_rounding(values: Array, right: Array, name: str, least: int) -> bool:
-    """Whether values are what rounding to a format makes of the right ones.
+    """Return whether values are what rounding to a format makes of the right ones.
 
     They are near these, there are several of them, and they have the last bit of the format. Of
     numbers that were rounded, half have it; of zeros and powers of two, none.
@@ -354,19 +354,19 @@ def _is_rounding(values: Array, right: Array, name: str, least: int) -> bool:
 
 
 def _parts(array: Array) -> Array:
-    """All real numbers of an array in float64."""
+    """Return all real numbers of an array in float64."""
     values = wide(array).ravel()
     return values.view(np.float64) if values.dtype.kind == "c" else values
 
 
 def _is_of(values: Array, name: str) -> Array:
-    """Which values are numbers of a format."""
+    """Return which values are numbers of a format."""
     with np.errstate(all="ignore"):
         return values.astype(_FORMATS[name]).astype(np.float64) == values
 
 
 def _saturated(mask: Array, actual: Array, expected: Array) -> Iterator[str]:
-    """Integers at the ends of their range on one side only."""
+    """Report integers that are at the ends of their range on one side only."""
     values = wide(actual)
     wrong, right = values[mask], expected[mask]
     if actual.dtype.kind == "b" or not wrong.size:
@@ -389,7 +389,7 @@ def _saturated(mask: Array, actual: Array, expected: Array) -> Iterator[str]:
 
 
 def _at_ends(ends: Array, others: Array, low: int, high: int) -> bool:
-    """Whether one side is at the ends of the range, and the others wrapped around from the upper.
+    """Return whether one side is at the ends of the range, and the other wrapped around.
 
     The lower end alone shows nothing: 0 may be memory that was never written, and the simulator
     fills uninitialized memory with the lowest signed and the highest unsigned integer. So it does
@@ -406,9 +406,9 @@ def _at_ends(ends: Array, others: Array, low: int, high: int) -> bool:
 
 
 def _ends(values: Array, low: int, high: int) -> str:
-    words = [f"{low}, the lowest number"] * bool((values == low).any())
-    words += [f"{high}, the highest number"] * bool((values == high).any())
-    return " or ".join(words)
+    ends = [f"{low}, the lowest number"] * bool((values == low).any())
+    ends += [f"{high}, the highest number"] * bool((values == high).any())
+    return " or ".join(ends)
 
 
 # What masks and ids hold, in words.
@@ -421,7 +421,7 @@ _MOST_VALUES = 2**20
 
 
 def role_of(array: Any) -> Literal["mask", "ids", ""]:
-    """What an argument is by its values: a mask (bools), ids, or "" for numbers.
+    """Classify an argument by its values: a mask (bools), ids, or "" for numbers.
 
     Ids are 32-bit and wider integers of one or two axes, from -1 (for "none") on.
     """
@@ -436,7 +436,7 @@ def role_of(array: Any) -> Literal["mask", "ids", ""]:
 
 
 def in_words(array: Array) -> str:
-    """A mask or ids, in one line.
+    """Describe a mask or ids in one line.
 
     Such as ``"causal 5x5"``, ``"bool[7, 9], 31 of 63 True, first False at (0, 1)"`` or ``"int32[5]
     [0 0 1 1 2]"``.
@@ -450,8 +450,8 @@ def in_words(array: Array) -> str:
     pattern = _pattern(mask)
     if pattern:
         return pattern
-    place = np.unravel_index(int(np.argmin(mask)), mask.shape)
-    first = ", ".join(str(int(index)) for index in place)
+    index = np.unravel_index(int(np.argmin(mask)), mask.shape)
+    first = ", ".join(str(int(axis_index)) for axis_index in index)
     return f"{typed}, {count} of {mask.size} True, first False at ({first})"
 
 
@@ -460,7 +460,7 @@ def _typed(array: Array) -> str:
 
 
 def _pattern(mask: Array) -> str:
-    """A name for the pattern of the last two axes, if all others repeat it; else ""."""
+    """Name the pattern of the last two axes, if all others repeat it; else ""."""
     if mask.ndim < 2:
         lengths = _lengths(mask[None])
         return "" if lengths is None else f"bool[{mask.size}], the first {lengths[0]} True"
@@ -486,7 +486,7 @@ def _pattern(mask: Array) -> str:
 
 
 def _lengths(rows: Array) -> list[int] | None:
-    """How many elements of each row are True, if these are the first ones; else None."""
+    """Count the elements of each row that are True, if these are the first ones; else None."""
     counts = np.count_nonzero(rows, axis=-1)
     first = np.arange(rows.shape[-1]) < counts[:, None]
     return [int(count) for count in counts] if (rows == first).all() else None

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,12 +26,17 @@ from pytest_pallas.judge.tolerance import (
     Measured,
     Noise,
     Precision,
+    ProductPrecision,
     Tolerance,
     excused,
     measure,
     overflow_gap,
     summation_error,
 )
+from pytest_pallas.record import Note
+
+if TYPE_CHECKING:
+    from pytest_pallas.judge.roundings import ProductSums
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ def excessive_rms(
     sensitivity: float,
     excused: Array | None,
 ) -> Rms | None:
-    """The root mean square errors of an output of ``dtype`` if they are too large, or None.
+    """Return the root mean square errors of an output of ``dtype`` if they are too large, or None.
 
     Args:
       measured: the errors.
@@ -97,7 +102,7 @@ def excessive_rms(
 
 
 def _root_mean_square(errors: Array, count: int) -> float:
-    """The root of the sum of squares over ``count``, which excludes zeros that mean nothing."""
+    """Return the root mean square of ``count`` errors; other elements are zeros."""
     flat = errors.ravel()
     # einsum, because a threaded BLAS costs milliseconds on a busy machine.
     with np.errstate(over="ignore"):
@@ -117,8 +122,13 @@ class ErrorVerdict:
     baseline_worst: float = 0.0
     rms: Rms | None = None
 
+    @property
+    def count(self) -> int:
+        """The number of wrong elements."""
+        return 0 if self.wrong is None else int(np.count_nonzero(self.wrong))
+
     def worst_index(self, present: Array | None = None) -> tuple[int, ...]:
-        """Where the first element of wrong class is, else the one furthest over its limit.
+        """Return where the first element of wrong class is, else the one furthest over its limit.
 
         ``present`` is True where elements are, if not everywhere.
         """
@@ -144,15 +154,21 @@ def judge_integers(sides: ComparedArrays, tolerance: Tolerance, exact: bool) -> 
         wrong &= sides.present
     if not wrong.any():
         return ErrorVerdict("explicit" if explicit else "exact", wrong, 0.0, 0.0, None)
-    # Python ints, because the difference of two int64 may not be one.
-    difference = abs(actual[wrong].astype(object) - expected[wrong].astype(object))
-    errors = np.zeros(actual.shape)
-    errors[wrong] = difference.astype(np.float64)
+    errors = _differences(actual, expected, wrong)
     worst = float(errors.max())
     if not explicit:
         return ErrorVerdict("exact", errors, worst, 0.0, wrong)
     limit = _explicit_limit(tolerance, np.abs(expected.astype(np.float64)), 1.0)
     return ErrorVerdict("explicit", errors, worst, limit, errors > limit)
+
+
+def _differences(actual: Array, expected: Array, mask: Array) -> Array:
+    """Return the absolute differences of integers where ``mask`` is True; 0 elsewhere."""
+    errors = np.zeros(mask.shape)
+    # Python ints, because the difference of two int64 may not be one.
+    difference = actual[mask].astype(object) - expected[mask].astype(object)
+    errors[mask] = abs(difference).astype(np.float64)
+    return errors
 
 
 def judge_exact(sides: ComparedArrays) -> ErrorVerdict:
@@ -207,7 +223,7 @@ def judge_floats(
     spared = None
     if noise is not None:
         spared = excused(noise, measured, tolerance, dtype, limit, inexact=inexact)
-        limit = np.maximum(limit + spared.unknown, spared.each) + spared.sums
+        limit = np.maximum(limit + spared.unknown, spared.elements) + spared.sums
     held = measured
     if measured.misclassed is not None:
         gap = overflow_gap(actual, measured.target, dtype)
@@ -220,8 +236,7 @@ def judge_floats(
             misclassed=measured.misclassed & ~overflow,
         )
     verdict = _judge_elements("close", held, limit)
-    wrong = verdict.wrong
-    count = 0 if wrong is None else int(np.count_nonzero(wrong))
+    count = verdict.count
     if verdict.misclassed is not None or count > tolerance.fraction * sides.count:
         return verdict
     rms = excessive_rms(
@@ -230,7 +245,7 @@ def judge_floats(
         dtype,
         depth=depth,
         sensitivity=relative,
-        excused=wrong if count else None,
+        excused=verdict.wrong if count else None,
     )
     if rms is not None and spared is not None:
         allowed = max(rms.allowed + spared.unknown_rms, spared.rms) + spared.sums_rms
@@ -255,7 +270,7 @@ def _judge_elements(kind: str, measured: Measured, limit: Array | float) -> Erro
 
 
 def _numeric(values: Array, dtype: np.dtype[Any]) -> Array:
-    """``values`` as float64 or complex128, to be measured against an output of ``dtype``."""
+    """Return ``values`` as float64 or complex128, to be measured against an output of ``dtype``."""
     values = wide(values)
     if is_complex(dtype):
         return values.astype(np.complex128, copy=False)
@@ -263,7 +278,7 @@ def _numeric(values: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def _explicit_limit(tolerance: Tolerance, magnitude: Array, unit: Array | float) -> Array:
-    """What the explicit rule allows each element, in units of ``unit``."""
+    """Return what the explicit rule allows each element, in units of ``unit``."""
     with np.errstate(all="ignore"):
         limit = ((tolerance.atol or 0.0) + (tolerance.rtol or 0.0) * magnitude) / unit
     return np.maximum(limit, tolerance.ulp or 0.0)
@@ -321,8 +336,8 @@ def compare(
       check_dtype: whether ``actual`` must have the dtype of ``baseline``.
       block_shape: block shape of the output, None for a squeezed dimension; for messages.
       explained: whether a failure has a message and patterns; without, it is judged faster.
-      present: bool, True where ``actual`` is there, of an output that is spread over processes and
-        of which this one has a part. Only that part is judged, by the scale of the whole.
+      present: bool, True where this process holds ``actual``, for an output that is spread over
+        processes. Only that part is judged, by the scale of the whole.
 
     Raises:
       KernelReferenceError: oracle and baseline have different shapes.
@@ -372,20 +387,19 @@ def _judge(
 
 
 def _refused(sides: ComparedArrays, verdict: ErrorVerdict, tolerance: Tolerance) -> bool:
-    """Whether a verdict is that the output is wrong, for whatever reason."""
+    """Return whether the output is wrong by a verdict, for whatever reason."""
     return verdict.misclassed is not None or _inaccurate(sides, verdict, tolerance)
 
 
 def _inaccurate(sides: ComparedArrays, verdict: ErrorVerdict, tolerance: Tolerance) -> bool:
-    """Whether the default rule rejects a verdict for the size of its errors."""
+    """Return whether the default rule rejects a verdict for the size of its errors."""
     if verdict.misclassed is not None or tolerance.explicit or not sides.count:
         return False
-    count = 0 if verdict.wrong is None else int(np.count_nonzero(verdict.wrong))
-    return verdict.rms is not None or count > tolerance.fraction * sides.count
+    return verdict.rms is not None or verdict.count > tolerance.fraction * sides.count
 
 
 def _unfit(sides: ComparedArrays, where: str, check_dtype: bool) -> Comparison | None:
-    """The failed comparison of arrays that cannot be compared, or None."""
+    """Return the failed comparison of arrays that cannot be compared, or None."""
     actual, oracle, baseline = sides.actual, sides.oracle, sides.baseline
     if oracle.shape != baseline.shape:
         raise KernelReferenceError(
@@ -406,14 +420,11 @@ def _unfit(sides: ComparedArrays, where: str, check_dtype: bool) -> Comparison |
 
 
 def _conclude(
-    sides: ComparedArrays,
-    verdict: ErrorVerdict,
-    fraction: float,
-    where: str,
+    sides: ComparedArrays, verdict: ErrorVerdict, fraction: float, where: str
 ) -> Comparison:
-    """The verdict as a ``Comparison``."""
+    """Convert a verdict to a ``Comparison``."""
     actual = sides.actual
-    count = 0 if verdict.wrong is None else int(np.count_nonzero(verdict.wrong))
+    count = verdict.count
     misclassed, rms = verdict.misclassed is not None, verdict.rms
     error, baseline_error = np.inf if misclassed else verdict.worst, verdict.baseline_worst
     multiple = error / max(baseline_error, 1.0)
@@ -486,61 +497,135 @@ def bitwise(
 
 
 def bitwise_leaves(
-    actual: Leaves, expected: Leaves, words: str, *, change: str = ""
+    actual: Leaves, expected: Leaves, suffix: str, *, change: str = ""
 ) -> list[Comparison]:
-    """Compare outputs bit for bit with those of equal paths; ``words`` follow their names."""
+    """Compare outputs bit for bit with those of equal paths; ``suffix`` follow their names."""
     return [
-        bitwise(array, wanted, where=f"{path or 'output'}{words}", change=change)
-        for (path, array), (_, wanted) in zip(actual, expected, strict=True)
+        bitwise(array, other, where=f"{path or 'output'}{suffix}", change=change)
+        for (path, array), (_, other) in zip(actual, expected, strict=True)
     ]
 
 
 def _bytes(array: Array) -> Array:
-    """The bytes of each element: uint8[elements, itemsize]."""
+    """Return the bytes of each element: uint8[elements, itemsize]."""
     flat = np.ascontiguousarray(array).reshape(-1)
     return flat.view(np.uint8).reshape(flat.size, array.dtype.itemsize)
 
 
 def _errors(actual: Array, expected: Array, mask: Array) -> Array:
-    """Absolute differences of integers, ulps of floats; infinite where the class differs."""
+    """Return absolute differences of integers, ulps of floats; infinite where the class differs."""
     if is_exact(actual.dtype):
-        errors = np.zeros(mask.shape)
-        difference = wide(actual[mask]).astype(object) - wide(expected[mask]).astype(object)
-        errors[mask] = abs(difference).astype(np.float64)
-        return errors
+        return _differences(wide(actual), wide(expected), mask)
     measured = measure(wide(actual), wide(expected), wide(expected), actual.dtype)
     if measured.misclassed is None:
         return measured.errors
     return np.where(measured.misclassed, np.inf, measured.errors)
 
 
+@dataclass(frozen=True)
+class Expected:
+    """The expected outputs of a kernel.
+
+    Attributes:
+      oracle: the reference in float64 on the host.
+      baseline: the reference in the kernel's own dtypes, and in the precision of its products.
+      depth: the largest dim of any input. A sum in the kernel has at most a few times as many
+        terms, which bounds the effect of another order of summation.
+      sensitivity: for a path, the change of the oracle with its inputs, 0 if it is not known; see
+        ``oracle._sensitivity``. Evaluated at its first use, like ``noise``: most outputs pass
+        without it.
+      noise: for a path, the effect of rounding on that output, or None if it is not known. See
+        ``oracle.noise_of``.
+      precision: by path, where the reference computes an output's oracle in less than float64. Such
+        an oracle is not more exact than the baseline.
+      fallbacks: the reasons why JAX evaluated a part of the reference, or all; empty if the
+        simulator did.
+      least: the least magnitude that the oracle computes with, 0 if it is not known. Evaluated at
+        its first use.
+      products: the precision of the baseline's products of float32; None for float32.
+      errors_of_sums: by path, what adding products as tensor cores do changes in an output; see
+        ``oracle.errors_of_sums``. Evaluated at its first use.
+    """
+
+    oracle: list[tuple[str, Array]]
+    baseline: list[tuple[str, Array]]
+    depth: int = 1
+    sensitivity: Callable[[str], float] = lambda _: 0.0
+    noise: Callable[[str], Noise | None] = lambda _: None
+    precision: Mapping[str, Precision] = MappingProxyType({})
+    fallbacks: Sequence[str] = ()
+    least: Callable[[], float] = lambda: 0.0
+    products: ProductPrecision | None = None
+    errors_of_sums: Callable[[ProductSums], Mapping[str, Array]] = lambda _: {}
+
+    def with_sums(self, sums: Callable[[], ProductSums | None]) -> Expected:
+        """Return the expected outputs of a kernel whose products are added as ``sums`` says."""
+
+        def noise_with_sums(path: str) -> Noise | None:
+            noise, added = self.noise(path), sums()
+            if noise is None or added is None:
+                return noise
+            return replace(noise, sums=self.errors_of_sums(added).get(path))
+
+        return replace(self, noise=noise_with_sums)
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """Notes on the reference, for the record."""
+        several = dict.fromkeys(map(str, self.precision.values()))
+        texts = (
+            *(f"the reference computes in {cause}, not in float64" for cause in several),
+            *(f"the reference was evaluated by JAX: {cause}" for cause in self.fallbacks),
+        )
+        if self.products is not None:
+            texts += (
+                f"the baseline multiplies float32 as {self.products.name}, the lowest precision "
+                "that the kernel asks for",
+            )
+        return tuple(Note(text, "reference") for text in texts)
+
+    def renamed(self, name: Callable[[str], str]) -> Expected:
+        """Return the expected outputs with other paths: ``name(path)``."""
+        paths = {name(path): path for path, _ in self.oracle}
+        return replace(
+            self,
+            oracle=[(name(path), array) for path, array in self.oracle],
+            baseline=[(name(path), array) for path, array in self.baseline],
+            sensitivity=lambda path: self.sensitivity(paths[path]),
+            noise=lambda path: self.noise(paths[path]),
+            precision={name(path): dtype for path, dtype in self.precision.items()},
+        )
+
+
 def compare_trees(
     actual: Leaves,
-    oracle: Leaves,
-    baseline: Leaves,
+    expected: Expected,
     *,
     tolerance: Tolerance = _DEFAULT,
     exact: bool = False,
-    depth: int = 1,
-    sensitivity: Callable[[str], float] = lambda _: 0.0,
-    noise: Callable[[str], Noise | None] = lambda _: None,
-    precision: Callable[[str], Precision | None] = lambda _: None,
     check_dtype: bool = True,
     explained: bool = True,
     present: Mapping[str, Array] = MappingProxyType({}),
 ) -> list[Comparison]:
-    """Judge each output of a kernel; see ``compare`` for the options.
+    """Judge each output of a kernel, in the order of the expected ones.
 
-    ``sensitivity``, ``noise``, ``precision`` and ``present`` are by path.
+    A kernel whose outputs have other paths than the oracle's gives one failed comparison of the
+    kind ``tree``.
 
-    Each tree is given as its leaves, ``(path, array)`` with unique paths. A kernel whose outputs
-    have other paths than the oracle's gives one failed comparison of the kind ``tree``. The
-    result is in the order of ``oracle``.
+    Args:
+      actual: the outputs, by unique paths.
+      expected: what they are compared with.
+      tolerance: see ``compare``, as for the next three.
+      exact: whether they must be the oracle, rounded.
+      check_dtype: whether they must have the dtypes of the baseline.
+      explained: whether a failure has a message.
+      present: as for ``compare``, by path.
 
     Raises:
       KernelReferenceError: oracle and baseline have different paths or shapes.
     """
-    outputs, references, baselines = dict(actual), dict(oracle), dict(baseline)
+    outputs = dict(actual)
+    references, baselines = dict(expected.oracle), dict(expected.baseline)
     if references.keys() != baselines.keys():
         raise KernelReferenceError(
             f"the reference returned the outputs {_names(references)} in float64 and "
@@ -557,24 +642,24 @@ def compare_trees(
         return [state("tree", "outputs", text)]
     return [
         compare(
-            np.asarray(outputs[path]),
-            np.asarray(array),
-            np.asarray(baselines[path]),
+            outputs[path],
+            array,
+            baselines[path],
             tolerance=tolerance,
             exact=exact,
-            depth=depth,
-            sensitivity=functools.partial(sensitivity, path),
-            noise=functools.partial(noise, path),
-            precision=precision(path),
+            depth=expected.depth,
+            sensitivity=functools.partial(expected.sensitivity, path),
+            noise=functools.partial(expected.noise, path),
+            precision=expected.precision.get(path),
             where=path,
             check_dtype=check_dtype,
             explained=explained,
             present=present.get(path),
         )
-        for path, array in oracle
+        for path, array in expected.oracle
     ]
 
 
 def _names(paths: Iterable[str]) -> str:
-    """Paths in one line, in their order."""
+    """Return paths in one line, in their order."""
     return ", ".join(paths) or "none"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -20,6 +19,7 @@ from pytest_pallas.backends.execution import digest, to_numpy
 from pytest_pallas.backends.tracing import identity
 from pytest_pallas.budget import FLOAT_BYTES, LastUsed
 from pytest_pallas.errors import KernelReferenceError
+from pytest_pallas.judge.judgement import Expected
 from pytest_pallas.judge.precision import precisions
 from pytest_pallas.judge.references import (
     Evaluation,
@@ -31,70 +31,6 @@ from pytest_pallas.judge.references import (
 )
 from pytest_pallas.judge.roundings import SPREAD, ProductSums, Rounding, rounded
 from pytest_pallas.judge.tolerance import ROUNDING, Noise, Precision, ProductPrecision
-from pytest_pallas.record import Note
-
-
-@dataclass(frozen=True)
-class Expected:
-    """The expected outputs of a kernel.
-
-    Attributes:
-      oracle: the reference in float64 on the host.
-      baseline: the reference in the kernel's own dtypes, and in the precision of its products.
-      depth: the largest dim of any input. A sum in the kernel has at most a few times as many
-        terms, which bounds the effect of another order of summation.
-      sensitivity: for a path, the change of the oracle with its inputs, 0 if it is not known; see
-        ``_sensitivity``. Evaluated at its first use, like ``noise``: most outputs pass without it.
-      noise: for a path, the effect of rounding on that output, or None if it is not known. See
-        ``noise_of``.
-      precision: by path, where the reference computes an output's oracle in less than float64. Such
-        an oracle is not more exact than the baseline.
-      fallbacks: the reasons why JAX evaluated a part of the reference, or all; empty if the
-        simulator did.
-      least: the least magnitude that the oracle computes with, 0 if it is not known. Evaluated at
-        its first use.
-      products: the precision of the baseline's products of float32; None for float32.
-      errors_of_sums: by path, what adding products as tensor cores do changes in an output; see
-        ``noise.errors_of_sums``. Evaluated at its first use.
-    """
-
-    oracle: Leaves
-    baseline: Leaves
-    depth: int
-    sensitivity: Callable[[str], float]
-    noise: Callable[[str], Noise | None] = lambda _: None
-    precision: Mapping[str, Precision] = MappingProxyType({})
-    fallbacks: Sequence[str] = ()
-    least: Callable[[], float] = lambda: 0.0
-    products: ProductPrecision | None = None
-    errors_of_sums: Callable[[ProductSums], Mapping[str, np.ndarray[Any, Any]]] = lambda _: {}
-
-    def with_sums(self, sums: Callable[[], ProductSums | None]) -> Expected:
-        """The expected outputs of a kernel whose products are added so, as ``noise`` knows."""
-
-        def noise(path: str) -> Noise | None:
-            found, how = self.noise(path), sums()
-            if found is None or how is None:
-                return found
-            return replace(found, sums=self.errors_of_sums(how).get(path))
-
-        return replace(self, noise=noise)
-
-    @property
-    def notes(self) -> tuple[Note, ...]:
-        """Notes on the reference, for the record."""
-        several = dict.fromkeys(map(str, self.precision.values()))
-        texts = (
-            *(f"the reference computes in {each}, not in float64" for each in several),
-            *(f"the reference was evaluated by JAX: {each}" for each in self.fallbacks),
-        )
-        if self.products is not None:
-            texts += (
-                f"the baseline multiplies float32 as {self.products.name}, the lowest precision "
-                "that the kernel asks for",
-            )
-        return tuple(Note(text, "reference") for text in texts)
-
 
 #: Relative size of the perturbation that measures sensitivity. Large, so that a step (a floor, a
 #: comparison) does not look like a steep slope; small against the curvature of a kernel.
@@ -136,16 +72,16 @@ class ExpectedCache:
         nan_ok: bool = False,
         products: ProductPrecision | None = None,
     ) -> Expected:
-        """``expected`` for these arguments, evaluated once."""
+        """Evaluate ``expected`` for these arguments, once."""
         key = identity(reference), digest((args, dict(options))), nan_ok, products
-        found = self.kept.get(key)
-        if found is None:
+        values = self.kept.get(key)
+        if values is None:
             with ending(self.seconds, _LATE):
-                found = expected(reference, args, options, nan_ok=nan_ok, products=products)
+                values = expected(reference, args, options, nan_ok=nan_ok, products=products)
             leaves = [leaf for leaf in jax.tree.leaves(args) if _is_array(leaf)]
-            leaves += [array for _, array in found.oracle]
-            self.kept.add(key, found, FLOAT_BYTES * sum(map(np.size, leaves)))
-        return found
+            leaves += [array for _, array in values.oracle]
+            self.kept.add(key, values, FLOAT_BYTES * sum(map(np.size, leaves)))
+        return values
 
 
 def expected(
@@ -193,7 +129,7 @@ def expected(
 
     @functools.cache
     def noise() -> Mapping[str, Noise]:
-        dtypes = {each.dtype for each in precision.values()}
+        dtypes = {narrow.dtype for narrow in precision.values()}
         return noise_of(double, baseline, dtypes, products)
 
     @functools.cache
@@ -237,7 +173,7 @@ def _in_float64() -> Generator[None]:
 def _sensitivity(
     reference: Callable[..., Any], args: Any, options: Mapping[str, Any], oracle: Evaluation
 ) -> Mapping[str, float]:
-    """The change of each output with the inputs: root mean square, per relative change.
+    """Measure the change of each output with the inputs: RMS, per relative change.
 
     Every float is changed by plus or minus ``PERTURBATION``, ``PERTURBATIONS`` times, with signs
     from a fixed seed. For a sum this is the size of its terms, even if the sum nearly cancels: the
@@ -256,8 +192,8 @@ def _sensitivity(
         if oracle.jaxpr is not None:
             return evaluate_again(oracle, [moved(array) for array in oracle.arrays])
         changed = jax.tree.map(moved, args)
-        found = evaluate_reference(reference, changed, options, "near its inputs")
-        return [array for _, array in found.leaves]
+        evaluation = evaluate_reference(reference, changed, options, "near its inputs")
+        return [array for _, array in evaluation.leaves]
 
     squares = {path: 0.0 for path, array in oracle.leaves if is_float(array.dtype) and array.size}
     for _ in range(PERTURBATIONS if squares else 0):
@@ -286,7 +222,7 @@ def _widened(leaf: Any) -> Any:
 
 
 def _is_key(array: Any) -> bool:
-    """Whether it holds typed PRNG keys, as ``jax.random.key`` makes them."""
+    """Return whether it holds typed PRNG keys, as ``jax.random.key`` makes them."""
     return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
@@ -306,7 +242,7 @@ def noise_of(
     dtypes: Collection[str] = (),
     products: ProductPrecision | None = None,
 ) -> Mapping[str, Noise]:
-    """The effect of rounding on each output of a reference; see ``judge.roundings``.
+    """Measure the effect of rounding on each output of a reference; see ``judge.roundings``.
 
     It leaves out float64 outputs, whose rounding the oracle has itself. Empty for a reference that
     JAX cannot trace.
@@ -334,11 +270,11 @@ def noise_of(
     except Exception:  # a rule may not support these values
         return {}
     exact = {path: wide(array) for path, array in oracle.leaves}
-    places = {path: place for place, (path, _) in enumerate(oracle.leaves)}
+    positions = {path: position for position, (path, _) in enumerate(oracle.leaves)}
     return {
         path: Noise(
-            wide=drawn[0.0][places[path]] - exact[path],
-            narrow=drawn[eps if eps > single else 0.0][places[path]] - exact[path],
+            wide=drawn[0.0][positions[path]] - exact[path],
+            narrow=drawn[eps if eps > single else 0.0][positions[path]] - exact[path],
         )
         for path, eps in finest.items()
     }
@@ -350,7 +286,7 @@ def _draws(
     dtypes: Collection[str],
     products: ProductPrecision | None,
 ) -> Sequence[np.ndarray[Any, Any]]:
-    """Each output ``DRAWS`` times, with random roundings of float32 and of epsilon ``narrow``."""
+    """Evaluate each output ``DRAWS`` times, with random roundings of float32 and of ``narrow``."""
     generator = np.random.Generator(np.random.SFC64(0))
 
     def error(shape: Sequence[int]) -> np.ndarray[Any, Any]:
@@ -363,7 +299,7 @@ def _draws(
 
 
 def errors_of_sums(oracle: Evaluation, sums: ProductSums) -> Mapping[str, np.ndarray[Any, Any]]:
-    """What adding products as tensor cores do changes in each output of a reference.
+    """Measure how each output changes if products are added as tensor cores add them.
 
     Each is float64[DRAWS, *shape]: the terms of the sums come in another order in each draw.
     Nothing else is rounded. Empty for a reference that JAX cannot trace.
@@ -380,10 +316,10 @@ def errors_of_sums(oracle: Evaluation, sums: ProductSums) -> Mapping[str, np.nda
         draws = rounded(oracle.jaxpr, oracle.arrays, rounding, DRAWS)
     except Exception:  # a rule may not support these values
         return {}
-    found = zip(oracle.leaves, zip(*draws, strict=True), strict=True)
+    outputs = zip(oracle.leaves, zip(*draws, strict=True), strict=True)
     with np.errstate(all="ignore"):
         return {
             path: np.stack([wide(leaf) for leaf in leaves]) - wide(array)
-            for (path, array), leaves in found
+            for (path, array), leaves in outputs
             if is_inexact(array.dtype)
         }

@@ -1,9 +1,8 @@
 """References that compute in less than float64, although all their floats are float64.
 
 ``x.astype(jnp.float32)`` is the dtype that a kernel accumulates in, and makes the oracle no more
-exact than the kernel. It is distinguished from a rounding that is meant by the trace in the
-kernel's dtypes: where that rounds, too, from a wider dtype to the same one, the rounding is part of
-the function.
+exact than the kernel. A rounding that is meant is part of the function: the trace in the kernel's
+dtypes rounds there, too, from a wider dtype to the same one.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class _State:
 
     Attributes:
       widened: whether it depends on an input in float64. Random numbers do not.
-      given: whether it is an input, a constant, or elements of some: in float64, it has no more
+      is_input: whether it is an input, a constant, or elements of some: in float64, it has no more
         digits than in the kernel's dtypes.
       narrowed: where it became narrower than float64; None if it did not, or nothing was lost.
       lost: whether it had more digits before.
@@ -49,16 +48,16 @@ class _State:
     """
 
     widened: bool = False
-    given: bool = False
+    is_input: bool = False
     narrowed: Precision | None = None
     lost: bool = False
     computed: Precision | None = None
 
     def joined(self, other: _State) -> _State:
-        """What is known if it may be either."""
+        """Join what is known of a value that may be either."""
         return _State(
             widened=self.widened or other.widened,
-            given=self.given and other.given,
+            is_input=self.is_input and other.is_input,
             narrowed=self.narrowed or other.narrowed,
             lost=self.lost or other.lost,
             computed=self.computed or other.computed,
@@ -83,31 +82,31 @@ def precisions(oracle: Any, baseline: Any) -> Sequence[Precision | None]:
       oracle: what JAX traced under x64, for inputs in float64.
       baseline: what it traced in the kernel's dtypes.
     """
-    known = _KNOWN.setdefault(oracle, weakref.WeakKeyDictionary())
-    found = known.get(baseline)
-    if found is None:
+    cached = _KNOWN.setdefault(oracle, weakref.WeakKeyDictionary())
+    outputs = cached.get(baseline)
+    if outputs is None:
         jaxpr, _ = open_jaxpr(oracle)
-        inputs = [_State(_digits(var.aval) is not None, given=True) for var in jaxpr.invars]
+        inputs = [_State(_digits(var.aval) is not None, is_input=True) for var in jaxpr.invars]
         states = _outputs(jaxpr, inputs, _meant_by(baseline))
-        found = known[baseline] = tuple(state.computed for state in states)
-    return found
+        outputs = cached[baseline] = tuple(state.computed for state in states)
+    return outputs
 
 
 def _meant_by(baseline: Any) -> Callable[[Any], bool]:
-    """Whether an equation rounds in the kernel's dtypes, too: then it is part of the function.
+    """Return a function that says whether an equation rounds in the kernel's dtypes, too.
 
     ``baseline`` is what was traced in these dtypes; it is searched when there is a question.
     """
 
     @functools.cache
-    def places() -> set[tuple[str, str, str]]:
+    def sites() -> set[tuple[str, str, str]]:
         jaxpr, _ = open_jaxpr(baseline)
-        return {_place(eqn) for eqn in _equations(jaxpr) if _narrows(eqn)}
+        return {_site(eqn) for eqn in _equations(jaxpr) if _narrows(eqn)}
 
-    return lambda eqn: bool(places()) and _place(eqn) in places()
+    return lambda eqn: bool(sites()) and _site(eqn) in sites()
 
 
-def _place(eqn: Any) -> tuple[str, str, str]:
+def _site(eqn: Any) -> tuple[str, str, str]:
     dtype = str(eqn.outvars[0].aval.dtype)
     return (eqn.primitive.name, dtype, source_line(eqn) or "")
 
@@ -120,16 +119,16 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
 
 
 def _narrows(eqn: Any) -> bool:
-    """Whether the result has fewer digits than an operand."""
+    """Return whether the result has fewer digits than an operand."""
     out = _digits(eqn.outvars[0].aval)
     return out is not None and any(
         digits is not None and digits < out
-        for digits in (_digits(each.aval) for each in eqn.invars)
+        for digits in (_digits(operand.aval) for operand in eqn.invars)
     )
 
 
 def _digits(aval: Any) -> float | None:
-    """The epsilon of a float or complex array; None for anything else."""
+    """Return the epsilon of a float or complex array; None for anything else."""
     dtype = getattr(aval, "dtype", None)
     return epsilon(dtype) if isinstance(dtype, np.dtype) and is_inexact(dtype) else None
 
@@ -138,12 +137,12 @@ _DOUBLE = epsilon(np.float64)
 
 
 def _outputs(jaxpr: Any, inputs: _States, meant: _Meant) -> list[_State]:
-    """What is known of the outputs of an open jaxpr."""
-    states: dict[Any, _State] = {var: _State(given=True) for var in jaxpr.constvars}
+    """Return what is known of the outputs of an open jaxpr."""
+    states: dict[Any, _State] = {var: _State(is_input=True) for var in jaxpr.constvars}
     states.update(zip(jaxpr.invars, inputs, strict=True))
 
     def read(atom: Any) -> _State:
-        return _State(given=True) if is_literal(atom) else states[atom]
+        return _State(is_input=True) if is_literal(atom) else states[atom]
 
     for eqn in jaxpr.eqns:
         results = _results(eqn, [read(atom) for atom in eqn.invars], meant)
@@ -170,12 +169,12 @@ def _results(eqn: Any, operands: _States, meant: _Meant) -> _States:
 
 
 def _loop(body: Any, operands: _States, consts: int, carried: int, meant: _Meant) -> _States:
-    """What is known after any number of steps."""
+    """Return what is known after any number of steps."""
     jaxpr, _ = open_jaxpr(body)
     carry = list(operands[consts : consts + carried])
     while True:
-        given = [*operands[:consts], *carry, *operands[consts + carried :]]
-        results = _outputs(jaxpr, given, meant)
+        inputs = [*operands[:consts], *carry, *operands[consts + carried :]]
+        results = _outputs(jaxpr, inputs, meant)
         after = _joined([carry, results[:carried]])
         if after == carry:
             return [*carry, *results[carried:]]
@@ -183,30 +182,30 @@ def _loop(body: Any, operands: _States, consts: int, carried: int, meant: _Meant
 
 
 def _result(eqn: Any, operands: _States, digits: float | None, meant: _Meant) -> _State:
-    """What is known of a result, of which ``digits`` is the epsilon if it is a float."""
+    """Return what is known of a result; ``digits`` is its epsilon if it is a float."""
     name = eqn.primitive.name
     exact = name in _LOSSLESS or digits is None
-    known = operands[0] if operands else _State(given=True)
+    known = operands[0] if operands else _State(is_input=True)
     for operand in operands[1:]:
         known = known.joined(operand)
     if digits is None:
-        return _State(known.widened, known.given, computed=known.computed)
-    rounded = [each for each in operands if each.narrowed]
+        return _State(known.widened, known.is_input, computed=known.computed)
+    rounded = [operand for operand in operands if operand.narrowed]
     if not exact:
         narrow = digits > _DOUBLE
-        found = next((each.narrowed for each in rounded if each.lost or narrow), None)
-        known = _State(known.widened, computed=known.computed or _of_user(found, eqn))
+        narrowest = next((operand.narrowed for operand in rounded if operand.lost or narrow), None)
+        known = _State(known.widened, computed=known.computed or _of_user(narrowest, eqn))
     if digits > _DOUBLE and _narrows(eqn):
         if meant(eqn):
             return _State(known.widened, computed=known.computed)
         if known.widened and known.narrowed is None:
-            place = Precision(str(eqn.outvars[0].aval.dtype), _line(eqn))
-            return replace(known, narrowed=place, lost=not known.given)
+            precision = Precision(str(eqn.outvars[0].aval.dtype), _line(eqn))
+            return replace(known, narrowed=precision, lost=not known.is_input)
     return known
 
 
 def _joined(several: Sequence[_States]) -> list[_State]:
-    """What is known of each value if it may be that of any of several."""
+    """Join what is known of the same values after several branches."""
     first, *rest = several
     joined = list(first)
     for states in rest:
@@ -214,13 +213,13 @@ def _joined(several: Sequence[_States]) -> list[_State]:
     return joined
 
 
-def _of_user(found: Precision | None, eqn: Any) -> Precision | None:
-    """A place in the reference, where a check has rounded: a cotangent, say."""
-    if found is None or found.line is None or not is_own(found.line.file):
-        return found
-    return replace(found, line=_line(eqn) or found.line)
+def _of_user(precision: Precision | None, eqn: Any) -> Precision | None:
+    """Name a line of the reference instead of a check's, which may round, too: a cotangent."""
+    if precision is None or precision.line is None or not is_own(precision.line.file):
+        return precision
+    return replace(precision, line=_line(eqn) or precision.line)
 
 
 def _line(eqn: Any) -> SourceLine | None:
-    place = place_of_call(eqn)
-    return None if place is None else place.at
+    call = place_of_call(eqn)
+    return None if call is None else call.at

@@ -73,10 +73,10 @@ def evaluate_reference(
       KernelReferenceError: the reference raised, does not end, or returned no arrays.
     """
     static, arrays = on_host(Call(function=reference, args=args, options=options))
-    found, missing = None, ""
+    evaluation, missing = None, ""
     for evaluate in (_traced, _eager):
         try:
-            found = evaluate(static, arrays, products)
+            evaluation = evaluate(static, arrays, products)
             break
         except SimulationLimitError as error:
             failed = KernelReferenceError(f"the reference {name_of(reference)}: {error}")
@@ -88,19 +88,19 @@ def evaluate_reference(
             if is_rejection(error):
                 raise
             continue  # to a call that raises the error again
-    if found is None:
-        found = replace(
+    if evaluation is None:
+        evaluation = replace(
             _as_it_is(reference, args, options, how), fallbacks=(missing,) * bool(missing)
         )
-    if not found.leaves or any(array.dtype.kind in "OSU" for _, array in found.leaves):
+    if not evaluation.leaves or any(array.dtype.kind in "OSU" for _, array in evaluation.leaves):
         raise KernelReferenceError(
             f"the reference {name_of(reference)} must return an array or a pytree of arrays"
         )
-    return found
+    return evaluation
 
 
 def evaluate_again(evaluation: Evaluation, arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
-    """The outputs of a traced reference for other inputs, in the order of ``leaves``.
+    """Evaluate a traced reference for other inputs; outputs come in the order of ``leaves``.
 
     Raises:
       SimulationError: it cannot be evaluated.
@@ -111,7 +111,7 @@ def evaluate_again(evaluation: Evaluation, arrays: Sequence[Any]) -> list[np.nda
 
 
 def least_magnitude(evaluation: Evaluation) -> float:
-    """The least magnitude that a reference computes with; see ``MagnitudeRecorder``.
+    """Return the least magnitude that a reference computes with; see ``MagnitudeRecorder``.
 
     It is 0 for a reference that JAX cannot trace, or that cannot be evaluated.
     """
@@ -129,7 +129,7 @@ def least_magnitude(evaluation: Evaluation) -> float:
 
 
 def _traced(static: StaticPart, arrays: list[Any], products: ProductPrecision | None) -> Evaluation:
-    """The evaluation of a trace."""
+    """Trace a reference and evaluate the trace."""
     from pallas_sim import evaluate
 
     machine = _machine()
@@ -141,7 +141,7 @@ def _traced(static: StaticPart, arrays: list[Any], products: ProductPrecision | 
 
 
 def _eager(static: StaticPart, arrays: list[Any], products: ProductPrecision | None) -> Evaluation:
-    """The evaluation operation by operation."""
+    """Call a reference and evaluate its operations one by one."""
     from pallas_sim import run_eagerly
 
     machine = _machine()
@@ -149,7 +149,7 @@ def _eager(static: StaticPart, arrays: list[Any], products: ProductPrecision | N
     def change(jaxpr: Any) -> Any:
         return jaxpr if products is None else with_precision(jaxpr, products)
 
-    values = run_eagerly(lambda *given: apply(static, [*given]), machine, arrays, change)
+    values = run_eagerly(lambda *operands: apply(static, [*operands]), machine, arrays, change)
     return Evaluation(flatten(values), fallbacks=_fallbacks(machine))
 
 
@@ -158,7 +158,7 @@ _ROUNDED = weakref.WeakKeyDictionary[Any, _Rounded]()
 
 
 def with_precision(jaxpr: Any, products: ProductPrecision) -> Any:
-    """A jaxpr with equations that round the operands of products of float32.
+    """Add equations to a jaxpr that round the operands of products of float32.
 
     A product with an explicit precision keeps at least that. Pallas kernels stay as they are.
 
@@ -189,7 +189,7 @@ def _with_precision(jaxpr: Any, products: ProductPrecision) -> Any:
 
 
 def _with_rounded_operands(eqn: Any, bits: int) -> list[Any]:
-    """A product, after the equations that round its operands."""
+    """Return a product, after the equations that round its operands."""
     if bits >= FLOAT32_BITS:
         return [eqn]
     operands = eqn.invars[:2]
@@ -202,9 +202,9 @@ def _with_rounded_operands(eqn: Any, bits: int) -> list[Any]:
 def _rounded_to(array: Any, bits: int) -> Any:
     """Float32 numbers with so many fractional bits: to nearest, half away from zero."""
     dropped = FLOAT32_BITS - bits
-    words = jax.lax.bitcast_convert_type(array, jnp.uint32) + np.uint32(1 << (dropped - 1))
-    words &= np.uint32((1 << 32) - (1 << dropped))
-    rounded = jax.lax.bitcast_convert_type(words, jnp.float32)
+    patterns = jax.lax.bitcast_convert_type(array, jnp.uint32) + np.uint32(1 << (dropped - 1))
+    patterns &= np.uint32((1 << 32) - (1 << dropped))
+    rounded = jax.lax.bitcast_convert_type(patterns, jnp.float32)
     return jax.lax.select(jnp.isfinite(array), rounded, array)
 
 
@@ -240,7 +240,7 @@ def _as_it_is(
 
 
 def flatten(values: Any) -> Leaves:
-    """A pytree as (path, numpy array) pairs. A lone array has the path ""."""
+    """Flatten a pytree to (path, numpy array) pairs. A lone array has the path ""."""
     return [
         (jax.tree_util.keystr(path), to_numpy(leaf))
         for path, leaf in jax.tree_util.tree_leaves_with_path(values)
@@ -248,6 +248,6 @@ def flatten(values: Any) -> Leaves:
 
 
 def name_of(function: Any) -> str:
-    """The name of a function, also inside partials and wrappers of checks."""
+    """Return the name of a function, also inside partials and wrappers of checks."""
     inner = getattr(function, "func", None) or getattr(function, "function", None)
     return name_of(inner) if callable(inner) else getattr(function, "__name__", repr(function))

@@ -54,14 +54,14 @@ class ProductSums:
 
 
 def is_product(eqn: Any) -> bool:
-    """Whether an equation multiplies arrays of float32 and adds the products up."""
+    """Return whether an equation multiplies arrays of float32 and adds the products up."""
     return eqn.primitive.name in _PRODUCTS and all(
         atom.aval.dtype == np.float32 for atom in eqn.invars[:2]
     )
 
 
 def lowest_precision(jaxpr: Any) -> ProductPrecision | None:
-    """The lowest precision that a program asks of a GPU for its products of float32.
+    """Return the lowest precision that a program asks of a GPU for its products of float32.
 
     Dead code asks for nothing.
 
@@ -76,19 +76,21 @@ def lowest_precision(jaxpr: Any) -> ProductPrecision | None:
     Returns:
       None if no product has less than float32.
     """
-    asked = (_asked(eqn.params) for eqn in _products(without_dead_code(jaxpr)))
-    return min((each for each in asked if each is not None), key=_bits, default=None)
+    precisions = (_precision_of(eqn.params) for eqn in _products(without_dead_code(jaxpr)))
+    return min(
+        (precision for precision in precisions if precision is not None), key=_bits, default=None
+    )
 
 
 def kept_bits(params: Mapping[str, Any], default: ProductPrecision) -> int:
-    """The fractional bits that a product keeps of an operand, at least those of ``default``.
+    """Return the fractional bits that a product keeps of an operand, at least those of ``default``.
 
     Args:
       params: of the equation.
       default: the precision of a product that asks for none.
     """
-    asked = default if _is_default(params["precision"]) else _asked(params)
-    return max(_bits(asked), default.bits)
+    precision = default if _is_default(params["precision"]) else _precision_of(params)
+    return max(_bits(precision), default.bits)
 
 
 #: The instructions of tensor cores by the primitives of kernels.
@@ -101,7 +103,7 @@ _INSTRUCTIONS = {
 
 
 def coarsest_sums(jaxpr: Any, accumulations: Accumulations) -> ProductSums | None:
-    """How the kernels of a program add products: of several ways, that with the fewest bits.
+    """Find how the kernels of a program add products: the way with the fewest bits.
 
     Args:
       jaxpr: what JAX traced, open or closed.
@@ -110,18 +112,18 @@ def coarsest_sums(jaxpr: Any, accumulations: Accumulations) -> ProductSums | Non
     Returns:
       None if all sums are those of float32, as far as that is known.
     """
-    found = [
+    sums_of_kernels = [
         ProductSums(accumulations[key], int(ml_dtypes.finfo(dtype).minexp))
         for kernel in kernel_calls(without_dead_code(jaxpr))
         for body in sub_jaxprs(kernel.eqn)
         for key, dtype in _operands(body)
         if key in accumulations
     ]
-    return min(found, key=lambda sums: sums.accumulation.fraction_bits, default=None)
+    return min(sums_of_kernels, key=lambda sums: sums.accumulation.fraction_bits, default=None)
 
 
 def _operands(jaxpr: Any) -> Iterator[tuple[tuple[str, str], Any]]:
-    """The instruction and the dtype of each factor of a product."""
+    """Yield the instruction and the dtype of each factor of a product."""
     for eqn in jaxpr.eqns:
         instruction = _INSTRUCTIONS.get(eqn.primitive.name)
         if instruction is not None:
@@ -142,20 +144,20 @@ def _products(jaxpr: Any) -> Iterator[Any]:
                 yield from _products(inner)
 
 
-def _asked(params: Mapping[str, Any]) -> ProductPrecision | None:
-    """The precision of a product of float32 on a GPU; None for float32."""
-    asked = params["precision"]
-    if _is_default(asked):
+def _precision_of(params: Mapping[str, Any]) -> ProductPrecision | None:
+    """Return the precision of a product of float32 on a GPU; None for float32."""
+    precision = params["precision"]
+    if _is_default(precision):
         return _TF32
-    if isinstance(asked, tuple):
-        names = {getattr(each, "name", "") for each in asked}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if isinstance(precision, tuple):
+        names = {getattr(operand, "name", "") for operand in precision}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
         return None if names == {"HIGHEST"} else _TF32
-    return _ALGORITHMS.get(getattr(asked, "name", ""))
+    return _ALGORITHMS.get(getattr(precision, "name", ""))
 
 
-def _is_default(asked: Any) -> bool:
-    parts: Any = asked if isinstance(asked, tuple) else (asked,)
-    return all(each is None or getattr(each, "name", "") == "DEFAULT" for each in parts)
+def _is_default(precision: Any) -> bool:
+    parts: Any = precision if isinstance(precision, tuple) else (precision,)
+    return all(part is None or getattr(part, "name", "") == "DEFAULT" for part in parts)
 
 
 def _bits(precision: ProductPrecision | None) -> int:
@@ -167,7 +169,7 @@ def _bits(precision: ProductPrecision | None) -> int:
 # Every float that an operation returns is changed by a small random amount, as rounding it would;
 # evaluated several times, the results show what rounding does to this function at these inputs. The
 # method is that of Parker, "Monte Carlo arithmetic: exploiting randomness in floating-point
-# arithmetic", UCLA CSD-970002, 1997, of which this is the random rounding of outputs.
+# arithmetic", UCLA CSD-970002, 1997, and this is its random rounding of outputs.
 
 
 #: Operations through which a matrix product is still one: each element is one of the operand.
@@ -264,28 +266,28 @@ class _Value:
 
     Attributes:
       array: its value.
-      given: whether it is an input of the function, or a rearrangement of some: not rounded yet.
+      raw: whether it is an input of the function, or a rearrangement of some.
       terms: of a matrix product, the root of the sum of squares of its terms; else None.
-      again: of a matrix product, how far another one may be that is equal but for rounding; else
-        None.
+      again: of a matrix product, how far a second product of the same operands may be from it, for
+        its roundings; else None.
       products: the numbers of the matrix products whose elements it has.
     """
 
     array: Any
-    given: bool = False
+    raw: bool = False
     terms: Any = None
     again: Any = None
     products: frozenset[int] = frozenset()
 
 
 def rounded(jaxpr: Any, arrays: Sequence[Any], rounding: Rounding, draws: int) -> list[list[Any]]:
-    """The outputs of a jaxpr ``draws`` times, each with rounding errors of its own on the way.
+    """Evaluate a jaxpr ``draws`` times, each time with other rounding errors on the way.
 
     - Every operation's result is rounded in the wide dtype. Functions such as ``exp`` have four
       roundings, and one of each argument: 2^x is commonly e^(x log 2), whose product is rounded.
       The error of a sum of n terms is
       relative to the sum of their magnitudes and ``sqrt(n)`` times as large, whatever the order
-      (Higham and Mary, 2019; see ``numerics.summation_error``), or, if m neighbouring terms are
+      (Higham and Mary, 2019; see ``tolerance.summation_error``), or, if m neighbouring terms are
       equal, ``m / 16`` times as large.
     - Every term of a sum, and every operand of a matrix product, is rounded in the narrow dtype,
       unless it is an input as it came. So is each use of a matrix product in arithmetic, relative
@@ -309,7 +311,7 @@ def rounded(jaxpr: Any, arrays: Sequence[Any], rounding: Rounding, draws: int) -
     results = _Results()
     draw = functools.partial(_Draw, rounding, results)
     return [
-        evaluate_with(jaxpr, arrays, draw().apply, results.given, lambda value: value.array)
+        evaluate_with(jaxpr, arrays, draw().apply, results.constant, lambda value: value.array)
         for _ in range(draws)
     ]
 
@@ -322,13 +324,13 @@ class _Results:
         self._same = dict[int, Any]()  # keeps arrays, so that no other one has their id
         self._of = dict[tuple[int, ...], tuple[Equation, Sequence[Any]]]()
 
-    def given(self, array: Any) -> _Value:
-        """An input or a constant, which is the same in every draw."""
+    def constant(self, array: Any) -> _Value:
+        """Keep an input or a constant, which is the same in every draw."""
         self._same[id(array)] = array
-        return _Value(array, given=True)
+        return _Value(array, raw=True)
 
     def get(self, equation: Equation, evaluate: _Evaluate, arrays: Sequence[Any]) -> Sequence[Any]:
-        """The results of an equation, from an earlier draw if its operands are always the same."""
+        """Evaluate an equation; once for all draws, if its operands are always the same."""
         if not all(id(array) in self._same for array in arrays):
             return evaluate(arrays)
         key = (id(equation), *map(id, arrays))
@@ -354,7 +356,7 @@ class _Draw:
     def apply(
         self, equation: Equation, operands: Sequence[_Value], evaluate: _Evaluate
     ) -> list[_Value]:
-        """The results of one operation; see ``pallas_sim.evaluate_with``."""
+        """Return the results of one operation; see ``pallas_sim.evaluate_with``."""
         name, wide = equation.name, self._rounding.wide
         bind = functools.partial(self._results.get, equation, evaluate)
         moves = name in _MOVES or name in _CHOICES
@@ -377,10 +379,10 @@ class _Draw:
         if name in _SUMS:
             return [self._summed(equation, bind, arrays, results[0])]
         if name in EXACT:
-            given = all(operand.given for operand in operands if _is_inexact(operand.array))
-            return [_Value(result, given=given or not _is_inexact(result)) for result in results]
+            raw = all(operand.raw for operand in operands if _is_inexact(operand.array))
+            return [_Value(result, raw=raw or not _is_inexact(result)) for result in results]
         return [
-            _Value(self._off(result, wide)) if _is_inexact(result) else _Value(result, given=True)
+            _Value(self._off(result, wide)) if _is_inexact(result) else _Value(result, raw=True)
             for result in results
         ]
 
@@ -397,7 +399,7 @@ class _Draw:
                 terms.append(array)
                 again.append(array)
                 continue
-            alone = np.zeros_like(array) if operand.given else np.abs(array).astype(array.dtype)
+            alone = np.zeros_like(array) if operand.raw else np.abs(array).astype(array.dtype)
             terms.append(alone if operand.terms is None else operand.terms)
             again.append(np.zeros_like(array) if operand.again is None else operand.again)
         sizes = np.abs(bind(terms)[0])
@@ -405,9 +407,9 @@ class _Draw:
         return _Value(moved, terms=sizes, again=np.abs(bind(again)[0]), products=products)
 
     def _used(self, operand: _Value, name: str) -> Any:
-        """An operand as the operation ``name`` may have it."""
+        """Add the roundings that an operand may have before the operation ``name`` uses it."""
         array = operand.array
-        if operand.given or name in EXACT or not _is_inexact(array):
+        if operand.raw or name in EXACT or not _is_inexact(array):
             return array
         narrow = self._rounding.narrow
         if operand.terms is not None:
@@ -417,11 +419,11 @@ class _Draw:
         return self._off(array, narrow) if narrow and name in _SUMS else array
 
     def _off(self, array: Any, size: float) -> Any:
-        """A float with a relative error of ``size``, each element its own."""
+        """Return a float with a relative error of ``size``, each element its own."""
         return self._moved(array, size * np.abs(array)) if _is_inexact(array) else array
 
     def _moved(self, array: Any, size: Any) -> Any:
-        """A float with an absolute error of ``size``, each element its own, in its dtype.
+        """Return a float with an absolute error of ``size``, each element its own, in its dtype.
 
         An infinity has none: a score that is masked by one stays masked.
         """
@@ -440,13 +442,13 @@ class _Draw:
         return (wide + size * error).astype(dtype)
 
     def _unit(self, params: Any) -> float:
-        """The last bit of an operand of a product, relative to it; 0 if that is of float32."""
+        """Return the last bit of an operand of a product, relative to it; 0 for float32."""
         products = self._rounding.products
         bits = FLOAT32_BITS if products is None else kept_bits(params, products)
         return 2.0**-bits if bits < FLOAT32_BITS else 0.0
 
     def _of_product(self, array: Any, unit: float) -> Any:
-        """An operand of a product with the errors of rounding it, where it has more bits."""
+        """Return an operand of a product with the errors of rounding it, where it has more bits."""
         if not is_float(array.dtype):
             return array
         size = np.abs(array).astype(np.float64)
@@ -457,15 +459,15 @@ class _Draw:
     def _summed(
         self, equation: Equation, bind: _Evaluate, arrays: Sequence[Any], result: Any
     ) -> _Value:
-        """A sum with the error of its order."""
+        """Return a sum with the error of its order."""
         if not _is_inexact(result):
-            return _Value(result, given=True)
+            return _Value(result, raw=True)
         axes = [_summed_axes(equation, position) for position in range(len(arrays))]
         count = math.prod(arrays[0].shape[axis] for axis in axes[0])
         magnitude = np.abs(bind([np.abs(array) for array in arrays])[0])
         growth: Any = math.sqrt(count)
         equal = [_repeated(array, a) for array, a in zip(arrays, axes, strict=True)]
-        if all(each is not None for each in equal):
+        if all(mask is not None for mask in equal):
             growth = np.maximum(growth, _REPEATED * np.abs(bind(equal)[0]))
         size = self._rounding.wide * growth * magnitude
         array = self._moved(result, size)
@@ -484,7 +486,7 @@ class _Draw:
     def _truncated(
         self, equation: Equation, arrays: Sequence[Any], result: Any, sums: ProductSums
     ) -> Any:
-        """A matrix product as tensor cores add it, in a random order of its terms."""
+        """Return a matrix product as tensor cores add it, in a random order of its terms."""
         finite = all(np.isfinite(array).all() for array in (*arrays, result))
         if not finite or not all(is_float(array.dtype) for array in arrays):
             return result
@@ -496,7 +498,7 @@ class _Draw:
 
 
 def _summed_axes(equation: Equation, position: int) -> tuple[int, ...]:
-    """The axes of an operand that are summed over."""
+    """Return the axes of an operand that are summed over."""
     name, params = equation.name, equation.params
     if name == "dot_general":
         return tuple(params["dimension_numbers"][0][position])

@@ -9,6 +9,7 @@ here is numpy, without JAX.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -84,7 +85,7 @@ class Tolerance:
         return not (self.rtol is None and self.atol is None and self.ulp is None)
 
     def allowed(self, baseline_error: float, dtype: npt.DTypeLike, depth: int = 1) -> float:
-        """The error that the baseline-relative rule allows, in ulps of the output scale.
+        """Return the error that the baseline-relative rule allows, in ulps of the output scale.
 
         Args:
           baseline_error: the worst error of the baseline, in ulps of the output scale.
@@ -102,7 +103,7 @@ class Tolerance:
         depth: int = 1,
         sensitivity: float = 1.0,
     ) -> float:
-        """The root mean square error that the default rule allows, in ulps of the output scale.
+        """Return the RMS error that the default rule allows, in ulps of the output scale.
 
         It sees what the worst error hides: a sum that is rounded to bfloat16 at each of n steps has
         an error of about ``sqrt(n)`` roundings in nearly every element, and still no element is
@@ -142,7 +143,7 @@ class Tolerance:
 
 
 def summation_error(dtype: npt.DTypeLike, depth: int) -> float:
-    """What summing ``depth`` terms in another order may cost, in ulps of an output of ``dtype``.
+    """Bound the error of summing ``depth`` terms in another order, in ulps of ``dtype``.
 
     When an output has few elements, the baseline may be exact by luck; an honest kernel that
     adds in another order must pass all the same. The rounding error of a sum of n terms is, with
@@ -253,7 +254,7 @@ class Measured:
 
 
 def classes(values: Array) -> Array:
-    """The class of each element: ``FINITE``, ``NAN``, ``POSITIVE`` or ``NEGATIVE`` infinity.
+    """Return the class of each element: ``FINITE``, ``NAN``, ``POSITIVE`` or ``NEGATIVE`` infinity.
 
     A complex number is infinite if either part is, whatever the other, and has no sign.
     """
@@ -318,7 +319,7 @@ def measure(
 
 
 def overflow_gap(actual: Array, target: Array, dtype: np.dtype[Any]) -> Array:
-    """How far elements are from overflowing, where one side did, in ulps of the largest number.
+    """Measure the distance to overflow, where one side did, in ulps of the largest number.
 
     A kernel that is one ulp off at the largest number of a format returns infinity: a small
     error, not one of class. The gap is infinite unless one side is infinite and the other finite,
@@ -338,7 +339,7 @@ def overflow_gap(actual: Array, target: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def _as_held(oracle: Array, dtype: np.dtype[Any], facts: FloatFacts) -> tuple[Array, Array]:
-    """The oracle with what the output's format cannot hold cast to it, and its magnitude."""
+    """Return the oracle with what the output's format cannot hold cast to it, and its magnitude."""
     magnitude = np.abs(oracle)
     if magnitude.max() <= facts.largest:  # False if there is a NaN
         return oracle, magnitude
@@ -347,7 +348,7 @@ def _as_held(oracle: Array, dtype: np.dtype[Any], facts: FloatFacts) -> tuple[Ar
 
 
 def _least_scale(magnitude: Array, facts: FloatFacts) -> float:
-    """The scale that an element has at least: the root mean square, but not below the format's.
+    """Return the least scale of an element: the root mean square, but not below the format's.
 
     Accelerators, and XLA on the CPU, flush subnormal numbers of formats with the exponent range
     of float32 or more to 0. There the least scale is such that a flush is an error of one ulp.
@@ -433,13 +434,23 @@ class Noise:
     narrow: Array
     sums: Array | None = None
 
+    def combined(self, combine: Callable[..., Array], *others: Noise) -> Noise:
+        """Return the noise of outputs that are combined, given what does that to draws."""
+        noises = (self, *others)
+        sums = [noise.sums for noise in noises]
+        return Noise(
+            combine(*(noise.wide for noise in noises)),
+            combine(*(noise.narrow for noise in noises)),
+            None if any(draws is None for draws in sums) else combine(*sums),
+        )
+
 
 @dataclass(frozen=True)
 class ExcusedErrors:
     """Errors that noise explains, in ulps of the output scale.
 
     Attributes:
-      each: for each element; of the shape of the output.
+      elements: for each element; of the shape of the output.
       rms: root mean square of all.
       unknown: what the worst error of a baseline adds to the bound of each element, where it could
         not be measured.
@@ -448,7 +459,7 @@ class ExcusedErrors:
       sums_rms: the same of the root mean square.
     """
 
-    each: Array
+    elements: Array
     rms: float
     unknown: float = 0.0
     unknown_rms: float = 0.0
@@ -465,7 +476,7 @@ def excused(
     *,
     inexact: bool = False,
 ) -> ExcusedErrors:
-    """How large errors may be that come from rounding alone.
+    """Return how large errors may be that come from rounding alone.
 
     An element may be off by ``3 * factor`` standard deviations of its noise in float32, and the
     root mean square of all by its mean plus as many of its own. Roundings in a narrower dtype count
@@ -501,7 +512,7 @@ def excused(
         sums = np.maximum(_most(_worst(noise.sums, unit), tolerance), times * own)
         sums_rms = _most(of_draws, tolerance)
     return ExcusedErrors(
-        each=np.maximum(
+        elements=np.maximum(
             times * wide, np.minimum(times * np.sqrt(narrow**2 + shared), _MOST * limit)
         ),
         rms=float(np.mean(rms) + times * np.std(rms)),
@@ -513,7 +524,7 @@ def excused(
 
 
 def _most(errors: Array, tolerance: Tolerance) -> float:
-    """What an answer like those with these errors may have: ``factor`` times that on average.
+    """Bound the error of an answer like those with these errors: ``factor`` times the mean.
 
     Or as many standard deviations more as ``excused`` allows, where the errors vary.
     """
@@ -522,7 +533,7 @@ def _most(errors: Array, tolerance: Tolerance) -> float:
 
 
 def _worst(draws: Array, unit: Array) -> Array:
-    """The worst error of each draw, in ulps."""
+    """Return the worst error of each draw, in ulps."""
     with np.errstate(all="ignore"):
         errors = np.abs(draws) / unit
     errors = np.where(np.isfinite(errors), errors, 0.0)
@@ -530,7 +541,7 @@ def _worst(draws: Array, unit: Array) -> Array:
 
 
 def _deviations(draws: Array, unit: Array) -> tuple[Array, Array]:
-    """The standard deviation of each element, and the root mean square of each draw, in ulps."""
+    """Measure the standard deviation of each element and the RMS of each draw, in ulps."""
     with np.errstate(all="ignore"):
         squares = np.square(np.abs(draws) / unit)
     squares = np.where(np.isfinite(squares), squares, 0.0)

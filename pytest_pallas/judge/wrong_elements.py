@@ -24,7 +24,7 @@ _CHANCE = math.log(1000)
 def location_patterns(
     mask: Array, block_shape: Sequence[int | None] | None = None
 ) -> tuple[str, ...]:
-    """What the places of the True elements of ``mask`` have in common, the most specific first.
+    """Describe what the places of the wrong elements have in common, the most specific first.
 
     Args:
       mask: bool, of any shape.
@@ -47,7 +47,7 @@ def location_patterns(
 
 
 def _surprising(count: int, fraction: float, choices: float) -> bool:
-    """Whether ``count`` elements can hardly be in one place by chance.
+    """Return whether ``count`` elements can hardly be in one place by chance.
 
     The place is ``fraction`` of the array and one of ``exp(choices)`` of its kind, so that the
     probability is at most ``exp(choices) * fraction ** count``.
@@ -56,7 +56,7 @@ def _surprising(count: int, fraction: float, choices: float) -> bool:
 
 
 def _subsets(number: int, size: int) -> float:
-    """The logarithm of the number of subsets of ``size`` out of ``number``."""
+    """Return the logarithm of the number of subsets of ``size`` out of ``number``."""
     return math.lgamma(number + 1) - math.lgamma(size + 1) - math.lgamma(number - size + 1)
 
 
@@ -83,7 +83,7 @@ def _blocks(mask: Array, block_shape: Sequence[int | None] | None, count: int) -
 
 
 def _box(mask: Array, axes: Sequence[Array], count: int) -> str:
-    """A box that is full of wrong elements and confined in two axes or more."""
+    """Return a box that is full of wrong elements and confined in two axes or more."""
     parts: list[str] = []
     volume, confined = 1, 0
     for dim, indices in zip(mask.shape, axes, strict=True):
@@ -98,7 +98,7 @@ def _box(mask: Array, axes: Sequence[Array], count: int) -> str:
 
 
 def _confined(mask: Array, axis: int, indices: Array, count: int) -> str:
-    """A part of one axis that has all the wrong elements."""
+    """Return a part of one axis that has all the wrong elements."""
     dim = mask.shape[axis]
     if indices.size == dim:
         return ""
@@ -133,7 +133,7 @@ def _range(indices: Array, dim: int, name: str) -> str:
 
 
 def _diagonal(mask: Array) -> str:
-    """The diagonal of the last two axes, one parallel to it, or one side of it."""
+    """Return the diagonal of the last two axes, one parallel to it, or one side of it."""
     if mask.ndim < 2 or min(mask.shape[-2:]) < 2:
         return ""
     rows, columns = mask.shape[-2:]
@@ -171,7 +171,7 @@ _SAMPLE = 64
 
 
 def value_patterns(mask: Array, actual: Array, oracle: Array, slack: float) -> tuple[str, ...]:
-    """How the wrong values relate to the right ones, the most specific relation first.
+    """Return how the wrong values relate to the right ones, the most specific relation first.
 
     Args:
       mask: bool, True where ``actual`` is wrong.
@@ -185,14 +185,17 @@ def value_patterns(mask: Array, actual: Array, oracle: Array, slack: float) -> t
     with np.errstate(all="ignore"):
         if wrong.size == 1:
             return tuple(_single(wrong, right, slack))
-        found = [*_constant(wrong, right), *_moved(mask, actual, oracle, slack)]
-        if not found:
-            found = [*_scaled(wrong, right, slack), *(_wrapped(wrong, right) if slack == 0 else ())]
-    return tuple(found)
+        relations = [*_constant(wrong, right), *_moved(mask, actual, oracle, slack)]
+        if not relations:
+            relations = [
+                *_scaled(wrong, right, slack),
+                *(_wrapped(wrong, right) if slack == 0 else ()),
+            ]
+    return tuple(relations)
 
 
 def _single(wrong: Array, right: Array, slack: float) -> Iterator[str]:
-    """What a single value can show; of factors only those that are no chance."""
+    """Yield what a single value can show; of factors only those that are no chance."""
     if np.isnan(wrong[0]):
         yield "the wrong element is NaN (read before it was written?)"
     elif wrong[0] == 0:
@@ -206,7 +209,7 @@ def _single(wrong: Array, right: Array, slack: float) -> Iterator[str]:
 
 
 def _constant(wrong: Array, right: Array) -> Iterator[str]:
-    """All the wrong values are the same."""
+    """Report that all the wrong values are the same."""
     if np.isnan(wrong).all():
         yield "the wrong elements are all NaN (read before they were written?)"
     elif (wrong == 0).all():
@@ -216,7 +219,7 @@ def _constant(wrong: Array, right: Array) -> Iterator[str]:
 
 
 def _moved(mask: Array, actual: Array, oracle: Array, slack: float) -> Iterator[str]:
-    """The right values are there, in other places."""
+    """Report that the right values are there, in other places."""
     if (oracle == oracle.flat[0]).all():
         return
     square = oracle.ndim >= 2 and oracle.shape[-1] == oracle.shape[-2]
@@ -237,7 +240,7 @@ def _moved(mask: Array, actual: Array, oracle: Array, slack: float) -> Iterator[
 def _swapped_blocks(
     mask: Array, actual: Array, oracle: Array, slack: float
 ) -> tuple[int, int] | None:
-    """The shape of blocks of which ``actual`` has (j, i) in place of (i, j), if there is one.
+    """Find the shape of blocks such that block (i, j) of ``actual`` is block (j, i) of the oracle.
 
     Where there are more blocks one way than the other, (j, i) may be beyond the end; then the last
     block is taken, as the portable interpreter of Pallas does. Only shapes that divide the last
@@ -264,7 +267,7 @@ def _swapped_blocks(
 def _swapped(
     row: Array, column: Array, block: tuple[int, int], shape: tuple[int, int]
 ) -> tuple[Array, Array]:
-    """The rows and columns that swapped block indices take the elements from."""
+    """Return the rows and columns that swapped block indices take the elements from."""
     (height, width), (rows, columns) = block, shape
     from_row = np.minimum(column // width, rows // height - 1) * height + row % height
     from_column = np.minimum(row // height, columns // width - 1) * width + column % width
@@ -277,7 +280,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def _scaled(wrong: Array, right: Array, slack: float) -> Iterator[str]:
-    """The wrong values are the right ones times one constant."""
+    """Report that the wrong values are the right ones times one constant."""
     top = np.abs(right).max()
     if wrong.size < 3 or not np.isfinite(wrong).all() or not 0 < top < np.inf:
         return
@@ -293,7 +296,7 @@ def _scaled(wrong: Array, right: Array, slack: float) -> Iterator[str]:
 
 
 def _wrapped(wrong: Array, right: Array) -> Iterator[str]:
-    """Integers that are off by multiples of a power of two."""
+    """Report integers that are off by multiples of a power of two."""
     if max(np.abs(wrong).max(), np.abs(right).max()) > 2.0**53:  # not exact in float64
         return
     different = np.unique(np.stack([wrong, right]), axis=1).shape[1]
@@ -306,7 +309,7 @@ def _wrapped(wrong: Array, right: Array) -> Iterator[str]:
 
 
 def _narrow(wrong: Array, bits: int) -> str:
-    """The integer dtype of ``bits`` that holds the wrong elements, as a question."""
+    """Return the integer dtype of ``bits`` that holds the wrong elements, as a question."""
     signed = np.abs(wrong + 0.5).max() < 2.0 ** (bits - 1)
     unsigned = wrong.min() >= 0 and wrong.max() < 2.0**bits
     name = f"int{bits}" if signed else f"uint{bits}" if unsigned else f"{bits} bits"
@@ -314,7 +317,7 @@ def _narrow(wrong: Array, bits: int) -> str:
 
 
 def _fits(actual: Array, candidate: Array, slack: float) -> bool:
-    """Whether ``actual`` is ``candidate`` to within ``slack`` of its scale, NaN equal to NaN."""
+    """Return whether ``actual`` is ``candidate`` within ``slack`` of its scale; NaN equals NaN."""
     magnitude = np.abs(candidate)
     finite = magnitude[np.isfinite(magnitude)]
     top = finite.max(initial=0.0)

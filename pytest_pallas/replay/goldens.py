@@ -53,7 +53,7 @@ Digest = Annotated[str, Matching("[0-9a-f]{64}", "a SHA-256")]
 #: dtype and shape of an array.
 type Kind = tuple[str, ArrayShape]
 
-#: Of an array. That of a sample may be of one that numpy cannot make.
+#: The shape of an array. A sample may be of an array that is too large for numpy.
 type ArrayShape = Annotated[tuple[Count, ...], Sized(64)]
 
 #: A call as ``values.write`` gives it. Its texts are arguments of a kernel.
@@ -116,7 +116,7 @@ class GoldenCall:
       complete: whether the call can be made from this; else it has to be drawn again.
       seed: of the draws.
       examples: how many examples a check drew.
-      drawn: what was drawn, in words.
+      drawn: a description of what was drawn.
     """
 
     digest: Digest
@@ -190,7 +190,7 @@ def from_json(plain: Any) -> Golden:
     """Return the golden that ``to_json`` wrote.
 
     Raises:
-      GoldenError: it is none, or of a newer version of pytest-pallas.
+      GoldenError: it is no golden, or of a newer version of pytest-pallas.
     """
     content = without_schema(plain, SCHEMA, "golden")
     try:
@@ -347,7 +347,7 @@ def load_example(path: Path) -> LoadedExample:
     """Load the example in a file. Nothing in it is executed.
 
     Raises:
-      GoldenError: there is no such file, or it is none of these, or damaged, or newer.
+      GoldenError: there is no such file, or it is no example, or damaged, or newer.
       OptionError: safetensors is not installed.
     """
     name = shown(str(path))
@@ -379,13 +379,12 @@ def _loaded(content: bytes) -> LoadedExample:
 
 # The folder of ``--pallas-golden-dir``: a manifest a golden, and the arrays by their content.
 #
-#     goldens/<name>.json             what is known of one answer (``entry``)
+#     goldens/<name>.json             one answer, without its arrays
 #     tensors/<sha256>.safetensors    arrays, which several goldens may share
 #
-# Every file is written beside its place and renamed, arrays before the manifest that names them:
-# a process that writes at the same
-# time, or dies in the middle, leaves whole files. Names of files are
-# digests, so nothing that a manifest says leads out of the folder.
+# Every file is written under another name and renamed, arrays before the manifest that names them.
+# So processes that write at the same time, or die in the middle, leave whole files. Names of files
+# are digests, so no manifest leads out of the folder.
 
 _NAME = re.compile(r"[0-9a-f]{64}\.json")
 

@@ -102,8 +102,8 @@ def save(
 
     ``number`` is that of the failure among those of the test, whose scripts are files of their own.
 
-    Never raises: what goes wrong is said where the path would be. None for an error that is none
-    of a check, such as a wrong option.
+    Never raises: a problem is reported in place of the path. Returns None for an error that no
+    check raised, such as a wrong option.
     """
     if facts_of(error).failure is None:
         return None
@@ -146,7 +146,7 @@ def _save(
     example = path.with_suffix(SUFFIX)
     if not _write(example, example_of(session, item, error)):
         example = None
-    if failure.finding is not None and failure.finding.goldens.get("different"):
+    if failure.result is not None and failure.result.goldens.get("different"):
         return Saved(None, "it would not have the golden to compare with", example)
     try:
         script = script_of(session, error, failure, test=test, replay=replay)

@@ -2,8 +2,8 @@
 
 The script imports the kernel and its reference, writes down arguments that can be read, loads the
 other arrays from the ``.npz`` file beside it (``replay.saved`` writes both), and names the check,
-the backend and whatever else decides the answer. Of a wrong output it ends with the same call in
-plain JAX, as comments, for a bug report. docs/reference.md, "Scripts of failures", promises this.
+the backend and whatever else decides the answer. If an output was wrong, it ends with the same call
+in plain JAX, as comments, for a bug report. See "Scripts of failures" in docs/reference.md.
 
 ``script_of`` puts the text together. Below it: what decides the answer, the call in plain JAX,
 ``Writer``, which writes the expression for a value, and where functions are found again.
@@ -363,7 +363,7 @@ def _in_plain_jax(failure: Failure) -> Iterator[str]:
     yield f"# {actual}"
     yield f"# wanted = reference({arguments})"
     yield "# for one, other in zip(jax.tree.leaves(actual), jax.tree.leaves(wanted)):"
-    result = failure.finding
+    result = failure.result
     values = () if result is None or result.outcome is None else result.outcome.values
     kind = "complex" if any(is_complex(leaf.dtype) for _, leaf in flatten(values)) else "float"
     difference = f"np.asarray(one, {kind}) - np.asarray(other, {kind})"
@@ -395,7 +395,7 @@ class Writer:
         dtype is not numpy's.
       imports: statements that they need, besides jax and numpy.
       meshes: whether they make a mesh.
-      missing: what has no expression, in words.
+      missing: descriptions of what has no expression.
     """
 
     modules: dict[str, str] = field(default_factory=dict[str, str])
@@ -416,7 +416,7 @@ class Writer:
         """Write the expression for a value, on several lines if it is long.
 
         Raises:
-          UnwritableError: there is none.
+          UnwritableError: no expression makes it again.
         """
         try:
             return self._flat(value)

@@ -1,12 +1,12 @@
 """Write calls and arrays as JSON and safetensors, without pickles, and read them back.
 
-Nothing is executed that a file says. Below the arrays are values: numbers, strings, dtypes and
-containers. What is none of these (a function, a mask object) is written as ``opaque``, by name: the
-call is told from others, and has to be drawn again to be made.
+Reading executes nothing of a file. Values are arrays, numbers, strings, dtypes and containers of
+these. Anything else (a function, a mask object) is written as ``opaque``, by its name: that
+tells the call from others, but the call can only be made by drawing it again.
 
 The format has names for most dtypes that JAX has. Arrays of the others (4 bits and less,
-complex128) are stored as their bytes; shape and dtype of every array are in the manifest besides,
-and those count.
+complex128) are stored as their bytes. The manifest has the dtype and shape of every array, and a
+reader takes them from there.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def load(content: bytes, kinds: Mapping[str, tuple[str, tuple[int, ...]]]) -> di
     """Load the arrays of a file, whose dtypes and shapes are those of ``kinds``.
 
     Raises:
-      GoldenError: the content is none of that.
+      GoldenError: the content is no such file, or lacks an array.
       OptionError: safetensors is not installed.
     """
     module = _module("safetensors")
@@ -108,7 +108,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
     """Return the dtype of this name.
 
     Raises:
-      GoldenError: there is none.
+      GoldenError: there is no such dtype.
     """
     try:
         if _DTYPE.fullmatch(name):
@@ -197,7 +197,7 @@ def call_of(value: Any) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]
     """Return a call that was read: positional arguments, options and tuning.
 
     Raises:
-      GoldenError: it is none.
+      GoldenError: the value is no call.
     """
     match value:
         case (tuple(args), dict(options), dict(tuning)):

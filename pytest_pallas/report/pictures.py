@@ -52,8 +52,8 @@ def shown_of(error: PallasError) -> Mapping[str, Any]:
     """Gather the pictures of arrays and grids."""
     pictures: dict[str, Any] = {}
     if facts_of(error).failure is not None:
-        if facts_of(error).failure.finding is not None:
-            pictures |= errors_of(facts_of(error).failure.finding)
+        if facts_of(error).failure.result is not None:
+            pictures |= errors_of(facts_of(error).failure.result)
         pictures["arguments"] = arguments_of(facts_of(error).failure.context.arguments)
     if facts_of(error).analysis is not None:
         pictures["grids"] = grids_of(facts_of(error).analysis)

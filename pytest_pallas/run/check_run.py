@@ -243,7 +243,7 @@ def run_example(
     try:
         with rejecting() if run.drawn else nullcontext():
             check_result = run_check(
-                with_goldens(run) if counts else run.check, context, run.name, found=result.add
+                with_goldens(run) if counts else run.check, context, run.name, on_result=result.add
             )
     except Exception as error:
         rejected = run.drawn and counts and is_rejection(error)

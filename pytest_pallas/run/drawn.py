@@ -103,7 +103,7 @@ def run_drawn(
     try:
         missing = _fuzz(run, slot, pulse, rounds, part)
     except PallasError as error:
-        check_result = None if facts_of(error).failure is None else facts_of(error).failure.finding
+        check_result = None if facts_of(error).failure is None else facts_of(error).failure.result
         if check_result is not None and check_result.failed is not None:
             result.fail(check_result.failed)  # later examples may have failed, too
             if part is not None:
@@ -242,7 +242,7 @@ def _drawn(run: CheckRun) -> tuple[Any, ...]:
     calls = drawn.get(key)
     if calls is None:
         choice = choose(run.source.strategy, seed=options.seed, examples=count)
-        calls = tuple(_abstract(as_arguments(drawn_call)) for drawn_call in choice.chosen.values())
+        calls = tuple(_abstract(as_arguments(drawn_call)) for drawn_call in choice.values())
         drawn.add(key, calls)
     return calls
 

@@ -14,7 +14,7 @@ import math
 import re
 import time
 import traceback
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
@@ -35,7 +35,7 @@ from pytest_pallas.checks.inputs import inputs_of
 from pytest_pallas.compat.fuzzing import is_rejection, set_database_key, without_module_constants
 from pytest_pallas.decoding import DataError, decode
 from pytest_pallas.draw.arguments import MOST_VARIANTS, as_arguments, mark_drawn, variants
-from pytest_pallas.draw.diversity import ExampleSource, SelectedExamples, Subjects, words_of
+from pytest_pallas.draw.diversity import ExampleSource, Subjects, draw_name
 from pytest_pallas.errors import GangError, facts_of
 from pytest_pallas.judge.references import flatten
 from pytest_pallas.judge.tolerance import Comparison
@@ -140,7 +140,7 @@ def fuzz_until(what: Fuzz, *, seed: int, until: float) -> None:
     __tracebackhide__ = True
     runner = ExampleRunner(what.run, what.passed, until=until)
     choice = what.source.choose(seed, ROUND, functools.partial(_new, what))
-    what.shapes.update(map(_shape, choice.chosen.values()))
+    what.shapes.update(map(_shape, choice.values()))
     spent = _DrawTimes()
     calls = _calls(choice, MOST_VARIANTS, lambda: agreed(spent.variants > CHEAP * spent.draw))
     _explore(what, runner, calls, seed=seed, draws=ROUND, spent=spent)
@@ -206,7 +206,7 @@ class _PlannedCall:
 
     Attributes:
       call: the call.
-      text: identifies its draw; see ``words_of``.
+      text: identifies its draw; see ``draw_name``.
       number: the number of the variant, from 1; the draw itself has 0.
     """
 
@@ -221,15 +221,15 @@ def _planned(
     """Return the number of draws for so many examples, and the calls to run."""
     draws, most = effort(examples)
     choice = source.choose(seed, draws, subjects)
-    most = min(MOST_VARIANTS, max(most, math.ceil(examples / max(1, len(choice.chosen)))))
+    most = min(MOST_VARIANTS, max(most, math.ceil(examples / max(1, len(choice)))))
     return draws, islice(_calls(choice, most), examples)
 
 
 def _calls(
-    choice: SelectedExamples, most: int, enough: Callable[[], bool] = lambda: False
+    choice: Mapping[str, Any], most: int, enough: Callable[[], bool] = lambda: False
 ) -> Iterator[_PlannedCall]:
     """Yield the selected draws, each with at most ``most`` variants, until it has ``enough``."""
-    for text, drawn in choice.chosen.items():
+    for text, drawn in choice.items():
         for number, call in enumerate(islice(chain([drawn], variants(drawn)), most)):
             yield _PlannedCall(call, text, number)
             if enough():
@@ -251,7 +251,7 @@ def _explore(
     for planned in calls:
         if not planned.number:
             spent.variants = 0.0
-        if words_of(planned.call) in runner.passed:
+        if draw_name(planned.call) in runner.passed:
             continue
         started = time.monotonic()
         try:
@@ -354,7 +354,7 @@ def _shrunk(
 
     def example(drawn: Any) -> None:
         __tracebackhide__ = True
-        if seen or words_of(drawn) == text:
+        if seen or draw_name(drawn) == text:
             seen.append(True)
             runner.group(drawn, most)
 
@@ -452,7 +452,7 @@ class ExampleRunner:
     def one(self, call: Any) -> None:
         """Run a call, unless it ran before or time is over."""
         __tracebackhide__ = True
-        text = words_of(call)
+        text = draw_name(call)
         if text in self.failed:
             raise self.failed[text]
         if text in self.passed or self.over:
@@ -492,7 +492,7 @@ def cause_of(error: BaseException) -> Hashable:
         return (type(error), _raised_at(error))
     if error.findings:
         return frozenset(finding.key for finding in error.findings)
-    check_result = None if facts_of(error).failure is None else facts_of(error).failure.finding
+    check_result = None if facts_of(error).failure is None else facts_of(error).failure.result
     failed = None if check_result is None else check_result.failed
     if check_result is not None and failed is not None:
         return (_output_of(check_result, failed), _size(failed))

@@ -30,7 +30,7 @@ from pytest_pallas.backends.ending import (
 from pytest_pallas.backends.protocol import Backend, Call, chip_of, label
 from pytest_pallas.backends.tracing import kernels_of
 from pytest_pallas.checks import Check
-from pytest_pallas.checks.inputs import masks_of
+from pytest_pallas.checks.padding import masks_of
 from pytest_pallas.compat.testing import keywords_match
 from pytest_pallas.draw.arguments import SEVERAL, Arguments, keyword_kind
 from pytest_pallas.draw.arrays import draw_once, draw_several

@@ -15,7 +15,7 @@ from pytest_pallas.checks import Check
 from pytest_pallas.checks.inputs import Inputs
 from pytest_pallas.decoding import Count, DataError, decode, jsonable, tagged, untagged
 from pytest_pallas.draw.arguments import Declared
-from pytest_pallas.draw.diversity import words_of
+from pytest_pallas.draw.diversity import draw_name
 from pytest_pallas.errors import SpecError
 from pytest_pallas.isolate.messages import Change
 from pytest_pallas.record import Aspect
@@ -148,7 +148,7 @@ class _PlainInputs(TypedDict):
 
     shapes: str
     signature: str
-    words: tuple[tuple[Aspect, str], ...]
+    choices: tuple[tuple[Aspect, str], ...]
     dtypes: tuple[str, ...]
     declared: list[Count]
 
@@ -191,7 +191,7 @@ def rounds_to_json(rounds: Sequence[RoundOutcome], check: Check) -> dict[str, An
     inputs = _numbered(call for result in results for call in result.inputs)
     declared = _numbered(choices for call in inputs for choices in call.declared)
     return {
-        "declared": [jsonable(list(choices.words.items())) for choices in declared],
+        "declared": [jsonable(list(choices.choices.items())) for choices in declared],
         "inputs": [
             jsonable(vars(call) | {"declared": [declared[choices] for choices in call.declared]})
             for call in inputs
@@ -256,7 +256,7 @@ def rounds_from_json(plain: Mapping[str, Any], like: Result, check: Check) -> li
       DataError: it is none.
     """
     part: RoundsPart = decode(RoundsPart, plain)
-    declared = [Declared(words=dict(pairs)) for pairs in part["declared"]]
+    declared = [Declared(choices=dict(pairs)) for pairs in part["declared"]]
 
     def outcome_of(example: _PlainExample) -> ExampleOutcome:
         fields: dict[str, Any] = dict(vars(example))
@@ -350,7 +350,7 @@ def _noting(run: CheckRun, outcome: RoundOutcome, *, keep: bool) -> Callable[[An
         __tracebackhide__ = True
         whole, alone = run.result, dataclasses.replace(run, results={})
         alone.result.earlier = whole.examples
-        example = ExampleOutcome(digest_of(words_of(drawn)), alone.result)
+        example = ExampleOutcome(digest_of(draw_name(drawn)), alone.result)
         if keep:
             outcome.examples.append(example)
         try:

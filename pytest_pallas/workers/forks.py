@@ -2,7 +2,7 @@
 
 To import JAX, hypothesis, pytest and this package takes seconds of a core, and a fork takes
 milliseconds. The process that forks runs nothing of a test, starts no backend of JAX, and is the
-parent of its forks. It serves the process that has started it, and all that are told its folder:
+parent of its forks. It serves the process that has started it, and all that know its folder:
 the workers of a fleet on one machine import everything once.
 
 A request is one message with descriptors: of the worker's three files, and of a pipe for its fate.
@@ -250,7 +250,7 @@ def fork(
 
     Returns:
       The worker; None where the system has no such processes, or this one cannot be started: then
-      the caller starts a new interpreter, which says what is wrong.
+      the caller starts a new interpreter, whose error says what is wrong.
     """
     if sys.platform != "linux":
         return None

@@ -188,8 +188,8 @@ def _choose(state: _PoolState) -> tuple[_Job, _Slot | None] | None:
     if not state.jobs or not (idle or room):
         return None
     oldest = state.jobs[0]
-    # Of several suitable workers, use the last active one, so that the longest idle one can be
-    # replaced.
+    # Use the last active one of several suitable workers: the one that was idle longest can be
+    # replaced then.
     warm = {slot.setup: slot for slot in idle}
     if slot := warm.get(oldest.setup):
         return oldest, slot

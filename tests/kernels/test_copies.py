@@ -167,7 +167,7 @@ def chip_of(spec: KernelSpec) -> Target:
 
 def ran(spec: KernelSpec) -> tuple[Any, ...]:
     """A drawn call, as ``copied_kernels.run`` takes it."""
-    [drawn] = ExampleSource(spec.inputs).choose(0, 1).chosen.values()
+    [drawn] = ExampleSource(spec.inputs).choose(0, 1).values()
     call = as_arguments(drawn)
     return kernels_of(spec)[0], spec.reference, tuple(call.args), call.options, call.tuning
 

@@ -54,7 +54,7 @@ OUTSIDE: dict[tuple[str, str], str] = {
     ("compile/backends.py", "_described"): "what a compiler said, cut to its first line",
     ("backends/execution.py", "readable"): "the traceback of a callback, which JAX has as text",
     ("compile/backends.py", "lower"): "JAX names another platform in its message",
-    ("checks/dtype.py", "_tree"): "the repr of JAX's PyTreeDef",
+    ("checks/dtype.py", "_differences"): "the repr of JAX's PyTreeDef",
     ("checks/export.py", "_exported"): "JAX names another platform in its message",
     ("compat/testing.py", "worker_count"): "what pytest-xdist takes as --tx",
     ("pallas_sim/compat/jaxprs.py", "name_of_space"): "the repr of a memory space of JAX",

@@ -51,7 +51,7 @@ class WorkerInfo:
     Attributes:
       address: its address, which no other worker ever has.
       threads: number of tasks that it runs at a time.
-      silence: seconds since the scheduler last heard of it, as far as this process has seen.
+      silence: seconds in which this process has seen no new sign of life of it.
     """
 
     address: str
@@ -439,7 +439,7 @@ async def _identity(address: str) -> None:
     from distributed.security import Security
 
     parts = urlsplit(address)
-    if parts.scheme in ("tcp", "tls"):  # a closed port says so at once, and Dask tries it again
+    if parts.scheme in ("tcp", "tls"):  # a closed port fails at once; Dask would try it again
         _, writer = await asyncio.open_connection(parts.hostname, parts.port)
         writer.close()
     options: Any = Security().get_connection_args("client")

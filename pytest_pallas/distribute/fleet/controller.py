@@ -119,7 +119,7 @@ class FleetRunner:
         if self.config.option.collectonly or not session.items:
             return None
         if session.testsfailed and not self.config.option.continue_on_collection_errors:
-            return None  # pytest says so
+            return None  # pytest reports the errors
         reporter: Reporter | None = self.config.pluginmanager.get_plugin("pallas-reporter")
         if reporter is not None:
             reporter.in_order_of([item.nodeid for item in session.items])
@@ -502,7 +502,7 @@ def run_setup(state: PytestSession, items: Sequence[pytest.Item], run: str) -> R
         folder=folder,
         options=options,
         gigabytes=state.options.worker_memory,
-        # ``auto`` is the simulators, whatever accelerators a worker has.
+        # With accelerators, ``auto`` would not be the simulators.
         environment={**_environment(), "JAX_PLATFORMS": "cpu"},
         project=project_of(config.rootpath, files_of_tests, suites),
         examples=files,

@@ -61,7 +61,7 @@ class FleetTask:
 
     Attributes:
       key: the name of the task.
-      tests: the tests. The worker sets what only it knows: the opening, what earlier tests have
+      tests: the tests. The worker sets the other fields: the opening, what earlier tests have
         changed, and the file of a ``journal`` where that is not None.
       raised: the kernels that raised in earlier tests; see ``PytestSession``.
       changes: changes of the database by earlier tests of the kernel.
@@ -102,7 +102,7 @@ class Answer:
     """What a worker makes of a task, or of the question whether it can take part.
 
     Attributes:
-      worker: its address, host and process, in words.
+      worker: its name in messages: address, host and process.
       results: of the tests that it ran, in order.
       differences: how it differs from the controller; such a worker runs nothing.
       problem: why it cannot run tests of this project; or "".

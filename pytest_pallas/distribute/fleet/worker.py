@@ -133,7 +133,7 @@ class Child:
         here = self.setup.folder
         options = {
             **self.setup.options,
-            # Files of failures go into the folder beside the results.
+            # Files of failures are written beside the results.
             **{
                 f"pallas_{kind}": str(self.scratch / f"{kind}.json")
                 for kind in ("results", "trace")
@@ -247,7 +247,7 @@ def _changed(folder: Path | None, before: Mapping[Path, tuple[int, int]]) -> dic
     }
 
 
-#: Children without a task, and what is known of this worker in the current run.
+#: Children without a task, and the answer of this worker in the current run.
 _LOCK = threading.Lock()
 _FREE: list[Child] = []
 _ANSWERS: dict[str, Answer] = {}

@@ -344,7 +344,7 @@ class ServedStore(LocalStore):
           seconds: time limit for its name to be known: that of a container comes late.
 
         Raises:
-          GangError: the port is taken, or the address is none of this machine.
+          GangError: the port is taken, or this machine does not have the address.
         """
         super().__init__()
         self._server = _served(position, seconds)
@@ -387,7 +387,7 @@ def _served(position: Place, seconds: float) -> _StoreServer:
     """Return a server at the first of the addresses of a position that this machine has.
 
     Raises:
-      GangError: there is none.
+      GangError: this machine has none of them, or their ports are taken.
     """
     until = time.monotonic() + seconds
     host = position.host.removeprefix("[").removesuffix("]")

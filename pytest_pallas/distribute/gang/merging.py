@@ -82,7 +82,7 @@ class ProcessResult:
 
     @property
     def name(self) -> str:
-        """The process in words."""
+        """The name of the process in messages."""
         return f"process {self.process} ({self.host})"
 
     @property

@@ -135,7 +135,7 @@ def of_host(kind: Any, body: bytes) -> list[Any]:
     """Decode the list of messages of another host; ``list[kind]`` was encoded.
 
     Raises:
-      DataError: it is none, or text and reports in it are not fit to be shown.
+      DataError: it is no such list, or a report in it cannot be shown.
     """
     messages: list[Any] = decoded(list[kind], body)
     return [_checked(entry) if isinstance(entry, TestEnd) else entry for entry in messages]

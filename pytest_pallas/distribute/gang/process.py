@@ -48,7 +48,7 @@ from pytest_pallas.run.fuzzing import SharedFailureError, of_all
 #: Seconds after which JAX counts a silent process as dead.
 HEARTBEAT = 20.0
 
-#: Of the time limit of a step, the part that a process waits for another one.
+#: The part of the time limit of a step for which a process waits for another one.
 PART = 0.9
 
 #: Number of tests that a difference between two collections lists.

@@ -15,7 +15,7 @@ from pytest_pallas import errors
 from pytest_pallas.compile.service import CompileReport, Status, to_json
 from pytest_pallas.grid.findings import GridFinding
 from pytest_pallas.grid.findings import Kind as GridKind
-from pytest_pallas.judge.judgement import bitwise, compare, compare_trees
+from pytest_pallas.judge.judgement import Expected, bitwise, compare, compare_trees
 from pytest_pallas.judge.tolerance import Comparison, Precision
 from pytest_pallas.record import Kind as NoteKind
 from pytest_pallas.record import NotApplicable, Note, Record, VerdictStatus
@@ -90,9 +90,11 @@ def comparisons() -> dict[str, Comparison]:
         "class": compare(nan, ones.astype(float), ones),
         "exact": compare(counted[::-1], counted, counted),
         "bitwise": bitwise(tilted, ones, where="output without jit"),
-        "shape": compare_trees([("", ones[:2])], [("", ones)], [("", ones)])[0],
-        "dtype": compare_trees([("", counted)], [("", counted + 0.5)], [("", ones[0])])[0],
-        "tree": compare_trees([("['a']", ones)], [("['b']", ones)], [("['b']", ones)])[0],
+        "shape": compare_trees([("", ones[:2])], Expected([("", ones)], [("", ones)]))[0],
+        "dtype": compare_trees([("", counted)], Expected([("", counted + 0.5)], [("", ones[0])]))[
+            0
+        ],
+        "tree": compare_trees([("['a']", ones)], Expected([("['b']", ones)], [("['b']", ones)]))[0],
     }
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pytest_pallas import SpecError
-from pytest_pallas.checks.inputs import masks_of, poisoned
+from pytest_pallas.checks.padding import masks_of, poisoned
 from pytest_pallas.draw.arguments import Arguments
 
 MASK = np.array([False, True, True, False])

@@ -28,7 +28,7 @@ def drawn_call(**sizes):
 def test_a_call_without_a_recipe():
     inputs = inputs_of(pst.Arguments(({"x": X}, Y, 3), {"causal": True}))
     assert inputs.shapes == "8x128 ()"
-    assert inputs.words == ((DTYPE, "float32, int32"),)
+    assert inputs.choices == ((DTYPE, "float32, int32"),)
     assert to_json([inputs]) == {
         "shapes": ["8x128 ()"],
         "signatures": 1,

@@ -50,7 +50,9 @@ def test_a_second_dma_is_not_taken_for_the_one_that_was_waited_for(context):
     ids=["dma", "semaphore", "two buffers"],
 )
 def test_a_right_kernel_has_none(context, kernel):
-    assert races(context(kernel, rings.BLOCKS)).seconds > 0
+    called = context(kernel, rings.BLOCKS)
+    races(called)
+    assert sum(called.run_seconds) > 0
 
 
 def test_a_right_collective_has_none(context):

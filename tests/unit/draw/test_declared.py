@@ -19,7 +19,7 @@ EDGES = ("tile-1", "tile", "tile+1", "2 tiles-1", "2 tiles", "2 tiles+1")
 
 def declared(strategy):
     """The words of each aspect, by its text."""
-    return {str(aspect): words for aspect, words in draw_once(strategy).declared.words.items()}
+    return {str(aspect): words for aspect, words in draw_once(strategy).declared.choices.items()}
 
 
 def all_aspects(strategy, draws):
@@ -116,7 +116,7 @@ def test_options_and_tuning():
         tuning=lambda drawn: {"block": st.sampled_from([8, 16]).map(lambda size: size)},
     )
     found = draw_once(call).declared
-    words = {str(a): w for a, w in found.words.items() if a.role in ("option", "tuning")}
+    words = {str(a): w for a, w in found.choices.items() if a.role in ("option", "tuning")}
     assert words == {
         "option causal": ("False", "True"),
         "option scale": ("None", "0.5", "2.0"),

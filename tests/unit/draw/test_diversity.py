@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pytest_pallas import strategies as pst
 from pytest_pallas.draw import diversity
 from pytest_pallas.draw.arguments import Declared, Drawn, aspects, extents, variants
-from pytest_pallas.draw.diversity import BASE, choose, words_of
+from pytest_pallas.draw.diversity import BASE, choose, draw_name
 from pytest_pallas.record import Aspect
 
 CALL = pst.arguments(
@@ -32,8 +32,8 @@ def test_a_few_examples_meet_all_that_is_declared():
     """
     missed = 0
     for seed in range(4):
-        chosen = choose(CALL, seed=seed, examples=8).chosen.values()
-        words = next(iter(chosen)).declared.words
+        chosen = choose(CALL, seed=seed, examples=8).values()
+        words = next(iter(chosen)).declared.choices
         assert len(words) == 7
         declared = {(aspect, word) for aspect in words for word in words[aspect]}
         missed += len(declared - tried(chosen))
@@ -51,16 +51,16 @@ def test_examples_that_bring_nothing_alone_bring_pairs():
         tuning={"block": st.sampled_from([16, 32])},
     )
     for seed in range(4):
-        chosen = choose(call, seed=seed, examples=BASE).chosen.values()
+        chosen = choose(call, seed=seed, examples=BASE).values()
         words = [[each for each in aspects(one) if each[0] not in FIXED] for one in chosen]
         assert len({pair for each in words for pair in combinations(each, 2)}) == 24
 
 
 def test_fewer_examples_are_among_more():
     """So that checks share compiled kernels."""
-    chosen = set(choose(CALL, seed=0, examples=BASE).chosen)
+    chosen = set(choose(CALL, seed=0, examples=BASE))
     for examples in (1, 2, 3):
-        assert set(choose(CALL, seed=0, examples=examples).chosen) < chosen
+        assert set(choose(CALL, seed=0, examples=examples)) < chosen
 
 
 def test_half_as_many_bring_what_was_left_out():
@@ -68,20 +68,20 @@ def test_half_as_many_bring_what_was_left_out():
     call = pst.arrays("m", dtype="int8", dims={"m": range(1, 13)})
     base = choose(call, seed=0, examples=BASE)
     half = choose(call, seed=0, examples=BASE // 2)
-    assert len(base.chosen) == BASE
-    assert len(set(half.chosen) - set(base.chosen)) == 1
-    assert tried(half.chosen.values()) - tried(base.chosen.values())
+    assert len(base) == BASE
+    assert len(set(half) - set(base)) == 1
+    assert tried(half.values()) - tried(base.values())
 
 
 def test_the_choice_is_always_the_same():
     one, other = (choose(CALL, seed=3, examples=5) for _ in range(2))
-    assert list(one.chosen) == list(other.chosen)
-    assert [words_of(call) for call in one.chosen.values()] == list(one.chosen)
-    assert list(choose(CALL, seed=4, examples=5).chosen) != list(one.chosen)
+    assert list(one) == list(other)
+    assert [draw_name(call) for call in one.values()] == list(one)
+    assert list(choose(CALL, seed=4, examples=5)) != list(one)
 
 
 def test_no_more_examples_than_there_are():
-    assert len(choose(st.tuples(st.booleans()), seed=0, examples=6).chosen) == 2
+    assert len(choose(st.tuples(st.booleans()), seed=0, examples=6)) == 2
 
 
 def test_a_source_is_drawn_from_once_and_keeps_its_siblings():
@@ -90,12 +90,12 @@ def test_a_source_is_drawn_from_once_and_keeps_its_siblings():
     source = diversity.ExampleSource(strategy)
     first = source.choose(0, 8)
     count = len(draws)
-    for drawn in first.chosen.values():
+    for drawn in first.values():
         assert all(array.size for array in drawn)  # as a check looks at it
     again = source.choose(0, 4)
     assert len(draws) == count
-    assert len(again.chosen) == 4
-    assert all(list(variants(drawn)) for drawn in again.chosen.values())
+    assert len(again) == 4
+    assert all(list(variants(drawn)) for drawn in again.values())
 
 
 def test_large_draws_are_not_kept(monkeypatch):
@@ -103,7 +103,7 @@ def test_large_draws_are_not_kept(monkeypatch):
     source = diversity.ExampleSource(pst.arrays("m k", around=8, dtype="float32"))
     choice = source.choose(0, 4)
     assert not source.pools.get((0, diversity.pool_size(4))).values
-    assert all(diversity.words_of(drawn) == words for words, drawn in choice.chosen.items())
+    assert all(diversity.draw_name(drawn) == words for words, drawn in choice.items())
 
 
 def test_sources_of_the_last_specs_are_kept():
@@ -115,7 +115,7 @@ def test_sources_of_the_last_specs_are_kept():
 
 
 def test_draws_of_which_there_is_nothing_to_ask_are_left_out():
-    plain = choose(CALL, seed=0, examples=4).chosen
+    plain = choose(CALL, seed=0, examples=4)
     told = choose_with(lambda call: ["diagonal"] * call.options["causal"], examples=4)
     assert len(told) == 4
     assert all(call.options["causal"] for call in told.values())
@@ -142,13 +142,13 @@ def test_one_draw_of_each_subject_comes_first():
 
 
 def test_with_one_subject_the_choice_is_the_plain_one():
-    assert list(choose_with(lambda call: ["all"])) == list(choose(CALL, seed=0, examples=2).chosen)
-    assert list(choose_with(lambda call: ())) == list(choose(CALL, seed=0, examples=2).chosen)
+    assert list(choose_with(lambda call: ["all"])) == list(choose(CALL, seed=0, examples=2))
+    assert list(choose_with(lambda call: ())) == list(choose(CALL, seed=0, examples=2))
 
 
 def choose_with(subjects, examples=2):
     """The draws of ``CALL`` that are chosen for what there is to ask about them."""
-    return diversity.ExampleSource(CALL).choose(0, examples, subjects).chosen
+    return diversity.ExampleSource(CALL).choose(0, examples, subjects)
 
 
 def _draws(strategy):
@@ -160,7 +160,7 @@ def _draws(strategy):
         count += 1
         return drawn
 
-    chosen = choose(strategy.map(counted), seed=0, examples=4).chosen
+    chosen = choose(strategy.map(counted), seed=0, examples=4)
     assert len(chosen) == 4
     return count
 
@@ -175,7 +175,7 @@ def test_drawing_ends_when_draws_bring_nothing_new():
 def test_one_example_has_several_blocks_and_an_edge_along_every_axis(shapes):
     strategy = pst.arrays(shapes, dtype="float32", around=16)
     for seed in range(10):
-        chosen = choose(strategy, seed=seed, examples=3).chosen.values()
+        chosen = choose(strategy, seed=seed, examples=3).values()
         assert {"several", "ragged"} in [extents(each) for each in chosen]
         assert len(chosen) == 3
 

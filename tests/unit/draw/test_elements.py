@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 from pytest_pallas import SpecError
 from pytest_pallas import strategies as pst
 from pytest_pallas.draw.dtypes import SUPPORTED, is_float
-from pytest_pallas.draw.values import limits
+from pytest_pallas.draw.values import range_of
 
 #: To explain a failure takes longer than to shrink it.
 PHASES = [Phase.generate, Phase.shrink]
@@ -31,7 +31,7 @@ def test_values_of_every_dtype(draws, name):
     drawn = draws(pst.elements(name))
     assert {np.asarray(value).dtype for value in drawn} == {dtype}
     assert all(math.isfinite(value) for value in numbers(drawn))
-    assert {float(limits(dtype).high), float(limits(dtype).low)} <= set(numbers(drawn))
+    assert {float(range_of(dtype).high), float(range_of(dtype).low)} <= set(numbers(drawn))
 
 
 @pytest.mark.parametrize("name", [n for n in FLOATS if n != "float8_e8m0fnu"])

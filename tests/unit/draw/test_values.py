@@ -5,7 +5,7 @@ import pytest
 from pytest_pallas import SpecError
 from pytest_pallas.draw import values
 from pytest_pallas.draw.dtypes import SUPPORTED, is_float
-from pytest_pallas.draw.values import CLASSES, check_classes, generate, limits, value_class
+from pytest_pallas.draw.values import CLASSES, check_classes, generate, range_of, value_class
 
 REAL = [name for name, dtype in SUPPORTED.items() if dtype.kind != "c"]
 F32 = SUPPORTED["float32"]
@@ -28,7 +28,7 @@ def test_every_class_for_every_dtype(values, name):
     assert len(np.unique(many)) >= 2
     if values != "special":
         assert np.all(np.isfinite(many))
-        assert np.all((many >= limits(dtype).low) & (many <= limits(dtype).high))
+        assert np.all((many >= range_of(dtype).low) & (many <= range_of(dtype).high))
 
 
 @pytest.mark.parametrize("values", CLASSES)
@@ -178,7 +178,7 @@ def test_special_has_them_all(name):
     assert np.isposinf(found).any()
     assert np.isneginf(found).any()
     assert np.any((found == 0) & np.signbit(found))
-    assert limits(dtype).high in found
+    assert range_of(dtype).high in found
     assert 0.8 < np.mean(np.isfinite(found)) < 1
 
 
@@ -189,7 +189,7 @@ def test_special_where_there_is_no_infinity_or_no_nan():
     assert np.isfinite(numbers("special", dtype="float4_e2m1fn")).all()
     for name in ("int8", "int4", "uint8"):
         found = numbers("special", dtype=name)
-        assert {limits(SUPPORTED[name]).low, limits(SUPPORTED[name]).high} <= set(found.flat)
+        assert {range_of(SUPPORTED[name]).low, range_of(SUPPORTED[name]).high} <= set(found.flat)
 
 
 def test_special_is_never_without_any():

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from pallas_sim.findings import SourceLine
-from pytest_pallas.judge.judgement import compare, compare_trees
+from pytest_pallas.judge.judgement import Expected, compare, compare_trees
 from pytest_pallas.judge.tolerance import Noise, Precision, Tolerance
 
 bf16 = np.dtype(ml_dtypes.bfloat16)
@@ -85,12 +85,15 @@ def test_it_is_asked_only_where_an_output_would_fail():
 
     ones = np.ones(3, np.float32)
     good, bad = [("a", ones), ("b", ones)], [("a", ones), ("b", 2 * ones)]
-    compare_trees(good, good, good, noise=noise)
-    compare_trees(bad, good, good, noise=noise, tolerance=Tolerance(rtol=1e-3))
-    compare_trees(bad, good, good, noise=noise, exact=True)
-    compare_trees([("a", ones), ("b", np.nan * ones)], good, good, noise=noise)
+    compare_trees(good, Expected(good, good, noise=noise))
+    compare_trees(bad, Expected(good, good, noise=noise), tolerance=Tolerance(rtol=1e-3))
+    compare_trees(bad, Expected(good, good, noise=noise), exact=True)
+    compare_trees([("a", ones), ("b", np.nan * ones)], Expected(good, good, noise=noise))
     assert called == []
-    assert [c.passed for c in compare_trees(bad, good, good, noise=noise)] == [True, False]
+    assert [c.passed for c in compare_trees(bad, Expected(good, good, noise=noise))] == [
+        True,
+        False,
+    ]
     assert called == ["b"]
 
 

@@ -1,5 +1,6 @@
 """The reference as oracle and baseline."""
 
+import dataclasses
 import inspect
 
 import jax
@@ -152,11 +153,12 @@ def test_noise_explains_a_gradient_that_cancels():
     found = expected(gradient_of_norm, (x,), {})
     measured = found.noise("")
     lucky = [("", found.oracle[0][1].astype(np.float32))]  # as a baseline may be on few elements
-    arguments = {"depth": found.depth, "sensitivity": found.sensitivity}
+    lucky_found = dataclasses.replace(found, baseline=lucky)
+    silent = dataclasses.replace(lucky_found, noise=lambda _: None)
     right, wrong = ([("", f * gradient_of_norm_by_hand(x))] for f in map(np.float32, (1, 1.1)))
-    assert not compare_trees(right, found.oracle, lucky, **arguments)[0].passed
+    assert not compare_trees(right, silent)[0].passed
     for outputs, passed in ((right, True), (wrong, False)):
-        judged = compare_trees(outputs, found.oracle, lucky, noise=found.noise, **arguments)
+        judged = compare_trees(outputs, lucky_found)
         assert judged[0].passed is passed
     assert measured.wide.shape == (noise.DRAWS, 30, 2)
     np.testing.assert_array_equal(measured.wide, measured.narrow)  # none narrower than float32
@@ -176,15 +178,7 @@ def test_noise_explains_a_function_that_is_two_ulps_off():
     found = expected(reference, (x,), {})
     for off, passed in ((3, True), (12, False)):
         outputs = [("", slope(np.float32(1 - off * 2**-24), x))]
-        (judged,) = compare_trees(
-            outputs,
-            found.oracle,
-            found.baseline,
-            depth=found.depth,
-            sensitivity=found.sensitivity,
-            noise=found.noise,
-            check_dtype=False,
-        )
+        (judged,) = compare_trees(outputs, found, check_dtype=False)
         assert judged.passed is passed
 
 
@@ -226,17 +220,9 @@ def variance(x):
     return (x * x).mean(axis=1) - x.mean(axis=1) ** 2
 
 
-def judged(found, outputs, **given):
+def judged(found, outputs, **changes):
     """The comparison of the only output."""
-    measured = {"noise": found.noise, "precision": found.precision.get, **given}
-    (comparison,) = compare_trees(
-        [("", outputs)],
-        found.oracle,
-        found.baseline,
-        depth=found.depth,
-        sensitivity=found.sensitivity,
-        **measured,
-    )
+    (comparison,) = compare_trees([("", outputs)], dataclasses.replace(found, **changes))
     return comparison
 
 

@@ -108,7 +108,7 @@ def test_other_errors_have_no_pictures():
 
 def test_a_picture_that_cannot_be_made_says_so():
     error = MismatchError("wrong")
-    facts_of(error).failure = SimpleNamespace(finding=object())
+    facts_of(error).failure = SimpleNamespace(result=object())
     assert "AttributeError" in pictures_of(error, builder())["unavailable"]
 
 
@@ -158,7 +158,7 @@ def test_pictures_are_json():
     each.add(given)
     error = MismatchError("wrong")
     context = SimpleNamespace(arguments=Arguments(()))
-    facts_of(error).failure = SimpleNamespace(finding=given, context=context)
+    facts_of(error).failure = SimpleNamespace(result=given, context=context)
     record = each.record(test="a", outcome="failed", seconds=1.0, pictures=pictures_of(error, each))
     text = json.dumps(to_json(record), allow_nan=False)
     assert from_json(json.loads(text)).pictures == record.pictures

@@ -24,7 +24,7 @@ def wrong(actual, size=4, output=0, outputs=1, runs=1):
     error = MismatchError(str(failed))
     arguments = SimpleNamespace(args=(expected,))
     facts_of(error).failure = SimpleNamespace(
-        finding=CheckResult(
+        result=CheckResult(
             comparisons=[*[right] * outputs * (runs - 1), *last],
             outcome=Outcome(values=[expected] * outputs),
         ),
@@ -76,7 +76,7 @@ def test_of_each_other_cause_the_smallest():
 def races(*lines, size=4):
     error = RaceError.of(*(Finding(kind="race", message="", line=line) for line in lines))
     facts_of(error).failure = SimpleNamespace(
-        finding=None, context=SimpleNamespace(arguments=SimpleNamespace(args=(np.ones(size),)))
+        result=None, context=SimpleNamespace(arguments=SimpleNamespace(args=(np.ones(size),)))
     )
     return error
 

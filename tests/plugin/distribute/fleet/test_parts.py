@@ -99,7 +99,7 @@ def both(project, *args):
     assert fleet["sent"] > fleet["tasks"] == fleet["done"]  # in parts
     assert not fleet["repeated"]
     assert not fleet["lost"]
-    return results[0]
+    return runs[0]
 
 
 @pytest.mark.slow  # test_same.py runs all of a fleet, too
