@@ -17,7 +17,7 @@ from pytest_pallas.checks.check import declare_sanitizer
 from pytest_pallas.checks.context import CheckContext, CheckResult, run
 from pytest_pallas.checks.metamorphic import run_again, unchanged
 from pytest_pallas.errors import MismatchError
-from pytest_pallas.grid.unwritten import unwritten_memory
+from pytest_pallas.grid.model import unwritten_memory
 from pytest_pallas.judge.tolerance import Comparison
 
 #: The fills of two runs. An element that holds 0 in one run and the largest number in the other was

@@ -16,7 +16,7 @@ from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.draw.values import range_of
 from pytest_pallas.errors import NotApplicableError, SpecError
 from pytest_pallas.grid.kernel_calls import KernelCall
-from pytest_pallas.grid.unwritten import is_tiled, overhanging_blocks
+from pytest_pallas.grid.model import is_tiled, overhanging_blocks
 from pytest_pallas.judge.tolerance import Comparison
 from pytest_pallas.spec import KernelSpec
 

@@ -30,7 +30,7 @@ from pytest_pallas.checks.context import (
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.errors import CompileError, CostError, MismatchError, facts_of, is_own
 from pytest_pallas.grid.kernel_calls import KernelCall
-from pytest_pallas.grid.unwritten import describe_writer, inputs_beyond_edges
+from pytest_pallas.grid.model import describe_writer, inputs_beyond_edges
 from pytest_pallas.judge.explanation import in_words, role_of
 from pytest_pallas.judge.references import flatten
 from pytest_pallas.judge.tolerance import Comparison, Tolerance

@@ -22,8 +22,7 @@ from pytest_pallas.checks.verdict import contents_of, writer_of
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.errors import facts_of
 from pytest_pallas.grid.analysis import Analysis
-from pytest_pallas.grid.model import GridCall, GridWindow
-from pytest_pallas.grid.unwritten import writers_of
+from pytest_pallas.grid.model import GridCall, GridWindow, writers_of
 from pytest_pallas.judge.explanation import in_words
 from pytest_pallas.judge.tolerance import Comparison, measure
 from pytest_pallas.report.drawings import LEVELS

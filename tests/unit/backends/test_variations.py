@@ -14,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pytest_pallas.backends.protocol import WORDS, Call, Contents, Fill, RunSettings
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.grid.kernel_calls import kernel_calls
-from pytest_pallas.grid.unwritten import overhanging_blocks, unwritten_memory
+from pytest_pallas.grid.model import overhanging_blocks, unwritten_memory
 
 TOP = float(np.finfo(np.float32).max)
 

@@ -7,7 +7,7 @@ from jax.experimental import pallas as pl
 from pallas_test_support import sample_kernels as kernels
 
 from pytest_pallas.grid.kernel_calls import kernel_calls, mutated_operands
-from pytest_pallas.grid.unwritten import describe_writer
+from pytest_pallas.grid.model import describe_writer
 
 X = jnp.zeros((20, 128))
 
