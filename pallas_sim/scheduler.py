@@ -1,9 +1,9 @@
 """The scheduler: runs the devices and cores of a run as greenlets, one at a time.
 
-A thread runs until it waits for something (``block``) or lets others go on (``pause``,
-``give_way``). In the plain order (seed 0) the task goes on that has been ready for longest; with
-another seed any ready one does, and a thread may lose its turn wherever a chip's core could. What
-is drawn comes from the generator of the machine, so a seed gives the same order again.
+A task runs until it waits for something (``block``) or lets others go on (``pause``,
+``give_way``). In the plain order (seed 0), the scheduler resumes the task that has been ready for
+longest. With another seed it draws one of the ready tasks, and ``pause`` sometimes preempts the
+running one. It draws from the generator of the machine, so equal seeds give equal orders.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from pallas_sim.errors import DeadlockError
 from pallas_sim.findings import Wait
 
-#: With a seed, the share of signals and copies at which another core goes on. At each one, a core
-#: would hardly ever be far ahead of another; at few, orders would differ little between seeds.
+#: With a seed, the share of calls of ``pause`` that preempt the running task. If all did, a core
+#: would hardly ever be far ahead of another; if few did, seeds would give similar orders.
 _PREEMPTED = 0.25
 
 
@@ -32,14 +32,15 @@ class Task:
     """One thread of execution under the scheduler.
 
     Attributes:
-      thread: the device or core: a ``machine.Thread``, of which nothing is used here.
+      thread: the device or core, a ``machine.Thread``; the scheduler only passes it on.
       green: the greenlet that evaluates its program.
-      parent: the task that waits for it, or None for the one that the scheduler runs in.
-      result: what its program gave.
+      parent: the task that started it and waits for it; None if the outermost ``run`` did.
+      result: what its program returned.
       done: whether it has ended.
       error: what it raised, or None.
-      blocked: says what it waits for, in the words of a deadlock; None while it can go on.
-      children: how many tasks it waits for.
+      blocked: returns what it waits for, for the report of a deadlock; None while it can go on,
+        and while it waits for children.
+      children: how many of the tasks that it started have not ended.
     """
 
     thread: Any
@@ -58,12 +59,12 @@ class Scheduler:
 
     Attributes:
       random: draws which task goes on; None for the plain order.
-      deadlock: reports a deadlock, of the first blocked thread, what all wait for, and the threads
-        that have ended, and gives the error.
+      deadlock: reports a deadlock and returns the error to raise. Its arguments are the first
+        blocked thread, what each blocked thread waits for, and the threads that have ended.
       ready: the tasks that can go on, in the order in which they became ready.
-      tasks: those that have not ended.
-      root: the greenlet that it runs in; None while nothing is scheduled.
-      idle: called when no task is ready; they return whether they have woken one.
+      tasks: the tasks that have not ended, by greenlet.
+      root: the greenlet of the loop, to which tasks switch back; None while nothing is scheduled.
+      idle: functions that are called when no task is ready; each returns whether it woke one.
     """
 
     random: np.random.Generator | None
@@ -74,22 +75,22 @@ class Scheduler:
     idle: list[Callable[[], bool]] = field(default_factory=list)
 
     def run(self, threads: Sequence[Any], work: Callable[[Any], Any]) -> list[Any]:
-        """Run ``work`` for every thread, at the same time, and give their results.
+        """Run ``work`` for every thread, at the same time, and return their results.
 
         Raises:
-          DeadlockError: every core is blocked.
-          Exception: what the first of them raised; the others are ended.
+          DeadlockError: every task is blocked.
+          Exception: the error of the first task that raised; the other tasks are ended.
         """
-        # A mesh inside of a mesh: a device runs the cores of a kernel. All of them are tasks of one
-        # loop, so that cores of two devices interleave, and none waits for a whole device.
+        # Runs nest: a task for a device runs the cores of a kernel. One loop schedules the tasks of
+        # all runs, so that cores of two devices interleave, and none waits for a whole device.
         parent = self.tasks.get(getcurrent())
         tasks = [Task(thread, parent=parent) for thread in threads]
         outermost = self.root is None
         if outermost:
             self.root = getcurrent()
         for task in tasks:
-            # Its parent is the loop, and not the task that starts it: there it continues when the
-            # task ends, and the loop decides who is next.
+            # The parent of the greenlet is the loop, not the task that starts it: a greenlet that
+            # ends returns to its parent, and the loop must choose the next task.
             task.green = greenlet(self._body(task, work), parent=self.root)
             self.tasks[task.green] = task
             self.ready.append(task)
@@ -100,8 +101,8 @@ class Scheduler:
             finally:
                 self._end()
         elif parent is not None:
-            # It is neither ready nor blocked until its last child ends (``_loop``). A deadlock
-            # names what its children wait for, and not the parent.
+            # The parent is neither ready nor blocked until its last child ends (``_loop``). So a
+            # deadlock names what the children wait for, and not the parent.
             parent.children = len(tasks)
             parent.blocked = None
             self.root.switch()
@@ -111,10 +112,10 @@ class Scheduler:
         """Let the others go on until one of them wakes this task.
 
         Args:
-          blocked: says what the task waits for, for the report of a deadlock.
+          blocked: returns what the task waits for, for the report of a deadlock.
 
         Returns:
-          False where nothing is scheduled: no other task could wake it.
+          Whether the task waited; False if nothing is scheduled, so that no task could wake it.
         """
         task = self.current
         if task is None:
@@ -129,7 +130,7 @@ class Scheduler:
         self.ready.append(task)
 
     def pause(self) -> None:
-        """Let another task go on now and then, with a seed."""
+        """Let another task go on at random; never in the plain order."""
         if self.ready and self.random is not None and self.random.random() < _PREEMPTED:
             self.give_way()
 
@@ -142,7 +143,7 @@ class Scheduler:
 
     @property
     def current(self) -> Task | None:
-        """The task that runs."""
+        """The running task; None if nothing is scheduled."""
         return self.tasks.get(getcurrent()) if self.root is not None else None
 
     def _body(self, task: Task, work: Callable[[Any], Any]) -> Callable[[], None]:
@@ -154,7 +155,8 @@ class Scheduler:
             except GreenletExit:
                 raise
             except BaseException as error:
-                # Raised here, it would come out of ``switch`` in the loop without its task.
+                # ``switch`` would raise it in the loop, which would not see ``done`` and ``error``
+                # of the task.
                 task.error = error
             finally:
                 task.done = True
@@ -163,15 +165,15 @@ class Scheduler:
 
     def _loop(self, tasks: Sequence[Task]) -> None:
         while not all(task.done for task in tasks):
-            # Nobody is ready. Engines of a GPU may still have something to do that wakes a thread:
-            # only if they have not, all who wait do so for ever.
-            if not self.ready and not any(wake() for wake in self.idle):
+            # On a GPU, a block may still be able to begin, or a program to look at memory again. If
+            # that wakes nobody either, the blocked tasks wait forever.
+            if not self.ready and not any(wakes() for wakes in self.idle):
                 blocked = [task for task in self.tasks.values() if task.blocked is not None]
                 waits = tuple(task.blocked() for task in blocked if task.blocked is not None)
-                # A task that could have signalled, and has ended.
+                # A deadlock names these, too: they may have ended without a signal they owed.
                 ended = [task.thread for task in tasks if task.done]
                 raise self.deadlock(blocked[0].thread, waits, ended)
-            # Rotated and not shuffled: one draw a turn, and the order of the others is kept.
+            # Rotate, do not shuffle: this takes one draw a turn, and keeps the order of the others.
             if self.random is not None and len(self.ready) > 1:
                 self.ready.rotate(-int(self.random.integers(len(self.ready))))
             task = self.ready.popleft()
@@ -187,12 +189,12 @@ class Scheduler:
                         self.ready.append(parent)
 
     def _end(self) -> None:
-        """End what has not ended, so that its cleanup runs.
+        """End the tasks that have not ended, so that their cleanup runs.
 
-        An error of one task ends the run in the middle of all others, whose ``finally`` clauses
+        An error of one task ends the run while others are suspended. Their ``finally`` clauses must
         restore what they changed: grids, axes, kernels.
         """
-        # Empty before that: cleanup that wakes or blocks somebody must find nothing scheduled.
+        # Forget the tasks first: cleanup that wakes or blocks a task must find nothing scheduled.
         tasks, self.tasks = list(self.tasks.values()), {}
         self.ready.clear()
         self.root = None
@@ -203,10 +205,10 @@ class Scheduler:
 
 @contextmanager
 def collecting_later() -> Generator[None]:
-    """Do not look for garbage in this context.
+    """Disable garbage collection in this context.
 
-    A run of many devices keeps what it records, and Python would go through all of it again and
-    again: half of the time of a ring of 256 devices.
+    A run of many devices keeps all that it records, and each collection would traverse all of it:
+    that was half of the time of a ring of 256 devices.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -220,7 +222,7 @@ def collecting_later() -> Generator[None]:
 def one_thread() -> AbstractContextManager[Any]:
     """Let numpy's products use one thread in this context.
 
-    OpenBLAS waits for its threads in busy loops. Where tests run on all cores (``pytest -n``), a
+    OpenBLAS waits for its threads in busy loops. With tests on all cores (``pytest -n``), a
     product of 256 x 256 matrices took 49 ms in two threads and 0.9 ms in one (OpenBLAS 0.3.34, two
     cores).
     """

@@ -1,10 +1,10 @@
 """Private names of JAX: which parts of which references an equation names.
 
-First the transforms of a reference, as ``pallas_sim.transforms`` has them; then the operands of
-copies and of operations on semaphores.
+The first functions convert JAX's transforms of a reference to those of ``pallas_sim.transforms``.
+The others read the operands of copies and of operations on semaphores.
 
-Seen in JAX 0.11.2 and 0.12.0.1. It can go when ``jax.experimental.pallas`` exports the classes of
-transforms. Probe: ``tests/pallas_sim/compat/test_places.py``.
+Seen in JAX 0.11.2 and 0.12.0.1. This module can go when ``jax.experimental.pallas`` exports the
+classes of transforms. Probe: ``tests/pallas_sim/compat/test_places.py``.
 """
 
 from __future__ import annotations
@@ -36,25 +36,27 @@ from pallas_sim.transforms import (
 
 
 def transforms_of(tree: Any, first: int, count: int) -> tuple[Transform, ...]:
-    """Return the transforms that a pytree makes of the last operands of an equation.
+    """Return the transforms of a reference, whose indices are the last operands of an equation.
 
     Args:
-      tree: parameter ``tree`` of the equation.
-      first: position of the first of these operands.
-      count: how many there are.
+      tree: the pytree of the transforms, parameter ``tree`` of the equation.
+      first: position of the first operand that is a leaf of the tree.
+      count: the number of leaves.
     """
     leaves = [Operand(first + number) for number in range(count)]
     return transforms_in(tree.unflatten(leaves))
 
 
 def transforms_in(transforms: Any) -> tuple[Transform, ...]:
-    """JAX's transforms of a reference as ours, without those that change nothing."""
+    """Convert JAX's transforms of a reference to ours; leave out those that change nothing."""
     sequence: Sequence[Any] = transforms if isinstance(transforms, (tuple, list)) else (transforms,)
     ours = [transform for transform in map(_transform, sequence) if transform is not None]
     for number, transform in enumerate(ours[:-1]):
-        after = ours[number + 1]
-        if isinstance(transform, Aliased) and isinstance(after, Untiled):
-            ours[number] = replace(transform, tiling=after.tiling)
+        # JAX gives this part of a union its tiled shape. Our memory has no tiles, so ``windows``
+        # needs the tiling of the next transform to find the elements.
+        following = ours[number + 1]
+        if isinstance(transform, Aliased) and isinstance(following, Untiled):
+            ours[number] = replace(transform, tiling=following.tiling)
     return tuple(ours)
 
 
@@ -69,10 +71,10 @@ def is_at_peer(transform: Any) -> bool:
 
 
 def _transform(transform: Any) -> Transform | None:
-    """Return a transform of JAX as ours; None if it changes nothing."""
+    """Convert a transform of JAX to ours; None if it changes nothing."""
     kind = type(transform).__name__
-    made = _TRANSFORMS.get(kind)
-    return UnknownTransform(kind) if made is None else made(transform)
+    convert = _TRANSFORMS.get(kind)
+    return UnknownTransform(kind) if convert is None else convert(transform)
 
 
 def _indexed(transform: Any) -> Indexed:
@@ -96,12 +98,12 @@ def _at_peer(transform: Any) -> AtPeer:
 
 
 def _at_block(transform: Any) -> AtBlock:
-    named = zip(transform.dims, transform.idxs, strict=True)
-    return AtBlock(tuple((_names(dim), _number(index)) for dim, index in named))
+    indices = zip(transform.dims, transform.idxs, strict=True)
+    return AtBlock(tuple((_names(dim), _number(index)) for dim, index in indices))
 
 
-#: By the name of JAX's class, of which versions have different ones. Swizzling only changes where
-#: elements lie, so it is no transform of ours.
+#: How to convert each transform, by the name of JAX's class; versions of JAX name it differently.
+#: Swizzling only changes where elements lie in memory, so it becomes None.
 _TRANSFORMS: dict[str, Callable[[Any], Transform | None]] = {
     "NDIndexer": _indexed,
     **dict.fromkeys(("ReshapeTransform", "RefReshaper"), lambda t: Reshaped(tuple(t.shape))),
@@ -145,10 +147,10 @@ def _number(value: Any) -> Any:
 
 
 def place_in(transformed: Any) -> RefPart:
-    """Return a reference with its transforms, whose leaves are ``Operand``s."""
+    """Convert a reference with its transforms, whose leaves are ``Operand``s, to a ``RefPart``."""
     if isinstance(transformed, Operand):
         return RefPart(transformed.position, ())
-    if isinstance(transformed.ref, tuple):
+    if isinstance(transformed.ref, tuple):  # an index chooses one of several references
         (select,) = transformed.transforms
         choices: tuple[Any, ...] = transformed.ref
         index = select.idx if isinstance(select.idx, Operand) else int(select.idx)
@@ -157,39 +159,46 @@ def place_in(transformed: Any) -> RefPart:
 
 
 def peer_in(device: Any, core: Any, kind: Any) -> Peer | None:
-    """Return a ``device_id`` and a ``core_index``, as ``device_id_to_logical`` understands them."""
-    at = None if core is None else core.position
+    """Return the device and core that an equation names, or None if it names neither.
+
+    Args:
+      device: its ``device_id``, as ``device_id_to_logical`` of JAX reads it, or None.
+      core: its ``core_index``, or None.
+      kind: its ``device_id_type``.
+    """
+    core_position = None if core is None else core.position
     if device is None:
-        return None if at is None else Peer(core=at)
+        return None if core_position is None else Peer(core=core_position)
     if isinstance(device, dict):
-        named: dict[Any, Any] = device
+        indices: dict[Any, Any] = device
         axes = tuple(
             (axis if isinstance(axis, tuple) else (axis,), index.position)
-            for axis, index in named.items()
+            for axis, index in indices.items()
         )
-        return Peer(axes=axes, core=at)
+        return Peer(axes=axes, core=core_position)
     if kind.name == "LOGICAL":
-        return Peer(number=device.position, core=at)
+        return Peer(number=device.position, core=core_position)
     import jax
 
     leaves = jax.tree.leaves(device)
-    return Peer(point=tuple(leaf.position for leaf in leaves), core=at)
+    return Peer(point=tuple(leaf.position for leaf in leaves), core=core_position)
 
 
-# Which operands copies and operations on semaphores have.
+# The operands of copies and of operations on semaphores.
 
 
 @dataclass(frozen=True, slots=True)
 class CopyParts:
-    """What ``dma_start`` and ``dma_wait`` name.
+    """The operands of a ``dma_start`` or ``dma_wait``.
 
-    A wait for the source to be read has source and target exchanged, and so its semaphores.
+    A ``dma_wait`` until the source is read (``wait_send``) exchanges source and target, and also
+    the two semaphores.
 
     Attributes:
-      source: what is read.
-      target: what is written.
-      done: the semaphore that gets the bytes once they are written, or None.
-      sent: the semaphore that gets them once they are read, or None.
+      source: the part that the copy reads.
+      target: the part that the copy writes.
+      done: the semaphore to which the copy adds its bytes when it has written them, or None.
+      sent: the semaphore to which the copy adds its bytes when it has read them, or None.
       peer: the device or core that the copy names, or None.
     """
 
@@ -201,20 +210,20 @@ class CopyParts:
 
     @property
     def chooses(self) -> bool:
-        """Whether an index chooses between references: the parts are known with its value only."""
+        """Whether a part depends on an index that chooses among references, at run time."""
         parts = (self.source, self.target, self.done, self.sent)
         return any(part is not None and part.choices for part in parts)
 
 
 @dataclass(frozen=True, slots=True)
 class SemaphoreParts:
-    """What an operation on a semaphore names.
+    """The operands of an operation on a semaphore.
 
     Attributes:
-      semaphore: which one.
-      value: position of the operand that is added or waited for, or None.
-      decrement: position of the operand that says whether a wait takes from the semaphore what it
-        waits for, or None.
+      semaphore: the part that is a semaphore.
+      value: position of the operand that a signal adds or a wait waits for, or None.
+      decrement: position of the operand that says whether a wait subtracts the value from the
+        semaphore, or None.
       peer: the device or core that the operation names, or None.
     """
 
@@ -228,14 +237,16 @@ def copy_parts(params: Any, count: int) -> CopyParts:
     """Return the parts of a ``dma_start`` or ``dma_wait``.
 
     Args:
-      params: of the equation.
-      count: of its operands.
+      params: the parameters of the equation.
+      count: the number of its operands.
     """
     source, target, done, sent, device = params["tree"].unflatten(
         [Operand(number) for number in range(count)]
     )
     peer = peer_in(device, None, params["device_id_type"])
-    return CopyParts(place_in(source), place_in(target), _some(done), _some(sent), peer)
+    return CopyParts(
+        place_in(source), place_in(target), _part_or_none(done), _part_or_none(sent), peer
+    )
 
 
 def semaphore_parts(name: str, params: Any, count: int) -> SemaphoreParts:
@@ -243,8 +254,8 @@ def semaphore_parts(name: str, params: Any, count: int) -> SemaphoreParts:
 
     Args:
       name: ``"semaphore_signal"``, ``"semaphore_wait"`` or ``"semaphore_read"``.
-      params: of the equation.
-      count: of its operands.
+      params: the parameters of the equation.
+      count: the number of its operands.
     """
     operands = [Operand(number) for number in range(count)]
     ref, transforms, *rest = params["args_tree"].unflatten(operands)
@@ -260,7 +271,7 @@ def semaphore_parts(name: str, params: Any, count: int) -> SemaphoreParts:
 
 
 def names_a_device(eqn: Any) -> bool:
-    """Return whether an equation copies to, or signals, what it names by device."""
+    """Return whether an equation copies to, or signals, a device or core that it names."""
     name, count = eqn.primitive.name, len(eqn.invars)
     if name == "dma_start":
         return copy_parts(eqn.params, count).peer is not None
@@ -269,5 +280,5 @@ def names_a_device(eqn: Any) -> bool:
     )
 
 
-def _some(transformed: Any) -> RefPart | None:
+def _part_or_none(transformed: Any) -> RefPart | None:
     return None if transformed is None else place_in(transformed)

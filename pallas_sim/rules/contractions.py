@@ -1,7 +1,7 @@
 """Rules: products of arrays: ``dot_general``, ``ragged_dot_general``, and convolutions.
 
-All become one product of matrices, which ``products.multiplier`` adds up as a matrix unit does, or
-``gpu.tensor_cores`` as the tensor cores of a chip do.
+Each rule reshapes its operands to matrices and multiplies these. ``products.multiplier`` adds the
+terms as a matrix unit does, ``gpu.tensor_cores`` as the tensor cores of a chip do.
 """
 
 from __future__ import annotations
@@ -27,34 +27,39 @@ Dims = Sequence[int]
 
 @rule("dot_general", threaded=True)
 def _dot_general(eqn: Equation) -> Evaluate:
-    """See ``products`` for dtypes. ``out_sharding`` is ignored.
+    """Contract two arrays; see ``products`` for dtypes.
 
-    So is ``precision``, but in a kernel of Triton on a chip whose arithmetic is known.
+    ``out_sharding`` is ignored, and so is ``precision``, except in a kernel for Triton on a chip
+    whose arithmetic is known.
     """
     lhs, rhs = eqn.ins
     dims = eqn.params["dimension_numbers"]
     depth = prod(lhs.shape[axis] for axis in dims[0][0])
     multiply = multiplier(lhs.dtype, rhs.dtype, eqn.out.dtype, depth, batched=bool(dims[1][0]))
-    usual = contraction(lhs.shape, rhs.shape, dims, multiply)
-    on_chips: dict[str, Evaluate] = {}
+    default = contraction(lhs.shape, rhs.shape, dims, multiply)
+    by_chip: dict[str, Evaluate] = {}
 
-    def on_chip(machine: Machine) -> Evaluate:
-        """Return how Triton's ``dot`` is evaluated on a chip: it has no batch dimensions."""
+    def product_on(machine: Machine) -> Evaluate:
+        """Return the product of Triton's ``dot`` on a chip.
+
+        This is the default one if the chip's is not known, or there are batch dimensions, which
+        Triton's ``dot`` does not have.
+        """
         from pallas_sim.gpu.tensor_cores import dot_product
 
         dtypes, precision = (lhs.dtype, rhs.dtype, eqn.out.dtype), eqn.params["precision"]
         product = dot_product(*dtypes, depth, precision, machine.accumulations)
         if product is None or dims[1][0]:
-            return usual
+            return default
         return contraction(lhs.shape, rhs.shape, dims, product)
 
     def evaluate(thread: Thread, a: Any, b: Any) -> Any:
         machine = thread.machine
         if not thread.kernels or not machine.accumulations:
-            return usual(a, b)
-        product = on_chips.get(machine.target)
+            return default(a, b)
+        product = by_chip.get(machine.target)
         if product is None:
-            product = on_chips[machine.target] = on_chip(machine)
+            product = by_chip[machine.target] = product_on(machine)
         return product(a, b)
 
     return evaluate
@@ -70,7 +75,8 @@ def contraction(lhs: Dims, rhs: Dims, dims: Any, multiply: Multiply) -> Evaluate
       multiply: see ``products.multiplier``.
     """
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dims
-    # Any order of the contracted dimensions will do; that of the first operand saves its copy.
+    # Any order of the contracted dimensions is right. In the order of the first operand, that
+    # operand needs no copy.
     order = sorted(range(len(lhs_contract)), key=lambda number: lhs_contract[number])
     lhs_contract = [lhs_contract[number] for number in order]
     rhs_contract = [rhs_contract[number] for number in order]
@@ -95,20 +101,23 @@ def _others(ndim: int, *taken: Dims) -> list[int]:
 
 
 def _matrices(shape: Dims, batch: Dims, rows: Dims, columns: Dims) -> Unary | None:
-    """Return how an array becomes matrices [batch, rows, columns]; None if it is that already."""
+    """Return the function that makes an array of this shape matrices [batch, rows, columns].
+
+    None if the array has this shape already.
+    """
     count, height, width = (prod(shape[axis] for axis in axes) for axes in (batch, rows, columns))
     natural = list(range(len(shape)))
     target: tuple[int, ...] = (height, width)
-    turned: tuple[int, ...] = (width, height)
+    swapped: tuple[int, ...] = (width, height)
     if batch:
-        target, turned = (count, *target), (count, *turned)
+        target, swapped = (count, *target), (count, *swapped)
     axes = [*batch, *rows, *columns]
     if axes == natural:
         return None if tuple(shape) == target else lambda array: array.reshape(target)
     if [*batch, *columns, *rows] == natural:
-        if tuple(shape) == turned:
+        if tuple(shape) == swapped:
             return lambda array: array.swapaxes(-1, -2)
-        return lambda array: array.reshape(turned).swapaxes(-1, -2)
+        return lambda array: array.reshape(swapped).swapaxes(-1, -2)
     if len(batch) <= 1 and len(rows) == 1 and len(columns) == 1:
         return lambda array: array.transpose(axes)
     return lambda array: array.transpose(axes).reshape(target)
@@ -126,7 +135,7 @@ def tensor_core_product(
     least: int,
     order: Callable[[int], Array] = np.arange,
 ) -> Array:
-    """Return the product of two arrays, added as tensor cores do, as float64.
+    """Return the product of two arrays as float64, with sums as tensor cores add them.
 
     Args:
       lhs: finite floats.
@@ -134,27 +143,28 @@ def tensor_core_product(
       dims: ``dimension_numbers`` of a ``dot_general`` with one batch dimension at most.
       accumulation: how the instruction adds; see ``chips.accumulations``.
       least: the smallest exponent of the format of the operands.
-      order: gives the order in which so many terms are added.
+      order: returns the order in which terms are added, as indices, for a number of terms.
     """
 
-    of_sums = least_exponent(np.float32)
+    sums_least = least_exponent(np.float32)
 
-    def added(a: Array, b: Array) -> Array:
-        return truncated_product(a, b, None, accumulation, (least, least, of_sums))
+    def matrix_product(a: Array, b: Array) -> Array:
+        return truncated_product(a, b, None, accumulation, (least, least, sums_least))
 
     def multiply(a: Array, b: Array) -> Array:
         terms = order(a.shape[-1])
         a, b = a[..., terms].astype(np.float64), b[..., terms, :].astype(np.float64)
-        return added(a, b) if a.ndim == 2 else np.stack([*map(added, a, b)])
+        return matrix_product(a, b) if a.ndim == 2 else np.stack([*map(matrix_product, a, b)])
 
     return contraction(lhs.shape, rhs.shape, dims, multiply)(lhs, rhs)
 
 
 @rule("ragged_dot_general")
 def _ragged_dot_general(eqn: Equation) -> Evaluate:
-    """The product of each group with its own rows; rows of no group are zeros.
+    """Multiply each group, a slice of the ragged dimension, on its own.
 
-    They are zeros for infinite operands too, where JAX's own lowering gives NaN.
+    Rows of the result that belong to no group are zeros. They are also zeros for infinite operands,
+    where JAX's own lowering returns NaN.
     """
     lhs, rhs, sizes = eqn.ins
     if eqn.params.get("group_offset") is not None:
@@ -163,10 +173,10 @@ def _ragged_dot_general(eqn: Equation) -> Evaluate:
     dims = numbers.dot_dimension_numbers
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dims
     ragged = numbers.lhs_ragged_dimensions[0]
-    # Never of depth 1: a group may be empty.
+    # Never depth 1, which multiplies without a sum: a group may be empty, and its sum is 0.
     depth = max(2, prod(lhs.shape[axis] for axis in lhs_contract))
     multiply = multiplier(lhs.dtype, rhs.dtype, eqn.out.dtype, depth, batched=bool(lhs_batch))
-    if ragged in lhs_batch:
+    if ragged in lhs_batch:  # each batch has its own matrix already, whatever its group
         dense = contraction(lhs.shape, rhs.shape, dims, multiply)
         return lambda a, b, sizes: dense(a, b)
 
@@ -175,20 +185,24 @@ def _ragged_dot_general(eqn: Equation) -> Evaluate:
 
     groups = sizes.shape[-1]
     if ragged in lhs_contract:
-        partner = rhs_contract[list(lhs_contract).index(ragged)]
-        outer = [*lhs_batch, *lhs_contract[: list(lhs_contract).index(ragged)]]
-        beside = [*rhs_batch, *rhs_contract[: list(lhs_contract).index(ragged)]]
+        # The axis of the other operand, and the axes of both for which groups differ in size.
+        rhs_ragged = rhs_contract[list(lhs_contract).index(ragged)]
+        lhs_outer = [*lhs_batch, *lhs_contract[: list(lhs_contract).index(ragged)]]
+        rhs_outer = [*rhs_batch, *rhs_contract[: list(lhs_contract).index(ragged)]]
 
         def contracted(a: Array, b: Array, sizes: Array) -> Array:
             result = np.empty(eqn.out.shape, eqn.out.dtype)
             for group in range(groups):
                 if sizes.ndim == 1:
                     span = _span(sizes, group)
-                    result[group] = product(_along(a, ragged, span), _along(b, partner, span))
+                    result[group] = product(_along(a, ragged, span), _along(b, rhs_ragged, span))
                 else:
                     left, right = (
                         _mask(sizes, group, array.shape, axes, axis)
-                        for array, axes, axis in ((a, outer, ragged), (b, beside, partner))
+                        for array, axes, axis in (
+                            (a, lhs_outer, ragged),
+                            (b, rhs_outer, rhs_ragged),
+                        )
                     )
                     result[group] = product(
                         np.where(left, a, np.zeros((), a.dtype)),
@@ -221,16 +235,26 @@ def _ragged_dot_general(eqn: Equation) -> Evaluate:
 
 
 def _along(array: Array, axis: int, index: Any) -> Array:
+    """Return a view of an array, indexed along one axis."""
     return array[(slice(None),) * axis + (index,)]
 
 
 def _span(sizes: Array, group: int) -> slice:
+    """Return the indices of a group along the ragged axis."""
     start = int(sizes[:group].sum())
     return slice(start, start + int(sizes[group]))
 
 
 def _mask(sizes: Array, group: int, shape: Dims, outer: Dims, axis: int) -> Array:
-    """Return which elements a group has, if ``axis`` is divided for each index of ``outer``."""
+    """Return the mask of the elements of a group, for sizes that differ along ``outer``.
+
+    Args:
+      sizes: of the groups, ``[*outer, groups]``.
+      group: the number of the group.
+      shape: of the array that the mask is for.
+      outer: the axes of the array along which the sizes differ.
+      axis: the ragged axis of the array.
+    """
     ends = np.cumsum(sizes, axis=-1)[..., group]
     starts = ends - sizes[..., group]
     aligned = [1] * len(shape)
@@ -238,32 +262,33 @@ def _mask(sizes: Array, group: int, shape: Dims, outer: Dims, axis: int) -> Arra
         aligned[number] = shape[number]
     order = np.argsort(outer)
     starts, ends = (edges.transpose(order).reshape(aligned) for edges in (starts, ends))
-    line = [1] * len(shape)
-    line[axis] = shape[axis]
-    position = np.arange(shape[axis]).reshape(line)
+    along = [1] * len(shape)
+    along[axis] = shape[axis]
+    position = np.arange(shape[axis]).reshape(along)
     return (starts <= position) & (position < ends)
 
 
 def _without(axes: Dims, removed: int) -> list[int]:
+    """Return the numbers of these axes after an axis is removed."""
     return [axis - (axis > removed) for axis in axes]
 
 
-# Convolutions, as one product of matrices: the windows of the array are its rows (im2col).
+# A convolution is one product of matrices (im2col): the rows of the first are the array's windows.
 
 
 @rule("conv_general_dilated")
 def _conv_general_dilated(eqn: Equation) -> Evaluate:
-    """See ``products`` for dtypes. ``precision`` is ignored."""
+    """Convolve two arrays; see ``products`` for dtypes. ``precision`` is ignored."""
     return _convolution(eqn, eqn.params["dimension_numbers"])
 
 
 @rule("conv")
 def _conv(eqn: Equation) -> Evaluate:
-    """``pltpu.conv``: the window may be turned around, and the result added to an accumulator."""
+    """Convolve as ``pltpu.conv``: it may reverse axes of the window, and add an accumulator."""
     numbers = eqn.params["dimension_numbers"]
     reversal = eqn.params["window_reversal"] or (False,) * (len(numbers.rhs_spec) - 2)
     spatial = zip(numbers.rhs_spec[2:], reversal, strict=True)
-    axes = tuple(axis for axis, turned in spatial if turned)
+    axes = tuple(axis for axis, is_reversed in spatial if is_reversed)
     if len(eqn.ins) == 2:
         convolve = _convolution(eqn, numbers)
         return lambda x, w: convolve(x, np.flip(w, axes))
@@ -290,30 +315,31 @@ def _convolution(eqn: Equation, numbers: Any, out: Any = None) -> Evaluate:
     rank = len(lhs.shape) - 2
     strides = params["window_strides"] or (1,) * rank
     rhs_dilation = params["rhs_dilation"] or (1,) * rank
-    of_features, of_batches = params["feature_group_count"], params["batch_group_count"]
-    groups = max(of_features, of_batches)
+    feature_groups, batch_groups = params["feature_group_count"], params["batch_group_count"]
+    groups = max(feature_groups, batch_groups)  # one of the two is 1
     batch, features = (lhs.shape[axis] for axis in numbers.lhs_spec[:2])
-    kernels, depth = (rhs.shape[axis] for axis in numbers.rhs_spec[:2])
+    filter_count, depth = (rhs.shape[axis] for axis in numbers.rhs_spec[:2])
     taps = tuple(rhs.shape[axis] for axis in numbers.rhs_spec[2:])
     sizes = tuple(eqn.out.shape[axis] for axis in numbers.out_spec[2:])
-    apart = [step - 1 for step in params["lhs_dilation"] or (1,) * rank]
-    padding = [(*pair, between) for pair, between in zip(params["padding"], apart, strict=True)]
+    gaps = [step - 1 for step in params["lhs_dilation"] or (1,) * rank]
+    padding = [(*pair, gap) for pair, gap in zip(params["padding"], gaps, strict=True)]
     inner = prod(taps) * depth
     # Never of depth 1: JAX adds even a single product to a zero.
     multiply = multiplier(
         lhs.dtype, rhs.dtype, out or eqn.out.dtype, max(inner, 2), batched=groups > 1
     )
-    # [batch, spatial, features]; the filter's taps before its features, so that these, which are
-    # mostly the last dimension of the operand, are copied at once.
+    # The array becomes [batch, spatial, features], and the filter [taps, features, filters]. Taps
+    # come before features, because features are mostly the last dimension of the array: so a copy
+    # of windows copies all features of a tap at once.
     lhs_axes = [numbers.lhs_spec[0], *numbers.lhs_spec[2:], numbers.lhs_spec[1]]
-    lhs_shape, whole = [lhs.shape[axis] for axis in lhs_axes], (0, 0, 0)
-    pad = padder(lhs_shape, [whole, *padding, whole], lhs.dtype)
+    lhs_shape, unpadded = [lhs.shape[axis] for axis in lhs_axes], (0, 0, 0)
+    pad = padder(lhs_shape, [unpadded, *padding, unpadded], lhs.dtype)
     rhs_axes = [*numbers.rhs_spec[2:], numbers.rhs_spec[1], numbers.rhs_spec[0]]
-    back = np.argsort([numbers.out_spec[0], *numbers.out_spec[2:], numbers.out_spec[1]])
-    rows = batch // of_batches * prod(sizes)
+    out_axes = np.argsort([numbers.out_spec[0], *numbers.out_spec[2:], numbers.out_spec[1]])
+    rows = batch // batch_groups * prod(sizes)
 
     def windows(x: Array) -> Array:
-        """Return the elements that each sum of the result has: [batch, out, taps, features]."""
+        """Return a view of the elements that each sum adds: [batch, out, taps, features]."""
         outer, *along, last = x.strides
         steps = [stride * step for stride, step in zip(along, strides, strict=True)]
         within = [stride * step for stride, step in zip(along, rhs_dilation, strict=True)]
@@ -321,20 +347,20 @@ def _convolution(eqn: Equation, numbers: Any, out: Any = None) -> Evaluate:
         return as_strided(x, shape, (outer, *steps, *within, last), writeable=False)
 
     def evaluate(x: Array, w: Array) -> Array:
-        places = windows(pad(x.transpose(lhs_axes), 0))
-        filters = w.transpose(rhs_axes).reshape(inner, kernels)
+        patches = windows(pad(x.transpose(lhs_axes), 0))
+        filters = w.transpose(rhs_axes).reshape(inner, filter_count)
         if groups == 1:
-            result = multiply(places.reshape(rows, inner), filters)
-            return result.reshape(batch, *sizes, kernels).transpose(back)
-        if of_features > 1:
-            parts = places.reshape(batch, *sizes, *taps, groups, depth)
+            result = multiply(patches.reshape(rows, inner), filters)
+            return result.reshape(batch, *sizes, filter_count).transpose(out_axes)
+        if feature_groups > 1:
+            parts = patches.reshape(batch, *sizes, *taps, groups, depth)
             parts = np.moveaxis(parts, -2, 0)
         else:
-            parts = places.reshape(groups, batch // groups, *places.shape[1:])
-        filters = filters.reshape(inner, groups, kernels // groups).transpose(1, 0, 2)
+            parts = patches.reshape(groups, batch // groups, *patches.shape[1:])
+        filters = filters.reshape(inner, groups, filter_count // groups).transpose(1, 0, 2)
         result = multiply(parts.reshape(groups, rows, inner), np.ascontiguousarray(filters))
-        result = result.reshape(groups, batch // of_batches, *sizes, kernels // groups)
+        result = result.reshape(groups, batch // batch_groups, *sizes, filter_count // groups)
         result = np.moveaxis(result, 0, -2)
-        return result.reshape(batch // of_batches, *sizes, kernels).transpose(back)
+        return result.reshape(batch // batch_groups, *sizes, filter_count).transpose(out_axes)
 
     return evaluate

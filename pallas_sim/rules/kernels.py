@@ -1,8 +1,8 @@
-"""Rules: kernels (``pallas_call``, ``mpmd_map``), and what their bodies ask about the grid.
+"""Rules: kernels (``pallas_call``, ``mpmd_map``), and the grid index and sizes in their bodies.
 
-A ``pallas_call`` runs its grid, as ``pipeline`` does for TPUs and ``gpu.portable_grids`` for GPUs.
-The bodies of an ``mpmd_map`` run on cores of their own, TensorCores, SparseCores or both, or on the
-blocks and warps of a GPU (``gpu.mosaic_kernels``).
+``pipeline`` runs the grid of a ``pallas_call`` for TPUs, ``gpu.portable_grids`` for GPUs. An
+``mpmd_map`` runs each body on its own mesh: of TensorCores or SparseCores, or of blocks and warps
+of a GPU (``gpu.mosaic_kernels``).
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ def _pallas_call(eqn: Equation) -> Evaluate:
     kernel = kernel_of(eqn)
     keys = [aval.dtype if is_key_dtype(aval.dtype) else None for aval in eqn.outs]
 
+    # Cached by chip, because one equation may be evaluated many times.
     excesses: dict[tuple[str, bool], tuple[Finding, ...]] = {}
     lowered: set[str] = set()
 
@@ -85,7 +86,7 @@ def _pallas_call(eqn: Equation) -> Evaluate:
 
 
 def _excesses(kernel: PreparedKernel, machine: Machine) -> Iterable[Finding]:
-    """Return the findings of what does not fit into the memory of a chip."""
+    """Return a finding for each memory of the chip that the kernel needs more of than it has."""
     if machine.platform != "gpu":
         return capacity_findings(kernel, machine.target)
     from pallas_sim.gpu.triton import shared_memory_findings
@@ -93,23 +94,29 @@ def _excesses(kernel: PreparedKernel, machine: Machine) -> Iterable[Finding]:
     return shared_memory_findings(kernel, machine.target, machine.shared_bytes)
 
 
-def _require_platform(thread: Thread, written_for: str, other: str) -> None:
-    """Reject a kernel of another platform.
+def _require_platform(thread: Thread, written_for: str, unsupported: str) -> None:
+    """Reject a kernel that is written for another platform than the simulated one.
+
+    Args:
+      thread: evaluates the kernel.
+      written_for: as in ``GridFacts``.
+      unsupported: the value of ``written_for`` that the simulated chip cannot run.
 
     Raises:
-      SimulationError: it is written for ``other``.
+      SimulationError: the kernel is written for ``unsupported``.
     """
-    if written_for == other:
+    if written_for == unsupported:
         machine = thread.machine
         backend = "tpu-sim" if machine.platform == "gpu" else "gpu-sim"
         raise SimulationError(
-            f"this kernel is written for {other}, by its compiler parameters or memory spaces, and "
-            f"the simulated chip is {machine.target}: use {backend}, or simulate(..., target=...)"
+            f"this kernel is written for {unsupported}, by its compiler parameters or memory "
+            f"spaces, and the simulated chip is {machine.target}: use {backend}, or simulate(..., "
+            "target=...)"
         )
 
 
 def _mosaic_gpu(eqn: Equation) -> Evaluate:
-    """Reject a ``pallas_call`` of Mosaic GPU: JAX 0.11.2 and 0.12.0.1 lower none for a GPU."""
+    """Reject a ``pallas_call`` for Mosaic GPU: JAX 0.11.2 and 0.12.0.1 cannot lower it."""
     del eqn
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
@@ -137,24 +144,25 @@ def _num_programs(eqn: Equation) -> Evaluate:
 
 
 @rule("call_hi_primitive", threaded=True)
-def _high(eqn: Equation) -> Evaluate:
+def _hi_primitive(eqn: Equation) -> Evaluate:
     program = prepare(expanded(eqn.params, eqn.ins))
     return lambda thread, *args: run(program, thread, args)
 
 
-# Kernels whose bodies run on cores of their own.
+# Kernels that run each body on its own mesh (``mpmd_map``).
 
 
 @dataclass(frozen=True, slots=True)
 class _Scratch:
-    """Scratch memory of a kernel.
+    """A scratch parameter of the bodies of a kernel.
 
     Attributes:
-      number: among the parameters of the bodies.
-      name: of the parameter.
+      number: the position among the parameters.
+      name: the name of the parameter.
       aval: shape, dtype and memory space.
-      mesh: whose cores have it.
-      axes: of the mesh along which each core has its own.
+      mesh: the mesh whose cores have this memory.
+      axes: the axes of the mesh along which every index has its own memory; cores that differ
+        only along other axes share it.
     """
 
     number: int
@@ -166,34 +174,34 @@ class _Scratch:
 
 @rule("mpmd_map", threaded=True)
 def _mpmd_map(eqn: Equation) -> Evaluate:
-    of_blocks, of_warps = block_mesh(eqn.params["meshes"]), warp_axis(eqn.params["meshes"])
-    if of_blocks is not None or of_warps is not None:
+    blocks, warps = block_mesh(eqn.params["meshes"]), warp_axis(eqn.params["meshes"])
+    if blocks is not None or warps is not None:
         from pallas_sim.gpu import mosaic_kernels as mosaic
 
-        return mosaic.bind_warps(eqn) if of_blocks is None else mosaic.bind(eqn)
+        return mosaic.bind_warps(eqn) if blocks is None else mosaic.bind(eqn)
     meshes = core_meshes(eqn.params["meshes"])
     jaxprs = eqn.params["jaxprs"]
     programs = [prepare(jaxpr) for jaxpr in jaxprs]
     traffic = traffic_of(jaxprs, eqn.params["compiler_params"])
     inner, _ = open_jaxpr(jaxprs[0])
     names = argument_names(inner)
-    in_memory = [is_reference(var.aval) for var in inner.invars]
-    aliases = {number: at for at, number in eqn.params["input_output_aliases"].items()}
+    are_refs = [is_reference(var.aval) for var in inner.invars]
+    aliases = {output: operand for operand, output in eqn.params["input_output_aliases"].items()}
     kernel = eqn.params["name"] or "kernel"
     avals = eqn.params["out_avals"]
-    taken = len(eqn.ins) + len(avals)
+    first_scratch = len(eqn.ins) + len(avals)
     scratch = [
         _scratch(number, names[number], inner.invars[number].aval, meshes)
-        for number in range(taken, len(inner.invars))
+        for number in range(first_scratch, len(inner.invars))
     ]
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
-        # Scalars are passed as they are.
+        # A body gets scalars as values, and everything else as refs.
         refs = [
             Ref(np.array(raw_value(operand)), name, "any")
-            if wrapped and not isinstance(operand, Ref)
+            if is_ref and not isinstance(operand, Ref)
             else operand
-            for operand, name, wrapped in zip(operands, names, in_memory, strict=False)
+            for operand, name, is_ref in zip(operands, names, are_refs, strict=False)
         ]
         outputs: list[Ref] = []
         for number, (aval, name) in enumerate(zip(avals, names[len(refs) :], strict=False)):
@@ -204,9 +212,10 @@ def _mpmd_map(eqn: Equation) -> Evaluate:
             memory = memory_of(thread.machine, shape, dtype, name, "output")
             outputs.append(Ref(memory, name, "any"))
         shared = [*refs, *outputs]
+        # Every core, as the number of its mesh, which is that of its body, and its point in it.
         points = [(number, point) for number, mesh in enumerate(meshes) for point in mesh.points]
-        one = len(points) == 1 and not traffic.asynchronous
-        with thread.inside(kernel), launched(thread, eqn.origin or eqn, traffic, several=not one):
+        several = len(points) != 1 or traffic.asynchronous
+        with thread.inside(kernel), launched(thread, eqn.origin or eqn, traffic, several=several):
             for number, ref in enumerate(shared):
                 if isinstance(ref, Ref) and thread.recorded:
                     thread.publish(ref, "operand", number, shared=True)
@@ -217,10 +226,11 @@ def _mpmd_map(eqn: Equation) -> Evaluate:
 
             def work(core: Thread) -> None:
                 core.grids.append(GridPosition((), ()))
-                own = [_seen(core, entry, memory) for entry, memory in owned]
+                own = [_scratch_of_core(core, entry, memory) for entry, memory in owned]
                 with core.span("body"):
                     run(programs[bodies[core.number]], core, [*shared, *own])
 
+            # A single TensorCore is the thread of its device: there is nothing to schedule.
             if [core.number for core in cores] == [thread.number]:
                 work(cores[0])
             else:
@@ -230,7 +240,7 @@ def _mpmd_map(eqn: Equation) -> Evaluate:
             if thread.recorded:
                 for ref in outputs:
                     if ref.data.dtype == object:
-                        continue
+                        continue  # semaphores hold no data that later equations read
                     record_access(thread, ref.data, "pass on", ref.name, eqn.line)
         return [value_of(ref.data, aval) for ref, aval in zip(outputs, avals, strict=True)]
 
@@ -250,7 +260,7 @@ _Owned = Mapping[tuple[tuple[str, int], ...], Ref]
 
 
 def _allocate(thread: Thread, scratch: _Scratch) -> tuple[_Scratch, _Owned]:
-    """Return the memory of every core that has it, by core."""
+    """Allocate a scratch parameter; return it, and its memory by the indices of a core."""
     owned: dict[tuple[tuple[str, int], ...], Ref] = {}
     for point in scratch.mesh.points:
         core = tuple((axis, index) for axis, index in point.items() if axis in scratch.axes)
@@ -262,8 +272,12 @@ def _allocate(thread: Thread, scratch: _Scratch) -> tuple[_Scratch, _Owned]:
     return scratch, owned
 
 
-def _seen(core: Thread, scratch: _Scratch, owned: _Owned) -> Ref:
-    """Return what a core sees as scratch: its own memory, or how to name that of other cores."""
+def _scratch_of_core(core: Thread, scratch: _Scratch, owned: _Owned) -> Ref:
+    """Return the ref that a core gets for a scratch parameter.
+
+    This is its own memory. A core of another mesh has none: it gets a ref with the same data and
+    key as the first core's, by which it can name the memory of those cores.
+    """
     mine = tuple((axis, core.axes[axis]) for axis in scratch.axes if axis in core.cores)
     if len(mine) == len(scratch.axes):
         return owned[mine]
@@ -275,11 +289,11 @@ def _core(
     thread: Thread, meshes: Sequence[CoreMesh], number: int, point: Mapping[str, int]
 ) -> Thread:
     mesh = meshes[number]
-    others = {axis: size for other in meshes for axis, size in other.shape.items()}
+    all_axes = {axis: size for other in meshes for axis, size in other.shape.items()}
     return thread.child(
         _owner(thread.owner, mesh, point),
         cores=dict(mesh.shape),
-        others=others,
+        others=all_axes,
         axes={**thread.axes, **point},
         generator=None,
     )
@@ -289,5 +303,5 @@ def _owner(device: Owner, mesh: CoreMesh, point: Mapping[str, int]) -> Owner:
     indices = list(point.values())
     if mesh.kind == "tc":
         return replace(device, core=indices[0] if mesh.size > 1 else None)
-    where = f"subcore {indices[1]}" if mesh.kind == "sc_vector_subcore" else "scalar subcore"
-    return replace(device, thread=f"SparseCore {indices[0]}, {where}")
+    subcore = f"subcore {indices[1]}" if mesh.kind == "sc_vector_subcore" else "scalar subcore"
+    return replace(device, thread=f"SparseCore {indices[0]}, {subcore}")

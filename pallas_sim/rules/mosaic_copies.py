@@ -1,8 +1,8 @@
 """Rules: copies between global and shared memory, by TMA and by ``cp.async``, and inlined code.
 
-A load reads its whole window before it writes, and so does a store: both are operations of
-``gpu/engines.py``. Loads by TMA arrive at barriers, with the bytes that they bring. Threads wait
-in groups for loads by ``cp.async`` and for stores.
+Loads and stores are operations of ``gpu/engines.py`` that read their whole window before they
+write. A load by TMA arrives at a barrier with its number of bytes. A thread commits stores, and
+loads by ``cp.async``, in groups, and waits for these.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ from pallas_sim.windows import read
 
 
 def arrives_without_copying() -> bool:
-    """Return whether a load whose predicate does not hold still arrives at its barrier.
+    """Return whether a load whose predicate is false still arrives at its barrier.
 
-    So it is in JAX 0.11.2; in 0.12.0.1 it does nothing.
+    In JAX 0.11.2 it arrives; in 0.12.0.1 it does nothing.
     """
     import jax
 
@@ -66,8 +66,8 @@ class Tiling:
     """How the shared memory of a copy is tiled.
 
     Attributes:
-      tiles: along its last axes, as the kernel says; () if it says nothing.
-      key: of the copy, by which the tiles are known that JAX chooses then.
+      tiles: tile sizes along its last axes, as the kernel declares them; () if it declares none.
+      key: names the copy; if the kernel declares no tiles, JAX's choice is looked up by it.
     """
 
     tiles: tuple[int, ...]
@@ -79,16 +79,17 @@ class _GlobalLoad:
     """A ``copy_gmem_to_smem``.
 
     Attributes:
-      source: in global memory.
-      target: in shared memory.
-      barrier: that its bytes arrive at; None of ``cp.async``.
-      predicate: position of whether it happens, or None if it always does.
-      axes: of the cluster whose blocks take part together, or ().
-      partition: the axis of the source that these blocks divide, or None.
-      leader: whether only the first of these blocks knows that it is done.
-      fill: what elements beyond the array are: ``"zeros"``, ``"undefined"`` or ``"promise"``.
-      tiling: of shared memory.
-      line: ``file:line``.
+      source: the part of global memory that it reads.
+      target: the part of shared memory that it writes.
+      barrier: the barrier that its bytes arrive at; None for ``cp.async``.
+      predicate: position of the operand that says whether it happens; None if it always does.
+      axes: the axes of the cluster along which blocks load together, or ().
+      partition: the axis of the source that these blocks divide among them, or None.
+      leader: whether all bytes arrive at the barrier of the first of these blocks only.
+      fill: how elements beyond the array are read: ``"zeros"``, ``"undefined"``, or ``"promise"``
+        if the kernel promises that there are none.
+      tiling: the tiles of the shared memory.
+      line: ``file:line`` of the equation.
     """
 
     source: RefPart
@@ -103,7 +104,7 @@ class _GlobalLoad:
     line: str
 
     def filling(self, target: Array) -> Any:
-        """Return what is written for elements beyond the array."""
+        """Return the value that is written for elements beyond the array."""
         return default_fill(target.dtype) if self.fill == "undefined" else 0
 
 
@@ -137,7 +138,7 @@ def _load(eqn: Equation) -> Evaluate:
         _check_engine(thread, load)
         if not holds(load.predicate, operands):
             if always_arrives and load.barrier is not None:
-                # At the barrier of the leader, if there is one: others arrive nowhere.
+                # With a leader, only the leader arrives, at its own barrier.
                 block = thread.block
                 blocks = block.cluster.along(block, load.axes) if load.leader else [block]
                 if blocks[0] is block:
@@ -163,6 +164,11 @@ def _load(eqn: Equation) -> Evaluate:
 
 
 def _check_engine(thread: GpuThread, load: _GlobalLoad) -> None:
+    """Check that the chip has the engine of a load: TMA with a barrier, ``cp.async`` without.
+
+    Raises:
+      SimulationError: it has not.
+    """
     has_tma = GPUS[thread.machine.target].capability >= 9
     if has_tma and load.barrier is None:
         raise SimulationError(
@@ -185,7 +191,19 @@ def _windows(
     *,
     promised: bool = False,
 ) -> list[EngineWindow]:
-    """Return the windows of global memory that a reference names, on all devices that it names."""
+    """Return the windows of global memory that an equation names: one for each device it names.
+
+    Args:
+      thread: that evaluates the equation.
+      part: the window, and its devices.
+      operands: of the equation.
+      line: of the equation.
+      how: the access, in the words of a message, such as ``"load from"``.
+      promised: whether the kernel promises that all elements are inside the array.
+
+    Raises:
+      BoundsError: an element is outside, although the kernel promised that none is.
+    """
     windows: list[EngineWindow] = []
     for ref, home in memories_of(thread, operands[part.position], part.places, operands, line):
         with inside_edges(thread, ref, how, line):
@@ -202,7 +220,7 @@ def _as_tma_sees(
     *,
     writes: bool = False,
 ) -> EngineWindow:
-    """Return the window that TMA accesses; report an axis whose index JAX drops.
+    """Return the window that TMA accesses; report a start that is lost because JAX drops an index.
 
     Args:
       thread: that starts the copy.
@@ -215,7 +233,7 @@ def _as_tma_sees(
         return window
     tiles = tiling.tiles
     if not tiles and without_unit_axes(window, window.shape)[1]:
-        # Some tiles would drop an index, and the kernel leaves it to JAX which there are.
+        # Whether an index is dropped depends on the tiles, and JAX chooses them for this kernel.
         tiles = thread.kernel_launch.tiles().get(tiling.key, ())
     accessed, dropped = without_unit_axes(window, tiles)
     if dropped:
@@ -232,24 +250,25 @@ def _as_tma_sees(
         )
         shape = window.array.shape
         facts: dict[str, Any] = {"ref": window.name, "shape": shape, "accesses": (access,)}
-        message = _dropped(dropped[0], window.name, shape, writes=writes)
+        message = _dropped_index(dropped[0], window.name, shape, writes=writes)
         thread.report("bounds", message, line, index=window.starts, **facts)
     return accessed
 
 
-def _dropped(unit: UnitAxis, name: str, shape: tuple[int, ...], *, writes: bool) -> str:
+def _dropped_index(unit: UnitAxis, name: str, shape: tuple[int, ...], *, writes: bool) -> str:
+    """Return the message about an axis whose index JAX drops."""
     size = shape[unit.axis]
     elements = f"{size} element{'s' * (size != 1)}"
-    where = elements if unit.tile == 1 else f"{elements} in one tile of {unit.tile}"
-    copy, happens = (
+    extent = elements if unit.tile == 1 else f"{elements} in one tile of {unit.tile}"
+    copy, effect = (
         ("copy to", "overwrites the block at 0, where it should write nothing")
         if writes
         else ("load from", "reads the block at 0, where it should read zeros")
     )
     return (
         f"{copy} {name or 'a reference'} {list(shape)} beyond its edge: it starts at {unit.start} "
-        f"of axis {unit.axis}, which has {where}. JAX drops the index of a TMA copy along such an "
-        f"axis: the copy {happens}. Skip the copy where it starts outside (pl.when, predicate=), "
+        f"of axis {unit.axis}, which has {extent}. JAX drops the index of a TMA copy along such an "
+        f"axis: the copy {effect}. Skip the copy where it starts outside (pl.when, predicate=), "
         "or pad the axis to two tiles"
     )
 
@@ -262,7 +281,16 @@ def _start_load(
     name: str,
     barriers: Sequence[Barrier],
 ) -> None:
-    """Begin a TMA load to one or several blocks, at each of whose barriers it arrives."""
+    """Begin a TMA load to one or several blocks.
+
+    Args:
+      thread: that starts it.
+      load: the equation.
+      source: the window of global memory.
+      targets: the shared memory of each block.
+      name: of the target, for messages.
+      barriers: for each target, the barrier at which its bytes arrive.
+    """
     sides = [Side(source.region, False, source.name, home=source.home)]
     here, fill = thread.owner.device, load.filling(targets[0])
     sides += [Side(target, True, name, proxied=True, home=here) for target in targets]
@@ -280,7 +308,7 @@ def _start_load(
 def _load_in_order(
     thread: GpuThread, source: EngineWindow, target: Array, name: str, line: str
 ) -> None:
-    """Begin a ``cp.async``, which its own thread waits for."""
+    """Begin a ``cp.async`` as a group of its own; only the thread that starts it can wait."""
     sides = [Side(source.region, False, source.name), Side(target, True, name)]
     operation = EngineOperation(Asynchronous("the cp.async copy", sides), thread.block)
 
@@ -300,54 +328,60 @@ def _load_together(
     name: str,
     operands: Sequence[Any],
 ) -> None:
-    """Begin a load that blocks of a cluster do together."""
+    """Begin this block's share of a load that blocks of a cluster do together.
+
+    With a leader, each block loads its own target. Without one, each block loads one slice and
+    multicasts it to all of them.
+
+    Raises:
+      SimulationError: the blocks cannot divide the target into slices.
+    """
     assert load.barrier is not None
     line = load.line
     blocks = thread.block.cluster.along(thread.block, load.axes)
-    mine, count = blocks.index(thread.block), len(blocks)
+    rank, count = blocks.index(thread.block), len(blocks)
     if load.leader:
         (barrier,) = barriers_in(thread, blocks[:1], load.barrier, operands)
-        if mine == 0:
+        if rank == 0:
             arrive(thread, barrier, line, expects=target.nbytes * count)
         if load.partition is not None:
             size = target.shape[load.partition]
-            source = source.part(load.partition, mine * size, (mine + 1) * size)
+            source = source.part(load.partition, rank * size, (rank + 1) * size)
             source = _as_tma_sees(thread, source, load.tiling, line)
         _start_load(thread, load, source, [target], name, [barrier])
         return
     barriers = barriers_in(thread, blocks, load.barrier, operands)
-    arrive(thread, barriers[mine], line, expects=target.nbytes)
-    # Each block loads a slice for all of them.
+    arrive(thread, barriers[rank], line, expects=target.nbytes)
     axis = next((axis for axis, size in enumerate(target.shape) if size % count == 0), None)
     if axis is None:
         raise SimulationError(
             f"a multicast copy of {list(target.shape)} cannot be divided among {count} blocks"
         )
     size = target.shape[axis] // count
-    key = (slice(None),) * axis + (slice(mine * size, (mine + 1) * size),)
+    key = (slice(None),) * axis + (slice(rank * size, (rank + 1) * size),)
     refs = [thread.of_block(operands[load.target.position], block) for block in blocks]
     targets = [read(ref.data, load.target.transforms, operands)[key] for ref in refs]
-    piece = source.part(axis, mine * size, (mine + 1) * size)
+    piece = source.part(axis, rank * size, (rank + 1) * size)
     _start_load(thread, load, piece, targets, name, barriers)
 
 
 @gpu_rule("copy_smem_to_gmem")
 def _store(eqn: Equation) -> Evaluate:
     leaves, line = OperandLeaves(eqn, 2), eqn.line
-    from_ = leaves.part(0, "src_transforms_treedef")
-    to = leaves.part(1, "dst_transforms_treedef")
+    source_part = leaves.part(0, "src_transforms_treedef")
+    target_part = leaves.part(1, "dst_transforms_treedef")
     predicate, commits = leaves.predicate(), eqn.params.get("commit_group", True)
-    tiling = Tiling(tiles_of(from_.window), key_of(eqn.params))
+    tiling = Tiling(tiles_of(source_part.window), key_of(eqn.params))
     operator, reduce = eqn.params.get("reduction_op"), None
     if operator is not None:
         reduce = reducer(str(getattr(operator, "value", operator)).lower(), eqn.ins[0].dtype)
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         if holds(predicate, operands):
-            ref, source = part_of(thread, from_, operands, "copy from", line)
+            ref, source = part_of(thread, source_part, operands, "copy from", line)
             targets = [
                 _as_tma_sees(thread, window, tiling, line, writes=True)
-                for window in _windows(thread, to, operands, line, "copy to")
+                for window in _windows(thread, target_part, operands, line, "copy to")
             ]
             _start_store(thread, ref, source, targets, reduce, line)
         if commits:
@@ -373,7 +407,7 @@ def _start_store(
         Side(target.region, True, target.name, adds=reduce is not None, home=target.home)
         for target in targets
     ]
-    # A store may last longer than its block, once it has read shared memory.
+    # A block may end before its stores have written, but not before they have read its memory.
     operation = EngineOperation(Asynchronous("the TMA copy", sides), thread.block, lasting=True)
     thread.stores.open.append(operation)
     start(thread, operation, steps=reading_then_writing(source.copy, write), line=line)
@@ -386,14 +420,14 @@ def _commit_group(_: Equation) -> Evaluate:
 
 @gpu_rule("wait_smem_to_gmem")
 def _wait_stores(eqn: Equation) -> Evaluate:
-    left, sources_only = eqn.params["n"], bool(eqn.params["wait_read_only"])
-    return lambda thread: wait_groups(thread, thread.stores, left, sources_only=sources_only)
+    allowed, sources_only = eqn.params["n"], bool(eqn.params["wait_read_only"])
+    return lambda thread: wait_groups(thread, thread.stores, allowed, sources_only=sources_only)
 
 
 @gpu_rule("wait_gmem_to_smem")
 def _wait_loads(eqn: Equation) -> Evaluate:
-    left = eqn.params["n"]
-    return lambda thread: wait_groups(thread, thread.loads, left)
+    allowed = eqn.params["n"]  # groups that may still be under way
+    return lambda thread: wait_groups(thread, thread.loads, allowed)
 
 
 @gpu_rule("commit_smem")
@@ -403,7 +437,7 @@ def _commit_smem(_: Equation) -> Evaluate:
 
 @gpu_rule("async_prefetch")
 def _prefetch(eqn: Equation) -> Evaluate:
-    """Report what is beyond an edge; a prefetch changes neither memory nor order."""
+    """Report an index beyond an edge. A prefetch changes neither memory nor order."""
     leaves, line = OperandLeaves(eqn, 1), eqn.line
     part, predicate = leaves.part(0, "ref_transforms_treedef"), leaves.predicate()
 
@@ -419,28 +453,28 @@ def _prefetch(eqn: Equation) -> Evaluate:
 
 @gpu_rule("inline_mgpu", "inline_mgpu_p")  # the latter is that of JAX 0.11
 def _inline_mgpu(eqn: Equation) -> Evaluate:
-    """Any code whose operations are known.
+    """Run the code of ``inline_mgpu``, if the simulator has all of its operations.
 
     Raises:
-      MissingRuleError: one of them is not, or the code needs what only a compiler has.
+      MissingRuleError: it lacks an operation, or the code needs what only a compiler has.
     """
     params, line = eqn.params, eqn.line
-    places = inline_places(params)
+    parts = inline_places(params)
     results = [(tuple(kind.shape), kind.dtype) for kind in params["flat_ret_ty"]]
-    known: dict[Any, InlineCode] = {}
+    codes: dict[Any, InlineCode] = {}
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         arguments = [
             operands[position] if part is None else _reference(thread, part, operands, line)
-            for position, part in enumerate(places)
+            for position, part in enumerate(parts)
         ]
         kinds = tuple(map(_kind, arguments))
         # The function is called once for each chip, and for each shape and dtype of its arguments.
         key = (thread.machine.target, len(thread.lanes), kinds)
-        if key not in known:
-            known[key] = _code(params, kinds, thread)
+        if key not in codes:
+            codes[key] = _code(params, kinds, thread)
         try:
-            return execute(known[key], thread, arguments, results, line)
+            return execute(codes[key], thread, arguments, results, line)
         except UnreachableError as error:
             message = f"the code of inline_mgpu is beyond an edge: {error}"
             raise bounds_error(thread, message, line, seed=thread.machine.seed) from None
@@ -451,7 +485,11 @@ def _inline_mgpu(eqn: Equation) -> Evaluate:
 def _reference(
     thread: GpuThread, named: RefPart, operands: Sequence[Any], line: str
 ) -> tuple[str, Any, bool]:
-    """Name and elements of a reference, and whether they are in shared memory."""
+    """Return name and elements of a reference, and whether they are in shared memory.
+
+    Raises:
+      MissingRuleError: they are in neither global nor shared memory.
+    """
     ref, part = part_of(thread, named, operands, "use of", line)
     if ref.space not in ("gmem", "smem"):
         raise MissingRuleError(f"{ref.name}, which inline_mgpu is given, is in {ref.space}")
@@ -459,6 +497,7 @@ def _reference(
 
 
 def _kind(argument: Any) -> tuple[tuple[int, ...], Any, bool]:
+    """Return shape and dtype of an argument, and whether it is in shared memory."""
     if isinstance(argument, tuple):
         _, part, shared = argument
         return tuple(np.shape(part)), part.dtype, shared
@@ -466,6 +505,11 @@ def _kind(argument: Any) -> tuple[tuple[int, ...], Any, bool]:
 
 
 def _code(params: Any, kinds: Any, thread: GpuThread) -> InlineCode:
+    """Return the code that the function of ``inline_mgpu`` emits for these arguments.
+
+    Raises:
+      MissingRuleError: the simulator cannot run it.
+    """
     capability = GPUS[thread.machine.target].capability
     try:
         code = inline_code(params, kinds, (capability, 0), one_warp=len(thread.lanes) == 1)

@@ -25,12 +25,12 @@ from pytest_pallas.spec import KernelSpec
 #: Why the check does not apply to a kernel.
 NO_ALIAS = "no example aliases an input"
 
-_SHARED: tuple[Probe, str] = ("separate", "with and without shared memory")
+_SEPARATE: tuple[Probe, str] = ("separate", "with and without shared memory")
 _LATE: tuple[Probe, str] = ("late", "with and without prefetching of blocks")
 
-#: Probes that show whether a block is read after it was overwritten, for backends that have them.
-_ORDERS: Sequence[tuple[Probe, str]] = (_SHARED, _LATE)
-
+#: Each probe that changes when a block is read, and what it changes, in the words of a message. If
+#: the output differs, the kernel reads a block after it overwrites it. A backend may lack some.
+_PROBES: Sequence[tuple[Probe, str]] = (_SEPARATE, _LATE)
 
 #: Memory spaces in which a kernel accesses the caller's array directly, at any time.
 _IN_PLACE = frozenset({"any", "hbm", "host", "gmem"})
@@ -45,7 +45,7 @@ def requires_kernels(
 
 
 def requires_backend(backend: Backend) -> str | None:
-    """A backend must execute kernels."""
+    """Return the reason why the check does not apply to a backend, or None."""
     return f"{backend.name} executes nothing" if backend.kind == "compiling" else None
 
 
@@ -59,16 +59,22 @@ def requires_backend(backend: Backend) -> str | None:
 def donation(context: CheckContext) -> CheckResult:
     """Check a kernel with ``input_output_aliases``, or one that changes refs in place.
 
-    The output and the operand must be the same if the caller uses the operand again in the same
-    program. A second call with the same arrays must return the same. On a simulated machine, the
-    output must be the same if it has memory of its own that starts as a copy of the input; on a
-    simulated TPU also without prefetching of blocks. Otherwise the kernel reads a block of the
-    input after it overwrites it, and the prefetching of a chip decides whether it reads the old or
-    the new contents. (The check ``immutability`` reports an input that the call deletes.)
+    The check requires, and returns as comparisons:
+
+    - The output and the operands stay the same if the caller uses the operands again in the same
+      program.
+    - A second call with the same arrays returns the same.
+
+    On a simulated machine, it also requires that the output stays the same if it gets memory of its
+    own that starts as a copy of the input, and on a simulated TPU without prefetching of blocks.
+    Otherwise the kernel reads a block of the input after it overwrites it, and the prefetching of a
+    chip decides whether it reads the old or the new contents. (The check ``immutability`` reports
+    an input that the call deletes.)
 
     Raises:
       NotApplicableError: no kernel has aliases or changes a ref in place.
-      MismatchError: one of them does not hold; with the kernel and the operands.
+      MismatchError: the output depends on the memory or the prefetching; the message names the
+        kernel and the refs.
       KernelError: the kernel raised.
     """
     args = context.arguments.args
@@ -76,27 +82,28 @@ def donation(context: CheckContext) -> CheckResult:
     if context.settings.jit and not any(_in_place(kernel) for kernel in first.kernels):
         raise NotApplicableError(NO_ALIAS)
     comparisons = list[Comparison]()
-    kept = run(context, functools.partial(_used_again, context.kernel), args, races=False)
+    reused = run(context, functools.partial(_used_again, context.kernel), args, races=False)
     twice = run(
         context, functools.partial(_called_twice, context.kernel), args, races=False, jit=False
     )
-    answer, operands = kept.values
+    answer, operands = reused.values
     comparisons += _same(answer, first.values, "when the operands are used again")
     for number, (after, before) in enumerate(zip(operands, _arrays(args), strict=True)):
         where = f"input {number}, used again after the call"
         comparisons.append(bitwise(after, to_numpy(before), where=where))
     comparisons += _same(twice.values[1], twice.values[0], "in a second call with the same arrays")
     probes = getattr(context.backend, "probes", ())
-    orders = [(probe, change) for probe, change in _ORDERS if probe in probes]
+    supported = [(probe, change) for probe, change in _PROBES if probe in probes]
     overwritten = [finding for finding in first.findings if finding.kind == "overwritten"]
-    if _LATE in orders:
-        # The simulator records the blocks that could make a difference.
-        pairs = [_shared(finding) for finding in overwritten]
+    if _LATE in supported:
+        # This simulator reports every block that was read after it was overwritten. Without such a
+        # finding, the probes cannot change the output, and need not run.
+        pairs = [_accessed_pair(finding) for finding in overwritten]
     else:
-        pairs = [pair for kernel in first.kernels for pair in _pipelined(kernel)]
-    if pairs and orders:
+        pairs = [pair for kernel in first.kernels for pair in _aliased_pairs(kernel)]
+    if pairs and supported:
         failed: list[Comparison] = []
-        for probe, change in orders:
+        for probe, change in supported:
             other = run(context, context.kernel, args, races=False, probe=probe)
             failed += [result for result in unchanged(first, other, change) if not result.passed]
         if failed:
@@ -108,8 +115,10 @@ def donation(context: CheckContext) -> CheckResult:
                 "contents. Read each block in the program that overwrites it or in an earlier one, "
                 "or drop the alias."
             )
-            seen = [Fact("accesses", "\n".join(map(str, late.accesses))) for late in overwritten]
-            error = MismatchError.explained(explanation.under(summary).with_facts(*seen))
+            facts = [
+                Fact("accesses", "\n".join(map(str, finding.accesses))) for finding in overwritten
+            ]
+            error = MismatchError.explained(explanation.under(summary).with_facts(*facts))
             error.findings = tuple(overwritten)
             raise error
     return CheckResult(comparisons=comparisons, outcome=first)
@@ -123,13 +132,15 @@ def _in_place(kernel: Any) -> bool:
     )
 
 
-def _shared(finding: Finding) -> str:
+def _accessed_pair(finding: Finding) -> str:
+    """Name the two refs of a finding ``overwritten``, for the message."""
     write, read = finding.accesses
     where = f" ({finding.line})" if finding.line else ""
     return f"{read.ref} and {write.ref} of {finding.kernel}{where} share memory"
 
 
-def _pipelined(kernel: Any) -> list[str]:
+def _aliased_pairs(kernel: Any) -> list[str]:
+    """Name each aliased operand that a kernel reads by blocks, with its output."""
     if kernel.eqn.primitive.name != "pallas_call":
         return []
     facts = grid_facts(kernel.eqn)
@@ -143,10 +154,12 @@ def _pipelined(kernel: Any) -> list[str]:
 
 
 def _used_again(kernel: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Return the output, and the operands: so the program uses these after the call."""
     return kernel(*args, **options), _arrays(args)
 
 
 def _called_twice(kernel: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Return the outputs of two calls; of one, twice, if it deletes an operand."""
     answer = kernel(*args, **options)
     if any(isinstance(operand, jax.Array) and operand.is_deleted() for operand in _arrays(args)):
         return answer, answer

@@ -27,7 +27,7 @@ def program(context: CheckContext) -> Program:
     base=True,
 )
 def forward(context: CheckContext) -> CheckResult:
-    """Run the kernel once and compare every output."""
+    """Run the kernel once; return the comparison of every output with the oracle."""
     outcome = run(context, context.kernel, context.arguments.args, shards=True)
     expected = expect(context)
     comparisons = judge(context, outcome.values, expected, exact=exactly(context))

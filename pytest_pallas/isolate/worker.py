@@ -1,8 +1,8 @@
-"""The process that runs tests for another one: a pytest session that runs the requested tests.
+"""The process that runs tests for another one, in a pytest session of its own.
 
-It serves the process of pytest that isolates tests, and the workers of a fleet. A process of a gang
-has a ``WorkerSession`` of its own kind. ``WorkerSession`` collects and runs, ``Recorder`` takes the
-reports, ``Alarm`` ends the process if a step does not end.
+The other process is the pytest that isolates tests, or a worker of a fleet. (A process of a gang
+uses ``WorkerSession`` in its own way.) ``WorkerSession`` collects and runs tests, ``Recorder``
+keeps the reports, and ``Alarm`` ends the process if a step exceeds its time limit.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pytest_pallas.backends.protocol import Call
     from pytest_pallas.draw.database import Recorded
 
-#: The profile of Hypothesis with the database apart.
+#: The name of the profile of Hypothesis whose database records changes and writes no files.
 _PROFILE = "pallas-fleet"
 
 
@@ -62,7 +62,7 @@ def serve(payload: bytes, say: Callable[[bytes], None]) -> bytes:
 
 @functools.cache
 def host_for(opening: bytes, say: Callable[[bytes], None]) -> WorkerSession:
-    """Return the session of this process, made at the first request."""
+    """Return the session of this process; the first request starts it."""
     return WorkerSession(decoded(Opening, opening), say)
 
 
@@ -71,7 +71,7 @@ class WorkerSession:
 
     def __init__(self, opening: Opening, say: Callable[[bytes], None]) -> None:
         """Configure pytest with its command line."""
-        output = os.dup(2)  # pytest's capture changes what 2 is
+        output = os.dup(2)  # pytest's capture replaces descriptor 2
         self.alarm = Alarm(say, output)
         self.alarm.begin("start", LEAST)
         os.chdir(opening.folder)
@@ -91,7 +91,11 @@ class WorkerSession:
         current(self.config).observer = self.alarm
 
     def run(self, request: WorkerRequest) -> WorkerReply:
-        """Run a requested test and return its reports, or answer what else the request asks."""
+        """Run the requested test and return its reports.
+
+        A request may ask instead how this project differs (``project``), or for the facts of a spec
+        (``learns``). A reply without reports means that the test was not found.
+        """
         if request.project is not None:
             self.alarm.stop()
             return WorkerReply(differences=differences(request.project, self.config.rootpath))
@@ -112,9 +116,9 @@ class WorkerSession:
             self.alarm.stop()
         if item is None:
             return WorkerReply()
-        _give(item, SECONDS, request.seconds)
-        _give(item, JOURNAL, request.journal)
-        _give(item, PART, request.part)
+        _stash(item, SECONDS, request.seconds)
+        _stash(item, JOURNAL, request.journal)
+        _stash(item, PART, request.part)
         state = current(self.config)
         state.killed = {**state.killed_earlier, **request.killed}
         reply = self.run_item(item, request.timeout)
@@ -150,10 +154,16 @@ class WorkerSession:
     def _record_changes(
         self, examples: Mapping[str, bytes] | None, changes: Sequence[Change]
     ) -> None:
-        """Let the next test change a database apart, in which these changes were made.
+        """Give the next test a separate database, after these changes to it.
 
-        Failing examples that a test saves go to the process that asked, which writes them to its
-        own database once the result counts: so a test that runs twice draws the same both times.
+        The separate database records what the test saves, and writes nothing. The reply sends these
+        changes to the process that asked, and that process writes them to its own database once the
+        result counts. So a test that runs twice draws the same examples both times.
+
+        Args:
+          examples: the files of the other process's database, by path; None if this session can
+            open that database itself.
+          changes: what earlier tests of the kernel changed.
         """
         from hypothesis import settings
         from hypothesis.database import InMemoryExampleDatabase
@@ -174,7 +184,7 @@ class WorkerSession:
         self._database_apart.reset(changes)
 
     def _learn(self, request: WorkerRequest, spec: tuple[str, str]) -> WorkerReply:
-        """Collect the file of a spec, and return what that learns of the spec."""
+        """Collect the file of a spec; return the facts of the spec that collection finds out."""
         state = current(self.config)
         state.given_facts, state.learns = {}, spec
         state.facts.pop(spec, None)
@@ -189,7 +199,11 @@ class WorkerSession:
         return WorkerReply(facts=state.facts.pop(spec, None))
 
     def _item(self, request: WorkerRequest) -> pytest.Item | None:
-        """Return the test, from its file, or from the whole collection."""
+        """Collect and return the requested test; None if there is no such test.
+
+        This collects the file of the test first. If the test is not in it, a hook may make the
+        test, so this collects all that the command line names.
+        """
         for path in (request.path and os.path.join(self.config.rootpath, request.path), None):
             if request.nodeid in self.items:
                 break
@@ -202,8 +216,8 @@ class WorkerSession:
         return self.items.get(request.nodeid)
 
 
-def _give(item: pytest.Item, key: pytest.StashKey[Any], value: Any) -> None:
-    """Set a value on an item, or remove that of an earlier request."""
+def _stash(item: pytest.Item, key: pytest.StashKey[Any], value: Any) -> None:
+    """Stash a value on an item; None removes the value of an earlier request."""
     if value is not None:
         item.stash[key] = value
     elif key in item.stash:
@@ -211,7 +225,11 @@ def _give(item: pytest.Item, key: pytest.StashKey[Any], value: Any) -> None:
 
 
 def _copied(session: PytestSession, examples: Mapping[str, bytes]) -> Any:
-    """Return a copy of the folder of another process's database, with the servers of this one."""
+    """Return a database of these examples, and of the servers that the command line names.
+
+    The examples are files of another process's database. They are written to a temporary folder,
+    because this process may run on a machine without that folder. Servers can be reached from here.
+    """
     from hypothesis.database import DirectoryBasedExampleDatabase, MultiplexedDatabase
 
     from pytest_pallas.draw.database import open_places
@@ -245,11 +263,11 @@ class Recorder:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Mark the session as that of a worker, before other plugins check it."""
+        """Mark the session as a worker's, before the plugins that check this are configured."""
         config.pluginmanager.register(object(), WORKER)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Record a failure of the collection."""
+        """Record a report if collection failed."""
         if report.failed:
             self.failed_collections.append(report)
 
@@ -265,22 +283,23 @@ class Recorder:
             self.warnings.append(plain_warning(warning_message, when, nodeid, location))
 
 
-#: Limits on the lines of an example and their length.
+#: Limits on the number of drawn values in a note, and on the characters of each.
 _LINES, _WIDTH = 8, 300
 
 
 class Alarm:
-    """An ``Observer`` of calls that restarts the timer of ``faulthandler`` at each step.
+    """An ``Observer`` of calls that starts a timer of ``faulthandler`` for each step.
 
-    ``faulthandler`` needs neither the GIL nor the main thread, so it also ends a process whose
-    kernel holds the GIL or is in XLA.
+    If the step exceeds its limit, ``faulthandler`` writes a traceback and ends the process. It
+    needs neither the GIL nor the main thread, so it also ends a kernel that holds the GIL or runs
+    in XLA.
     """
 
     def __init__(self, say: Callable[[bytes], None], output: int) -> None:
         """Create without starting the timer.
 
         Args:
-          say: sends a note to the parent.
+          say: sends an encoded ``StepNote`` to the parent.
           output: descriptor of the file for tracebacks, which the parent reads.
         """
         self._say, self._output = say, output
@@ -289,13 +308,13 @@ class Alarm:
         self.hazards: list[str] | None = None
 
     def begin(self, step: str, timeout: float, *, limit: float = 0.0, builder: Any = None) -> None:
-        """Start a test with a time limit of ``timeout`` seconds for its kernels.
+        """Begin the first step of a test or a collection, and forget the hazards of the last one.
 
         Args:
-          step: the first step.
-          timeout: the limit of kernels.
-          limit: that of the step, in seconds; by default that of any step.
-          builder: the ``Result`` of the test, if it is that of a spec.
+          step: the name of the step.
+          timeout: time limit in seconds for one step of a kernel.
+          limit: time limit in seconds for this step; 0 for that of any step (``ending.longest``).
+          builder: the ``Result`` of the test, if the test is a spec's.
         """
         self._timeout = timeout
         self.hazards = None
@@ -349,6 +368,6 @@ class Alarm:
 
 
 def _subject(builder: Any) -> dict[str, Any]:
-    """Return the fields of a note that say what a builder is of."""
+    """Return the fields of a note that name kernel, check, backend, family and mesh of a result."""
     names = ("kernel", "check", "backend", "family")
     return {**{name: getattr(builder, name) for name in names}, "mesh": dict(builder.mesh)}

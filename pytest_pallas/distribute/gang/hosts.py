@@ -1,7 +1,8 @@
-"""The hosts of a gang: which processes each starts, with which devices, and what hosts tell others.
+"""The hosts of a gang: which processes each host starts, and how hosts exchange values.
 
-``on_this_host`` and ``of_cluster`` make the ``Layout`` of a host. ``ServedStore`` on host 0 and
-``RemoteStore`` on the others are the keys and values by which they agree.
+``on_this_host`` and ``of_cluster`` return the ``Layout`` of a host: its processes and their
+devices. Hosts agree by keys and values: host 0 keeps them in a ``ServedStore``, and the other hosts
+read and set them by a ``RemoteStore``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from pytest_pallas.compat.distributed import Place
 from pytest_pallas.decoding import shown
 from pytest_pallas.errors import GangError
 
-#: The variable with the number of a process, for conftest.py files that run before JAX is started.
+#: The environment variable with the number of a process: a conftest.py may need the number before
+#: JAX is started.
 PROCESS = "PYTEST_PALLAS_PROCESS"
 
 
@@ -35,11 +37,11 @@ class Layout:
     """The processes that one host starts.
 
     Attributes:
-      host: the number of the host, from 0; that one reports.
+      host: the number of the host, from 0; host 0 reports.
       hosts: the number of hosts.
       first: the number of the first process of this host.
       environments: the variables of each process of this host, in order.
-      devices: ids of local devices of each process of this host; None for all that it sees.
+      devices: ids of the local devices that a process uses; None for all that it sees.
       address: the name by which all hosts reach host 0.
       header: a line for the header of the run.
     """
@@ -59,7 +61,7 @@ class Layout:
 
     @property
     def count(self) -> int:
-        """The number of all processes: of several hosts, each has one."""
+        """The number of processes of all hosts: one for each host if there are several hosts."""
         return len(self.environments) if self.hosts == 1 else self.hosts
 
 
@@ -71,24 +73,26 @@ def on_this_host(
 ) -> Layout:
     """Lay out ``count`` processes that divide the devices of this machine.
 
-    Accelerators are divided if a backend of the run may use them. Otherwise each process simulates
-    its part of ``devices`` CPU devices, whose collectives run over gloo.
+    They divide the accelerators if a backend of the run may use these and ``count`` divides their
+    number. Otherwise each process simulates its part of ``devices`` CPU devices, whose collectives
+    run over gloo; but a backend that names the accelerators does not fall back.
 
     Args:
       count: the number of processes.
       devices: the number of simulated devices, of all processes together.
-      accelerators: those of this machine, or None.
-      backends: of the run: ``auto``, ``all``, ``NAME`` or ``NAME:TARGET``.
+      accelerators: the accelerators of this machine, or None.
+      backends: the backends of the run: ``auto``, ``all``, ``NAME`` or ``NAME:TARGET``.
 
     Raises:
-      GangError: there are too few devices, or they cannot be divided.
+      GangError: ``count`` does not divide the accelerators that a backend names, or the simulated
+        devices.
     """
     named = accelerators is not None and any(
         Label.of(name).name == accelerators.platform for name in backends
     )
     if accelerators is not None and (named or {"auto", "all"} & set(backends)):
-        enough = len(accelerators.ids) >= count and len(accelerators.ids) % count == 0
-        if enough:
+        divisible = len(accelerators.ids) >= count and len(accelerators.ids) % count == 0
+        if divisible:
             return _divided(count, accelerators)
         if named:
             raise GangError(
@@ -98,15 +102,15 @@ def on_this_host(
             )
     environment = _simulated(count, devices)
     size = devices // count
-    why = ""
+    plural, note = "s" if size > 1 else "", ""
     if accelerators is not None:
-        why = f" ({count} processes cannot divide {_numbered(accelerators)})"
+        note = f" ({count} processes cannot divide {_numbered(accelerators)})"
     return Layout(
         host=0,
         hosts=1,
         first=0,
         environments=[{**environment, PROCESS: str(number)} for number in range(count)],
-        header=f"{count} processes with {size} simulated device{'s' if size > 1 else ''} each{why}",
+        header=f"{count} processes with {size} simulated device{plural} each{note}",
     )
 
 
@@ -118,14 +122,14 @@ def _numbered(accelerators: Accelerators) -> str:
 def _divided(count: int, accelerators: Accelerators) -> Layout:
     """Lay out processes that divide the accelerators."""
     size = len(accelerators.ids) // count
-    more = _tpu_variables(count, size) if accelerators.platform == "tpu" else [{}] * count
+    variables = _tpu_variables(count, size) if accelerators.platform == "tpu" else [{}] * count
     environments = [
         {
             VARIABLES[accelerators.platform]: ",".join(
                 accelerators.ids[number * size : (number + 1) * size]
             ),
             PROCESS: str(number),
-            **more[number],
+            **variables[number],
         }
         for number in range(count)
     ]
@@ -134,12 +138,13 @@ def _divided(count: int, accelerators: Accelerators) -> Layout:
 
 
 def _tpu_variables(count: int, chips: int) -> list[dict[str, str]]:
-    """Return the variables by which libtpu makes one slice of the processes of a host.
+    """Return the environment variables by which libtpu joins the processes of a host to one slice.
 
-    Processes with one chip each form a grid of two columns, as the chips of a host do.
+    Each process has one chip. The processes form a grid of two columns, as the chips of a host do.
 
     Raises:
-      GangError: a process would have several chips, but not all: libtpu needs their topology.
+      GangError: each of several processes would have several chips. Then libtpu needs a topology,
+        which is not known here.
     """
     if chips > 1 and count > 1:
         raise GangError(
@@ -163,12 +168,12 @@ def _tpu_variables(count: int, chips: int) -> list[dict[str, str]]:
 
 
 def of_cluster(position: Place, devices: int, environ: Mapping[str, str]) -> Layout:
-    """Lay out the process of this host, one of several that a cluster has started.
+    """Lay out the one process of this host, in a cluster that has started pytest on every host.
 
     Args:
-      position: of this process among the hosts.
-      devices: the number of simulated devices of all hosts together, where JAX has only the CPU.
-      environ: the environment.
+      position: the position of this process among those of all hosts.
+      devices: the number of simulated devices of all hosts together, if JAX has only the CPU.
+      environ: the environment variables of this process.
 
     Raises:
       GangError: the hosts cannot divide the simulated devices.
@@ -188,10 +193,10 @@ def of_cluster(position: Place, devices: int, environ: Mapping[str, str]) -> Lay
 
 
 def _simulated(count: int, devices: int) -> dict[str, str]:
-    """Return the variables of each of several processes that simulate devices.
+    """Return the environment variables of each of ``count`` processes that simulate devices.
 
     Raises:
-      GangError: they cannot be divided.
+      GangError: ``count`` does not divide ``devices``.
     """
     if count > devices or devices % count:
         raise GangError(
@@ -207,37 +212,44 @@ def _simulated(count: int, devices: int) -> dict[str, str]:
 
 def free_port() -> int:
     """Return a port that nobody uses now."""
-    with socket.socket() as made:
-        made.bind(("127.0.0.1", 0))
-        return made.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
-# What the hosts of a gang tell each other: keys and values, which host 0 keeps.
+# The store of keys and values by which hosts of a gang communicate. Host 0 keeps it.
 #
-# The coordination service of JAX would serve, too, but it ends a process whose peers do not come,
-# and the process of pytest has results to report.
+# JAX's coordination service has a store, too. But that service ends a process whose peers do not
+# come, and this process must live to report results.
 #
-# Host 0 listens on the address that it was given, and makes a secret. The first that asks as host 1
-# gets it, and so on; after that, nobody does. Whoever does not send the secret is refused before
-# anything is read. Nothing is encrypted: see docs/multihost.md.
+# Host 0 listens on the address that it was given, and makes a secret. It gives the secret once for
+# each host number, to the first client that asks as that host. It refuses a request without the
+# secret before it reads the body. Nothing is encrypted: see docs/multihost.md.
 
 
-#: Seconds after which a silent host counts as gone.
+#: Seconds without a request after which host 0 counts another host as gone.
 SILENCE = 30.0
 
-#: The beginning of the keys of hosts that have left, and how long host 0 waits for them.
+#: The prefix of the keys that hosts set when they leave, and how many seconds host 0 waits for all
+#: of these keys.
 _LEFT, _LEAVING = "left/", 10.0
 
 #: Seconds between tries to reach host 0, and time limit in seconds for an answer of host 0.
 _LOOK, _ANSWER = 0.1, 20.0
 
-#: Limit on the seconds that host 0 waits for a key before it answers another host.
+#: Limit on the seconds that host 0 waits for a key that another host requests. Then it answers
+#: None, and that host asks again. Less than ``_ANSWER``, so that the request does not time out.
 _HOLD = 5.0
 
 
 @dataclass
 class LocalStore:
-    """The store of host 0, which other hosts reach through ``serve``."""
+    """Keeps the keys and values of a gang in memory: all that the only host of a gang needs.
+
+    Attributes:
+      values: the values, by key.
+      seen: when each other host last sent a request, in seconds of ``time.monotonic``.
+    """
 
     values: dict[str, bytes] = field(default_factory=dict[str, bytes])
     seen: dict[int, float] = field(default_factory=dict[int, float])
@@ -260,12 +272,12 @@ class LocalStore:
         return [key for key in list(self.values) if key.startswith(prefix)]
 
     def live(self) -> Sequence[int]:
-        """Return host 0, and the hosts that were heard of within ``SILENCE`` seconds."""
+        """Return host 0, and the hosts that sent a request within the last ``SILENCE`` seconds."""
         now = time.monotonic()
         return [0, *(host for host, when in list(self.seen.items()) if now - when < SILENCE)]
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing: no other host uses this store."""
 
 
 #: Limit on the bytes of a request.
@@ -317,31 +329,32 @@ class _StoreServer(ThreadingMixIn, SimpleXMLRPCServer):
         super().__init__(address, _Handler, logRequests=False, allow_none=True)
 
     def admit(self, path: str, client: str) -> tuple[int, str]:
-        """Admit a host; returns a status of HTTP, and the secret or a reason."""
+        """Admit a host; return an HTTP status, and the secret or the reason for a refusal."""
         number = path.removeprefix(_JOIN)
         valid = path.startswith(_JOIN) and number.isascii() and number.isdecimal()
         if not valid or len(number) > 9 or not 0 < int(number) < self._hosts:
             return 404, "no such host"
         with self._lock:
-            if (before := self._admitted.get(int(number))) is not None:
-                return 403, f"{before} has joined as host {int(number)}"
+            if (earlier := self._admitted.get(int(number))) is not None:
+                return 403, f"{earlier} has joined as host {int(number)}"
             self._admitted[int(number)] = client
         return 200, self.secret
 
 
-#: The path at which a host asks for the secret, and its number.
+#: The path at which a host asks for the secret; its number follows.
 _JOIN = "/join/"
 
 
 class ServedStore(LocalStore):
-    """The store of host 0, with a thread that serves it."""
+    """The store of host 0, with a thread that serves the other hosts."""
 
     def __init__(self, position: Place, seconds: float = 0.0) -> None:
-        """Serve it at the address of a position, and at no other.
+        """Serve the store at the address of a position, and at no other.
 
         Args:
-          position: of host 0.
-          seconds: time limit for its name to be known: that of a container comes late.
+          position: the position of host 0.
+          seconds: time limit to resolve its name: the name of a container is known some time after
+            the start.
 
         Raises:
           GangError: the port is taken, or this machine does not have the address.
@@ -353,7 +366,7 @@ class ServedStore(LocalStore):
         serving.start()
 
     def _dispatch(self, method: str, params: tuple[Any, ...]) -> Any:
-        """Answer another host, which says its number first."""
+        """Answer a request of another host, whose number is the first parameter."""
         host, *arguments = params
         self.seen[host] = time.monotonic()
         match method, arguments:
@@ -371,14 +384,14 @@ class ServedStore(LocalStore):
                 raise ValueError(f"there is no method {method!r}")
 
     def close(self) -> None:
-        """Stop to serve, once the other hosts have read the last values and left."""
+        """Stop the server, once the other hosts have read the last values and left."""
         with self._changed:
             self._changed.wait_for(lambda: not self._present(), _LEAVING)
         self._server.shutdown()
         self._server.server_close()
 
     def _present(self) -> set[int]:
-        """Return the other hosts that live and have not left."""
+        """Return the other hosts that are live and have not left."""
         left = {int(key.removeprefix(_LEFT)) for key in self.keys(_LEFT)}
         return {*self.live()} - left - {0}
 
@@ -416,25 +429,29 @@ def _not_served(position: Place, error: OSError) -> str:
 
 
 class _Transport(xmlrpc.client.Transport):
+    """Limits the time of a request: ``xmlrpc.client`` would wait forever for a dead host."""
+
     def make_connection(self, host: Any) -> HTTPConnection:
-        made = super().make_connection(host)
-        made.timeout = _ANSWER
-        return made
+        """Return a connection with a time limit."""
+        connection = super().make_connection(host)
+        connection.timeout = _ANSWER
+        return connection
 
 
 class RemoteStore:
-    """The store of host 0, for another host."""
+    """Reads and sets the store of host 0 from another host."""
 
     def __init__(self, position: Place, seconds: float) -> None:
         """Reach host 0 within some seconds, and get its secret.
 
         Raises:
-          GangError: it cannot be reached, or another host has the number of this one.
+          GangError: host 0 cannot be reached, or refuses: another host has joined with the number
+            of this one.
         """
         self._host, self._address = position.index, position.address
         until = time.monotonic() + seconds
         while True:
-            secret, problem = self._joined()
+            secret, problem = self._join()
             if secret:
                 break
             if time.monotonic() > until:
@@ -449,10 +466,10 @@ class RemoteStore:
             transport=_Transport(headers=[("Authorization", secret)]),
             allow_none=True,
         )
-        self.live()  # from now on, host 0 knows that this one is there
+        self.live()  # a request, by which host 0 learns that this host is live
 
-    def _joined(self) -> tuple[str, str]:
-        """Ask for the secret; returns it, or "" and why there is none."""
+    def _join(self) -> tuple[str, str]:
+        """Ask for the secret; return it and "", or "" and the reason why there is none."""
         connection = HTTPConnection(self._address, timeout=_ANSWER)
         try:
             connection.request("GET", f"{_JOIN}{self._host}")
@@ -473,9 +490,9 @@ class RemoteStore:
         """Return the value of a key; None if it is not set within so many seconds."""
         until = time.monotonic() + seconds
         while True:
-            left = max(0.0, until - time.monotonic())
+            remaining = max(0.0, until - time.monotonic())
             with self._host_0():
-                answer = self._server.get(self._host, key, left)
+                answer = self._server.get(self._host, key, remaining)
             if isinstance(answer, xmlrpc.client.Binary):
                 return answer.data
             if time.monotonic() >= until:
@@ -487,22 +504,23 @@ class RemoteStore:
             return self._server.keys(self._host, prefix)
 
     def live(self) -> Sequence[int]:
-        """Return the hosts that were heard of within ``SILENCE`` seconds."""
+        """Return host 0, and the hosts that sent it a request within ``SILENCE`` seconds."""
         with self._host_0():
             return self._server.live(self._host)
 
     def close(self) -> None:
-        """Leave."""
+        """Tell host 0 that this host leaves, if host 0 is still there."""
         with contextlib.suppress(GangError):
             self.put(f"{_LEFT}{self._host}", b"")
 
     @contextlib.contextmanager
     def _host_0(self) -> Generator[None]:
+        """Raise errors of a request to host 0 as ``GangError``."""
         try:
             yield
         except (OSError, HTTPException, xmlrpc.client.Error) as error:
             raise GangError(f"host 0 at {self._address} has gone ({error})") from None
 
 
-#: Keys and values that all hosts see.
+#: The store of keys and values of a gang, as one of its hosts sees it.
 type HostStore = LocalStore | RemoteStore
