@@ -293,7 +293,8 @@ def read_after_write(call: GridCall, window: GridWindow) -> Iterator[Problem]:
 def _hazard(call: GridCall, window: GridWindow, output: GridWindow) -> tuple[int, int] | None:
     """Return a program that writes and another one that fetches what it wrote, or None.
 
-    On a TPU the reader runs later. On a GPU they may run at the same time, so any order counts.
+    On a TPU the reader runs later. On a GPU they may run at the same time, so blocks that lie side
+    by side are compared in both orders; of blocks that may overlap, only earlier writers are.
     """
     assert window.starts is not None
     assert output.starts is not None
