@@ -1,9 +1,10 @@
-"""Copies that run beside the cores, and the semaphores that say how far they are.
+"""Run copies beside the cores, and count their progress on semaphores.
 
-A copy is any number of chunks. Each is two events in this order: its part of the source is read,
-its part of the target is written; then their bytes are added to the semaphores. Chunks of different
-copies interleave. When each event happens is up to the machine: in the plain order (seed 0) a copy
-is one chunk and happens as late as a wait lets it, with another seed at any time before.
+A copy has one or more chunks, and a chunk has two events. First its part of the source is read, and
+its bytes are added to the semaphore ``sent``; later its part of the target is written, and its
+bytes are added to ``done``. The seed decides when events happen. With seed 0 a copy is one chunk,
+and its events happen as late as possible: when a wait needs them. With another seed they may happen
+at any time before that, and chunks of several copies interleave.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from pallas_sim.machine import Machine, Thread
 from pallas_sim.memory import Elements
 from pallas_sim.recording import Chunk, Copy, Semaphore, Signalled, Started, Waited
 
-#: With a seed, the share of operations at which a copy goes on: one of these for the whole run, so
-#: that copies are fast in some runs and late in others.
-_GOES_ON = (0.05, 0.3, 0.7)
+#: With a seed, the probability that a copy advances when a core starts a copy, signals or waits.
+#: The seed picks one of these for the whole run, so that copies are fast in some runs and late in
+#: others.
+_ADVANCES = (0.05, 0.3, 0.7)
 
-#: With a seed, the most chunks of a copy. Few suffice to show a kernel that reads a buffer before
-#: all of it is there, and each costs events.
-_CHUNKS = 4
+#: With a seed, the most chunks of a copy. A few suffice to expose a kernel that reads a buffer
+#: before all of it has arrived; more only make the run slower, because each chunk adds events.
+_MOST_CHUNKS = 4
 
 
 def start(thread: Thread, copy: Copy) -> None:
-    """Begin a copy. Nothing of it need have happened when this returns."""
+    """Start a copy. When this returns, any number of its events may have happened, or none."""
     machine = thread.machine
     copy.program, copy.kernel = thread.program, thread.kernel
     copy.owner, copy.begun = thread.owner, True
@@ -37,13 +39,16 @@ def start(thread: Thread, copy: Copy) -> None:
     for semaphore in copy.semaphores:
         promise(machine, semaphore, copy)
     machine.copies.append(copy)
-    # On a chip, a copy may be done, or others, before the core's next instruction.
-    _go_on(machine)
+    # On a chip, this copy or others may finish before the core's next instruction.
+    _advance_some(machine)
     machine.scheduler.pause()
 
 
 def promise(machine: Machine, semaphore: Semaphore, copy: Copy) -> None:
-    """Note that a copy will add to a semaphore, and wake who waits for that."""
+    """Record that a copy will add to a semaphore, and wake the tasks that wait for the semaphore.
+
+    They can then advance the copy themselves (``wait``).
+    """
     semaphore.promised += copy.size
     semaphore.copies.append(copy)
     semaphore.coming.append(copy)
@@ -52,7 +57,7 @@ def promise(machine: Machine, semaphore: Semaphore, copy: Copy) -> None:
 
 
 def signal(thread: Thread, semaphore: Semaphore, value: int, line: str = "") -> None:
-    """Add to a semaphore."""
+    """Add ``value`` to a semaphore, and wake the tasks that wait for it."""
     machine = thread.machine
     semaphore.count += value
     semaphore.promised += value
@@ -62,32 +67,32 @@ def signal(thread: Thread, semaphore: Semaphore, value: int, line: str = "") -> 
     if machine.timeline is not None:
         machine.timeline.signal(thread.owner, thread.program, semaphore, value, line)
     _wake(machine, semaphore)
-    _go_on(machine)
+    _advance_some(machine)
     machine.scheduler.pause()
 
 
 def wait(
     thread: Thread, semaphore: Semaphore, value: int, line: str, *, decrement: bool = True
 ) -> None:
-    """Go on once a semaphore has ``value``, and take it.
+    """Block until a semaphore has reached ``value``; subtract that, unless ``decrement`` is False.
 
     Raises:
-      DeadlockError: it never will.
+      DeadlockError: no copy and no other task can raise the semaphore to ``value``.
     """
     machine = thread.machine
     timeline = machine.timeline
-    _go_on(machine)
+    _advance_some(machine)
     span = timeline and timeline.wait(thread.owner, thread.program, semaphore, value, line)
-    # Copies move only as far as somebody waits for them, which is as late as a chip can be: a
-    # kernel that reads their target too early sees its old contents.
+    # Copies advance only as far as this wait needs, which is as late as a chip can be: so a kernel
+    # that reads the target of a copy too early sees its old contents.
     while semaphore.count < value:
         coming = [copy for copy in semaphore.coming if copy.movable]
         if coming:
             advance(machine, machine.choose(coming))
         else:
             _block(thread, semaphore, value, line)
-    # A wait does not say whose bytes it takes. Only one that takes all that was promised is a wait
-    # for each of these copies.
+    # A wait does not name the copies whose bytes it takes. Only if it takes all bytes that were
+    # promised and not taken yet has it waited for each of these copies.
     if value >= semaphore.promised - semaphore.taken:
         for copy in semaphore.copies:
             copy.waited = True
@@ -105,10 +110,10 @@ def wait(
 
 
 def _block(thread: Thread, semaphore: Semaphore, value: int, line: str) -> None:
-    """Let others go on until there may be more.
+    """Let other tasks run until one of them adds to the semaphore, or promises to.
 
     Raises:
-      DeadlockError: there are no others.
+      DeadlockError: there is no other task.
     """
     machine = thread.machine
 
@@ -131,14 +136,17 @@ def _block(thread: Thread, semaphore: Semaphore, value: int, line: str) -> None:
 
 
 def release(thread: Thread, semaphores: Iterable[Semaphore], line: str) -> None:
-    """End the life of semaphores: report what is left on them, and finish their copies."""
+    """Finish the copies of semaphores whose scope ends; report unwaited copies and leftover counts.
+
+    A finding is at the line of its copy, if that is known, and otherwise at ``line``.
+    """
     machine = thread.machine
     for semaphore in semaphores:
         if not semaphore.count and not semaphore.copies:
             continue
         for copy in list(semaphore.copies):
-            # The finding says that nothing waits for it. What the run computes must not depend on
-            # whether it was in time, too.
+            # Finish the copy, so that the outputs of the run do not depend on how far it came. The
+            # missing wait is a finding in any case.
             while copy.movable:
                 advance(machine, copy)
             if not copy.waited and not copy.reported:
@@ -152,17 +160,20 @@ def release(thread: Thread, semaphores: Iterable[Semaphore], line: str) -> None:
                 thread.report("unwaited", message, line_of_copy, ref=target, seed=machine.seed)
         if semaphore.count and not semaphore.copies:
             unit = _unit(semaphore)
-            left = f"{semaphore.count}{unit and ' ' + unit}"
-            message = f"{semaphore.name} ends with {left} that no wait took"
+            amount = f"{semaphore.count}{unit and ' ' + unit}"
+            message = f"{semaphore.name} ends with {amount} that no wait took"
             thread.report("leftover", message, line, ref=semaphore.name, seed=machine.seed)
         semaphore.copies.clear()
 
 
 def advance(machine: Machine, copy: Copy) -> None:
-    """Make the next event of a copy happen: one chunk is read, or written."""
+    """Make one event of a copy happen: read a chunk, or write one that was read.
+
+    With a seed, chance picks between the two where both are possible.
+    """
     random = machine.random if machine.seed else None
-    writes = bool(copy.unwritten) and copy.target is not None
-    if copy.unread and not (writes and (random is None or random.random() < 0.5)):
+    can_write = bool(copy.unwritten) and copy.target is not None
+    if copy.unread and not (can_write and (random is None or random.random() < 0.5)):
         chunk = copy.unread.pop(0)
         chunk.read()
         copy.unwritten.append(chunk)
@@ -170,8 +181,8 @@ def advance(machine: Machine, copy: Copy) -> None:
         if machine.timeline is not None:
             machine.timeline.move(copy, "read", chunk.size)
         return
-    at = 0 if random is None else int(random.integers(len(copy.unwritten)))
-    chunk = copy.unwritten.pop(at)  # in any order: an interconnect may have several ways
+    number = 0 if random is None else int(random.integers(len(copy.unwritten)))
+    chunk = copy.unwritten.pop(number)  # in any order: an interconnect may have several paths
     chunk.write()
     finished = not copy.unread and not copy.unwritten
     _add(machine, copy.done, copy, chunk.size, last=finished)
@@ -186,6 +197,7 @@ def advance(machine: Machine, copy: Copy) -> None:
 def _add(
     machine: Machine, semaphore: Semaphore | None, copy: Copy, size: int, *, last: bool
 ) -> None:
+    """Add the bytes of a chunk to a semaphore, if there is one; ``last`` if no more will come."""
     if semaphore is None:
         return
     semaphore.count += size
@@ -196,37 +208,42 @@ def _add(
 
 
 def _wake(machine: Machine, semaphore: Semaphore) -> None:
+    """Wake all tasks that wait for a semaphore; each looks for itself whether it has enough."""
     for task in semaphore.waiting:
         machine.scheduler.wake(task)
     semaphore.waiting.clear()
 
 
 def _chunks(machine: Machine, copy: Copy) -> list[Chunk]:
-    """Return the chunks of a copy: one, or with a seed several along the first long axis."""
-    whole, source = [Chunk(copy, copy.size)], copy.source
+    """Return the chunks of a copy: with a seed, up to ``_MOST_CHUNKS``; otherwise one.
+
+    They divide the first axis that is longer than 1. A copy of elements that arrays of indices
+    name, or to a target that is not there yet, is one chunk.
+    """
+    undivided, source = [Chunk(copy, copy.size)], copy.source
     if not machine.seed or copy.whole:
-        return whole
+        return undivided
     if isinstance(source, Elements) or isinstance(copy.target, Elements | None):
-        return whole
+        return undivided
     axis = next((axis for axis, size in enumerate(source.shape) if size > 1), None)
     if axis is None:
-        return whole
+        return undivided
     rows = source.shape[axis]
-    count = int(machine.random.integers(1, min(_CHUNKS, rows) + 1))
+    count = int(machine.random.integers(1, min(_MOST_CHUNKS, rows) + 1))
     edges = [rows * number // count for number in range(count + 1)]
-    row = copy.size // rows
+    row_size = copy.size // rows
     return [
-        Chunk(copy, row * (last - first), (*(slice(None),) * axis, slice(first, last)))
+        Chunk(copy, row_size * (last - first), (*(slice(None),) * axis, slice(first, last)))
         for first, last in itertools.pairwise(edges)
     ]
 
 
-def _go_on(machine: Machine) -> None:
-    """Let some copies happen, with a seed."""
+def _advance_some(machine: Machine) -> None:
+    """With a seed, advance copies that chance picks; with seed 0 only waits advance copies."""
     if not machine.seed:
         return
-    share = _GOES_ON[machine.seed % len(_GOES_ON)]
-    while machine.copies and machine.random.random() < share:
+    probability = _ADVANCES[machine.seed % len(_ADVANCES)]
+    while machine.copies and machine.random.random() < probability:
         copy = machine.copies[int(machine.random.integers(len(machine.copies)))]
         if copy.movable:
             advance(machine, copy)

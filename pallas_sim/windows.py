@@ -1,4 +1,9 @@
-"""Windows: which elements of a reference an equation reads or writes."""
+"""Read, write and measure windows: the elements of a reference that an equation accesses.
+
+A window is memory after a list of transforms: indices, reshapes, transposes, bitcasts. As arguments
+below, ``array`` is the memory, ``transforms`` lead from the memory to the window, and ``operands``
+are those of the equation, which dynamic indices are taken from.
+"""
 
 from __future__ import annotations
 
@@ -29,21 +34,16 @@ from pallas_sim.transforms import (
 
 
 def read(array: Array, transforms: Sequence[Transform], operands: Sequence[Any]) -> Array:
-    """Return the elements of a window: a view where that is possible.
-
-    Args:
-      array: the memory.
-      transforms: from the memory to the window.
-      operands: of the equation, which dynamic indices are taken from.
+    """Return the elements of a window: a view of the memory if numpy can make one, or a copy.
 
     Raises:
       Outside: an index is beyond the edge.
     """
-    todo = iter(enumerate(transforms))
-    for number, transform in todo:
+    rest = iter(enumerate(transforms))
+    for number, transform in rest:
         pair = _indexed_bitcast(transforms[number : number + 2])
         if pair is not None:
-            next(todo)
+            next(rest)  # the index, which the bitcast takes with it
             array, key = window_of(array, *pair, operands)
             array = bitcast_rows(array, pair[0].dtype)[key]
         else:
@@ -52,7 +52,10 @@ def read(array: Array, transforms: Sequence[Transform], operands: Sequence[Any])
 
 
 def _indexed_bitcast(transforms: Sequence[Transform]) -> tuple[Bitcast, Indexed] | None:
-    """Return a bitcast and the index that follows it, which needs a part of memory only."""
+    """Return a bitcast and the index that follows it, if ``transforms`` begin with such a pair.
+
+    Together they cast only the indexed part: a cast of all memory would copy it at each access.
+    """
     match transforms:
         case [Bitcast() as bitcast, Indexed() as indexed, *_] if not indexed.repeated:
             return bitcast, indexed
@@ -61,10 +64,9 @@ def _indexed_bitcast(transforms: Sequence[Transform]) -> tuple[Bitcast, Indexed]
 
 
 def reading(transforms: Sequence[Transform]) -> Callable[[Array, Sequence[Any]], Array]:
-    """Return ``read`` for these transforms, with what is known of them decided once.
+    """Return ``read`` for these transforms, as a function of ``array`` and ``operands``.
 
-    Args:
-      transforms: from the memory to the window.
+    It is faster than ``read``: what depends only on the transforms is computed here, once.
     """
     if not transforms:
         return lambda array, operands: array
@@ -75,7 +77,10 @@ def reading(transforms: Sequence[Transform]) -> Callable[[Array, Sequence[Any]],
 
 
 def _reading(indexed: Indexed) -> Callable[[Array, Sequence[Any]], Array]:
-    """Return ``read`` for one index: a slice or number for each axis, some of them operands."""
+    """Return ``read`` for one index, with a slice or a number for each axis.
+
+    The starts of slices and the numbers may be operands. For other indices it returns ``read``.
+    """
     template: list[Any] = [None] * len(indexed.indices)
     spans: list[tuple[int, int, int, int, int]] = []
     scalars: list[tuple[int, int, int]] = []
@@ -93,10 +98,10 @@ def _reading(indexed: Indexed) -> Callable[[Array, Sequence[Any]], Array]:
             try:
                 alone = Indexed((index,), (dim,), ())
                 (template[axis],) = numpy_index(alone, (dim,), ())
-            except (Outside, IndexError):  # the size is an operand, or the run will reject it
+            except (Outside, IndexError):  # the size is an operand, or ``read`` raises
                 return lambda array, operands: read(array, (indexed,), operands)
 
-    def read_it(array: Array, operands: Sequence[Any]) -> Array:
+    def read_indexed(array: Array, operands: Sequence[Any]) -> Array:
         if array.shape != indexed.shape:
             return read(array, (indexed,), operands)
         key = template.copy()
@@ -107,7 +112,7 @@ def _reading(indexed: Indexed) -> Callable[[Array, Sequence[Any]], Array]:
             key[axis] = slice(start, start + reach, stride)
         for axis, position, dim in scalars:
             value = operands[position]
-            if type(value) is Ref or value.ndim:  # an array of indices, or memory that has it
+            if type(value) is Ref or value.ndim:  # an array of indices, or a reference
                 return read(array, (indexed,), operands)
             value = int(value)
             if not 0 <= value < dim:
@@ -115,11 +120,11 @@ def _reading(indexed: Indexed) -> Callable[[Array, Sequence[Any]], Array]:
             key[axis] = value
         return array[tuple(key)]
 
-    return read_it
+    return read_indexed
 
 
 def is_view(part: Array, memory: Array) -> bool:
-    """Return whether what ``read`` gave is memory itself, and no copy."""
+    """Return whether ``part``, a result of ``read``, is a view of ``memory`` and no copy."""
     if part is memory or (part.base is not None and part.base is memory.base):
         return True
     return part.base is memory or np.may_share_memory(part, memory)
@@ -128,13 +133,10 @@ def is_view(part: Array, memory: Array) -> bool:
 def region_of(
     part: Array, array: Array, transforms: Sequence[Transform], operands: Sequence[Any]
 ) -> Region:
-    """Return the memory of a window that ``read`` gave: what it gave, unless that is a copy.
+    """Return the memory that a window covers, so that accesses to it can be compared.
 
-    Args:
-      part: what ``read`` gave.
-      array: the memory.
-      transforms: from the memory to the window.
-      operands: of the equation.
+    It is ``part``, the result of ``read``, if that is a view; otherwise a view that covers the
+    window, or ``Elements``. It is the copy ``part`` only where no memory can be found.
     """
     if np.may_share_memory(part, array):
         return part
@@ -144,7 +146,7 @@ def region_of(
             under = memory_under(memory, transform, transforms[number + 1 :], operands)
             return part if under is None else under
     while transforms and not isinstance(transforms[-1], Indexed):
-        transforms = transforms[:-1]  # the same elements in another shape
+        transforms = transforms[:-1]  # the last one only changes the shape of the same elements
         part = read(array, transforms, operands)
         if np.may_share_memory(part, array):
             return part
@@ -164,13 +166,7 @@ def write(
     operands: Sequence[Any],
     change: Callable[[Array], Any],
 ) -> None:
-    """Change the elements of a window.
-
-    Args:
-      array: the memory.
-      transforms: from the memory to the window.
-      operands: of the equation.
-      change: gives the new elements of the window for the old ones.
+    """Replace the elements of a window by ``change`` of them; copies are written back to memory.
 
     Raises:
       Outside: an index is beyond the edge.
@@ -193,17 +189,17 @@ def write(
         return
     pair = _indexed_bitcast(transforms)
     if pair is not None:
-        near, key = window_of(array, *pair, operands)
-        wide = bitcast_rows(near, pair[0].dtype)
-        part = wide[key]
+        rows, key = window_of(array, *pair, operands)
+        cast = bitcast_rows(rows, pair[0].dtype)
+        part = cast[key]
         if len(rest) == 1:
-            wide[key] = change(part)
+            cast[key] = change(part)
         else:
             write(part, rest[1:], operands, change)
-            if not np.may_share_memory(part, wide):
-                wide[key] = part
-        if not np.may_share_memory(wide, near):
-            near[...] = bitcast_rows(wide, near.dtype)
+            if not np.may_share_memory(part, cast):
+                cast[key] = part
+        if not np.may_share_memory(cast, rows):
+            rows[...] = bitcast_rows(cast, rows.dtype)
         return
     part = applied(array, first, operands)
     if not np.may_share_memory(part, array):
@@ -214,13 +210,7 @@ def write(
 
 
 def size_in_bytes(ref: Ref, transforms: Sequence[Transform], operands: Sequence[Any]) -> int:
-    """Return bytes of a window, which may reach beyond the memory.
-
-    Args:
-      ref: the memory.
-      transforms: from the memory to the window.
-      operands: of the equation.
-    """
+    """Return the number of bytes of a window of ``ref``, also if it reaches beyond the memory."""
     width = ref.dtype.itemsize
     total = math.prod(ref.shape) * width
     for transform in transforms:
@@ -236,11 +226,10 @@ def size_in_bytes(ref: Ref, transforms: Sequence[Transform], operands: Sequence[
 
 
 def fixed_size(aval: Any, transforms: Sequence[Transform]) -> int | None:
-    """Return the bytes of a window of a reference, or None if only its evaluation tells them.
+    """Return the number of bytes of a window, or None if it depends on operands.
 
-    Args:
-      aval: of the reference.
-      transforms: from the memory to the window.
+    ``aval`` is that of the reference. It is None for semaphores and keys, too, which have no numpy
+    dtype.
     """
     indexed = [transform for transform in transforms if isinstance(transform, Indexed)]
     sizes = [
@@ -265,17 +254,19 @@ def masked(
     shape: tuple[int, ...],
     mask: Any,
 ) -> tuple[Array, tuple[Array, ...]]:
-    """Return the memory of a masked access, and the index of each element, also of masked ones.
+    """Return the memory of a masked access, and the index of each of its elements.
+
+    Masked elements have an index, too; one beyond the edge is moved to the edge.
 
     Args:
       array: the memory.
-      window: of it; it may reach beyond the edge where it is masked.
+      window: transforms from the memory to the window.
       operands: of the equation.
       shape: of the window.
-      mask: of the window.
+      mask: False for elements that are not accessed, and may be beyond the edge.
 
     Raises:
-      Outside: an element beyond the edge is not left out.
+      Outside: an element beyond the edge is accessed.
     """
     *outer, last = window or (Indexed.whole(array.shape),)
     if not isinstance(last, Indexed):
@@ -284,25 +275,25 @@ def masked(
     if outer and not np.may_share_memory(memory, array):
         raise SimulationError("a masked access to a reference that is indexed twice by arrays")
     axes = grid_of(last, operands, shape)
-    chosen = np.broadcast_to(mask, shape)
+    accessed = np.broadcast_to(mask, shape)
     key: list[Array] = []
     for number, (axis, dim) in enumerate(zip(axes, memory.shape, strict=True)):
-        used = axis[chosen]
-        if used.size and (used.min() < 0 or used.max() >= dim):
-            raise Outside.of(number, used, memory.shape)
+        indices = axis[accessed]
+        if indices.size and (indices.min() < 0 or indices.max() >= dim):
+            raise Outside.of(number, indices, memory.shape)
         key.append(np.clip(axis, 0, max(dim - 1, 0)))
     return memory, tuple(key)
 
 
-# Memory in another shape, order or dtype, as a view where that is possible, and the way back.
+# Transforms of memory to another shape, order or dtype, as a view if possible, and their inverses.
 
 
 def applied(array: Array, transform: Transform, operands: Sequence[Any]) -> Array:
-    """Return what a transform makes of memory: a view where that is possible.
+    """Apply one transform to memory, and return the result: a view if numpy can make one.
 
     Raises:
       Outside: an index is beyond the edge.
-      SimulationError: the transform is not known.
+      SimulationError: the simulator does not know the transform.
     """
     if isinstance(transform, Indexed):
         key = numpy_index(transform, array.shape, operands)
@@ -326,7 +317,11 @@ def applied(array: Array, transform: Transform, operands: Sequence[Any]) -> Arra
 
 
 def untiled(array: Array, count: int) -> Array:
-    """Return the tiles of the last ``count`` axes put together, a view where memory allows it."""
+    """Put the tiles of an array together: the inverse of ``tiled``.
+
+    Its last ``2 * count`` axes are the numbers of tiles, then the sizes of a tile. Returns an array
+    with ``count`` axes in place of these, a view if possible.
+    """
     outer = array.ndim - 2 * count
     pairs = [axis for number in range(outer, outer + count) for axis in (number, number + count)]
     moved = array.transpose(*range(outer), *pairs)
@@ -337,7 +332,11 @@ def untiled(array: Array, count: int) -> Array:
 
 
 def tiled(array: Array, tiling: Sequence[int]) -> Array:
-    """Return a view of an array with its last axes in tiles; ``untiled`` of it is a view, too."""
+    """Divide the last axes of an array into tiles, and return a view of it.
+
+    It ends with the axes of the numbers of tiles, then those of a tile. ``untiled`` of it is a
+    view, too.
+    """
     outer = array.ndim - len(tiling)
     pairs = [(size // t, t) for size, t in zip(array.shape[outer:], tiling, strict=True)]
     apart = array.reshape(*array.shape[:outer], *(size for pair in pairs for size in pair))
@@ -346,11 +345,12 @@ def tiled(array: Array, tiling: Sequence[int]) -> Array:
 
 
 def _aliased(array: Array, part: Aliased) -> Array:
-    """Return a part of a union of references.
+    """Return the view of a union that is one of its references.
 
-    A byte of the union is an element of ``array``: of several bytes, where a part has elements of 4
-    or 2 bits, of which each takes one. Wider elements of other parts are so far apart that they
-    begin where those of 4 bits do with which they share memory.
+    An element of ``array`` stands for one byte of the union. It is wider than one byte if some part
+    has elements of 4 or 2 bits, because numpy stores each of those in a byte of its own. Then the
+    elements of other parts lie further apart: each begins at the same place as the narrow elements
+    that it shares memory with.
     """
     dtype, count = np.dtype(part.dtype), len(part.tiling)
     number, step = math.prod(part.shape), int(itemsize(part.dtype) * array.itemsize)
@@ -369,7 +369,7 @@ def _aliased(array: Array, part: Aliased) -> Array:
 
 
 def undone(part: Array, transform: Transform, array: Array) -> Array:
-    """Return the memory that a changed window belongs to."""
+    """Return ``part`` with ``transform`` undone: the new elements of ``array``."""
     if isinstance(transform, Bitcast):
         return bitcast_rows(part, array.dtype)
     if isinstance(transform, Transposed):
@@ -381,9 +381,9 @@ def undone(part: Array, transform: Transform, array: Array) -> Array:
 
 
 def bitcast_rows(array: Array, dtype: Any) -> Array:
-    """Return the same bits as another dtype, as a TPU has them.
+    """Return the same bits as another dtype, in the layout of a TPU (``pltpu.bitcast``).
 
-    Narrow elements are packed along the second last axis: rows 2i and 2i + 1 of a 16-bit array are
-    row i of a 32-bit one, the first in the low bits (``pltpu.bitcast``).
+    The second last axis is packed: rows 2i and 2i + 1 of a 16-bit array become row i of a 32-bit
+    array, and row 2i has the low bits.
     """
     return bitcast_axis(array, np.dtype(dtype), max(array.ndim - 2, 0))

@@ -1,6 +1,7 @@
-"""The places of ``--pallas-database``, parsed without opening them, and the report on them.
+"""Parse the places of ``--pallas-database``, and report which of them could not be reached.
 
-Nothing here imports hypothesis: where tests first import it decides what they draw.
+Parsing opens no database. Nothing here imports hypothesis, because the moment of its first import
+changes what tests draw.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["folder", "redis", "github", "none"]
 
-#: Valid forms, for error messages.
+#: The valid forms of a place, for error messages.
 FORMS = (
     "valid: DIR, file:DIR, redis://HOST:PORT/N, rediss://HOST:PORT/N, unix:///SOCKET, "
     "github:OWNER/REPO, readonly+ before one of these, a list of them with commas, or none"
@@ -28,19 +29,19 @@ FORMS = (
 
 _REDIS = ("redis", "rediss", "unix")
 
-#: One letter before a colon is a drive.
+#: A scheme has two or more characters: one letter before a colon is a drive of Windows.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9.-]+):")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatabasePlace:
-    """One database of examples.
+    """Names one database of examples.
 
     Attributes:
-      kind: its kind.
-      address: a folder, a URL or ``OWNER/REPO``. May hold a password, and is never shown.
+      kind: ``"none"`` turns the database off.
+      address: a folder, a URL or ``OWNER/REPO``. It may hold a password: show ``shown`` instead.
       shown: the place without secrets, for messages.
-      read_only: whether examples are only read from it.
+      read_only: whether examples are read from it and never saved to it.
     """
 
     kind: Kind
@@ -50,20 +51,20 @@ class DatabasePlace:
 
 
 def parse_places(text: str) -> tuple[DatabasePlace, ...]:
-    """Return the places of a comma-separated list.
+    """Parse a comma-separated list, and return its places.
 
     Raises:
-      OptionError: a scheme that does not exist, or an address that cannot be one. The message
-        shows no password.
+      OptionError: a scheme is unknown, or an address is invalid. The message shows no password.
     """
     places: list[DatabasePlace] = []
-    for word in (word.strip() for word in text.split(",")):
-        if not word:
+    for entry in (part.strip() for part in text.split(",")):
+        if not entry:
             continue
-        if places and places[-1].kind == "redis" and "@" in word and "://" not in word:
-            # the rest of a password with a comma would become a folder, and would be shown
+        if places and places[-1].kind == "redis" and "@" in entry and "://" not in entry:
+            # A comma cut the password of the URL before. Its rest would become a folder, which
+            # messages show.
             raise OptionError("write a comma in the password of a URL as %2C")
-        places.append(_database(word))
+        places.append(_parse_place(entry))
     if not places:
         raise OptionError(f"gives no database; {FORMS}")
     if len(places) > 1 and any(database.kind == "none" for database in places):
@@ -71,20 +72,21 @@ def parse_places(text: str) -> tuple[DatabasePlace, ...]:
     return tuple(places)
 
 
-def _database(word: str) -> DatabasePlace:
-    if word.startswith("readonly+"):
-        database = _database(word.removeprefix("readonly+"))
+def _parse_place(text: str) -> DatabasePlace:
+    """Parse one place; raise ``OptionError`` if it is invalid."""
+    if text.startswith("readonly+"):
+        database = _parse_place(text.removeprefix("readonly+"))
         if database.kind == "none":
             raise OptionError("none must stand alone, without readonly+")
         shown = f"readonly+{database.shown.removeprefix('readonly+')}"
         return replace(database, shown=shown, read_only=True)
-    if word == "none":
+    if text == "none":
         return DatabasePlace(kind="none", address="", shown="none")
-    match = _SCHEME.match(word)
+    match = _SCHEME.match(text)
     scheme = match.group(1).lower() if match else "file"
     if scheme in _REDIS:
-        return DatabasePlace(kind="redis", address=word, shown=_redis_shown(word, scheme))
-    rest = word[match.end() :] if match else word
+        return DatabasePlace(kind="redis", address=text, shown=_redis_shown(text, scheme))
+    rest = text[match.end() :] if match else text
     if scheme == "file":
         folder = rest.removeprefix("//") if match else rest
         if not folder:
@@ -93,16 +95,18 @@ def _database(word: str) -> DatabasePlace:
     if scheme == "github":
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", rest):
             raise OptionError(f"github: must be github:OWNER/REPO; {FORMS}")
-        return DatabasePlace(kind="github", address=rest, shown=word, read_only=True)
+        return DatabasePlace(kind="github", address=rest, shown=text, read_only=True)
     raise OptionError(
         f"unknown scheme {scheme}: (a folder of that name is file:{scheme}:); {FORMS}"
     )
 
 
 def _redis_shown(url: str, scheme: str) -> str:
-    """Return a Redis URL without user, password and query; an error if these cannot be separated.
+    """Return a Redis URL without user, password and query.
 
-    Messages do not show a URL that cannot be parsed, because any part may be the password.
+    Raises:
+      OptionError: the URL cannot be parsed. The message shows only its scheme, because any other
+        part may be the password.
     """
     start = f"{scheme}://..."
     try:
@@ -117,23 +121,23 @@ def _redis_shown(url: str, scheme: str) -> str:
         raise OptionError(f"{start}: / ? # @ in a password must be written %2F %3F %23 %40")
     if "decode_responses" in query:
         raise OptionError(f"{start}: leave out decode_responses, because examples are bytes")
-    who = "***@" if "@" in parts.netloc else ""
+    login = "***@" if "@" in parts.netloc else ""
     if scheme == "unix":
         if not parts.path.strip("/"):
             raise OptionError(f"{start}: has no socket; give one, such as unix:///run/redis.sock")
-        return f"unix://{who}{parts.path}"
+        return f"unix://{login}{parts.path}"
     if not parts.hostname or not re.fullmatch(r"(/\d*)?", parts.path):
         raise OptionError(f"{start}: must be a host and at most a number, such as redis://HOST/0")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return f"{scheme}://{who}{host}" + (f":{port}" if port else "") + parts.path
+    return f"{scheme}://{login}{host}" + (f":{port}" if port else "") + parts.path
 
 
-#: Key of the data that an xdist worker sends to the controller at its end.
-_OUTPUT = "pallas_lost_places"
+#: Key of ``lost`` in the data that an xdist worker sends to the controller when it ends.
+_LOST_KEY = "pallas_lost_places"
 
 
 class DatabaseReporter:
-    """Reports the databases that could not be reached, also by workers."""
+    """Reports the databases that this process or an xdist worker could not reach."""
 
     def __init__(
         self,
@@ -141,7 +145,13 @@ class DatabaseReporter:
         database: Callable[[], ExampleDatabase | None],
         lost: dict[str, str],
     ) -> None:
-        """Report on these databases; ``lost`` says which could not be reached."""
+        """Report on some databases.
+
+        Args:
+          places: the databases, for the header.
+          database: opens all of them as one.
+          lost: names those that could not be reached, with the reason. Others add to it.
+        """
         self.places, self.database, self.lost = places, database, lost
         self.reported: set[str] = set()
 
@@ -149,31 +159,32 @@ class DatabaseReporter:
         """List the databases, and try to reach each server."""
         database = self.database()
         if database is not None:
-            list(database.fetch(b"reached"))  # what fails is remembered
+            list(database.fetch(b"reached"))  # a server that does not answer adds to ``lost``
         names = ", ".join(database.shown for database in self.places)
         lines = [f"pallas: examples in {names}", *self._warnings()]
         self.reported = set(self.lost)
         return lines
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Send the lost databases of a worker to the controller."""
+        """Send the lost databases of an xdist worker to the controller."""
         output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
         if output is not None:
-            output[_OUTPUT] = dict(self.lost)
+            output[_LOST_KEY] = dict(self.lost)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """Receive the lost databases of a worker. A crashed worker sends nothing."""
         output: dict[str, Any] = getattr(node, "workeroutput", None) or {}
-        for name, text in output.get(_OUTPUT, {}).items():
+        for name, text in output.get(_LOST_KEY, {}).items():
             self.lost.setdefault(name, text)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Report databases that were lost after the header."""
+        """Print a warning for each database that was lost after the header."""
         for line in self._warnings():
             terminalreporter.write_line(line, yellow=True)
 
     def _warnings(self) -> list[str]:
+        """Return a line for each lost database that was not reported before."""
         return [
             f"pallas: warning: database {name} {text}"
             for name, text in self.lost.items()

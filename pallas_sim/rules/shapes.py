@@ -1,6 +1,7 @@
-"""Rules: the same elements in another shape or order, parts of arrays, and sorting.
+"""Rules that rearrange elements: reshaping, moving, slicing, joining, padding and sorting.
 
-``on_words`` lets each of them take typed keys, which are arrays with one axis more.
+``on_words`` lets a rule take typed PRNG keys, too: it passes their words as arrays, which have one
+axis more than the array of keys. That axis is the ``tail`` below.
 """
 
 from __future__ import annotations
@@ -23,57 +24,60 @@ from pallas_sim.rules.bits import ordered_bits
 
 @rule("broadcast_in_dim", "broadcast_to")
 def _broadcast(eqn: Equation) -> Evaluate:
-    # Operands after the first are sizes that are no constants: none is supported by Pallas.
+    # Further operands would be dynamic sizes, which Pallas does not support.
     rank = len(eqn.out.shape)
     last = range(rank - len(eqn.ins[0].shape), rank)
     dims = tuple(eqn.params.get("broadcast_dimensions", last))
-    return _once(eqn, on_words(eqn, _broadcaster(eqn, dims)))
+    return _once_if_literal(eqn, on_words(eqn, _broadcaster(eqn, dims)))
 
 
 def _broadcaster(eqn: Equation, dims: tuple[int, ...]) -> Callable[[Any], Array]:
-    """Return the function that broadcasts an array whose axes become ``dims`` of the result."""
+    """Return the function that broadcasts its argument to the result of ``eqn``.
+
+    Axis ``i`` of the argument becomes axis ``dims[i]`` of the result.
+    """
     tail = key_axes(eqn)
     source, shape = tuple(eqn.ins[0].shape) + tail, tuple(eqn.out.shape) + tail
     dims += tuple(range(len(eqn.out.shape), len(shape)))
     aligned = [1] * len(shape)
     for size, dim in zip(source, dims, strict=True):
         aligned[dim] = size
-    middle = tuple(aligned)
-    if middle == shape:
+    aligned_shape = tuple(aligned)
+    if aligned_shape == shape:
         return lambda value: value.reshape(shape)
     dtype = elements(eqn)
-    strides = [0] * len(shape)
-    step = dtype.itemsize
+    view_strides = [0] * len(shape)  # 0 repeats the elements along an axis
+    stride = dtype.itemsize
     for size, dim in zip(reversed(source), reversed(dims), strict=True):
-        strides[dim] = step if size != 1 else 0
-        step *= size
-    steps = tuple(strides)
+        view_strides[dim] = stride if size != 1 else 0
+        stride *= size
+    strides = tuple(view_strides)
     empty = 0 in shape
 
     def evaluate(value: Any) -> Array:
         value = np.asarray(value)
         if empty or not value.flags.c_contiguous:
-            return np.broadcast_to(value.reshape(middle), shape)
-        # This makes the view of np.broadcast_to in a tenth of the time.
-        view = np.ndarray(shape, dtype, value, 0, steps)
+            return np.broadcast_to(value.reshape(aligned_shape), shape)
+        # The same view as np.broadcast_to makes, in a tenth of the time.
+        view = np.ndarray(shape, dtype, value, 0, strides)
         view.flags.writeable = False
         return view
 
     return evaluate
 
 
-def _once(eqn: Equation, evaluate: Evaluate) -> Evaluate:
-    """Evaluate only once what is computed from a literal."""
+def _once_if_literal(eqn: Equation, evaluate: Evaluate) -> Evaluate:
+    """Return ``evaluate``; if the operand is a literal, evaluate once and keep the result."""
     if eqn.origin is None or not is_literal(eqn.origin.invars[0]):
         return evaluate
-    known: list[Any] = []
+    results: list[Any] = []
 
-    def known_result(*values: Any) -> Any:
-        if not known:
-            known.append(evaluate(*values))
-        return known[0]
+    def first_result(*values: Any) -> Any:
+        if not results:
+            results.append(evaluate(*values))
+        return results[0]
 
-    return known_result
+    return first_result
 
 
 @rule("reshape", "squeeze")
@@ -107,26 +111,27 @@ def _tile(eqn: Equation) -> Evaluate:
     tail = key_axes(eqn)
     shape, source = tuple(eqn.out.shape) + tail, tuple(eqn.ins[0].shape)
     reps = tuple(eqn.params["reps"])
-    apart = tuple(size for dim in source for size in (1, dim)) + tail
+    # One more axis before each, along which the elements repeat.
+    with_ones = tuple(size for dim in source for size in (1, dim)) + tail
     repeated = tuple(size for pair in zip(reps, source, strict=True) for size in pair) + tail
     return on_words(
-        eqn, lambda value: np.broadcast_to(value.reshape(apart), repeated).reshape(shape)
+        eqn, lambda value: np.broadcast_to(value.reshape(with_ones), repeated).reshape(shape)
     )
 
 
 @rule("iota")
 def _iota(eqn: Equation) -> Evaluate:
     shape, dim = tuple(eqn.out.shape), eqn.params["dimension"]
-    line = convert(np.arange(shape[dim]), np.dtype(eqn.out.dtype))
+    numbers = convert(np.arange(shape[dim]), np.dtype(eqn.out.dtype))
     aligned = [1] * len(shape)
     aligned[dim] = shape[dim]
-    value = np.broadcast_to(line.reshape(aligned), shape)
+    value = np.broadcast_to(numbers.reshape(aligned), shape)
     return lambda *_: value
 
 
 @rule("empty", "empty2", threaded=True)
 def _empty(eqn: Equation) -> Evaluate:
-    # JAX gives zeros on the CPU; on a chip this is uninitialized memory.
+    # Uninitialized memory, as on a chip. The zeros of JAX on the CPU would hide a read of it.
     dtype, shape = eqn.out.dtype, tuple(eqn.out.shape)
     if semaphore_kind(dtype) is not None:
         return lambda thread, *_: memory_of(thread.machine, shape, dtype, "semaphore", "output")
@@ -157,11 +162,12 @@ def _roll(eqn: Equation) -> Evaluate:
             return np.concatenate(parts, axis)
 
         return rotate
-    across = eqn.params["stride_axis"]
+    row_axis = eqn.params["stride_axis"]  # row r rotates by shift + r * stride
     ones = [1] * len(shape)
-    along = np.arange(size).reshape([*ones[:axis], size, *ones[axis + 1 :]])
-    rows = np.arange(shape[across]).reshape([*ones[:across], shape[across], *ones[across + 1 :]])
-    source = along - rows * stride
+    positions = np.arange(size).reshape([*ones[:axis], size, *ones[axis + 1 :]])
+    count = shape[row_axis]
+    rows = np.arange(count).reshape([*ones[:row_axis], count, *ones[row_axis + 1 :]])
+    source = positions - rows * stride
 
     def rotate_rows(value: Any, shift: Any) -> Any:
         return np.take_along_axis(value, (source - int(shift)) % size, axis)
@@ -199,10 +205,10 @@ def _dynamic_update_slice(eqn: Equation) -> Evaluate:
 
 
 def _window(shape: tuple[int, ...], sizes: tuple[int, ...], starts: tuple[Any, ...]) -> Index:
-    """Return the window of these sizes that starts there, or as near as it fits into the shape."""
+    """Return the index of a window, moved as little as needed so that all of it is inside."""
     index: list[slice] = []
     for full, size, start in zip(shape, sizes, starts, strict=False):
-        # Each start is limited, so that the whole window lies inside.
+        # As XLA does: clamp the start, so that no access is out of bounds.
         first = min(max(int(start), 0), full - size)
         index.append(slice(first, first + size))
     return tuple(index)
@@ -219,8 +225,10 @@ def _concatenate(eqn: Equation) -> Evaluate:
 @rule("stack")
 def _stack(eqn: Equation) -> Evaluate:
     axis = eqn.params["axis"] % len(eqn.out.shape)
-    new = (*(slice(None),) * axis, None)
-    return on_words(eqn, lambda *values: np.concatenate([value[new] for value in values], axis))
+    add_axis = (*(slice(None),) * axis, None)
+    return on_words(
+        eqn, lambda *values: np.concatenate([value[add_axis] for value in values], axis)
+    )
 
 
 @rule("unstack")
@@ -254,10 +262,10 @@ def padder(
     dtype: np.dtype[Any],
     tail: tuple[int, ...] = (),
 ) -> Callable[[Any, Any], Array]:
-    """Return the function that pads an array with a value.
+    """Return the function that takes an array and a value, and returns the array padded with it.
 
     Args:
-      sizes: shape of the array.
+      sizes: shape of the array, without ``tail``.
       config: for each axis, how many elements are added before it, after it and between its
         elements; the first two may be negative.
       dtype: of the array.
@@ -269,7 +277,8 @@ def padder(
     for size, (low, high, between) in zip(sizes, config, strict=True):
         step = between + 1
         out = max(0, low + size + max(0, size - 1) * between + high)
-        # Element i goes to low + i * step; negative padding cuts off what falls outside.
+        # Element i goes to position low + i * step. Negative padding drops elements whose position
+        # is outside of the result; elements first to last - 1 are left.
         first = max(0, -(low // step))
         last = max(first, min(size, (out - 1 - low) // step + 1))
         start = low + first * step
@@ -279,25 +288,25 @@ def padder(
     source, target, full = tuple(sources), tuple(targets), (*shape, *tail)
     if all(low <= 0 and high <= 0 and not between for low, high, between in config):
         return lambda value, _: value[source]
-    nothing = any(part.start == part.stop for part in sources)
+    all_padding = any(part.start == part.stop for part in sources)
 
     def pad(value: Any, padding: Any) -> Array:
         result = np.empty(full, dtype)
         result[...] = padding
-        if not nothing:
+        if not all_padding:
             result[target] = value[source]
         return result
 
     return pad
 
 
-# Sorting, the largest elements, and where the extrema are.
+# Sorting, the largest elements, and the positions of extrema.
 
 
 @rule("sort")
 def _sort(eqn: Equation) -> Evaluate:
-    # 0.0 and -0.0 are equal here, and all NaNs come last, whatever their sign: as numpy sorts. A
-    # sort that need not be stable is stable, too.
+    # As in numpy, 0.0 and -0.0 are equal, and all NaNs come last, whatever their sign. The result
+    # is always that of a stable sort, which is_stable=False allows, too.
     axis, keys = eqn.params["dimension"], eqn.params["num_keys"]
     dtype = np.dtype(eqn.outs[0].dtype)
     if len(eqn.ins) == 1 and not is_complex(dtype):
@@ -309,19 +318,19 @@ def _sort(eqn: Equation) -> Evaluate:
     def evaluate(*values: Any) -> list[Array]:
         parts: list[Array] = []
         for key in map(widen, values[:keys]):
-            # Complex numbers by their real parts, then by their imaginary parts.
+            # Complex numbers are sorted by their real parts, and equal ones by imaginary parts.
             parts += [key.real, key.imag] if key.dtype.kind == "c" else [key]
         if len(parts) == 1:
             order = parts[0].argsort(axis, "stable")
         else:
             order = np.lexsort(parts[::-1], axis)
-        return _picked(values, order, axis)
+        return _take(values, order, axis)
 
     return evaluate
 
 
-def _picked(values: Any, order: Array, axis: int) -> list[Array]:
-    """Return the elements of each array at these positions along an axis."""
+def _take(values: Any, order: Array, axis: int) -> list[Array]:
+    """Return the elements of each array at the positions ``order`` along an axis."""
     if order.ndim == 1:
         return [value[order] for value in values]
     return [np.take_along_axis(value, order, axis) for value in values]
@@ -336,14 +345,14 @@ def _top_k(eqn: Equation) -> Evaluate:
 
     def evaluate(value: Any) -> list[Array]:
         order = (~key(value)).argsort(axis, "stable")[first]
-        return [*_picked([value], order, axis), order.astype(dtype)]
+        return [*_take([value], order, axis), order.astype(dtype)]
 
     return evaluate
 
 
 @rule("approx_top_k")
 def _approx_top_k(eqn: Equation) -> Evaluate:
-    # Exact, as JAX is everywhere but on a TPU. Where NaN goes is not specified.
+    # Exact, as in JAX on every platform but the TPU. JAX does not specify where NaN goes.
     axis = eqn.params["reduction_dimension"] % len(eqn.ins[0].shape)
     largest, dtype = eqn.params["is_max_k"], np.dtype(eqn.outs[1].dtype)
     last = eqn.ins[0].shape[axis] - 1
@@ -353,11 +362,12 @@ def _approx_top_k(eqn: Equation) -> Evaluate:
     def evaluate(value: Any) -> list[Array]:
         key = widen(value)
         if largest:
+            # Sort backwards twice, so that of equal elements the first comes first.
             order = last - key[back].argsort(axis, "stable")[back]
         else:
             order = key.argsort(axis, "stable")
         order = order[first]
-        return [*_picked([value], order, axis), order.astype(dtype)]
+        return [*_take([value], order, axis), order.astype(dtype)]
 
     return evaluate
 

@@ -1,7 +1,7 @@
 """``schedule``: the output is bitwise equal in every legal order of DMAs and parallel programs.
 
-The runs under several schedules, on which ``races``, ``dma`` and ``deadlock`` look for errors, are
-made here too (``under_schedules``), once for all four.
+``under_schedules`` runs the kernel. ``races``, ``dma`` and ``deadlock`` look for errors in the same
+runs, so that the kernel runs once a schedule, and not once a check.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from pytest_pallas.grid.kernel_calls import (
 from pytest_pallas.judge.tolerance import Comparison
 from pytest_pallas.spec import KernelSpec
 
-#: Errors that sanitizers report.
+#: The errors that ``races``, ``deadlock`` and ``dma`` look for.
 SANITIZED = (RaceError, DeadlockError, DmaError)
 
-#: Seeds of schedules, besides the default schedule.
+#: Seeds of the schedules that run after the default schedule.
 SEEDS = (1, 2)
 
 #: Why the sanitizers of schedules do not apply to a kernel.
@@ -43,18 +43,21 @@ SEQUENTIAL = (
 )
 
 
-#: Limits on the runs that are kept: on their number, and on their bytes.
+#: The cache keeps at most this many runs, and at most this many bytes of their outputs.
 _RUNS, _RUN_BYTES = 32, 1 << 27
 
 
 @dataclass
 class Runs:
-    """Cache of the last runs, which the sanitizers share."""
+    """Caches the last runs, so that the checks of a kernel share them."""
 
     _kept: LastUsed[Outcome] = field(default_factory=lambda: LastUsed(_RUNS, _RUN_BYTES))
 
     def get(self, context: CheckContext, schedule: Schedule) -> Outcome:
-        """Return the kernel's run on the context's backend, with the race detector."""
+        """Return the outcome of the context's call under a schedule, with the race detector on.
+
+        Runs the kernel unless the cache has this run.
+        """
         arguments = context.arguments
         key = (
             identity(context.kernel),
@@ -63,9 +66,9 @@ class Runs:
         )
         outcome = self._kept.get(key)
         if outcome is None:
-            made = call(context, context.kernel, arguments.args)
+            kernel_call = call(context, context.kernel, arguments.args)
             outcome = context.backend.run(
-                replace(made.with_settings(races=True, dma=False), schedule=schedule)
+                replace(kernel_call.with_settings(races=True, dma=False), schedule=schedule)
             )
             self._kept.add(key, outcome, outcome.nbytes)
         context.run_seconds.append(outcome.seconds)
@@ -73,22 +76,22 @@ class Runs:
 
 
 def under_schedules(context: CheckContext) -> Iterator[tuple[Schedule, Outcome]]:
-    """Yield the kernel's runs under every schedule that can make a difference, the default first.
+    """Run the kernel under every schedule that can change its output; yield schedule and outcome.
 
-    It stops after the first run if the kernel raises there.
+    The default schedule comes first. If the kernel raises under it, no other schedule runs.
 
     Raises:
-      NotApplicableError: there is only one order; or the kernel raised an error that is not a
-        sanitizer's; or, after the last run, the kernel had only one step, in which copies overlap
-        with nothing.
+      NotApplicableError: the kernel has only one order; or it raised an error that is not in
+        ``SANITIZED``. Raised after the last run if the kernel has only one step: no second step
+        is there for its copies to overlap with.
     """
-    plain = Schedule()
-    first = context.runs.get(context, plain)
+    default = Schedule()
+    first = context.runs.get(context, default)
     if first.error is not None and not isinstance(first.error, SANITIZED):
         raise NotApplicableError("the kernel raised; see `forward`")
     kernels: Sequence[Any] = first.kernels
     others = [] if first.error is not None else schedules(context, kernels)
-    yield plain, first
+    yield default, first
     if first.error is not None:
         return
     if not others and not any(kernel.asynchronous for kernel in kernels):
@@ -96,12 +99,15 @@ def under_schedules(context: CheckContext) -> Iterator[tuple[Schedule, Outcome]]
     for schedule in others:
         yield schedule, context.runs.get(context, schedule)
     reason = one_step(kernels) if context.settings.devices == 1 else None
-    if reason is not None:  # at the end, because an error in a single step must be reported
+    if reason is not None:  # checked after the runs: an error in the only step must be reported
         raise NotApplicableError(f"{reason}; draw larger inputs")
 
 
 def raise_first(context: CheckContext, kind: type[PallasError]) -> CheckResult:
-    """Run the kernel under every schedule, and raise its first error of a kind."""
+    """Run the kernel under every schedule, and raise its first error of a kind.
+
+    Returns a result without comparisons if no schedule gives such an error.
+    """
     for schedule, outcome in under_schedules(context):
         if isinstance(outcome.error, kind):
             raise under(schedule, outcome.error)
@@ -109,14 +115,14 @@ def raise_first(context: CheckContext, kind: type[PallasError]) -> CheckResult:
 
 
 def requires_concurrency(backend: Backend) -> str | None:
-    """A backend must simulate concurrency."""
+    """Return the reason why a backend cannot find races, or None if it simulates concurrency."""
     if getattr(backend, "detects_races", False):
         return None
     return f"{backend.name} does not simulate concurrency"
 
 
 def requires_schedules(backend: Backend) -> str | None:
-    """A backend must run a kernel in more than one order."""
+    """Return the reason why a backend has no second order, or None if it has one."""
     return None if has_schedules(backend) else f"{backend.name} runs kernels in one order only"
 
 
@@ -125,7 +131,8 @@ def requires_kernels(
 ) -> str | None:
     """Return the reason why schedules make no difference to the kernels of a call, or None.
 
-    It does not count the programs of a parallel dimension, because that depends on shapes.
+    It does not count the programs of a parallel dimension: their number depends on shapes, and
+    the answer must hold for all shapes (see ``Check.requires_kernels``).
     """
     del spec
     if any(kernel.asynchronous for kernel in kernels):
@@ -133,10 +140,10 @@ def requires_kernels(
     if not has_schedules(backend):
         return SEQUENTIAL
     if backend.platform == "gpu":
-        several = any(grid_programs(kernel.eqn) != 1 for kernel in kernels)
+        reorders = any(grid_programs(kernel.eqn) != 1 for kernel in kernels)
     else:
-        several = any(has_parallel_dimension(kernel.eqn) for kernel in kernels)
-    return None if several else SEQUENTIAL
+        reorders = any(has_parallel_dimension(kernel.eqn) for kernel in kernels)
+    return None if reorders else SEQUENTIAL
 
 
 def has_schedules(backend: Backend) -> bool:
@@ -145,15 +152,17 @@ def has_schedules(backend: Backend) -> bool:
 
 
 def schedules(context: CheckContext, kernels: Sequence[Any]) -> list[Schedule]:
-    """Return the schedules, besides the default, in which the backend can run these kernels."""
+    """Return the schedules that can reorder these kernels on the backend, without the default."""
     if not has_schedules(context.backend):
         return []
-    gpu = context.backend.platform == "gpu"  # backends that run all programs of a grid at once
+    gpu = context.backend.platform == "gpu"
+    # A GPU may run all programs of a grid at once; a TPU only those of parallel dimensions.
     count = grid_programs if gpu else parallel_programs
+    # The number is None if an operand gives a size of the grid: then there may be two programs.
     programs = max((count(kernel.eqn) or 2 for kernel in kernels), default=1)
     others: list[Schedule] = []
     if programs > 1 or any(kernel.asynchronous for kernel in kernels):
-        # A seed determines the order of copies, cores, devices and parallel programs.
+        # A seed picks one order of copies, cores, devices and parallel programs.
         others = [Schedule(seed=seed) for seed in SEEDS]
     target = context.backend.target
     if programs > 1 and not gpu and (target is None or target.cores > 1):
@@ -170,28 +179,29 @@ def schedules(context: CheckContext, kernels: Sequence[Any]) -> list[Schedule]:
     subjects=larger_first,
 )
 def schedule(context: CheckContext) -> CheckResult:
-    """Run the kernel under several schedules and compare bit for bit with the first.
+    """Compare the outputs under several schedules bit for bit with those under the default.
 
-    Each seed gives an order of copies, devices, cores and programs along parallel grid dimensions.
-    If the chip has two cores, such programs are also divided over them.
+    Each seed picks one order of copies, devices, cores and programs along parallel grid dimensions.
+    On a TPU, unless the target has only one core, one more run divides such programs over two
+    cores.
 
     Raises:
-      NotApplicableError: there is only one order.
-      KernelError: the kernel raised under a schedule, and not under the first.
+      NotApplicableError: there is only one order; or the kernel raised under the default schedule.
+      KernelError: the kernel raised under another schedule.
     """
     runs = under_schedules(context)
     _, first = next(runs)
     if first.error is not None:
         raise NotApplicableError("the kernel raised; see `forward`")
-    comparisons, others = list[Comparison](), 0
-    for other, outcome in runs:
-        others += 1
+    comparisons, compared = list[Comparison](), 0
+    for reordered, outcome in runs:
+        compared += 1
         if outcome.error is not None:
-            raise under(other, as_kernel_error(outcome.error))
-        suffix = f", with {other}, compared with the default schedule"
+            raise under(reordered, as_kernel_error(outcome.error))
+        suffix = f", with {reordered}, compared with the default schedule"
         comparisons += identical(
-            context, outcome.values, first.values, suffix, change=f"with {other}"
+            context, outcome.values, first.values, suffix, change=f"with {reordered}"
         )
-    if not others:
+    if not compared:
         raise NotApplicableError("there is only one order in which the kernel can run")
     return CheckResult(comparisons=comparisons, outcome=first)

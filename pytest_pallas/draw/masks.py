@@ -1,4 +1,4 @@
-"""``masks``: which key each query may see."""
+"""Draw attention masks: which keys each query sees (``masks``)."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class _MaskRequest:
-    """What a kind of mask is made from.
+    """Holds the drawn parameters from which each kind makes its mask.
 
     Attributes:
-      query: the numbers of the queries, shape ``(queries, 1)``.
-      key: the numbers of the keys, shape ``(1, keys)``.
+      query: the index of each query, shape ``(queries, 1)``.
+      key: the index of each key, shape ``(1, keys)``.
       block: rows and columns of a block.
-      shift: 0, or the number of keys that precede the first query.
-      window: how many keys a local mask shows.
-      rng: for what is random.
+      shift: query ``i`` of a causal mask sees the keys up to ``i + shift``: 0, or
+        ``keys - queries``.
+      window: how many keys each query of a local mask sees at most.
+      rng: the generator for random elements.
     """
 
     query: npt.NDArray[np.int64]
@@ -48,7 +49,8 @@ def _causal(request: _MaskRequest) -> Any:
     return request.key <= request.query + request.shift
 
 
-def _blocks(request: _MaskRequest) -> Any:
+def _block_sparse(request: _MaskRequest) -> Any:
+    """Return a mask of whole blocks, at least one of which is shown."""
     rows, columns = request.block
     counts = -(-request.shape[0] // rows), -(-request.shape[1] // columns)
     chosen = request.rng.random(counts) < 0.5
@@ -56,22 +58,23 @@ def _blocks(request: _MaskRequest) -> Any:
     return chosen[request.query // rows, request.key // columns]
 
 
-def _rows(request: _MaskRequest) -> Any:
+def _empty_rows(request: _MaskRequest) -> Any:
+    """Return a random mask in which at least one query sees nothing."""
     shown = request.rng.random(request.shape) < 0.7
     shown[request.rng.random(request.shape[0]) < 0.3] = False
     shown[request.rng.integers(request.shape[0])] = False
     return shown
 
 
-#: The kinds of mask from the simplest on; shrinking goes towards the first.
+#: The kinds of masks, the simplest first; Hypothesis shrinks to the first.
 KINDS: dict[str, Callable[[_MaskRequest], Any]] = {
     "full": lambda request: np.ones(request.shape, bool),
     "causal": _causal,
     "local": lambda request: (
         _causal(request) & (request.key > request.query + request.shift - request.window)
     ),
-    "block-sparse": _blocks,
-    "empty-rows": _rows,
+    "block-sparse": _block_sparse,
+    "empty-rows": _empty_rows,
     "random": lambda request: request.rng.random(request.shape) < 0.5,
     "none": lambda request: np.zeros(request.shape, bool),
 }
@@ -93,30 +96,33 @@ def masks(
         masks(100, 130, block=(16, 128))
         masks(64, 64, kinds=("causal", "local"), empty_rows=False)
 
-    The kinds are, and it shrinks to the first of the selected ones:
+    These are the kinds. A failure shrinks to the first of them that is selected:
 
     - ``"full"``: every query sees every key;
     - ``"causal"``: query ``i`` sees the keys up to ``i``; or up to ``i + keys - queries``, so that
-      the last query sees all (with fewer keys than queries the first ones then see none);
-    - ``"local"``: of those, a window of the latest ones;
-    - ``"block-sparse"``: whole blocks, about half of them, so that some can be skipped;
+      the last query sees all keys. If there are fewer keys than queries, the first queries then see
+      none;
+    - ``"local"``: causal, and a query sees only the latest of these keys, those in a window;
+    - ``"block-sparse"``: about half of the blocks, each as a whole, so that a kernel can skip the
+      others;
     - ``"empty-rows"``: random, and some queries see nothing;
-    - ``"random"``: each with a chance of one half;
+    - ``"random"``: a query sees each key with probability 1/2;
     - ``"none"``: no query sees anything.
 
     Args:
-      queries: how many, at least 1.
-      keys: how many, at least 1.
-      kinds: one or several of the above.
+      queries: the number of queries, at least 1.
+      keys: the number of keys, at least 1.
+      kinds: the kinds to draw, one or several.
       block: rows and columns of the blocks of ``"block-sparse"``, or one number for both.
-      batch: how many masks, each of its own kind; None for an array without that axis.
-      empty_rows: False if each query must see a key. One that sees none then sees the key of its
-        own number, or the last one, and ``"none"`` is left out.
+      batch: the number of masks in an array, each drawn with its own kind; None for an array
+        without that axis.
+      empty_rows: False if each query must see a key. A query that would see none then sees the key
+        of the same index, or the last key; and the kind ``"none"`` is not drawn.
 
-    Draws bool arrays of shape ``(queries, keys)`` or ``(batch, queries, keys)``.
+    The strategy draws bool arrays of shape ``(queries, keys)`` or ``(batch, queries, keys)``.
 
     Raises:
-      SpecError: an argument that cannot be used.
+      SpecError: an argument is invalid.
     """
     check_int("queries", queries, 1)
     check_int("keys", keys, 1)
@@ -128,7 +134,8 @@ def masks(
 
     @st.composite
     def mask(draw: DrawFn) -> Mask:
-        # As many choices for every kind, because hypothesis takes fewer ones for simpler.
+        # Every kind draws shift, window and seed, even if it uses none of them: Hypothesis takes
+        # fewer choices for simpler, and would prefer a kind that draws less.
         kind = draw(st.sampled_from(names))
         request = _MaskRequest(
             query=np.arange(queries)[:, None],
@@ -138,11 +145,11 @@ def masks(
             window=draw(edges(1, keys, (rows, columns))),
             rng=np.random.default_rng(draw(SEEDS)),
         )
-        made = np.array(KINDS[kind](request), bool)
+        drawn_mask = np.array(KINDS[kind](request), bool)
         if not empty_rows:
-            (blind,) = np.nonzero(~made.any(axis=1))
-            made[blind, np.minimum(blind, keys - 1)] = True
-        return made
+            (empty,) = np.nonzero(~drawn_mask.any(axis=1))
+            drawn_mask[empty, np.minimum(empty, keys - 1)] = True
+        return drawn_mask
 
     if batch is None:
         return bounded("masks", (queries, keys), mask(), itemsize=1)
@@ -152,7 +159,7 @@ def masks(
 
 
 def _check_kinds(kinds: Any, empty_rows: bool) -> tuple[str, ...]:
-    """Return the selected kinds, from the simplest on."""
+    """Return the selected kinds, the simplest first; raise ``SpecError`` if none is left."""
     names: tuple[Any, ...] = (kinds,) if isinstance(kinds, str) else tuple(kinds)
     for name in names:
         if name not in KINDS:

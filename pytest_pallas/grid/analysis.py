@@ -1,7 +1,8 @@
-"""Analyze the grids of a traced function (``analyze_jaxpr``): what is wrong with their blocks.
+"""Analyze the grids of a traced function, without running it (``analyze_jaxpr``).
 
-Each function below looks at one operand of a call, and yields what is wrong with its blocks. In a
-large grid it is the blocks of the programs that were read, and index maps that are affine.
+Each function that yields ``Problem`` checks the blocks of one operand of one call. A small grid is
+complete: the blocks of all programs are known. Of a large grid only some programs are read; for the
+others the checks reason about the ranges of index maps that are affine in the grid point.
 """
 
 from __future__ import annotations
@@ -30,19 +31,21 @@ from pytest_pallas.grid.scopes import (
     use_of,
 )
 
-#: Regions into which an array is cut at the edges of blocks that overlap.
+#: Most cells into which the edges of overlapping blocks may cut an array; beyond, no search.
 _MOST_CELLS = 2**22
 
-#: A region of an output that no program writes, and how many there are.
+#: The first region of an output that no program writes, as (start, stop) for each axis, and the
+#: number of such regions; None if there is none.
 type _Missing = tuple[tuple[tuple[int, int], ...], int] | None
 
 
-#: Kind and severity of a finding, programs that show it, what is wrong, and what to do.
+#: Arguments of ``finding_of``: kind, severity, programs that show the problem (numbers or grid
+#: points), what is wrong, and what to do.
 type Problem = tuple[Kind, Severity, Iterable[int | tuple[int, ...]], str, str]
 
 
 def out_of_range(call: GridCall, window: GridWindow) -> Iterator[Problem]:
-    """Find blocks that lie entirely outside of their array."""
+    """Find blocks that lie entirely outside of their array and its padding."""
     if window.starts is None or not math.prod(window.shape):
         return
     ends = window.starts + window.lengths
@@ -51,52 +54,53 @@ def out_of_range(call: GridCall, window: GridWindow) -> Iterator[Problem]:
     sizes = np.array(window.shape).reshape(-1, 1)
     outside = (window.starts >= sizes + high) | (ends <= -low)
     outside = outside.any(axis=0) & (np.broadcast_to(window.lengths, ends.shape) > 0).all(axis=0)
-    at = np.flatnonzero(outside)
-    if not at.size:
+    programs = np.flatnonzero(outside)
+    if not programs.size:
         return
-    # On GPUs a block is an address, which is wrong only if it is accessed.
-    sure = call.platform == "tpu" or call.covers(window)
+    # On a GPU a block is only an address: it is an error only if the body accesses it.
+    accessed = call.platform == "tpu" or call.covers(window)
     yield (
         "out-of-range",
-        "error" if sure else "warning",
-        at[:3],
-        f"{points(call, at)} {_does(window, at)} the block {window.region(int(at[0]))} of an array "
-        f"{list(window.shape)}: it lies outside.",
+        "error" if accessed else "warning",
+        programs[:3],
+        f"{points(call, programs)} {_verb(window, programs)} the block "
+        f"{window.region(int(programs[0]))} of an array {list(window.shape)}: it lies outside.",
         "Clamp what the index map returns, such as jnp.minimum(i, last), or correct the grid. The "
         "portable interpreter clamps it silently; the hardware does not.",
     )
 
 
-def _does(window: GridWindow, at: Points) -> str:
+def _verb(window: GridWindow, programs: Points) -> str:
+    """Return what these programs do with a window: "read", "write", or "reads", "writes" of one."""
     verb = "write" if window.output else "read"
-    return verb if len(at) > 1 else f"{verb}s"
+    return verb if len(programs) > 1 else f"{verb}s"
 
 
 def never_written(call: GridCall, window: GridWindow, use: OutputUse) -> Iterator[Problem]:
-    """Find parts of an output that no program writes."""
+    """Find regions of an output that no program writes, and that the function may use."""
     if window.alias or not math.prod(window.shape) or None in call.grid:
         return
     if call.complete and window.starts is not None:
         missing = _missing_blocks(window) if window.uniform else _missing_cells(window)
     elif window.uniform:
-        missing = _missing_by_reasoning(call, window)
+        missing = _missing_affine(call, window)
     else:
         return
     if not missing:
         return
     block, count = missing
-    seen = any(
+    returned = any(
         all(a < high and low < b for (a, b), (low, high) in zip(block, part, strict=True))
         for part in use.returned
     )
-    if not seen and not use.doubtful:
-        return  # nothing uses it
+    if not returned and not use.doubtful:
+        return  # the function does not use this region
     unwritten = region([a for a, _ in block], [b - a for a, b in block])
     more = f" and {count - 1} more blocks" if count > 1 else ""
-    doubt = "" if seen else " What follows the kernel may not use it."
+    doubt = "" if returned else " What follows the kernel may not use it."
     yield (
         "never-written",
-        "error" if seen else "warning",
+        "error" if returned else "warning",
         (),
         f"no program writes {unwritten}{more} of the output {list(window.shape)}: grid "
         f"{tuple(call.grid)}, blocks {window.sizes}.{doubt}",
@@ -106,7 +110,7 @@ def never_written(call: GridCall, window: GridWindow, use: OutputUse) -> Iterato
 
 
 def _missing_blocks(window: GridWindow) -> _Missing:
-    """Return the first block that no program has, and how many there are; None without one."""
+    """Return the first block that no program has, and the number of such blocks."""
     counts = window.counts
     blocks, _ = window.distinct
     if not window.shape:
@@ -117,14 +121,18 @@ def _missing_blocks(window: GridWindow) -> _Missing:
     missing = math.prod(counts) - written.size
     if not missing:
         return None
-    # The first number that is not among the sorted ones.
+    # ``written`` is sorted: the first gap is where a number is not its own index.
     gaps = np.flatnonzero(written != np.arange(written.size))
     first = int(gaps[0]) if gaps.size else written.size
     return _edges(window, [int(i) for i in np.unravel_index(first, counts)]), missing
 
 
 def _missing_cells(window: GridWindow) -> _Missing:
-    """Do what ``_missing_blocks`` does for blocks that may begin anywhere and overlap."""
+    """Return the first missing cell and the number of these, for blocks that may overlap.
+
+    Such blocks have no common edges. So the edges of all of them cut the array into cells; each
+    block covers whole cells.
+    """
     assert window.starts is not None
     ends = window.starts + window.lengths
     cuts = [
@@ -147,8 +155,11 @@ def _missing_cells(window: GridWindow) -> _Missing:
     return tuple(first), len(missing)
 
 
-def _missing_by_reasoning(call: GridCall, window: GridWindow) -> _Missing:
-    """Do what ``_missing_blocks`` does for a large grid, by the ranges of affine index maps."""
+def _missing_affine(call: GridCall, window: GridWindow) -> _Missing:
+    """Return the first missing block and the number of these, for a grid that is not complete.
+
+    If an axis has an affine index, its range shows which blocks along the axis no program reaches.
+    """
     grid = [n for n in call.grid if n is not None]
     if not call.programs or len(window.affine) != len(window.shape):
         return None
@@ -160,34 +171,35 @@ def _missing_by_reasoning(call: GridCall, window: GridWindow) -> _Missing:
         if low > 0 or high < count - 1:
             index = [0] * len(counts)
             index[axis] = 0 if low > 0 else high + 1
-            short = low + max(count - 1 - high, 0)
-            return _edges(window, index), short * math.prod(counts) // count
+            missing = low + max(count - 1 - high, 0)
+            return _edges(window, index), missing * math.prod(counts) // count
     return None
 
 
 def _edges(window: GridWindow, index: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Return start and stop of a block along each axis, cut off at the end of the array."""
     return tuple(
         (i * b, min((i + 1) * b, n))
         for i, b, n in zip(index, window.sizes, window.shape, strict=True)
     )
 
 
-# Blocks of an output that programs write at once or come back to, and that others read.
+# Blocks of an output that several programs write, and blocks of an input that are read after that.
 
 
-#: Pairs of blocks that are compared where their sizes differ.
+#: Most pairs of blocks that are compared if blocks may overlap; beyond, no search.
 _MOST_PAIRS = 2**22
 
 
 def written_twice(call: GridCall, window: GridWindow) -> Iterator[Problem]:
-    """Find blocks of an output that programs write at the same time, or come back to."""
+    """Find blocks of an output that programs write at the same time, or return to after others."""
     if window.starts is None or not math.prod(window.shape) or not window.starts.shape[1]:
         return
     if window.whole:
         return  # the body chooses what it writes
     blocks, which = window.distinct
     if call.platform == "gpu" and (call.synchronizes or not call.covers(window)):
-        return  # one after the other, or each program a part of its own
+        return  # by turns, or each program may write a part of its own
     for dim in call.concurrent:
         along = call.points[dim]
         low = np.full(blocks.shape[1], np.iinfo(np.int64).max)
@@ -223,6 +235,10 @@ def written_twice(call: GridCall, window: GridWindow) -> Iterator[Problem]:
 
 
 def _revisited(call: GridCall, window: GridWindow, which: Any) -> Iterator[Problem]:
+    """Find blocks that a program returns to after other blocks; ``which`` is each program's block.
+
+    A TPU writes a block back to HBM when the grid moves on, and does not fetch it again.
+    """
     begins = np.flatnonzero(np.concatenate([[True], which[1:] != which[:-1]]))
     visits = which[begins]
     _, first = np.unique(visits, return_index=True)
@@ -245,7 +261,7 @@ def _revisited(call: GridCall, window: GridWindow, which: Any) -> Iterator[Probl
 
 
 def read_after_write(call: GridCall, window: GridWindow) -> Iterator[Problem]:
-    """Find blocks of an input that are fetched after a program wrote the memory they share."""
+    """Find blocks of an input that are fetched after a program wrote to an aliased output there."""
     outputs = {o.position: o for o in call.windows if o.output}
     partner = dict(call.facts.aliases).get(window.position)
     output = None if partner is None else outputs.get(partner)
@@ -275,7 +291,11 @@ def read_after_write(call: GridCall, window: GridWindow) -> Iterator[Problem]:
 
 
 def _hazard(call: GridCall, window: GridWindow, output: GridWindow) -> tuple[int, int] | None:
-    """Return a program that writes and a later one that fetches what it wrote, or None."""
+    """Return a program that writes and another one that fetches what it wrote, or None.
+
+    On a TPU the reader runs later. On a GPU they may run at the same time, so blocks that lie side
+    by side are compared in both orders; of blocks that may overlap, only earlier writers are.
+    """
     assert window.starts is not None
     assert output.starts is not None
     starts = window.starts
@@ -284,11 +304,11 @@ def _hazard(call: GridCall, window: GridWindow, output: GridWindow) -> tuple[int
         fetches[:] = True
     readers = np.flatnonzero(fetches)
     if window.uniform and output.uniform and window.sizes == output.sizes:
-        first = dict[bytes, int]()
+        first_writers = dict[bytes, int]()
         for program in range(output.starts.shape[1]):
-            first.setdefault(output.starts[:, program].tobytes(), program)
+            first_writers.setdefault(output.starts[:, program].tobytes(), program)
         for reader in readers:
-            writer = first.get(starts[:, reader].tobytes())
+            writer = first_writers.get(starts[:, reader].tobytes())
             earlier = writer is not None and writer < reader
             if writer is not None and (earlier or (call.platform == "gpu" and writer != reader)):
                 return writer, int(reader)
@@ -312,7 +332,7 @@ def _hazard(call: GridCall, window: GridWindow, output: GridWindow) -> tuple[int
 
 
 def affine_out_of_range(call: GridCall, window: GridWindow) -> Iterator[Problem]:
-    """Find blocks that lie outside of their array, by the range of their index."""
+    """Find blocks outside of their array, from the range of an affine index map."""
     grid = _grid(call, window)
     if grid is None:
         return
@@ -338,14 +358,14 @@ def affine_out_of_range(call: GridCall, window: GridWindow) -> Iterator[Problem]
 
 
 def _grid(call: GridCall, window: GridWindow) -> Sequence[int] | None:
-    """Return the grid of a call if it is too large and the window's index is affine."""
+    """Return the grid of a call that is not complete, if the index of the window is affine."""
     if call.complete or not call.programs or window.whole or None in window.affine:
         return None
     return [n for n in call.grid if n is not None] if window.uniform else None
 
 
 def affine_written_twice(call: GridCall, window: GridWindow) -> Iterator[Problem]:
-    """Find blocks of an output that are written twice: their index ignores dims of the grid."""
+    """Find blocks of an output that are written twice, because their index ignores a grid dim."""
     grid = _grid(call, window)
     if grid is None:
         return
@@ -374,13 +394,13 @@ def affine_written_twice(call: GridCall, window: GridWindow) -> Iterator[Problem
     )
 
 
-#: Elements of a prefetched operand up to which its values are looked at.
+#: Most elements of a prefetched operand whose values are computed; a larger one is not known.
 _MOST_SCALARS = 2**20
 
 
 @dataclass(frozen=True)
 class Analysis(Inline):
-    """The grids of a function, read without running it.
+    """Holds the grids of a function and their findings; the function did not run.
 
     Attributes:
       findings: what is wrong, in the order of the kernels.
@@ -396,7 +416,7 @@ class Analysis(Inline):
 
     @property
     def errors(self) -> tuple[GridFinding, ...]:
-        """The findings of what is wrong on the kernel's platform, whatever the chip."""
+        """The findings that are errors on every chip of the kernel's platform."""
         return tuple(finding for finding in self.findings if finding.severity == "error")
 
     def report(self) -> str:
@@ -407,14 +427,14 @@ class Analysis(Inline):
 def analyze_jaxpr(
     closed: Any, arrays: Sequence[Any], *, platform: str = "tpu", chip: str = "v6e"
 ) -> Analysis:
-    """Analyze the grids of a traced function.
+    """Analyze the grids of a traced function, and return their findings.
 
     Args:
       closed: its closed jaxpr.
-      arrays: its inputs, in order. A ``jax.ShapeDtypeStruct`` may stand for an array; then index
-        maps that read it are not known.
-      platform: ``"tpu"`` or ``"gpu"``: of kernels that do not show which they are written for.
-      chip: whose VMEM is checked, such as ``"v6e"``.
+      arrays: its inputs, in order. A ``jax.ShapeDtypeStruct`` may stand for an array; then the
+        blocks of index maps that read the array are not known.
+      platform: ``"tpu"`` or ``"gpu"``, for kernels whose jaxpr does not show their platform.
+      chip: the chip whose VMEM and tiles are checked, such as ``"v6e"``.
     """
     calls: list[GridCall] = []
     others: list[KernelCall] = []
@@ -423,13 +443,14 @@ def analyze_jaxpr(
         if call.facts is None:
             others.append(call)
             continue
-        read = _read(call, scope, platform)
-        calls.append(read)
-        findings += _shortened(read, list(_findings(read, scope, chip)))
+        grid_call = _read(call, scope, platform)
+        calls.append(grid_call)
+        findings += _without_repeats(grid_call, list(_findings(grid_call, scope, chip)))
     return Analysis(tuple(dict.fromkeys(findings)), tuple(calls), tuple(others), chip)
 
 
 def _read(call: KernelCall, scope: JaxprScope, platform: str) -> GridCall:
+    """Return the grid of a call, with the values of its dynamic sizes and prefetched operands."""
     facts, operands = call.facts, call.eqn.invars
     assert facts is not None
     sizes = [_value(scope, operands[position]) for position in facts.sizes]
@@ -439,6 +460,7 @@ def _read(call: KernelCall, scope: JaxprScope, platform: str) -> GridCall:
 
 
 def _value(scope: JaxprScope, var: Any) -> Any:
+    """Return the value of an operand, or None if it is too large or not known."""
     if np.prod(getattr(var.aval, "shape", ()), dtype=np.int64) > _MOST_SCALARS:
         return None
     try:
@@ -447,8 +469,11 @@ def _value(scope: JaxprScope, var: Any) -> Any:
         return None
 
 
-def _shortened(call: GridCall, findings: Sequence[GridFinding]) -> Sequence[GridFinding]:
-    """Drop findings of a large grid that were both seen and reasoned."""
+def _without_repeats(call: GridCall, findings: Sequence[GridFinding]) -> Sequence[GridFinding]:
+    """Keep the first finding of each kind and operand, if the grid is not complete.
+
+    There the same mistake may be found twice: in the programs that were read, and by reasoning.
+    """
     if call.complete:
         return findings
     first: dict[tuple[str, str], GridFinding] = {}
@@ -458,6 +483,7 @@ def _shortened(call: GridCall, findings: Sequence[GridFinding]) -> Sequence[Grid
 
 
 def _problems(call: GridCall, window: GridWindow, scope: JaxprScope) -> Iterator[Problem]:
+    """Yield the problems of one operand."""
     yield from out_of_range(call, window)
     if window.output:
         use = use_of(scope, call.call.eqn.outvars[window.position])
@@ -480,7 +506,7 @@ def _findings(call: GridCall, scope: JaxprScope, chip: str) -> Iterator[GridFind
 
 
 def merged(analyses: Sequence[Analysis]) -> Analysis:
-    """Merge several analyses into one, which has each finding once."""
+    """Merge analyses into one with the chip of the first; it has each finding once."""
     return dataclasses.replace(
         analyses[0],
         findings=tuple(dict.fromkeys(f for analysis in analyses for f in analysis.findings)),

@@ -1,6 +1,6 @@
-"""Print the header of a run, the table of checks, and the lines below it.
+"""Write the header of a run, the table of its checks, and the lines below the table.
 
-Features have their sections in their own modules; ``report.sections`` lists them all.
+A feature writes its own section in its own module; ``report.sections`` lists all sections.
 """
 
 from __future__ import annotations
@@ -22,18 +22,21 @@ from pytest_pallas.tested import TESTED
 if TYPE_CHECKING:
     from pytest_pallas.pytest_session import FleetFacts
 
-#: Lines of the table without ``-v``, so that all of it fits on a screen.
+#: Most lines of the table without ``-v``, so that it fits on a screen.
 _MOST_LINES = 24
 
-#: Number of reasons that are listed.
+#: Most reasons of a kind that are listed one by one without ``-v``; of more, only counts.
 _REASONS = 3
 
-#: Number of kernels that the line of a reason names.
+#: Most kernels that a line names without ``-v``; of more, only their number.
 _MOST_NAMED = 8
 
 
 def header(session: PytestSession) -> list[str]:
-    """Write the header: versions, backends, settings. Imports jax only if hardware is selected."""
+    """Return the lines of the header: versions, backends and settings.
+
+    It imports jax only if a hardware backend is selected, because that import takes seconds.
+    """
     options = session.options
     lines = [
         f"pallas: jax {metadata.version('jax')}, backends {', '.join(options.backend)}, "
@@ -54,7 +57,7 @@ def header(session: PytestSession) -> list[str]:
 
 
 def on_fleet(fleet: FleetFacts) -> str:
-    """Describe the workers of ``--pallas-fleet``, before the run."""
+    """Return the line of the header about the workers of ``--pallas-fleet``."""
     if fleet.processes:
         es = "" if fleet.processes == 1 else "es"
         return (
@@ -70,7 +73,7 @@ def on_fleet(fleet: FleetFacts) -> str:
 
 
 def places(session: PytestSession) -> list[str]:
-    """List the backends with their devices or chips."""
+    """Return each selected backend with its devices, or with the chip that it stands for."""
     texts: list[str] = []
     for backend in session.selection.backends:
         if backend.kind == "hardware":
@@ -87,7 +90,7 @@ def places(session: PytestSession) -> list[str]:
 
 @section("results")
 def table(results: Results) -> Iterator[str]:
-    """A row for each kernel, a column for each backend."""
+    """Write the table: a row for each kernel, a column for each backend."""
     if results.executed:
         yield summary(
             results.executed,
@@ -101,15 +104,18 @@ def table(results: Results) -> Iterator[str]:
 
 @section("footnotes", quiet=False)
 def footnotes(results: Results) -> Iterator[str]:
-    """The reasons of skips and expected failures, and the notes of checks."""
+    """Write the reasons of skips and expected failures, and the notes of checks."""
     yield from footnote_lines(results.executed, every=results.every)
 
 
 def footnote_lines(records: Iterable[Record], *, every: bool = False) -> list[str]:
-    """Write the lines below the table: legend, expected failures, skips.
+    """Return the lines below the table: legend, expected failures, skips, notes of checks.
 
-    There is one line for each reason, or one line of counts if there are many reasons. With
-    ``every``, all reasons are listed, with all kernels.
+    Each reason has a line; more than ``_REASONS`` reasons share one line of counts.
+
+    Args:
+      records: of the checks that ran.
+      every: list all reasons and name all kernels, however many there are (``-v``).
     """
     records = list(records)
     lines: list[str] = []
@@ -133,19 +139,23 @@ def footnote_lines(records: Iterable[Record], *, every: bool = False) -> list[st
     loosened = _kernels_by_text(records, _notes_of("tolerance"))
     lines += [f"loosened: {', '.join(names)}: {note}" for note, names in loosened.items()]
     unverified = _kernels_by_text(records, lambda record: record.unverified)
-    lines += [f"unverified: {_who(names, every)}: {text}" for text, names in unverified.items()]
+    lines += [
+        f"unverified: {_names_or_number(names, every)}: {text}"
+        for text, names in unverified.items()
+    ]
     notes = _kernels_by_text(records, _notes_of("reference")) if every else {}
     return [*lines, *(f"note: {', '.join(names)}: {note}" for note, names in notes.items())]
 
 
 def _notes_of(kind: Kind) -> Callable[[Record], Iterable[str]]:
+    """Return a function from a record to its notes of one kind, as texts."""
     return lambda record: map(str, of_kind(record.notes, kind))
 
 
 def _kernels_by_text(
     records: Iterable[Record], texts: Callable[[Record], Iterable[str]]
 ) -> Mapping[str, Sequence[str]]:
-    """Map each text to the names of the kernels whose records have it, each once."""
+    """Map each text to the names of the kernels whose records have it; a name occurs once."""
     kernels: dict[str, dict[str, None]] = {}
     for record in records:
         for text in texts(record):
@@ -153,24 +163,27 @@ def _kernels_by_text(
     return {text: list(names) for text, names in kernels.items()}
 
 
-def _who(kernels: Sequence[str], every: bool) -> str:
-    """List the names of kernels, or their number if there are many."""
-    few = every or len(kernels) <= _MOST_NAMED
-    return ", ".join(kernels) if few else number(len(kernels), "kernel")
+def _names_or_number(kernels: Sequence[str], every: bool) -> str:
+    """Return the names of the kernels, or only their number if there are many."""
+    named = every or len(kernels) <= _MOST_NAMED
+    return ", ".join(kernels) if named else number(len(kernels), "kernel")
 
 
 def _by_reason(records: Iterable[Record], every: bool) -> Iterator[str]:
-    """Write a line for each reason, the most frequent first: number, backends, kernels."""
+    """Write a line for each reason, the most frequent first.
+
+    It has the number of the reason's records, their backends, their kernels, and the reason.
+    """
     groups = group_by(records, lambda record: record.reason)
     for reason, group in sorted(groups.items(), key=lambda pair: -len(pair[1])):
         kernels = list(dict.fromkeys(record.kernel for record in group))
         backends = ", ".join(dict.fromkeys(record.backend for record in group))
-        yield f"({len(group)}) on {backends}: {_who(kernels, every)}: {reason}"
+        yield f"({len(group)}) on {backends}: {_names_or_number(kernels, every)}: {reason}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Distinct:
-    """The numbers of distinct examples of a run.
+    """Counts the examples of a run, and the distinct ones among them.
 
     Attributes:
       triples: number of distinct (spec, check, shape) triples. A shape is the shapes, dtypes and
@@ -182,14 +195,17 @@ class Distinct:
     examples: int
 
     def __str__(self) -> str:
-        """One line of the summary."""
+        """Return the counts as a line of the summary."""
         return (
             f"distinct: {self.triples:,} (spec, check, shape) triples in {self.examples:,} examples"
         )
 
 
 def count_distinct(records: Iterable[Record]) -> Distinct:
-    """Count distinct examples. Two files may have specs of the same name."""
+    """Count the examples of a run, and the distinct ones among them.
+
+    Specs of the same name in two files are two specs.
+    """
     shapes: dict[tuple[str, str, str], set[str]] = {}
     examples = 0
     for record in records:
@@ -201,29 +217,32 @@ def count_distinct(records: Iterable[Record]) -> Distinct:
 
 @section("distinct", quiet=False)
 def distinct(results: Results) -> Iterator[str]:
-    """The number of distinct examples."""
+    """Write the number of distinct examples."""
     counted = count_distinct((*results.executed, *results.compiled))
     if counted.triples:
         yield str(counted)
 
 
-# Checks that do not apply to kernels: one line of counts, or a list by requirement.
+# Checks that do not apply: one line of counts, and with ``-v`` a line for each requirement.
 
 
 def entries(
     left_out: Mapping[str, NotApplicable], records: Iterable[Record]
 ) -> Sequence[NotApplicable]:
-    """List the checks that collection left out, then those that tests found not applicable."""
-    late = [entry for record in records if (entry := not_applicable_of(record)) is not None]
-    return list({**left_out, **{entry.test: entry for entry in late}}.values())
+    """Return the checks that do not apply, each once.
+
+    Those that collection left out come first, then those that tests found not applicable.
+    """
+    during_run = [entry for record in records if (entry := not_applicable_of(record)) is not None]
+    return list({**left_out, **{entry.test: entry for entry in during_run}}.values())
 
 
 def lines(left_out: Sequence[NotApplicable], *, every: bool) -> Iterator[str]:
-    """Write a line of counts; with ``every``, also one for each requirement."""
+    """Write one line of counts; with ``every``, also a line for each requirement."""
     if not left_out:
         return
-    late = sum(entry.found == "run" for entry in left_out)
-    during_run = f", {late:,} of them found during the run" if late else ""
+    run_count = sum(entry.found == "run" for entry in left_out)
+    during_run = f", {run_count:,} of them found during the run" if run_count else ""
     hint = "" if every else " (-v lists them)"
     yield f"not applicable: {count(left_out)}{during_run}{hint}"
     if not every:
@@ -238,12 +257,12 @@ def lines(left_out: Sequence[NotApplicable], *, every: bool) -> Iterator[str]:
 
 
 def count(checks: Sequence[NotApplicable | Record]) -> str:
-    """Count checks and their kernels."""
+    """Return the number of checks and of their kernels, such as "13 checks of 1 kernel"."""
     kernels = len({(check.test.rpartition("::")[0], check.kernel) for check in checks})
     return f"{number(len(checks), 'check')} of {number(kernels, 'kernel')}"
 
 
 @section("not applicable", quiet=False)
 def section_of_requirements(results: Results) -> Iterator[str]:
-    """The number of checks that do not apply."""
+    """Write the number of checks that do not apply, and with ``-v`` their requirements."""
     yield from lines(results.not_applicable, every=results.every)

@@ -1,8 +1,9 @@
-"""The code of a worker process: import the entry once, then answer messages in order.
+"""Run a worker process: import the entry once, then answer messages in order.
 
-Answers have their own pipe, because any code, C++ libraries too, may write to stdout and stderr.
-The process ends with its parent, also while C++ code holds the GIL. A message is a header with its
-kind and its size, and a body; both sides of the pipes read and write it with the functions here.
+Answers have a pipe of their own, because any code, C++ libraries too, may write to stdout and
+stderr. The process ends when its parent ends, even while C++ code holds the GIL. A message is a
+header, with its kind and size, and a body; both sides of the pipes read and write messages with the
+functions here.
 """
 
 from __future__ import annotations
@@ -25,20 +26,21 @@ from typing import BinaryIO
 
 _HEADER = struct.Struct(">cQ")
 
+# Kinds of messages. The pool sends ``JOB``; all others come from the worker.
 JOB = b"j"
-READY = b"+"
-NOTE = b"n"
-DONE = b"d"
-RAISED = b"e"
+READY = b"+"  # the entry is imported
+NOTE = b"n"  # what the entry passed to ``say``
+DONE = b"d"  # the bytes that the entry returned
+RAISED = b"e"  # the traceback of an error
 
 
 def header(kind: bytes, body: bytes) -> bytes:
-    """Return the header of ``body``."""
+    """Return the header of a message with this kind and body."""
     return _HEADER.pack(kind, len(body))
 
 
 def read(stream: BinaryIO) -> bytes | None:
-    """Return the body of the next message of a blocking stream, or None at its end."""
+    """Read the next message of a blocking stream, and return its body; None at the stream's end."""
     head = stream.read(_HEADER.size)
     if len(head) < _HEADER.size:
         return None
@@ -57,7 +59,7 @@ def write(stream: BinaryIO, kind: bytes, body: bytes) -> None:
 def parse(received: bytearray) -> tuple[bytes, bytes] | None:
     """Remove the message at the start of ``received``, and return its kind and body.
 
-    None while it is incomplete.
+    While the message is incomplete, it returns None and removes nothing.
     """
     if len(received) < _HEADER.size:
         return None
@@ -74,21 +76,21 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def main(entry: str, *, requests: int, replies: int, parent: int, talks: bool) -> None:
-    """Serve the pool until it closes.
+    """Answer the jobs of the pool until it closes the pipe, then end the process group.
 
     Args:
-      entry: ``"module:function"``.
+      entry: ``"module:function"``, which takes and returns bytes.
       requests: descriptor of the pipe for jobs.
       replies: descriptor of the pipe for answers.
-      parent: the process that started this one.
-      talks: whether the entry takes ``say``, for notes about its next step.
+      parent: the id of the process that started this one.
+      talks: whether the entry takes ``say``, which sends a note about the next step to the pool.
     """
     for descriptor in (requests, replies):
         os.set_inheritable(descriptor, False)
-    _end_with(parent, requests)
+    _end_with_parent(parent, requests)
     _limit_core_files()
     faulthandler.enable(file=2)
-    own = os.getpid()
+    worker = os.getpid()
     output = os.dup(1)
     with open(requests, "rb") as inbox, open(replies, "wb") as outbox:
         try:
@@ -97,31 +99,35 @@ def main(entry: str, *, requests: int, replies: int, parent: int, talks: bool) -
             write(outbox, RAISED, _explain(error, frames_of_ours=2))
             return
         if talks:
-            speaking = threading.Lock()
+            lock = threading.Lock()  # threads of the entry may say something at the same time
 
             def say(note: bytes) -> None:
-                with speaking:
+                with lock:
                     write(outbox, NOTE, note)
 
             function = functools.partial(function, say=say)
         write(outbox, READY, b"")
         while (payload := read(inbox)) is not None:
             kind, body = _call(function, payload)
-            if os.getpid() != own:  # The function forked, and both processes returned.
+            if os.getpid() != worker:  # the function forked: only the worker itself may answer
                 os._exit(0)
             _restore_output(output)
             write(outbox, kind, body)
             del payload, body
-    _end_group()
+    _kill_group()
 
 
 def _load(entry: str) -> Callable[..., bytes]:
+    """Import the module of the entry, and return the function."""
     module, _, name = entry.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 def _call(function: Callable[[bytes], bytes], payload: bytes) -> tuple[bytes, bytes]:
-    # SystemExit and KeyboardInterrupt end the process, as usual
+    """Call the entry, and return the kind and body of the answer.
+
+    SystemExit and KeyboardInterrupt are not caught: they end the process.
+    """
     try:
         value = function(payload)
         if not isinstance(value, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -132,6 +138,7 @@ def _call(function: Callable[[bytes], bytes], payload: bytes) -> tuple[bytes, by
 
 
 def _explain(error: Exception, *, frames_of_ours: int) -> bytes:
+    """Return the traceback as text, without the first ``frames_of_ours``: those of this file."""
     trace = error.__traceback__
     for _ in range(frames_of_ours):
         trace = trace.tb_next if trace else None
@@ -140,7 +147,10 @@ def _explain(error: Exception, *, frames_of_ours: int) -> bytes:
 
 
 def _restore_output(output: int) -> None:
-    """Restore stdout and stderr for the next job, in case this one closed them."""
+    """Restore stdout and stderr for the next job, in case this one closed or redirected them.
+
+    Both descriptors become ``output``, a copy of stdout from before the first job.
+    """
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         os.dup2(output, descriptor)
         stream = getattr(sys, name)
@@ -149,32 +159,34 @@ def _restore_output(output: int) -> None:
 
 
 def _limit_core_files() -> None:
-    """Disable core dumps: a compiler that aborts would leave gigabytes in the project's folder."""
+    """Disable core dumps, because a compiler that aborts would leave gigabytes in the folder."""
     with contextlib.suppress(OSError, ValueError):
         _, hard = resource.getrlimit(resource.RLIMIT_CORE)
         resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
 
-def _end_with(parent: int, requests: int) -> None:
-    """Make sure that this process does not outlive ``parent``."""
+def _end_with_parent(parent: int, requests: int) -> None:
+    """End this process when ``parent`` ends, in two ways: by a signal of Linux, and by a thread."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:  # it ended before the line above
+    if os.getppid() != parent:  # the parent ended before the signal was requested
         os._exit(1)
-    # for systems without it, and for children of this process, which get no signal
+    # The thread is for systems without that signal, and for children of this process: the signal
+    # kills only this process.
     threading.Thread(target=_watch, args=(parent, requests), daemon=True).start()
 
 
 def _watch(parent: int, requests: int) -> None:
+    """Wait until the parent closes its pipe or ends, then kill the process group."""
     hangup = select.poll()
-    hangup.register(requests, 0)  # poll reports only the end of the other side
+    hangup.register(requests, 0)  # no events: poll then reports only that the other side closed
     while not hangup.poll(1000) and os.getppid() == parent:
         pass
-    _end_group()
+    _kill_group()
 
 
-def _end_group() -> None:
+def _kill_group() -> None:
     """Kill the process group, or only this process if it does not lead a group."""
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpid(), signal.SIGKILL)

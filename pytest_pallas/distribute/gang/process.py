@@ -1,8 +1,9 @@
-"""A process of a gang: a session of pytest that runs each test together with the others.
+"""Run the pytest session of one process of a gang: each test runs in all processes together.
 
-``serve`` answers the process of pytest that started it. The processes agree on the tests that they
-collect, on the beginning and the end of each, and on each example of a ``@given`` test: all draw
-the same, and a failure in one of them is a failure in all (``keep_in_step``).
+``serve`` answers the pytest process that started this one. The processes agree on the tests that
+they collect, and at the beginning and the end of each test. In a ``@given`` test they draw the same
+examples and agree after each: an example that fails in one process fails in all
+(``keep_in_step``).
 """
 
 from __future__ import annotations
@@ -45,23 +46,25 @@ from pytest_pallas.options import Options
 from pytest_pallas.pytest_session import current
 from pytest_pallas.run.fuzzing import SharedFailureError, of_all
 
-#: Seconds after which JAX counts a silent process as dead.
+#: Seconds without a heartbeat after which JAX counts a process as dead.
 HEARTBEAT = 20.0
 
-#: The part of the time limit of a step for which a process waits for another one.
+#: Fraction of a step's time limit for which a process waits for another one. Less than 1, so that
+#: the wait ends with an error that names the missing process before the limit ends this one.
 PART = 0.9
 
-#: Number of tests that a difference between two collections lists.
+#: Most tests that the message about two different collections lists.
 _LISTED = 6
 
-#: The host of this process, once it has started.
-_hosts: list[GangSession] = []
+#: The session of this process; empty until ``Start`` was answered.
+_sessions: list[GangSession] = []
 
-#: Seconds that a process with a failed example waits for the others, to fail together with them.
+#: Seconds that a process with a failed example waits for the others to end theirs. Short, because
+#: they may wait in a collective that this process does not reach.
 PATIENCE = 2.0
 
-#: Set on the function of a test that agrees already.
-_AGREES = "pallas_agrees"
+#: Attribute of a test function that ``keep_in_step`` has wrapped, so that it does so once.
+_WRAPPED = "pallas_agrees"
 
 
 _REQUEST: Any = Start | RunTest
@@ -72,33 +75,33 @@ def serve(payload: bytes, say: Callable[[bytes], None]) -> bytes:
     request: Start | RunTest = decoded(_REQUEST, payload)
     if isinstance(request, Start):
         return encoded(_started(request, say))
-    return encoded(_hosts[0].run_together(request))
+    return encoded(_sessions[0].run_together(request))
 
 
 def _started(start: Start, say: Callable[[bytes], None]) -> Collected:
-    """Join the program, configure pytest, collect, and compare with the other processes."""
+    """Join the JAX program, configure pytest and collect; return the tests, or the problem."""
     os.chdir(start.opening.folder)
     say(StepNote(step="joining", limit=start.seconds).encode())
     join(start.position, start.seconds, HEARTBEAT)
     try:
-        host = GangSession(start, say)
+        session = GangSession(start, say)
     except pytest.UsageError as error:
         return Collected(problem=str(error))
-    _hosts.append(host)
-    return host.collect(start.seconds)
+    _sessions.append(session)
+    return session.collect(start.seconds)
 
 
 class GangSession(WorkerSession):
-    """The session of pytest of this process."""
+    """Runs the tests of one process of the gang, in a pytest session of its own."""
 
     def __init__(self, start: Start, say: Callable[[bytes], None]) -> None:
-        """Configure pytest."""
+        """Configure pytest, and register the hooks that keep the processes together."""
         self._process = start.position.index
         super().__init__(start.opening, say)
-        self.config.pluginmanager.register(_Together())
+        self.config.pluginmanager.register(_GangHooks())
 
     def collect(self, seconds: float) -> Collected:
-        """Collect everything; ``problem`` if another process has other tests."""
+        """Collect all tests, and return them; ``problem`` says why the gang cannot run them."""
         self.alarm.begin("collection", seconds)
         try:
             self.session.perform_collect()
@@ -125,24 +128,25 @@ class GangSession(WorkerSession):
             timeout=max((_options_of(item).timeout for item in items), default=0.0),
         )
 
-    def _difference(self, names: Sequence[str], seconds: float) -> str:
-        """Return the difference of this collection from that of process 0; "" if there is none."""
-        digest = hashlib.blake2b(json.dumps(names).encode(), digest_size=16).hexdigest()
+    def _difference(self, nodeids: Sequence[str], seconds: float) -> str:
+        """Return how the node ids differ from those of process 0; "" if they are the same."""
+        digest = hashlib.blake2b(json.dumps(nodeids).encode(), digest_size=16).hexdigest()
         digests = [
             statement.value for statement in agree("collected", value=digest, timeout=seconds)
         ]
         if len(set(digests)) == 1:
             return ""
-        first, *_ = agree("tests", value=names, timeout=seconds)
+        # The digests are short. Only if they differ do the processes exchange all node ids.
+        first, *_ = agree("tests", value=nodeids, timeout=seconds)
         if digests[self._process] == digests[0]:
             return ""
         return (
             f"it collected other tests than process 0 ({first.host}), so they cannot run "
-            f"together:\n{_listed(first.value, names, self._process)}"
+            f"together:\n{_describe_difference(first.value, nodeids, self._process)}"
         )
 
     def run_together(self, request: RunTest) -> TestEnd:
-        """Run a test with all other processes, and return how it ended."""
+        """Run a test together with all other processes, and return how it ended in this one."""
         end = TestEnd(process=self._process, host=socket.gethostname())
         item = self.items[request.nodeid]
         timeout = _options_of(item).timeout
@@ -168,7 +172,10 @@ class GangSession(WorkerSession):
 
 
 def _options_of(item: pytest.Item) -> Options:
-    """Return the options of a test, without those of a wrong mark: its set-up reports that."""
+    """Return the options of a test, or those of the session if its mark is wrong.
+
+    The set-up of the test reports the wrong mark.
+    """
     state = current(item.config)
     try:
         return state.options_for(item)
@@ -177,13 +184,13 @@ def _options_of(item: pytest.Item) -> Options:
 
 
 def _outcome(reports: Sequence[pytest.TestReport]) -> str:
-    """Return the outcome of a test in this process."""
-    worst = [report.outcome for report in reports if report.outcome != "passed"]
-    return worst[0] if worst else "passed"
+    """Return the first outcome of a test's phases that is not "passed", or "passed"."""
+    others = [report.outcome for report in reports if report.outcome != "passed"]
+    return others[0] if others else "passed"
 
 
-def _listed(theirs: Sequence[str], ours: Sequence[str], process: int) -> str:
-    """Return the first tests that only one of two processes has, or another order."""
+def _describe_difference(theirs: Sequence[str], ours: Sequence[str], process: int) -> str:
+    """List the first tests that only one of two processes has; or say that the order differs."""
     if sorted(theirs) == sorted(ours):
         return f"  the same {len(ours)} tests, in another order"
     lines = [
@@ -196,18 +203,21 @@ def _listed(theirs: Sequence[str], ours: Sequence[str], process: int) -> str:
     return "\n".join([*islice(lines, _LISTED), *rest])
 
 
-class _Together:
-    """Keeps the processes together inside of a test."""
+class _GangHooks:
+    """The hooks of pytest that keep the processes together while a test runs."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Let a ``@given`` test run each example in all processes."""
+        """Wrap a ``@given`` test with ``keep_in_step``, and raise the error of its example.
+
+        The wrappers of that error are for Hypothesis; reports must show the error itself.
+        """
         options = _options_of(item)
         keep_in_step(item, seed=options.seed, seconds=PART * longest(options.timeout))
         try:
             return (yield)
         except (SharedFailureError, OutOfStepError) as failure:
-            for note in getattr(failure, "__notes__", ()):  # Hypothesis' about the example
+            for note in getattr(failure, "__notes__", ()):  # where Hypothesis describes the example
                 failure.error.add_note(note)
             raise failure.error from None
 
@@ -215,7 +225,7 @@ class _Together:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[Any]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Record which processes made a test fail here."""
+        """Return the report, with the processes whose failure made the test fail here."""
         report = yield
         error = None if call.excinfo is None else call.excinfo.value
         if isinstance(error, PeerError):
@@ -227,24 +237,24 @@ class _Together:
 
 
 class OutOfStepError(BaseException):
-    """A failure that the other processes do not know, because they wait in a collective.
+    """An example failed in this process only, and the others do not know.
 
-    Not an ``Exception``, so that Hypothesis does not run further examples, in which this process
-    would be alone.
+    They may wait in a collective that this process does not reach. It is no ``Exception``, because
+    Hypothesis would catch that and run more examples, without the other processes.
     """
 
     def __init__(self, error: Exception) -> None:
-        """Keep the failure."""
+        """Keep the error of the example."""
         super().__init__(str(error))
         self.error = error
 
 
 def keep_in_step(item: pytest.Item, *, seed: int, seconds: float) -> None:
-    """Let a ``@given`` test draw the same in all processes, which agree on each example.
+    """Make a ``@given`` test draw the same examples in all processes, and agree after each.
 
     Args:
-      item: the test; nothing is done for others.
-      seed: of the draws, unless the test has a seed of its own.
+      item: the test. If it is no ``@given`` test, it stays as it is.
+      seed: of the draws, unless the test has a seed of its own or is derandomized.
       seconds: how long to wait for the other processes at the end of an example.
     """
     test: Any = getattr(item, "obj", None)
@@ -252,7 +262,7 @@ def keep_in_step(item: pytest.Item, *, seed: int, seconds: float) -> None:
     if not getattr(test, "is_hypothesis_test", False):
         return
     inner = test.hypothesis.inner_test
-    if getattr(inner, _AGREES, False):
+    if getattr(inner, _WRAPPED, False):
         return
     import hypothesis
 
@@ -261,7 +271,7 @@ def keep_in_step(item: pytest.Item, *, seed: int, seconds: float) -> None:
     if hypothesis_seed(test) is None and not own.derandomize:
         hypothesis.seed(seed)(test)
     changes: dict[str, Any] = {
-        # Decisions by the clock would differ between processes.
+        # Nothing may depend on the clock: the processes would decide differently.
         "deadline": None,
         "suppress_health_check": list(hypothesis.HealthCheck),
         "phases": [phase for phase in own.phases if phase.name != "explain"],
@@ -279,23 +289,26 @@ def keep_in_step(item: pytest.Item, *, seed: int, seconds: float) -> None:
             value = inner(*args, **rest)
         except Exception as error:
             failed = error
-        failed = _agreed(failed, seconds)
+        failed = _agreed_error(failed, seconds)
         if failed is None:
             return value
         raise SharedFailureError(failed)
 
-    setattr(together, _AGREES, True)
+    setattr(together, _WRAPPED, True)
     test.hypothesis.inner_test = together
 
 
-def _agreed(failed: Exception | None, seconds: float) -> Exception | None:
-    """Return the error of an example, here or in another process; None if it passed everywhere.
+def _agreed_error(failed: Exception | None, seconds: float) -> Exception | None:
+    """Agree with the other processes on the end of an example, and return its error.
+
+    It is the error of this process, or a ``PeerError`` about another one; None if the example
+    passed in all.
 
     Raises:
-      OutOfStepError: the other processes did not come to the end of the example.
+      OutOfStepError: it failed here, and another process did not come to its end.
     """
     if failed is not None and facts_of(failed).shared:
-        return failed  # all processes know of it, and are here
+        return failed  # all processes raise it at this point
     if isinstance(failed, PeerError):
         if failed.step == "example":
             return failed
