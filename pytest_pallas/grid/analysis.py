@@ -96,7 +96,7 @@ def never_written(call: GridCall, window: GridWindow, use: OutputUse) -> Iterato
     if not returned and not use.doubtful:
         return  # the function does not use this region
     unwritten = region([a for a, _ in block], [b - a for a, b in block])
-    more = f" and {count - 1} more blocks" if count > 1 else ""
+    more = f" and {count - 1} more block{'s' * (count > 2)}" if count > 1 else ""
     doubt = "" if returned else " What follows the kernel may not use it."
     yield (
         "never-written",
@@ -171,7 +171,7 @@ def _missing_affine(call: GridCall, window: GridWindow) -> _Missing:
         if low > 0 or high < count - 1:
             index = [0] * len(counts)
             index[axis] = 0 if low > 0 else high + 1
-            missing = low + max(count - 1 - high, 0)
+            missing = max(low, 0) + max(count - 1 - high, 0)
             return _edges(window, index), missing * math.prod(counts) // count
     return None
 

@@ -184,9 +184,9 @@ def _options_of(item: pytest.Item) -> Options:
 
 
 def _outcome(reports: Sequence[pytest.TestReport]) -> str:
-    """Return the first outcome of a test's phases that is not "passed", or "passed"."""
-    others = [report.outcome for report in reports if report.outcome != "passed"]
-    return others[0] if others else "passed"
+    """Return the outcome of a test: "failed" if a phase failed, else "skipped" if one was."""
+    outcomes = {report.outcome for report in reports}
+    return next((worst for worst in ("failed", "skipped") if worst in outcomes), "passed")
 
 
 def _describe_difference(theirs: Sequence[str], ours: Sequence[str], process: int) -> str:

@@ -35,6 +35,14 @@ def test_every_other_block():
     assert "[8:16, 0:128] and 3 more blocks" in only(skips, X).message
 
 
+def test_two_blocks_that_no_program_writes():
+    def shorter(x):
+        return rows(copy, x.shape, grid=(6,))(x)
+
+    assert "[48:56, 0:128] and 1 more block" in only(shorter, X).message
+    assert "1 more blocks" not in only(shorter, X).message
+
+
 def test_what_is_cut_off_need_not_be_written():
     def padded(keep):
         def function(x):

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from pytest_pallas.distribute.gang import process
 from pytest_pallas.distribute.gang.merging import merged_reports
 from pytest_pallas.distribute.gang.messages import BECAUSE, TestEnd
 from pytest_pallas.distribute.resume import EndedTests
@@ -139,3 +140,16 @@ def test_the_record_of_a_process_that_died_joins_those_of_the_others():
     [joined] = [record for report in reports for record in records_of(report)]
     assert (joined.outcome, joined.family, dict(joined.mesh)) == ("failed", "f", {"x": 2})
     assert [host.process for host in joined.hosts] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("phases", "outcome"),
+    [
+        (["passed", "passed", "passed"], "passed"),
+        (["passed", "skipped", "passed"], "skipped"),
+        (["passed", "skipped", "failed"], "failed"),
+    ],
+)
+def test_the_outcome_of_a_test_is_that_of_its_worst_phase(phases, outcome):
+    reports = [SimpleNamespace(outcome=phase) for phase in phases]
+    assert process._outcome(reports) == outcome
