@@ -568,9 +568,7 @@ def _traces(session: Session, spec: KernelSpec, backend: Backend) -> Traces:
     if key not in kept:
         # Simulators and interpreters have equal traces for a TPU, which JAX caches.
         own: Any = None if target.platform == "tpu" else getattr(backend, "context", None)
-        context = (
-            functools.partial(tracing_for, target) if own is None else lambda: own(races=False)
-        )
+        context = own or functools.partial(tracing_for, target)
         kept[key] = Traces(_calls(spec, kernel, session.options.timeout), context)
     return kept[key]
 

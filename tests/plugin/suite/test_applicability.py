@@ -81,6 +81,32 @@ def test_a_check_that_does_not_apply_is_no_item_and_is_recorded(aliasing):
     ]
 
 
+def test_kernels_of_gpus_are_traced_at_collection_too(project):
+    project.write(
+        specs="""
+        import jax
+        from jax.experimental.pallas import mosaic_gpu as plgpu
+        from pytest_pallas import KernelSpec, strategies as pst
+
+        def double(x):
+            def body(x_ref, o_ref):
+                o_ref[...] = x_ref[...] * 2
+
+            return plgpu.kernel(body, out_type=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+        SPEC = KernelSpec(
+            name="double",
+            kernel={"gpu": double},
+            reference=lambda x: x * 2,
+            inputs=pst.arrays("m n", dtype="float32", dims={"m": [8], "n": [128]}),
+        )
+        """
+    )
+    words = ("--pallas-suite=specs", "--pallas-checks=forward,donation,grid")
+    result = project.run(*words, "--pallas-backend=gpu-sim", "--collect-only", "-q")
+    assert re.findall(r"specs.py::(\w+-[\w-]+)\[", result.stdout.str()) == ["double-forward"]
+
+
 @pytest.mark.parametrize(
     ("drawn", "kept"),
     [
