@@ -198,14 +198,14 @@ class Worker:
         self.ready = False
         self.fresh_bytes = 0
         self._ended = False
-        with contextlib.ExitStack() as childs, contextlib.ExitStack() as on_error:
+        with contextlib.ExitStack() as child_ends, contextlib.ExitStack() as on_error:
             self.output = Capture()
             on_error.callback(self.output.close)
             childs_requests, self.requests = os.pipe()
-            childs.callback(os.close, childs_requests)
+            child_ends.callback(os.close, childs_requests)
             on_error.callback(os.close, self.requests)
             self.replies, childs_replies = os.pipe()
-            childs.callback(os.close, childs_replies)
+            child_ends.callback(os.close, childs_replies)
             on_error.callback(os.close, self.replies)
             self._process = _launch(setup, childs_requests, childs_replies, self.output, stopping)
             on_error.pop_all()
