@@ -79,6 +79,7 @@ _INNER = (
     "decoding.Between",
     "draw.arguments.Declared",
     "draw.arguments.VariantSource",
+    "draw.signatures.ArraysArguments",
     "draw.sizes.Constraint",
     "fixture_types.CheckKeywords",
     "fixture_types.Peers",
