@@ -3,8 +3,8 @@
 The first functions convert JAX's transforms of a reference to those of ``pallas_sim.transforms``.
 The others read the operands of copies and of operations on semaphores.
 
-Seen in JAX 0.11.2 and 0.12.0.1. This module can go when ``jax.experimental.pallas`` exports the
-classes of transforms. Probe: ``tests/pallas_sim/compat/test_places.py``.
+Seen in JAX 0.11.2 and 0.12.0.1. It can go when ``jax.experimental.pallas`` exports the classes of
+transforms. Probe: ``tests/pallas_sim/compat/test_places.py``.
 """
 
 from __future__ import annotations
