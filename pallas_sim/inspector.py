@@ -375,7 +375,7 @@ def picture(values: Array) -> str:
 
 
 def values_of(ref: Ref) -> Array:
-    """Return a copy of what is in memory: of semaphores, their counts."""
+    """Return a copy of the memory; of semaphores, the counts."""
     if ref.data.dtype != object:
         return np.array(ref.data)
     counts = [getattr(semaphore, "count", 0) for semaphore in ref.data.flat]

@@ -12,6 +12,7 @@ H200.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.metadata
 import json
 import os
@@ -137,15 +138,19 @@ def main() -> int:
         folder = Path(name)
         (folder / "asked.py").write_text(_SUITE)
         (folder / "pytest.ini").write_text("[pytest]\n")
-        asked = lambda name: ask(name, folder, options.backend, options.examples)  # noqa: E731
-        answers = dict(zip(names, pool.map(asked, names), strict=True))
-    for name, answer in answers.items():
-        print(f"{name:32} {answer.answer}")
-    contents = {
-        "answers": {name: answer.answer for name, answer in answers.items()},
-        "messages": {name: answer.message for name, answer in answers.items() if answer.message},
-    }
-    options.file.write_text(json.dumps(contents, indent=1))
+        ask_one = functools.partial(
+            ask, folder=folder, backend=options.backend, examples=options.examples
+        )
+        answers: dict[str, str] = {}
+        messages: dict[str, str] = {}
+        for name, answer in zip(names, pool.map(ask_one, names), strict=True):
+            print(f"{name:32} {answer.answer}", flush=True)
+            answers[name] = answer.answer
+            if answer.message:
+                messages[name] = answer.message
+            # Now, because whoever runs this may end it before the last answer.
+            contents = {"answers": answers, "messages": messages}
+            options.file.write_text(json.dumps(contents, indent=1))
     return 0
 
 

@@ -351,7 +351,7 @@ class _KernelRun:
             self.launch.thread.machine.scheduler.run(threads, work)
 
     def cluster(self, point: tuple[int, ...], recording: Recording | None) -> BlockCluster:
-        """Make a cluster with its blocks and their warpgroups, none of which has begun."""
+        """Make a cluster with blocks and warpgroups that have not begun."""
         mesh, cluster = (
             self.kernel.mesh,
             BlockCluster(self.launch, point, together=self.kernel.paired),

@@ -98,7 +98,7 @@ _PRESETS = {"BF16_BF16_F32": BFLOAT16, "F16_F16_F32": FLOAT16}
 
 
 def dot_product(
-    lhs: Any, rhs: Any, out: Any, depth: int, precision: Any, accumulations: Accumulations
+    lhs: Any, rhs: Any, out: Any, precision: Any, accumulations: Accumulations
 ) -> Multiply | None:
     """Return the function by which Triton's ``dot`` multiplies on a chip; None if not known.
 
@@ -111,7 +111,6 @@ def dot_product(
       lhs: dtype of the first operand.
       rhs: dtype of the second operand.
       out: dtype of the result.
-      depth: length of the contracted dimension.
       precision: the parameter of ``dot_general``.
       accumulations: how the chip adds; empty if sums are those of float32.
     """

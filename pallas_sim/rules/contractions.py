@@ -48,7 +48,7 @@ def _dot_general(eqn: Equation) -> Evaluate:
         from pallas_sim.gpu.tensor_cores import dot_product
 
         dtypes, precision = (lhs.dtype, rhs.dtype, eqn.out.dtype), eqn.params["precision"]
-        product = dot_product(*dtypes, depth, precision, machine.accumulations)
+        product = dot_product(*dtypes, precision, machine.accumulations)
         if product is None or dims[1][0]:
             return default
         return contraction(lhs.shape, rhs.shape, dims, product)

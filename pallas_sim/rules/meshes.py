@@ -247,7 +247,7 @@ def _shard_map(eqn: Equation) -> Evaluate:
         return results
 
     def inside(thread: Thread, args: Sequence[Any]) -> list[Any]:
-        """Evaluate on one device of a mesh, of which the function around divides only some axes.
+        """Evaluate on one device of a mesh if the enclosing function divides only some axes.
 
         Each device evaluates that function, also where they all have the same arrays.
         """

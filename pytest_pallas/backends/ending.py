@@ -233,7 +233,7 @@ def uncaught() -> Generator[None]:
 
 @contextmanager
 def uncaught_with_interrupts() -> Generator[None]:
-    """Apply ``uncaught`` where interrupts of the terminal are told from those of a function."""
+    """Apply ``uncaught``, and tell interrupts of the terminal from those of a function."""
     with noting_interrupts(), uncaught():
         yield
 

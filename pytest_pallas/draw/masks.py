@@ -50,7 +50,7 @@ def _causal(request: _MaskRequest) -> Any:
 
 
 def _block_sparse(request: _MaskRequest) -> Any:
-    """Return a mask of whole blocks, at least one of which is shown."""
+    """Return a mask of whole blocks that shows at least one block."""
     rows, columns = request.block
     counts = -(-request.shape[0] // rows), -(-request.shape[1] // columns)
     chosen = request.rng.random(counts) < 0.5

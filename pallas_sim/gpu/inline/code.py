@@ -255,7 +255,7 @@ def _types_of(
 
 
 def tiled_shape(shape: tuple[int, ...], tiling: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape of memory of which the last axes are divided into tiles."""
+    """Return the shape of memory whose last axes are divided into tiles."""
     front = len(shape) - len(tiling)
     counts = (size // tile for size, tile in zip(shape[front:], tiling, strict=True))
     return (*shape[:front], *counts, *tiling)

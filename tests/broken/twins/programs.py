@@ -310,7 +310,7 @@ def staged_product(x: jax.Array, y: jax.Array, *, block: int = 128, wrong: str =
 
 
 def blocks_beyond_shared_memory(x: jax.Array, y: jax.Array, *, block: int = 128) -> jax.Array:
-    """Blocks for five steps are loaded ahead: 240 KiB of shared memory, of which there are 227."""
+    """Blocks for five steps are loaded ahead: 240 KiB of shared memory; an SM has 227."""
     return staged_product(x, y, block=block, wrong="too far ahead")
 
 
