@@ -47,8 +47,8 @@ FORMAT = 1
 #: The entry of the file with the JSON of ``About``.
 _ABOUT = "about"
 
-#: Sides of a call, by its route: operands ``x``, ``y``, ``z``, and the output ``o``. 16-bit floats and
-#: float8 are kept as unsigned integers.
+#: Sides of a call, by its route: operands ``x``, ``y`` and ``z``, and the output ``o``. Narrow
+#: floats are kept as unsigned integers.
 _SIDES = {
     "wgmma": "xyo",
     "wgmma_f16": "xyo",  # sums of float16
