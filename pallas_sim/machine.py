@@ -9,6 +9,7 @@ what copies and semaphores do, and ``order`` what the record proves.
 from __future__ import annotations
 
 import math
+import weakref
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -325,6 +326,7 @@ class Device:
       barriers: its barrier semaphores, by tag or ``collective_id``.
       expected: what is to be done when an allocation is there, because others reached it before.
       ahead: on a GPU, the kernels that may not have ended when the next one begins.
+      written: its own memory of the values that a kernel wrote in place, by their identity.
     """
 
     number: int
@@ -335,6 +337,28 @@ class Device:
     barriers: dict[Any, Semaphore] = field(default_factory=dict)
     expected: dict[AllocationKey, list[Callable[[Ref], None]]] = field(default_factory=dict)
     ahead: list[Any] = field(default_factory=list)
+    written: dict[int, tuple[weakref.ref[Any], Any]] = field(default_factory=dict)
+
+    def memory_of(self, value: np.ndarray[Any, Any], *, writes: bool) -> np.ndarray[Any, Any]:
+        """Return where the device has a value: the value itself until a kernel writes it in place.
+
+        Values of JAX do not change, and each device has memory of its own for one that several
+        devices have. Kernels that get the value later see what was written.
+
+        Args:
+          value: an operand of a kernel.
+          writes: whether the kernel writes it where it is.
+        """
+        key = id(value)
+        known, memory = self.written.get(key, (None, None))
+        if known is not None and known() is value:
+            assert memory is not None
+            return memory
+        if not writes:
+            return value
+        memory = np.array(value)
+        self.written[key] = (weakref.ref(value, lambda _: self.written.pop(key, None)), memory)
+        return memory
 
 
 @dataclass(eq=False)

@@ -52,7 +52,7 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
     """
     facts, machine = kernel.facts, thread.machine
     arguments = arguments_of(kernel, operands)
-    inputs = arguments.inputs
+    inputs = _inputs(kernel, thread, arguments.inputs)
     outputs = _outputs(kernel, machine, inputs)
     body_sizes = tuple(
         size for axis, size in enumerate(arguments.grid) if axis not in facts.vmapped
@@ -165,6 +165,21 @@ def divided(
 
 def _starts(this: CoreRun, point: tuple[int, ...]) -> list[BlockStart]:
     return [window.start(this.thread, point, this.scalars) for window in this.kernel.windows]
+
+
+def _inputs(kernel: PreparedKernel, thread: Thread, values: Sequence[Array]) -> list[Array]:
+    """Return the memory of the inputs: the device's own where something writes it in place."""
+    first = kernel.captured + len(kernel.facts.scalars)
+
+    def memory_of(window: BlockWindow, value: Array) -> Array:
+        if is_shared(thread.machine, value):
+            return value
+        # What copies in flight access after the kernel is no other device's, either.
+        written = window.in_place and first + window.number in kernel.written
+        changes = window.is_input_of(kernel) and (written or kernel.traffic.lasting)
+        return thread.device.memory_of(value, writes=changes)
+
+    return [memory_of(*pair) for pair in zip(kernel.windows, values, strict=False)]
 
 
 def _outputs(kernel: PreparedKernel, machine: Machine, inputs: list[Array]) -> list[Array]:

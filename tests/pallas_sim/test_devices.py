@@ -547,3 +547,128 @@ def test_collectives_along_two_axes():
 
     both = sharded(function, 2, 2, spec=P(("x", "y")))
     np.testing.assert_array_equal(simulate(both, rows(4)).values, jax.jit(both)(rows(4)))
+
+
+# An operand that several devices have: each has memory of its own for it.
+
+
+def through(x: Any, box: Any, *, aliased: bool = False) -> Any:
+    """Copy ``x`` into a mailbox, and from there into the output."""
+
+    def body(x_ref, box_ref, o_ref, *shared):
+        box_ref = shared[0] if aliased else box_ref
+        pltpu.sync_copy(x_ref, box_ref)
+        pltpu.sync_copy(box_ref, o_ref)
+
+    outputs, aliases = ((x, box), {1: 1}) if aliased else (x, {})
+    call = pl.pallas_call(
+        body,
+        out_shape=outputs,
+        in_specs=[ANY, ANY],
+        out_specs=jax.tree.map(lambda _: ANY, outputs),
+        compiler_params=pltpu.CompilerParams(has_side_effects=True),
+        input_output_aliases=aliases,
+    )
+    return call(x, box)[0] if aliased else call(x, box)
+
+
+CONSTANT = np.zeros((8, 128), np.float32)
+
+
+def of_both_devices(x: Any, box: Any, function: Any = through) -> Any:
+    """Give each device its rows of ``x`` and all of ``box``."""
+    specs = (BY_ROWS, P())
+    function = jax.shard_map(
+        function, mesh=mesh(2), in_specs=specs, out_specs=BY_ROWS, check_vma=False
+    )
+    return function(x, box)
+
+
+def exchanged(x: Any) -> Any:
+    """Use as mailboxes a value, and what the other device has received of it."""
+    box = jnp.zeros_like(x) + x
+    theirs = lax.ppermute(box, "x", [(0, 1), (1, 0)])
+    return (through(x, theirs) + through(x, box)) / 2
+
+
+MAILBOXES = {
+    "empty": lambda x: of_both_devices(x, pl.empty((8, 128), x.dtype)),
+    "zeros": lambda x: of_both_devices(x, jnp.zeros((8, 128), x.dtype)),
+    "captured": lambda x: of_both_devices(x, x, lambda x, _: through(x, CONSTANT)),
+    "array of JAX": lambda x: of_both_devices(x, x, lambda x, _: through(x, jnp.zeros((8, 128)))),
+    "jit": lambda x: of_both_devices(x, pl.empty((8, 128), x.dtype), jax.jit(through)),
+    "aliased": lambda x: of_both_devices(
+        x, pl.empty((8, 128), x.dtype), functools.partial(through, aliased=True)
+    ),
+    "in a loop": lambda x: of_both_devices(
+        x,
+        pl.empty((8, 128), x.dtype),
+        lambda x, box: lax.fori_loop(0, 2, lambda _, value: through(value, box), x),
+    ),
+    "received": lambda x: sharded(exchanged, 2)(x),
+}
+
+
+@pytest.mark.parametrize("mailbox", MAILBOXES)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_each_device_has_its_own_copy_of_an_operand(mailbox, seed):
+    x = rows(2)
+    simulation = simulate(MAILBOXES[mailbox], x, seed=seed)
+    assert (simulation.values == x).all()
+    assert "race" not in kinds(simulation)
+    assert not CONSTANT.any()
+
+
+def test_an_operand_that_is_alike_along_one_axis_only():
+    def function(x, box):
+        specs = (P("x"), P("y"))
+        return jax.shard_map(
+            through, mesh=mesh(2, 2), in_specs=specs, out_specs=P("x"), check_vma=False
+        )(x, box)
+
+    simulation = simulate(function, rows(2), np.zeros((16, 128), np.float32))
+    assert "race" not in kinds(simulation)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_mailbox_that_others_write(again):
+    """A later kernel sees what came; two copies into it are in a race that nothing orders."""
+
+    def send(x, box):
+        def body(x_ref, box_ref, o_ref, sent, received):
+            other = 1 - lax.axis_index("x")
+            meet(other)
+            copies = [
+                pltpu.make_async_remote_copy(
+                    x_ref, box_ref, sent.at[i], received.at[i], device_id=(other,)
+                )
+                for i in range(1 + again)
+            ]
+            for copy in copies:
+                copy.start()
+            for copy in copies:
+                copy.wait()
+            o_ref[...] = jnp.zeros_like(o_ref)
+
+        return pl.pallas_call(
+            body,
+            out_shape=x,
+            in_specs=[ANY, ANY],
+            scratch_shapes=[DMA((2,)), DMA((2,))],
+            compiler_params=pltpu.CompilerParams(collective_id=0, has_side_effects=True),
+        )(x, box)
+
+    def receive(box, zero):
+        def body(box_ref, zero_ref, o_ref):
+            del zero_ref
+            pltpu.sync_copy(box_ref, o_ref)
+
+        return pl.pallas_call(body, out_shape=zero, in_specs=[ANY, ANY], out_specs=ANY)(box, zero)
+
+    def function(x, box):
+        return receive(box, send(x, box))
+
+    x = rows(2)
+    simulation = simulate(lambda x: of_both_devices(x, CONSTANT, function), x)
+    assert ("race" in kinds(simulation)) == again
+    assert (simulation.values == np.roll(x, 8, axis=0)).all()
