@@ -258,6 +258,7 @@ class Finding:
       waits: of a deadlock, all threads that wait; of a race, the waits that do not order it.
       seed: of the schedule in which it was seen.
       owners: on which cores it is so, where the message says nothing of them.
+      dropped: of a load beyond an edge: whether the value is shown to reach nothing.
     """
 
     kind: Kind
@@ -272,6 +273,7 @@ class Finding:
     waits: tuple[Wait, ...] = ()
     seed: int = 0
     owners: tuple[Owner, ...] = ()
+    dropped: bool = False
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -289,7 +291,12 @@ class Finding:
             program = f"program ({', '.join(map(str, self.program))})"
             where = f"{program} of {where}" if where else program
         who = f"{_some(self.owners)}: " if self.owners else ""
-        parts = [who + self.message, where and f"in {where}", self.line and f"at {self.line}"]
+        drop = " (read and dropped: no result depends on the value)" if self.dropped else ""
+        parts = [
+            who + self.message + drop,
+            where and f"in {where}",
+            self.line and f"at {self.line}",
+        ]
         first = " ".join(word for word in parts if word)
         return "\n  ".join([first, *_lines(self)])
 

@@ -15,12 +15,12 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
 from pallas_sim.chips import TARGETS, Accumulations, accumulations
-from pallas_sim.errors import DeadlockError, SimulationError, SimulationLimitError
+from pallas_sim.errors import DeadlockError, OptionError, SimulationError, SimulationLimitError
 from pallas_sim.findings import Finding, Owner, Wait
 from pallas_sim.findings import Kind as FindingKind
 from pallas_sim.memory import AllocationKey, Ref, Region
@@ -43,11 +43,28 @@ class Limits:
       steps: how many equations it may evaluate. A kernel that needs more is taken not to end.
       bytes: how much memory its arrays may take at a time.
       devices: the most devices of a mesh.
+      out_of_bounds: how a run ends in which an access was beyond an edge. It goes on in any case:
+        such a load gives what uninitialized memory holds, and a store or copy leaves out what is
+        not there. ``"raise"``: with a ``BoundsError`` that has all findings; ``"fill"``: as any
+        other, and the access is among the findings.
     """
 
     steps: int = 50_000_000
     bytes: int = 8 << 30
     devices: int = 4096
+    out_of_bounds: Literal["raise", "fill"] = "raise"
+
+    def __post_init__(self) -> None:
+        """Reject what no run can do.
+
+        Raises:
+          OptionError: ``out_of_bounds`` is neither of both.
+        """
+        if self.out_of_bounds not in ("raise", "fill"):
+            raise OptionError(
+                f'out_of_bounds is "raise" or "fill", not {self.out_of_bounds!r}: both go on after '
+                "an access beyond an edge"
+            )
 
 
 @dataclass(eq=False)
@@ -74,6 +91,7 @@ class Machine:
       lasting: semaphores that outlive their kernel.
       shared: arrays that copies in flight access after their kernel, by identity.
       meetings: where threads wait for each other; see ``cores.meet``.
+      beyond: whether an access was beyond an edge; see ``edges``.
       monitored: whether the recording is read for what is out of order.
       drops_indices: whether TMA copies lose the index of an axis of one tile, as on a chip.
       recording: what threads did to shared memory and semaphores.
@@ -103,6 +121,7 @@ class Machine:
     lasting: list[Semaphore] = field(default_factory=list)
     shared: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)
     meetings: dict[Any, Any] = field(default_factory=dict)
+    beyond: bool = False
     monitored: bool = True
     drops_indices: bool = True
     recording: Recording = field(default_factory=Recording)
@@ -194,9 +213,15 @@ class Machine:
             )
 
     def report(self, finding: Finding) -> None:
-        """Keep a finding, once for each place of the kernel and kind."""
-        if all(finding.key != known.key for known in self.findings):
+        """Keep a finding, once for each place of the kernel and kind.
+
+        One whose value reaches something stands for one whose value is dropped.
+        """
+        known = next((known for known in self.findings if known.key == finding.key), None)
+        if known is None:
             self.findings.append(finding)
+        elif known.dropped and not finding.dropped:
+            self.findings[self.findings.index(known)] = finding
 
     def note(self, text: str) -> None:
         """Keep a note, once."""
@@ -453,20 +478,21 @@ class Thread:
         """Which core of its device it is."""
         return tuple((axis, self.axes[axis]) for axis in self.cores)
 
-    def report(self, kind: FindingKind, message: str, line: str, **facts: Any) -> Finding:
-        """Keep a finding about the place where the thread is.
+    def finding(self, kind: FindingKind, message: str, line: str, **facts: Any) -> Finding:
+        """Return a finding about the place where the thread is.
 
         Args:
           kind: what is wrong.
           message: one sentence, with the numbers.
           line: ``file:line``.
           facts: further fields of the finding.
-
-        Returns:
-          The finding.
         """
         where: dict[str, Any] = {"kernel": self.kernel, "program": self.program, "line": line}
-        finding = Finding(kind=kind, message=message, **where, **facts)
+        return Finding(kind=kind, message=message, **where, **facts)
+
+    def report(self, kind: FindingKind, message: str, line: str, **facts: Any) -> Finding:
+        """Keep a finding about the place where the thread is, and return it; see ``finding``."""
+        finding = self.finding(kind, message, line, **facts)
         self.machine.report(finding)
         return finding
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.accesses import bounds_error, inside_edges
 from pallas_sim.chips import GPUS
 from pallas_sim.compat.compilers import CopyKey, key_of
 from pallas_sim.dtypes import Array
+from pallas_sim.edges import end_at_edge, report_edge
 from pallas_sim.errors import MissingRuleError, SimulationError
 from pallas_sim.findings import Access
 from pallas_sim.gpu.barriers import arrive
@@ -35,7 +35,7 @@ from pallas_sim.gpu.windows import (
     without_unit_axes,
 )
 from pallas_sim.machine import default_fill
-from pallas_sim.memory import Ref
+from pallas_sim.memory import Outside, Ref
 from pallas_sim.recording import Asynchronous, Fenced, Side
 from pallas_sim.registry import Equation, Evaluate
 from pallas_sim.rules.mosaic_threads import (
@@ -200,14 +200,14 @@ def _windows(
       line: of the equation.
       how: the access, in the words of a message, such as ``"load from"``.
       promised: whether the kernel promises that all elements are inside the array.
-
-    Raises:
-      BoundsError: an element is outside, although the kernel promised that none is.
     """
     windows: list[EngineWindow] = []
     for ref, home in memories_of(thread, operands[part.position], part.places, operands, line):
-        with inside_edges(thread, ref, how, line):
+        try:
             window = window_of(ref, part.window, operands, promised=promised)
+        except Outside as outside:  # although the kernel promised that all is inside
+            report_edge(thread, ref, how, outside, line)
+            window = window_of(ref, part.window, operands)
         windows.append(replace(window, name=ref.name, home=home))
     return windows
 
@@ -477,7 +477,8 @@ def _inline_mgpu(eqn: Equation) -> Evaluate:
             return execute(codes[key], thread, arguments, results, line)
         except UnreachableError as error:
             message = f"the code of inline_mgpu is beyond an edge: {error}"
-            raise bounds_error(thread, message, line, seed=thread.machine.seed) from None
+            finding = thread.finding("bounds", message, line, seed=thread.machine.seed)
+            raise end_at_edge(thread, finding) from None
 
     return evaluate
 
