@@ -549,6 +549,94 @@ def test_collectives_along_two_axes():
     np.testing.assert_array_equal(simulate(both, rows(4)).values, jax.jit(both)(rows(4)))
 
 
+# What ends a run says what was found until then.
+
+
+def two_phases(x: Any, count: Any) -> Any:
+    """Send twice on one semaphore; what comes first says how much comes after it.
+
+    Bytes of a fast neighbour's second phase can answer the wait of the first.
+    """
+    devices = 3
+
+    def body(x_ref, count_ref, o_ref, box, sent, arrived):
+        me = lax.axis_index("x")
+        meet(*range(devices))
+        first = (count_ref, box, sent.at[0], arrived)
+        pltpu.async_remote_copy(*first, device_id=(lax.rem(me + 1, devices),)).wait()
+        others = jnp.where(box[0, 0] == 1, devices - 1, devices)
+        for distance in range(1, devices):
+            second = (x_ref, o_ref.at[me], sent.at[1], arrived)
+            to = lax.rem(me + distance, devices)
+            pltpu.async_remote_copy(*second, device_id=(to,)).wait_send()
+
+        def receive(_, carry):
+            pltpu.make_async_copy(x_ref, o_ref.at[0], arrived).wait()
+            return carry
+
+        lax.fori_loop(0, others, receive, 0)
+        pltpu.sync_copy(x_ref, o_ref.at[me])
+
+    return pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct((devices, *x.shape), x.dtype),
+        in_specs=[ANY, ANY],
+        out_specs=ANY,
+        scratch_shapes=[pltpu.VMEM(x.shape, x.dtype), DMA((2,)), DMA],
+        compiler_params=pltpu.CompilerParams(collective_id=0),
+    )(x, count)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_deadlock_says_first_which_race_caused_it(seed):
+    function = sharded(two_phases, 3)
+    x = np.ones((24, 128), np.float32)
+    try:
+        text = str(simulate(function, x, x, seed=seed).findings[0])
+    except DeadlockError as error:
+        text = str(error)
+        *before, deadlock = error.findings
+        assert {finding.kind for finding in before} == {"race"}
+        assert deadlock.kind == "deadlock"
+        assert "deadlock: every core is blocked" in text
+    assert text.startswith("race on box")
+
+
+def spin(semaphore: Any) -> None:
+    """Signal again and again."""
+
+    def again(_, carry):
+        pl.semaphore_signal(semaphore, 1)
+        return carry
+
+    lax.fori_loop(0, 10_000, again, 0)
+
+
+ENDS = {
+    "steps": (lambda: spin(pltpu.get_barrier_semaphore()), "stopped"),
+    "no device": (lambda: pl.semaphore_signal(pltpu.get_barrier_semaphore(), device_id=7), "7"),
+    "callback": (lambda: jax.debug.callback(lambda: [][0]), "index"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_another_error_keeps_what_was_found(end):
+    act, message = ENDS[end]
+
+    def body(x_ref, o_ref, done):
+        copy = pltpu.make_async_copy(x_ref, o_ref, done)
+        copy.start()
+        pltpu.sync_copy(x_ref, o_ref)
+        act()
+        copy.wait()
+
+    function = sharded(kernel(body, DMA, collective_id=0), 2)
+    with pytest.raises(Exception, match=message) as raised:
+        simulate(function, rows(2), limits=Limits(steps=5_000))
+    text = "\n".join([str(raised.value), *getattr(raised.value, "__notes__", ())])
+    assert "race on o_ref" in text
+
+
 # An operand that several devices have: each has memory of its own for it.
 
 
