@@ -23,7 +23,7 @@ from pallas_sim.edges import (
 )
 from pallas_sim.errors import SimulationError
 from pallas_sim.machine import Machine, Thread
-from pallas_sim.memory import Elements, Outside, Ref, Region, is_key_dtype
+from pallas_sim.memory import Elements, Outside, PipelinedBlocks, Ref, Region, is_key_dtype
 from pallas_sim.recording import Copy, Semaphore, Touched
 from pallas_sim.transforms import AxisSlice, Indexed, Listed, Operand, RefPart, Transform
 from pallas_sim.windows import bitcast_rows, read, region_of
@@ -149,7 +149,17 @@ def load_window(
 
 
 def report_input_write(thread: Thread, ref: Ref, line: str) -> None:
-    """Report a write to the window of an input; of any other reference, do nothing."""
+    """Report a write to the window of an input; of any other reference, do nothing.
+
+    Whether a window of ``emit_pipeline`` is an input's is known at its end: ``report_windows``.
+    """
+    if ref.blocks is not None and ref.blocks.store is None:
+        message = (
+            f"store to the window of the input {ref.blocks.array}, which emit_pipeline does not "
+            "write back: what the next step reads there depends on whether it has the same block"
+        )
+        facts: dict[str, Any] = {"ref": ref.blocks.array, "shape": tuple(ref.shape)}
+        ref.blocks.store = thread.finding("input-write", message, line, **facts)
     if not ref.is_input:
         return
     message = (
@@ -157,6 +167,26 @@ def report_input_write(thread: Thread, ref: Ref, line: str) -> None:
         "what the next program or the caller reads there depends on the chip"
     )
     thread.report("input-write", message, line, ref=ref.name, shape=tuple(ref.shape))
+
+
+def move_block(ref: Ref, array: str, move: Literal["fetch", "write back"]) -> None:
+    """Note a copy between an array and a window of ``emit_pipeline``.
+
+    Args:
+      ref: the window.
+      array: name of the array.
+      move: what the copy does.
+    """
+    if ref.blocks is None:
+        ref.blocks = PipelinedBlocks(array)
+    ref.blocks.written_back |= move == "write back"
+
+
+def report_windows(thread: Thread, refs: Iterable[Ref]) -> None:
+    """Report stores to the windows of inputs of ``emit_pipeline``, at the end of their scope."""
+    for ref in refs:
+        if ref.blocks is not None and not ref.blocks.written_back and ref.blocks.store is not None:
+            thread.machine.report(ref.blocks.store)
 
 
 # Memory and semaphores of a scope, or of a kernel's scratch operands.
@@ -179,6 +209,7 @@ def allocate(thread: Thread, aval: Any, name: str, *site: Any) -> Ref:
 
 def free(thread: Thread, refs: Sequence[Ref], line: str) -> None:
     """End the life of what ``allocate`` gave: report copies and counts that are left."""
+    report_windows(thread, refs)
     if thread.recorded:
         for ref in refs:
             if ref.data.dtype != object:

@@ -83,7 +83,16 @@ def evaluate(jaxpr: Any, machine: Machine, args: Sequence[Any]) -> list[Any]:
         machine.inspector.require()
     thread = Thread(machine)
     with np.errstate(all="ignore"), one_thread(), _monitored(thread):
-        return [to_output(value) for value in run(prepare(jaxpr), thread, inputs)]
+        outputs = [to_output(value) for value in run(prepare(jaxpr), thread, inputs)]
+        _hand_over(machine, outputs)
+        return outputs
+
+
+def _hand_over(machine: Machine, outputs: Sequence[Any]) -> None:
+    """Leave it to the caller what becomes of the semaphores among the results."""
+    semaphores = {id(one) for array in outputs if array.dtype == object for one in array.flat}
+    if semaphores:
+        machine.lasting[:] = [one for one in machine.lasting if id(one) not in semaphores]
 
 
 def evaluate_equation(eqn: Any, values: Sequence[Any]) -> Sequence[Any]:

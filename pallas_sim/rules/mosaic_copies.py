@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from pallas_sim.accesses import move_block
 from pallas_sim.chips import GPUS
 from pallas_sim.compat.compilers import CopyKey, key_of
+from pallas_sim.compat.source import move_of_block
 from pallas_sim.dtypes import Array
 from pallas_sim.edges import end_at_edge, report_edge
 from pallas_sim.errors import MissingRuleError, SimulationError
@@ -131,7 +133,7 @@ def _load_of(eqn: Equation) -> _GlobalLoad:
 
 @gpu_rule("copy_gmem_to_smem")
 def _load(eqn: Equation) -> Evaluate:
-    load, line = _load_of(eqn), eqn.line
+    load, line, move = _load_of(eqn), eqn.line, move_of_block(eqn.origin)
     always_arrives = load.predicate is not None and arrives_without_copying()
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
@@ -148,6 +150,8 @@ def _load(eqn: Equation) -> Evaluate:
         promised = load.fill == "promise"
         (source,) = _windows(thread, load.source, operands, line, "load from", promised=promised)
         ref, target = part_of(thread, load.target, operands, "load to", line)
+        if move is not None:
+            move_block(ref, source.name, move)
         if load.barrier is None:
             _load_in_order(thread, source, target, ref.name, line)
             return
@@ -367,7 +371,7 @@ def _load_together(
 
 @gpu_rule("copy_smem_to_gmem")
 def _store(eqn: Equation) -> Evaluate:
-    leaves, line = OperandLeaves(eqn, 2), eqn.line
+    leaves, line, move = OperandLeaves(eqn, 2), eqn.line, move_of_block(eqn.origin)
     source_part = leaves.part(0, "src_transforms_treedef")
     target_part = leaves.part(1, "dst_transforms_treedef")
     predicate, commits = leaves.predicate(), eqn.params.get("commit_group", True)
@@ -379,6 +383,8 @@ def _store(eqn: Equation) -> Evaluate:
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         if holds(predicate, operands):
             ref, source = part_of(thread, source_part, operands, "copy from", line)
+            if move is not None:
+                move_block(ref, operands[target_part.position].name, move)
             targets = [
                 _as_tma_sees(thread, window, tiling, line, writes=True)
                 for window in _windows(thread, target_part, operands, line, "copy to")

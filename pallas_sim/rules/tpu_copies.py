@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from pallas_sim.accesses import indexed_copy, is_indexed, read_window, report_input_write
+from pallas_sim.accesses import (
+    indexed_copy,
+    is_indexed,
+    move_block,
+    read_window,
+    report_input_write,
+)
 from pallas_sim.compat.jaxprs import name_of_space
 from pallas_sim.compat.places import CopyParts, copy_parts, semaphore_parts
+from pallas_sim.compat.source import move_of_block
 from pallas_sim.copies import advance, promise, signal, start, wait
 from pallas_sim.cores import barrier_of, peer_of, reach
 from pallas_sim.dtypes import Array
@@ -30,21 +37,21 @@ def _dma_start(eqn: Equation) -> Evaluate:
     named = copy_parts(eqn.params, len(eqn.ins))
     line, adds = eqn.line, eqn.params["add"]
     bound = None if named.chooses else _bound(named, eqn.ins)
+    move = move_of_block(eqn.origin)
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
         parts, indexed, from_part, to_part, sent_part, done_part = bound or _bound(
             _chosen(named, operands), eqn.ins
         )
         if indexed:
-            _start_indexed(thread, eqn, parts, operands)
+            _start_indexed(thread, eqn, parts, operands, move)
             return ()
         from_: Ref = operands[parts.source.position]
         source, inside = _accessed(thread, parts.source, from_part, operands, "copy from", line)
         to: Ref = operands[parts.target.position]
         if not source.size:
             return ()
-        if to.is_input:
-            report_input_write(thread, to, eqn.line)
+        _note_target(thread, from_, to, move, line)
         peer = peer_of(thread, parts.peer, operands)
         _accessed(thread, parts.target, to_part, operands, "copy to", line)
         copy = Copy(
@@ -119,21 +126,38 @@ def _dma_start(eqn: Equation) -> Evaluate:
 
 
 def _start_indexed(
-    thread: Thread, eqn: Equation, parts: CopyParts, operands: Sequence[Any]
+    thread: Thread,
+    eqn: Equation,
+    parts: CopyParts,
+    operands: Sequence[Any],
+    move: Literal["fetch", "write back"] | None,
 ) -> None:
     """Begin a copy whose rows a list of indices names."""
+    to: Ref = operands[parts.target.position]
     if peer_of(thread, parts.peer, operands) is not None:
         raise SimulationError(
             "a copy with a list of indices cannot go to another device or core: only to memory "
             "that the subcore itself reaches"
         )
-    report_input_write(thread, operands[parts.target.position], eqn.line)
+    _note_target(thread, operands[parts.source.position], to, move, eqn.line)
     adds = eqn.params["add"]
     copy = indexed_copy(thread, parts, eqn.ins, operands, eqn.line, adds=adds)
     if copy.size:
         copy.sent = _semaphore(thread, parts.sent, _reader(parts.sent), operands, eqn.line)
         copy.done = _semaphore(thread, parts.done, _reader(parts.done), operands, eqn.line)
         start(thread, copy)
+
+
+def _note_target(
+    thread: Thread, source: Ref, target: Ref, move: Literal["fetch", "write back"] | None, line: str
+) -> None:
+    """Report a copy of the user to the window of an input, and note one of a pipeline."""
+    if move is None:
+        report_input_write(thread, target, line)
+    elif move == "fetch":
+        move_block(target, source.name, move)
+    else:
+        move_block(source, target.name, move)
 
 
 @rule("dma_wait", threaded=True)
@@ -208,6 +232,7 @@ def _read(eqn: Equation) -> Evaluate:
         semaphore = semaphore_of(thread, operands, eqn.line)
         if semaphore is None:
             return thread.machine.uninitialized((), np.int32, "padding")[()]
+        semaphore.looked = True
         # A loop that reads until others have signalled must let them, and copies too.
         machine = thread.machine
         machine.scheduler.give_way()

@@ -249,6 +249,58 @@ def test_emit_pipeline_in_a_kernel_of_one_core(seed):
     assert kinds(found) == []
 
 
+def pipelined(step: Any, *, outputs: int = 1) -> Any:
+    """Return a kernel that runs ``step`` on the four blocks of an array."""
+
+    def body(x_ref, *o_refs):
+        block = pl.BlockSpec((8, 128), lambda i: (i, 0))
+        pltpu.emit_pipeline(step, grid=(4,), in_specs=[block], out_specs=[block] * outputs)(
+            x_ref, *o_refs
+        )
+
+    def function(x):
+        return pl.pallas_call(
+            body, out_shape=[x] * outputs, in_specs=[ANY], out_specs=[ANY] * outputs
+        )(x)
+
+    return function
+
+
+def doubled_in_place(x_block, o_block):
+    x_block[...] = x_block[...] * 2
+    o_block[...] = x_block[...]
+
+
+def added_in_place(x_block, o_block):
+    jax.ref.addupdate(x_block, (slice(None), slice(None)), x_block[...])
+    o_block[...] = x_block[...]
+
+
+def copied_in_place(x_block, o_block):
+    o_block[...] = x_block[...] * 2
+    pltpu.sync_copy(o_block, x_block)
+
+
+@pytest.mark.parametrize("step", [doubled_in_place, added_in_place, copied_in_place])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_store_to_an_inputs_window_of_emit_pipeline(step, seed):
+    found = simulate(pipelined(step), X, seed=seed)
+    (finding,) = found.findings
+    assert (finding.kind, finding.ref) == ("input-write", "x_ref")
+    assert "test_transfers.py" in finding.line
+
+
+def test_stores_to_outputs_windows_of_emit_pipeline():
+    def step(x_block, o_block, p_block):
+        o_block[...] = x_block[...]
+        o_block[...] += 1
+        pltpu.sync_copy(x_block, p_block)
+
+    found = simulate(pipelined(step, outputs=2), X)
+    np.testing.assert_array_equal(found.values, [X + 1, X])
+    assert kinds(found) == []
+
+
 def test_a_kernel_of_one_core_may_capture_a_scalar():
     def function(x, row):
         def body(x_ref, o_ref):
