@@ -162,7 +162,7 @@ def release(thread: Thread, semaphores: Iterable[Semaphore], line: str) -> None:
                 line_of_copy = copy.line or line
                 thread.report("unwaited", message, line_of_copy, ref=target, seed=machine.seed)
             reported += copy.size if copy.reported else 0
-        if semaphore.count != reported:
+        if semaphore.count and semaphore.count != reported:
             _report_leftover(thread, semaphore, line)
         semaphore.copies.clear()
 
@@ -172,6 +172,8 @@ def _report_leftover(thread: Thread, semaphore: Semaphore, line: str) -> None:
     unit = _unit(semaphore)
     amount = f"{semaphore.count}{unit and ' ' + unit}"
     message = f"{semaphore.name} ends with {amount} that no wait took"
+    if semaphore.count < 0:
+        message = f"{semaphore.name} ends at {amount}: signals took more than was given"
     signals = tuple(
         Signal(owner=owner, amount=value, line=place, copy=copy)
         for (owner, place, copy), value in semaphore.given.items()

@@ -337,6 +337,38 @@ def test_a_barrier_semaphore_that_keeps_a_signal():
     found = simulate(sharded(kernel(body, collective_id=0), 2), rows(2))
     assert "leftover" in kinds(found)
     assert "the barrier semaphore of device" in str(found.findings[0])
+    assert "a signal of 1 from device 1" in str(found.findings[0])
+    assert "taken: 2 by device 0" in str(found.findings[0])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("meets", [True, False])
+@pytest.mark.parametrize("waits", [True, False])
+def test_bytes_of_a_send_that_nobody_waits_for(waits, meets, seed):
+    """A wait of the receiver, and a barrier, prove the copy done, and leave its bytes."""
+
+    def body(x_ref, o_ref, sent, received):
+        other = 1 - lax.axis_index("x")
+        meet(other)
+        copy = pltpu.make_async_remote_copy(x_ref, o_ref, sent, received, device_id=(other,))
+        copy.start()
+        copy.wait_recv()
+        if waits:
+            copy.wait_send()
+        if meets:
+            meet(other)
+
+    found = simulate(sharded(kernel(body, DMA, DMA, collective_id=0), 2), rows(2), seed=seed)
+    np.testing.assert_array_equal(found.values, np.roll(rows(2), 8, axis=0))
+    if waits:
+        assert kinds(found) == []
+        return
+    assert set(kinds(found)) <= {"leftover", "unwaited"}
+    if meets:
+        (finding,) = found.findings
+        assert finding.message == "sent ends with 4096 bytes that no wait took"
+        assert (finding.ref, finding.signals[0].copy, finding.waits) == ("sent", True, ())
+        assert f"{test_bytes_of_a_send_that_nobody_waits_for.__code__.co_filename}:" in str(finding)
 
 
 def test_a_deadlock_says_who_waits_for_what():

@@ -181,8 +181,40 @@ def test_what_is_left_on_a_semaphore_is_reported():
 
     found = simulate(kernel(body, pltpu.SemaphoreType.REGULAR), X)
     assert kinds(found) == ["leftover"]
-    assert "ends with 2 that no wait took" in found.findings[0].message
+    (finding,) = found.findings
+    assert "ends with 2 that no wait took" in finding.message
+    first = body.__code__.co_firstlineno
+    (given,), (taken,) = finding.signals, finding.waits
+    assert (given.amount, given.copy, taken.needed) == (3, False, 1)
+    assert given.line.endswith(f".py:{first + 1}")
+    assert taken.line.endswith(f".py:{first + 2}")
+    assert "given: a signal of 3 from device 0, at " in str(finding)
+    assert "taken: 1 by device 0, at " in str(finding)
     assert found.values[0, 0] == 2
+
+
+def test_a_semaphore_of_a_scope_ends_with_it():
+    def body(x_ref, o_ref):
+        def scope(ready):
+            pl.semaphore_signal(ready.at[1], 2)
+
+        pl.run_scoped(scope, pltpu.SemaphoreType.REGULAR((2,)))
+        pltpu.sync_copy(x_ref.at[pl.ds(0, 8)], o_ref)
+
+    (finding,) = simulate(kernel(body, out_specs=ANY), X).findings
+    assert (finding.kind, finding.ref) == ("leftover", "ready[1]")
+    assert "taken: nothing" in str(finding)
+
+
+def test_a_signal_that_takes():
+    def body(x_ref, o_ref, ready):
+        pl.semaphore_signal(ready, -1)
+        pltpu.sync_copy(x_ref.at[pl.ds(0, 8)], o_ref)
+
+    found = simulate(kernel(body, pltpu.SemaphoreType.REGULAR, out_specs=ANY), X)
+    assert [f.message for f in found.findings] == [
+        "ready ends at -1: signals took more than was given"
+    ]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
