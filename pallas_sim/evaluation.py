@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
@@ -25,9 +25,11 @@ from pallas_sim.compat.jaxprs import (
     open_jaxpr,
     sub_jaxprs,
 )
+from pallas_sim.dtypes import same_bits
 from pallas_sim.eager import bind
-from pallas_sim.errors import BoundsError, MissingRuleError, PallasError, SimulationError
-from pallas_sim.machine import Machine, Thread
+from pallas_sim.edges import UndefinedLoadError, report
+from pallas_sim.errors import MissingRuleError, PallasError, SimulationError
+from pallas_sim.machine import Thread
 from pallas_sim.memory import from_jax, to_jax
 from pallas_sim.registry import Equation, Evaluate, find_rule
 
@@ -393,31 +395,35 @@ def run(program: Program, thread: Thread, args: Sequence[Any]) -> list[Any]:
         raise ValueError(f"a program of {len(inputs)} inputs gets {len(args)}")
     env = program.slots.copy()
     env[inputs.start : inputs.stop] = args
-    walk: Iterable[Step] = steps
+    walk: Iterator[Step] = iter(steps)
     if machine.inspector is not None:
         walk = machine.inspector.steps(steps, thread, env)
     step: Any = None  # the ``Step`` that is evaluated
+    followed: list[Generator[Step]] = []
     try:
-        for step in walk:
-            if step.threaded:
-                result = step.evaluate(thread, *step.operands(env))
-            else:
-                result = step.evaluate(*step.operands(env))
-            if not step.several:
-                env[step.outs[0]] = result
-            elif step.outs:
-                for slot, value in zip(step.outs, result, strict=True):
-                    env[slot] = value
-            if step.dead:
-                for slot in step.dead:
-                    env[slot] = None
+        while True:
+            try:
+                for step in walk:
+                    if step.threaded:
+                        result = step.evaluate(thread, *step.operands(env))
+                    else:
+                        result = step.evaluate(*step.operands(env))
+                    if not step.several:
+                        env[step.outs[0]] = result
+                    elif step.outs:
+                        for slot, value in zip(step.outs, result, strict=True):
+                            env[slot] = value
+                    if step.dead:
+                        for slot in step.dead:
+                            env[slot] = None
+                break
+            except UndefinedLoadError as load:
+                env[step.outs[0]] = load.values
+                walk = _following(load, step, walk, thread, env, program.outputs)
+                followed.append(walk)
     except SimulationError as error:
         if not error.line and step is not None:
             error.at(step.line, thread.location)
-        raise
-    except BoundsError as error:
-        if step is not None:
-            _attribute(error, step, machine)
         raise
     except PallasError:
         raise
@@ -430,17 +436,81 @@ def run(program: Program, thread: Thread, args: Sequence[Any]) -> list[Any]:
         )
         wrapped.at(step.line, thread.location)
         raise wrapped from error
+    finally:
+        for generator in reversed(followed):
+            generator.close()
     return [env[slot] for slot in program.outputs]
 
 
-def _attribute(error: BoundsError, step: Step, machine: Machine) -> None:
-    """Attribute an access that JAX composed to the enclosing line of the user."""
-    finding, line = error.finding, step.line
-    if finding is None or finding.line or not line:
-        return
-    placed = replace(finding, line=line)
-    machine.findings[:] = [placed if known is finding else known for known in machine.findings]
-    error.findings, error.args = (placed,), (str(placed),)
+def _following(
+    load: UndefinedLoadError,
+    loading: Step,
+    walk: Iterator[Step],
+    thread: Thread,
+    env: Sequence[Any],
+    outputs: Sequence[int],
+) -> Generator[Step]:
+    """Yield the steps after a load beyond an edge, and report the load and what becomes of it.
+
+    What only computes is evaluated again with the other values that the load may give. The value
+    reaches something if it changes what the program returns, or what any other step gets.
+
+    Args:
+      load: what the load gives.
+      loading: its step.
+      walk: the steps that follow.
+      thread: who evaluates them.
+      env: the values of the slots.
+      outputs: slots of the results of the program.
+    """
+    finding = replace(load.finding, line=load.finding.line or loading.line)
+    others: dict[int, Sequence[Any]] = {loading.outs[0]: load.others}
+    dropped = False
+    try:
+        for step in walk:
+            operands = [env[slot] for slot in step.ins]
+            yield step
+            if others.keys().isdisjoint(step.ins):
+                continue
+            if not _computes(step.equation.origin):
+                break
+            changed = _changed(step, thread, operands, others)
+            for slot, values in zip(step.outs, changed, strict=True):
+                if not all(same_bits(np.asarray(env[slot]), np.asarray(v)) for v in values):
+                    others[slot] = values
+        else:
+            dropped = others.keys().isdisjoint(outputs)
+    finally:
+        report(thread, replace(finding, dropped=dropped))
+    yield from walk
+
+
+def _changed(
+    step: Step, thread: Thread, operands: Sequence[Any], others: Mapping[int, Sequence[Any]]
+) -> list[Sequence[Any]]:
+    """Return what each result of a step is with the other values of its operands."""
+    count = len(next(iter(others.values())))
+    results: list[Sequence[Any]] = []
+    for number in range(count):
+        args = [
+            others[slot][number] if slot in others else operand
+            for slot, operand in zip(step.ins, operands, strict=True)
+        ]
+        result = step.evaluate(thread, *args) if step.threaded else step.evaluate(*args)
+        results.append(result if step.several else [result])
+    return list(zip(*results, strict=True))
+
+
+def _computes(eqn: Any) -> bool:
+    """Return whether all that an equation does is to compute its results, and it surely ends."""
+    if eqn is None or eqn.effects or any(hasattr(atom.aval, "inner_aval") for atom in eqn.invars):
+        return False
+    rule = find_rule(eqn.primitive.name, home_of_primitive(eqn.primitive))
+    if rule is not None and not rule.threaded:
+        return True
+    calls = eqn.primitive.name in CALLS or eqn.primitive.name == "cond"
+    bodies = [open_jaxpr(jaxpr)[0] for jaxpr in sub_jaxprs(eqn)]
+    return calls and all(_computes(inner) for body in bodies for inner in body.eqns)
 
 
 def _reject(program: Program, thread: Thread) -> None:
