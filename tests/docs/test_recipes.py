@@ -11,12 +11,13 @@ TEXT = (ROOT / "docs/recipes.md").read_text()
 NAMES = re.findall(r"^# (\w+)\.py$", TEXT, re.MULTILINE)
 
 
-def run(folder, modules):
+def run(folder, modules, *options):
     """What the suite of these modules prints, with paths as on the page."""
     for name, code in modules.items():
         (folder / f"{name}.py").write_text(code)
     suite = f"--pallas-suite={','.join(modules)}"
-    done = run_python("-m", "pytest", "-p", "no:cacheprovider", suite, cwd=folder)
+    words = ("-m", "pytest", "-p", "no:cacheprovider", suite, *options)
+    done = run_python(*words, cwd=folder)
     return done.stdout.replace(f"{folder.resolve()}/", "")
 
 
@@ -45,7 +46,7 @@ def test_each_kind_has_a_recipe_and_a_row(recipes):
 
 def test_all_recipes_pass(recipes, tmp_path):
     right = {name: right for name, (right, _) in recipes.items()}
-    text = run(tmp_path, right)
+    text = run(tmp_path, right, "--pallas-profile=quick")
     assert re.search(r"^=+ \d+ passed, \d+ not applicable in", text, re.MULTILINE), text
 
 

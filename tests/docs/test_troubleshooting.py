@@ -3,8 +3,11 @@
 import ast
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
+
+from pallas_sim.findings import Kind
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/troubleshooting.md").read_text()
@@ -60,6 +63,12 @@ def test_the_code_has_the_message(templates, row):
 
 def test_no_message_is_there_twice():
     assert sorted(set(ROWS)) == sorted(ROWS)
+
+
+def test_every_kind_of_finding_has_a_row():
+    section = TEXT.partition("\n## Findings\n")[2].partition("\n## ")[0]
+    kinds = re.findall(r"^\| `.+` \| `([\w-]+)` \|", section, re.MULTILINE)
+    assert {*kinds, "bounds", "deadlock"} == set(get_args(Kind))  # these two are errors of a run
 
 
 def name_of(function):
