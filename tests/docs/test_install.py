@@ -138,7 +138,8 @@ for name in ("distributed", "jax_cuda13_plugin", "jaxtyping", "jinja2", "libtpu"
              "pytest_benchmark", "redis", "safetensors", "selenium", "xdist"):
     sys.modules[name] = None
 import pytest
-sys.exit(pytest.main(["-q", "-rs", "-p", "no:cacheprovider", "-p", "pytest_pallas.plugin", *sys.argv[1:]]))
+options = ["-q", "-rs", "-p", "no:cacheprovider", "-p", "pytest_pallas.plugin"]
+sys.exit(pytest.main([*options, *sys.argv[1:]]))
 """
 
 DOUBLE = """

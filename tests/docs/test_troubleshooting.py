@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md: its messages are those of the code, and those that it must have are there."""
+"""docs/troubleshooting.md: its messages are those of the code, and none of some kinds is left out."""
 
 import ast
 import re
