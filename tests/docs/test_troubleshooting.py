@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md: its messages are those of the code, and none of some kinds is left out."""
+"""docs/troubleshooting.md: its messages are those of the code, and every kind of message is there."""
 
 import ast
 import re
