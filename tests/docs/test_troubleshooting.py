@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md: its messages are those of the code, and every kind of message is there."""
+"""docs/troubleshooting.md: its messages are those of the code, and all kinds are there."""
 
 import ast
 import re
