@@ -17,6 +17,7 @@ ROWS = [message for cell in CELLS for message in re.findall(r"`(.+?)`", cell)]
 #: Errors of which each message has a row: what stops a run although no kernel is wrong.
 STOPPING = {
     "BackendUnavailableError",
+    "DeviceError",
     "DrawTooLargeError",
     "KernelReferenceError",
     "MissingRuleError",
