@@ -229,12 +229,11 @@ def _draw(strategy: Any, seed: int, size: int, add: Callable[[str, Any], object]
         with without_module_constants(), contextlib.suppress(_StopDrawing):
             collect()
     except (FailedHealthCheck, Unsatisfiable) as error:
-        reason = str(error).partition("\n")[0]
         raise SpecError(
-            "the inputs strategy gives too few examples. Draw what is needed, by multiple_of=, "
-            "dims= or constraints such as 'm n; m <= n', in place of .filter() and assume(). "
-            f"Hypothesis: {reason}"
-        ) from None
+            "the inputs strategy gives too few examples: it filters out almost all draws. Draw what "
+            "is needed, by multiple_of=, dims= or constraints such as 'm n; m <= n', in place of "
+            ".filter() and assume()"
+        ) from error
 
 
 def _declared(drawn: Any) -> Declared:
