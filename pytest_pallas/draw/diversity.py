@@ -230,9 +230,9 @@ def _draw(strategy: Any, seed: int, size: int, add: Callable[[str, Any], object]
             collect()
     except (FailedHealthCheck, Unsatisfiable) as error:
         raise SpecError(
-            "the inputs strategy gives too few examples: it filters out almost all draws. Draw what "
-            "is needed, by multiple_of=, dims= or constraints such as 'm n; m <= n', in place of "
-            ".filter() and assume()"
+            "the inputs strategy gives too few examples: it filters out almost all draws. Draw "
+            "what is needed, by multiple_of=, dims= or constraints such as 'm n; m <= n', in place "
+            "of .filter() and assume()"
         ) from error
 
 
