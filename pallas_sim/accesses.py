@@ -10,17 +10,17 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pallas_sim.bitcasts import packed_axis, whole_rows
 from pallas_sim.compat.jaxprs import key_shape, semaphore_kind, space_of
 from pallas_sim.compat.places import CopyParts
 from pallas_sim.copies import release
-from pallas_sim.dtypes import Array, bit_width
+from pallas_sim.dtypes import Array
 from pallas_sim.errors import BoundsError, SimulationError
 from pallas_sim.machine import Machine, Thread
-from pallas_sim.memory import Elements, Outside, Ref, Region, is_key_dtype
+from pallas_sim.memory import Outside, Ref, Region, is_key_dtype
 from pallas_sim.recording import Copy, Semaphore, Touched
 from pallas_sim.transforms import AxisSlice, Indexed, Listed, Operand, RefPart, Transform
-from pallas_sim.windows import bitcast_rows, read, region_of
+from pallas_sim.views import MemoryView, view_of
+from pallas_sim.windows import read, region_of
 
 #: ``"pass on"``: memory goes from a kernel to its caller. ``"free"``: its life ends.
 AccessKind = Literal["read", "write", "add", "pass on", "free"]
@@ -268,42 +268,20 @@ class _Side:
     """One side of a copy.
 
     Attributes:
-      memory: a view of the memory; rows are along its first axis.
-      cast: the dtype as which it is accessed, if its rows are no view of memory.
-      packed: how many rows of memory are one row of that dtype.
+      view: of the memory; rows are along its first axis.
       rows: the rows that are copied, in order; None for all.
       kept: which rows are not ignored; None for all.
       lists: the memory of the list of indices.
     """
 
-    memory: Array
-    cast: Any = None
-    packed: int = 1
+    view: MemoryView
     rows: Array | None = None
     kept: Array | None = None
     lists: tuple[Region, ...] = ()
 
-    @property
-    def height(self) -> int:
-        """The number of rows."""
-        return self.memory.shape[0] // self.packed
-
-    def elements(self, rows: Array) -> Elements:
-        """Return the elements of memory that are some rows."""
-        if self.packed > 1:
-            rows = (rows[:, None] * self.packed + np.arange(self.packed)).ravel()
-        return Elements(self.memory, (rows,))
-
     def read(self, rows: Array) -> Array:
         """Return the values of some rows."""
-        values = self.memory[self.elements(rows).key]
-        return values if self.cast is None else bitcast_rows(values, self.cast)
-
-    def write(self, rows: Array, values: Array) -> None:
-        """Change some rows."""
-        if self.cast is not None:
-            values = bitcast_rows(np.asarray(values), self.memory.dtype)
-        self.memory[self.elements(rows).key] = values
+        return self.view.of_rows(self.view.rows(rows)).values()
 
 
 def is_indexed(parts: CopyParts, avals: Sequence[Any]) -> bool:
@@ -354,8 +332,9 @@ def indexed_copy(
     to: Ref = operands[parts.target.position]
     source = _side(thread, parts.source, avals, operands, "copy from", line)
     target = _side(thread, parts.target, avals, operands, "copy to", line)
-    reshaped = target.memory.size and not np.may_share_memory(target.memory, to.data)
-    if reshaped or (adds and target.cast is not None):
+    memory = target.view.units
+    reshaped = memory.size and not np.may_share_memory(memory, to.data)
+    if reshaped or (adds and memory.dtype != target.view.dtype):
         raise SimulationError(f"a scatter to {to.name or 'a reference'}, which is reshaped before")
     listed = next(side for side in (source, target) if side.rows is not None)
     assert listed.rows is not None
@@ -369,17 +348,18 @@ def indexed_copy(
     rows_from, rows_to = (
         chosen if side.rows is None else side.rows[chosen] for side in (source, target)
     )
-    size = count * source.read(np.zeros(1, np.int64)).nbytes if source.height else 0
+    size = count * source.read(np.zeros(1, np.int64)).nbytes if source.view.shape[0] else 0
+    elements = target.view.rows(rows_to)
 
     def write(values: Array) -> None:
         if adds:
-            np.add.at(target.memory, rows_to, values)
+            np.add.at(memory, elements.key, values.reshape(-1, *memory.shape[len(elements.key) :]))
         else:
-            target.write(rows_to, values)
+            target.view.put_rows(elements, values)
 
     return Copy(
-        source=source.elements(rows_from),
-        target=target.elements(rows_to),
+        source=source.view.rows(rows_from),
+        target=elements,
         read=lambda: source.read(rows_from),
         write=write,
         names=(from_.name, to.name),
@@ -405,12 +385,12 @@ def _side(
     listed = _list(part, avals)
     with inside_edges(thread, ref, how, line):
         if listed is None:
-            return _Side(*_rows(ref.data, part.transforms, operands))
+            return _Side(_view(ref.data, part.transforms, operands))
         *outer, last = part.transforms
         assert isinstance(last, Indexed)
         height = last.shape[0]
         others = replace(last, indices=(AxisSlice(0, height, 1), *last.indices[1:]), joint=())
-        memory, cast, packed = _rows(ref.data, [*outer, others], operands)
+        view = _view(ref.data, [*outer, others], operands)
         indices = operands[listed.position]
         lists: tuple[Region, ...] = ()
         if isinstance(indices, Ref):
@@ -421,16 +401,12 @@ def _side(
         used = rows if kept is None else rows[kept]
         if used.size and (used.min() < 0 or used.max() >= height):
             raise Outside.of(0, used, last.shape)
-        return _Side(memory, cast, packed, rows, kept, lists)
+        return _Side(view, rows, kept, lists)
 
 
-def _rows(
-    array: Array, transforms: Sequence[Transform], operands: Sequence[Any]
-) -> tuple[Array, Any, int]:
-    """Return a window's memory as a view, its dtype, and how many rows of memory are one of it."""
-    window = whole_rows(array, transforms, operands)
-    if window is None:
-        return read(array, transforms, operands), None, 1
-    memory, dtype = window
-    packed = bit_width(dtype) // bit_width(memory.dtype) if packed_axis(memory) == 0 else 1
-    return memory, dtype, packed
+def _view(array: Array, transforms: Sequence[Transform], operands: Sequence[Any]) -> MemoryView:
+    view = view_of(array, transforms, operands)
+    if view is None:
+        copy = read(array, transforms, operands)
+        view = MemoryView(copy, (1,) * copy.ndim, copy.dtype)
+    return view

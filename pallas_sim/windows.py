@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.bitcasts import memory_under, window_of
 from pallas_sim.chips import itemsize
-from pallas_sim.dtypes import Array, bitcast_axis
+from pallas_sim.dtypes import Array, bit_width, bitcast_axis
 from pallas_sim.errors import SimulationError
 from pallas_sim.memory import Elements, Outside, Ref, Region, grid_of, numpy_index, repeated
 from pallas_sim.transforms import (
@@ -31,6 +30,7 @@ from pallas_sim.transforms import (
     Transposed,
     Untiled,
 )
+from pallas_sim.views import MemoryView, packed_axis, view_of
 
 
 def read(array: Array, transforms: Sequence[Transform], operands: Sequence[Any]) -> Array:
@@ -39,28 +39,23 @@ def read(array: Array, transforms: Sequence[Transform], operands: Sequence[Any])
     Raises:
       Outside: an index is beyond the edge.
     """
-    rest = iter(enumerate(transforms))
-    for number, transform in rest:
-        pair = _indexed_bitcast(transforms[number : number + 2])
-        if pair is not None:
-            next(rest)  # the index, which the bitcast takes with it
-            array, key = window_of(array, *pair, operands)
-            array = bitcast_rows(array, pair[0].dtype)[key]
-        else:
-            array = applied(array, transform, operands)
+    for number, transform in enumerate(transforms):
+        rest = transforms[number:]
+        if len(rest) > 1 and (view := _view_beyond(array, rest, operands)) is not None:
+            return view.values()
+        array = applied(array, transform, operands)
     return array
 
 
-def _indexed_bitcast(transforms: Sequence[Transform]) -> tuple[Bitcast, Indexed] | None:
-    """Return a bitcast and the index that follows it, if ``transforms`` begin with such a pair.
+def _view_beyond(
+    array: Array, transforms: Sequence[Transform], operands: Sequence[Any]
+) -> MemoryView | None:
+    """Return a window as a view if its first transform alone may copy all of the memory."""
+    return view_of(array, transforms, operands) if type(transforms[0]) in _COPYING else None
 
-    Together they cast only the indexed part: a cast of all memory would copy it at each access.
-    """
-    match transforms:
-        case [Bitcast() as bitcast, Indexed() as indexed, *_] if not indexed.repeated:
-            return bitcast, indexed
-        case _:
-            return None
+
+#: Transforms that numpy may need a copy for.
+_COPYING = frozenset({Bitcast, Reshaped, Untiled, Expanded})
 
 
 def reading(transforms: Sequence[Transform]) -> Callable[[Array, Sequence[Any]], Array]:
@@ -135,29 +130,80 @@ def region_of(
 ) -> Region:
     """Return the memory that a window covers, so that accesses to it can be compared.
 
-    It is ``part``, the result of ``read``, if that is a view; otherwise a view that covers the
-    window, or ``Elements``. It is the copy ``part`` only where no memory can be found.
+    That is no more than a store to the window changes, except where its elements are parts of a
+    byte of the memory: then it is these bytes.
+
+    Args:
+      part: the result of ``read``.
+      array: the memory.
+      transforms: from the memory to the window.
+      operands: of the equation.
     """
-    if np.may_share_memory(part, array):
+    if np.may_share_memory(part, array) or not np.size(part):
         return part
+    view = view_of(array, transforms, operands)
+    if view is not None:
+        return view.region
     for number, transform in enumerate(transforms):
+        following = applied(array, transform, operands)
+        if not np.may_share_memory(following, array):
+            return _elements(array, transforms[number:], operands)
+        array = following
+    return array
+
+
+def _elements(array: Array, transforms: Sequence[Transform], operands: Sequence[Any]) -> Elements:
+    """Return the elements of memory that a window covers, or the parts of them that it covers."""
+    casts = [np.dtype(cast.dtype) for cast in transforms if isinstance(cast, Bitcast)]
+    narrowest = min(dtype.itemsize for dtype in (array.dtype, *casts))
+    units = array[..., None]
+    if narrowest < array.itemsize:
+        units = units.view(f"u{narrowest}")
+    first, key = transforms[0], ...
+    if isinstance(first, Indexed) and not first.repeated:
+        key, transforms = numpy_index(first, array.shape, operands), transforms[1:]
+    grid = np.indices(array.shape, sparse=True)
+    index = [np.broadcast_to(along, array.shape)[key] for along in grid]
+    numbers = np.ravel_multi_index(index, array.shape) * units.shape[-1]
+    # For each element of the window the numbers of its parts, the lowest bits first.
+    parts: list[Array] = [numbers + part for part in range(units.shape[-1])]
+    bits = bit_width(array.dtype)
+    for transform in transforms:
         if isinstance(transform, Bitcast):
-            memory = read(array, transforms[:number], operands)
-            under = memory_under(memory, transform, transforms[number + 1 :], operands)
-            return part if under is None else under
-    while transforms and not isinstance(transforms[-1], Indexed):
-        transforms = transforms[:-1]  # the last one only changes the shape of the same elements
-        part = read(array, transforms, operands)
-        if np.may_share_memory(part, array):
-            return part
-    last = transforms[-1] if transforms else None
-    if not isinstance(last, Indexed):
-        return part
-    memory = read(array, transforms[:-1], operands)
-    if not np.ndim(part):
-        return memory[(*numpy_index(last, memory.shape, operands), ...)]
-    axes = grid_of(last, operands, part.shape)
-    return Elements(memory, tuple(axis.ravel() for axis in axes))
+            before, bits = bits, bit_width(np.dtype(transform.dtype))
+            parts = _cast_parts(parts, before, bits)
+        else:
+            parts = [applied(part, transform, operands) for part in parts]
+    covered = np.unique(np.concatenate([part.ravel() for part in parts]))
+    return Elements(units, np.unravel_index(covered, units.shape))
+
+
+def _cast_parts(parts: Sequence[Array], source: int, target: int) -> list[Array]:
+    """Return the parts of elements whose rows were put together, or divided, by a bitcast.
+
+    Args:
+      parts: for each element, the lowest bits first.
+      source: bits of these elements.
+      target: bits of those after the cast.
+    """
+    if target == source:
+        return list(parts)
+    axis = packed_axis(parts[0].ndim)
+    before = (slice(None),) * axis
+    if target > source:
+        ratio = target // source
+        return [part[(*before, slice(n, None, ratio))] for n in range(ratio) for part in parts]
+    ratio = source // target
+    count = max(len(parts) // ratio, 1)
+    shape = list(parts[0].shape)
+    shape[axis] *= ratio
+    # A part that is no wider than a byte may belong to several rows.
+    return [
+        np.stack([parts[row * len(parts) // ratio + n] for row in range(ratio)], axis + 1).reshape(
+            shape
+        )
+        for n in range(count)
+    ]
 
 
 def write(
@@ -182,24 +228,14 @@ def write(
         if not rest:
             array[key] = change(array[key])
             return
-        part = array[key]
+        part = array[(*key, ...)]  # so that one element is an array, too
         write(part, rest, operands, change)
         if not np.may_share_memory(part, array):
             array[key] = part
         return
-    pair = _indexed_bitcast(transforms)
-    if pair is not None:
-        rows, key = window_of(array, *pair, operands)
-        cast = bitcast_rows(rows, pair[0].dtype)
-        part = cast[key]
-        if len(rest) == 1:
-            cast[key] = change(part)
-        else:
-            write(part, rest[1:], operands, change)
-            if not np.may_share_memory(part, cast):
-                cast[key] = part
-        if not np.may_share_memory(cast, rows):
-            rows[...] = bitcast_rows(cast, rows.dtype)
+    view = _view_beyond(array, transforms, operands)
+    if view is not None:
+        view.put(change(view.values()))
         return
     part = applied(array, first, operands)
     if not np.may_share_memory(part, array):
@@ -386,4 +422,4 @@ def bitcast_rows(array: Array, dtype: Any) -> Array:
     The second last axis is packed: rows 2i and 2i + 1 of a 16-bit array become row i of a 32-bit
     array, and row 2i has the low bits.
     """
-    return bitcast_axis(array, np.dtype(dtype), max(array.ndim - 2, 0))
+    return bitcast_axis(array, np.dtype(dtype), packed_axis(array.ndim))
