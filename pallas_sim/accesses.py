@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from pallas_sim.memory import Outside, Ref, Region, is_key_dtype
 from pallas_sim.recording import Copy, Semaphore, Touched
 from pallas_sim.transforms import AxisSlice, Indexed, Listed, Operand, RefPart, Transform
 from pallas_sim.views import MemoryView, view_of
-from pallas_sim.windows import read, region_of
+from pallas_sim.windows import packed_bytes, read, region_of
 
 #: ``"pass on"``: memory goes from a kernel to its caller. ``"free"``: its life ends.
 AccessKind = Literal["read", "write", "add", "pass on", "free"]
@@ -296,7 +297,7 @@ def is_indexed(parts: CopyParts, avals: Sequence[Any]) -> bool:
 
 def _list(part: RefPart, avals: Sequence[Any]) -> Listed | None:
     last = part.transforms[-1] if part.transforms else None
-    if not isinstance(last, Indexed):
+    if not isinstance(last, Indexed) or not last.indices:
         return None
     first, *rest = last.indices
     if not all(isinstance(index, AxisSlice) for index in rest):
@@ -348,7 +349,8 @@ def indexed_copy(
     rows_from, rows_to = (
         chosen if side.rows is None else side.rows[chosen] for side in (source, target)
     )
-    size = count * source.read(np.zeros(1, np.int64)).nbytes if source.view.shape[0] else 0
+    elements_of_row = math.prod(source.view.shape[1:])
+    size = packed_bytes(count * elements_of_row, source.view.dtype) if source.view.shape[0] else 0
     elements = target.view.rows(rows_to)
 
     def write(values: Array) -> None:

@@ -247,18 +247,23 @@ def write(
 
 def size_in_bytes(ref: Ref, transforms: Sequence[Transform], operands: Sequence[Any]) -> int:
     """Return the number of bytes of a window of ``ref``, also if it reaches beyond the memory."""
-    width = ref.dtype.itemsize
-    total = math.prod(ref.shape) * width
+    dtype, count = ref.dtype, math.prod(ref.shape)
     for transform in transforms:
         if isinstance(transform, Bitcast):
-            width = np.dtype(transform.dtype).itemsize
+            before, dtype = dtype, np.dtype(transform.dtype)
+            count = count * bit_width(before) // bit_width(dtype)
         if isinstance(transform, Indexed):
             spans = [index.size for index in transform.indices if isinstance(index, AxisSlice)]
             joint = transform.joint
             sizes = [int(operands[s.position]) if isinstance(s, Operand) else s for s in spans]
             sizes += [int(operands[s.position]) if isinstance(s, Operand) else s for s in joint]
-            total = width * math.prod(max(size, 0) for size in sizes)
-    return total
+            count = math.prod(max(size, 0) for size in sizes)
+    return packed_bytes(count, dtype)
+
+
+def packed_bytes(count: int, dtype: Any) -> int:
+    """Return the number of bytes of elements, of which those of 4 bits take half a byte each."""
+    return -(-count * bit_width(dtype) // 8)
 
 
 def fixed_size(aval: Any, transforms: Sequence[Transform]) -> int | None:

@@ -21,7 +21,15 @@ from pallas_sim.recording import Copy, Semaphore
 from pallas_sim.registry import Equation, Evaluate, rule
 from pallas_sim.rules.references import adding
 from pallas_sim.transforms import Operand, RefPart
-from pallas_sim.windows import fixed_size, is_view, reading, region_of, size_in_bytes, write
+from pallas_sim.windows import (
+    fixed_size,
+    is_view,
+    packed_bytes,
+    reading,
+    region_of,
+    size_in_bytes,
+    write,
+)
 
 
 @rule("dma_start", threaded=True)
@@ -50,7 +58,7 @@ def _dma_start(eqn: Equation) -> Evaluate:
             source=source,
             target=None,
             names=(from_.name, to.name),
-            size=source.nbytes,
+            size=packed_bytes(source.size, source.dtype),
             sent=_semaphore(parts.sent, sent_part, operands),
             done=None,
             line=line,
