@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pallas_sim.dtypes import Array
-from pallas_sim.memory import Elements, Region
+from pallas_sim.memory import Arena, Elements, Region
 from pallas_sim.recording import Asynchronous, Copy, Side, Touched
 
 #: How hard ``numpy.shares_memory`` may try: the exact answer is a Diophantine problem, which takes
@@ -311,16 +311,43 @@ def _bytes_of(elements: Elements) -> Array:
 _BOXED = 1 << 20
 
 
-def index_of(region: Region) -> tuple[tuple[int, int], ...]:
+def whole_of(one: tuple[Region, str], other: tuple[Region, str]) -> Array:
+    """Return the reference that two regions, with the names of their references, are parts of.
+
+    It is an allocation, as a rule. In an arena it is a reference made of that; the arena itself if
+    the regions are parts of different ones.
+    """
+    arena = root(one[0])
+    if not isinstance(arena, Arena):
+        return arena
+    for _, name in (one, other):
+        reference = arena.references.get(name)
+        if reference is None:
+            continue
+        start, end = bounds_of(reference)
+        parts = {bounds_of(region) for region, _ in (one, other)} - {bounds_of(arena)}
+        if all(start <= low and high <= end for low, high in parts):
+            return reference
+    return np.asarray(arena)
+
+
+def index_of(region: Region, whole: Array | None = None) -> tuple[tuple[int, int], ...]:
     """Return the smallest box that has a region: ``(start, stop)`` along each axis.
 
-    The axes are those of the allocation, whatever shape and dtype the region has. So the boxes of
-    two regions that overlap do, too. () of a region or an allocation without elements or axes.
+    The axes are those of the whole reference, whatever shape and dtype the region has. So the boxes
+    of two regions that overlap do, too. () of a region or a reference without elements or axes.
+
+    Args:
+      region: a part of the reference, or memory that has all of it.
+      whole: the reference; None for the allocation.
     """
-    whole = root(region)
+    whole = root(region) if whole is None else whole
     memory = region.memory if isinstance(region, Elements) else region
     if not whole.ndim or not whole.size or not memory.size:
         return ()
+    (low, high), (start, end) = bounds_of(region), bounds_of(whole)
+    if low < start or high > end:
+        return tuple((0, size) for size in whole.shape)
     base = whole.__array_interface__["data"][0]
     if isinstance(region, np.ndarray):
         offset = region.__array_interface__["data"][0] - base
@@ -328,7 +355,6 @@ def index_of(region: Region) -> tuple[tuple[int, int], ...]:
         box = _box_of_steps(offset, steps, whole)
         if box is not None:
             return box
-        low, high = bounds_of(region)
         if high - low == region.nbytes or region.size > _BOXED:
             return _box_of_range(low - base, high - base - 1, whole)
     starts = addresses_of(region) - base
