@@ -282,7 +282,7 @@ class _Side:
 
     def read(self, rows: Array) -> Array:
         """Return the values of some rows."""
-        return self.view.of_rows(self.view.rows(rows)).values()
+        return self.view.take((rows,))
 
 
 def is_indexed(parts: CopyParts, avals: Sequence[Any]) -> bool:
@@ -351,16 +351,17 @@ def indexed_copy(
     )
     elements_of_row = math.prod(source.view.shape[1:])
     size = packed_bytes(count * elements_of_row, source.view.dtype) if source.view.shape[0] else 0
-    elements = target.view.rows(rows_to)
+    elements = target.view.at((rows_to,))
 
     def write(values: Array) -> None:
         if adds:
-            np.add.at(memory, elements.key, values.reshape(-1, *memory.shape[len(elements.key) :]))
+            shape = (-1, *elements.memory.shape[len(elements.key) :])
+            np.add.at(elements.memory, elements.key, values.reshape(shape))
         else:
-            target.view.put_rows(elements, values)
+            target.view.set((rows_to,), values)
 
     return Copy(
-        source=source.view.rows(rows_from),
+        source=source.view.at((rows_from,)),
         target=elements,
         read=lambda: source.read(rows_from),
         write=write,

@@ -79,20 +79,43 @@ class MemoryView:
             values = reinterpret(values, self.units.dtype)
         self.units[...] = values.reshape(self.units.shape)
 
-    def rows(self, rows: Array) -> Elements:
-        """Return the memory of some rows of the window, each as often as it is named."""
-        return Elements(self.units, np.unravel_index(rows, self.units.shape[: self.counts[0]]))
+    def at(self, index: Sequence[Array]) -> Elements:
+        """Return the memory of some elements, or of rows, each as often as it is named.
 
-    def of_rows(self, elements: Elements) -> MemoryView:
-        """Return a copy of what ``rows`` gave, as a window that has these rows only."""
-        units = self.units[elements.key]
-        return MemoryView(units, (1, *self.counts[1:]), self.dtype)
+        Args:
+          index: arrays of one shape, for each of the first axes of the window.
+        """
+        units, counts = self.units, self.counts
+        if 0 in counts:
+            sizes = iter(units.shape)
+            factors = [list(itertools.islice(sizes, count)) or [1] for count in counts]
+            units = units.reshape([*itertools.chain(*factors), *sizes])
+        sizes = iter(units.shape)
+        key: list[Array] = []
+        for along, count in zip(index, counts, strict=False):
+            if count < 2:
+                next(sizes)
+                key.append(along)
+            else:
+                key += np.unravel_index(along, tuple(itertools.islice(sizes, count)))
+        return Elements(units, tuple(key))
 
-    def put_rows(self, elements: Elements, values: Array) -> None:
-        """Replace the rows that ``rows`` gave."""
-        copy = self.of_rows(elements)
+    def take(self, index: Sequence[Array]) -> Array:
+        """Return the values of some elements, or of rows; see ``at``."""
+        return self._copied(self.at(index), index).values()
+
+    def set(self, index: Sequence[Array], values: Array) -> None:
+        """Replace some elements, or rows; see ``at``."""
+        elements = self.at(index)
+        copy = self._copied(elements, index)
         copy.put(values)
-        self.units[elements.key] = copy.units
+        elements.memory[elements.key] = copy.units
+
+    def _copied(self, elements: Elements, index: Sequence[Array]) -> MemoryView:
+        ndim = np.ndim(index[0]) if index else 0
+        units = np.asarray(elements.memory[elements.key])
+        left = (max(count, 1) for count in self.counts[len(index) :])
+        return MemoryView(units, (*(1,) * ndim, *left), self.dtype)
 
 
 def packed_axis(ndim: int) -> int:

@@ -294,8 +294,8 @@ def masked(
     operands: Sequence[Any],
     shape: tuple[int, ...],
     mask: Any,
-) -> tuple[Array, tuple[Array, ...]]:
-    """Return the memory of a masked access, and the index of each of its elements.
+) -> tuple[MemoryView, tuple[Array, ...]]:
+    """Return a window that has all elements of a masked access, and the index of each of them.
 
     Masked elements have an index, too; one beyond the edge is moved to the edge.
 
@@ -309,21 +309,27 @@ def masked(
     Raises:
       Outside: an element beyond the edge is accessed.
     """
-    *outer, last = window or (Indexed.whole(array.shape),)
-    if not isinstance(last, Indexed):
-        raise SimulationError("a masked access to a reshaped reference cannot be simulated")
+    outer, last = tuple(window), Indexed.whole(shape)
+    if outer and isinstance(outer[-1], Indexed):
+        *outer, last = outer
     memory = read(array, outer, operands)
-    if outer and not np.may_share_memory(memory, array):
-        raise SimulationError("a masked access to a reference that is indexed twice by arrays")
+    if not outer or np.may_share_memory(memory, array):
+        view = MemoryView(memory, (1,) * memory.ndim, memory.dtype)
+    else:
+        view = view_of(array, outer, operands)
+    if view is None:
+        raise SimulationError(
+            "a masked access to a reference that is indexed by arrays, or divided, before"
+        )
     axes = grid_of(last, operands, shape)
     accessed = np.broadcast_to(mask, shape)
     key: list[Array] = []
-    for number, (axis, dim) in enumerate(zip(axes, memory.shape, strict=True)):
+    for number, (axis, dim) in enumerate(zip(axes, view.shape, strict=True)):
         indices = axis[accessed]
         if indices.size and (indices.min() < 0 or indices.max() >= dim):
-            raise Outside.of(number, indices, memory.shape)
+            raise Outside.of(number, indices, view.shape)
         key.append(np.clip(axis, 0, max(dim - 1, 0)))
-    return memory, tuple(key)
+    return view, tuple(key)
 
 
 # Transforms of memory to another shape, order or dtype, as a view if possible, and their inverses.

@@ -293,8 +293,8 @@ class BlockAccess:
                 numbers = np.asarray(read(numbers, self.window, self.operands))
             else:
                 assert self.shape is not None
-                part, key = masked(numbers, self.window, self.operands, self.shape, self.mask)
-                numbers = np.where(self.mask, part[key], MASKED)
+                view, key = masked(numbers, self.window, self.operands, self.shape, self.mask)
+                numbers = np.where(self.mask, view.take(key), MASKED)
         except Outside as outside:
             raise beyond_edge(self.thread, self.ref, access, outside, self.line) from None
         least = int(numbers.min()) if numbers.size else 0

@@ -20,7 +20,7 @@ from pallas_sim.compat.places import transforms_in, transforms_of
 from pallas_sim.dtypes import Array, convert
 from pallas_sim.errors import SimulationError
 from pallas_sim.machine import Thread
-from pallas_sim.memory import Elements, KeyArray, Outside, Ref, is_key_dtype
+from pallas_sim.memory import KeyArray, Outside, Ref, is_key_dtype
 from pallas_sim.registry import Equation, Evaluate, rule
 from pallas_sim.transforms import Transform, split_elsewhere
 from pallas_sim.windows import masked, read, write
@@ -214,13 +214,14 @@ def _masked_load(eqn: Equation) -> Evaluate:
         if mask is None:
             return np.array(load_window(thread, ref, window, operands, eqn.line))
         with inside_edges(thread, ref, "load from", eqn.line):
-            before, key = masked(ref.data, window, operands, shape, mask)
+            view, key = masked(ref.data, window, operands, shape, mask)
         if thread.recorded:
-            touched = _chosen(before, key, np.broadcast_to(mask, shape))
+            touched = view.at(_chosen(key, np.broadcast_to(mask, shape)))
             record_access(thread, touched, "read", ref.name, eqn.line)
+        values = view.take(key)
         if other_at is not None:
-            return np.where(mask, before[key], operands[other_at]).astype(dtype, copy=False)
-        return np.where(mask, before[key], thread.machine.uninitialized((), dtype, "padding"))
+            return np.where(mask, values, operands[other_at]).astype(dtype, copy=False)
+        return np.where(mask, values, thread.machine.uninitialized((), dtype, "padding"))
 
     return evaluate
 
@@ -247,14 +248,14 @@ def _masked_swap(eqn: Equation) -> Evaluate:
         if mask is None:
             return _change(thread, ref, window, operands, eqn.line, lambda _: value, used=used)
         with inside_edges(thread, ref, "store to", eqn.line):
-            before, key = masked(ref.data, window, operands, shape, mask)
+            view, key = masked(ref.data, window, operands, shape, mask)
         nothing = thread.machine.uninitialized((), dtype, "padding")
-        old = np.where(mask, before[key], nothing) if used else None
+        old = np.where(mask, view.take(key), nothing) if used else None
         chosen = np.broadcast_to(mask, shape)
-        touched = _chosen(before, key, chosen)
+        index = _chosen(key, chosen)
         if thread.recorded:
-            record_access(thread, touched, "write", ref.name, eqn.line)
-        before[touched.key] = np.broadcast_to(value, shape)[chosen]
+            record_access(thread, view.at(index), "write", ref.name, eqn.line)
+        view.set(index, np.broadcast_to(value, shape)[chosen])
         return old
 
     return evaluate
@@ -272,5 +273,5 @@ def _at(operand: Any) -> int | None:
     return None if operand is None else operand.position
 
 
-def _chosen(memory: Any, key: Sequence[Any], chosen: Any) -> Elements:
-    return Elements(memory, tuple(axis[chosen] for axis in key))
+def _chosen(key: Sequence[Array], chosen: Any) -> list[Array]:
+    return [axis[chosen] for axis in key]
