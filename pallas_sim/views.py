@@ -192,12 +192,12 @@ def _unravelled(index: int, factors: Sequence[int]) -> list[int]:
     return parts[::-1]
 
 
-def _sliced(span: slice, factors: Sequence[int]) -> list[int | slice] | None:
+def _sliced(span: slice, factors: Sequence[int]) -> Sequence[int | slice] | None:
     """Return the index along each factor of an axis for a slice of it; None if there is none."""
     start, step = span.start, span.step or 1
     count = max(-(-(span.stop - start) // step), 0)
     if len(factors) < 2 or not count:
-        return [span][: len(factors)] if count else None
+        return [span for _ in factors] if count else None
     inner = math.prod(factors[1:])
     (first, inside), (last, end) = divmod(start, inner), divmod(start + (count - 1) * step, inner)
     if first == last:

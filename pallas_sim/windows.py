@@ -309,9 +309,9 @@ def masked(
     Raises:
       Outside: an element beyond the edge is accessed.
     """
-    outer, last = tuple(window), Indexed.whole(shape)
-    if outer and isinstance(outer[-1], Indexed):
-        *outer, last = outer
+    outer = list(window)
+    last = outer.pop() if outer and isinstance(outer[-1], Indexed) else Indexed.whole(shape)
+    assert isinstance(last, Indexed)
     memory = read(array, outer, operands)
     if not outer or np.may_share_memory(memory, array):
         view = MemoryView(memory, (1,) * memory.ndim, memory.dtype)
