@@ -70,7 +70,7 @@ def record_access(
 def record_window(
     thread: Thread,
     ref: Ref,
-    part: Array,
+    part: Array | None,
     window: Sequence[Transform],
     operands: Sequence[Any],
     kind: AccessKind,
@@ -82,14 +82,14 @@ def record_window(
     Args:
       thread: that accesses it.
       ref: the reference.
-      part: what ``read`` gave for the window.
+      part: what ``read`` gave for the window, or None.
       window: of the reference.
       operands: of the equation.
       kind: of the access.
       line: ``file:line``.
       home: see ``record_access``.
     """
-    region = region_of(part, ref.data, window, operands)
+    region = region_of(ref.data, window, operands, part)
     record_access(thread, region, kind, ref.name, line, home)
 
 

@@ -41,21 +41,62 @@ def read(array: Array, transforms: Sequence[Transform], operands: Sequence[Any])
     """
     for number, transform in enumerate(transforms):
         rest = transforms[number:]
-        if len(rest) > 1 and (view := _view_beyond(array, rest, operands)) is not None:
-            return view.values()
-        array = applied(array, transform, operands)
+        part = None if _casts(rest) else applied(array, transform, operands)
+        if part is None or (len(rest) > 1 and not np.may_share_memory(part, array)):
+            view = view_of(array, rest, operands)
+            if view is not None:
+                return view.values()
+        if part is None:
+            array, (bitcast, *rest) = _nearer(array, rest, operands)
+            return read(applied(array, bitcast, operands), rest, operands)
+        array = part
     return array
 
 
-def _view_beyond(
+def _casts(transforms: Sequence[Transform]) -> bool:
+    """Return whether transforms begin with a bitcast, which copies, and have others after it."""
+    return len(transforms) > 1 and isinstance(transforms[0], Bitcast)
+
+
+def _nearer(
     array: Array, transforms: Sequence[Transform], operands: Sequence[Any]
-) -> MemoryView | None:
-    """Return a window as a view if its first transform alone may copy all of the memory."""
-    return view_of(array, transforms, operands) if type(transforms[0]) in _COPYING else None
+) -> tuple[Array, tuple[Transform, ...]]:
+    """Return the smallest part of memory that has a window, and transforms from it to the window.
 
+    The transforms are a bitcast and others. Only an index that follows at once makes a part smaller
+    than the memory.
 
-#: Transforms that numpy may need a copy for.
-_COPYING = frozenset({Bitcast, Reshaped, Untiled, Expanded})
+    Raises:
+      Outside: an index is beyond the edge.
+    """
+    bitcast, indexed, *rest = transforms
+    assert isinstance(bitcast, Bitcast)
+    if not isinstance(indexed, Indexed) or indexed.repeated:
+        return array, tuple(transforms)
+    packed = packed_axis(array.ndim)
+    source, target = bit_width(array.dtype), bit_width(np.dtype(bitcast.dtype))
+    shape = list(array.shape)
+    shape[packed] = shape[packed] * source // target
+    near: list[slice] = []
+    index: list[Any] = []
+    key = numpy_index(indexed, tuple(shape), operands)
+    for axis, (along, before) in enumerate(zip(key, indexed.indices, strict=True)):
+        if not isinstance(along, int | slice):  # a list of indices
+            near.append(slice(None))
+            index.append(before)
+            continue
+        span = slice(along, along + 1, 1) if isinstance(along, int) else along
+        step, count = span.step or 1, len(range(*span.indices(shape[axis])))
+        # The part begins and ends between elements of both dtypes.
+        rows = max(1, source // target) if axis == packed else 1
+        first, end = span.start // rows * rows, -(-max(span.stop, span.start) // rows) * rows
+        ratio = target / source if axis == packed else 1
+        near.append(slice(int(first * ratio), int(end * ratio)))
+        start = span.start - first
+        index.append(start if isinstance(along, int) else AxisSlice(start, count, step))
+        shape[axis] = end - first
+    nearer = Indexed(tuple(index), tuple(shape), indexed.joint)
+    return array[tuple(near)], (bitcast, nearer, *rest)
 
 
 def reading(transforms: Sequence[Transform]) -> Callable[[Array, Sequence[Any]], Array]:
@@ -126,7 +167,10 @@ def is_view(part: Array, memory: Array) -> bool:
 
 
 def region_of(
-    part: Array, array: Array, transforms: Sequence[Transform], operands: Sequence[Any]
+    array: Array,
+    transforms: Sequence[Transform],
+    operands: Sequence[Any],
+    part: Array | None = None,
 ) -> Region:
     """Return the memory that a window covers, so that accesses to it can be compared.
 
@@ -134,20 +178,25 @@ def region_of(
     byte of the memory: then it is these bytes.
 
     Args:
-      part: the result of ``read``.
       array: the memory.
       transforms: from the memory to the window.
       operands: of the equation.
+      part: the result of ``read``, where it is known.
     """
-    if np.may_share_memory(part, array) or not np.size(part):
+    if part is None and not any(isinstance(transform, Bitcast) for transform in transforms):
+        part = read(array, transforms, operands)
+    if part is not None and (np.may_share_memory(part, array) or not np.size(part)):
         return part
     view = view_of(array, transforms, operands)
     if view is not None:
         return view.region
     for number, transform in enumerate(transforms):
+        rest = transforms[number:]
+        if _casts(rest):
+            return _elements(*_nearer(array, rest, operands), operands)
         following = applied(array, transform, operands)
         if not np.may_share_memory(following, array):
-            return _elements(array, transforms[number:], operands)
+            return _elements(array, rest, operands)
         array = following
     return array
 
@@ -233,16 +282,19 @@ def write(
         if not np.may_share_memory(part, array):
             array[key] = part
         return
-    view = _view_beyond(array, transforms, operands)
+    part = None if isinstance(first, Bitcast) else applied(array, first, operands)
+    if part is not None and np.may_share_memory(part, array):
+        write(part, rest, operands, change)
+        return
+    view = view_of(array, transforms, operands)
     if view is not None:
         view.put(change(view.values()))
         return
-    part = applied(array, first, operands)
-    if not np.may_share_memory(part, array):
-        write(part, rest, operands, change)
-        array[...] = undone(part, first, array)
-        return
+    if _casts(transforms):
+        array, (_, *rest) = _nearer(array, transforms, operands)
+    part = applied(array, first, operands) if part is None else part
     write(part, rest, operands, change)
+    array[...] = undone(part, first, array)
 
 
 def size_in_bytes(ref: Ref, transforms: Sequence[Transform], operands: Sequence[Any]) -> int:

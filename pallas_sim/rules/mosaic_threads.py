@@ -151,7 +151,7 @@ def located(
     if ref.data.dtype == object or np.may_share_memory(part, ref.data) or not np.size(part):
         return part
     if not np.ndim(part):  # numpy gives a copy of one element
-        return region_of(part, ref.data, window, operands)
+        return region_of(ref.data, window, operands, part)
     # What an engine does to a copy, no thread and no monitor would see.
     raise SimulationError(
         f"{how} {ref.name or 'a reference'}, reshaped to {list(np.shape(part))} although its "

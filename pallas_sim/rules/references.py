@@ -132,12 +132,10 @@ def _change(
       BoundsError: it is beyond an edge.
     """
     try:
-        old: Any = None
-        if used or thread.recorded:
-            part = read(ref.data, window, operands)
-            old = np.array(part) if used else None
-            if thread.recorded:
-                record_window(thread, ref, part, window, operands, "write", line)
+        part = read(ref.data, window, operands) if used else None
+        old = None if part is None else np.array(part)
+        if thread.recorded:
+            record_window(thread, ref, part, window, operands, "write", line)
         write(ref.data, window, operands, function)
         return old
     except Outside as outside:

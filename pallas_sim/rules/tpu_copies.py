@@ -68,13 +68,13 @@ def _dma_start(eqn: Equation) -> Evaluate:
 
         if not is_view(source, from_.data):
             copy.read = lambda: np.array(from_part(from_.data, operands))
-            copy.source = region_of(source, from_.data, parts.source.transforms, operands)
+            copy.source = region_of(from_.data, parts.source.transforms, operands, source)
 
         def aim(memory: Array, target: Array) -> None:
             """Let the copy write to a part of a memory."""
             direct = is_view(target, memory)
             window = parts.target.transforms
-            copy.target = target if direct else region_of(target, memory, window, operands)
+            copy.target = target if direct else region_of(memory, window, operands, target)
             straight = not adds and source.shape == target.shape and direct
             # A view is memory itself, so chunks of it can be copied.
             copy.whole = not straight or copy.read is not None
