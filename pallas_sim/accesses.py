@@ -155,9 +155,10 @@ def beyond_edge(thread: Thread, ref: Ref, access: str, outside: Outside, line: s
     """
     first, last, axis = outside.first, outside.last, outside.axis
     index = f"index {first}" if first == last else f"indices {first} to {last}"
+    view = "" if outside.shape == ref.shape else f" of its view {list(outside.shape)}"
     message = (
         f"{access} {ref.name or 'a reference'} {list(ref.shape)} beyond its edge: "
-        f"{index} of axis {axis}, which has {outside.shape[axis]} elements"
+        f"{index} of axis {axis}{view}, which has {outside.shape[axis]} elements"
     )
     facts: dict[str, Any] = {"ref": ref.name, "index": (first, last), "shape": tuple(ref.shape)}
     return bounds_error(thread, message, line, **facts)

@@ -107,5 +107,5 @@ def test_a_copy_beyond_the_edge():
         out_specs=pl.BlockSpec(memory_space=pl.ANY),
         scratch_shapes=[pltpu.SemaphoreType.DMA],
     )
-    with pytest.raises(BoundsError, match=r"beyond its edge: indices 12 to 19 of axis 0"):
+    with pytest.raises(BoundsError, match=r"indices 12 to 19 of axis 0 of its view \[16, 128\]"):
         simulate(function, X)
