@@ -118,6 +118,11 @@ class MemoryView:
         return MemoryView(units, (*(1,) * ndim, *left), self.dtype)
 
 
+def whole_view(array: Array) -> MemoryView:
+    """Return the window that is all of an array."""
+    return MemoryView(array, (1,) * array.ndim, array.dtype)
+
+
 def packed_axis(ndim: int) -> int:
     """Return the axis whose narrow elements are packed into wide ones, on a TPU the second last."""
     return max(ndim - 2, 0)
@@ -154,7 +159,7 @@ def view_of(
     Raises:
       Outside: an index is beyond the edge.
     """
-    view: MemoryView | None = MemoryView(array, (1,) * array.ndim, array.dtype)
+    view: MemoryView | None = whole_view(array)
     for transform in transforms:
         step = _STEPS.get(type(transform))
         view = step(view, transform, operands) if step is not None and view.units.size else None

@@ -30,7 +30,7 @@ from pallas_sim.transforms import (
     Transposed,
     Untiled,
 )
-from pallas_sim.views import MemoryView, packed_axis, view_of
+from pallas_sim.views import MemoryView, packed_axis, view_of, whole_view
 
 
 def read(array: Array, transforms: Sequence[Transform], operands: Sequence[Any]) -> Array:
@@ -193,23 +193,35 @@ def region_of(
     for number, transform in enumerate(transforms):
         rest = transforms[number:]
         if _casts(rest):
-            return _elements(*_nearer(array, rest, operands), operands)
+            return elements_of(*_nearer(array, rest, operands), operands)
         following = applied(array, transform, operands)
         if not np.may_share_memory(following, array):
-            return _elements(array, rest, operands)
+            return elements_of(array, rest, operands)
         array = following
     return array
 
 
-def _elements(array: Array, transforms: Sequence[Transform], operands: Sequence[Any]) -> Elements:
-    """Return the elements of memory that a window covers, or the parts of them that it covers."""
+def elements_of(
+    array: Array,
+    transforms: Sequence[Transform],
+    operands: Sequence[Any],
+    apply: Callable[[Array, Transform, Sequence[Any]], Array] | None = None,
+) -> Elements:
+    """Return the elements of memory that a window covers, or the parts of them that it covers.
+
+    Args:
+      array: the memory.
+      transforms: from the memory to the window.
+      operands: of the equation.
+      apply: does what ``applied`` does, and gives -1 for an element that is not there.
+    """
     casts = [np.dtype(cast.dtype) for cast in transforms if isinstance(cast, Bitcast)]
     narrowest = min(dtype.itemsize for dtype in (array.dtype, *casts))
     units = array[..., None]
     if narrowest < array.itemsize:
         units = units.view(f"u{narrowest}")
     first, key = transforms[0], ...
-    if isinstance(first, Indexed) and not first.repeated:
+    if apply is None and isinstance(first, Indexed) and not first.repeated:
         key, transforms = numpy_index(first, array.shape, operands), transforms[1:]
     grid = np.indices(array.shape, sparse=True)
     index = [np.broadcast_to(along, array.shape)[key] for along in grid]
@@ -222,9 +234,9 @@ def _elements(array: Array, transforms: Sequence[Transform], operands: Sequence[
             before, bits = bits, bit_width(np.dtype(transform.dtype))
             parts = _cast_parts(parts, before, bits)
         else:
-            parts = [applied(part, transform, operands) for part in parts]
+            parts = [(apply or applied)(part, transform, operands) for part in parts]
     covered = np.unique(np.concatenate([part.ravel() for part in parts]))
-    return Elements(units, np.unravel_index(covered, units.shape))
+    return Elements(units, np.unravel_index(covered[covered >= 0], units.shape))
 
 
 def _cast_parts(parts: Sequence[Array], source: int, target: int) -> list[Array]:
@@ -340,6 +352,30 @@ def fixed_size(aval: Any, transforms: Sequence[Transform]) -> int | None:
     return size_in_bytes(Ref(memory), transforms, ())
 
 
+def indexed_view(
+    array: Array,
+    window: Sequence[Transform],
+    operands: Sequence[Any],
+    shape: tuple[int, ...],
+) -> tuple[MemoryView, Indexed]:
+    """Return what the last index of a masked access is one of, and that index.
+
+    Raises:
+      Outside: an index before the last one is beyond the edge.
+    """
+    outer = list(window)
+    last = outer.pop() if outer and isinstance(outer[-1], Indexed) else Indexed.whole(shape)
+    assert isinstance(last, Indexed)
+    memory = read(array, outer, operands)
+    direct = not outer or np.may_share_memory(memory, array)
+    view = whole_view(memory) if direct else view_of(array, outer, operands)
+    if view is None:
+        raise SimulationError(
+            "a masked access to a reference that is indexed by arrays, or divided, before"
+        )
+    return view, last
+
+
 def masked(
     array: Array,
     window: Sequence[Transform],
@@ -361,18 +397,7 @@ def masked(
     Raises:
       Outside: an element beyond the edge is accessed.
     """
-    outer = list(window)
-    last = outer.pop() if outer and isinstance(outer[-1], Indexed) else Indexed.whole(shape)
-    assert isinstance(last, Indexed)
-    memory = read(array, outer, operands)
-    if not outer or np.may_share_memory(memory, array):
-        view = MemoryView(memory, (1,) * memory.ndim, memory.dtype)
-    else:
-        view = view_of(array, outer, operands)
-    if view is None:
-        raise SimulationError(
-            "a masked access to a reference that is indexed by arrays, or divided, before"
-        )
+    view, last = indexed_view(array, window, operands, shape)
     axes = grid_of(last, operands, shape)
     accessed = np.broadcast_to(mask, shape)
     key: list[Array] = []
