@@ -27,7 +27,8 @@ import pallas_sim.copies
 import pallas_sim.gpu.engines
 from pallas_sim import SimulationError, simulate
 from pallas_sim.dtypes import bit_width
-from pallas_sim.memory import Elements
+from pallas_sim.edges import read_inside, region_inside, write_inside
+from pallas_sim.memory import Elements, Outside
 from pallas_sim.order.accesses import index_of, overlap, whole_of
 from pallas_sim.transforms import (
     AxisSlice,
@@ -189,6 +190,46 @@ def test_a_window_covers_what_a_store_changes(dtype):
         marks = bytes_of(region, memory)
         np.testing.assert_array_equal(marks, octets(changed) != 0, str(transforms))
         assert (octets(after) == octets(memory))[~marks].all()
+
+
+def beyond(rng: Rng, indexed: Indexed) -> Indexed:
+    """An index that may reach beyond the edges of an axis."""
+    axis = int(rng.integers(len(indexed.indices)))
+    span, indices = indexed.indices[axis], list(indexed.indices)
+    if not isinstance(span, AxisSlice):
+        return indexed
+    indices[axis] = AxisSlice(int(rng.integers(-2, indexed.shape[axis] + 1)), span.size, 1)
+    return Indexed(tuple(indices), indexed.shape, ())
+
+
+def test_a_window_beyond_an_edge_covers_what_a_store_changes():
+    def zeros(shape: Any, dtype: Any) -> Any:
+        return np.zeros(shape, dtype)
+
+    windows = 0
+    for seed in range(400):
+        rng = np.random.default_rng(seed)
+        window = memory = np.zeros(shape_of(rng), DTYPES[seed % len(DTYPES)])
+        operands: list[Any] = []
+        transforms: list[Transform] = []
+        for _ in range(int(rng.integers(1, 7))):
+            transform = transform_of(rng, window, operands)
+            if isinstance(transform, Indexed) and transform.indices and not transform.joint:
+                transform = beyond(rng, transform)
+            if transform is not None:
+                transforms.append(transform)
+                window = np.array(read_inside(np.array(window), [transform], operands, zeros))
+        try:
+            read(memory, transforms, operands)
+        except Outside:
+            windows += 1
+        else:
+            continue
+        changed, bits = memory.copy(), ones(window.shape, window.dtype)
+        write_inside(changed, transforms, operands, lambda _, bits=bits: bits, zeros)
+        marks = bytes_of(region_inside(memory, transforms, operands), memory)
+        np.testing.assert_array_equal(marks, octets(changed) != 0, str(transforms))
+    assert windows > 100
 
 
 def test_regions_overlap_where_they_share_a_byte():
