@@ -175,7 +175,8 @@ def _indexed(view: MemoryView, indexed: Indexed, operands: Sequence[Any]) -> Mem
     near: list[int | slice] = []
     counts: list[int] = []
     sizes = iter(view.units.shape)
-    for index, count in zip(key, view.counts, strict=True):
+    left = view.counts[len(key) :]  # of keys: the axis of their words
+    for index, count in zip(key, view.counts, strict=False):
         factors = tuple(itertools.islice(sizes, count))
         if isinstance(index, int):
             near += _unravelled(index, factors)
@@ -185,7 +186,7 @@ def _indexed(view: MemoryView, indexed: Indexed, operands: Sequence[Any]) -> Mem
             return None
         near += parts
         counts.append(sum(isinstance(part, slice) for part in parts))
-    return MemoryView(view.units[(*near, ...)], tuple(counts), view.dtype)
+    return MemoryView(view.units[(*near, ...)], (*counts, *left), view.dtype)
 
 
 def _unravelled(index: int, factors: Sequence[int]) -> list[int]:

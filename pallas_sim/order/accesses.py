@@ -292,6 +292,9 @@ def _is_touched(elements: Elements, other: Region) -> bool:
     (low, high), (start, end) = bounds_of(elements), bounds_of(other)
     if low >= end or start >= high:
         return False
+    if isinstance(other, np.ndarray) and end - start == other.nbytes:  # without gaps
+        starts = addresses_of(elements)
+        return bool(((starts < end) & (starts + elements.memory.itemsize > start)).any())
     # Mark the bytes of the elements. Pages of these zeros that nobody reads or writes cost nothing.
     low = min(low, start)
     marks = np.zeros(max(high, end) - low, np.bool_)
@@ -308,7 +311,7 @@ def _bytes_of(elements: Elements) -> Array:
 
 
 #: Of more elements than these, the box is not looked for one by one, and may be too large.
-_BOXED = 1 << 20
+_BOXED = 1 << 18
 
 
 def whole_of(one: tuple[Region, str], other: tuple[Region, str]) -> Array:

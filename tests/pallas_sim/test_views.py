@@ -19,6 +19,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas import tpu_sc as plsc
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
@@ -252,6 +253,16 @@ def test_regions_overlap_where_they_share_a_byte():
             box = zip(points.min(0).tolist(), (points.max(0) + 1).tolist(), strict=True)
             assert index_of(region) == tuple(box)
     assert 150 < overlaps < 290
+
+
+def test_indices_of_keys_leave_out_the_axis_of_their_words():
+    memory = np.zeros((4, 2), np.uint32)
+    some = Indexed((Operand(0),), (4,), (2,))
+    region = region_of(memory, [some], [np.array([3, 1])])
+    assert bytes_of(region, memory).all((1, 2)).tolist() == [False, True, False, True]
+    first = Indexed((AxisSlice(0, 2, 1),), (4,), ())
+    region = region_of(memory, [first, Reshaped((4,))], [])
+    assert bytes_of(region, memory).all((1, 2)).tolist() == [True, True, False, False]
 
 
 def test_the_box_of_a_large_region_has_all_of_it():
@@ -513,6 +524,38 @@ def test_copies_to_another_device(writes, regions):
         assert not run.findings
         values = [part[0] for part in run.values]
         check(view, regions, values, "buffer", writes=writes)
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_copies_of_memory_that_subcores_share(writes, regions):
+    for seed in range(6):
+        view = view_of(3000 + seed, writes=writes)
+
+        def body(x_ref, bits_ref, o_ref, w_ref, buffer, done, view=view):
+            pltpu.sync_copy(x_ref, buffer)
+            part = view.of(buffer, lax.axis_index("subcore"))
+            ends = (bits_ref, part) if writes else (part, w_ref)
+            pltpu.async_copy(*ends, done).wait()  # recorded
+            pltpu.sync_copy(buffer, o_ref)
+
+        def call(x, bits, view=view, body=body):
+            names = {"core_axis_name": "core", "subcore_axis_name": "subcore"}
+            return pl.kernel(
+                body,
+                out_type=[jax.typeof(view.buffer), jax.typeof(view.window)],
+                mesh=plsc.VectorSubcoreMesh(**names, num_cores=1, num_subcores=1),
+                scratch_types=[
+                    pltpu.VMEM_SHARED(view.buffer.shape, view.buffer.dtype),
+                    pltpu.SemaphoreType.DMA,
+                ],
+                compiler_params=pltpu.CompilerParams(needs_layout_passes=False),
+            )(x, bits)
+
+        regions.clear()
+        bits = ones(view.window.shape, view.window.dtype)
+        run = simulate(call, view.buffer, bits, seed=seed % 3)
+        assert not run.findings
+        check(view, regions, run.values, "buffer", writes=writes)
 
 
 GPU_OPERATIONS = {**OPERATIONS, "atomic": True}
