@@ -182,7 +182,7 @@ def _mpmd_map(eqn: Equation) -> Evaluate:
     meshes = core_meshes(eqn.params["meshes"])
     jaxprs = eqn.params["jaxprs"]
     programs = [prepare(jaxpr) for jaxpr in jaxprs]
-    traffic = traffic_of(jaxprs, eqn.params["compiler_params"])
+    traffic = traffic_of(jaxprs, eqn.params["compiler_params"], meshes)
     inner, _ = open_jaxpr(jaxprs[0])
     names = argument_names(inner)
     are_refs = [is_reference(var.aval) for var in inner.invars]
