@@ -52,8 +52,8 @@ class Tpu:
 
 #: Dims of the interconnect are of Google's data sheets. Memory is measured with libtpu 0.0.51, HBM
 #: with 0.0.50.1: the largest windows, scratch and arrays that compile, by bisection, and the limits
-#: that it names where it rejects. So are devices: v4 and tpu7x have two TensorCores with a device each; v5p's two are
-#: fused into one.
+#: that it names where it rejects. So are devices: v4 and tpu7x have two TensorCores with a device
+#: each; v5p's two are fused into one.
 TPUS: dict[str, Tpu] = {
     "v4": Tpu(
         device_kind="TPU v4",

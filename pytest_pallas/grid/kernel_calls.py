@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from pallas_sim.traces import (
     FOREIGN_PRIMITIVES,
@@ -295,6 +298,77 @@ def _scratch(facts: GridFacts, names: Mapping[int, str]) -> Iterator[tuple[int, 
             tiles = [tile for tile in copied if tile > 1 and size % tile == 0]
             if tiles:
                 yield size, max(tiles)
+
+
+# The number of buffers that a kernel uses in turns.
+
+
+#: Two buffers are used again by any draw of three blocks; of more than so many, draws would be too
+#: large, and they are rather something else.
+_LEAST_BUFFERS, _MOST_BUFFERS = 3, 16
+
+
+def buffers_of(kernel: KernelCall, devices: Collection[int] = ()) -> int:
+    """Return how many buffers a kernel seems to use in turns; 0 if it uses two or none.
+
+    It is the largest number of semaphores or barriers in an array, of buffers of a block, and in
+    kernels that copy by themselves of equal scratch buffers, and by which a number is divided for
+    its remainder; without arrays of semaphores, also of slots of scratch memory.
+
+    Args:
+      kernel: the kernel.
+      devices: sizes of the mesh; so many semaphores, or one fewer, are for them.
+    """
+    facts = kernel.facts
+    counts = [block.buffers or 0 for block in (*facts.inputs, *facts.outputs)] if facts else []
+    avals = list(_scratch_of(kernel))
+    arrays = [aval for aval in avals if not _is_semaphore(aval)]
+    several = [n for aval in avals if _is_semaphore(aval) for n in aval.shape]
+    if kernel.asynchronous:
+        counts += Counter((tuple(aval.shape), str(aval.dtype)) for aval in arrays).values()
+        counts += _divisors(kernel.eqn)
+        if not several:
+            counts += [aval.shape[0] for aval in arrays if len(aval.shape) > 2]
+    of_devices = {n - less for n in devices for less in (0, 1)}
+    return max(
+        (
+            count
+            for count in (*counts, *several)
+            if _LEAST_BUFFERS <= count <= _MOST_BUFFERS and count not in of_devices
+        ),
+        default=0,
+    )
+
+
+def _scratch_of(kernel: KernelCall) -> Iterator[Any]:
+    """Yield the avals of a kernel's scratch memory, semaphores and barriers."""
+    operands = len(kernel.eqn.invars) + len(kernel.eqn.outvars)
+    for jaxpr in sub_jaxprs(kernel.eqn):
+        yield from (var.aval for var in jaxpr.invars[operands:])
+    for eqn in equations_inside(kernel.eqn):
+        if eqn.primitive.name == "run_scoped":
+            for jaxpr in sub_jaxprs(eqn):
+                yield from (var.aval for var in jaxpr.invars)
+
+
+def _is_semaphore(aval: Any) -> bool:
+    """Return whether a reference is to semaphores or barriers."""
+    import jax
+
+    return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
+
+
+def _divisors(kernel: Any) -> Iterator[int]:
+    """Yield the constants by which a kernel divides integers for their remainders."""
+    for eqn in equations_inside(kernel):
+        name = eqn.primitive.name
+        if name not in ("rem", "and") or eqn.outvars[0].aval.shape:
+            continue
+        for operand in eqn.invars[name == "rem" :]:
+            if is_literal(operand) and isinstance(operand.val, int | np.integer):
+                value = int(operand.val)
+                power = value & (value + 1) == 0  # i & 3 is i % 4
+                yield value if name == "rem" else value + 1 if power else 0
 
 
 # Parts of a traced call that may hang or end the process which executes or simulates it.

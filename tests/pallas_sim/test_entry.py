@@ -128,7 +128,7 @@ def test_refused_is_what_jax_refuses(body, params, mode):
         try:
             jax.jit(function).trace(x).lower(lowering_platforms=("tpu",))
         except ValueError:
-            with pytest.raises(SimulationError, match="^JAX refuses"):
+            with pytest.raises(SimulationError, match=r"^JAX refuses"):
                 simulate(function, x)
         else:
             simulate(function, x)

@@ -138,7 +138,7 @@ def test_arrays_live_on_the_devices_that_are_there():
         assert (np.asarray(drawn) < 1).all()
         columns = Mesh(np.array(jax.devices()[:2]), ("x",))
         with jax.default_device(jax.devices()[1]):
-            spec = dict(in_specs=P("x"), out_specs=P("x"), check_vma=False)
+            spec = {"in_specs": P("x"), "out_specs": P("x"), "check_vma": False}
             return jax.shard_map(plainly, mesh=columns, **spec)(x) + np.asarray(placed)
 
     assert (simulate(function, X).values == 4).all()
@@ -158,7 +158,7 @@ def test_the_chip_is_that_of_the_run_within_a_mesh_of_no_device(within, kind):
     def function(x: Any) -> Any:
         if within == "shard_map":
             specs = P() if kind == AxisType.Explicit else P("x")
-            mapped = dict(mesh=mesh, in_specs=specs, out_specs=specs, check_vma=False)
+            mapped = {"mesh": mesh, "in_specs": specs, "out_specs": specs, "check_vma": False}
             return jax.shard_map(inner, **mapped)(x)
         with jax.sharding.use_abstract_mesh(mesh):
             return inner(x)
