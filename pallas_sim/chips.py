@@ -383,6 +383,12 @@ _NAME = re.compile(r"\w[\w.-]*")
 _added: dict[str, Tpu | Gpu] = {}
 
 
+def cores_of(name: str) -> str:
+    """Say how many TensorCores a device of a TPU has, and which chips have several."""
+    several = " and ".join(chip for chip, tpu in TPUS.items() if tpu.cores > 1)
+    return f"a device of {name} has {TPUS[name].cores}, one of {several} has 2"
+
+
 def add_chip(name: str, chip: Tpu | Gpu) -> Target:
     """Make a chip known by a name: to backends, the simulator and the compilers.
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from pallas_sim.chips import cores_of
 from pallas_sim.compat.jaxprs import open_jaxpr, sub_jaxprs
 from pallas_sim.compat.places import names_a_device
 from pallas_sim.errors import MissingRuleError, SimulationError
@@ -337,6 +338,31 @@ def run_divided(
     run_concurrently(thread, cores, lambda core: work(core, divisions[core.axes[MEGACORE]]))
 
 
+def run_on_chip(
+    thread: Thread,
+    meshes: Sequence[CoreMesh],
+    cores: Sequence[Thread],
+    work: Callable[[Thread], Any],
+) -> None:
+    """Run the cores of a kernel's meshes at the same time, as far as the chip has so many.
+
+    A mesh of TensorCores is a parallel dimension of a grid: XLA divides it among the TensorCores of
+    the chip, and each runs its part one after the other.
+    """
+    share = 1
+    if [mesh.kind for mesh in meshes] == ["tc"]:
+        share = -(-len(cores) // thread.machine.cores)
+    parts = [cores[first : first + share] for first in range(0, len(cores), share)]
+    first = {part[0].number: part for part in parts}
+
+    def run_part(core: Thread) -> None:
+        for one in first[core.number]:
+            one.in_turns = share > 1
+            work(one)
+
+    run_concurrently(thread, [part[0] for part in parts], run_part)
+
+
 def run_concurrently(
     thread: Thread, threads: Sequence[Thread], work: Callable[[Thread], Any]
 ) -> list[Any]:
@@ -493,6 +519,9 @@ def peer_of(thread: Thread, peer: Peer | None, operands: Sequence[Any]) -> CoreA
             index //= size
     if peer.core is not None and thread.cores:
         core[next(iter(thread.cores))] = int(operands[peer.core])
+    elif peer.core is not None and thread.machine.cores == 1 and int(operands[peer.core]):
+        number, chip = int(operands[peer.core]), cores_of(thread.machine.target)
+        raise SimulationError(f"there is no TensorCore {number}: {chip}")
     for name, index in (*point.items(), *core.items()):
         size = sizes.get(name) or cores[name]
         if not 0 <= index < size:

@@ -28,7 +28,7 @@ from pallas_sim.cores import (
     block_mesh,
     core_meshes,
     launched,
-    run_concurrently,
+    run_on_chip,
     traffic_of,
     warp_axis,
 )
@@ -234,7 +234,7 @@ def _mpmd_map(eqn: Equation) -> Evaluate:
             if [core.number for core in cores] == [thread.number]:
                 work(cores[0])
             else:
-                run_concurrently(thread, cores, work)
+                run_on_chip(thread, meshes, cores, work)
             for _, memory in owned:
                 free(thread, list(memory.values()), eqn.line)
             if thread.recorded:
