@@ -5,6 +5,7 @@ from __future__ import annotations
 from pallas_sim.findings import OF_TRANSFERS
 from pytest_pallas.checks.check import declare_sanitizer
 from pytest_pallas.checks.context import CheckContext, CheckResult, under
+from pytest_pallas.checks.meshes import check_other_meshes
 from pytest_pallas.checks.schedule import requires_kernels, requires_schedules, under_schedules
 from pytest_pallas.draw.arguments import larger_first
 from pytest_pallas.errors import DmaError
@@ -24,7 +25,8 @@ def dma(context: CheckContext) -> CheckResult:
 
     The kernel must wait for every DMA that it starts, on both sides. Every semaphore must be 0 at
     the end, because the next kernel needs that. No device may copy to another device, or signal its
-    semaphore, before it knows that the other device has started the kernel.
+    semaphore, before it knows that the other device has started the kernel. For a spec with
+    meshes, that also holds on other numbers of devices on which the answers are right.
 
     Raises:
       NotApplicableError: the kernel has no DMAs and no semaphores.
@@ -34,4 +36,4 @@ def dma(context: CheckContext) -> CheckResult:
         findings = [finding for finding in outcome.findings if finding.kind in OF_TRANSFERS]
         if findings:
             raise under(schedule, DmaError.of(*findings))
-    return CheckResult(comparisons=())
+    return CheckResult(comparisons=(), notes=check_other_meshes(context))
