@@ -85,14 +85,14 @@ class OtherMeshes:
         context of a call there. It raises what the inputs of the spec raise for such a mesh.
       disorder: what is out of order on one of them; None before they ran.
       sizes: of that mesh.
+      failed: the call there.
       notes: what ran, for the record.
     """
 
-    type Make = Callable[[], CheckContext]
-
-    candidates: Callable[[], Iterable[tuple[Mapping[str, int], Make]]]
+    candidates: Callable[[], Iterable[tuple[Mapping[str, int], Callable[[], CheckContext]]]]
     disorder: Sequence[Finding] | None = None
     sizes: Mapping[str, int] = field(default_factory=dict[str, int])
+    failed: CheckContext | None = None
     notes: tuple[Note, ...] = ()
 
 

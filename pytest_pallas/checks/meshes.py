@@ -9,12 +9,12 @@ another mesh counts only where the answers are right: then what is out of order 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pallas_sim.findings import OF_TRANSFERS, Finding
 from pytest_pallas.backends.protocol import Schedule
 from pytest_pallas.checks.context import CheckContext, OtherMeshes, exactly, expect, judge
-from pytest_pallas.errors import DmaError, PallasError, RaceError
+from pytest_pallas.errors import DmaError, PallasError, RaceError, facts_of
 from pytest_pallas.record import Note
 
 
@@ -35,9 +35,12 @@ def check_other_meshes(context: CheckContext) -> tuple[Note, ...]:
     if others.disorder:
         races = [finding for finding in others.disorder if finding.kind == "race"]
         error: PallasError = RaceError.of(*races) if races else DmaError.of(*others.disorder)
-        raise error.with_message(
-            f"with mesh={dict(others.sizes)}, on which the answers are right, too: {error}"
+        error = error.with_message(
+            f"with mesh={dict(others.sizes)}, where the answers are right, too (a kernel that is "
+            f"not for it must reject it): {error}"
         )
+        facts_of(error).context = others.failed
+        raise error
     return others.notes
 
 
@@ -49,11 +52,12 @@ def _run(others: OtherMeshes) -> None:
     for sizes, make in others.candidates():
         if any(math.prod(sizes.values()) > math.prod(kept.values()) > 4 for kept in right):
             continue  # six devices or eight
-        findings = _findings(make)
-        if findings is None:
+        ran = _ran(make)
+        if ran is None:
             refused.append(sizes)
             continue
         right.append(sizes)
+        others.failed, findings = ran
         if findings:
             others.sizes, others.disorder = sizes, findings
             return
@@ -70,8 +74,8 @@ def _listed(meshes: Sequence[Mapping[str, int]]) -> str:
     return ", ".join(str(dict(sizes)) for sizes in meshes)
 
 
-def _findings(make: OtherMeshes.Make) -> Sequence[Finding] | None:
-    """Return what is out of order on a mesh; None if the kernel's answers are not right there."""
+def _ran(make: Callable[[], CheckContext]) -> tuple[CheckContext, Sequence[Finding]] | None:
+    """Return a call on a mesh, and what is out of order; None if its answers are not right."""
     try:
         context = make()
         outcome = context.runs.get(context, Schedule())
@@ -82,4 +86,5 @@ def _findings(make: OtherMeshes.Make) -> Sequence[Finding] | None:
         return None
     if not all(comparison.passed for comparison in judged):
         return None
-    return [finding for finding in outcome.findings if finding.kind in OF_TRANSFERS | {"race"}]
+    kinds = OF_TRANSFERS | {"race"}
+    return context, [finding for finding in outcome.findings if finding.kind in kinds]

@@ -10,7 +10,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,7 @@ class KernelCall:
       interpreted: True if its ``interpret`` parameter makes it an interpreter run.
       primitives: the names of all primitives in its body.
       path: primitives around it, outermost first, such as ``("jit", "shard_map")``.
+      devices: how many devices the meshes around it have.
       eqn: the equation itself, for the other modules of this package.
     """
 
@@ -68,6 +69,7 @@ class KernelCall:
     primitives: frozenset[str]
     path: tuple[str, ...]
     eqn: Any = field(repr=False, compare=False)
+    devices: int = 1
 
     @property
     def asynchronous(self) -> bool:
@@ -90,13 +92,15 @@ def live_kernel_calls(jaxpr: Any) -> list[KernelCall]:
     return kernel_calls(without_dead_code(jaxpr))
 
 
-def _walk(jaxpr: Any, path: tuple[str, ...]) -> Iterator[KernelCall]:
+def _walk(jaxpr: Any, path: tuple[str, ...], devices: int = 1) -> Iterator[KernelCall]:
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in KERNEL_PRIMITIVES | FOREIGN_PRIMITIVES:
-            yield kernel_call(eqn, path)
+            yield replace(kernel_call(eqn, path), devices=devices)
         else:
+            mesh = eqn.params.get("mesh") if eqn.primitive.name == "shard_map" else None
+            count = max(devices, getattr(mesh, "size", 1))
             for inner in sub_jaxprs(eqn):
-                yield from _walk(inner, (*path, eqn.primitive.name))
+                yield from _walk(inner, (*path, eqn.primitive.name), count)
 
 
 def kernel_call(eqn: Any, path: tuple[str, ...]) -> KernelCall:
@@ -478,6 +482,17 @@ def reaches_devices(kernel: KernelCall) -> bool:
     return "get_barrier_semaphore" in kernel.primitives or any(
         map(names_a_device, equations_inside(kernel.eqn))
     )
+
+
+def on_two_devices(kernels: Sequence[KernelCall]) -> str | None:
+    """Say that a kernel met other devices on a mesh of two; None if none did."""
+    for kernel in kernels:
+        if kernel.devices == 2 and reaches_devices(kernel):
+            return (
+                f"{kernel.name} ran on 2 devices, where one neighbour is everybody: that a barrier "
+                "hears from one only shows on 3 and more; run it on 3, 4 and 6 devices, too"
+            )
+    return None
 
 
 def _has_empty_operands(kernel: KernelCall) -> bool:

@@ -34,6 +34,7 @@ from pytest_pallas.checks.verdict import drawn_facts, run_check
 from pytest_pallas.compat.fuzzing import is_rejection, rejecting
 from pytest_pallas.draw.arguments import Arguments, as_arguments
 from pytest_pallas.errors import NotApplicableError, facts_of
+from pytest_pallas.grid.kernel_calls import on_two_devices
 from pytest_pallas.judge.tolerance import Tolerance
 from pytest_pallas.options import Options
 from pytest_pallas.record import Note
@@ -263,6 +264,9 @@ def run_example(
                 else facts_of(error).plain
             )
         return None
+    kernels = check_result.outcome.kernels if check_result.outcome else ()
+    if counts and run.check.base and (text := on_two_devices(kernels)) is not None:
+        result.add_note(Note(text, "run"))
     for check in _late_checks(run, check_result) if counts else ():
         text = (
             f"ran {check.name}, too: it applies to this example, and to none that was traced at "
