@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 import pytest_pallas
 from pytest_pallas import DmaError, KernelSpec
 from pytest_pallas import strategies as pst
+from pytest_pallas.backends.devices import make_mesh
 from pytest_pallas.grid.kernel_calls import kernel_calls, on_two_devices
 
 ANY = pl.BlockSpec(memory_space=pl.ANY)
@@ -120,7 +121,7 @@ def test_a_kernel_that_rejects_other_numbers_of_devices():
 def test_a_call_on_two_devices_is_noted(count, noted):
     if len(jax.devices()) < count:
         pytest.skip(f"{count} devices are needed")
-    mesh = jax.make_mesh((count,), ("x",), devices=jax.devices()[:count])
+    mesh = make_mesh({"x": count}, "cpu")
     x = jnp.ones((8 * count, 128))
     kernels = kernel_calls(jax.make_jaxpr(lambda x: shift(x, mesh=mesh))(x))
     assert (on_two_devices(kernels) is not None) == noted
