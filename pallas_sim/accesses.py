@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -15,9 +14,16 @@ from pallas_sim.compat.jaxprs import key_shape, semaphore_kind, space_of
 from pallas_sim.compat.places import CopyParts
 from pallas_sim.copies import release
 from pallas_sim.dtypes import Array, bit_width
-from pallas_sim.errors import BoundsError, SimulationError
+from pallas_sim.edges import (
+    contents_of,
+    read_inside,
+    region_inside,
+    report_edge,
+    undefined_load,
+)
+from pallas_sim.errors import SimulationError
 from pallas_sim.machine import Machine, Thread
-from pallas_sim.memory import Elements, Outside, Ref, Region, is_key_dtype
+from pallas_sim.memory import Elements, Outside, PipelinedBlocks, Ref, Region, is_key_dtype
 from pallas_sim.recording import Copy, Semaphore, Touched
 from pallas_sim.transforms import AxisSlice, Indexed, Listed, Operand, RefPart, Transform
 from pallas_sim.windows import bitcast_rows, read, region_of
@@ -88,8 +94,13 @@ def record_window(
       line: ``file:line``.
       home: see ``record_access``.
     """
-    region = region_of(part, ref.data, window, operands)
-    record_access(thread, region, kind, ref.name, line, home)
+    region: Region | None
+    try:
+        region = region_of(part, ref.data, window, operands)
+    except Outside:  # ``part`` is a copy, with what is not there
+        region = region_inside(ref.data, window, operands)
+    if region is not None:
+        record_access(thread, region, kind, ref.name, line, home)
 
 
 def read_window(
@@ -100,7 +111,7 @@ def read_window(
     access: str,
     line: str,
 ) -> Array:
-    """Read a window that must be inside of its reference.
+    """Read a window; report that it reaches beyond an edge, and return a copy where it does.
 
     Args:
       thread: that accesses it.
@@ -109,73 +120,46 @@ def read_window(
       operands: of the equation.
       access: ``"load from"``, ``"store to"`` or the like, for the message.
       line: ``file:line``.
-
-    Raises:
-      BoundsError: the window reaches beyond an edge.
     """
     try:
         return read(ref.data, window, operands)
     except Outside as outside:
-        raise beyond_edge(thread, ref, access, outside, line) from None
-
-
-@contextmanager
-def inside_edges(thread: Thread, ref: Ref, access: str, line: str) -> Generator[None]:
-    """Report an index in this context that is beyond an edge of a reference; see ``beyond_edge``.
-
-    Raises:
-      BoundsError: there is one.
-    """
-    try:
-        yield
-    except Outside as outside:
-        raise beyond_edge(thread, ref, access, outside, line) from None
+        report_edge(thread, ref, access, outside, line)
+        return read_inside(ref.data, window, operands, contents_of(thread))
 
 
 def load_window(
     thread: Thread, ref: Ref, window: Sequence[Transform], operands: Sequence[Any], line: str
 ) -> Array:
-    """Read a window as ``read_window`` does, and record the load where others may reach memory."""
-    part = read_window(thread, ref, window, operands, "load from", line)
+    """Load a window, and record that where others may reach memory.
+
+    Raises:
+      UndefinedLoadError: it reaches beyond an edge; ``evaluation.run`` goes on with what it gives.
+    """
+    try:
+        part = read(ref.data, window, operands)
+    except Outside as outside:
+        load = undefined_load(thread, ref, window, operands, outside, line)
+        if thread.recorded:
+            record_window(thread, ref, load.values, window, operands, "read", line)
+        raise load from None
     if thread.recorded:
         record_window(thread, ref, part, window, operands, "read", line)
     return part
 
 
-def beyond_edge(thread: Thread, ref: Ref, access: str, outside: Outside, line: str) -> BoundsError:
-    """Report an access beyond an edge of a reference, and give the error that ends the run.
-
-    Args:
-      thread: that accesses it.
-      ref: the reference.
-      access: ``"load from"``, ``"store to"`` or the like, for the message.
-      outside: which index.
-      line: ``file:line``.
-    """
-    first, last, axis = outside.first, outside.last, outside.axis
-    index = f"index {first}" if first == last else f"indices {first} to {last}"
-    message = (
-        f"{access} {ref.name or 'a reference'} {list(ref.shape)} beyond its edge: "
-        f"{index} of axis {axis}, which has {outside.shape[axis]} elements"
-    )
-    facts: dict[str, Any] = {"ref": ref.name, "index": (first, last), "shape": tuple(ref.shape)}
-    return bounds_error(thread, message, line, **facts)
-
-
-def bounds_error(thread: Thread, message: str, line: str, **facts: Any) -> BoundsError:
-    """Report an access beyond an edge, and give the error that ends the run.
-
-    Args:
-      thread: that accesses it.
-      message: one sentence, with the numbers.
-      line: ``file:line``.
-      facts: further fields of the finding.
-    """
-    return BoundsError.of(thread.report("bounds", message, line, **facts))
-
-
 def report_input_write(thread: Thread, ref: Ref, line: str) -> None:
-    """Report a write to the window of an input; of any other reference, do nothing."""
+    """Report a write to the window of an input; of any other reference, do nothing.
+
+    Whether a window of ``emit_pipeline`` is an input's is known at its end: ``report_windows``.
+    """
+    if ref.blocks is not None and ref.blocks.store is None:
+        message = (
+            f"store to the window of the input {ref.blocks.array}, which emit_pipeline does not "
+            "write back: what the next step reads there depends on whether it has the same block"
+        )
+        facts: dict[str, Any] = {"ref": ref.blocks.array, "shape": tuple(ref.shape)}
+        ref.blocks.store = thread.finding("input-write", message, line, **facts)
     if not ref.is_input:
         return
     message = (
@@ -183,6 +167,26 @@ def report_input_write(thread: Thread, ref: Ref, line: str) -> None:
         "what the next program or the caller reads there depends on the chip"
     )
     thread.report("input-write", message, line, ref=ref.name, shape=tuple(ref.shape))
+
+
+def move_block(ref: Ref, array: str, move: Literal["fetch", "write back"]) -> None:
+    """Note a copy between an array and a window of ``emit_pipeline``.
+
+    Args:
+      ref: the window.
+      array: name of the array.
+      move: what the copy does.
+    """
+    if ref.blocks is None:
+        ref.blocks = PipelinedBlocks(array)
+    ref.blocks.written_back |= move == "write back"
+
+
+def report_windows(thread: Thread, refs: Iterable[Ref]) -> None:
+    """Report stores to the windows of inputs of ``emit_pipeline``, at the end of their scope."""
+    for ref in refs:
+        if ref.blocks is not None and not ref.blocks.written_back and ref.blocks.store is not None:
+            thread.machine.report(ref.blocks.store)
 
 
 # Memory and semaphores of a scope, or of a kernel's scratch operands.
@@ -205,6 +209,7 @@ def allocate(thread: Thread, aval: Any, name: str, *site: Any) -> Ref:
 
 def free(thread: Thread, refs: Sequence[Ref], line: str) -> None:
     """End the life of what ``allocate`` gave: report copies and counts that are left."""
+    report_windows(thread, refs)
     if thread.recorded:
         for ref in refs:
             if ref.data.dtype != object:
@@ -272,8 +277,9 @@ class _Side:
       cast: the dtype as which it is accessed, if its rows are no view of memory.
       packed: how many rows of memory are one row of that dtype.
       rows: the rows that are copied, in order; None for all.
-      kept: which rows are not ignored; None for all.
+      kept: which rows are there and not ignored; None for all.
       lists: the memory of the list of indices.
+      beyond: whether the window reaches beyond an edge, so that ``memory`` is a copy.
     """
 
     memory: Array
@@ -282,6 +288,7 @@ class _Side:
     rows: Array | None = None
     kept: Array | None = None
     lists: tuple[Region, ...] = ()
+    beyond: bool = False
 
     @property
     def height(self) -> int:
@@ -346,15 +353,13 @@ def indexed_copy(
       operands: of the equation.
       line: of the copy.
       adds: whether it adds to what is there.
-
-    Raises:
-      BoundsError: an index or a window is beyond the edge.
     """
     from_: Ref = operands[parts.source.position]
     to: Ref = operands[parts.target.position]
     source = _side(thread, parts.source, avals, operands, "copy from", line)
     target = _side(thread, parts.target, avals, operands, "copy to", line)
-    reshaped = target.memory.size and not np.may_share_memory(target.memory, to.data)
+    direct = target.beyond or np.may_share_memory(target.memory, to.data)
+    reshaped = target.memory.size and not direct
     if reshaped or (adds and target.cast is not None):
         raise SimulationError(f"a scatter to {to.name or 'a reference'}, which is reshaped before")
     listed = next(side for side in (source, target) if side.rows is not None)
@@ -403,31 +408,46 @@ def _side(
 ) -> _Side:
     ref: Ref = operands[part.position]
     listed = _list(part, avals)
-    with inside_edges(thread, ref, how, line):
-        if listed is None:
-            return _Side(*_rows(ref.data, part.transforms, operands))
-        *outer, last = part.transforms
-        assert isinstance(last, Indexed)
-        height = last.shape[0]
-        others = replace(last, indices=(AxisSlice(0, height, 1), *last.indices[1:]), joint=())
-        memory, cast, packed = _rows(ref.data, [*outer, others], operands)
-        indices = operands[listed.position]
-        lists: tuple[Region, ...] = ()
-        if isinstance(indices, Ref):
-            indices = read(indices.data, listed.transforms, operands)
-            lists = (indices,)
-        rows = np.array(indices, np.int64)
-        kept = None if listed.ignored is None else rows != listed.ignored
-        used = rows if kept is None else rows[kept]
-        if used.size and (used.min() < 0 or used.max() >= height):
-            raise Outside.of(0, used, last.shape)
-        return _Side(memory, cast, packed, rows, kept, lists)
+
+    def rows_of(transforms: Sequence[Transform]) -> tuple[Array, Any, int, bool]:
+        try:
+            return *_rows(ref.data, transforms, operands), False
+        except Outside as outside:
+            report_edge(thread, ref, how, outside, line)
+            memory = read_inside(ref.data, transforms, operands, contents_of(thread))
+            return memory, None, 1, True
+
+    if listed is None:
+        memory, cast, packed, beyond = rows_of(part.transforms)
+        return _Side(memory, cast, packed, beyond=beyond)
+    *outer, last = part.transforms
+    assert isinstance(last, Indexed)
+    height = last.shape[0]
+    others = replace(last, indices=(AxisSlice(0, height, 1), *last.indices[1:]), joint=())
+    memory, cast, packed, beyond = rows_of([*outer, others])
+    indices = operands[listed.position]
+    lists: tuple[Region, ...] = ()
+    if isinstance(indices, Ref):
+        indices = read_window(thread, indices, listed.transforms, operands, "copy by", line)
+        lists = (indices,)
+    rows = np.array(indices, np.int64)
+    kept = None if listed.ignored is None else rows != listed.ignored
+    used = rows if kept is None else rows[kept]
+    if used.size and (used.min() < 0 or used.max() >= height):
+        report_edge(thread, ref, how, Outside.of(0, used, last.shape), line)
+        inside = (rows >= 0) & (rows < height)
+        kept = inside if kept is None else kept & inside
+    return _Side(memory, cast, packed, rows, kept, lists, beyond=beyond)
 
 
 def _rows(
     array: Array, transforms: Sequence[Transform], operands: Sequence[Any]
 ) -> tuple[Array, Any, int]:
-    """Return a window's memory as a view, its dtype, and how many rows of memory are one of it."""
+    """Return a window's memory as a view, its dtype, and how many rows of memory are one of it.
+
+    Raises:
+      Outside: an index is beyond the edge.
+    """
     window = whole_rows(array, transforms, operands)
     if window is None:
         return read(array, transforms, operands), None, 1

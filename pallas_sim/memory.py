@@ -116,6 +116,21 @@ class Elements:
 Region = np.ndarray[Any, Any] | Elements
 
 
+@dataclass(slots=True, eq=False)
+class PipelinedBlocks:
+    """What a window of ``emit_pipeline`` has been used for: it is scratch memory in the trace.
+
+    Attributes:
+      array: name of the array whose blocks it has.
+      written_back: whether a block was copied out of it.
+      store: a finding of a store to it, or None.
+    """
+
+    array: str
+    written_back: bool = False
+    store: Any = None
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class Ref:
     """A piece of memory.
@@ -129,6 +144,7 @@ class Ref:
       left: whether it is the window of an output's block that the grid had left before.
       block: of a program of a GPU's grid: which memory of all programs it is part of; else None.
       reached: the threads on other devices or cores that have reached it, with the line.
+      blocks: of a window of ``emit_pipeline``: what it has been used for; None of other memory.
     """
 
     data: np.ndarray[Any, Any]
@@ -139,6 +155,7 @@ class Ref:
     left: bool = False
     block: Any = None
     reached: set[tuple[int, str]] = field(default_factory=set)
+    blocks: PipelinedBlocks | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

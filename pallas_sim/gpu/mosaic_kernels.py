@@ -19,11 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.accesses import memory_of, record_access
+from pallas_sim.accesses import memory_of, record_access, semaphores_of
 from pallas_sim.chips import TARGETS, Excess, tensor_memory_excess
 from pallas_sim.compat.compilers import CopyKey, inferred_tiles, infers_tiles
 from pallas_sim.compat.jaxprs import is_reference, open_jaxpr, written_inputs
 from pallas_sim.compat.source import home_of
+from pallas_sim.copies import release
 from pallas_sim.cores import (
     BlockMesh,
     Traffic,
@@ -253,6 +254,9 @@ def _execute(
         else:
             kernel_run.run_one_by_one()
         end_kernel(thread, footprints.kernel_ahead(kernel.name), launch.start)
+        # Scopes reuse semaphores. One that is looked at without taking counts for the whole launch.
+        semaphores = semaphores_of(launch.semaphores.values())
+        release(thread, (one for one in semaphores if not one.looked), kernel.line)
         # The use of a result reads it, so that a store which nothing orders before is reported.
         for ref in outputs:
             if ref.data.dtype != object:

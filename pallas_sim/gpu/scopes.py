@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.accesses import memory_of
+from pallas_sim.accesses import memory_of, report_windows
 from pallas_sim.chips import Excess, OperandMemory, gpu_bytes, shared_memory_excess
 from pallas_sim.compat.compilers import requested_shared_bytes
 from pallas_sim.compat.jaxprs import (
@@ -125,6 +125,7 @@ def run_scope(
         _reserve(thread, scope)
     refs = [_made(thread, item, first=first) for item in scope.items]
     results = work(refs)
+    report_windows(thread, refs)
     thread.top, thread.around, thread.accumulators = before, around, held
     return results
 
@@ -222,7 +223,7 @@ def publish_semaphores(
 ) -> None:
     """Make the semaphores of a launch before it begins, and publish them for other devices.
 
-    They begin at 0 in each launch, and their counts at its end are lost.
+    They begin at 0 in each launch.
 
     Args:
       launch: that has them.

@@ -20,6 +20,7 @@ from pallas_sim.compat.places import transforms_in
 from pallas_sim.copies import signal
 from pallas_sim.cores import CoreAddress, peer_of, reach
 from pallas_sim.dtypes import Array, convert
+from pallas_sim.edges import contents_of, edge_finding, end_at_edge, write_inside
 from pallas_sim.errors import SimulationError
 from pallas_sim.gpu.barriers import arrive, arrive_in_cluster, barrier_at, test, wait
 from pallas_sim.gpu.engines import complete, start
@@ -35,12 +36,12 @@ from pallas_sim.gpu.threads import (
 )
 from pallas_sim.gpu.windows import at_device, devices_along, signals_of
 from pallas_sim.machine import Thread
-from pallas_sim.memory import Ref, Region
+from pallas_sim.memory import Outside, Ref, Region
 from pallas_sim.recording import Acquired, Asynchronous, Semaphore, Side
 from pallas_sim.registry import Equation, Evaluate, rule
 from pallas_sim.rules.references import reducer
-from pallas_sim.transforms import AtBlock, Operand, RefPart
-from pallas_sim.windows import read, region_of, write
+from pallas_sim.transforms import AtBlock, Operand, RefPart, Transform
+from pallas_sim.windows import read, region_of
 
 
 def gpu_rule(
@@ -132,9 +133,6 @@ def part_of(
       operands: of the equation.
       how: ``"load from"``, ``"store to"`` or the like, for messages.
       line: of the equation.
-
-    Raises:
-      BoundsError: it is beyond an edge.
     """
     ref: Ref = operands[named.position]
     if named.places:
@@ -145,25 +143,38 @@ def part_of(
 def located(
     thread: GpuThread, ref: Ref, named: RefPart, operands: Sequence[Any], how: str, line: str
 ) -> Any:
-    """Return the part of a known reference that an equation names; see ``part_of``."""
+    """Return the part of a known reference that an equation names; see ``part_of``.
+
+    Raises:
+      BoundsError: there is no such barrier or semaphore.
+    """
     window = named.window
+    if ref.data.dtype == object:  # nothing can take the place of a barrier that is not there
+        try:
+            return read(ref.data, window, operands)
+        except Outside as outside:
+            raise end_at_edge(thread, edge_finding(thread, ref, how, outside, line)) from None
     part = read_window(thread, ref, window, operands, how, line)
-    if ref.data.dtype != object and not np.ndim(part):  # numpy gives a copy of one element
-        return region_of(part, ref.data, window, operands)
+    if not np.ndim(part):  # numpy gives a copy of one element
+        return _region(part, ref, window, operands)
     return part
+
+
+def _region(part: Array, ref: Ref, window: Sequence[Transform], operands: Sequence[Any]) -> Region:
+    """Return the memory of a window; if it reaches beyond an edge, the copy that was made of it."""
+    try:
+        return region_of(part, ref.data, window, operands)
+    except Outside:
+        return part
 
 
 def in_shared_memory(
     thread: GpuThread, block: ThreadBlock, part: RefPart, operands: Any, line: str
 ) -> tuple[Array, Region, str]:
-    """Return the shared memory of a block that an operand names: elements, region, name.
-
-    Raises:
-      BoundsError: it is beyond the edge.
-    """
+    """Return the shared memory of a block that an operand names: elements, region, name."""
     ref: Ref = thread.of_block(operands[part.position], block)
     data = read_window(thread, ref, part.transforms, operands, "tcgen05 operand from", line)
-    return data, region_of(data, ref.data, part.transforms, operands), ref.name
+    return data, _region(data, ref, part.transforms, operands), ref.name
 
 
 def named_barrier(thread: GpuThread, part: RefPart, operands: Sequence[Any], line: str) -> Barrier:
@@ -317,7 +328,10 @@ def _atomic(eqn: Equation) -> Evaluate:
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         ref, part = part_of(thread, named, operands, "atomic access to", line)
         record_window(thread, ref, part, window, operands, "add", line)
-        write(ref.data, window, operands, lambda old: reduce(old, operands[value.position]))
+        contents = contents_of(thread)
+        write_inside(
+            ref.data, window, operands, lambda old: reduce(old, operands[value.position]), contents
+        )
 
     return evaluate
 
@@ -332,7 +346,7 @@ def _multimem_store(eqn: Equation) -> Evaluate:
             ref = at_device(thread, device, operands[named.position], line)
             part = read_window(thread, ref, window, operands, "store to", line)
             record_window(thread, ref, part, window, operands, "write", line, home=device)
-            write(ref.data, window, operands, lambda _: operands[0])
+            write_inside(ref.data, window, operands, lambda _: operands[0], contents_of(thread))
 
     return evaluate
 

@@ -12,6 +12,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
 
 from pallas_sim import simulate
 from pallas_sim.errors import DeadlockError, SimulationError
@@ -151,6 +153,31 @@ def test_a_core_parallel_dimension_has_no_more_programs_than_cores():
     for target, programs, cores in (("v6e", 2, 1), ("v5p", 3, 2)):
         with pytest.raises(SimulationError, match=f"{programs} programs, .* {target} has {cores}"):
             on(target, programs)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_deadlock_names_a_core_that_has_ended(devices):
+    """One core of a device ends without the signal that the other one waits for."""
+
+    def body(x_ref, o_ref, ready):
+        core = lax.axis_index("core")
+
+        @pl.when(core == 1)
+        def _():
+            pl.semaphore_wait(ready, 1)
+
+        pltpu.sync_copy(x_ref.at[half(core)], o_ref.at[half(core)])
+
+    function = on_cores(body, REGULAR)
+    if devices > 1:
+        mesh = AbstractMesh((devices,), ("x",), axis_types=(AxisType.Auto,))
+        spec = {"in_specs": P(), "out_specs": P(), "check_vma": False}
+        function = jax.shard_map(function, mesh=mesh, **spec)
+    with pytest.raises(DeadlockError) as caught:
+        simulate(function, X, target="v5p")
+    lines = str(caught.value).splitlines()
+    for device in range(devices):
+        assert f"  device {device}, core 0 is at the end of the program" in lines
 
 
 @pytest.mark.parametrize("seed", SEEDS)
