@@ -336,9 +336,9 @@ def context_of(
     )
 
 
-#: Numbers of devices, the most telling first: one neighbour is everybody on two devices, and two
-#: are on three. Of the last two the first that the kernel can run on is enough.
-_DEVICES = (3, 2, 4, 6, 8)
+#: Numbers of devices: one neighbour is everybody on two devices, and two are on three. Of the last
+#: two the first that the kernel can run on is enough.
+_DEVICES = (3, 4, 6, 8)
 
 
 def _other_meshes(run: CheckRun) -> OtherMeshes | None:
@@ -349,14 +349,19 @@ def _other_meshes(run: CheckRun) -> OtherMeshes | None:
     spec = run.spec
     if spec is None or run.devices < 2 or not run.drawn or run.backend.kind != "simulating":
         return None
-    several = [sizes for sizes in spec.meshes if math.prod(sizes.values()) > 1]
-    if gang() is not None or run.sizes != min(several, key=lambda sizes: math.prod(sizes.values())):
+    if gang() is not None or run.devices != _fewest(spec):
         return None
     key = (spec.file, spec.name, label(run.backend))
     kept = run.session.meshes
     if key not in kept:
         kept[key] = OtherMeshes(candidates=functools.partial(_candidates, run, spec))
     return kept[key]
+
+
+def _fewest(spec: KernelSpec) -> int:
+    """Return the devices of the smallest mesh of a spec that has several."""
+    counts = [math.prod(sizes.values()) for sizes in spec.meshes]
+    return min((count for count in counts if count > 1), default=0)
 
 
 def _candidates(
@@ -368,7 +373,8 @@ def _candidates(
     else:
         meshes = [dict.fromkeys(axes, 2) | {axis: 3} for axis in axes]
     for sizes in meshes:
-        if sizes not in spec.meshes:
+        # On fewer devices than it is for, a kernel may do what makes no difference there.
+        if sizes not in spec.meshes and math.prod(sizes.values()) > _fewest(spec):
             yield sizes, functools.partial(_context_on, run, spec, sizes)
 
 
