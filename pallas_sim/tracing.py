@@ -208,11 +208,11 @@ def _answer(kind: type, name: str) -> Any:
 
     def answer(self: Any) -> Any:
         pose = _POSES.last
-        asked = pose is not None and asks_for_the_chip(inspect.currentframe())
-        if pose is not None and asked and name in pose.names:
-            return pose.answer(name)
-        if pose is not None and asked and name == "coords" and pose.device.platform == "tpu":
-            return [self.id, 0, 0]
+        if pose is not None and asks_for_the_chip(inspect.currentframe()):
+            if name in pose.names:
+                return pose.answer(name)
+            if name == "coords" and pose.device.platform == "tpu":
+                return [self.id, 0, 0]
         if original is None:
             raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
         return original.__get__(self, kind)

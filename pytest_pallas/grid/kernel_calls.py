@@ -359,7 +359,7 @@ def _is_semaphore(aval: Any) -> bool:
     """Return whether a reference is to semaphores or barriers."""
     import jax
 
-    return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
+    return jax.numpy.issubdtype(aval.dtype, jax.dtypes.extended)
 
 
 def _divisors(kernel: Any) -> Iterator[int]:
