@@ -58,7 +58,7 @@ def test_the_mistake_fails_as_shown(printed, name):
         assert line in printed, line
 
 
-@pytest.mark.parametrize("test", ["accumulate.py::matmul-forward[tpu-sim]", "tpu-sim-x2]"])
+@pytest.mark.parametrize("test", ["matmul-forward[tpu-sim]", "all_gather-forward[tpu-sim-x2]"])
 def test_what_does_not_show_the_mistake(printed, test):
     """The answer of a sum over a parallel dimension, and two devices."""
     assert not [line for line in printed.splitlines() if line.startswith("FAILED") and test in line]
