@@ -9,7 +9,7 @@ transforms. Probe: ``tests/pallas_sim/compat/test_places.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -278,14 +278,24 @@ def semaphore_parts(name: str, params: Any, count: int) -> SemaphoreParts:
     return SemaphoreParts(semaphore)
 
 
-def names_a_device(eqn: Any) -> bool:
-    """Return whether an equation copies to, or signals, a device or core that it names."""
+def names_a_device(eqn: Any, cores: Collection[Any] = ()) -> bool:
+    """Return whether an equation copies to, or signals, a device that it names.
+
+    Args:
+      eqn: of a kernel.
+      cores: names of the kernel's axes of cores: who names an index of these names no device.
+    """
     name, count = eqn.primitive.name, len(eqn.invars)
     if name == "dma_start":
-        return copy_parts(eqn.params, count).peer is not None
-    return name == "semaphore_signal" and (
-        semaphore_parts(name, eqn.params, count).peer is not None
-    )
+        peer = copy_parts(eqn.params, count).peer
+    elif name == "semaphore_signal":
+        peer = semaphore_parts(name, eqn.params, count).peer
+    else:
+        return False
+    if peer is None:
+        return False
+    axes = {axis for names, _ in peer.axes for axis in names}
+    return bool(peer.point) or peer.number is not None or not axes <= set(cores)
 
 
 def _part_or_none(transformed: Any) -> RefPart | None:

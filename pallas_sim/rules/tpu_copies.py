@@ -19,7 +19,7 @@ from pallas_sim.compat.jaxprs import name_of_space
 from pallas_sim.compat.places import CopyParts, copy_parts, semaphore_parts
 from pallas_sim.compat.source import move_of_block
 from pallas_sim.copies import advance, promise, signal, start, wait
-from pallas_sim.cores import barrier_of, peer_of, reach
+from pallas_sim.cores import OF_THE_LAUNCH, barrier_of, peer_of, reach
 from pallas_sim.dtypes import Array
 from pallas_sim.edges import contents_of, read_inside, region_inside, report_edge, write_inside
 from pallas_sim.errors import SimulationError
@@ -253,15 +253,10 @@ def _read(eqn: Equation) -> Evaluate:
 
 @rule("get_barrier_semaphore", threaded=True)
 def _barrier_semaphore(eqn: Equation) -> Evaluate:
-    tag = eqn.params.get("tag")
+    del eqn  # its tag is in the name that ``traffic_of`` gives the semaphore
 
     def evaluate(thread: Thread) -> Any:
-        name = thread.collective if tag is None else tag
-        if name is None:
-            raise SimulationError(
-                "get_barrier_semaphore needs pltpu.CompilerParams(collective_id=...), which says "
-                "which barrier semaphore the kernel has"
-            )
+        name = thread.launch if thread.collective == OF_THE_LAUNCH else thread.collective
         return barrier_of(thread, thread.owner.device, name)
 
     return evaluate
