@@ -321,7 +321,7 @@ def fetch(
     """
     array = buffer.array
     parts = _locate(this, window, array, start)
-    inside = array[tuple(source for source, _ in parts)]
+    inside = array[(*(source for source, _ in parts), ...)]
     if buffer.overlaps is not None:
         buffer.overlaps.fetch([source for source, _ in parts], len(this.points) - 1 + ahead)
     _record(this, inside, "read", window)
@@ -349,7 +349,7 @@ def store(this: CoreRun, window: BlockWindow, buffer: BlockBuffer) -> None:
         return  # the window is the array
     parts = _clipped(window, buffer.array, buffer.start)
     targets = [target for target, _ in parts]
-    part = buffer.array[tuple(targets)]
+    part = buffer.array[(*targets, ...)]
     buffer.left.add(buffer.start)
     if buffer.overlaps is not None:
         buffer.overlaps.store(targets, len(this.points) - 1)
@@ -371,7 +371,7 @@ def _view(this: CoreRun, window: BlockWindow, array: Array, start: BlockStart) -
         first if axis in window.squeezed else slice(first, first + size)
         for axis, (first, size) in enumerate(zip(start, window.sizes, strict=True))
     )
-    return array[key]
+    return array[(*key, ...)]
 
 
 def _report_beyond(

@@ -150,12 +150,20 @@ def place_in(transformed: Any) -> RefPart:
     """Convert a reference with its transforms, whose leaves are ``Operand``s, to a ``RefPart``."""
     if isinstance(transformed, Operand):
         return RefPart(transformed.position, ())
+    if hasattr(transformed.ref, "transforms"):  # a part of what ``select_ref`` chooses
+        return _part_of(place_in(transformed.ref), transforms_in(transformed.transforms))
     if isinstance(transformed.ref, tuple):  # an index chooses one of several references
         (select,) = transformed.transforms
         choices: tuple[Any, ...] = transformed.ref
         index = select.idx if isinstance(select.idx, Operand) else int(select.idx)
         return RefPart(-1, (), tuple(map(place_in, choices)), index)
     return RefPart(transformed.ref.position, transforms_in(transformed.transforms))
+
+
+def _part_of(part: RefPart, transforms: tuple[Transform, ...]) -> RefPart:
+    """Return a part of a part: of each that an index may choose."""
+    choices = tuple(_part_of(choice, transforms) for choice in part.choices)
+    return RefPart(part.position, (*part.transforms, *transforms), choices, part.chosen)
 
 
 def peer_in(device: Any, core: Any, kind: Any) -> Peer | None:
