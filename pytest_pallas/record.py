@@ -159,9 +159,10 @@ class _Empty(TypedDict):
 
 
 class _Other(TypedDict):
-    """Another failure of the same check."""
+    """Another failure of the same check; ``distinct``: certainly of another cause."""
 
     message: Text
+    distinct: NotRequired[bool]
     explanation: NotRequired[_PlainExplanation]
     findings: NotRequired[tuple[_PlainFinding, ...]]
 
@@ -307,8 +308,8 @@ class Record:
       message: the full error message; empty unless failed or xfailed.
       explanation: the message as data, from ``Explanation.to_json``.
       findings: findings of a failure, such as a race or a deadlock, from ``Finding.to_json``.
-      others: failures of the same check with other causes, each with ``message``, ``explanation``
-        and ``findings``.
+      others: failures of the same check that look different, each with ``message``,
+        ``explanation``, ``findings``, and whether it is ``distinct``: certainly of another cause.
       examples: number of executed examples.
       error: worst error against the oracle, in ulps of the output's scale; None if not measured.
       baseline: the worst error of the jnp baseline, likewise.
@@ -475,4 +476,7 @@ def error_fields(error: BaseException) -> dict[str, Any]:
             "findings": findings,
         }
 
-    return {**plain(error), "others": tuple(map(plain, facts_of(error).others))}
+    others = (
+        {**plain(other), "distinct": facts_of(other).distinct} for other in facts_of(error).others
+    )
+    return {**plain(error), "others": tuple(others)}

@@ -24,6 +24,7 @@ from pytest_pallas.pytest_session import (
     RAISED,
     RAISED_ON,
     RECORDS,
+    SECTION,
     STATUS,
     STOPPED_BY,
     PytestSession,
@@ -117,7 +118,7 @@ def attach(
             script = "" if saved is None else f"\nscript: {saved}"
             if saved is not None and saved.example is not None:
                 script += f"\nexample: {saved.example}"
-            report.sections.append(("pallas", f"replay: {replay}{script}"))
+            report.sections.append((SECTION, f"replay: {replay}{script}"))
     if error is not None and outcome == "failed":
         locate(item, report, error)
     records: list[Record] = []

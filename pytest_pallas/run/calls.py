@@ -61,13 +61,14 @@ from pytest_pallas.run.backends import (
 from pytest_pallas.run.check_run import (
     CheckRun,
     check_run,
+    diagnosed,
     lacks_mesh,
     misfit,
     name_of,
     run_example,
 )
 from pytest_pallas.run.drawn import run_drawn
-from pytest_pallas.run.fuzzing import ANOTHER
+from pytest_pallas.run.fuzzing import title_of
 from pytest_pallas.run.nodes import unmet_by_kernels
 from pytest_pallas.run.result import Result
 from pytest_pallas.session import Session
@@ -458,7 +459,7 @@ def _check_once(run: CheckRun, arguments: Arguments, named: bool) -> Any:
     headline = f"{run.name}: {check.name} on {label(backend)}"
     try:
         with _guarded(session, headline, backend):
-            result = run_example(run, arguments)
+            result = diagnosed(run, functools.partial(run_example, run, arguments))
             conclude(check, run.result.evidence, run.name, backend)
     except UnsupportedKernelError as error:
         if session.item is None:
@@ -787,9 +788,10 @@ def _run(run: CheckRun) -> str:
 
 def _with_others(error: PallasError) -> PallasError:
     """Return the error whose text has the failures of other causes, too; its data stay."""
-    if not facts_of(error).others:
+    others = facts_of(error).others
+    if not others:
         return error
-    text = "\n".join([str(error), *(f"{ANOTHER}:\n{other}" for other in facts_of(error).others)])
+    text = "\n".join([str(error), *(f"{title_of(other)}:\n{other}" for other in others)])
     whole = error.with_message(text)
     whole.explanation = error.explanation
     return whole
