@@ -196,6 +196,8 @@ class Machine:
         """Keep a finding, once for each place of the kernel and kind."""
         if all(finding.key != known.key for known in self.findings):
             self.findings.append(finding)
+            if self.timeline is not None:
+                self.timeline.mark(finding)
 
     def note(self, text: str) -> None:
         """Keep a note, once."""

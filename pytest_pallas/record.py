@@ -233,6 +233,13 @@ class _Grid(TypedDict):
     shown: list[list[int]]
 
 
+class _Source(TypedDict):
+    file: str
+    first: Count
+    lines: list[str]
+    marked: list[Count]
+
+
 class _Pictures(TypedDict, total=False):
     """The pictures of a failure, as ``report.pictures`` makes them."""
 
@@ -242,6 +249,7 @@ class _Pictures(TypedDict, total=False):
     examples: list[_Example]
     arguments: list[_Argument]
     grids: list[_Grid]
+    sources: list[_Source]
     unavailable: Text
 
 
@@ -335,7 +343,7 @@ class Record:
         empty without ``--pallas-mutate``.
       pictures: pictures of a failure, from ``report.pictures``: a map and a histogram of errors,
         the programs with wrong elements, the errors of the examples, masks and ids among the
-        arguments, the blocks of a grid. Empty otherwise.
+        arguments, the blocks of a grid, the source code around findings. Empty otherwise.
       hosts: the processes that ran the test together, by number; empty outside of a program of
         several processes.
     """
@@ -420,6 +428,19 @@ class MutantVerdict:
     seconds: Seconds = 0.0
     reason: Text = ""
     marked: bool = False
+
+
+#: The words of ``status_of``, as pytest's last line and the page have them, worst first.
+STATUSES = ("failed", "xpassed", "xfailed", "passed", "skipped", "not run", "not applicable")
+
+
+def status_of(record: Record) -> str:
+    """Return the outcome of a record in reports, which know three kinds of skipped checks."""
+    if record.outcome != "skipped":
+        return record.outcome
+    if record.requirement:
+        return "not applicable"
+    return "not run" if record.stopped_by else "skipped"
 
 
 def not_applicable_of(record: Record) -> NotApplicable | None:

@@ -326,16 +326,21 @@ def _with_context(error: PallasError, headline: str, context: CheckContext) -> P
 
 def _raised_at(cause: BaseException | None) -> Iterator[str]:
     """Describe the innermost line of the kernel, also of an installed kernel or one of JAX."""
+    last = raised_frame(cause)
+    if last is not None:
+        yield f"  raised at {last.filename}:{last.lineno} in {last.name}: {last.line}"
+
+
+def raised_frame(cause: BaseException | None) -> traceback.FrameSummary | None:
+    """Return the innermost frame of the kernel in the traceback of an error; None without one."""
     if cause is None or isinstance(cause, PallasError):
-        return
+        return None
     frames = [
         frame
         for frame in traceback.extract_tb(cause.__traceback__)
         if not (is_own(frame.filename) or is_library(frame.filename))
     ]
-    if frames:
-        last = frames[-1]
-        yield f"  raised at {last.filename}:{last.lineno} in {last.name}: {last.line}"
+    return frames[-1] if frames else None
 
 
 def _mismatch(failure: Failure, failed: Comparison, context: CheckContext) -> MismatchError:

@@ -205,7 +205,7 @@ def test_a_kernel_that_raises_is_at_its_own_line(context_of, raising, text):
 
 def test_code_that_cannot_be_read_is_no_line(context_of):
     names: dict = {}
-    exec("def kernel(x):\n\n\n    return x.reshape(3)\n", names)  # noqa: S102
+    exec("def kernel(x):\n\n\n    return x.reshape(3)\n", names)
     with pytest.raises(KernelError, match=rf"raised at {__file__}:\d+ in <lambda>") as caught:
         run_check(forward, context_of(lambda x: names["kernel"](x)), "copy")
     assert "<string>" not in str(caught.value)
