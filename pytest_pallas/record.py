@@ -313,6 +313,7 @@ class Record:
       reason: why it was skipped or is expected to fail.
       requirement: the reason why the check applies to no example; empty if it applies.
       stopped_by: the test whose kernel raised, so that this one did not run; or empty.
+      source: ``file:line`` of the kernel's function; empty unless failed, xfailed or xpassed.
       message: the full error message; empty unless failed or xfailed.
       explanation: the message as data, from ``Explanation.to_json``.
       findings: findings of a failure, such as a race or a deadlock, from ``Finding.to_json``.
@@ -358,6 +359,7 @@ class Record:
     reason: Text = ""
     requirement: Text = ""
     stopped_by: str = ""
+    source: str = ""
     message: Text = ""
     explanation: _ExplanationOrNone = dataclasses.field(default_factory=dict[str, Any])
     findings: tuple[_PlainFinding, ...] = ()
@@ -429,6 +431,9 @@ class MutantVerdict:
     reason: Text = ""
     marked: bool = False
 
+
+#: Outcomes that fail a run.
+BAD = ("failed", "xpassed")
 
 #: The words of ``status_of``, as pytest's last line and the page have them, worst first.
 STATUSES = ("failed", "xpassed", "xfailed", "passed", "skipped", "not run", "not applicable")

@@ -35,7 +35,7 @@ from pytest_pallas.errors import facts_of
 from pytest_pallas.grid.analysis import Analysis
 from pytest_pallas.judge.references import flatten
 from pytest_pallas.mutate.report import MutantSummary, mutants, others
-from pytest_pallas.record import STATUSES, Record, error_fields, status_of
+from pytest_pallas.record import BAD, STATUSES, Record, error_fields, status_of
 from pytest_pallas.report.drawings import (
     MOST_WAITS,
     Svg,
@@ -201,9 +201,6 @@ def _hash(text: str) -> str:
 
 
 # The kernels by backends, and their details.
-
-#: Outcomes that fail a run.
-BAD = ("failed", "xpassed")
 
 #: States of a row or a cell, worst first.
 STATES = ("failed", "xfailed", "passed", "skipped", "none")

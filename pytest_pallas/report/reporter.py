@@ -115,7 +115,7 @@ class Reporter:
         self._join_failures(session)
         if self.session.empty_shard and session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
             session.exitstatus = pytest.ExitCode.OK  # other machines run them
-        if self.session.options.results is None and self.session.options.html is None:
+        if not self.session.options.writes:
             return
         if self.kept is not None and resumed is not None and not self.kept.begun:
             self.written = [(True, f"nothing was run; {resumed.path} is as it was")]

@@ -102,7 +102,11 @@ class CheckRun(CallProperties):
         key = (self.name, self.check.name, self.backend_name)
         if key not in self.results:
             self.results[key] = Result.of(
-                self.spec or self.name, self.check.name, self.backend, self.sizes
+                self.spec or self.name,
+                self.check.name,
+                self.backend,
+                self.sizes,
+                function=self.kernel,
             )
         return self.results[key]
 
