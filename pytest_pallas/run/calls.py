@@ -346,7 +346,7 @@ def _check_function(
     chosen = backend
     with (
         contextlib.suppress(SimulationLimitError),  # the check says it, of an example that counts
-        _tracing_first(session, name, backend, call, names[0] if names else ""),
+        _tracing_first(session, name, backend, call, names[0] if names else "", run.kernel),
     ):
         chosen = backend_of_call(session, backend, run.kernel, call)
         _refuse_too_large(dataclasses.replace(run, backend=chosen), call, names)
@@ -489,6 +489,7 @@ def _tracing_first(
     backend: Backend,
     arguments: Arguments | None = None,
     check: str = "",
+    function: Callable[..., Any] | None = None,
 ) -> Generator[None]:
     """Trace a kernel before its checks, to know which apply, in one time limit for all traces.
 
@@ -500,6 +501,7 @@ def _tracing_first(
       backend: where it will run.
       arguments: the call; None if examples are drawn.
       check: name of the first check, to which it counts if the process dies.
+      function: the kernel, likewise.
 
     Raises:
       SimulationLimitError: it takes longer than ``--pallas-timeout``.
@@ -509,7 +511,8 @@ def _tracing_first(
 
     executes = backend.kind in ("simulating", "interpreting")
     if session.observer is not None and arguments is not None:
-        result = Result(kernel=kernel, check=check, backend=label(backend), examples=1)
+        result = Result.of(kernel, check, backend, function=function)
+        result.examples = 1
         session.observer.example(result, list(drawn_facts(arguments)))
     timeout = session.timeout(session.options_for(session.item))
     try:
