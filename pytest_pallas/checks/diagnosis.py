@@ -7,6 +7,7 @@ example with several blocks to the failure of one that was shrunk too far to sho
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -189,17 +190,22 @@ def show_larger(error: PallasError, others: Iterable[BaseException]) -> None:
         return
     if not _is_too_small(failure):
         return
+    size = _wrong_elements(failure)
     larger = [
         (_elements(other), number, other)
         for number, other in enumerate(others)
-        if isinstance(other, MismatchError) and _has_blocks(facts_of(other).failure)
+        if isinstance(other, MismatchError)
+        and _has_blocks(facts_of(other).failure)
+        and _wrong_elements(facts_of(other).failure) > size
     ]
     smallest = [other for _, _, other in sorted(larger)[:_TRIED]]
     causes = ((other, _hypothesis(facts_of(other).failure)) for other in smallest)
-    known = next(((other, text) for other, text in causes if text), None)
-    if smallest:
-        lines = _lines_of(*(known or (smallest[0], "")))
-        _add(error, failure, Fact("larger", "\n".join(lines)))
+    shown = next(((other, text) for other, text in causes if text), None)
+    if shown is None:
+        telling = (o for o in smallest if size == 1 or not _is_all_wrong(facts_of(o).failure))
+        shown = next(((other, "") for other in telling), None)
+    if shown is not None:
+        _add(error, failure, Fact("larger", "\n".join(_lines_of(*shown))))
 
 
 def _lines_of(error: PallasError, hypothesis: str) -> Iterator[str]:
@@ -216,23 +222,40 @@ def _lines_of(error: PallasError, hypothesis: str) -> Iterator[str]:
 
 
 def _is_too_small(failure: Failure) -> bool:
-    """Return whether an output shows no pattern: it has one block, or all of it is wrong."""
-    failed = None if failure.result is None else failure.result.failed
-    if failed is None or failed.mask is None:
+    """Return whether an output shows no pattern: it has one element, or one block, all wrong."""
+    mask = _mask_of(failure)
+    if mask is None:
         return False
-    return failed.mask.size == 1 or (bool(failed.mask.all()) and not _has_blocks(failure))
+    return mask.size == 1 or (bool(mask.all()) and not _has_blocks(failure))
 
 
 def _has_blocks(failure: Failure | None) -> bool:
-    """Return whether a wrong output has several blocks, or several elements without blocks."""
+    """Return whether a kernel has several programs; of one without blocks, several elements."""
+    mask = _mask_of(failure)
+    if failure is None or failure.result is None or mask is None:
+        return False
+    kernels = () if failure.result.outcome is None else failure.result.outcome.kernels
+    grids = [kernel.facts.grid for kernel in kernels if kernel.facts and kernel.facts.grid]
+    if not grids:
+        return mask.size > 1
+    return any(None in grid or math.prod(grid) > 1 for grid in grids)
+
+
+def _is_all_wrong(failure: Failure | None) -> bool:
+    mask = _mask_of(failure)
+    return mask is not None and bool(mask.all())
+
+
+def _wrong_elements(failure: Failure | None) -> int:
+    mask = _mask_of(failure)
+    return 0 if mask is None else int(np.count_nonzero(mask))
+
+
+def _mask_of(failure: Failure | None) -> Array | None:
+    """Return where the output of a failure is wrong; None if no element was compared."""
     result = None if failure is None else failure.result
     failed = None if result is None else result.failed
-    if result is None or failed is None or failed.mask is None:
-        return False
-    block = _block_of(result, failed)
-    if not block:
-        return False
-    return any(length > size for length, size in zip(failed.shape, block, strict=True))
+    return None if failed is None else failed.mask
 
 
 def _elements(error: BaseException) -> int:

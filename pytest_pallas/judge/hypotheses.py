@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pallas_sim.dtypes import Array
-from pytest_pallas.judge.wrong_elements import fits
+from pytest_pallas.judge.wrong_elements import fits, moved_values
 
 #: Limits on the evaluations of a reference: their number, and the seconds of all.
 _EVALUATIONS, _SECONDS = 64, 4.0
@@ -94,6 +94,8 @@ def first_fit(wrong: WrongOutput) -> str:
     if not wrong.mask.any() or wrong.actual.size < 2:
         return ""
     with np.errstate(all="ignore"):
+        if any(moved_values(wrong.mask, wrong.actual, wrong.oracle, wrong.slack)):
+            return ""  # a pattern says so
         for tried, prediction in enumerate(_predictions(wrong), 1):
             if _explains(prediction, wrong, tried):
                 count = int(np.count_nonzero(wrong.mask))

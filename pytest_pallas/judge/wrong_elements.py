@@ -185,7 +185,7 @@ def value_patterns(mask: Array, actual: Array, oracle: Array, slack: float) -> t
     with np.errstate(all="ignore"):
         if wrong.size == 1:
             return tuple(_single(wrong, right, slack))
-        relations = [*_constant(wrong, right), *_moved(mask, actual, oracle, slack)]
+        relations = [*_constant(wrong, right), *moved_values(mask, actual, oracle, slack)]
         if not relations:
             relations = [
                 *(_scaled(wrong, right, slack) or _offset(wrong, right, slack)),
@@ -218,8 +218,8 @@ def _constant(wrong: Array, right: Array) -> Iterator[str]:
         yield f"the wrong elements are all {wrong[0]:.6g}"
 
 
-def _moved(mask: Array, actual: Array, oracle: Array, slack: float) -> Iterator[str]:
-    """Report that the right values are there, in other places."""
+def moved_values(mask: Array, actual: Array, oracle: Array, slack: float) -> Iterator[str]:
+    """Report that the right values are there, in other places; the arguments are as above."""
     if (oracle == oracle.flat[0]).all():
         return
     square = oracle.ndim >= 2 and oracle.shape[-1] == oracle.shape[-2]

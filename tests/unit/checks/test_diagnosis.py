@@ -148,3 +148,15 @@ def test_a_larger_example_shows_the_pattern(context_of):
     assert lines[-1].startswith("cause: the kernel counts 64 zeros beyond an axis of length 64")
     show_larger(larger, [largest])
     assert facts_of(larger, "larger") == []
+
+
+def test_a_larger_example_that_shows_no_more_is_left_out(context_of):
+    """All of it is wrong, too; but beside a single element it is shown."""
+    one, block, larger = (
+        failure(context_of, random, lambda x: x, normal(*shape))
+        for shape in ((1, 1), (8, 128), (16, 128))
+    )
+    show_larger(block, [larger])
+    assert facts_of(block, "larger") == []
+    show_larger(one, [larger])
+    assert len(facts_of(one, "larger")) == 1

@@ -189,6 +189,11 @@ def test_random_errors_have_none(reference, share):
             assert text == "", (seed, slack)
 
 
+def test_a_pattern_needs_no_hypothesis():
+    """The transposed product is also that of exchanged arguments."""
+    assert fit(lambda x, y: x @ y.T, lambda x, y: y @ x.T, X, Y) == ""
+
+
 def test_a_small_error_is_no_other_argument():
     """The reference without a small element is as near to the output as the oracle is."""
     x = X.copy()
