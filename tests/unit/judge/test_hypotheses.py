@@ -149,8 +149,8 @@ def test_the_sum_of_another_row():
     [
         ([1, 2, 2], "every wrong block holds what belongs +1, 0 further: block (0, 0) of shape"),
         (
-            [0, 0, 0],
-            "every wrong block holds what belongs in (0, 0): block (1, 0) of shape",
+            [2, 2, 2],
+            "every wrong block holds what belongs in (2, 0): block (0, 0) of shape",
         ),
         ([0, 2, 1], "block (1, 0) of shape (4, 20) holds what belongs in (2, 0); block (2, 0)"),
     ],
