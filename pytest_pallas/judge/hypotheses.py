@@ -20,7 +20,7 @@ from pallas_sim.dtypes import Array
 from pytest_pallas.judge.wrong_elements import fits, moved_values
 
 #: Limits on the evaluations of a reference: their number, and the seconds of all.
-_EVALUATIONS, _SECONDS = 64, 4.0
+_EVALUATIONS, _SECONDS = 64, 2.0
 
 #: Number of blocks of an axis that are left out or counted twice, one after the other.
 _BLOCKS = 8
@@ -133,9 +133,14 @@ def _explains(prediction: Prediction, wrong: WrongOutput, tried: int) -> bool:
 def _distance(actual: Array, values: Array) -> float:
     """Return the root mean square difference, relative to that of ``actual``."""
     finite = np.isfinite(actual) & np.isfinite(values)
-    scale = float(np.sqrt(np.mean(np.square(np.abs(actual[finite]))))) if finite.any() else 0.0
-    differences = np.abs(actual[finite] - values[finite])
-    return float(np.sqrt(np.mean(np.square(differences / scale)))) if scale else 0.0
+    scale = _root_mean_square(actual[finite])
+    return _root_mean_square((actual[finite] - values[finite]) / scale) if scale else 0.0
+
+
+def _root_mean_square(array: Array) -> float:
+    """Return the root mean square of the finite elements; 0 without any."""
+    magnitude = np.abs(array[np.isfinite(array)])
+    return float(np.sqrt(np.mean(np.square(magnitude)))) if magnitude.size else 0.0
 
 
 def _is_no_chance(actual: Array, values: Array, slack: float, tried: int) -> bool:
@@ -146,8 +151,7 @@ def _is_no_chance(actual: Array, values: Array, slack: float, tried: int) -> boo
     """
     count = actual.size
     shifts = sorted({*range(1, min(count, 5)), *(count * n // 7 for n in range(1, 7))} - {0})
-    magnitude = np.abs(values)
-    scale = float(np.sqrt(np.mean(np.square(magnitude[np.isfinite(magnitude)]))))
+    scale = _root_mean_square(values)
     hits = 0
     for shift in shifts:
         other = np.roll(values, shift)
@@ -226,7 +230,7 @@ def _moved_blocks(wrong: WrongOutput, block: tuple[int, ...]) -> Prediction | No
     bad = np.flatnonzero(_as_blocks(wrong.mask, block).any(axis=1))
     origins: dict[int, int] = {}
     probe = np.linspace(0, volume - 1, min(volume, 8)).astype(np.int64)
-    scale = float(np.sqrt(np.nanmean(np.square(np.abs(right))))) if right.size else 0.0
+    scale = _root_mean_square(right)
     for position in bad.tolist():
         limit = wrong.slack * np.maximum(np.abs(right[:, probe]), scale)
         near = (np.abs(right[:, probe] - actual[position, probe]) <= limit).all(axis=1)
