@@ -210,7 +210,7 @@ def is_own(file: str) -> bool:
 _STANDARD = Path(linecache.__file__).parent
 
 #: Parts of the paths of other libraries, which have no kernels.
-_LIBRARIES = ("/jax/_src/", "/jax/experimental/mosaic/", "/jaxlib/", "/numpy/")
+_LIBRARIES = ("/jax/_src/", "/jax/experimental/mosaic/", "-packages/jaxlib/", "-packages/numpy/")
 
 
 def is_library(file: str) -> bool:
