@@ -57,6 +57,9 @@ def record_access(
         line = "the end of the kernel"
     if thread.access_monitor is not None and not frees:
         thread.access_monitor.note(thread, region, name, line, writes=writes, adds=adds)
+    timeline = thread.machine.timeline
+    if timeline is not None and not frees:
+        timeline.touch(thread.owner, thread.program, line, writes=writes)
     thread.recording.events.append(
         Touched(
             thread.number,

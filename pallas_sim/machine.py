@@ -220,6 +220,8 @@ class Machine:
         known = next((known for known in self.findings if known.key == finding.key), None)
         if known is None:
             self.findings.append(finding)
+            if self.timeline is not None:
+                self.timeline.mark(finding)
         elif known.dropped and not finding.dropped:
             self.findings[self.findings.index(known)] = finding
 
