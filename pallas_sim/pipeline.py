@@ -33,6 +33,7 @@ from pallas_sim.pallas_calls import (
     output_arrays,
     scalar_refs,
 )
+from pallas_sim.results import note_unused
 
 
 def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> list[Array]:
@@ -53,6 +54,7 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
     arguments = arguments_of(kernel, operands)
     inputs = _inputs(kernel, thread, arguments.inputs)
     outputs = _outputs(kernel, machine, inputs)
+    note_unused(machine, kernel.equation, outputs, kernel.only_written)
     body_sizes = tuple(
         size for axis, size in enumerate(arguments.grid) if axis not in facts.vmapped
     )

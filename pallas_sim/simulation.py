@@ -39,6 +39,7 @@ from pallas_sim.machine import Limits, Machine, Thread
 from pallas_sim.memory import Ref, from_jax, to_output
 from pallas_sim.order.disorder import report_disorder
 from pallas_sim.registry import Equation
+from pallas_sim.results import uses_of_kernels
 from pallas_sim.scheduler import one_thread
 from pallas_sim.timeline import Timeline, check_path, timeline_text
 from pallas_sim.tracing import tracing_for
@@ -81,6 +82,7 @@ def evaluate(jaxpr: Any, machine: Machine, args: Sequence[Any]) -> list[Any]:
     if machine.inspector is not None:
         machine.inspector.learn(jaxpr)
         machine.inspector.require()
+    machine.uses = uses_of_kernels(jaxpr)
     thread = Thread(machine)
     with np.errstate(all="ignore"), one_thread(), _monitored(thread):
         outputs = [to_output(value) for value in run(prepare(jaxpr), thread, inputs)]

@@ -143,7 +143,7 @@ def _change(
 ) -> Any:
     """Change a window of memory, as far as it is there; return its old values if they are used."""
     try:
-        part = read(ref.data, window, operands) if used or thread.recorded else None
+        part: Any = read(ref.data, window, operands) if used or thread.recorded else None
         if thread.recorded:
             record_window(thread, ref, part, window, operands, "write", line)
         old = np.array(part) if used else None

@@ -341,7 +341,7 @@ def _locating(
     """Return how to locate elements that arrays of indices name."""
     window = transforms_in(transforms)
 
-    def locate(ref: Ref, operands: Sequence[Any]) -> tuple[Elements, Any]:
+    def locate(ref: Ref, operands: Sequence[Any]) -> tuple[Array, tuple[Array, ...], Any]:
         mask: Any = np.ones(shape, bool) if mask_at is None else operands[mask_at.position]
         memory, arrays = _view(ref, window, operands), (operands[at.position] for at in indices)
         key = tuple(np.asarray(array)[mask].astype(np.int64) for array in arrays)
@@ -411,7 +411,7 @@ def _within(eqn: Equation, first: int, shape: tuple[int, ...], *, compresses: bo
     last = len(eqn.ins) - (1 if eqn.params["has_mask"] else 0)
     window = transforms_in(eqn.params["tree"].unflatten([Operand(at) for at in range(first, last)]))
 
-    def locate(ref: Ref, operands: Sequence[Any]) -> tuple[Elements, Any]:
+    def locate(ref: Ref, operands: Sequence[Any]) -> tuple[Array, tuple[Array, ...], Any]:
         mask: Any = operands[last] if eqn.params["has_mask"] else np.ones(shape, bool)
         chosen = _first(mask) if compresses else mask
         *outer, index = window or (Indexed.whole(ref.shape),)
