@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -191,6 +192,7 @@ def _prepared(jaxpr: Any, consts: Sequence[Any] | None, around: str = "") -> Pro
                 largest = (size, step.equation)
         steps.append(replace(step, ins=ins, operands=_getter(ins), outs=outs))
     outputs = tuple(map(read, jaxpr.outvars))
+    steps = _with_sums_of_products(steps, outputs)
     freeing = _freeing(steps, large.difference(outputs))
     return Program(slots, inputs, freeing, outputs, largest, frozenset(large))
 
@@ -245,6 +247,56 @@ def _append(
             )
         )
     return new_slots
+
+
+def _with_sums_of_products(steps: list[Step], outputs: Sequence[int]) -> list[Step]:
+    """Return the steps, each float32 product that is only added to something as one with the sum.
+
+    Triton makes what is added the first value of the accumulator (``CombineDotAddFPattern`` in
+    ``triton/lib/Dialect/Triton/Transforms/Combine.td``); the rule of ``sum_of_product`` does so
+    where a chip's arithmetic is simulated.
+    """
+    products = {
+        step.outs[0]: number
+        for number, step in enumerate(steps)
+        if step.equation.name == "dot_general" and step.equation.out.dtype == np.float32
+    }
+    if not products:
+        return steps
+    uses = Counter(slot for step in steps for slot in step.ins)
+    uses.update(outputs)
+    merged: list[Step | None] = list(steps)
+    for number, step in enumerate(steps):
+        if step.equation.name != "add" or len({aval.shape for aval in step.equation.ins}) > 1:
+            continue
+        slot = next((slot for slot in step.ins if slot in products and uses[slot] == 1), None)
+        if slot is not None:
+            merged[number] = _sum_of_product(steps[products[slot]], step)
+            merged[products[slot]] = None
+    return [step for step in merged if step is not None]
+
+
+def _sum_of_product(product: Step, addition: Step) -> Step:
+    """Return the step that multiplies, and adds the other operand of an addition."""
+    other = 1 - addition.ins.index(product.outs[0])
+    ins = (*product.ins, addition.ins[other])
+    equation = replace(
+        product.equation,
+        name="sum_of_product",
+        ins=(*product.equation.ins, addition.equation.ins[other]),
+        outs=addition.equation.outs,
+    )
+    rule = find_rule(equation.name)
+    assert rule is not None
+    return replace(
+        product,
+        evaluate=rule.bind(equation),
+        threaded=rule.threaded,
+        equation=equation,
+        ins=ins,
+        operands=_getter(ins),
+        outs=addition.outs,
+    )
 
 
 def _getter(slots: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:

@@ -180,7 +180,9 @@ def _finding(old: RecordedLoad, new: RecordedLoad, index: tuple[int, ...]) -> Fi
 
 
 #: The results of these are sums, whose terms are products of elements of the operands.
-_PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
+_PRODUCTS = frozenset(
+    {"dot_general", "sum_of_product", "conv_general_dilated", "ragged_dot_general"}
+)
 
 
 @dataclass(eq=False)
