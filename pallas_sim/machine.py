@@ -92,7 +92,7 @@ class Machine:
       shared: arrays that copies in flight access after their kernel, by identity.
       meetings: where threads wait for each other; see ``cores.meet``.
       beyond: whether an access was beyond an edge; see ``edges``.
-      uses: what the program uses of the outputs of its kernels; see ``results``.
+      uses: what the program uses of the outputs of its kernels; see ``liveness``.
       monitored: whether the recording is read for what is out of order.
       drops_indices: whether TMA copies lose the index of an axis of one tile, as on a chip.
       recording: what threads did to shared memory and semaphores.

@@ -22,6 +22,7 @@ from pallas_sim.dtypes import Array
 from pallas_sim.edges import report
 from pallas_sim.evaluation import run
 from pallas_sim.findings import Access, Finding
+from pallas_sim.liveness import note_unused
 from pallas_sim.machine import GridPosition, Machine, Thread
 from pallas_sim.memory import Ref
 from pallas_sim.order.accesses import root
@@ -33,7 +34,6 @@ from pallas_sim.pallas_calls import (
     output_arrays,
     scalar_refs,
 )
-from pallas_sim.results import note_unused
 
 
 def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> list[Array]:

@@ -35,11 +35,11 @@ from pallas_sim.evaluation import (
 )
 from pallas_sim.findings import Finding, text_of
 from pallas_sim.inspector import Inspector, RefChange
+from pallas_sim.liveness import uses_of_kernels
 from pallas_sim.machine import Limits, Machine, Thread
 from pallas_sim.memory import Ref, from_jax, to_output
 from pallas_sim.order.disorder import report_disorder
 from pallas_sim.registry import Equation
-from pallas_sim.results import uses_of_kernels
 from pallas_sim.scheduler import one_thread
 from pallas_sim.timeline import Timeline, check_path, timeline_text
 from pallas_sim.tracing import tracing_for

@@ -55,12 +55,12 @@ from pallas_sim.gpu.tensor_memory import (
 )
 from pallas_sim.gpu.threads import BlockCluster, GpuLaunch, GpuThread, ThreadBlock, leave
 from pallas_sim.gpu.windows import reaches_devices
+from pallas_sim.liveness import note_unused
 from pallas_sim.machine import GridPosition, Thread
 from pallas_sim.memory import Ref
 from pallas_sim.order.disorder import report_disorder
 from pallas_sim.recording import Acquired, Recording, Synchronized
 from pallas_sim.registry import Equation, Evaluate
-from pallas_sim.results import note_unused
 from pallas_sim.tracing import absent_chip, present
 
 #: The tiles that JAX chooses for the shared memory of each copy of a kernel.

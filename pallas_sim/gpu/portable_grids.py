@@ -37,6 +37,7 @@ from pallas_sim.gpu.portable_order import (
     may_wait,
 )
 from pallas_sim.gpu.triton import require_whole_products
+from pallas_sim.liveness import note_unused
 from pallas_sim.machine import GridPosition, Machine, Thread
 from pallas_sim.memory import Ref
 from pallas_sim.order.accesses import root
@@ -46,7 +47,6 @@ from pallas_sim.pallas_calls import (
     arguments_of,
     output_arrays,
 )
-from pallas_sim.results import note_unused
 
 
 @dataclass(eq=False)

@@ -37,12 +37,12 @@ from pallas_sim.errors import SimulationError
 from pallas_sim.evaluation import prepare, run
 from pallas_sim.findings import Finding, Owner
 from pallas_sim.generators import raw_value, value_of
+from pallas_sim.liveness import note_unused
 from pallas_sim.machine import GridPosition, Machine, Thread
 from pallas_sim.memory import AllocationKey, KeyArray, Ref, is_key_dtype
 from pallas_sim.pallas_calls import PreparedKernel, capacity_findings, kernel_of
 from pallas_sim.pipeline import execute
 from pallas_sim.registry import Equation, Evaluate, rule
-from pallas_sim.results import note_unused
 
 
 @rule("pallas_call", threaded=True)
