@@ -118,8 +118,9 @@ def _operands(eqn: Any, outputs: Sequence[Use], uses: dict[int, list[Use]]) -> S
         branches = [_follow(open_jaxpr(b)[0], outputs, uses) for b in params["branches"]]
         return [None, *(_joined(*column) for column in zip(*branches, strict=True))]
     if name == "shard_map":  # its results are parts of the whole ones, or all of them
+        body = open_jaxpr(params["jaxpr"])[0]
         inner = [() if boxes == () else None for boxes in outputs]
-        return [() if use == () else None for use in _follow(params["jaxpr"], inner, uses)]
+        return [() if use == () else None for use in _follow(body, inner, uses)]
     for inner in map(open_jaxpr, sub_jaxprs(eqn)):
         _follow(inner[0], [None] * len(inner[0].outvars), uses)
     idle = not eqn.effects and all(boxes == () for boxes in outputs)
