@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from pallas_sim.bitcasts import packed_axis, whole_rows
 from pallas_sim.compat.jaxprs import key_shape, semaphore_kind, space_of
 from pallas_sim.compat.places import CopyParts
 from pallas_sim.copies import release
-from pallas_sim.dtypes import Array, bit_width
+from pallas_sim.dtypes import Array
 from pallas_sim.edges import (
     contents_of,
     read_inside,
@@ -23,10 +23,11 @@ from pallas_sim.edges import (
 )
 from pallas_sim.errors import SimulationError
 from pallas_sim.machine import Machine, Thread
-from pallas_sim.memory import Elements, Outside, PipelinedBlocks, Ref, Region, is_key_dtype
+from pallas_sim.memory import Outside, PipelinedBlocks, Ref, Region, is_key_dtype
 from pallas_sim.recording import Copy, Semaphore, Touched
 from pallas_sim.transforms import AxisSlice, Indexed, Listed, Operand, RefPart, Transform
-from pallas_sim.windows import bitcast_rows, read, region_of
+from pallas_sim.views import MemoryView, view_of, whole_view
+from pallas_sim.windows import packed_bytes, read, region_of
 
 #: ``"pass on"``: memory goes from a kernel to its caller. ``"free"``: its life ends.
 AccessKind = Literal["read", "write", "add", "pass on", "free"]
@@ -75,7 +76,7 @@ def record_access(
 def record_window(
     thread: Thread,
     ref: Ref,
-    part: Array,
+    part: Array | None,
     window: Sequence[Transform],
     operands: Sequence[Any],
     kind: AccessKind,
@@ -87,20 +88,18 @@ def record_window(
     Args:
       thread: that accesses it.
       ref: the reference.
-      part: what ``read`` gave for the window.
+      part: what ``read`` gave for the window, or None.
       window: of the reference.
       operands: of the equation.
       kind: of the access.
       line: ``file:line``.
       home: see ``record_access``.
     """
-    region: Region | None
     try:
-        region = region_of(part, ref.data, window, operands)
+        region = region_of(ref.data, window, operands, part)
     except Outside:  # ``part`` is a copy, with what is not there
         region = region_inside(ref.data, window, operands)
-    if region is not None:
-        record_access(thread, region, kind, ref.name, line, home)
+    record_access(thread, region, kind, ref.name, line, home)
 
 
 def read_window(
@@ -273,44 +272,22 @@ class _Side:
     """One side of a copy.
 
     Attributes:
-      memory: a view of the memory; rows are along its first axis.
-      cast: the dtype as which it is accessed, if its rows are no view of memory.
-      packed: how many rows of memory are one row of that dtype.
+      view: of the memory; rows are along its first axis.
       rows: the rows that are copied, in order; None for all.
       kept: which rows are there and not ignored; None for all.
       lists: the memory of the list of indices.
       beyond: whether the window reaches beyond an edge, so that ``memory`` is a copy.
     """
 
-    memory: Array
-    cast: Any = None
-    packed: int = 1
+    view: MemoryView
     rows: Array | None = None
     kept: Array | None = None
     lists: tuple[Region, ...] = ()
     beyond: bool = False
 
-    @property
-    def height(self) -> int:
-        """The number of rows."""
-        return self.memory.shape[0] // self.packed
-
-    def elements(self, rows: Array) -> Elements:
-        """Return the elements of memory that are some rows."""
-        if self.packed > 1:
-            rows = (rows[:, None] * self.packed + np.arange(self.packed)).ravel()
-        return Elements(self.memory, (rows,))
-
     def read(self, rows: Array) -> Array:
         """Return the values of some rows."""
-        values = self.memory[self.elements(rows).key]
-        return values if self.cast is None else bitcast_rows(values, self.cast)
-
-    def write(self, rows: Array, values: Array) -> None:
-        """Change some rows."""
-        if self.cast is not None:
-            values = bitcast_rows(np.asarray(values), self.memory.dtype)
-        self.memory[self.elements(rows).key] = values
+        return self.view.take((rows,))
 
 
 def is_indexed(parts: CopyParts, avals: Sequence[Any]) -> bool:
@@ -325,7 +302,7 @@ def is_indexed(parts: CopyParts, avals: Sequence[Any]) -> bool:
 
 def _list(part: RefPart, avals: Sequence[Any]) -> Listed | None:
     last = part.transforms[-1] if part.transforms else None
-    if not isinstance(last, Indexed):
+    if not isinstance(last, Indexed) or not last.indices:
         return None
     first, *rest = last.indices
     if not all(isinstance(index, AxisSlice) for index in rest):
@@ -358,9 +335,10 @@ def indexed_copy(
     to: Ref = operands[parts.target.position]
     source = _side(thread, parts.source, avals, operands, "copy from", line)
     target = _side(thread, parts.target, avals, operands, "copy to", line)
-    direct = target.beyond or np.may_share_memory(target.memory, to.data)
-    reshaped = target.memory.size and not direct
-    if reshaped or (adds and target.cast is not None):
+    memory = target.view.units
+    direct = target.beyond or np.may_share_memory(memory, to.data)
+    reshaped = memory.size and not direct
+    if reshaped or (adds and memory.dtype != target.view.dtype):
         raise SimulationError(f"a scatter to {to.name or 'a reference'}, which is reshaped before")
     listed = next(side for side in (source, target) if side.rows is not None)
     assert listed.rows is not None
@@ -374,17 +352,20 @@ def indexed_copy(
     rows_from, rows_to = (
         chosen if side.rows is None else side.rows[chosen] for side in (source, target)
     )
-    size = count * source.read(np.zeros(1, np.int64)).nbytes if source.height else 0
+    elements_of_row = math.prod(source.view.shape[1:])
+    size = packed_bytes(count * elements_of_row, source.view.dtype) if source.view.shape[0] else 0
+    elements = target.view.at((rows_to,))
 
     def write(values: Array) -> None:
         if adds:
-            np.add.at(target.memory, rows_to, values)
+            shape = (-1, *elements.memory.shape[len(elements.key) :])
+            np.add.at(elements.memory, elements.key, values.reshape(shape))
         else:
-            target.write(rows_to, values)
+            target.view.set((rows_to,), values)
 
     return Copy(
-        source=source.elements(rows_from),
-        target=target.elements(rows_to),
+        source=source.view.at((rows_from,)),
+        target=elements,
         read=lambda: source.read(rows_from),
         write=write,
         names=(from_.name, to.name),
@@ -409,22 +390,24 @@ def _side(
     ref: Ref = operands[part.position]
     listed = _list(part, avals)
 
-    def rows_of(transforms: Sequence[Transform]) -> tuple[Array, Any, int, bool]:
+    def view_of_rows(transforms: Sequence[Transform]) -> tuple[MemoryView, bool]:
         try:
-            return *_rows(ref.data, transforms, operands), False
+            view = view_of(ref.data, transforms, operands)
+            return view or whole_view(read(ref.data, transforms, operands)), False
         except Outside as outside:
             report_edge(thread, ref, how, outside, line)
-            memory = read_inside(ref.data, transforms, operands, contents_of(thread))
-            return memory, None, 1, True
+            return whole_view(
+                read_inside(ref.data, transforms, operands, contents_of(thread))
+            ), True
 
     if listed is None:
-        memory, cast, packed, beyond = rows_of(part.transforms)
-        return _Side(memory, cast, packed, beyond=beyond)
+        view, beyond = view_of_rows(part.transforms)
+        return _Side(view, beyond=beyond)
     *outer, last = part.transforms
     assert isinstance(last, Indexed)
     height = last.shape[0]
     others = replace(last, indices=(AxisSlice(0, height, 1), *last.indices[1:]), joint=())
-    memory, cast, packed, beyond = rows_of([*outer, others])
+    view, beyond = view_of_rows([*outer, others])
     indices = operands[listed.position]
     lists: tuple[Region, ...] = ()
     if isinstance(indices, Ref):
@@ -437,20 +420,4 @@ def _side(
         report_edge(thread, ref, how, Outside.of(0, used, last.shape), line)
         inside = (rows >= 0) & (rows < height)
         kept = inside if kept is None else kept & inside
-    return _Side(memory, cast, packed, rows, kept, lists, beyond=beyond)
-
-
-def _rows(
-    array: Array, transforms: Sequence[Transform], operands: Sequence[Any]
-) -> tuple[Array, Any, int]:
-    """Return a window's memory as a view, its dtype, and how many rows of memory are one of it.
-
-    Raises:
-      Outside: an index is beyond the edge.
-    """
-    window = whole_rows(array, transforms, operands)
-    if window is None:
-        return read(array, transforms, operands), None, 1
-    memory, dtype = window
-    packed = bit_width(dtype) // bit_width(memory.dtype) if packed_axis(memory) == 0 else 1
-    return memory, dtype, packed
+    return _Side(view, rows, kept, lists, beyond=beyond)

@@ -251,9 +251,12 @@ def _chunks(machine: Machine, copy: Copy) -> list[Chunk]:
     rows = source.shape[axis]
     count = int(machine.random.integers(1, min(_MOST_CHUNKS, rows) + 1))
     edges = [rows * number // count for number in range(count + 1)]
-    row_size = copy.size // rows
     return [
-        Chunk(copy, row_size * (last - first), (*(slice(None),) * axis, slice(first, last)))
+        Chunk(
+            copy,
+            copy.size * last // rows - copy.size * first // rows,
+            (*(slice(None),) * axis, slice(first, last)),
+        )
         for first, last in itertools.pairwise(edges)
     ]
 

@@ -19,9 +19,10 @@ from pallas_sim.dtypes import Array
 from pallas_sim.errors import BoundsError
 from pallas_sim.findings import Finding
 from pallas_sim.machine import Thread
-from pallas_sim.memory import Elements, Outside, Ref, Region, grid_of
-from pallas_sim.transforms import AxisSlice, Bitcast, Indexed, Operand, Transform
-from pallas_sim.windows import applied, masked, read, write
+from pallas_sim.memory import Elements, Outside, Ref, grid_of
+from pallas_sim.transforms import AxisSlice, Indexed, Operand, Transform
+from pallas_sim.views import MemoryView, whole_view
+from pallas_sim.windows import applied, elements_of, indexed_view, masked, read, write
 
 #: Bytes of which other contents of memory consist, where a load may give anything.
 _OTHERS = (0x00, 0x7F, 0xFF, 0x3C)
@@ -74,9 +75,10 @@ def edge_finding(thread: Thread, ref: Ref, access: str, outside: Outside, line: 
     """Return what ``report_edge`` reports."""
     first, last, axis = outside.first, outside.last, outside.axis
     index = f"index {first}" if first == last else f"indices {first} to {last}"
+    view = "" if outside.shape == ref.shape else f" of its view {list(outside.shape)}"
     message = (
         f"{access} {ref.name or 'a reference'} {list(ref.shape)} beyond its edge: "
-        f"{index} of axis {axis}, which has {outside.shape[axis]} elements"
+        f"{index} of axis {axis}{view}, which has {outside.shape[axis]} elements"
     )
     facts: dict[str, Any] = {"ref": ref.name, "index": (first, last), "shape": tuple(ref.shape)}
     return thread.finding("bounds", message, line, **facts)
@@ -188,15 +190,13 @@ def write_inside(
 
 def region_inside(
     array: Array, transforms: Sequence[Transform], operands: Sequence[Any]
-) -> Region | None:
-    """Return the elements of a window that are there; None if they are no elements of memory."""
-    cast = next((n for n, step in enumerate(transforms) if isinstance(step, Bitcast)), None)
-    if cast is not None:
-        return None
-    numbers = np.arange(array.size).reshape(array.shape)
-    numbers = read_inside(numbers, transforms, operands, lambda shape, _: np.full(shape, -1))
-    inside = numbers[numbers >= 0]
-    return Elements(array, tuple(np.unravel_index(inside, array.shape))) if array.ndim else None
+) -> Elements:
+    """Return the elements of a window that are there, or the parts of them that are."""
+
+    def apply(numbers: Array, transform: Transform, operands: Sequence[Any]) -> Array:
+        return read_inside(numbers, (transform,), operands, lambda shape, _: np.full(shape, -1))
+
+    return elements_of(array, transforms, operands, apply)
 
 
 def _edge_of(array: Array, transforms: Sequence[Transform], operands: Sequence[Any]) -> _Edge:
@@ -237,13 +237,13 @@ class MaskedWindow:
     """The memory of a masked access.
 
     Attributes:
-      memory: a view of the memory.
-      key: the index of each element, moved into the memory.
+      view: of the memory.
+      key: the index of each element, moved into the view.
       chosen: which elements the mask leaves in, and are there.
       finding: of elements that the mask leaves in, and that are not there; or None.
     """
 
-    memory: Array
+    view: MemoryView
     key: tuple[Array, ...]
     chosen: Array
     finding: Finding | None = None
@@ -276,14 +276,17 @@ def masked_window(
         return MaskedWindow(*masked(ref.data, window, operands, shape, mask), chosen)
     except Outside as outside:
         finding = edge_finding(thread, ref, access, outside, line)
-    *outer, last = window or (Indexed.whole(ref.shape),)
-    assert isinstance(last, Indexed)
-    memory = read_inside(ref.data, outer, operands, contents_of(thread))
+    try:
+        view, last = indexed_view(ref.data, window, operands, shape)
+    except Outside:  # an index before the last one
+        last = window[-1]
+        assert isinstance(last, Indexed)
+        view = whole_view(read_inside(ref.data, window[:-1], operands, contents_of(thread)))
     key: list[Array] = []
-    for axis, dim in zip(grid_of(last, operands, shape), memory.shape, strict=True):
+    for axis, dim in zip(grid_of(last, operands, shape), view.shape, strict=True):
         chosen = chosen & (axis >= 0) & (axis < dim)
         key.append(np.clip(axis, 0, max(dim - 1, 0)))
-    return MaskedWindow(memory, tuple(key), chosen, finding)
+    return MaskedWindow(view, tuple(key), chosen, finding)
 
 
 def undefined_load(

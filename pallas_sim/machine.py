@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
-from pallas_sim.chips import TARGETS, Accumulations, accumulations
+from pallas_sim.chips import TARGETS, Accumulations, accumulations, cores_of
 from pallas_sim.errors import DeadlockError, OptionError, SimulationError, SimulationLimitError
 from pallas_sim.findings import Finding, Owner, Wait
 from pallas_sim.findings import Kind as FindingKind
@@ -421,6 +421,7 @@ class Thread:
       launch: the kernel it is inside of that others can reach: which, and how often it was entered.
       recorded: whether what it does to memory is recorded.
       collective: the barrier semaphore of the kernel it is inside of, or None.
+      in_turns: whether it runs one after the other what other chips run on several cores.
       access_monitor: notes what it does to memory that others use at the same time, or None.
       own_recording: a recording of what it does, in place of the machine's, or None.
     """
@@ -439,6 +440,7 @@ class Thread:
     launch: tuple[Any, ...] = ()
     recorded: bool = False
     collective: Any = None
+    in_turns: bool = False
     access_monitor: AccessMonitor | None = None
     own_recording: Recording | None = None
 
@@ -463,6 +465,7 @@ class Thread:
             "launch": self.launch,
             "recorded": self.recorded,
             "collective": self.collective,
+            "in_turns": self.in_turns,
         }
         return Thread(self.machine, owner=owner, **{**kept, **changes})
 
@@ -571,6 +574,11 @@ class Thread:
             if self.machine.platform == "gpu"
             else "deadlock: every core is blocked and no signal or copy is pending"
         )
+        if self.in_turns:
+            message += (
+                "; the TensorCores that the kernel is for are the same one here, which runs their "
+                f"programs one after the other: {cores_of(self.machine.target)}"
+            )
         ends = [Wait(owner=thread.owner, on="", line="the end of the program") for thread in ended]
         facts: dict[str, Any] = {"waits": (*waits, *ends), "seed": self.machine.seed}
         line, on = waits[0].line, waits[0].on

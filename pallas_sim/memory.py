@@ -112,6 +112,24 @@ class Elements:
     key: tuple[np.ndarray[Any, Any], ...]
 
 
+class Arena(np.ndarray[Any, Any]):
+    """Bytes that references are made of, which may take the place of others.
+
+    Attributes:
+      references: the last one of each name.
+    """
+
+    references: dict[str, np.ndarray[Any, Any]]
+
+    @classmethod
+    def of_size(cls, size: int, fill: int) -> Arena:
+        """Make bytes that all have one value."""
+        arena = cls((size,), np.uint8)
+        arena[...] = fill
+        arena.references = {}
+        return arena
+
+
 #: What an access or a copy touches: a view of memory, or elements of one.
 Region = np.ndarray[Any, Any] | Elements
 

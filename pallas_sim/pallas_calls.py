@@ -134,6 +134,7 @@ class PreparedKernel:
       written: positions of the body's parameters that it writes.
       only_written: for each output, whether the body never reads it, and no input is its memory.
       parallel: the grid dimensions whose programs may run in any order.
+      core_parallel: those of them that name as many cores as they have programs.
       traffic: what it does beside loads and stores.
       equation: JAX's equation.
       line: ``file:line`` of the equation, or "".
@@ -148,6 +149,7 @@ class PreparedKernel:
     written: frozenset[int]
     only_written: tuple[bool, ...]
     parallel: tuple[int, ...]
+    core_parallel: tuple[int, ...]
     traffic: Traffic
     equation: Any
     line: str
@@ -184,6 +186,7 @@ def kernel_of(eqn: Equation) -> PreparedKernel:
         written=written_inputs(body),
         only_written=_only_written(body, facts, len(inner.constvars)),
         parallel=_parallel(facts),
+        core_parallel=_parallel(facts, "core_parallel"),
         traffic=traffic_of(
             [body],
             facts.params,
@@ -228,12 +231,13 @@ def _names(names: tuple[str, ...], facts: GridFacts) -> tuple[str, ...]:
     )
 
 
-def _parallel(facts: GridFacts) -> tuple[int, ...]:
+def _parallel(facts: GridFacts, kind: str = "parallel") -> tuple[int, ...]:
+    """Return the dimensions of a grid whose semantics are of a kind."""
     semantics = getattr(facts.params, "dimension_semantics", None) or ()
     names = [str(getattr(kind, "value", kind)).lower() for kind in semantics]
     # What vmap adds has no semantics of its own.
     axes = [axis for axis in range(len(facts.grid)) if axis not in facts.vmapped]
-    return tuple(axis for axis, name in zip(axes, names, strict=False) if "parallel" in name)
+    return tuple(axis for axis, name in zip(axes, names, strict=False) if kind in name)
 
 
 # What a kernel is given when it is evaluated, and the memory of what it returns.

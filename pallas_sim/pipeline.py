@@ -17,9 +17,11 @@ from typing import Any, Literal
 import numpy as np
 
 from pallas_sim.accesses import allocate, free, record_access
+from pallas_sim.chips import cores_of
 from pallas_sim.cores import at_entry, launched, run_divided
 from pallas_sim.dtypes import Array
 from pallas_sim.edges import report
+from pallas_sim.errors import SimulationError
 from pallas_sim.evaluation import run
 from pallas_sim.findings import Access, Finding
 from pallas_sim.liveness import note_unused
@@ -79,18 +81,33 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
             core.grids.pop()
             core.axes = outside
 
+    _require_cores(kernel, arguments.grid, machine)
     divisions = list(divided(arguments.grid, kernel.parallel, machine.seed, machine.cores))
     several = len(divisions) > 1
     with (
         thread.inside(kernel.name),
         launched(thread, kernel.equation, kernel.traffic, several=several),
     ):
+        parallel = any(arguments.grid[axis] > 1 for axis in kernel.parallel)
+        thread.in_turns = parallel and machine.cores == 1
         run_divided(thread, divisions, work)
         for window, array in zip(kernel.windows, (*inputs, *outputs), strict=True):
             lasts = kernel.traffic.lasting or array.dtype == object
             if thread.recorded and window.in_place and not lasts:
                 record_access(thread, array, "pass on", window.facts.name, kernel.line)
+    thread.in_turns = False
     return outputs
+
+
+def _require_cores(kernel: PreparedKernel, grid: tuple[int, ...], machine: Machine) -> None:
+    """Reject a dimension that names more cores than a device has, as the TPU's compiler does."""
+    for axis in kernel.core_parallel:
+        if grid[axis] > machine.cores:
+            raise SimulationError(
+                f"the TPU's compiler refuses dimension {axis} of the grid, which is core-parallel "
+                f"and has {grid[axis]} programs, more than there are TensorCores: "
+                f"{cores_of(machine.target)}"
+            )
 
 
 def _programs(this: CoreRun, points: Iterator[tuple[int, ...]], scratch: list[Ref]) -> None:
@@ -306,7 +323,7 @@ def fetch(
     """
     array = buffer.array
     parts = _locate(this, window, array, start)
-    inside = array[tuple(source for source, _ in parts)]
+    inside = array[(*(source for source, _ in parts), ...)]
     if buffer.overlaps is not None:
         buffer.overlaps.fetch([source for source, _ in parts], len(this.points) - 1 + ahead)
     _record(this, inside, "read", window)
@@ -334,7 +351,7 @@ def store(this: CoreRun, window: BlockWindow, buffer: BlockBuffer) -> None:
         return  # the window is the array
     parts = _clipped(window, buffer.array, buffer.start)
     targets = [target for target, _ in parts]
-    part = buffer.array[tuple(targets)]
+    part = buffer.array[(*targets, ...)]
     buffer.left.add(buffer.start)
     if buffer.overlaps is not None:
         buffer.overlaps.store(targets, len(this.points) - 1)
@@ -356,7 +373,7 @@ def _view(this: CoreRun, window: BlockWindow, array: Array, start: BlockStart) -
         first if axis in window.squeezed else slice(first, first + size)
         for axis, (first, size) in enumerate(zip(start, window.sizes, strict=True))
     )
-    return array[key]
+    return array[(*key, ...)]
 
 
 def _report_beyond(

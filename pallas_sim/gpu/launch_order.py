@@ -36,6 +36,7 @@ from pallas_sim.machine import Thread
 from pallas_sim.memory import Elements, Region
 from pallas_sim.order.accesses import (
     address_of,
+    addresses_of,
     bounds_of,
     index_of,
     root,
@@ -150,6 +151,7 @@ class Footprints:
         kind: GlobalAccessKind = "atomic" if adds else "write" if writes else "read"
         access = _access(thread, region, name, line, "write" if writes else "read")
         self.accesses.append(access)
+        region = _elements_of(region, whole)
         number = len(self.accesses)
         if number == len(self._clusters):
             self._clusters = np.concatenate([self._clusters, np.zeros_like(self._clusters)])
@@ -214,6 +216,16 @@ def _access(thread: Thread, region: Region, name: str, line: str, kind: Any) -> 
         line=line,
         program=thread.program,
     )
+
+
+def _elements_of(region: Region, whole: Array) -> Region:
+    """Return the elements of an allocation that a region has, whatever dtype the region has."""
+    width = (region.memory if isinstance(region, Elements) else region).itemsize
+    if width == whole.itemsize:
+        return region
+    starts = addresses_of(region)[:, None] - address_of(whole)
+    numbers = np.unique((starts + np.arange(0, width, whole.itemsize)) // whole.itemsize)
+    return Elements(whole, np.unravel_index(numbers, whole.shape))
 
 
 # Kernels ahead.

@@ -57,7 +57,7 @@ from pallas_sim.gpu.threads import BlockCluster, GpuLaunch, GpuThread, ThreadBlo
 from pallas_sim.gpu.windows import reaches_devices
 from pallas_sim.liveness import note_unused
 from pallas_sim.machine import GridPosition, Thread
-from pallas_sim.memory import Ref
+from pallas_sim.memory import Arena, Ref
 from pallas_sim.order.disorder import report_disorder
 from pallas_sim.recording import Acquired, Recording, Synchronized
 from pallas_sim.registry import Equation, Evaluate
@@ -372,7 +372,7 @@ class _KernelRun:
         )
         for index in np.ndindex(*(size for _, size in mesh.cluster)):
             # Memory begins as NaN in every dtype.
-            block = ThreadBlock(cluster, index, np.full(self.kernel.smem, 0xFF, np.uint8))
+            block = ThreadBlock(cluster, index, Arena.of_size(self.kernel.smem, 0xFF))
             cluster.blocks.append(block)
             numbers = range(mesh.warpgroups)
             block.warpgroups += [self.warpgroup(block, number, recording) for number in numbers]

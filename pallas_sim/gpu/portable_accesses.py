@@ -337,7 +337,7 @@ class BlockAccess:
             named = masked_window(
                 self.thread, block, self.window, self.operands, self.shape, self.mask, *at
             )
-            numbers, finding = named.memory[named.key], named.finding
+            numbers, finding = named.view.take(named.key), named.finding
             numbers = np.where(named.chosen, numbers, np.where(self.mask, BEYOND, MASKED))
         least = int(numbers.min()) if numbers.size else 0
         if finding is None and least < (HANGING if access == LOAD else MASKED):

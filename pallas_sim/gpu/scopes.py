@@ -246,10 +246,11 @@ def publish_semaphores(
 def _shared(block: ThreadBlock, item: ScopedRef, start: int, size: int) -> Ref:
     """Make uninitialized shared memory, which may have been other memory before."""
     aval = item.aval
-    bytes_ = block.arena[start : start + size]
+    bytes_ = np.asarray(block.arena)[start : start + size]
     if is_union(aval):
         bytes_[...] = 0xFF  # is NaN in every dtype
         memory = bytes_.view(np.dtype(f"int{8 * _union_scale(aval)}"))
+        block.arena.references[item.name] = memory
     else:
         shape, count = tuple(aval.shape), len(item.tiling)
         if count:
@@ -259,6 +260,7 @@ def _shared(block: ThreadBlock, item: ScopedRef, start: int, size: int) -> Ref:
         memory = bytes_.view(np.dtype(aval.dtype)).reshape(shape)
         fill = block.cluster.launch.thread.machine.uninitialized((), memory.dtype, "scratch")
         memory[...] = fill
+        block.arena.references[item.name] = memory
         memory = tiled(memory, item.tiling) if count else memory
     return Ref(memory, item.name, "smem", key=AllocationKey((), (), item.site))
 

@@ -253,8 +253,8 @@ def _product_of(
             ref, accessed = in_tensor_memory(thread, block, part, operands, how, line)
             sides.append(Side(accessed.region, False, ref.name, tensor_core=True, role="operand"))
             return accessed.data
-        data, region, name = in_shared_memory(thread, block, part, operands, line)
-        sides.append(Side(region, False, name, proxied=True))
+        data, name = in_shared_memory(thread, block, part, operands, line)
+        sides.append(Side(data, False, name, proxied=True))
         return data
 
     lhs, rhs = map(read_by_product, parts.factors)
@@ -427,11 +427,11 @@ def _copying(
     leaves.end()
 
     def start_copy(thread: GpuThread, block: ThreadBlock, operands: Any) -> None:
-        source, region, name = in_shared_memory(thread, block, from_, operands, line)
+        source, name = in_shared_memory(thread, block, from_, operands, line)
         ref, target = in_tensor_memory(thread, block, to, operands, "copy to", line)
         arrange = arranging(ref, to)
         sides = [
-            Side(region, False, name, proxied=True),
+            Side(source, False, name, proxied=True),
             Side(target.region, True, ref.name, tensor_core=True, role="copied"),
         ]
         steps = reading_then_writing(

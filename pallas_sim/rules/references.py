@@ -30,10 +30,10 @@ from pallas_sim.edges import (
 )
 from pallas_sim.errors import SimulationError
 from pallas_sim.machine import Thread
-from pallas_sim.memory import Elements, KeyArray, Outside, Ref, is_key_dtype
+from pallas_sim.memory import KeyArray, Outside, Ref, is_key_dtype
 from pallas_sim.registry import Equation, Evaluate, rule
 from pallas_sim.transforms import Transform, split_elsewhere
-from pallas_sim.windows import read, write
+from pallas_sim.windows import read, region_of, write
 
 
 @rule("load", threaded=True, home="primitives")  # ``plgpu.load``
@@ -143,14 +143,15 @@ def _change(
 ) -> Any:
     """Change a window of memory, as far as it is there; return its old values if they are used."""
     try:
-        part: Any = read(ref.data, window, operands) if used or thread.recorded else None
-        if thread.recorded:
-            record_window(thread, ref, part, window, operands, "write", line)
-        old = np.array(part) if used else None
+        part = read(ref.data, window, operands) if used else None
+        region = region_of(ref.data, window, operands, part) if thread.recorded else None
+        old = None if part is None else np.array(part)
         write(ref.data, window, operands, function)
     except Outside as outside:
         report_edge(thread, ref, "store to", outside, line)
     else:
+        if region is not None:
+            record_access(thread, region, "write", ref.name, line)
         return old
     contents = contents_of(thread)
     part = read_inside(ref.data, window, operands, contents)
@@ -231,20 +232,20 @@ def _masked_load(eqn: Equation) -> Evaluate:
             return np.array(load_window(thread, ref, window, operands, eqn.line))
         named = masked_window(thread, ref, window, operands, shape, mask, "load from", eqn.line)
         if thread.recorded:
-            record_access(thread, _chosen(named), "read", ref.name, eqn.line)
+            record_access(thread, named.view.at(_chosen(named)), "read", ref.name, eqn.line)
         other = thread.machine.uninitialized((), dtype, "padding")
         if other_at is not None:
             other = operands[other_at]
 
         def load(contents: Contents) -> Any:
-            values = np.where(mask, named.memory[named.key], other).astype(dtype, copy=False)
+            values = np.where(mask, named.view.take(named.key), other).astype(dtype, copy=False)
             beyond = np.broadcast_to(mask, shape) & ~named.chosen
             values[beyond] = contents(values[beyond].shape, dtype)
             return values
 
         if named.finding is not None:
             raise undefined(thread, load, named.finding)
-        return np.where(mask, named.memory[named.key], other).astype(dtype, copy=False)
+        return np.where(mask, named.view.take(named.key), other).astype(dtype, copy=False)
 
     return evaluate
 
@@ -274,11 +275,11 @@ def _masked_swap(eqn: Equation) -> Evaluate:
         if named.finding is not None:
             report(thread, named.finding)
         nothing = thread.machine.uninitialized((), dtype, "padding")
-        old = np.where(named.chosen, named.memory[named.key], nothing) if used else None
-        touched = _chosen(named)
+        old = np.where(named.chosen, named.view.take(named.key), nothing) if used else None
+        index = _chosen(named)
         if thread.recorded:
-            record_access(thread, touched, "write", ref.name, eqn.line)
-        named.memory[touched.key] = np.broadcast_to(value, shape)[named.chosen]
+            record_access(thread, named.view.at(index), "write", ref.name, eqn.line)
+        named.view.set(index, np.broadcast_to(value, shape)[named.chosen])
         return old
 
     return evaluate
@@ -296,5 +297,5 @@ def _at(operand: Any) -> int | None:
     return None if operand is None else operand.position
 
 
-def _chosen(named: MaskedWindow) -> Elements:
-    return Elements(named.memory, tuple(axis[named.chosen] for axis in named.key))
+def _chosen(named: MaskedWindow) -> list[Array]:
+    return [axis[named.chosen] for axis in named.key]

@@ -19,17 +19,24 @@ from pallas_sim.compat.jaxprs import name_of_space
 from pallas_sim.compat.places import CopyParts, copy_parts, semaphore_parts
 from pallas_sim.compat.source import move_of_block
 from pallas_sim.copies import advance, promise, signal, start, wait
-from pallas_sim.cores import barrier_of, peer_of, reach
+from pallas_sim.cores import OF_THE_LAUNCH, barrier_of, peer_of, reach
 from pallas_sim.dtypes import Array
 from pallas_sim.edges import contents_of, read_inside, region_inside, report_edge, write_inside
 from pallas_sim.errors import SimulationError
 from pallas_sim.machine import Thread
-from pallas_sim.memory import Outside, Ref, Region
+from pallas_sim.memory import Outside, Ref
 from pallas_sim.recording import Copy, Semaphore
 from pallas_sim.registry import Equation, Evaluate, rule
 from pallas_sim.rules.references import adding
-from pallas_sim.transforms import Operand, RefPart, Transform
-from pallas_sim.windows import fixed_size, is_view, reading, region_of, size_in_bytes
+from pallas_sim.transforms import Operand, RefPart
+from pallas_sim.windows import (
+    fixed_size,
+    is_view,
+    packed_bytes,
+    reading,
+    region_of,
+    size_in_bytes,
+)
 
 
 @rule("dma_start", threaded=True)
@@ -58,7 +65,7 @@ def _dma_start(eqn: Equation) -> Evaluate:
             source=source,
             target=None,
             names=(from_.name, to.name),
-            size=source.nbytes,
+            size=packed_bytes(source.size, source.dtype),
             sent=_semaphore(thread, parts.sent, sent_part, operands, line),
             done=None,
             line=line,
@@ -70,10 +77,10 @@ def _dma_start(eqn: Equation) -> Evaluate:
         if not inside:
             window = parts.source.transforms
             copy.read = lambda: np.array(read_inside(from_.data, window, operands, contents))
-            copy.source = _region(from_.data, window, operands)
+            copy.source = region_inside(from_.data, window, operands)
         elif not is_view(source, from_.data):
             copy.read = lambda: np.array(from_part(from_.data, operands))
-            copy.source = region_of(source, from_.data, parts.source.transforms, operands)
+            copy.source = region_of(from_.data, parts.source.transforms, operands, source)
 
         def aim(memory: Array) -> None:
             """Let the copy write to a part of a memory, as far as that is there."""
@@ -82,13 +89,13 @@ def _dma_start(eqn: Equation) -> Evaluate:
                 target = to_part(memory, operands)
             except Outside:
                 copy.target, copy.whole, copy.write = (
-                    _region(memory, window, operands),
+                    region_inside(memory, window, operands),
                     True,
                     put(memory),
                 )
                 return
             direct = is_view(target, memory)
-            copy.target = target if direct else region_of(target, memory, window, operands)
+            copy.target = target if direct else region_of(memory, window, operands, target)
             straight = not adds and source.shape == target.shape and direct
             # A view is memory itself, so chunks of it can be copied.
             copy.whole = not straight or copy.read is not None
@@ -246,15 +253,10 @@ def _read(eqn: Equation) -> Evaluate:
 
 @rule("get_barrier_semaphore", threaded=True)
 def _barrier_semaphore(eqn: Equation) -> Evaluate:
-    tag = eqn.params.get("tag")
+    del eqn  # its tag is in the name that ``traffic_of`` gives the semaphore
 
     def evaluate(thread: Thread) -> Any:
-        name = thread.collective if tag is None else tag
-        if name is None:
-            raise SimulationError(
-                "get_barrier_semaphore needs pltpu.CompilerParams(collective_id=...), which says "
-                "which barrier semaphore the kernel has"
-            )
+        name = thread.launch if thread.collective == OF_THE_LAUNCH else thread.collective
         return barrier_of(thread, thread.owner.device, name)
 
     return evaluate
@@ -304,12 +306,6 @@ def _accessed(
         return reader(ref.data, operands), True
     except Outside:
         return read_window(thread, ref, part.transforms, operands, how, line), False
-
-
-def _region(memory: Array, window: Sequence[Transform], operands: Sequence[Any]) -> Region:
-    """Return the elements that are there of a window that reaches beyond an edge."""
-    region = region_inside(memory, window, operands)
-    return memory.reshape(-1)[:0] if region is None else region
 
 
 def _semaphore(

@@ -25,6 +25,10 @@ BY_ROWS = P("x")
 DMA, REGULAR = pltpu.SemaphoreType.DMA, pltpu.SemaphoreType.REGULAR
 
 
+#: The devices do not wait for each other at the entry.
+NO_BARRIER = {"collective_id": 0, "allow_collective_id_without_custom_barrier": True}
+
+
 def mesh(*sizes: int) -> Mesh:
     count = int(np.prod(sizes))
     if len(jax.devices()) < count:
@@ -98,7 +102,7 @@ def test_a_kernel_without_collective_id_has_a_barrier_at_its_entry(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("params", [{"collective_id": 0}, {"skip_device_barrier": True}])
+@pytest.mark.parametrize("params", [NO_BARRIER, {"skip_device_barrier": True}])
 def test_a_missing_barrier_at_the_entry(seed, params):
     body = functools.partial(shift, barrier=False)
     found = simulate(sharded(kernel(body, DMA, DMA, **params), 4), rows(4), seed=seed)
@@ -422,12 +426,6 @@ def test_a_mesh_that_is_too_large():
         )
 
 
-def test_a_barrier_without_a_collective_id():
-    body = functools.partial(shift, barrier=True)
-    with pytest.raises(SimulationError, match=r"needs pltpu\.CompilerParams"):
-        simulate(sharded(kernel(body, DMA, DMA), 2), rows(2))
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("space", [pl.ANY, pltpu.VMEM])
 def test_a_remote_copy_that_a_later_kernel_waits_for(space, seed):
@@ -662,7 +660,7 @@ def test_another_error_keeps_what_was_found(end):
         act()
         copy.wait()
 
-    function = sharded(kernel(body, DMA, collective_id=0), 2)
+    function = sharded(kernel(body, DMA, **NO_BARRIER), 2)
     with pytest.raises(Exception, match=message) as raised:
         simulate(function, rows(2), limits=Limits(steps=5_000))
     text = "\n".join([str(raised.value), *getattr(raised.value, "__notes__", ())])
