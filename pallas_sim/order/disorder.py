@@ -6,11 +6,12 @@ two accesses these are, which waits do not order them and why, and what to do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from pallas_sim.dtypes import Array
 from pallas_sim.findings import Access, Finding, Kind, Owner, Signal, Wait
 from pallas_sim.machine import Machine
 from pallas_sim.order.accesses import SideInFlight, index_of, whole_of
@@ -40,21 +41,28 @@ def report_disorder(machine: Machine, recording: Recording) -> None:
     if not events or not machine.monitored:
         return
     with collecting_later():  # the proof makes as many objects as the run has events
-        findings = disorder(events, list(machine.owners), machine.seed)
+        kept = {id(array): kept for array, kept in machine.dropped()}
+        findings = disorder(events, list(machine.owners), machine.seed, kept)
     for finding in findings:
         machine.report(finding)
 
 
-def disorder(events: Sequence[Event], owners: Sequence[Owner], seed: int) -> list[Finding]:
+def disorder(
+    events: Sequence[Event],
+    owners: Sequence[Owner],
+    seed: int,
+    kept: Mapping[int, Array] | None = None,
+) -> list[Finding]:
     """Find races, accesses to devices that are not known to be there, and phases that are missed.
 
     Args:
       events: of a run.
       owners: of its threads, by number.
       seed: of the run.
+      kept: which elements of an output that its kernel only writes reach something, by allocation.
     """
     # Clocks are quadratic in the number of threads, and one kernel has few of those of a run.
-    last = happens_before(events, _renumber(events, owners))
+    last = happens_before(events, _renumber(events, owners), kept)
     find_overruns(last)
     report = _Report(last, seed)
     return [_finding(report, *violation) for violation in last.violations]
