@@ -5,22 +5,23 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
 from pallas_sim.dtypes import epsilon, is_float, is_inexact, wide
 from pallas_sim.errors import SimulationError
-from pytest_pallas.backends.ending import LEAST, MULTIPLE, ending
+from pytest_pallas.backends.ending import LEAST, MULTIPLE, ending, raised_words
 from pytest_pallas.backends.execution import digest, to_numpy
 from pytest_pallas.backends.tracing import identity
 from pytest_pallas.budget import FLOAT_BYTES, LastUsed
 from pytest_pallas.errors import KernelReferenceError
 from pytest_pallas.judge.judgement import Expected
-from pytest_pallas.judge.precision import precisions
+from pytest_pallas.judge.precision import intended, precisions, widened
 from pytest_pallas.judge.references import (
     Evaluation,
     Leaves,
@@ -39,6 +40,7 @@ PERTURBATION = 2.0**-6
 #: Number of measurements: one perturbation may by chance not change an output.
 PERTURBATIONS = 4
 
+_HALF = ml_dtypes.bfloat16
 
 #: The message for a reference that does not end.
 _LATE = (
@@ -108,14 +110,14 @@ def expected(
     arrays = [to_numpy(leaf) for leaf in jax.tree.leaves(args) if _is_array(leaf)]
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         own = evaluate_reference(reference, args, options, "in the kernel's dtypes", products)
-    with _in_float64():
-        widened = jax.tree.map(_widened, args)
-        double = evaluate_reference(reference, widened, options, "as the float64 oracle")
-    oracle, baseline = double.leaves, own.leaves
+    wide_args = jax.tree.map(_widened, args)
+    oracle = _oracle(reference, wide_args, options, own)
+    double, precision = oracle.evaluation, oracle.precision
+    baseline = own.leaves
     if not nan_ok and all(
         np.isfinite(wide(array)).all() for array in arrays if is_inexact(array.dtype)
     ):
-        for path, array in oracle:
+        for path, array in double.leaves:
             count = int(np.isnan(array).sum()) if is_float(array.dtype) else 0
             if count:
                 raise KernelReferenceError(
@@ -125,38 +127,199 @@ def expected(
                     "0 for a fully masked row), or set nan_ok=True if NaN is the right output."
                 )
     depth = max((dim for array in arrays for dim in array.shape), default=1)
-    precision = _precision(double, own)
 
     @functools.cache
     def noise() -> Mapping[str, Noise]:
         dtypes = {narrow.dtype for narrow in precision.values()}
+        if double.jaxpr is None and precision:
+            return _noise_of_inputs(reference, args, options, own)
         return noise_of(double, baseline, dtypes, products)
 
     @functools.cache
     def sensitivity() -> Mapping[str, float]:
         with _in_float64():
-            return _sensitivity(reference, widened, options, double)
+            return _sensitivity(reference, wide_args, options, double)
 
     return Expected(
-        oracle,
+        double.leaves,
         baseline,
         max(depth, 1),
         lambda path: sensitivity().get(path, 0.0),
         lambda path: noise().get(path),
         precision,
-        tuple(dict.fromkeys((*own.fallbacks, *double.fallbacks))),
+        (*_by_jax(own, double), *oracle.remarks),
         functools.cache(lambda: least_magnitude(double)),
         products,
         functools.cache(functools.partial(errors_of_sums, double)),
     )
 
 
-def _precision(oracle: Evaluation, baseline: Evaluation) -> Mapping[str, Precision]:
-    """By path, the outputs that are computed in less than float64; see ``judge.precision``."""
-    if oracle.jaxpr is None or baseline.jaxpr is None:
+def _by_jax(*evaluations: Evaluation) -> list[str]:
+    """Return sentences on the parts of a reference that JAX evaluated."""
+    causes = dict.fromkeys(cause for one in evaluations for cause in one.fallbacks)
+    return [f"the reference was evaluated by JAX: {cause}" for cause in causes]
+
+
+@dataclass(frozen=True)
+class _Oracle:
+    """The evaluation of a reference in float64.
+
+    Attributes:
+      evaluation: the outputs.
+      precision: by path, the outputs that are computed in less than float64 all the same.
+      remarks: how it differs from calling the reference with float64.
+    """
+
+    evaluation: Evaluation
+    precision: Mapping[str, Precision] = field(default_factory=dict[str, Precision])
+    remarks: tuple[str, ...] = ()
+
+
+def _oracle(
+    reference: Callable[..., Any], args: Any, options: Mapping[str, Any], own: Evaluation
+) -> _Oracle:
+    """Evaluate a reference in float64, also one that rounds to float32, or refuses float64.
+
+    Args:
+      reference: the function in jnp or numpy.
+      args: its arguments in float64.
+      options: keyword arguments.
+      own: its evaluation in the kernel's dtypes.
+
+    Raises:
+      KernelReferenceError: it does not end, or returned no arrays.
+    """
+    with _in_float64():
+        try:
+            double = evaluate_reference(reference, args, options, "as the float64 oracle")
+        except KernelReferenceError as error:
+            if error.timed_out:
+                raise
+            return _without_float64(own, args, error)
+        if double.jaxpr is None or own.jaxpr is None:
+            return _Oracle(double, _of_values(reference, args, options, double))
+        several = precisions(double.jaxpr, own.jaxpr)
+        precision = {
+            path: place
+            for (path, _), place in zip(double.leaves, several, strict=True)
+            if place is not None
+        }
+        dtypes = {place.dtype for place in precision.values()}
+        if not dtypes or dtypes & intended(own.jaxpr):
+            return _Oracle(double, precision)
+        exact = _in_wide(double, double.arrays, dtypes)
+        if exact is None:
+            return _Oracle(double, precision)
+        places = ", ".join(dict.fromkeys(map(str, precision.values())))
+        remark = f"the reference computes in {places}; the oracle is its trace with float64 instead"
+        return _Oracle(exact, remarks=(remark,))
+
+
+def _without_float64(own: Evaluation, args: Any, error: KernelReferenceError) -> _Oracle:
+    """Make the oracle of a reference that raised for float64, from the kernel's dtypes."""
+    cause = ": ".join(raised_words(error.__cause__ or error)).partition("\n")[0]
+    inputs = [leaf for leaf in jax.tree.leaves(args) if _is_array(leaf)]
+    if own.jaxpr is not None and len(inputs) == len(own.arrays):
+        names = {np.dtype(leaf.dtype).name for leaf in own.arrays if _is_inexact(leaf)}
+        exact = _in_wide(own, inputs, names | {"float32"})
+        if exact is not None:
+            remark = (
+                f"the reference refuses float64 ({cause}); the oracle is its trace in the kernel's "
+                "dtypes with float64 instead"
+            )
+            return _Oracle(exact, remarks=(remark,))
+    remark = f"the reference refuses float64 ({cause}); the oracle is no more exact than the kernel"
+    leaves = [(path, wide(array)) for path, array in own.leaves]
+    return _Oracle(Evaluation(leaves), _in_own_dtypes(own.leaves), (remark,))
+
+
+def _in_own_dtypes(leaves: Leaves) -> dict[str, Precision]:
+    """By path, the dtypes of the floats that a reference returned."""
+    return {path: Precision(str(a.dtype)) for path, a in leaves if is_inexact(a.dtype)}
+
+
+def _in_wide(
+    evaluation: Evaluation, arrays: Sequence[Any], dtypes: Collection[str]
+) -> Evaluation | None:
+    """Evaluate a trace with float64 in place of some dtypes; None if it cannot be."""
+    jaxpr = widened(evaluation.jaxpr, dtypes)
+    if jaxpr is None:
+        return None
+    exact = replace(evaluation, jaxpr=jaxpr, arrays=arrays)
+    try:
+        values = evaluate_again(exact, arrays)
+    except (SimulationError, TypeError, ValueError):
+        return None
+    paths = (path for path, _ in evaluation.leaves)
+    return replace(exact, leaves=list(zip(paths, values, strict=True)))
+
+
+def _of_values(
+    reference: Callable[..., Any], args: Any, options: Mapping[str, Any], oracle: Evaluation
+) -> dict[str, Precision]:
+    """By path, what a reference without a trace computes in float32, seen by its values.
+
+    All outputs are numbers of float32, also for inputs that are none.
+    """
+    suspects = {path for path, array in oracle.leaves if _is_single(array)}
+    if not suspects:
         return {}
-    outputs = zip(oracle.leaves, precisions(oracle.jaxpr, baseline.jaxpr), strict=True)
-    return {path: precision for (path, _), precision in outputs if precision is not None}
+    generator = np.random.Generator(np.random.Philox(0))
+
+    def moved(leaf: Any) -> Any:
+        if not _is_array(leaf) or not _is_inexact(leaf):
+            return leaf
+        return leaf * (1 + PERTURBATION * generator.random(np.shape(leaf)))
+
+    try:
+        near = evaluate_reference(reference, jax.tree.map(moved, args), options, "near its inputs")
+    except KernelReferenceError:
+        return {}
+    single = Precision("float32")
+    return {path: single for path, a in near.leaves if path in suspects and _is_single(a)}
+
+
+def _is_single(array: np.ndarray[Any, Any]) -> bool:
+    """Return whether all floats are numbers of float32, and some of no narrower dtype."""
+    if not is_float(array.dtype):
+        return False
+    with np.errstate(all="ignore"):
+        values = wide(array)
+        single, half = (values.astype(dtype).astype(np.float64) for dtype in (np.float32, _HALF))
+    return np.array_equal(single, values, equal_nan=True) and not np.array_equal(
+        half, values, equal_nan=True
+    )
+
+
+def _noise_of_inputs(
+    reference: Callable[..., Any], args: Any, options: Mapping[str, Any], own: Evaluation
+) -> Mapping[str, Noise]:
+    """Measure the effect of rounding on a reference without a trace, which computes in float32.
+
+    An ulp of its inputs changes the roundings of all that it computes. Empty if the reference
+    raises.
+    """
+    generator = np.random.Generator(np.random.Philox(0))
+
+    def moved(leaf: Any) -> Any:
+        if not _is_array(leaf) or _is_key(leaf) or leaf.dtype != np.float32:
+            return leaf
+        steps = generator.integers(0, 2, np.shape(leaf)) * 2 - 1
+        return np.nextafter(leaf, (steps * np.inf).astype(np.float32))
+
+    draws: dict[str, list[Any]] = {path: [] for path, a in own.leaves if is_inexact(a.dtype)}
+    with jax.default_device(jax.local_devices(backend="cpu")[0]), np.errstate(all="ignore"):
+        for _ in range(DRAWS):
+            try:
+                near = evaluate_reference(
+                    reference, jax.tree.map(moved, args), options, "near its inputs"
+                )
+            except KernelReferenceError:
+                return {}
+            for (path, exact), (_, array) in zip(own.leaves, near.leaves, strict=True):
+                if path in draws:
+                    draws[path].append(wide(array) - wide(exact))
+    return {path: Noise(np.stack(errors), np.stack(errors)) for path, errors in draws.items()}
 
 
 @contextlib.contextmanager
