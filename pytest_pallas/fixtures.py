@@ -123,7 +123,8 @@ def pallas_check(pallas_backend: Backend | str, request: pytest.FixtureRequest) 
     exact=       True: small integers held in floats must give a bitwise equal answer. A number:
                  integers up to that size.
     differentiable=  positions of arguments, for the gradient check.
-    tolerance=   a Tolerance, or a mapping from dtype and backend to one.
+    tolerance=   a Tolerance, a number (rtol and atol), {"rtol": 1e-3}, or a mapping from dtype
+                 and backend to one of these.
     peers=       backends to compare with, for the cross check, such as ["interpret"].
     claimed=     for grid, the backends that the kernel is written for; see KernelSpec.
     deterministic=  False: two right runs may differ in their last bits.
