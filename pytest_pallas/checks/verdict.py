@@ -238,8 +238,9 @@ def _with_context(error: PallasError, headline: str, context: CheckContext) -> P
     if not isinstance(error, CompileError):  # its message names the kernel's line
         details = (*explanation.details, *_raised_at(error.__cause__))
         explanation = replace(explanation, details=details)
+    arguments = facts_of(error).arguments or context.arguments
     explanation = explanation.with_facts(
-        *process_facts(), *drawn_facts(context.arguments), *content_facts(context.arguments)
+        *process_facts(), *drawn_facts(arguments), *content_facts(arguments)
     )
     problem = error.with_message(f"{headline}: {explanation}")
     problem.explanation = explanation
@@ -283,7 +284,7 @@ def _mismatch(
         *_product_facts(failed, result),
         *_tolerance_facts(failed, context),
         *process_facts(),
-        *drawn_facts(context.arguments),
+        *drawn_facts(result.arguments or context.arguments),
         *content_facts(context.arguments),
     )
     subject = f" ({result.subject})" if result.subject else ""

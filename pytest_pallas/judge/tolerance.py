@@ -148,8 +148,9 @@ type AnyTolerance = Tolerance | float | Mapping[str, float | None]
 _FIELDS = tuple(Tolerance.__dataclass_fields__)
 
 _FORMS = (
-    'write 1e-3 (rtol and atol), {"rtol": 1e-3, "atol": 1e-5}, pytest_pallas.Tolerance(ulp=8), or a '
-    'mapping from a dtype, a backend or both to one of these: {"bfloat16": 1e-2, "gpu float32": 1e-4}'
+    'write 1e-3 (rtol and atol), {"rtol": 1e-3, "atol": 1e-5}, pytest_pallas.Tolerance(ulp=8), or '
+    "a mapping from a dtype, a backend or both to one of these: "
+    '{"bfloat16": 1e-2, "gpu float32": 1e-4}'
 )
 
 

@@ -427,10 +427,10 @@ def _applying(value: Any, run: CheckRun, dtypes: Sequence[str]) -> Tolerance | N
     if not isinstance(tolerance, Mapping):
         return tolerance
     for key in tolerance:
-        *backend, dtype = key.split(" ")
+        backend, _, dtype = key.rpartition(" ")
         if not backend and not _is_dtype(dtype):
-            backend, dtype = [dtype], None
-        _refuse_unknown(run.session, *(backend or [None]), dtype, "tolerance")
+            backend, dtype = dtype, ""
+        _refuse_unknown(run.session, backend or None, dtype or None, "tolerance")
     names = (label(run.backend), run.backend.name)
     keys = [f"{name} {dtype}" for name in names for dtype in dtypes]
     return next((tolerance[key] for key in (*keys, *names, *dtypes) if key in tolerance), None)
