@@ -7,7 +7,6 @@ import dataclasses
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-
 from jax.experimental import pallas as pl
 
 from pytest_pallas import KernelError, MismatchError, NotApplicableError
