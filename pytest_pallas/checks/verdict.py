@@ -32,6 +32,7 @@ from pytest_pallas.errors import CompileError, CostError, MismatchError, facts_o
 from pytest_pallas.grid.kernel_calls import KernelCall
 from pytest_pallas.grid.model import describe_writer, inputs_beyond_edges
 from pytest_pallas.judge.explanation import in_words, role_of
+from pytest_pallas.judge.oracle import argument_name
 from pytest_pallas.judge.references import flatten
 from pytest_pallas.judge.tolerance import Comparison, Tolerance
 from pytest_pallas.record import Note
@@ -350,9 +351,7 @@ def contents_of(arguments: Arguments) -> list[tuple[str, str, np.ndarray[Any, An
         array = np.asarray(leaf)
         role = role_of(array)
         if role:
-            first, *rest = path
-            where = f"argument {getattr(first, 'idx', first)}{jax.tree_util.keystr(tuple(rest))}"
-            contents.append((where, role, array))
+            contents.append((argument_name(path), role, array))
     return contents
 
 

@@ -545,6 +545,8 @@ class Expected:
       products: the precision of the baseline's products of float32; None for float32.
       errors_of_sums: by path, what adding products as tensor cores do changes in an output; see
         ``oracle.errors_of_sums``. Evaluated at its first use.
+      effects: by argument, whether an output depends on it; see ``oracle._effects``. Evaluated at
+        its first use.
     """
 
     oracle: list[tuple[str, Array]]
@@ -557,6 +559,7 @@ class Expected:
     least: Callable[[], float] = lambda: 0.0
     products: ProductPrecision | None = None
     errors_of_sums: Callable[[ProductSums], Mapping[str, Array]] = lambda _: {}
+    effects: Callable[[], Mapping[str, bool]] = dict
 
     def with_sums(self, sums: Callable[[], ProductSums | None]) -> Expected:
         """Return the expected outputs of a kernel whose products are added as ``sums`` says."""

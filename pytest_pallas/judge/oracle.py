@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,7 +32,13 @@ from pytest_pallas.judge.references import (
     name_of,
 )
 from pytest_pallas.judge.roundings import SPREAD, ProductSums, Rounding, rounded
-from pytest_pallas.judge.tolerance import ROUNDING, Noise, Precision, ProductPrecision
+from pytest_pallas.judge.tolerance import (
+    ROUNDING,
+    Noise,
+    Precision,
+    ProductPrecision,
+    measure,
+)
 
 #: Relative size of the perturbation that measures sensitivity. Large, so that a step (a floor, a
 #: comparison) does not look like a steep slope; small against the curvature of a kernel.
@@ -140,6 +147,11 @@ def expected(
         with _in_float64():
             return _sensitivity(reference, wide_args, options, double)
 
+    @functools.cache
+    def effects() -> Mapping[str, bool]:
+        with _in_float64():
+            return _effects(reference, wide_args, options, double, baseline)
+
     return Expected(
         double.leaves,
         baseline,
@@ -151,6 +163,7 @@ def expected(
         functools.cache(lambda: least_magnitude(double)),
         products,
         functools.cache(functools.partial(errors_of_sums, double)),
+        effects,
     )
 
 
@@ -351,17 +364,10 @@ def _sensitivity(
         signs = generator.integers(0, 2, np.shape(leaf)) * 2 - 1
         return leaf * (1 + PERTURBATION * signs)
 
-    def near() -> Sequence[np.ndarray[Any, Any]]:
-        if oracle.jaxpr is not None:
-            return evaluate_again(oracle, [moved(array) for array in oracle.arrays])
-        changed = jax.tree.map(moved, args)
-        evaluation = evaluate_reference(reference, changed, options, "near its inputs")
-        return [array for _, array in evaluation.leaves]
-
     squares = {path: 0.0 for path, array in oracle.leaves if is_float(array.dtype) and array.size}
     for _ in range(PERTURBATIONS if squares else 0):
         try:
-            perturbed = near()
+            perturbed = _again(reference, args, options, oracle, moved)
         except (KernelReferenceError, SimulationError):
             return {}
         for (path, before), after in zip(oracle.leaves, perturbed, strict=True):
@@ -370,6 +376,114 @@ def _sensitivity(
                     change = (wide(after) - wide(before)) / PERTURBATION
                 squares[path] += float(np.square(change[np.isfinite(change)]).sum() / change.size)
     return {path: float(np.sqrt(total / PERTURBATIONS)) for path, total in squares.items()}
+
+
+def _again(
+    reference: Callable[..., Any],
+    args: Any,
+    options: Mapping[str, Any],
+    oracle: Evaluation,
+    change: Callable[[Any], Any],
+) -> Sequence[np.ndarray[Any, Any]]:
+    """Evaluate a reference in float64 with every leaf of its arguments changed.
+
+    Raises:
+      KernelReferenceError: it raised.
+      SimulationError: its trace cannot be evaluated.
+    """
+    if oracle.jaxpr is not None:
+        return evaluate_again(oracle, [change(array) for array in oracle.arrays])
+    changed = jax.tree.map(change, args)
+    evaluation = evaluate_reference(reference, changed, options, "near its inputs")
+    return [array for _, array in evaluation.leaves]
+
+
+#: An effect of fewer ulps of the output's scale is none that the judgement would notice.
+_LEAST_EFFECT = 4.0
+
+
+def _effects(
+    reference: Callable[..., Any],
+    args: Any,
+    options: Mapping[str, Any],
+    oracle: Evaluation,
+    baseline: Leaves,
+) -> Mapping[str, bool]:
+    """By argument, whether an output changes if it is another one.
+
+    Each float array is multiplied by random factors, then mixed with random numbers; an error or
+    NaN is a change, too. Integers may be indices, lengths, seeds and hints without an effect at
+    this call; only if there is no float, all of them together are changed.
+    """
+    generator = np.random.Generator(np.random.Philox(0))
+
+    def scaled(leaf: Any) -> Any:
+        return leaf * (1 + generator.random(np.shape(leaf)))
+
+    def mixed(leaf: Any) -> Any:
+        values = np.asarray(leaf)
+        finite = values[np.isfinite(values)]
+        size = float(np.sqrt(np.mean(np.square(np.abs(finite))))) if finite.size else 0.0
+        return values.reshape(-1)[::-1].reshape(values.shape) + (
+            (size or 1.0) * generator.standard_normal(values.shape)
+        )
+
+    def reversed_(leaf: Any) -> Any:
+        values = np.asarray(leaf)
+        return values.reshape(-1)[::-1].reshape(values.shape)
+
+    def next_(leaf: Any) -> Any:
+        values = np.asarray(leaf)
+        return ~values if values.dtype == bool else values + values.dtype.type(1)
+
+    def changes(chosen: Collection[int], change: Callable[[Any], Any]) -> bool:
+        numbers = itertools.count()
+
+        def other(leaf: Any) -> Any:
+            return change(leaf) if _is_array(leaf) and next(numbers) in chosen else leaf
+
+        try:
+            values = _again(reference, args, options, oracle, other)
+        except (KernelReferenceError, SimulationError):
+            return True
+        pairs = zip(oracle.leaves, values, baseline, strict=True)
+        return any(_differ(before, after, of.dtype) for (_, before), after, (_, of) in pairs)
+
+    arrays = [
+        (argument_name(path), leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(args)
+        if _is_array(leaf)
+    ]
+    floats = {
+        number: name
+        for number, (name, leaf) in enumerate(arrays)
+        if _is_inexact(leaf) and np.size(leaf)
+    }
+    if floats:
+        return {
+            name: any(changes({number}, change) for change in (scaled, mixed))
+            for number, name in floats.items()
+        }
+    rest = {n for n, (_, leaf) in enumerate(arrays) if not _is_key(leaf) and np.size(leaf)}
+    if not rest or any(_is_key(leaf) for _, leaf in arrays):
+        return {}
+    return {"any argument": any(changes(rest, change) for change in (reversed_, next_))}
+
+
+def argument_name(path: Sequence[Any]) -> str:
+    """Return the name of a leaf of the positional arguments: ``argument 1['w']``."""
+    first, *rest = path
+    return f"argument {getattr(first, 'idx', first)}{jax.tree_util.keystr(tuple(rest))}"
+
+
+def _differ(before: np.ndarray[Any, Any], after: np.ndarray[Any, Any], dtype: Any) -> bool:
+    """Return whether an output of a dtype differs by more than rounding."""
+    if before.shape != after.shape or not is_inexact(dtype):
+        return not np.array_equal(before, after)
+    if not before.size:
+        return False
+    measured = measure(wide(after), wide(before), wide(before), np.dtype(dtype))
+    return measured.worst > _LEAST_EFFECT or measured.misclassed is not None
 
 
 def _is_array(leaf: object) -> bool:
