@@ -21,6 +21,7 @@ from pytest_pallas.grid.findings import GridFinding, Kind, Severity, finding_of,
 from pytest_pallas.grid.kernel_calls import KernelCall
 from pytest_pallas.grid.model import GridCall, GridWindow, read_call, region
 from pytest_pallas.grid.overhang import illegal_tiles, overhang, too_much_vmem
+from pytest_pallas.grid.ranges import overflows
 from pytest_pallas.grid.scalars import Points
 from pytest_pallas.grid.scopes import (
     JaxprScope,
@@ -501,6 +502,7 @@ def _findings(call: GridCall, scope: JaxprScope, chip: str) -> Iterator[GridFind
         for problem in _problems(call, window, scope):
             yield finding_of(call, window, *problem)
     yield from overhang(call)
+    yield from overflows(call.call, call.grid)
     yield from illegal_tiles(call)
     yield from too_much_vmem(call, chip)
 

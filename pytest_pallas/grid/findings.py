@@ -24,6 +24,7 @@ Kind = Literal[
     "revisited",
     "out-of-range",
     "overhang",
+    "overflow",
     "alias",
     "vmem",
     "tile",
@@ -41,7 +42,8 @@ class GridFinding:
         follows uses it.
       kernel: name of the kernel.
       source: ``file:line`` of its call, or "".
-      operand: the operand, by the name of the body's parameter.
+      operand: the operand, by the name of the body's parameter; of the kind ``"overflow"`` the
+        line.
       programs: grid points that show it, a few.
       message: what is wrong.
       remedy: what to do.
