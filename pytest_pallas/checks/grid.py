@@ -120,6 +120,7 @@ def grid(context: CheckContext) -> CheckResult:
         raise NotApplicableError(f"{reason}; draw larger inputs")
     complete = all(kernel.complete for kernel in analysis.calls)
     notes = () if complete else (Note("grid: sampled", "run"),)
+    notes += tuple(Note(f.message, "run") for f in analysis.findings if f.kind == "copies")
     return CheckResult(comparisons=(), seconds=time.perf_counter() - started, notes=notes)
 
 

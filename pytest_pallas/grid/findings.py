@@ -25,6 +25,7 @@ Kind = Literal[
     "out-of-range",
     "overhang",
     "overflow",
+    "copies",
     "alias",
     "vmem",
     "tile",
@@ -114,7 +115,7 @@ def report(
     parts += [f"{_head(call)}\n  no blocks: the body copies what it needs" for call in others] or (
         [] if parts else ["no Pallas kernel"]
     )
-    if calls:
+    if calls or findings:
         parts.append("\n".join(_findings(findings)))
     return "\n\n".join(parts)
 

@@ -401,6 +401,9 @@ def _again(
 #: An effect of fewer ulps of the output's scale is none that the judgement would notice.
 _LEAST_EFFECT = 4.0
 
+#: Most integers of an array that may be a seed, or the sizes of something.
+_SEED = 8
+
 
 def _effects(
     reference: Callable[..., Any],
@@ -413,7 +416,8 @@ def _effects(
 
     Each float array is multiplied by random factors, then mixed with random numbers; an error or
     NaN is a change, too. Integers may be indices, lengths, seeds and hints without an effect at
-    this call; only if there is no float, all of them together are changed.
+    this call; only if there is no float, and more integers than a seed has, all of them together
+    are changed.
     """
     generator = np.random.Generator(np.random.Philox(0))
 
@@ -465,7 +469,7 @@ def _effects(
             for number, name in floats.items()
         }
     rest = {n for n, (_, leaf) in enumerate(arrays) if not _is_key(leaf) and np.size(leaf)}
-    if not rest or any(_is_key(leaf) for _, leaf in arrays):
+    if not any(np.size(arrays[n][1]) > _SEED for n in rest):
         return {}
     return {"any argument": any(changes(rest, change) for change in (reversed_, next_))}
 

@@ -175,6 +175,11 @@ def test_a_kernel_of_integers_depends_on_one_of_them(context_of):
     assert "does not depend on any argument" in problem
 
 
+@pytest.mark.parametrize("seed", [np.int32(3), np.array([1, 2], np.uint32), jax.random.key(0)])
+def test_a_kernel_of_a_seed_may_have_a_reference_without_one(context_of, seed):
+    assert conclude([strength(context_of, lambda _: np.zeros((3, 5), bool), seed)] * 4) is None
+
+
 def test_a_buffer_for_the_output_has_no_effect(context_of):
     def into(x, buffer):
         def body(x_ref, _, o_ref):
