@@ -91,11 +91,11 @@ def narrow_values(call: KernelCall, grid: Sequence[int | None]) -> list[NarrowVa
     counted = [size for axis, size in enumerate(grid) if axis not in call.facts.vmapped]
     values: list[NarrowValue] = []
     jaxpr, _ = open_jaxpr(call.eqn.params["jaxpr"])
-    _Walk(counted, values).outputs(jaxpr, [None] * len(jaxpr.invars))
+    _RangeWalk(counted, values).outputs(jaxpr, [None] * len(jaxpr.invars))
     return values
 
 
-class _Walk:
+class _RangeWalk:
     """A walk through the body of a kernel."""
 
     def __init__(self, grid: Sequence[int | None], values: list[NarrowValue]) -> None:

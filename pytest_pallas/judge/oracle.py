@@ -213,11 +213,11 @@ def _oracle(
             return _Oracle(double, _of_values(reference, args, options, double))
         several = precisions(double.jaxpr, own.jaxpr)
         precision = {
-            path: place
-            for (path, _), place in zip(double.leaves, several, strict=True)
-            if place is not None
+            path: narrow
+            for (path, _), narrow in zip(double.leaves, several, strict=True)
+            if narrow is not None
         }
-        dtypes = {place.dtype for place in precision.values()}
+        dtypes = {narrow.dtype for narrow in precision.values()}
         if not dtypes or dtypes & intended(own.jaxpr):
             return _Oracle(double, precision)
         exact = _in_wide(double, double.arrays, dtypes)
