@@ -167,6 +167,19 @@ def expected(
     )
 
 
+def evaluate_in_float64(
+    reference: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]
+) -> Leaves:
+    """Evaluate a reference as the oracle does.
+
+    Raises:
+      KernelReferenceError: the reference raised, or returned no arrays.
+    """
+    with _in_float64():
+        wide_args = jax.tree.map(_widened, args)
+        return evaluate_reference(reference, wide_args, options, "in float64").leaves
+
+
 def _by_jax(*evaluations: Evaluation) -> list[str]:
     """Return sentences on the parts of a reference that JAX evaluated."""
     causes = dict.fromkeys(cause for one in evaluations for cause in one.fallbacks)
