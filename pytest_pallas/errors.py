@@ -27,6 +27,7 @@ class ErrorFacts:
       schedule: that of the failing run, unless the default.
       analysis: of the kernel's grids, for wrong grids.
       script: the script that reproduces it, once it is written.
+      arguments: the call that failed, for messages, if not the drawn one.
     """
 
     plain: str = ""
@@ -39,6 +40,7 @@ class ErrorFacts:
     schedule: Any = None
     analysis: Any = None
     script: Any = None
+    arguments: Any = None
 
 
 def facts_of(error: BaseException) -> ErrorFacts:

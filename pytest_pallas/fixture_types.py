@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pytest_pallas.checks import Check
     from pytest_pallas.compile.service import CompileReport
-    from pytest_pallas.judge.tolerance import Tolerance
+    from pytest_pallas.judge.tolerance import AnyTolerance
     from pytest_pallas.spec import AnyRelation, KernelSpec, Raises
 
 #: Names of the backends that a kernel is compared with, or a function to run there by name.
@@ -49,7 +49,7 @@ class CheckKeywords(SpecKeywords, total=False):
     peers: Peers
     ignored: Callable[..., Any] | None
     raises: Sequence[Raises]
-    tolerance: Tolerance | Mapping[str, Tolerance] | None
+    tolerance: AnyTolerance | Mapping[str, AnyTolerance] | None
     claimed: Sequence[str]
     deterministic: bool
     nan_ok: bool
@@ -176,7 +176,8 @@ class PallasCheck(Protocol):
             that runs there.
           ignored: for ``padding``, as in ``KernelSpec``.
           raises: for ``raises``, as in ``KernelSpec``.
-          tolerance: replaces the default judgement. A mapping has one for a dtype, a backend, or
+          tolerance: replaces the default judgement: a ``Tolerance``, a number for ``rtol`` and
+            ``atol``, or fields by name. A mapping has one of these for a dtype, a backend, or
             both, such as ``"bfloat16"``, ``"gpu"`` or ``"gpu bfloat16"``.
           claimed: for ``grid``, the backends that the kernel is written for; see ``KernelSpec``.
           deterministic: False if two right runs may differ in their last bits.

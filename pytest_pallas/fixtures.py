@@ -118,12 +118,13 @@ def pallas_check(pallas_backend: Backend | str, request: pytest.FixtureRequest) 
     tuning=      keyword arguments for the kernel only, such as {"block_m": 64}.
     mesh=        a Mesh or its sizes, such as {"x": 4}; both get it as mesh=.
     checks=      names of the checks to make; by default the mark's, or forward. "all" leaves out
-                 oracle-strength, which needs many calls, and what does not apply; sanitizers are
-                 among them, as --pallas-sanitize says.
+                 oracle-strength, unless it is named: one call shows little. It leaves out what does
+                 not apply; sanitizers are among them, as --pallas-sanitize says.
     exact=       True: small integers held in floats must give a bitwise equal answer. A number:
                  integers up to that size.
     differentiable=  positions of arguments, for the gradient check.
-    tolerance=   a Tolerance, or a mapping from dtype and backend to one.
+    tolerance=   a Tolerance, a number (rtol and atol), {"rtol": 1e-3}, or a mapping from dtype
+                 and backend to one of these.
     peers=       backends to compare with, for the cross check, such as ["interpret"].
     claimed=     for grid, the backends that the kernel is written for; see KernelSpec.
     deterministic=  False: two right runs may differ in their last bits.

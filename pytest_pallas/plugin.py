@@ -49,8 +49,9 @@ _MARKS = (
     "option of the same name for this test",
     "pallas_mesh(x=4): the mesh that the fixture pallas_mesh() returns in this test; skips the "
     "test if there are too few devices",
-    "pallas_tolerance(rtol=, atol=, ulp=, fraction=, factor=, floor=, backend=, dtype=): tolerance "
-    "of this test, for one backend or dtype if given",
+    "pallas_tolerance(tolerance, *, rtol=, atol=, ulp=, fraction=, factor=, floor=, backend=, "
+    "dtype=): tolerance of this test, for one backend or dtype if given; tolerance stands for what "
+    "tolerance= takes, such as 1e-3",
     "pallas_xfail(backend, *, reason, strict=True): this test is expected to fail on this backend "
     "(NAME or NAME:TARGET); with strict=True, a pass is a failure",
 )

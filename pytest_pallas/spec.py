@@ -8,11 +8,12 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from pallas_sim.chips import DEFAULT_TARGETS, Label
+from pallas_sim.errors import OptionError
 from pytest_pallas.errors import SpecError
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
     from pytest_pallas.draw.arguments import Arguments
-    from pytest_pallas.judge.tolerance import Tolerance
+    from pytest_pallas.judge.tolerance import AnyTolerance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +76,7 @@ class CallProperties(Properties):
       claimed: the backends that the kernel is written for; see ``KernelSpec``.
     """
 
-    tolerance: Tolerance | Mapping[str, Tolerance] | None = None
+    tolerance: AnyTolerance | Mapping[str, AnyTolerance] | None = None
     check_dtype: bool = True
     jit: bool = True
     claimed: Sequence[str] = ()
@@ -469,14 +470,16 @@ class Marks:
     """Exceptions that a reviewer accepted, each with a reason.
 
     Attributes:
-      tolerance: replaces the default judgement; rarely needed. A mapping has one for a dtype, a
-        backend, or both: ``"bfloat16"``, ``"gpu"``, ``"gpu bfloat16"``; the most specific holds.
+      tolerance: replaces the default judgement; rarely needed: a ``Tolerance``, a number for
+        ``rtol`` and ``atol``, or fields by name (``{"rtol": 1e-3}``). A mapping has one of these
+        for a dtype, a backend, or both: ``"bfloat16"``, ``"gpu"``, ``"gpu bfloat16"``; the most
+        specific holds.
       xfail: expected failures by backend label (``"interpret"``, ``"tpu-interpret:v5e"``); those
         of a simulator hold on its hardware, too (see ``ExpectedFailure.hardware``).
       equivalent: mutants that compute the same.
     """
 
-    tolerance: Tolerance | Mapping[str, Tolerance] | None = None
+    tolerance: AnyTolerance | Mapping[str, AnyTolerance] | None = None
     xfail: Mapping[str, ExpectedFailure] = field(default_factory=dict[str, ExpectedFailure])
     equivalent: Sequence[EquivalentMutant] = ()
 
@@ -524,7 +527,7 @@ class KernelSpec(Properties, Scope, Marks):
         if not self.family:
             package = str(caller.f_globals.get("__package__") or "")
             object.__setattr__(self, "family", package.rpartition(".")[2] or "kernels")
-        for problem in _problems(self):
+        for problem in (*_problems(self), *_of_tolerance(self.tolerance)):
             raise SpecError(f"spec {self.name!r} in {self.file}: {problem}")
 
     @property
@@ -551,6 +554,18 @@ class KernelSpec(Properties, Scope, Marks):
         if not isinstance(self.kernel, Mapping):
             return self.kernel
         return self.kernel.get(platform) or next(iter(self.kernel.values()))
+
+
+def _of_tolerance(tolerance: Any) -> Iterator[str]:
+    """Yield what is wrong with the tolerance of a spec."""
+    if tolerance is None:
+        return
+    from pytest_pallas.judge.tolerance import as_tolerance
+
+    try:
+        as_tolerance(tolerance)
+    except OptionError as error:
+        yield str(error)
 
 
 def _problems(spec: KernelSpec) -> list[str]:

@@ -15,6 +15,7 @@ from pallas_sim.tracing import absent_chip, present
 from pytest_pallas.backends.execution import brief, readable
 from pytest_pallas.backends.protocol import Call, expected_warnings
 from pytest_pallas.backends.tracing import abstract, jitted
+from pytest_pallas.compat.fuzzing import is_rejection
 from pytest_pallas.errors import NoPallasCallError
 from pytest_pallas.grid.analysis import Analysis, analyze_jaxpr
 
@@ -79,6 +80,8 @@ def analyzed(
     except PallasError:
         raise
     except Exception as error:  # tracing runs user code
+        if is_rejection(error):
+            raise
         raised = readable(error)
         text = (
             f"the kernel raised {type(raised).__name__} while JAX traced it: {brief(str(raised))}"

@@ -20,6 +20,7 @@ from pallas_sim.traces import limit_traces
 from pallas_sim.tracing import tracing_for
 from pytest_pallas.backends.ending import uncaught
 from pytest_pallas.backends.protocol import Backend, Call, chip_of
+from pytest_pallas.compat.fuzzing import rejecting
 
 if TYPE_CHECKING:
     from pytest_pallas.grid.kernel_calls import KernelCall
@@ -295,7 +296,8 @@ def kernels_of(
     """
     from pytest_pallas.grid.kernel_calls import kernel_calls
 
-    traced = _traced(call, context)
+    with rejecting():
+        traced = _traced(call, context)
     return None if traced is None else kernel_calls(traced.jaxpr)
 
 

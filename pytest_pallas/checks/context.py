@@ -166,6 +166,7 @@ class CheckResult:
       seconds: time spent tracing, compiling and running the kernel; 0 if ``run`` measured it
         (``CheckContext.run_seconds``).
       subject: what was compared if not the plain output, such as "gradient".
+      arguments: the call that was compared if not the drawn one, for messages.
       notes: for the record; a plain string is a note of no kind.
       evidence: the part of this context that ``Check.conclude`` gets at the end; None for nothing.
       answer: the outputs to keep as a golden; None to keep nothing.
@@ -177,6 +178,7 @@ class CheckResult:
     outcome: Outcome | None = None
     seconds: float = 0.0
     subject: str = ""
+    arguments: Arguments | None = None
     notes: tuple[Note | str, ...] = ()
     evidence: Any = None
     answer: ComparedOutputs | None = None

@@ -23,9 +23,11 @@ from pytest_pallas.errors import MismatchError
 def dtype(context: CheckContext) -> CheckResult:
     """Compare pytrees, shapes, dtypes and weak types by tracing, without execution.
 
-    ``forward`` compares numpy arrays by their paths, which do not distinguish a list from a tuple,
-    nor a weakly typed scalar from a float32 one. Callers see both: a weak type lets bfloat16 stay
-    bfloat16 where a strong float32 does not, and ``lax.scan`` needs a carry of the same type.
+    ``forward`` compares numpy arrays by their paths, which do not distinguish a weakly typed scalar
+    from a float32 one, nor a dataclass from another one. Callers see both: a weak type lets
+    bfloat16 stay bfloat16 where a strong float32 does not, and ``lax.scan`` needs a carry of the
+    same type. A list and a tuple are the same here: ``pallas_call`` returns what ``out_shape`` is,
+    and callers unpack either.
 
     A kernel that cannot be jitted is run instead; then its weak types are not known.
 
@@ -78,7 +80,7 @@ def _shapes(function: Callable[..., Any], args: Any, options: Any) -> Any:
 def _differences(returned: Any, expected: Any, context: CheckContext) -> Iterator[str]:
     """Yield each difference in words."""
     structures = jax.tree.structure(returned), jax.tree.structure(expected)
-    if structures[0] != structures[1]:
+    if not _alike(*structures):
         own, other = (str(tree).removeprefix("PyTreeDef(").removesuffix(")") for tree in structures)
         yield f"structure: {own}, the reference {other}"
         return
@@ -90,6 +92,20 @@ def _differences(returned: Any, expected: Any, context: CheckContext) -> Iterato
         one, other = _type_text(mine, context), _type_text(theirs, context)
         if one != other:
             yield f"{jax.tree_util.keystr(path) or 'output'}: {one}, the reference {other}"
+
+
+_SEQUENCES: tuple[Any, ...] = (list, tuple)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Return whether two tree structures are equal, but for lists in place of tuples."""
+    node, twin = one.node_data(), other.node_data()
+    if None in (node, twin):
+        return one == other
+    if node != twin and not (node[0] in _SEQUENCES and twin[0] in _SEQUENCES):
+        return False
+    children, others = one.children(), other.children()
+    return len(children) == len(others) and all(map(_alike, children, others))
 
 
 def _type_text(leaf: Any, context: CheckContext) -> str:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
+
+import jax
 
 from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, Label
 from pytest_pallas.backends.analyzing import analyzed, on_chip
 from pytest_pallas.backends.protocol import Backend, chip_of
+from pytest_pallas.backends.tracing import kernels_of
 from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, call
 from pytest_pallas.checks.gradient import program
 from pytest_pallas.draw.arguments import larger_first
 from pytest_pallas.errors import GridError, NotApplicableError, facts_of
-from pytest_pallas.grid.analysis import merged
+from pytest_pallas.grid.analysis import Analysis, merged
 from pytest_pallas.grid.findings import GridFinding
 from pytest_pallas.grid.kernel_calls import KernelCall, one_program
 from pytest_pallas.grid.model import has_blocks
+from pytest_pallas.grid.ranges import narrow_values, overflows
 from pytest_pallas.record import Note
 from pytest_pallas.spec import KernelSpec
 
@@ -29,6 +35,9 @@ _COMPILED = ("tpu", "tpu-compile")
 _REFUSED = ("tile", "vmem")
 
 _MOST_SHOWN = 5
+
+#: Elements of a dim that a kernel must expect.
+_MOST_SIZE = 2**20
 
 #: Why the check does not apply to a kernel.
 NO_BLOCKS = "no example has a pallas_call with blocks"
@@ -95,6 +104,8 @@ def grid(context: CheckContext) -> CheckResult:
     analysis = merged([analyzed(c, platform=platform, target=target, context=own) for c in calls])
     if all(window.whole for kernel in analysis.calls for window in kernel.windows):
         raise NotApplicableError(NO_BLOCKS)
+    beyond = tuple(_overflows_of_larger(context, analysis, own))
+    analysis = dataclasses.replace(analysis, findings=(*analysis.findings, *beyond))
     wrong = [
         finding
         for finding in analysis.findings
@@ -109,7 +120,60 @@ def grid(context: CheckContext) -> CheckResult:
         raise NotApplicableError(f"{reason}; draw larger inputs")
     complete = all(kernel.complete for kernel in analysis.calls)
     notes = () if complete else (Note("grid: sampled", "run"),)
+    notes += tuple(Note(f.message, "run") for f in analysis.findings if f.kind == "copies")
     return CheckResult(comparisons=(), seconds=time.perf_counter() - started, notes=notes)
+
+
+def _overflows_of_larger(
+    context: CheckContext, analysis: Analysis, own: Callable[[], AbstractContextManager[Any]]
+) -> Iterator[GridFinding]:
+    """Yield findings of positions that wrap around for larger sizes than the drawn ones.
+
+    Only if a kernel has positions in narrow integers that fit in the drawn call. Then the call is
+    traced for dims as large as the integers, and again with as many tiles: those that the spec
+    draws around tiles, so without an upper limit. A kernel that raises needs no larger integers.
+    """
+    arguments = context.arguments
+    values = [v for one in analysis.calls for v in narrow_values(one.call, one.grid)]
+    values = [value for value in values if value.fits and value.range[0] < value.range[1]]
+    if not values or arguments.declared is None:
+        return
+    numbers = max(high - low for low, high in (value.limits for value in values)) + 1
+    drawn = [size for size in arguments.recipe.values() if type(size) is int]
+    tiles = {
+        name: sizes[0]
+        for name, sizes in arguments.declared.tiles.items()
+        if drawn.count(arguments.recipe.get(name, 0)) == 1
+    }
+    for programs in (False, True) if tiles else ():
+        larger = {
+            arguments.recipe[name]: arguments.recipe[name]
+            + (min(numbers * tile, _MOST_SIZE) if programs else -(-numbers // tile) * tile)
+            for name, tile in tiles.items()
+        }
+        made = call(context, context.kernel, _resized(arguments.args, larger))
+        sizes = " ".join(f"{name}={larger[arguments.recipe[name]]}" for name in tiles)
+        beyond = [
+            finding
+            for kernel in kernels_of(made, own) or ()
+            if kernel.facts is not None
+            for finding in overflows(kernel, kernel.facts.grid, f"with {sizes}, ")
+        ]
+        yield from beyond
+        if beyond:
+            return
+
+
+def _resized(args: tuple[Any, ...], sizes: Mapping[int, int]) -> tuple[Any, ...]:
+    """Return arguments of other shapes: abstract arrays where an axis has one of these sizes."""
+
+    def resized(leaf: Any) -> Any:
+        if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape"):
+            return leaf
+        shape = tuple(sizes.get(size, size) for size in leaf.shape)
+        return leaf if shape == tuple(leaf.shape) else jax.ShapeDtypeStruct(shape, leaf.dtype)
+
+    return jax.tree.map(resized, args)
 
 
 def _text(findings: Sequence[GridFinding]) -> str:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 
 from pallas_sim.dtypes import epsilon, is_bool, is_exact, wide
+from pytest_pallas.backends.tracing import traced_kernels
 from pytest_pallas.checks.check import declare_check
-from pytest_pallas.checks.context import CheckContext, CheckResult, exactly, expect
+from pytest_pallas.checks.context import CheckContext, CheckResult, call, exactly, expect
 from pytest_pallas.judge.judgement import Expected, bitwise, compare_trees
+from pytest_pallas.judge.oracle import argument_name
 from pytest_pallas.judge.tolerance import Tolerance
 
 Array = np.ndarray[Any, Any]
@@ -93,6 +97,9 @@ def _row_off(answer: Array) -> Array:
 #: A change of fewer ulps of the output's scale could be rounding: it is no corruption.
 LEAST_CHANGE = 4.0
 
+#: The number of examples that show what a single one need not.
+MIN_EXAMPLES = 4
+
 
 @dataclass(frozen=True)
 class Attempt:
@@ -118,10 +125,14 @@ class Evidence:
     Attributes:
       attempts: all corruptions of the right output.
       tolerance: the tolerance that was applied.
+      used: the arguments that an output depends on.
+      unused: those that it does not depend on.
     """
 
     attempts: tuple[Attempt, ...]
     tolerance: Tolerance
+    used: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
 
 
 def conclude(evidence: Sequence[Evidence]) -> str | None:
@@ -141,6 +152,15 @@ def conclude(evidence: Sequence[Evidence]) -> str | None:
         for key, attempts in tried.items()
         if not any(attempt.rejected for attempt in attempts)
     }
+    unused = _unused(evidence)
+    if unused:
+        count = f"all {len(evidence)} examples" if len(evidence) > 1 else "the one example"
+        return (
+            f"the output does not depend on {' and '.join(unused)} in {count}, so this spec "
+            "accepts a kernel that never reads it. Draw inputs with an effect (weights that are "
+            "not 0, other values=, a mask that keeps some elements), let the reference use it, or "
+            "leave it out."
+        )
     if not accepted:
         return None
     lines = ["wrong outputs pass: the spec accepts these corruptions of the right output"]
@@ -156,11 +176,23 @@ def conclude(evidence: Sequence[Evidence]) -> str | None:
     return "\n".join(lines)
 
 
+def _unused(evidence: Sequence[Evidence]) -> list[str]:
+    """Return the arguments that no output of any example depends on.
+
+    A spec draws several calls, in one of which an argument may be without effect: there it takes
+    as many as the check draws at least.
+    """
+    used = {name for example in evidence for name in example.used}
+    counts = Counter(name for example in evidence for name in example.unused)
+    least = min(MIN_EXAMPLES, len(evidence))
+    return [name for name, count in counts.items() if name not in used and count >= least]
+
+
 @declare_check(
     "oracle-strength",
     asks="do the spec's tolerance and data reject wrong outputs?",
     example_fraction=0.5,
-    min_examples=4,
+    min_examples=MIN_EXAMPLES,
     conclude=conclude,
     evidence=Evidence,
     executes=False,
@@ -189,7 +221,50 @@ def oracle_strength(context: CheckContext) -> CheckResult:
                 exact=exact,
             )
             attempts.append(Attempt(kind, path or "the output", not judged.passed, change))
-    return CheckResult(comparisons=(), evidence=Evidence(tuple(attempts), context.tolerance))
+    effects = expected.effects()
+    unused = [name for name, has_effect in effects.items() if not has_effect]
+    spared = _written_arguments(context) if unused else ()
+    evidence = Evidence(
+        tuple(attempts),
+        context.tolerance,
+        used=tuple(name for name, has_effect in effects.items() if has_effect),
+        unused=tuple(name for name in unused if name not in spared),
+    )
+    return CheckResult(comparisons=(), evidence=evidence)
+
+
+def _written_arguments(context: CheckContext) -> Collection[str]:
+    """Return the arguments that need no effect: a kernel writes to their memory, or ignores them.
+
+    These are those with the shape and dtype of an operand that shares memory with an output, and
+    those whose elements the spec's ``ignored`` names, all of them.
+    """
+    args = context.arguments.args
+    kernels = traced_kernels(call(context, context.kernel, args), context.backend)
+    written = {
+        (tuple(operand.aval.shape), str(operand.aval.dtype))
+        for kernel in kernels
+        for operand in _shared_operands(kernel.eqn)
+    }
+    leaves = jax.tree_util.tree_leaves_with_path(args)
+    spared = {
+        argument_name(path)
+        for path, leaf in leaves
+        if hasattr(leaf, "dtype") and (np.shape(leaf), str(leaf.dtype)) in written
+    }
+    if context.ignored is not None:
+        masks = context.ignored(*args, **context.arguments.options)
+        for path, mask in jax.tree_util.tree_leaves_with_path(tuple(masks)):
+            if np.asarray(mask).all():
+                spared.add(argument_name(path))
+    return spared
+
+
+def _shared_operands(eqn: Any) -> Iterator[Any]:
+    """Yield the operands of a kernel whose memory it writes: aliased ones and refs."""
+    for source, _ in eqn.params.get("input_output_aliases") or ():
+        yield eqn.invars[int(source)]
+    yield from (atom for atom in eqn.invars if hasattr(atom.aval, "inner_aval"))
 
 
 def _change(wrong: Any, answer: Any, tolerance: Tolerance) -> str:

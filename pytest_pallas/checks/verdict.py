@@ -40,6 +40,7 @@ from pytest_pallas.errors import (
 from pytest_pallas.grid.kernel_calls import KernelCall
 from pytest_pallas.grid.model import describe_writer, inputs_beyond_edges
 from pytest_pallas.judge.explanation import in_words, role_of
+from pytest_pallas.judge.oracle import argument_name
 from pytest_pallas.judge.references import flatten
 from pytest_pallas.judge.tolerance import Comparison, Tolerance
 from pytest_pallas.record import Note
@@ -314,8 +315,9 @@ def _with_context(error: PallasError, headline: str, context: CheckContext) -> P
     if not isinstance(error, CompileError):  # its message names the kernel's line
         details = (*explanation.details, *_raised_at(error.__cause__))
         explanation = replace(explanation, details=details)
+    arguments = facts_of(error).arguments or context.arguments
     explanation = explanation.with_facts(
-        *process_facts(), *drawn_facts(context.arguments), *content_facts(context.arguments)
+        *process_facts(), *drawn_facts(arguments), *content_facts(arguments)
     )
     problem = error.with_message(f"{headline}: {explanation}")
     problem.explanation = explanation
@@ -362,7 +364,7 @@ def _mismatch(failure: Failure, failed: Comparison, context: CheckContext) -> Mi
         *_product_facts(failed, result),
         *_tolerance_facts(failed, context),
         *process_facts(),
-        *drawn_facts(context.arguments),
+        *drawn_facts(result.arguments or context.arguments),
         *content_facts(context.arguments),
     )
     error = MismatchError(failure.text_of(explanation))
@@ -427,9 +429,7 @@ def contents_of(arguments: Arguments) -> list[tuple[str, str, np.ndarray[Any, An
         array = np.asarray(leaf)
         role = role_of(array)
         if role:
-            first, *rest = path
-            where = f"argument {getattr(first, 'idx', first)}{jax.tree_util.keystr(tuple(rest))}"
-            contents.append((where, role, array))
+            contents.append((argument_name(path), role, array))
     return contents
 
 

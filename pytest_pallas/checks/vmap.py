@@ -9,13 +9,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from pallas_sim.dtypes import is_float
+from pallas_sim.dtypes import is_float, wide
 from pallas_sim.traces import grid_facts
 from pytest_pallas.backends.protocol import Backend
 from pytest_pallas.backends.tracing import traced_kernels
 from pytest_pallas.checks.check import Program, declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, call, expect, judge, run
-from pytest_pallas.errors import NotApplicableError
+from pytest_pallas.errors import KernelReferenceError, NotApplicableError
 from pytest_pallas.grid.kernel_calls import KernelCall, has_semantics, reaches_devices
 from pytest_pallas.judge.judgement import Expected
 from pytest_pallas.judge.references import Leaves
@@ -121,8 +121,10 @@ def _require_batches(context: CheckContext) -> None:
 def vmap(context: CheckContext) -> CheckResult:
     """Batch all array arguments, then only the first, and compare with the stacked oracle.
 
-    The second element of the batch is the first with its floats negated: other values that are
-    valid, too. Indices and lengths are repeated.
+    The second element of the batch is the first with other floats, each within the range of its
+    argument, so that a variance stays positive: nearer to their mean, or if they are integers, in
+    the opposite order. If the reference is NaN for those, they are in the opposite order, or the
+    same. Indices and lengths are repeated.
     """
     leaves, tree = jax.tree.flatten(context.arguments.args)
     arrays = [hasattr(leaf, "dtype") for leaf in leaves]
@@ -133,12 +135,11 @@ def vmap(context: CheckContext) -> CheckResult:
     for batched in {(True,) * count, (True,) + (False,) * (count - 1)}:
         chosen = iter(batched)
         flags = [is_array and next(chosen) for is_array in arrays]
-        other = [_negated(leaf) if flag else leaf for leaf, flag in zip(leaves, flags, strict=True)]
+        other, second = _second(context, leaves, flags, tree)
         stacked = [
             np.stack([np.asarray(a), np.asarray(b)]) if flag else a
             for a, b, flag in zip(leaves, other, flags, strict=True)
         ]
-        second = expect(context, tuple(jax.tree.unflatten(tree, other)))
         outcome = run(
             context, Vmapped(context.kernel, batched), tuple(jax.tree.unflatten(tree, stacked))
         )
@@ -167,8 +168,41 @@ def _stacked(first: Expected, second: Expected) -> Expected:
     )
 
 
-def _negated(leaf: Any) -> Any:
-    return -np.asarray(leaf) if is_float(leaf.dtype) else leaf
+def _second(
+    context: CheckContext, leaves: Sequence[Any], flags: Sequence[bool], tree: Any
+) -> tuple[list[Any], Expected]:
+    """Return the leaves of the second element of a batch, and what is expected of them."""
+    for change in (_nearer, _reversed):
+        other = [change(leaf) if flag else leaf for leaf, flag in zip(leaves, flags, strict=True)]
+        try:
+            return other, expect(context, tuple(jax.tree.unflatten(tree, other)))
+        except KernelReferenceError:  # as where a matrix is no longer triangular
+            continue
+    return list(leaves), expect(context)
+
+
+def _nearer(leaf: Any) -> Any:
+    """Move floats half way to their mean, in one order and range; integers are reversed."""
+    if not is_float(leaf.dtype):
+        return leaf
+    values = wide(np.asarray(leaf))
+    finite = values[np.isfinite(values)]
+    if not finite.size or (finite == np.rint(finite)).all():
+        return _reversed(leaf)
+    middle = finite.mean() if np.ptp(finite) else 0.0
+    with np.errstate(all="ignore"):
+        return np.where(np.isfinite(values), (values + middle) / 2, values).astype(leaf.dtype)
+
+
+def _reversed(leaf: Any) -> Any:
+    """Return floats in the opposite order; half of them if all are equal."""
+    if not is_float(leaf.dtype):
+        return leaf
+    array = np.asarray(leaf)
+    different = array.reshape(-1)[::-1].reshape(array.shape)
+    if np.array_equal(different, array, equal_nan=True):
+        return (wide(array) / 2).astype(array.dtype)
+    return different
 
 
 def _is_in_hbm(kernel: KernelCall) -> bool:

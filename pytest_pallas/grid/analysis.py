@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 
 from pallas_sim.errors import Inline
+from pallas_sim.traces import open_jaxpr, source_line, without_dead_code
 from pytest_pallas.grid import findings as picture
 from pytest_pallas.grid.findings import GridFinding, Kind, Severity, finding_of, points
-from pytest_pallas.grid.kernel_calls import KernelCall
+from pytest_pallas.grid.kernel_calls import KernelCall, only_copies, work_outside
 from pytest_pallas.grid.model import GridCall, GridWindow, read_call, region
 from pytest_pallas.grid.overhang import illegal_tiles, overhang, too_much_vmem
+from pytest_pallas.grid.ranges import overflows
 from pytest_pallas.grid.scalars import Points
 from pytest_pallas.grid.scopes import (
     JaxprScope,
@@ -451,7 +453,33 @@ def analyze_jaxpr(
         grid_call = _read(call, scope, platform)
         calls.append(grid_call)
         findings += _without_repeats(grid_call, list(_findings(grid_call, scope, chip)))
+    findings += _without_work(closed, [*(call.call for call in calls), *others])
     return Analysis(tuple(dict.fromkeys(findings)), tuple(calls), tuple(others), chip)
+
+
+def _without_work(closed: Any, kernels: Sequence[KernelCall]) -> Iterator[GridFinding]:
+    """Yield a finding if all kernels of a function only copy, and the function computes."""
+    if not kernels or not all(map(only_copies, kernels)):
+        return
+    jaxpr, _ = open_jaxpr(closed)
+    work = work_outside(without_dead_code(jaxpr))
+    if not work:
+        return
+    names = list(dict.fromkeys(eqn.primitive.name for eqn in work))
+    more = f" and {len(names) - 3} more operations" if len(names) > 3 else ""
+    line = source_line(work[0])
+    yield GridFinding(
+        kind="copies",
+        severity="warning",
+        kernel=kernels[0].name,
+        source=kernels[0].source,
+        operand="the body",
+        programs=(),
+        message="the kernel only copies: it computes none of the numbers that it stores. Outside "
+        f"of kernels the function computes {', '.join(names[:3])}{more}"
+        f"{f' ({line})' if line else ''}.",
+        remedy="If the kernel is to do this work, move it into the body.",
+    )
 
 
 def _read(call: KernelCall, scope: JaxprScope, platform: str) -> GridCall:
@@ -506,6 +534,7 @@ def _findings(call: GridCall, scope: JaxprScope, chip: str) -> Iterator[GridFind
         for problem in _problems(call, window, scope):
             yield finding_of(call, window, *problem)
     yield from overhang(call)
+    yield from overflows(call.call, call.grid)
     yield from illegal_tiles(call)
     yield from too_much_vmem(call, chip)
 

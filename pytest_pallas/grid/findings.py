@@ -24,6 +24,8 @@ Kind = Literal[
     "revisited",
     "out-of-range",
     "overhang",
+    "overflow",
+    "copies",
     "alias",
     "vmem",
     "tile",
@@ -41,7 +43,8 @@ class GridFinding:
         follows uses it.
       kernel: name of the kernel.
       source: ``file:line`` of its call, or "".
-      operand: the operand, by the name of the body's parameter.
+      operand: the operand, by the name of the body's parameter; of the kind ``"overflow"`` the
+        line.
       programs: grid points that show it, a few.
       message: what is wrong.
       remedy: what to do.
@@ -112,7 +115,7 @@ def report(
     parts += [f"{_head(call)}\n  no blocks: the body copies what it needs" for call in others] or (
         [] if parts else ["no Pallas kernel"]
     )
-    if calls:
+    if calls or findings:
         parts.append("\n".join(_findings(findings)))
     return "\n\n".join(parts)
 

@@ -526,3 +526,78 @@ def unsupported(
                 f"{kernel.name} to other devices"
             )
     return None
+
+
+# Functions whose kernels only move numbers.
+
+#: Primitives of kernels that compute nothing: they move, choose or convert, or order what does.
+_MOVES = frozenset(
+    {
+        *("broadcast_in_dim", "broadcasted_iota", "concatenate", "convert_element_type", "copy"),
+        *("dynamic_slice", "dynamic_update_slice", "expand_dims", "gather", "get", "iota", "load"),
+        *("masked_load", "masked_swap", "multiple_of", "pad", "reshape", "rev", "scatter"),
+        *("select_n", "slice", "split", "squeeze", "store", "swap", "transpose"),
+    }
+)
+
+#: Primitives outside of kernels that compute from many numbers, or functions of one.
+_WORK = frozenset(
+    {
+        *("add", "conv_general_dilated", "cumsum", "div", "dot_general", "erf", "exp", "exp2"),
+        *("integer_pow", "log", "logistic", "max", "min", "mul", "pow", "ragged_dot_general"),
+        *("reduce_max", "reduce_min", "reduce_sum", "rsqrt", "sqrt", "square", "sub", "tanh"),
+    }
+)
+
+#: Operations that change nothing for this number as their second operand.
+_NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1, "integer_pow": 1}
+
+
+def only_copies(call: KernelCall) -> bool:
+    """Return whether a kernel stores numbers only that it has loaded: it computes none.
+
+    Arithmetic with indices is no computation, nor is adding 0 or multiplying by 1.
+    """
+    outputs = [getattr(aval, "dtype", None) for aval in call.eqn.params.get("out_avals", ())]
+    integers = not outputs or any(getattr(dtype, "kind", "i") in "iub" for dtype in outputs)
+    return not any(_computes(eqn, integers=integers) for eqn in equations_inside(call.eqn))
+
+
+def _computes(eqn: Any, *, integers: bool) -> bool:
+    """Return whether an equation makes other numbers, in an array."""
+    name = eqn.primitive.name
+    if name == "addupdate" or "mma" in name:
+        return True
+    if name in _MOVES or any(sub_jaxprs(eqn)):
+        return False
+    dtypes = [var.aval.dtype for var in eqn.outvars if getattr(var.aval, "shape", ())]
+    kinds = {getattr(dtype, "kind", "") for dtype in dtypes} - {"b", *("" if integers else "iu")}
+    if not kinds:
+        return False
+    neutral = _NEUTRAL.get(name)
+    return neutral is None or not _is_number(eqn.invars[-1], neutral)
+
+
+def _is_number(atom: Any, number: int) -> bool:
+    return is_literal(atom) and np.ndim(atom.val) == 0 and bool(atom.val == number)
+
+
+def work_outside(jaxpr: Any) -> list[Any]:
+    """List the equations outside of all kernels that compute arrays of floats, products first."""
+    work = [
+        eqn
+        for eqn in _outside(jaxpr)
+        if eqn.primitive.name in _WORK and _computes(eqn, integers=False)
+    ]
+    return sorted(work, key=lambda eqn: eqn.primitive.name not in _PRODUCTS)
+
+
+_PRODUCTS = frozenset({"conv_general_dilated", "dot_general", "ragged_dot_general"})
+
+
+def _outside(jaxpr: Any) -> Iterator[Any]:
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name not in KERNEL_PRIMITIVES | FOREIGN_PRIMITIVES:
+            yield eqn
+            for inner in sub_jaxprs(eqn):
+                yield from _outside(inner)

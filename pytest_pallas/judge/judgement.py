@@ -538,13 +538,15 @@ class Expected:
         ``oracle.noise_of``.
       precision: by path, where the reference computes an output's oracle in less than float64. Such
         an oracle is not more exact than the baseline.
-      fallbacks: the reasons why JAX evaluated a part of the reference, or all; empty if the
-        simulator did.
+      remarks: sentences on how the reference was evaluated, if not by the simulator, or not in
+        float64 as it is.
       least: the least magnitude that the oracle computes with, 0 if it is not known. Evaluated at
         its first use.
       products: the precision of the baseline's products of float32; None for float32.
       errors_of_sums: by path, what adding products as tensor cores do changes in an output; see
         ``oracle.errors_of_sums``. Evaluated at its first use.
+      effects: by argument, whether an output depends on it; see ``oracle._effects``. Evaluated at
+        its first use.
     """
 
     oracle: list[tuple[str, Array]]
@@ -553,10 +555,11 @@ class Expected:
     sensitivity: Callable[[str], float] = lambda _: 0.0
     noise: Callable[[str], Noise | None] = lambda _: None
     precision: Mapping[str, Precision] = MappingProxyType({})
-    fallbacks: Sequence[str] = ()
+    remarks: Sequence[str] = ()
     least: Callable[[], float] = lambda: 0.0
     products: ProductPrecision | None = None
     errors_of_sums: Callable[[ProductSums], Mapping[str, Array]] = lambda _: {}
+    effects: Callable[[], Mapping[str, bool]] = dict
 
     def with_sums(self, sums: Callable[[], ProductSums | None]) -> Expected:
         """Return the expected outputs of a kernel whose products are added as ``sums`` says."""
@@ -575,7 +578,7 @@ class Expected:
         several = dict.fromkeys(map(str, self.precision.values()))
         texts = (
             *(f"the reference computes in {cause}, not in float64" for cause in several),
-            *(f"the reference was evaluated by JAX: {cause}" for cause in self.fallbacks),
+            *self.remarks,
         )
         if self.products is not None:
             texts += (

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
 from pallas_sim.dtypes import epsilon, is_float, is_inexact, wide
 from pallas_sim.errors import SimulationError
-from pytest_pallas.backends.ending import LEAST, MULTIPLE, ending
+from pytest_pallas.backends.ending import LEAST, MULTIPLE, ending, raised_words
 from pytest_pallas.backends.execution import digest, to_numpy
 from pytest_pallas.backends.tracing import identity
 from pytest_pallas.budget import FLOAT_BYTES, LastUsed
 from pytest_pallas.errors import KernelReferenceError
 from pytest_pallas.judge.judgement import Expected
-from pytest_pallas.judge.precision import precisions
+from pytest_pallas.judge.precision import intended, precisions, widened
 from pytest_pallas.judge.references import (
     Evaluation,
     Leaves,
@@ -30,7 +32,13 @@ from pytest_pallas.judge.references import (
     name_of,
 )
 from pytest_pallas.judge.roundings import SPREAD, ProductSums, Rounding, rounded
-from pytest_pallas.judge.tolerance import ROUNDING, Noise, Precision, ProductPrecision
+from pytest_pallas.judge.tolerance import (
+    ROUNDING,
+    Noise,
+    Precision,
+    ProductPrecision,
+    measure,
+)
 
 #: Relative size of the perturbation that measures sensitivity. Large, so that a step (a floor, a
 #: comparison) does not look like a steep slope; small against the curvature of a kernel.
@@ -39,6 +47,7 @@ PERTURBATION = 2.0**-6
 #: Number of measurements: one perturbation may by chance not change an output.
 PERTURBATIONS = 4
 
+_HALF = ml_dtypes.bfloat16
 
 #: The message for a reference that does not end.
 _LATE = (
@@ -108,14 +117,14 @@ def expected(
     arrays = [to_numpy(leaf) for leaf in jax.tree.leaves(args) if _is_array(leaf)]
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         own = evaluate_reference(reference, args, options, "in the kernel's dtypes", products)
-    with _in_float64():
-        widened = jax.tree.map(_widened, args)
-        double = evaluate_reference(reference, widened, options, "as the float64 oracle")
-    oracle, baseline = double.leaves, own.leaves
+    wide_args = jax.tree.map(_widened, args)
+    oracle = _oracle(reference, wide_args, options, own)
+    double, precision = oracle.evaluation, oracle.precision
+    baseline = own.leaves
     if not nan_ok and all(
         np.isfinite(wide(array)).all() for array in arrays if is_inexact(array.dtype)
     ):
-        for path, array in oracle:
+        for path, array in double.leaves:
             count = int(np.isnan(array).sum()) if is_float(array.dtype) else 0
             if count:
                 raise KernelReferenceError(
@@ -125,29 +134,36 @@ def expected(
                     "0 for a fully masked row), or set nan_ok=True if NaN is the right output."
                 )
     depth = max((dim for array in arrays for dim in array.shape), default=1)
-    precision = _precision(double, own)
 
     @functools.cache
     def noise() -> Mapping[str, Noise]:
         dtypes = {narrow.dtype for narrow in precision.values()}
+        if double.jaxpr is None and precision:
+            return _noise_of_inputs(reference, args, options, own)
         return noise_of(double, baseline, dtypes, products)
 
     @functools.cache
     def sensitivity() -> Mapping[str, float]:
         with _in_float64():
-            return _sensitivity(reference, widened, options, double)
+            return _sensitivity(reference, wide_args, options, double)
+
+    @functools.cache
+    def effects() -> Mapping[str, bool]:
+        with _in_float64():
+            return _effects(reference, wide_args, options, double, baseline)
 
     return Expected(
-        oracle,
+        double.leaves,
         baseline,
         max(depth, 1),
         lambda path: sensitivity().get(path, 0.0),
         lambda path: noise().get(path),
         precision,
-        tuple(dict.fromkeys((*own.fallbacks, *double.fallbacks))),
+        (*_by_jax(own, double), *oracle.remarks),
         functools.cache(lambda: least_magnitude(double)),
         products,
         functools.cache(functools.partial(errors_of_sums, double)),
+        effects,
     )
 
 
@@ -160,16 +176,176 @@ def evaluate_in_float64(
       KernelReferenceError: the reference raised, or returned no arrays.
     """
     with _in_float64():
-        widened = jax.tree.map(_widened, args)
-        return evaluate_reference(reference, widened, options, "in float64").leaves
+        wide_args = jax.tree.map(_widened, args)
+        return evaluate_reference(reference, wide_args, options, "in float64").leaves
 
 
-def _precision(oracle: Evaluation, baseline: Evaluation) -> Mapping[str, Precision]:
-    """By path, the outputs that are computed in less than float64; see ``judge.precision``."""
-    if oracle.jaxpr is None or baseline.jaxpr is None:
+def _by_jax(*evaluations: Evaluation) -> list[str]:
+    """Return sentences on the parts of a reference that JAX evaluated."""
+    causes = dict.fromkeys(cause for one in evaluations for cause in one.fallbacks)
+    return [f"the reference was evaluated by JAX: {cause}" for cause in causes]
+
+
+@dataclass(frozen=True)
+class _Oracle:
+    """The evaluation of a reference in float64.
+
+    Attributes:
+      evaluation: the outputs.
+      precision: by path, the outputs that are computed in less than float64 all the same.
+      remarks: how it differs from calling the reference with float64.
+    """
+
+    evaluation: Evaluation
+    precision: Mapping[str, Precision] = field(default_factory=dict[str, Precision])
+    remarks: tuple[str, ...] = ()
+
+
+def _oracle(
+    reference: Callable[..., Any], args: Any, options: Mapping[str, Any], own: Evaluation
+) -> _Oracle:
+    """Evaluate a reference in float64, also one that rounds to float32, or refuses float64.
+
+    Args:
+      reference: the function in jnp or numpy.
+      args: its arguments in float64.
+      options: keyword arguments.
+      own: its evaluation in the kernel's dtypes.
+
+    Raises:
+      KernelReferenceError: it does not end, or returned no arrays.
+    """
+    with _in_float64():
+        try:
+            double = evaluate_reference(reference, args, options, "as the float64 oracle")
+        except KernelReferenceError as error:
+            if error.timed_out:
+                raise
+            return _without_float64(own, args, error)
+        if double.jaxpr is None or own.jaxpr is None:
+            return _Oracle(double, _of_values(reference, args, options, double))
+        several = precisions(double.jaxpr, own.jaxpr)
+        precision = {
+            path: narrow
+            for (path, _), narrow in zip(double.leaves, several, strict=True)
+            if narrow is not None
+        }
+        dtypes = {narrow.dtype for narrow in precision.values()}
+        if not dtypes or dtypes & intended(own.jaxpr):
+            return _Oracle(double, precision)
+        exact = _in_wide(double, double.arrays, dtypes)
+        if exact is None:
+            return _Oracle(double, precision)
+        places = ", ".join(dict.fromkeys(map(str, precision.values())))
+        remark = f"the reference computes in {places}; the oracle is its trace with float64 instead"
+        return _Oracle(exact, remarks=(remark,))
+
+
+def _without_float64(own: Evaluation, args: Any, error: KernelReferenceError) -> _Oracle:
+    """Make the oracle of a reference that raised for float64, from the kernel's dtypes."""
+    cause = ": ".join(raised_words(error.__cause__ or error)).partition("\n")[0]
+    inputs = [leaf for leaf in jax.tree.leaves(args) if _is_array(leaf)]
+    if own.jaxpr is not None and len(inputs) == len(own.arrays):
+        names = {np.dtype(leaf.dtype).name for leaf in own.arrays if _is_inexact(leaf)}
+        exact = _in_wide(own, inputs, names | {"float32"})
+        if exact is not None:
+            remark = (
+                f"the reference refuses float64 ({cause}); the oracle is its trace in the kernel's "
+                "dtypes with float64 instead"
+            )
+            return _Oracle(exact, remarks=(remark,))
+    remark = f"the reference refuses float64 ({cause}); the oracle is no more exact than the kernel"
+    leaves = [(path, wide(array)) for path, array in own.leaves]
+    return _Oracle(Evaluation(leaves), _in_own_dtypes(own.leaves), (remark,))
+
+
+def _in_own_dtypes(leaves: Leaves) -> dict[str, Precision]:
+    """By path, the dtypes of the floats that a reference returned."""
+    return {path: Precision(str(a.dtype)) for path, a in leaves if is_inexact(a.dtype)}
+
+
+def _in_wide(
+    evaluation: Evaluation, arrays: Sequence[Any], dtypes: Collection[str]
+) -> Evaluation | None:
+    """Evaluate a trace with float64 in place of some dtypes; None if it cannot be."""
+    jaxpr = widened(evaluation.jaxpr, dtypes)
+    if jaxpr is None:
+        return None
+    exact = replace(evaluation, jaxpr=jaxpr, arrays=arrays)
+    try:
+        values = evaluate_again(exact, arrays)
+    except (SimulationError, TypeError, ValueError):
+        return None
+    paths = (path for path, _ in evaluation.leaves)
+    return replace(exact, leaves=list(zip(paths, values, strict=True)))
+
+
+def _of_values(
+    reference: Callable[..., Any], args: Any, options: Mapping[str, Any], oracle: Evaluation
+) -> dict[str, Precision]:
+    """By path, what a reference without a trace computes in float32, seen by its values.
+
+    All outputs are numbers of float32, also for inputs that are none.
+    """
+    suspects = {path for path, array in oracle.leaves if _is_single(array)}
+    if not suspects:
         return {}
-    outputs = zip(oracle.leaves, precisions(oracle.jaxpr, baseline.jaxpr), strict=True)
-    return {path: precision for (path, _), precision in outputs if precision is not None}
+    generator = np.random.Generator(np.random.Philox(0))
+
+    def moved(leaf: Any) -> Any:
+        if not _is_array(leaf) or not _is_inexact(leaf):
+            return leaf
+        return leaf * (1 + PERTURBATION * generator.random(np.shape(leaf)))
+
+    try:
+        near = evaluate_reference(reference, jax.tree.map(moved, args), options, "near its inputs")
+    except KernelReferenceError:
+        return {}
+    single = Precision("float32")
+    return {path: single for path, a in near.leaves if path in suspects and _is_single(a)}
+
+
+def _is_single(array: np.ndarray[Any, Any]) -> bool:
+    """Return whether all floats are numbers of float32, and some of no narrower dtype."""
+    if not is_float(array.dtype):
+        return False
+    with np.errstate(all="ignore"):
+        values = wide(array)
+        single, half = (values.astype(dtype).astype(np.float64) for dtype in (np.float32, _HALF))
+    return np.array_equal(single, values, equal_nan=True) and not np.array_equal(
+        half, values, equal_nan=True
+    )
+
+
+def _noise_of_inputs(
+    reference: Callable[..., Any], args: Any, options: Mapping[str, Any], own: Evaluation
+) -> Mapping[str, Noise]:
+    """Measure the effect of rounding on a reference without a trace, which computes in float32.
+
+    An ulp of its inputs changes the roundings of all that it computes. Empty if the reference
+    raises.
+    """
+    generator = np.random.Generator(np.random.Philox(0))
+
+    def moved(leaf: Any) -> Any:
+        if not _is_array(leaf) or _is_key(leaf) or leaf.dtype != np.float32:
+            return leaf
+        steps = generator.integers(0, 2, np.shape(leaf)) * 2 - 1
+        return np.nextafter(leaf, (steps * np.inf).astype(np.float32))
+
+    draws: dict[str, list[Any]] = {path: [] for path, a in own.leaves if is_inexact(a.dtype)}
+    with jax.default_device(jax.local_devices(backend="cpu")[0]), np.errstate(all="ignore"):
+        for _ in range(DRAWS):
+            try:
+                near = evaluate_reference(
+                    reference, jax.tree.map(moved, args), options, "near its inputs"
+                )
+            except KernelReferenceError:
+                return {}
+            for (path, exact), (_, array) in zip(own.leaves, near.leaves, strict=True):
+                if path in draws:
+                    draws[path].append(wide(array) - wide(exact))
+    return {path: Noise(np.stack(errors), np.stack(errors)) for path, errors in draws.items()}
 
 
 @contextlib.contextmanager
@@ -201,17 +377,10 @@ def _sensitivity(
         signs = generator.integers(0, 2, np.shape(leaf)) * 2 - 1
         return leaf * (1 + PERTURBATION * signs)
 
-    def near() -> Sequence[np.ndarray[Any, Any]]:
-        if oracle.jaxpr is not None:
-            return evaluate_again(oracle, [moved(array) for array in oracle.arrays])
-        changed = jax.tree.map(moved, args)
-        evaluation = evaluate_reference(reference, changed, options, "near its inputs")
-        return [array for _, array in evaluation.leaves]
-
     squares = {path: 0.0 for path, array in oracle.leaves if is_float(array.dtype) and array.size}
     for _ in range(PERTURBATIONS if squares else 0):
         try:
-            perturbed = near()
+            perturbed = _again(reference, args, options, oracle, moved)
         except (KernelReferenceError, SimulationError):
             return {}
         for (path, before), after in zip(oracle.leaves, perturbed, strict=True):
@@ -220,6 +389,118 @@ def _sensitivity(
                     change = (wide(after) - wide(before)) / PERTURBATION
                 squares[path] += float(np.square(change[np.isfinite(change)]).sum() / change.size)
     return {path: float(np.sqrt(total / PERTURBATIONS)) for path, total in squares.items()}
+
+
+def _again(
+    reference: Callable[..., Any],
+    args: Any,
+    options: Mapping[str, Any],
+    oracle: Evaluation,
+    change: Callable[[Any], Any],
+) -> Sequence[np.ndarray[Any, Any]]:
+    """Evaluate a reference in float64 with every leaf of its arguments changed.
+
+    Raises:
+      KernelReferenceError: it raised.
+      SimulationError: its trace cannot be evaluated.
+    """
+    if oracle.jaxpr is not None:
+        return evaluate_again(oracle, [change(array) for array in oracle.arrays])
+    changed = jax.tree.map(change, args)
+    evaluation = evaluate_reference(reference, changed, options, "near its inputs")
+    return [array for _, array in evaluation.leaves]
+
+
+#: An effect of fewer ulps of the output's scale is none that the judgement would notice.
+_LEAST_EFFECT = 4.0
+
+#: Most integers of an array that may be a seed, or the sizes of something.
+_SEED = 8
+
+
+def _effects(
+    reference: Callable[..., Any],
+    args: Any,
+    options: Mapping[str, Any],
+    oracle: Evaluation,
+    baseline: Leaves,
+) -> Mapping[str, bool]:
+    """By argument, whether an output changes if it is another one.
+
+    Each float array is multiplied by random factors, then mixed with random numbers; an error or
+    NaN is a change, too. Integers may be indices, lengths, seeds and hints without an effect at
+    this call; only if there is no float, and more integers than a seed has, all of them together
+    are changed.
+    """
+    generator = np.random.Generator(np.random.Philox(0))
+
+    def scaled(leaf: Any) -> Any:
+        return leaf * (1 + generator.random(np.shape(leaf)))
+
+    def mixed(leaf: Any) -> Any:
+        values = np.asarray(leaf)
+        finite = values[np.isfinite(values)]
+        size = float(np.sqrt(np.mean(np.square(np.abs(finite))))) if finite.size else 0.0
+        return values.reshape(-1)[::-1].reshape(values.shape) + (
+            (size or 1.0) * generator.standard_normal(values.shape)
+        )
+
+    def reversed_(leaf: Any) -> Any:
+        values = np.asarray(leaf)
+        return values.reshape(-1)[::-1].reshape(values.shape)
+
+    def next_(leaf: Any) -> Any:
+        values = np.asarray(leaf)
+        return ~values if values.dtype == bool else values + values.dtype.type(1)
+
+    def changes(chosen: Collection[int], change: Callable[[Any], Any]) -> bool:
+        numbers = itertools.count()
+
+        def other(leaf: Any) -> Any:
+            return change(leaf) if _is_array(leaf) and next(numbers) in chosen else leaf
+
+        try:
+            values = _again(reference, args, options, oracle, other)
+        except (KernelReferenceError, SimulationError):
+            return True
+        pairs = zip(oracle.leaves, values, baseline, strict=True)
+        return any(_differ(before, after, of.dtype) for (_, before), after, (_, of) in pairs)
+
+    arrays = [
+        (argument_name(path), leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(args)
+        if _is_array(leaf)
+    ]
+    floats = {
+        number: name
+        for number, (name, leaf) in enumerate(arrays)
+        if _is_inexact(leaf) and np.size(leaf)
+    }
+    if floats:
+        return {
+            name: any(changes({number}, change) for change in (scaled, mixed))
+            for number, name in floats.items()
+        }
+    rest = {n for n, (_, leaf) in enumerate(arrays) if not _is_key(leaf) and np.size(leaf)}
+    if not any(np.size(arrays[n][1]) > _SEED for n in rest):
+        return {}
+    return {"any argument": any(changes(rest, change) for change in (reversed_, next_))}
+
+
+def argument_name(path: Sequence[Any]) -> str:
+    """Return the name of a leaf of the positional arguments: ``argument 1['w']``."""
+    first, *rest = path
+    return f"argument {getattr(first, 'idx', first)}{jax.tree_util.keystr(tuple(rest))}"
+
+
+def _differ(before: np.ndarray[Any, Any], after: np.ndarray[Any, Any], dtype: Any) -> bool:
+    """Return whether an output of a dtype differs by more than rounding."""
+    if before.shape != after.shape or not is_inexact(dtype):
+        return not np.array_equal(before, after)
+    if not before.size:
+        return False
+    measured = measure(wide(after), wide(before), wide(before), np.dtype(dtype))
+    return measured.worst > _LEAST_EFFECT or measured.misclassed is not None
 
 
 def _is_array(leaf: object) -> bool:

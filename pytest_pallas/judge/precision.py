@@ -2,22 +2,24 @@
 
 ``x.astype(jnp.float32)`` is the dtype that a kernel accumulates in, and makes the oracle no more
 exact than the kernel. A rounding that is meant is part of the function: the trace in the kernel's
-dtypes rounds there, too, from a wider dtype to the same one.
+dtypes rounds there, too, from a wider dtype to the same one. ``precisions`` finds the other ones,
+and ``widened`` gives the trace without them.
 """
 
 from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from pallas_sim.dtypes import epsilon, is_inexact
+from pallas_sim.dtypes import epsilon, is_complex, is_inexact
 from pallas_sim.findings import SourceLine
 from pallas_sim.traces import (
+    KERNEL_PRIMITIVES,
     is_literal,
     open_jaxpr,
     place_of_call,
@@ -25,6 +27,7 @@ from pallas_sim.traces import (
     source_line,
     sub_jaxprs,
 )
+from pytest_pallas.backends.rewriting import closed_with, literal, variable
 from pytest_pallas.errors import is_own
 from pytest_pallas.grid.kernel_calls import called_jaxpr
 from pytest_pallas.judge.roundings import EXACT
@@ -90,6 +93,12 @@ def precisions(oracle: Any, baseline: Any) -> Sequence[Precision | None]:
         states = _outputs(jaxpr, inputs, _meant_by(baseline))
         outputs = cached[baseline] = tuple(state.computed for state in states)
     return outputs
+
+
+def intended(baseline: Any) -> set[str]:
+    """Return the names of the dtypes that a function rounds to in the kernel's dtypes."""
+    jaxpr, _ = open_jaxpr(baseline)
+    return {_site(eqn)[1] for eqn in _equations(jaxpr) if _narrows(eqn)}
 
 
 def _meant_by(baseline: Any) -> Callable[[Any], bool]:
@@ -223,3 +232,105 @@ def _of_user(precision: Precision | None, eqn: Any) -> Precision | None:
 def _line(eqn: Any) -> SourceLine | None:
     call = place_of_call(eqn)
     return None if call is None else call.at
+
+
+# The same trace in float64.
+
+
+#: Operations that a wider dtype changes: they use the bits of their operands, or call other code.
+_OF_BITS = KERNEL_PRIMITIVES | {
+    *("bitcast_convert_type", "nextafter", "pure_callback", "io_callback", "ffi_call"),
+}
+
+_WIDENED = weakref.WeakKeyDictionary[Any, dict[frozenset[str], Any]]()
+
+
+def widened(jaxpr: Any, dtypes: Collection[str]) -> Any:
+    """Return a trace with float64 in place of some dtypes, complex128 in place of complex64.
+
+    Args:
+      jaxpr: what JAX traced, open or closed.
+      dtypes: names of floats of 16 or 32 bits.
+
+    Returns:
+      None where that would be another function: it uses the bits of such a number.
+    """
+    cached = _WIDENED.setdefault(jaxpr, {})
+    names = frozenset(dtypes)
+    if names not in cached:
+        inner, consts = open_jaxpr(jaxpr)
+        wide = _Widening(names)
+        try:
+            changed = closed_with(jaxpr, wide.jaxpr(inner))
+        except (TypeError, ValueError):
+            changed = None  # a parameter holds it in a form of its own
+        if changed is not None and changed is not jaxpr and hasattr(jaxpr, "consts"):
+            changed = changed.replace(consts=[wide.array(const) for const in consts])
+        cached[names] = changed
+    return cached[names]
+
+
+class _Widening:
+    """The replacement of dtypes by float64."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        """Replace the dtypes of these names."""
+        self._names = names | {"complex64"} if "float32" in names else names
+
+    def jaxpr(self, jaxpr: Any) -> Any:
+        """Return an open jaxpr with other dtypes.
+
+        Raises:
+          ValueError: it would be another function.
+        """
+        names: dict[Any, Any] = {}
+
+        def read(atom: Any) -> Any:
+            if is_literal(atom):
+                return literal(atom.val, self._aval(atom.aval)) if self._has(atom.aval) else atom
+            return names[atom]
+
+        def define(var: Any) -> Any:
+            names[var] = variable(self._aval(var.aval))
+            return names[var]
+
+        invars, constvars = [*map(define, jaxpr.invars)], [*map(define, jaxpr.constvars)]
+        eqns: list[Any] = []
+        for eqn in jaxpr.eqns:
+            atoms = (*eqn.invars, *eqn.outvars)
+            if eqn.primitive.name in _OF_BITS and any(self._has(atom.aval) for atom in atoms):
+                raise ValueError(f"{eqn.primitive.name} depends on the bits of a number")
+            operands = [*map(read, eqn.invars)]
+            params = {name: self._param(value) for name, value in eqn.params.items()}
+            outvars = [*map(define, eqn.outvars)]
+            eqns.append(eqn.replace(invars=operands, outvars=outvars, params=params))
+        outvars = [*map(read, jaxpr.outvars)]
+        return jaxpr.replace(invars=invars, constvars=constvars, eqns=eqns, outvars=outvars)
+
+    def array(self, array: Any) -> Any:
+        """Return a constant in the dtype that its variable has."""
+        if getattr(getattr(array, "dtype", None), "name", "") not in self._names:
+            return array
+        return np.asarray(array).astype(self._dtype(array.dtype))
+
+    def _has(self, aval: Any) -> bool:
+        return getattr(getattr(aval, "dtype", None), "name", "") in self._names
+
+    def _aval(self, aval: Any) -> Any:
+        return aval.update(dtype=self._dtype(aval.dtype)) if self._has(aval) else aval
+
+    def _dtype(self, dtype: Any) -> Any:
+        return np.dtype(np.complex128 if is_complex(dtype) else np.float64)
+
+    def _param(self, value: Any) -> Any:
+        inner = getattr(value, "jaxpr", None)
+        if hasattr(inner, "eqns") and hasattr(value, "consts"):
+            consts = [self.array(const) for const in value.consts]
+            return value.replace(jaxpr=self.jaxpr(inner), consts=consts)
+        if hasattr(value, "eqns"):
+            return self.jaxpr(value)
+        if isinstance(value, np.dtype):
+            return self._dtype(value) if value.name in self._names else value  # pyright: ignore[reportUnknownMemberType]
+        if type(value) in (tuple, list):
+            return type(value)(map(self._param, value))
+        return value

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
@@ -201,6 +201,8 @@ _APPROXIMATED = frozenset(
     }
 )
 
+_EXPONENTIALS = frozenset({"exp", "exp2"})
+
 #: Their error in roundings: up to 2 units in the last place, evenly. That is the bound of most in
 #: float32 in the CUDA C++ Programming Guide ("Mathematical Functions"), and of XLA's for CPUs it
 #: was 0.2 (sin) to 3 (atan, erf), measured.
@@ -271,6 +273,10 @@ class _Value:
       again: of a matrix product, how far a second product of the same operands may be from it, for
         its roundings; else None.
       products: the numbers of the matrix products whose elements it has.
+      subtracted: of a difference, what was subtracted, NaN where it is something else; of an
+        exponential, what was subtracted from its exponent; else None.
+      exponential: the number of the exponential that it is, perhaps masked; else None.
+      magnitude: of a sum of two, the sum of their magnitudes; else None.
     """
 
     array: Any
@@ -278,6 +284,9 @@ class _Value:
     terms: Any = None
     again: Any = None
     products: frozenset[int] = frozenset()
+    subtracted: Any = None
+    exponential: int | None = None
+    magnitude: Any = None
 
 
 def rounded(jaxpr: Any, arrays: Sequence[Any], rounding: Rounding, draws: int) -> list[list[Any]]:
@@ -297,6 +306,13 @@ def rounded(jaxpr: Any, arrays: Sequence[Any], rounding: Rounding, draws: int) -
     - Every operand of a matrix product is rounded in the precision of products, unless it is a
       number of that precision. Uses of a product after the first have the error of two such
       operands.
+    - Both operands of a difference that is an exponent are rounded, since a kernel may scale them
+      for 2^x. ``(a - b) - c`` is also ``a - (b + c)``. An exponential ``exp(a - b)`` that has been
+      summed may be computed again as ``exp(a - lse)``, with the stored ``lse = b + log(sum)``: its
+      later uses have the error of rounding ``lse``, the same for all terms of the sum. What is
+      multiplied with it, as in ``p * (dp - delta)``, has that error relative to its terms, at each
+      use after the first: a reference may subtract from it what its error cancels with, as the
+      gradient of the largest exponent does.
 
     Functions that are called are entered; loops and branches count as one operation. An operation
     on arrays without errors is evaluated once for all draws: a loop over the time steps of a
@@ -352,6 +368,7 @@ class _Draw:
         self._results = results
         self._count = 0
         self._spent: set[int] = set()  # the products that arithmetic has used
+        self._normalizers: dict[int, Any] = {}  # log-sum-exps by exponential
 
     def apply(
         self, equation: Equation, operands: Sequence[_Value], evaluate: _Evaluate
@@ -362,14 +379,20 @@ class _Draw:
         moves = name in _MOVES or name in _CHOICES
         if moves and any(operand.terms is not None for operand in operands):
             return [self._product(bind, operands)]
+        if moves and any(operand.subtracted is not None for operand in operands):
+            return [self._chosen(name, bind, operands)]
         arrays = list[Any]()
         for operand in operands:
             arrays.append(self._used(operand, name))
             self._spent |= operand.products
         if name in _APPROXIMATED:
+            if name in _EXPONENTIALS:
+                return [self._exponential(name, bind, operands[0], arrays[0])]
             arrays = [self._off(array, wide) for array in arrays]
             results = bind(arrays)
             return [_Value(self._off(result, _APPROXIMATION * wide)) for result in results]
+        if name == "sub" and is_float(arrays[0].dtype):
+            return [self._difference(bind, operands[0], arrays)]
         if name == "dot_general":
             unit = self._unit(equation.params)
             arrays = [self._of_product(array, unit) if unit else array for array in arrays]
@@ -377,7 +400,14 @@ class _Draw:
         if name == "dot_general" and self._rounding.sums is not None:
             results = [self._truncated(equation, arrays, results[0], self._rounding.sums)]
         if name in _SUMS:
+            if name == "reduce_sum":
+                self._normalize(operands[0], results[0], _summed_axes(equation, 0))
             return [self._summed(equation, bind, arrays, results[0])]
+        if name == "mul" and any(operand.exponential is not None for operand in operands):
+            return [self._scaled(operands, arrays, results[0])]
+        if name in ("add", "add_any") and is_float(results[0].dtype):
+            size = np.abs(arrays[0]) + np.abs(arrays[1])
+            return [_Value(self._off(results[0], wide), magnitude=size)]
         if name in EXACT:
             raw = all(operand.raw for operand in operands if _is_inexact(operand.array))
             return [_Value(result, raw=raw or not _is_inexact(result)) for result in results]
@@ -406,11 +436,88 @@ class _Draw:
         products = frozenset[int]().union(*(operand.products for operand in operands))
         return _Value(moved, terms=sizes, again=np.abs(bind(again)[0]), products=products)
 
+    def _chosen(self, name: str, bind: _Evaluate, operands: Sequence[_Value]) -> _Value:
+        """Elements of a difference or an exponential in other places, or some of them and others.
+
+        An exponential is one as long as its elements stay where they are.
+        """
+        (moved,) = bind([operand.array for operand in operands])
+        subtracted = list[Any]()
+        for operand in operands:
+            array = operand.array
+            if _is_inexact(array) and operand.subtracted is None:
+                array = np.full_like(array, np.nan)
+            subtracted.append(array if operand.subtracted is None else operand.subtracted)
+        stays = name in ("convert_element_type", "copy", "select_n")
+        numbers = {operand.exponential for operand in operands} - {None}
+        return _Value(
+            moved,
+            subtracted=bind(subtracted)[0] if name != "neg" else None,
+            exponential=numbers.pop() if stays and len(numbers) == 1 else None,
+        )
+
+    def _difference(self, bind: _Evaluate, first: _Value, arrays: Sequence[Any]) -> _Value:
+        """Return a difference; one of a difference is one of the sum of what is subtracted."""
+        result = self._off(bind(arrays)[0], self._rounding.wide)
+        subtracted = np.broadcast_to(arrays[1], np.shape(result))
+        if first.subtracted is not None:
+            subtracted = subtracted + np.nan_to_num(first.subtracted)
+            result = self._moved_alike(result, self._rounding.wide * np.abs(subtracted))
+        size = np.abs(arrays[0]) + np.abs(arrays[1])
+        return _Value(result, subtracted=subtracted, magnitude=size)
+
+    def _exponential(self, name: str, bind: _Evaluate, exponent: _Value, array: Any) -> _Value:
+        """Return an exponential, whose exponent may be the difference of rounded numbers."""
+        wide = self._rounding.wide
+        subtracted = np.zeros_like(array)
+        if exponent.subtracted is not None:
+            subtracted = exponent.subtracted
+            parts = np.nan_to_num(subtracted)
+            array = self._moved(array, wide * np.abs(array + parts))
+            array = self._moved_alike(array, wide * np.abs(parts))
+        result = self._off(bind([self._off(array, wide)])[0], _APPROXIMATION * wide)
+        self._count += 1
+        factor = math.log(2) if name == "exp2" else 1.0
+        return _Value(result, subtracted=factor * subtracted, exponential=self._count)
+
+    def _normalize(self, operand: _Value, total: Any, axes: Sequence[int]) -> None:
+        """Keep the logarithm of the first sum of an exponential, with what was subtracted."""
+        number = operand.exponential
+        if number is None or number in self._normalizers or not np.size(operand.array):
+            return
+        subtracted = np.where(np.isnan(operand.subtracted), -np.inf, operand.subtracted)
+        most = np.max(subtracted, tuple(axes), keepdims=True)
+        if ((subtracted == most) | np.isneginf(subtracted)).all():
+            self._normalizers[number] = most + np.log(np.reshape(total, most.shape))
+
+    def _scaled(self, operands: Sequence[_Value], arrays: Sequence[Any], result: Any) -> _Value:
+        """Return a product with an exponential; times ones and zeros, it is still one."""
+        result = self._off(result, self._rounding.wide)
+        position = 0 if operands[0].exponential is not None else 1
+        exponential, other = operands[position], operands[1 - position]
+        factors = other.array
+        binary = ((factors == 0) | (factors == 1)).all()
+        if binary and np.shape(result) == np.shape(exponential.array):
+            return replace(exponential, array=result)
+        normalizer = self._normalizers.get(exponential.exponential or 0)
+        if normalizer is None or not is_float(result.dtype):
+            return _Value(result)
+        size = np.abs(factors) if other.magnitude is None else other.magnitude
+        again = self._rounding.wide * np.abs(normalizer * arrays[position]) * size
+        self._count += 1
+        product = frozenset({self._count})
+        return _Value(result, terms=np.abs(result), again=again, products=product)
+
     def _used(self, operand: _Value, name: str) -> Any:
         """Add the roundings that an operand may have before the operation ``name`` uses it."""
         array = operand.array
         if operand.raw or name in EXACT or not _is_inexact(array):
             return array
+        normalizer = self._normalizers.get(operand.exponential or 0)
+        if normalizer is not None:
+            wide = self._rounding.wide
+            array = array * self._moved(np.ones_like(normalizer), wide * np.abs(normalizer))
+            array = array.astype(operand.array.dtype)
         narrow = self._rounding.narrow
         if operand.terms is not None:
             if operand.products & self._spent:
@@ -440,6 +547,16 @@ class _Draw:
             size = np.where(few, _DITHER / SPREAD * ulp, size)
         wide = np.asarray(array, np.complex128 if is_complex(dtype) else np.float64)
         return (wide + size * error).astype(dtype)
+
+    def _moved_alike(self, array: Any, size: Any) -> Any:
+        """Return a float with an error of ``size``, the same along axes along which this is."""
+        least = size
+        for axis in range(np.ndim(size)):
+            first = np.take(least, [0], axis) if np.shape(least)[axis] else least
+            if (least == first).all():
+                least = first
+        error = self._moved(np.zeros_like(least, np.float64), least)
+        return (array + error).astype(array.dtype)
 
     def _unit(self, params: Any) -> float:
         """Return the last bit of an operand of a product, relative to it; 0 for float32."""

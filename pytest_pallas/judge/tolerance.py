@@ -9,7 +9,7 @@ here is numpy, without JAX.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -140,6 +140,62 @@ class Tolerance:
         if self.floor is not None:
             return self.floor
         return 1.0 if float_facts(dtype).bits <= 8 else 4.0
+
+
+#: What stands for a tolerance: 1e-3 for both parts of the explicit rule, or fields by name.
+type AnyTolerance = Tolerance | float | Mapping[str, float | None]
+
+_FIELDS = tuple(Tolerance.__dataclass_fields__)
+
+_FORMS = (
+    'write 1e-3 (rtol and atol), {"rtol": 1e-3, "atol": 1e-5}, pytest_pallas.Tolerance(ulp=8), or '
+    "a mapping from a dtype, a backend or both to one of these: "
+    '{"bfloat16": 1e-2, "gpu float32": 1e-4}'
+)
+
+
+def as_tolerance(value: Any) -> Tolerance | Mapping[str, Tolerance] | None:
+    """Return the tolerance that a value stands for, or the tolerances of a mapping by its keys.
+
+    A number is ``rtol`` and ``atol``, as in ``numpy.testing.assert_allclose``; a mapping whose keys
+    are fields of ``Tolerance`` has these. Keys that are no text, such as ``jnp.float32``, become
+    the names of dtypes.
+
+    Raises:
+      OptionError: it stands for none; the message says how to write one.
+    """
+    if value is None or isinstance(value, Tolerance):
+        return value
+    if isinstance(value, Mapping):
+        entries: dict[str, Any] = {_key(key): entry for key, entry in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        fields = [key for key in entries if key in _FIELDS]
+        if fields and len(fields) == len(entries):
+            return Tolerance(**entries)
+        if fields or not entries:
+            raise OptionError(f"tolerance: {value!r} mixes fields with other keys; {_FORMS}")
+        return {key: _single(key, entry) for key, entry in entries.items()}
+    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not is_number or not 0 < float(value) < math.inf:
+        hint = "exact=True asks for equal numbers" if is_number and value == 0 else _FORMS
+        raise OptionError(f"tolerance: {value!r} is none; {hint}")
+    return Tolerance(rtol=float(value), atol=float(value))
+
+
+def _single(key: str, value: Any) -> Tolerance:
+    tolerance = as_tolerance(value)
+    if not isinstance(tolerance, Tolerance):
+        raise OptionError(f"tolerance: {value!r} of {key!r} is none; {_FORMS}")
+    return tolerance
+
+
+def _key(key: Any) -> str:
+    """Return the key of a mapping of tolerances as text."""
+    if isinstance(key, str):
+        return key
+    try:
+        return np.dtype(key).name
+    except TypeError:
+        raise OptionError(f"tolerance: {key!r} is no dtype and no backend; {_FORMS}") from None
 
 
 def summation_error(dtype: npt.DTypeLike, depth: int) -> float:

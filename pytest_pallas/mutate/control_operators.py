@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.core import eval_jaxpr
 from jax.experimental import pallas as pl
@@ -19,10 +21,16 @@ from jax.extend import linear_util
 from jax.interpreters import partial_eval
 
 from pallas_sim.traces import BlockFacts, Spot, home_of, in_body, is_literal, is_of_jax, open_jaxpr
-from pytest_pallas.backends.rewriting import closed_with, equations_of, with_equations
+from pytest_pallas.backends.rewriting import (
+    closed_with,
+    equations_of,
+    variable,
+    with_equations,
+)
 from pytest_pallas.mutate.canonical import canonical
 from pytest_pallas.mutate.model import (
     Change,
+    EnclosingJaxpr,
     EquationSite,
     KernelSite,
     Replacement,
@@ -397,13 +405,18 @@ def mask(at: EquationSite) -> Iterator[Change]:
     """``jnp.where`` without its condition, or with the opposite; ``&`` for ``|``."""
     if at.name == "select_n" and len(at.eqn.invars) == 3 and at.used():
         yield from _selected(at)
+    elif at.name in ("jit", "pjit") and at.used():
+        yield from _selected_again(at)
     elif at.name in _LOGIC and at.eqn.outvars[0].aval.dtype == jnp.bool_ and at.used():
         name = _LOGIC[at.name]
         yield Change(f"{at.name} -> {name}", lambda: at.traced(_CHOSEN[name], *at.eqn.invars))
     elif at.name in ("masked_load", "masked_swap", "load", "swap", "scatter", "gather"):
         position = _mask_of(at.eqn)
         if position is not None:
-            build = partial(at.with_operand, position, jnp.ones_like)
+            if at.name == "masked_load":
+                build = partial(_unmasked, [at.eqn])
+            else:
+                build = partial(at.with_operand, position, jnp.ones_like)
             yield Change("dropped", build, part="mask")
             if not is_literal(at.eqn.invars[position]):
                 build = partial(at.with_operand, position, jnp.logical_not)
@@ -416,7 +429,10 @@ def _selected(at: EquationSite) -> Iterator[Change]:
         return
     if if_true.aval.shape != if_false.aval.shape:
         return
-    if at.scope.is_constant(if_true) and not at.scope.is_constant(if_false):
+    if _masked_load(at.scope, condition, if_true, if_false) is not None:
+        if at.scope.maker(if_true) is not None:
+            yield _again_dropped(at.scope, condition, if_true, if_false)
+    elif at.scope.is_constant(if_true) and not at.scope.is_constant(if_false):
         yield Change("dropped", lambda: Replacement([], [if_false]))
     elif at.scope.is_constant(if_false) and not at.scope.is_constant(if_true):
         yield Change("dropped", lambda: Replacement([], [if_true]))
@@ -424,6 +440,81 @@ def _selected(at: EquationSite) -> Iterator[Change]:
         yield Change("always the first", lambda: Replacement([], [if_true]))
         yield Change("always the second", lambda: Replacement([], [if_false]))
     yield Change("inverted", lambda: at.replaced(invars=[condition, if_true, if_false]))
+
+
+def _selected_again(at: EquationSite) -> Iterator[Change]:
+    """Yield the change of ``jnp.where`` by the mask with which its array was loaded."""
+    inner = open_jaxpr(at.eqn.params["jaxpr"])[0]
+    names = dict(zip(map(id, inner.invars), at.eqn.invars, strict=True))
+    within = EnclosingJaxpr(inner, at.scope, names)
+    for eqn in inner.eqns:
+        if eqn.primitive.name != "select_n" or len(eqn.invars) != 3:
+            continue
+        condition, if_false, if_true = eqn.invars
+        known = id(if_true) in names and inner.outvars == eqn.outvars
+        if known and _masked_load(within, condition, if_true, if_false) is not None:
+            yield _again_dropped(within, condition, if_true, if_false)
+
+
+def _again_dropped(scope: EnclosingJaxpr, condition: Any, chosen: Any, other: Any) -> Change:
+    """Make the change that leaves out a mask in ``jnp.where``, and in the load before it."""
+
+    def build() -> Replacement:
+        return _unmasked(_masked_load(scope, condition, chosen, other) or [])
+
+    return Change("dropped", build, part="with the load's mask")
+
+
+def _masked_load(
+    scope: EnclosingJaxpr, condition: Any, chosen: Any, other: Any
+) -> list[Any] | None:
+    """Find the load of what a mask chooses, by the same mask and with the same ``other=``.
+
+    The mask is then no mistake to leave out: the load has put ``other`` there.
+
+    Returns:
+      The load, and the casts after it; None if it is another mask, or another number.
+    """
+    value = _number(scope, other)
+    home, atom = scope.outside(chosen)
+    mask_home, mask = scope.outside(condition)
+    eqns: list[Any] = []
+    while (eqn := home.maker(atom)) is not None:
+        eqns.insert(0, eqn)
+        if eqn.primitive.name != "convert_element_type":
+            break
+        atom = eqn.invars[0]
+    if eqn is None or eqn.primitive.name != "masked_load" or home is not mask_home:
+        return None
+    _, _, loaded_by, instead = eqn.params["args_tree"].unflatten(eqn.invars)
+    if instead is None or loaded_by is not mask or value is None:
+        return None
+    return eqns if bool(_number(home, instead) == value) else None
+
+
+def _number(scope: EnclosingJaxpr, atom: Any) -> Any:
+    """Return the number that an operand is, perhaps broadcast; None if it is not known."""
+    scope, atom = scope.outside(atom)
+    if is_literal(atom):
+        return atom.val if not np.ndim(atom.val) else None
+    maker = scope.maker(atom)
+    if maker is None or maker.primitive.name not in ("broadcast_in_dim", "convert_element_type"):
+        return None
+    return _number(scope, maker.invars[0])
+
+
+def _unmasked(eqns: Sequence[Any]) -> Replacement:
+    """Load without a mask, and with nothing instead of what it leaves out; then cast as before."""
+    load, *casts = eqns
+    ref, transforms, *_ = load.params["args_tree"].unflatten(load.invars)
+    operands, structure = jax.tree.flatten((ref, transforms, None, None))
+    out = variable(load.outvars[0].aval)
+    params = {**load.params, "args_tree": structure}
+    new = [load.replace(invars=operands, outvars=[out], params=params)]
+    for cast in casts:
+        out = variable(cast.outvars[0].aval)
+        new.append(cast.replace(invars=[*new[-1].outvars], outvars=[out]))
+    return Replacement(new, [out])
 
 
 def _mask_of(eqn: Any) -> int | None:

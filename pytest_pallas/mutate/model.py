@@ -142,6 +142,12 @@ class EnclosingJaxpr:
         """Find the equation that makes an operand; None for an operand from outside."""
         return None if is_literal(atom) else self._makers.get(id(atom))
 
+    def outside(self, atom: Any) -> tuple[EnclosingJaxpr, Any]:
+        """Find the jaxpr that an operand is from, and its name there."""
+        if self.outer is None or is_literal(atom) or id(atom) not in self.operands:
+            return self, atom
+        return self.outer.outside(self.operands[id(atom)])
+
     def is_constant(self, atom: Any) -> bool:
         """Whether an operand is a number in the source of the kernel, perhaps broadcast."""
         if is_literal(atom):

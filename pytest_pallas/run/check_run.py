@@ -36,7 +36,7 @@ from pytest_pallas.compat.fuzzing import is_rejection, rejecting
 from pytest_pallas.draw.arguments import Arguments, as_arguments
 from pytest_pallas.errors import NotApplicableError, facts_of
 from pytest_pallas.grid.kernel_calls import on_two_devices
-from pytest_pallas.judge.tolerance import Tolerance
+from pytest_pallas.judge.tolerance import Tolerance, as_tolerance
 from pytest_pallas.options import Options
 from pytest_pallas.record import Note
 from pytest_pallas.run.backends import adapted, mesh_on, others_of
@@ -457,53 +457,91 @@ def subjects_of(run: CheckRun) -> Subjects | None:
 def tolerance_for(run: CheckRun, dtypes: Sequence[str]) -> tuple[Tolerance, str]:
     """Return the tolerance for one call, and where it is given, for messages; "" for the default.
 
-    The closest ``pallas_tolerance`` mark of the test wins. Of a mapping, whose keys are a dtype, a
-    backend, or both (``"bfloat16"``, ``"gpu"``, ``"gpu bfloat16"``), the most specific entry does.
+    The closest ``pallas_tolerance`` mark of the test wins. Each may be what ``as_tolerance`` takes.
+    Of a mapping, whose keys are a dtype, a backend, or both (``"bfloat16"``, ``"gpu"``,
+    ``"gpu bfloat16"``), the most specific entry counts.
 
     Args:
       run: has the marks, the properties and the hook.
       dtypes: names of the dtypes of the array arguments.
 
     Raises:
-      OptionError: a mark has a wrong argument.
+      OptionError: a mark or a tolerance is wrong.
     """
-    backend, tolerance = run.backend, run.tolerance
+    backend = run.backend
     names = (backend.name, label(backend))
     for mark in () if run.node is None else run.node.iter_markers("pallas_tolerance"):
         limits = dict(mark.kwargs)
         only_backend, only_dtype = limits.pop("backend", None), limits.pop("dtype", None)
-        _refuse_unknown(run.session, only_backend, only_dtype)
+        _refuse_unknown(run.session, only_backend, only_dtype, "mark pallas_tolerance")
         if only_backend not in (None, *names) or only_dtype not in (None, *dtypes):
             continue
-        try:
-            return Tolerance(**limits), "@pytest.mark.pallas_tolerance"
-        except TypeError as error:
-            raise OptionError(
-                f"mark pallas_tolerance: {error}; it takes backend, dtype, factor, floor, rtol, "
-                "atol, ulp and fraction"
-            ) from None
-    if isinstance(tolerance, Mapping):
-        keys = [f"{name} {dtype}" for name in reversed(names) for dtype in dtypes]
-        keys += [*reversed(names), *dtypes]
-        tolerance = next((tolerance[key] for key in keys if key in tolerance), None)
+        tolerance = _applying(_of_mark(mark.args, limits), run, dtypes)
+        if tolerance is not None:
+            return tolerance, "@pytest.mark.pallas_tolerance"
+    tolerance = _applying(run.tolerance, run, dtypes)
     if tolerance is not None:
         return tolerance, "tolerance= of the spec or call"
-    hooked = run.session.harness.tolerance(
-        kernel=run.name, check=run.check.name, backend=backend, dtypes=dtypes
+    hooked = _applying(
+        run.session.harness.tolerance(
+            kernel=run.name, check=run.check.name, backend=backend, dtypes=dtypes
+        ),
+        run,
+        dtypes,
     )
     return (Tolerance(), "") if hooked is None else (hooked, "the hook pytest_pallas_tolerance")
 
 
-def _refuse_unknown(session: Session, backend: str | None, dtype: str | None) -> None:
-    """Reject unknown names in a mark, which would never match."""
+def _of_mark(args: Sequence[Any], limits: Mapping[str, Any]) -> Any:
+    """Return what a mark stands for, a value or fields."""
+    if len(args) > 1 or (args and limits):
+        raise OptionError(
+            "mark pallas_tolerance: it takes one tolerance, or its fields by name: "
+            "pallas_tolerance(1e-3), pallas_tolerance(rtol=1e-3, atol=1e-5)"
+        )
+    try:
+        return args[0] if args else Tolerance(**limits)
+    except TypeError as error:
+        raise OptionError(
+            f"mark pallas_tolerance: {error}; it takes backend, dtype, factor, floor, rtol, "
+            "atol, ulp and fraction"
+        ) from None
+
+
+def _applying(value: Any, run: CheckRun, dtypes: Sequence[str]) -> Tolerance | None:
+    """Return the tolerance that a value has for a call; of a mapping, that of the closest key."""
+    tolerance = as_tolerance(value)
+    if not isinstance(tolerance, Mapping):
+        return tolerance
+    for key in tolerance:
+        backend, _, dtype = key.rpartition(" ")
+        if not backend and not _is_dtype(dtype):
+            backend, dtype = dtype, ""
+        _refuse_unknown(run.session, backend or None, dtype or None, "tolerance")
+    names = (label(run.backend), run.backend.name)
+    keys = [f"{name} {dtype}" for name in names for dtype in dtypes]
+    return next((tolerance[key] for key in (*keys, *names, *dtypes) if key in tolerance), None)
+
+
+def _refuse_unknown(session: Session, backend: str | None, dtype: str | None, where: str) -> None:
+    """Reject unknown names of a mark or a mapping, which would never match."""
+    if backend is not None:
+        try:
+            parse(backend, session.families)
+        except OptionError as error:
+            raise OptionError(f"{where}: {error}") from None
+    if dtype is not None and not _is_dtype(dtype):
+        raise OptionError(f"{where}: unknown dtype {dtype!r}")
+
+
+def _is_dtype(name: str) -> bool:
     import jax
 
-    if backend is not None:
-        parse(backend, session.families)
     try:
-        jax.numpy.dtype(dtype)
+        jax.numpy.dtype(name)
     except TypeError:
-        raise OptionError(f"mark pallas_tolerance: unknown dtype {dtype!r}") from None
+        return False
+    return True
 
 
 def dtypes_of(args: Any) -> list[str]:

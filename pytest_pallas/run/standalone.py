@@ -87,7 +87,8 @@ def check(
       ignored: for ``padding``, as in ``KernelSpec``.
       raises: for ``raises``, as in ``KernelSpec``.
       claimed: for ``grid``, the backends that the kernel is written for; see ``KernelSpec``.
-      tolerance: a ``Tolerance``, or a mapping from dtype and backend to one.
+      tolerance: a ``Tolerance``, a number for ``rtol`` and ``atol``, fields by name, such as
+        ``{"rtol": 1e-3}``, or a mapping from dtype and backend to one of these.
       deterministic: False if two right runs may differ in their last bits, as in ``KernelSpec``.
       nan_ok: whether NaN is a right output for finite inputs.
       check_dtype: whether the kernel must return the reference's dtypes.

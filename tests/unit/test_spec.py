@@ -41,3 +41,8 @@ def test_its_properties_are_those_that_checks_get():
     )
     assert properties_of(context) == properties_of(spec)
     assert (context.exact, context.differentiable, context.nan_ok) == (8, (0,), True)
+
+
+def test_a_tolerance_that_is_none():
+    with pytest.raises(SpecError, match=r"spec 'k' in .*: tolerance: 'tight' is none; write 1e-3"):
+        KernelSpec(name="k", kernel=abs, reference=abs, inputs=st.just(()), tolerance="tight")

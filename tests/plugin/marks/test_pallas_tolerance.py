@@ -30,6 +30,8 @@ TEST = """
         (["atol=1, backend='interpret', dtype='int32'"], "None", ["ii"]),
         (["rtol=0.6"], "None", ["if", "ii", "tf", "ti"]),
         (["fraction=1"], "None", ["if", "ii", "tf", "ti"]),
+        (["1, dtype='float32'"], "None", ["if", "tf"]),
+        (["{'int32': 1}"], "None", ["ii", "ti"]),
         # The closest mark that fits wins, and it wins over what the call says.
         (["atol=0.5", "atol=1, dtype='int32'"], "None", ["ii", "ti"]),
         (["atol=0.5"], "Tolerance(atol=1)", []),
@@ -55,6 +57,7 @@ def test_by_dtype_and_backend(project, marks, tolerance, passing):
         ("epsilon=1", "mark pallas_tolerance: .*epsilon.*; it takes backend, dtype, factor"),
         ("atol=-1", "tolerance: atol must be a number of 0 or more, but is -1"),
         ("fraction=2", "tolerance: fraction must be a number from 0 to 1"),
+        ("1, 2", "mark pallas_tolerance: it takes one tolerance, or its fields by name"),
         ("atol=1, backend='nope'", "unknown backend 'nope'"),
         ("atol=1, dtype='flaot32'", "mark pallas_tolerance: unknown dtype 'flaot32'"),
     ],

@@ -43,3 +43,34 @@ def test_a_spec_does_not_count_rejected_examples(project):
     [record] = project.records("--pallas-suite=specs", *ONE)
     assert record["outcome"] == "passed"
     assert record["examples"] > 0
+
+
+def test_a_kernel_that_rejects_is_traced_with_other_examples(project):
+    """The check ``grid`` runs nothing, and calls the kernel all the same."""
+    project.write(
+        specs="""
+        import jax
+        from hypothesis import assume
+        from jax.experimental import pallas as pl
+        from pytest_pallas import KernelSpec
+        from pytest_pallas import strategies as pst
+
+        def body(x_ref, o_ref):
+            o_ref[...] = x_ref[...]
+
+        def picky(x):
+            assume(x.shape[0] % 8 == 0)
+            block = pl.BlockSpec((8, 128), lambda i: (i, 0))
+            return pl.pallas_call(
+                body, grid=(x.shape[0] // 8,), in_specs=[block], out_specs=block, out_shape=x
+            )(x)
+
+        SPEC = KernelSpec(
+            name="picky", kernel=picky, reference=lambda x: x, checks=("grid",),
+            inputs=pst.arrays("m n", around={"m": 8}, dims={"n": [128]}),
+        )
+        """
+    )
+    [record] = project.records("--pallas-suite=specs", *ONE)
+    assert record["outcome"] == "passed", record["message"]
+    assert record["examples"] > 0

@@ -7,10 +7,12 @@ import dataclasses
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from jax.experimental import pallas as pl
 
-from pytest_pallas import NotApplicableError
+from pytest_pallas import KernelError, MismatchError, NotApplicableError
 from pytest_pallas import strategies as pst
 from pytest_pallas.checks.blocks import blocks, requires_spec
+from pytest_pallas.checks.verdict import run_check
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.spec import KernelSpec
 
@@ -33,6 +35,58 @@ def test_both_are_judged(context_of, doubled, wrong, subject):
     finding = blocks(context(context_of, off_by(doubled, wrong)))
     assert (finding.failed is None) == (subject is None)
     assert finding.subject == (subject or "")
+
+
+def test_a_wrong_default_is_shown_with_the_default(context_of, doubled):
+    wrong = context(context_of, off_by(doubled, {64: 1}))
+    with pytest.raises(MismatchError, match=r"tuning +block=64") as caught:
+        run_check(blocks, wrong, "k")
+    assert "block=8" not in str(caught.value)
+
+
+def multiples(doubled, error=ValueError):
+    """A kernel that takes multiples of its block only."""
+
+    def kernel(x, *, block=64):
+        if x.shape[0] % block:
+            raise error(f"rows must be a multiple of {block}")
+        return doubled(x)
+
+    return kernel
+
+
+@pytest.mark.parametrize("error", [ValueError, AssertionError, NotImplementedError])
+def test_a_default_that_does_not_fit_is_not_compared(context_of, doubled, error):
+    text = rf"default tuning \(block=64\), .*{error.__name__}: rows must be a multiple of 64; draw"
+    with pytest.raises(NotApplicableError, match=text):
+        blocks(context(context_of, multiples(doubled, error)))
+
+
+def test_a_wrapper_that_passes_on_what_it_gets(context_of, doubled):
+    """Its signature does not show whether there is a default."""
+
+    def required(x, *, block):
+        return doubled(x)
+
+    def wrapper(x, **tuning):
+        return required(x, **tuning)
+
+    with pytest.raises(NotApplicableError, match=r"with its default tuning, .* 'block'; draw"):
+        blocks(context(context_of, wrapper))
+    passes_on = off_by(doubled, {})
+    assert blocks(context(context_of, lambda x, **tuning: passes_on(x, **tuning))).failed is None
+
+
+def test_what_a_simulator_finds_with_the_default_fails(context_of):
+    def beyond(x, *, block=16):
+        def body(x_ref, o_ref):
+            start = x_ref[0, 0].astype(int) + block - 8
+            o_ref[...] = 2 * x_ref[pl.ds(start, 8)]
+
+        return pl.pallas_call(body, out_shape=x)(x)
+
+    with pytest.raises(KernelError, match=r"tuning +block=16"):
+        run_check(blocks, context(context_of, beyond), "k")
 
 
 def test_exact_kernels_agree_to_the_bit(context_of, doubled):

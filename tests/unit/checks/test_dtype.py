@@ -55,12 +55,32 @@ def test_every_difference_is_named_by_its_path(context_of, doubled):
         dtype(context_of(several, reference))
 
 
-def test_the_structure_is_that_of_containers(context_of, doubled):
-    def as_list(x):
-        return [doubled(x)]
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_list_is_as_good_as_a_tuple(context_of, doubled, nested):
+    """``pallas_call`` returns a list where ``out_shape`` is one."""
 
-    with pytest.raises(MismatchError, match=r"structure: \[\*\], the reference \(\*,\)"):
-        dtype(context_of(as_list, lambda x: (2 * x,)))
+    def as_list(x):
+        return {"a": [doubled(x), [doubled(x)]]} if nested else [doubled(x)]
+
+    def as_tuple(x):
+        return {"a": (2 * x, (2 * x,))} if nested else (2 * x,)
+
+    dtype(context_of(as_list, as_tuple))
+    dtype(context_of(lambda x: (doubled(x),), lambda x: [2 * x]))
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (lambda x: [x, x], r"structure: \[\*, \*\], the reference \(\*,\)"),
+        (lambda x: {"a": x}, r"structure: {'a': \*}, the reference \(\*,\)"),
+        (lambda x: [[x]], r"structure: \[\[\*\]\], the reference \(\*,\)"),
+        (lambda x: x, r"structure: \*, the reference \(\*,\)"),
+    ],
+)
+def test_the_structure_is_that_of_the_reference(context_of, doubled, returned, words):
+    with pytest.raises(MismatchError, match=words):
+        dtype(context_of(lambda x: returned(doubled(x)), lambda x: (2 * x,)))
 
 
 def test_dtypes_are_left_alone_where_that_is_asked(context_of, doubled):

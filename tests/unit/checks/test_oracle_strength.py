@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
 
-from pytest_pallas import KernelSpec, SpecError, Tolerance
+from pytest_pallas import KernelSpec, MismatchError, SpecError, Tolerance, check
 from pytest_pallas import strategies as pst
 from pytest_pallas.checks.oracle_strength import conclude, oracle_strength
 from pytest_pallas.draw.arguments import Arguments
@@ -104,3 +108,106 @@ def test_a_share_that_may_be_wrong_is_no_corruption(evidence_of):
 def test_a_wrong_size_of_what_is_exact(exact):
     with pytest.raises(SpecError, match="exact must be True, False or the largest integer"):
         KernelSpec(name="k", kernel=jnp.sin, reference=jnp.sin, inputs=pst.arrays("n"), exact=exact)
+
+
+W = np.random.default_rng(1).standard_normal((7, 7)).astype(np.float32)
+
+
+def strength(context_of, reference, *args, kernel=lambda *_: 1 / 0, **rest):
+    context = context_of(kernel, reference, arguments=Arguments(args), **rest)
+    return oracle_strength(context).evidence
+
+
+@pytest.mark.parametrize(
+    ("reference", "unused"),
+    [
+        (lambda x, w: x @ w, None),
+        (lambda x, w: jnp.abs(x) @ jnp.abs(w), None),
+        (lambda x, w: (x > 0) @ w, None),
+        (lambda x, w: x @ jnp.zeros_like(w) + 2.5, "argument 0 and argument 1"),
+        (lambda x, w: x @ (0 * w) + w[0], "argument 0"),
+        (lambda x, w: jax.nn.softmax(x).sum(1) * w[0], "argument 0"),
+        (lambda x, w: np.asarray(w) + np.float32(1), "argument 0"),
+        (lambda x, w: jnp.where(jnp.isnan(x), 0.0, w), "argument 0"),
+    ],
+)
+def test_an_answer_that_does_not_depend_on_an_argument(context_of, reference, unused):
+    problem = conclude([strength(context_of, reference, NORMAL, W)] * 4)
+    if unused is None:
+        assert problem is None
+    else:
+        assert f"the output does not depend on {unused} in all 4 examples" in problem
+
+
+def test_a_leaf_is_named(context_of):
+    evidence = strength(context_of, lambda tree: 2 * tree["b"], {"a": NORMAL, "b": W})
+    assert evidence.unused == ("argument 0['a']",)
+    assert "depend on argument 0['a'] in the one example" in conclude([evidence])
+
+
+def test_one_example_with_an_effect_is_enough(context_of):
+    """A length or a flag may leave a call without one."""
+
+    def reference(x, count):
+        return jnp.where(jnp.arange(7) < count, x, 0.0) + 1
+
+    none, some = (strength(context_of, reference, NORMAL, np.int32(n)) for n in (0, 3))
+    assert none.unused == some.used == ("argument 0",)
+    assert conclude([none, none, none, none, some]) is None
+    assert "does not depend on argument 0" in conclude([none] * 5)
+    plain = strength(context_of, lambda x, count: x, NORMAL, np.int32(1))
+    assert conclude([none, plain, plain]) is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [np.int32(3), np.arange(7), np.ones((7, 7), bool), jax.random.key(0)],
+    ids=["seed", "indices", "mask", "key"],
+)
+def test_integers_may_have_no_effect(context_of, other):
+    assert conclude([strength(context_of, lambda x, _: x, NORMAL, other)] * 4) is None
+
+
+def test_a_kernel_of_integers_depends_on_one_of_them(context_of):
+    x = np.arange(49, dtype=np.int32).reshape(7, 7)
+    assert conclude([strength(context_of, lambda a, b: a + 0 * b, x, x)] * 4) is None
+    problem = conclude([strength(context_of, lambda a, b: 0 * (a + b) + 3, x, x)] * 4)
+    assert "does not depend on any argument" in problem
+
+
+@pytest.mark.parametrize("seed", [np.int32(3), np.array([1, 2], np.uint32), jax.random.key(0)])
+def test_a_kernel_of_a_seed_may_have_a_reference_without_one(context_of, seed):
+    assert conclude([strength(context_of, lambda _: np.zeros((3, 5), bool), seed)] * 4) is None
+
+
+def test_a_buffer_for_the_output_has_no_effect(context_of):
+    def into(x, buffer):
+        def body(x_ref, _, o_ref):
+            o_ref[...] = 2 * x_ref[...]
+
+        return pl.pallas_call(body, out_shape=x, input_output_aliases={1: 0})(x, buffer)
+
+    def separate(x, buffer):
+        def body(x_ref, _, o_ref):
+            o_ref[...] = 2 * x_ref[...]
+
+        return pl.pallas_call(body, out_shape=x)(x, buffer)
+
+    def evidence(kernel, **rest):
+        return strength(context_of, lambda x, _: 2 * x, NORMAL, W[:, :5], kernel=kernel, **rest)
+
+    assert evidence(separate).unused == ("argument 1",)
+    same = strength(context_of, lambda x, _: 2 * x, NORMAL, W, kernel=into)
+    assert not same.unused
+    ignored = evidence(separate, ignored=lambda x, buffer: (None, np.ones(buffer.shape, bool)))
+    assert not ignored.unused
+
+
+def test_a_call_is_judged_where_the_check_is_named():
+    def kernel(x):
+        return pl.pallas_call(lambda x_ref, o_ref: o_ref.set(2 * x_ref[...]), out_shape=x)(x)
+
+    weak = functools.partial(check, kernel, NORMAL, backend="tpu-sim", checks="oracle-strength")
+    weak(reference=lambda x: 2 * x)
+    with pytest.raises(MismatchError, match="does not depend on argument 0 in the one example"):
+        weak(reference=lambda x: jnp.ones_like(x))

@@ -150,6 +150,61 @@ def test_a_masked_or_moved_product_may_be_two_products(wrap, change):
     np.testing.assert_allclose(deviation(twice, row, column, wide=1e-6), of_one_sum, rtol=0.3)
 
 
+LOGITS = np.array([[7.0, 6.0, 5.5, 6.5]]) + np.array([[0.0], [100.0], [-400.0]])
+
+
+def of_products(exponents):
+    """Divide exponentials by their sums, in two ways that cancel: what remains is rounding."""
+    e = jnp.exp(exponents - exponents.max(1, keepdims=True))
+    e = jnp.where(jnp.arange(4) < 4, e, 0.0)
+    sums = e.sum(1, keepdims=True)
+    return e / sums
+
+
+@pytest.mark.parametrize(
+    "softmax",
+    [
+        of_products,
+        lambda x: jax.nn.softmax(x, axis=1),
+        lambda x: jnp.exp(jax.nn.log_softmax(x, axis=1)),
+        lambda x: jnp.exp(x - jax.nn.logsumexp(x, axis=1, keepdims=True)),
+    ],
+    ids=["by hand", "softmax", "log_softmax", "logsumexp"],
+)
+def test_an_exponential_may_be_computed_again_from_a_stored_log_sum_exp(softmax):
+    """``exp(x - lse)`` has the error of rounding ``lse``, and that of rounding ``x`` for 2^x."""
+    with jax.enable_x64(True):
+        exact = np.asarray(softmax(jnp.asarray(LOGITS)))
+    found = deviation(softmax, LOGITS, wide=1e-6) / exact / 1e-6
+    stored = np.abs(np.log(np.exp(LOGITS).sum(1, keepdims=True)) + np.zeros(4))
+    assert (found[1:] > 0.8 * stored[1:]).all(), found
+    assert (found[1:] < 2.5 * stored[1:]).all(), found
+
+
+def test_the_error_of_a_stored_log_sum_exp_is_that_of_its_row():
+    """A row of a softmax that was summed up is off by it, however many terms it has."""
+    x = np.full((1, 400), 50.0)
+    found = deviation(lambda a: jax.nn.softmax(a, 1).sum(1), x, wide=1e-6)
+    assert found > 0.8e-6 * (50 + np.log(400))
+
+
+def test_a_gradient_has_the_error_of_a_stored_log_sum_exp_before_it_cancels():
+    """The gradient of the largest exponent cancels it, as in a softmax that is written by hand."""
+    x, ct = np.array([[30.0, 0.0, 1.0]]), np.array([[1.0, 2.0, 3.0]])
+
+    def softmax(a):
+        e = jnp.exp(a - a.max(1, keepdims=True))
+        return e / e.sum(1, keepdims=True)
+
+    found = deviation(lambda a, c: jax.vjp(softmax, a)[1](c)[0], x, ct, wide=1e-6)
+    assert found[0, 0] > 10e-6, "p * (dp - delta) is off by what rounds delta, not by itself"
+
+
+def test_a_difference_of_a_difference_may_be_one_of_a_sum():
+    found = deviation(lambda a, b, c: (a - b) - c, *np.array([[101.0], [60.0], [40.0]]), wide=1e-6)
+    np.testing.assert_allclose(found, np.hypot(100, 41) * 1e-6, rtol=0.3)
+
+
 def test_a_sum_has_the_error_of_its_magnitude_and_order():
     x = np.random.default_rng(1).standard_normal((1, 400))
     found = deviation(lambda a: a.sum(1), x, wide=1e-6)

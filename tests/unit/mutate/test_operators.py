@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas import triton as plgpu
 from pallas_test_support.mutated import VMEM, X, found, kernel, one, ran, traced
 
 from pallas_sim.dtypes import epsilon
@@ -114,6 +116,37 @@ def test_mask(change, wanted):
         o_ref[...] = jnp.where(_columns((8, 128)) < COLUMNS, x_ref[...], 0.0)
 
     np.testing.assert_array_equal(_answer(body, X, operator="mask", change=change), wanted)
+
+
+def _loads(x_ref, o_ref, *, chosen=False, other=0.0, cast=None):
+    """Load the first columns, and choose them again."""
+    mask = _columns((8, 128)) < COLUMNS
+    x = plgpu.load(x_ref, mask=mask, other=other).astype(cast or jnp.float32)
+    o_ref[...] = (jnp.where(mask, x, 0.0) if chosen else x).astype(jnp.float32)
+
+
+MASKED = np.where(np.arange(128) < COLUMNS, X, np.float32(0))
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "part", "wanted"),
+    [
+        # Without its mask, a load has no other numbers, either.
+        ({}, "dropped", "", X),
+        ({"chosen": True}, "dropped", "masked_load mask", MASKED),
+        ({"chosen": True}, "dropped", "with the load's mask", X),
+        ({"chosen": True, "cast": jnp.bfloat16}, "dropped", "with the load's mask", X),
+        # Other numbers in the load: what is chosen again differs, and is left out alone.
+        ({"chosen": True, "other": 7.0}, "dropped", "select_n", np.where(MASKED == X, X, 7)),
+    ],
+)
+def test_a_mask_of_a_load_is_dropped_with_other(options, change, part, wanted):
+    body = functools.partial(_loads, **options)
+    mutants = mutants_of(traced(kernel(body, (8, 128)), X), ("mask",))
+    [mutant] = [m for m in mutants if m.change == change and part in m.part]
+    np.testing.assert_allclose(
+        ran(kernel(body, (8, 128)), X, mutant=mutant).unwrap(), wanted, rtol=2**-7
+    )
 
 
 def test_and_for_or():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -196,6 +198,53 @@ def test_what_must_hold_besides_is_told():
     assert check(biased, X, **promises, checks="cross", peers="interpret") is None
     loose = Tolerance(atol=1.5)
     assert check(plus_two, X, reference=plus_one, tolerance=loose).shape == X.shape
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "passes"),
+    [
+        (1.0, True),
+        (1e-3, False),
+        ({"rtol": 0.6}, True),
+        ({"rtol": 1e-3}, False),
+        ({"float32": 1.0}, True),
+        ({jnp.float32: 1.0}, True),
+        ({"bfloat16": 1.0}, False),
+        ({"tpu-sim": {"atol": 1.0}}, True),
+        ({"tpu-sim float32": Tolerance(atol=1e-3), "float32": 1.0}, False),
+    ],
+)
+def test_what_stands_for_a_tolerance(tolerance, passes):
+    if passes:
+        pytest_pallas.check(plus_two, X, reference=plus_one, tolerance=tolerance)
+        return
+    with pytest.raises(MismatchError):
+        pytest_pallas.check(plus_two, X, reference=plus_one, tolerance=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "message"),
+    [
+        ("1e-3", "tolerance: '1e-3' is none; write 1e-3"),
+        (True, "tolerance: True is none; write"),
+        (0, "tolerance: 0 is none; exact=True asks for equal numbers"),
+        (-1e-3, "is none; write"),
+        (float("nan"), "is none; write"),
+        ((1e-3, 1e-5), "is none; write"),
+        ({}, "mixes fields"),
+        ({"rtol": 1e-3, "float32": 1e-3}, "mixes fields with other keys; write"),
+        ({"rtoll": 1e-3}, "tolerance: unknown backend 'rtoll'"),
+        ({"float23": 1e-3}, "tolerance: unknown backend 'float23'"),
+        ({"tpu-sim flaot32": 1e-3}, "tolerance: unknown dtype 'flaot32'"),
+        ({"float32": "tight"}, "tolerance: 'tight' is none"),
+        ({"float32": {"float32": 1}}, "of 'float32' is none"),
+        ({3: 1e-3}, "tolerance: 3 is no dtype and no backend"),
+        ({"rtol": "x"}, "tolerance: rtol must be a number"),
+    ],
+)
+def test_what_stands_for_no_tolerance(tolerance, message):
+    with pytest.raises(OptionError, match=re.escape(message)):
+        pytest_pallas.check(plus_one, X, reference=plus_one, tolerance=tolerance)
 
 
 def test_a_whole_call_may_be_given():
