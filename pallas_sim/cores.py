@@ -356,9 +356,13 @@ def run_on_chip(
     first = {part[0].number: part for part in parts}
 
     def run_part(core: Thread) -> None:
-        for one in first[core.number]:
+        part = first[core.number]
+        numbers = tuple(one.number for one in part)
+        for one in part:
             one.in_turns = share > 1
             work(one)
+            if share > 1:  # what comes next knows what it did
+                thread.recording.events.append(Synchronized(numbers))
 
     run_concurrently(thread, [part[0] for part in parts], run_part)
 
