@@ -432,10 +432,17 @@ def _check_call(runs: Iterable[CheckRun], arguments: Arguments, named: bool) -> 
     Raises:
       NotApplicableError: a named check does not apply to the call.
       PallasError: an answer is wrong, or there is none.
+      OptionError: the blob of ``--pallas-replay`` is to be run, and a call draws nothing.
     """
     __tracebackhide__ = True
     values: Any = None
     for run in runs:
+        if blob := run.options.replay.blob:
+            raise OptionError(
+                f"--pallas-replay={blob}: this call of {run.name} has its arguments and draws no "
+                "example. Run the test without --pallas-replay, or give it the file that the "
+                "failure names"
+            )
         failure = run.spec and expected_failure(run.spec, run.backend, run.check)
         try:
             answer = _check_once(run, arguments, named)
