@@ -9,8 +9,10 @@ from __future__ import annotations
 import copy
 import importlib
 import io
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -110,6 +112,25 @@ def configured(
         if config.pluginmanager.has_plugin(name):
             config.pluginmanager.unregister(name=name)
     return config
+
+
+def configured_paths(args: Sequence[str]) -> tuple[Path, list[Path]]:
+    """Return what pytest's ini value ``pythonpath`` is relative to, and its folders.
+
+    Args:
+      args: files and folders of the command line.
+    """
+    finding: Any = importlib.import_module("_pytest.config.findpaths")
+    folder = Path.cwd()
+    result = finding.determine_setup(
+        inifile=None, override_ini=None, args=args, rootdir_cmd_arg=None, invocation_dir=folder
+    )
+    _, inipath, values, *_ = result
+    base = folder if inipath is None else inipath.parent
+    value = values.get("pythonpath", [])
+    value = getattr(value, "value", value)
+    paths = shlex.split(value) if isinstance(value, str) else value
+    return base, [base / path for path in paths]
 
 
 #: Titles of the groups of options of pytest and of plugins that test runs have everywhere.
