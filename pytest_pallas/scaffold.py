@@ -532,7 +532,7 @@ def _indented(text: str, by: int) -> list[str]:
     line = f"{' ' * by}{text}"
     if len(line) <= 100:
         return [line]
-    head, opening, rest = re.match(r"([^({]*)([({])(.*)$", text, re.DOTALL).groups()  # pyright: ignore
+    head, opening, rest = re.match(r"(.*\)\.map|[^({]*)([({])(.*)$", text, re.DOTALL).groups()  # pyright: ignore
     closing = {"(": ")", "{": "}"}[opening]
     inner, _, tail = rest.rpartition(closing)
     return [
