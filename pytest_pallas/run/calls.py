@@ -69,6 +69,7 @@ from pytest_pallas.run.check_run import (
 from pytest_pallas.run.drawn import run_drawn
 from pytest_pallas.run.fuzzing import ANOTHER
 from pytest_pallas.run.nodes import unmet_by_kernels
+from pytest_pallas.run.overdue import once_in_a_test
 from pytest_pallas.run.result import Result
 from pytest_pallas.session import Session
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
@@ -123,14 +124,21 @@ def check_kernel(
     checks, mesh = listed(properties.pop("checks", ())), properties.pop("mesh", None)
     names = [check if isinstance(check, str) else check.name for check in checks]
     if not isinstance(kernel, KernelSpec):
-        return _check_function(session, backend, kernel, call, names, reference, properties, mesh)
+        check = functools.partial(
+            *(_check_function, session, backend, kernel, call),
+            *(names, reference, properties, mesh),
+        )
+        return once_in_a_test(session, name_of(kernel), call, check)
     _refuse_properties(kernel, reference, properties)
     if not args and (call.options or call.tuning):
         raise OptionError(
             f"{kernel.name}: the spec draws options and tuning with its examples; leave out "
             "options= and tuning=, or give the arguments of a call, too"
         )
-    return _check_spec(session, backend, kernel, call if args else None, names, mesh)
+    if not args:
+        return _check_spec(session, backend, kernel, None, names, mesh)
+    check = functools.partial(_check_spec, session, backend, kernel, call, names, mesh)
+    return once_in_a_test(session, kernel.name, call, check)
 
 
 def listed(checks: str | Check | Sequence[str | Check]) -> list[str | Check]:
