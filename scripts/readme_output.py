@@ -26,19 +26,20 @@ DOWNSTREAM = ROOT / "examples/downstream/README.md"
 COMPILING = ROOT / "docs/compiling.md"
 SANITIZERS = ROOT / "docs/sanitizers.md"
 MUTATION = ROOT / "docs/mutation.md"
+_WITHOUT_CACHE = ("-p", "no:cacheprovider")
 PYTEST = [sys.executable, "-m", "pytest"]
 
 
 def run(*options: str, folder: Path = ROOT, columns: int = 80, cache: bool = False) -> str:
     """What pytest prints, without the environment's own lines."""
     wide = {**os.environ, "COLUMNS": str(columns)}
-    words = PYTEST if cache else [*PYTEST, "-p", "no:cacheprovider"]
+    words = PYTEST if cache else [*PYTEST, *_WITHOUT_CACHE]
     done = subprocess.run([*words, *options], cwd=folder, capture_output=True, text=True, env=wide)
     of_machine = "platform|rootdir|plugins|configfile|testpaths|cachedir"
     return re.sub(
         rf"(?m)^({of_machine}|SKIPPED|XFAIL|=+ short test).*\n",
         "",
-        done.stdout + done.stderr,
+        (done.stdout + done.stderr).replace(f" {' '.join(_WITHOUT_CACHE)} ", " "),
     )
 
 
@@ -67,13 +68,14 @@ def run_files(files: Mapping[str, str], *options: str, cache: bool = False) -> s
 
 def explained(text: str) -> str:
     """The lines that explain a failure."""
-    return "\n".join(line for line in text.splitlines() if re.match(r"E  |replay:", line))
+    lines = re.compile(r"E  |replay:|script:|example:")
+    return "\n".join(line for line in text.splitlines() if lines.match(line))
 
 
 def softmax() -> str:
     """The explanation of the README's own example."""
     files = {"test_softmax.py": block(README, "test_softmax.py")}
-    return explained(run_files(files))
+    return explained(run_files(files, cache=True))
 
 
 def started(fixed: bool, *options: str) -> str:
@@ -87,7 +89,7 @@ def started(fixed: bool, *options: str) -> str:
     text = run_files(files, *options, cache=True)
     if fixed:
         return from_line(text, r"^=+ pallas =+$")
-    return "\n".join(line for line in text.splitlines() if re.match(r"E  |replay:|script:", line))
+    return explained(text)
 
 
 def refusal() -> str:
