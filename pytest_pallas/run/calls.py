@@ -349,6 +349,8 @@ def _check_function(
         )
     fields = {**properties, "name": name, "reference": reference}
     names = names or _marked_checks(session)
+    if "vmap" in names:  # it is named, so that the compiler decides
+        fields["vmappable"] = True
     run = _run_of_call(session, backend, kernel, fields, mesh)
     chosen = backend
     with (
