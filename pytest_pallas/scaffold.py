@@ -89,13 +89,13 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"wrote {path} (looked at {loaded.module}:{loaded.name} for {made.seconds:.1f} s)")  # noqa: T201
     for gap in gaps(made):
         print(f"  {FILL_IN} {gap}")  # noqa: T201
-    words = ["-m", "pytest", *outside_of_pytest(loaded.module, path), str(path)]
+    options = ["-m", "pytest", *outside_of_pytest(loaded.module, path), str(path)]
     if arguments.no_run:
-        print(f"run it: python {shlex.join(words)}")  # noqa: T201
+        print(f"run it: python {shlex.join(options)}")  # noqa: T201
         return 0
-    words.append("--pallas-profile=quick")
-    print(f"$ python {shlex.join(words)}", flush=True)  # noqa: T201
-    return subprocess.run([sys.executable, *words, "-q"], check=False).returncode
+    options.append("--pallas-profile=quick")
+    print(f"$ python {shlex.join(options)}", flush=True)  # noqa: T201
+    return subprocess.run([sys.executable, *options, "-q"], check=False).returncode
 
 
 def _require_writable(path: Path) -> None:

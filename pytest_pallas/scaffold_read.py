@@ -370,12 +370,12 @@ def described(text: str | None, names: Sequence[str]) -> dict[str, Described]:
 
 def mentioned_dtypes(text: str | None) -> tuple[str, ...]:
     """List the dtypes that a docstring names, without those that a kernel only computes in."""
-    words = (
+    names = (
         _DTYPES.get(match.group(2).lower(), match.group(2).lower())
         for match in _ANY_DTYPE.finditer(text or "")
         if not match.group(1)
     )
-    return tuple(dict.fromkeys(word for word in words if word in SUPPORTED))
+    return tuple(dict.fromkeys(name for name in names if name in SUPPORTED))
 
 
 def multiples(text: str | None) -> frozenset[int]:

@@ -152,12 +152,12 @@ class GivenOption:
 
     Attributes:
       dest: its destination in ``config.option``.
-      words: the option and its values, as they were given.
+      arguments: the option and its values, as they were given.
       from_project: whether a ``conftest.py``, or a plugin that few projects have, adds it.
     """
 
     dest: str
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     from_project: bool
 
 
@@ -175,12 +175,12 @@ def given_options(config: pytest.Config) -> Iterator[GivenOption]:
         action, has_value = _option_of(parser, word)
         if action is None:
             continue
-        words = [word]
+        arguments = [word]
         if action.nargs != 0 and not has_value:
-            words += _values_of(action, rest)
-            del rest[: len(words) - 1]
+            arguments += _values_of(action, rest)
+            del rest[: len(arguments) - 1]
         title = titles.get(action.dest, "")
-        yield GivenOption(action.dest, tuple(words), title not in _USUAL_GROUPS)
+        yield GivenOption(action.dest, tuple(arguments), title not in _USUAL_GROUPS)
 
 
 def _option_of(parser: Any, word: str) -> tuple[Any, bool]:

@@ -33,6 +33,9 @@ _REPEATED = frozenset(
     for name in ("golden", "golden_dir", "cost", "cost_file", "cost_limit", "timeout")
 )
 
+#: Values of ``-p`` that change what a run writes, and not what it runs.
+_REPORTING = frozenset({"no:cacheprovider", "no:terminal", "no:terminalreporter"})
+
 #: Names of files in which pytest looks for its configuration, or that end its search.
 _CONFIGURATIONS = (
     *("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini"),
@@ -48,8 +51,8 @@ def command_of(item: pytest.Item, own: Sequence[str]) -> str:
       own: options of the plugin that select its example.
     """
     by_name = _is_selected_by_name(item)
-    words = ["pytest", *_configuration(item, by_name=by_name), *own, *_selection(item, by_name)]
-    return shlex.join(words)
+    options = _configuration(item, by_name=by_name)
+    return shlex.join(["pytest", *options, *own, *_selection(item, by_name)])
 
 
 def _is_selected_by_name(item: pytest.Item) -> bool:
@@ -106,8 +109,9 @@ def _configuration(item: pytest.Item, *, by_name: bool) -> Iterator[str]:
         for option in given_options(config)
         if option.dest in _CONFIGURING or option.dest in _REPEATED or option.from_project
     ]
-    for words in dict.fromkeys(option.words for option in options):
-        yield from words
+    for arguments in dict.fromkeys(option.arguments for option in options):
+        if arguments[-1].removeprefix("-p") not in _REPORTING:
+            yield from arguments
     repeated = {option.dest for option in options}
     if not by_name and "inifilename" not in repeated and _is_configured_elsewhere(item):
         if config.inipath is not None:
