@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from pallas_sim.errors import OptionError
-from pytest_pallas import scaffold
+from pytest_pallas import __version__, scaffold
 from pytest_pallas.distribute import merge
 
 
@@ -23,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="pytest-pallas", description="Tests for JAX Pallas kernels; run them with pytest."
     )
+    parser.add_argument("--version", action="version", version=f"pytest-pallas {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in (scaffold, merge):
         command.add_parser(commands)

@@ -27,6 +27,7 @@ from pytest_pallas.pytest_session import (
     DONE,
     OUTPUT,
     PROBLEM,
+    REFUSAL,
     SHARD,
     STATUS,
     look_for_named_backends,
@@ -237,10 +238,11 @@ class KernelTests:
         if (replayed := self.session.replayed) is not None and not session.testsfailed:
             from pytest_pallas.distribute.shards import keep_replayed
 
-            keep_replayed(config, items, replayed.example)
+            with self._refusing_tests(items):
+                keep_replayed(config, items, replayed.example)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Remove not applicable checks that the run does not select."""
+        """Remove not applicable checks that the run does not select; refuse an unused replay."""
         if self.session.not_applicable:
             from pytest_pallas.run.nodes import keep_selected
 
@@ -254,6 +256,23 @@ class KernelTests:
             from pytest_pallas.distribute.resume import leave_out_done
 
             leave_out_done(self.session, session.items)
+        elsewhere = self.in_worker or self.session.remote_tests is not None
+        refused = elsewhere or session.testsfailed or self.session.refusal
+        if self.session.options.replay and not refused:
+            from pytest_pallas.distribute.shards import require_replayed
+
+            with self._refusing_tests(session.items):
+                require_replayed(session.config, session.items)
+
+    @contextlib.contextmanager
+    def _refusing_tests(self, items: list[pytest.Item]) -> Generator[None]:
+        """Leave a usage error of a pytest-xdist worker to the controller, which loses others."""
+        try:
+            yield
+        except pytest.UsageError as error:
+            if not hasattr(self.config, "workerinput"):
+                raise
+            self.session.refusal, items[:] = str(error), []
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(
@@ -327,6 +346,7 @@ class KernelTests:
             entries = state.not_applicable.values()
             output[OUTPUT] = [plain_not_applicable(entry) for entry in entries]
             output[SHARD] = (state.shard_line, state.empty_shard)
+            output[REFUSAL] = state.refusal
 
 
 def _problem(excinfo: pytest.ExceptionInfo[BaseException] | None) -> str:

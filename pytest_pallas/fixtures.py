@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from jax.sharding import Mesh
 
-    from pytest_pallas.backends.protocol import Backend
+    from pytest_pallas.backends.protocol import Backend, Outcome
     from pytest_pallas.compile.service import CompileReport
     from pytest_pallas.fixture_types import (
         PallasBenchmark,
@@ -87,6 +87,7 @@ def pallas_run(pallas_backend: Backend | str, request: pytest.FixtureRequest) ->
         from pytest_pallas.checks.context import as_kernel_error
         from pytest_pallas.run.calls import arguments_to_run
         from pytest_pallas.run.check_run import name_of
+        from pytest_pallas.run.overdue import once_in_a_test
 
         arguments = arguments_to_run(function, args, keywords, options=options, tuning=tuning)
         call = Call(
@@ -96,9 +97,15 @@ def pallas_run(pallas_backend: Backend | str, request: pytest.FixtureRequest) ->
             settings=session.settings(session.options_for(session.item), backend),
         )
         session.note_run(name_of(function), backend, lambda: call)
-        outcome = backend.run(call)
-        if outcome.error is not None:
-            raise as_kernel_error(outcome.error)
+
+        def run_call() -> Outcome:
+            __tracebackhide__ = True
+            outcome = backend.run(call)
+            if outcome.error is not None:
+                raise as_kernel_error(outcome.error)
+            return outcome
+
+        outcome = once_in_a_test(session, name_of(function), arguments, run_call)
         if backend.kind == "compiling":
             pytest.skip(f"{name_of(function)} compiled; {label(backend)} executes nothing")
         return outcome.values

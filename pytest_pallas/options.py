@@ -358,7 +358,9 @@ class Options:
         "with other values of each; the same on every machine (default: 0, no limit on the rounds "
         "of --pallas-fuzz-time)")
     seed: int = _option(0, whole(0), "N",
-        "seed of all examples: the same seed draws the same examples (default: 0)", marked=True)
+        "seed of all examples: the same seed draws the same examples (default: 0). It changes what "
+        "is drawn, and not the order of events in a simulated run: --pallas-sanitize=schedule runs "
+        "several orders", marked=True)
     checks: tuple[str, ...] = _option(("all",), listed, "LIST",
         "checks to run on specs, such as forward,gradient (default: all)", marked=True)
     sanitize: tuple[str, ...] = _option(("all",), listed, "LIST",

@@ -88,6 +88,8 @@ class PytestSession(Session):
     fleet: FleetFacts | None = None
     #: Whether other shards have all tests.
     empty_shard: bool = False
+    #: The usage error of a worker of pytest-xdist that collected tests; "" if there is none.
+    refusal: str = ""
     #: Whether this process has the timeline of a failed test.
     traced_failure: bool = False
 
@@ -243,6 +245,9 @@ OUTPUT = "pallas_not_applicable"
 
 #: Likewise for the line about a shard, and whether it is empty.
 SHARD = "pallas_shard"
+
+#: Likewise for its usage error.
+REFUSAL = "pallas_refusal"
 
 #: The key of the tests that are done in the input of an xdist worker.
 DONE = "pallas_done"

@@ -10,8 +10,10 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +29,9 @@ _DESCRIPTION = """\
 Write a test module for a function that calls a Pallas kernel, and run it once. The shapes and
 dtypes of its arguments are guessed from its signature, annotations, docstring and source, and from
 trial traces. Lines with FILL IN are for you."""
+
+#: Simulated devices that JAX starts with.
+_DEVICES = 8
 
 #: The mark of a decision for a person, in the module and in the output.
 FILL_IN = "FILL IN"
@@ -58,32 +63,60 @@ def run(arguments: argparse.Namespace) -> int:
       The exit status of pytest; 0 with ``--no-run``.
 
     Raises:
-      OptionError: there is no such function, or the file exists.
+      OptionError: there is no such function, or the file exists or cannot be written.
     """
-    from pytest_pallas.scaffold_read import load
+    from pytest_pallas.backends.devices import set_platforms, simulate
+    from pytest_pallas.scaffold_read import load, outside_of_pytest
 
+    set_platforms(os.environ)
+    simulate(_DEVICES, os.environ, explicit=False)  # for a mesh
     loaded = load(arguments.target)
     path: Path = arguments.output or Path("tests") / f"test_{loaded.short}_kernel.py"
     if path.exists() and not arguments.force:
         raise OptionError(f"{path} exists; give --force to overwrite it, or -o another file")
     if path.suffix != ".py":
         raise OptionError(f"-o {path}: a test module ends in .py, such as {path.stem}.py")
+    _require_writable(path)
 
     from pytest_pallas.scaffold_guess import guess
 
     made = guess(loaded)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text_of(made), encoding="utf-8")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text_of(made), encoding="utf-8")
+    except OSError as error:
+        raise _not_writable(path, error.strerror or str(error)) from None
     print(f"wrote {path} (looked at {loaded.module}:{loaded.name} for {made.seconds:.1f} s)")  # noqa: T201
     for gap in gaps(made):
         print(f"  {FILL_IN} {gap}")  # noqa: T201
+    options = ["-m", "pytest", *outside_of_pytest(loaded.module, path), str(path)]
     if arguments.no_run:
-        print(f"run it: python -m pytest {path}")  # noqa: T201
+        print(f"run it: python {shlex.join(options)}")  # noqa: T201
         return 0
-    print(f"$ python -m pytest {path} --pallas-profile=quick", flush=True)  # noqa: T201
-    command = [sys.executable, "-m", "pytest", str(path), "--pallas-profile=quick", "-q"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    return subprocess.run(command, env=environment, check=False).returncode
+    options.append("--pallas-profile=quick")
+    print(f"$ python {shlex.join(options)}", flush=True)  # noqa: T201
+    return subprocess.run([sys.executable, *options, "-q"], check=False).returncode
+
+
+def _require_writable(path: Path) -> None:
+    """Refuse a file that cannot be written, before the guess takes its time.
+
+    Raises:
+      OptionError: its folder is read-only, or no folder.
+    """
+    folder = next(folder for folder in path.absolute().parents if folder.exists())
+    if not folder.is_dir():
+        raise _not_writable(path, f"{folder} is no folder")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise _not_writable(path, f"{folder} is read-only")
+
+
+def _not_writable(path: Path, reason: str) -> OptionError:
+    other = Path(tempfile.gettempdir()) / path.name
+    return OptionError(
+        f"{path} cannot be written: {reason}. Give -o a file in a folder that can be written, such "
+        f"as -o {other}; tests run from there, too"
+    )
 
 
 def gaps(guess: Guess) -> Iterator[str]:
@@ -138,43 +171,75 @@ _KINDS = (
     (r"", "pst.indices({count}, size={most})", "indices from 0 to {most} - 1"),
 )
 
+#: Names of tables of pages, of positions, and of arrays that indices refer to.
+_TABLE, _POSITION = (
+    re.compile(r"(page|block)s?_?table"),
+    re.compile(r"^pos|position|offset|start|step"),
+)
+_INDEXED = re.compile(r"page|cache|table|embed|pool")
+
 
 def _integers(guess: Guess) -> list[Integers]:
-    """List the arrays of integers with one axis whose name tells their meaning."""
+    """List the arrays of integers of up to two axes whose name tells their meaning."""
     attempt, leaves = guess.call.attempt, guess.call.leaves
     late = [
         number
         for number, leaf in enumerate(leaves)
-        if leaf.integers and "int" in attempt.dtypes[number] and len(attempt.shapes[number]) == 1
+        if leaf.integers and "int" in attempt.dtypes[number] and len(attempt.shapes[number]) < 3
     ]
     if len(late) == len(leaves):
         return []
     integers: list[Integers] = []
     for number in late:
         name = leaves[number].name
-        count, most = _count_and_most(guess, number, late)
+        counts, most = _counts(guess, number, late), _most(guess, number, late)
+        shown = [_drawn(count) for count in counts]
+        if _TABLE.search(name) and len(counts) == 2:
+            strategy = f"pst.page_tables({shown[0]}, pages_each={shown[1]}, pages={_drawn(most)})"
+            integers.append(Integers(number, name, strategy, f"numbers of pages below {most}"))
+            continue
         strategy, comment = next(kind[1:] for kind in _KINDS if re.search(kind[0], name))
-        strategy = strategy.format(count=_drawn(count), most=_drawn(most))
+        strategy = strategy.format(count=" * ".join(shown) or "1", most=_drawn(most))
+        if len(counts) != 1:
+            strategy += f".map(lambda flat: flat.reshape(({', '.join(shown)})))"
         integers.append(Integers(number, name, strategy, comment.format(most=most)))
     return integers
 
 
-def _count_and_most(guess: Guess, number: int, late: Sequence[int]) -> tuple[str, str]:
-    """Guess the dims of the number of integers, and of the axis that they refer to."""
+def _counts(guess: Guess, number: int, late: Sequence[int]) -> list[str]:
+    """Name the size of each axis of an array of integers; 4 if no other array has it."""
+    counts: list[str] = []
+    for axis in range(len(guess.call.attempt.shapes[number])):
+        [own] = [dim for dim in guess.dims if (number, axis) in dim.axes]
+        known = own.name.isdigit() or any(n not in late for n, _ in own.axes)
+        counts.append(own.name if known else "4")
+    return counts
+
+
+def _most(guess: Guess, number: int, late: Sequence[int]) -> str:
+    """Guess the dim of the axis that the integers of an array refer to."""
     names = {axis: dim.name for dim in guess.dims for axis in dim.axes}
-    shapes = guess.call.attempt.shapes
-    [own] = [dim for dim in guess.dims if (number, 0) in dim.axes]
-    shared = [(n, axis) for n, axis in own.axes if n not in late]
-    count = own.name if shared or own.name.isdigit() else "4"
-    for n, axis in shared:
-        if axis + 1 < len(shapes[n]):
-            return count, names[n, axis + 1]
-    largest = max((n for n in range(len(shapes)) if n not in late), key=lambda n: len(shapes[n]))
-    return count, names[largest, 0] if shapes[largest] else "1"
+    shapes, leaves = guess.call.attempt.shapes, guess.call.leaves
+    others = [n for n in range(len(shapes)) if n not in late]
+    name = leaves[number].name
+    indexed = [n for n in others if _INDEXED.search(leaves[n].name) and shapes[n]]
+    tables = [n for n in late if _TABLE.search(leaves[n].name) and len(shapes[n]) == 2]
+    if re.search(_KINDS[0][0], name) and tables and indexed and len(shapes[indexed[0]]) > 1:
+        return f"{_counts(guess, tables[0], late)[1]} * {names[indexed[0], 1]}"
+    if shapes[number] and not (indexed and (_TABLE.search(name) or len(shapes[number]) == 2)):
+        [own] = [dim for dim in guess.dims if (number, 0) in dim.axes]
+        for n, axis in own.axes:
+            if n not in late and axis + 1 < len(shapes[n]):
+                return names[n, axis + 1]
+    largest = max(indexed or others, key=lambda n: len(shapes[n]))
+    axis = 1 if _POSITION.search(name) and len(shapes[largest]) > 2 else 0
+    return names[largest, axis] if shapes[largest] else "1"
 
 
 def _drawn(dim: str) -> str:
-    return dim if dim.isdigit() else f'drawn.recipe["{dim}"]'
+    """Write a product of dims and numbers, where ``drawn`` are the other arrays."""
+    factors = (part if part.isdigit() else f'drawn.recipe["{part}"]' for part in dim.split(" * "))
+    return " * ".join(factors)
 
 
 # The text of the module.
@@ -242,7 +307,14 @@ def _order(guess: Guess) -> list[int]:
 def _adapted(guess: Guess) -> bool:
     """Whether the function cannot be called with its arrays in order."""
     order = _order(guess)
-    return order != sorted(order) or not all(operand.plain for operand in guess.call.operands)
+    plain = all(operand.plain for operand in guess.call.operands)
+    return order != sorted(order) or not plain or guess.mesh_parameter not in ("", "mesh")
+
+
+def _reference_adapted(guess: Guess) -> bool:
+    """Whether the reference cannot be called as the kernel is, with arrays in order and a mesh."""
+    mesh = guess.mesh_parameter
+    return _adapted(guess) or (mesh == "mesh" and not _takes(guess.loaded.reference_function, mesh))
 
 
 def _functions(guess: Guess) -> Iterator[list[str]]:
@@ -252,7 +324,7 @@ def _functions(guess: Guess) -> Iterator[list[str]]:
         yield _call(guess, "call", loaded.name)
     if not loaded.reference:
         yield _missing_reference(guess)
-    elif _adapted(guess):
+    elif _reference_adapted(guess):
         yield _call(guess, "reference", loaded.reference)
 
 
@@ -262,12 +334,24 @@ def _call(guess: Guess, name: str, function: str) -> list[str]:
     for operand in guess.call.operands:
         value = operand.build.format(*(leaf.name for leaf in operand.leaves))
         arguments.append(f"{operand.name}={value}" if operand.keyword else value)
+    parameters = [*leaves, "**options"]
+    if (mesh := guess.mesh_parameter) and (name == "reference" or mesh != "mesh"):
+        parameters[-1:] = ["*", "mesh", "**options"]
+        takes_mesh = name == "call" or _takes(guess.loaded.reference_function, mesh)
+        arguments += [f"{mesh}=mesh"] if takes_mesh else []
     call = f"{_imported(function)}({', '.join([*arguments, '**options'])})"
     return [
-        f"def {name}({', '.join([*leaves, '**options'])}):",
+        f"def {name}({', '.join(parameters)}):",
         f'    """``{function.rpartition(".")[2]}`` with arrays in order."""',
         *_indented(f"return {call}", 4),
     ]
+
+
+def _takes(function: Any, name: str) -> bool:
+    """Whether a function takes an argument of this name."""
+    from pytest_pallas.checks.cross import accepted
+
+    return bool(accepted(function, [name]))
 
 
 def _missing_reference(guess: Guess) -> list[str]:
@@ -275,7 +359,8 @@ def _missing_reference(guess: Guess) -> list[str]:
 
     loaded = guess.loaded
     parameters = [guess.call.leaves[n].name for n in _order(guess)]
-    parameters += ["*", *guess.options] if guess.options else []
+    keywords = [*guess.options, *(["mesh"] if guess.mesh_parameter else [])]
+    parameters += ["*", *keywords] if keywords else []
     tried = ", ".join(pattern.format(loaded.short) for pattern in REFERENCES)
     comments = [
         f"{FILL_IN}: plain jax.numpy, without Pallas. It follows the dtypes of its arguments. "
@@ -298,7 +383,8 @@ def _missing_reference(guess: Guess) -> list[str]:
 def _spec(guess: Guess) -> Iterator[str]:
     loaded, adapted = guess.loaded, _adapted(guess)
     kernel = "call" if adapted else _imported(loaded.name)
-    reference = _imported(loaded.reference) if loaded.reference and not adapted else "reference"
+    own = loaded.reference and not _reference_adapted(guess)
+    reference = _imported(loaded.reference) if own else "reference"
     gpu = guess.call.trace.platforms == frozenset({"gpu"})
     yield "SPEC = KernelSpec("
     yield f'    name="{loaded.short}",'
@@ -308,7 +394,13 @@ def _spec(guess: Guess) -> Iterator[str]:
         yield from _wrapped("    # ", comment)
     for error, count in () if guess.traced else guess.call.errors[:4]:
         yield from _wrapped("    #   ", f"{count} times {error}")
-    yield from _inputs(guess)
+    inputs = "\n".join(_inputs(guess))
+    if meshes := guess.meshes:
+        inputs = inputs.replace("inputs=", "inputs=lambda mesh: ", 1)
+    yield from inputs.splitlines()
+    if meshes:
+        sizes = ", ".join(_mapping(dict(mesh.sizes)) for mesh in meshes)
+        yield f"    meshes=({sizes}{',' * (len(meshes) == 1)}),"
     if guess.vmap_error:
         yield from _wrapped("    # ", f"jax.vmap: {guess.vmap_error}")
         yield "    vmappable=False,"
@@ -363,7 +455,7 @@ def _inputs(guess: Guess) -> Iterator[str]:
         yield "        then=lambda drawn: {"
         for array in integers:
             yield from _wrapped("            # ", f"{FILL_IN}: {array.comment}")
-            yield f'            "{array.name}": {array.strategy},'
+            yield from _indented(f'"{array.name}": {array.strategy},', 12)
         yield "        },"
     for keyword, values in (("options", guess.options), ("tuning", guess.tuning)):
         if values:
@@ -440,7 +532,7 @@ def _indented(text: str, by: int) -> list[str]:
     line = f"{' ' * by}{text}"
     if len(line) <= 100:
         return [line]
-    head, opening, rest = re.match(r"([^({]*)([({])(.*)$", text, re.DOTALL).groups()  # pyright: ignore
+    head, opening, rest = re.match(r"(.*\)\.map|[^({]*)([({])(.*)$", text, re.DOTALL).groups()  # pyright: ignore
     closing = {"(": ")", "{": "}"}[opening]
     inner, _, tail = rest.rpartition(closing)
     return [

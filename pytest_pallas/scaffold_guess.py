@@ -19,6 +19,7 @@ import functools
 import heapq
 import inspect
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,9 +27,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pallas_sim.chips import DEFAULT_TARGETS, TARGETS
-from pallas_sim.traces import platform_of
+from pallas_sim.traces import platform_of, sub_jaxprs, written_for
 from pytest_pallas.backends.analyzing import on_chip
 from pytest_pallas.backends.ending import ending
 from pytest_pallas.backends.execution import brief
@@ -36,11 +38,13 @@ from pytest_pallas.backends.protocol import Call
 from pytest_pallas.backends.tracing import abstract, jitted
 from pytest_pallas.checks.cross import accepted
 from pytest_pallas.grid.analysis import analyze_jaxpr
-from pytest_pallas.grid.kernel_calls import kernel_calls
+from pytest_pallas.grid.kernel_calls import KernelCall, kernel_calls
 from pytest_pallas.scaffold_read import (
+    MESH_SIZES,
     ArrayParameter,
     Leaf,
     LoadedFunction,
+    MeshSizes,
     Parameters,
     StaticParameter,
     innermost,
@@ -59,6 +63,9 @@ _PATIENCE = 60
 
 #: Dtypes that arrays of floats may have, besides the one that was accepted.
 _FLOATS = ("float32", "bfloat16")
+
+#: Blocks of ``wgmma`` are multiples of this.
+_WGMMA_ROWS = 64
 
 #: Sizes around blocks, to see whether any size is accepted.
 _ODD = (1, 7, 100, 129, 257)
@@ -125,6 +132,7 @@ class Trace:
       reference_raised: whether the reference cannot be traced.
       outputs: shapes of the function's results.
       kernels: number of Pallas kernels in it.
+      wgmma: whether one of them multiplies by ``wgmma``, whose blocks are multiples of 64.
       wrong_blocks: whether a grid reads beyond an array, or leaves blocks out.
       illegal_blocks: whether the chip's compiler would refuse the shape of a block.
       platforms: the platforms of its kernels.
@@ -135,6 +143,7 @@ class Trace:
     reference_raised: bool = False
     outputs: tuple[Shape, ...] = ()
     kernels: int = 0
+    wgmma: bool = False
     wrong_blocks: bool = False
     illegal_blocks: bool = False
     platforms: frozenset[str] = frozenset()
@@ -185,13 +194,16 @@ class Lab:
             jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
             for shape, dtype in zip(attempt.shapes, attempt.dtypes, strict=True)
         ]
-        target, statics = TARGETS[DEFAULT_TARGETS[self.platform]], dict(attempt.statics)
+        target = TARGETS[DEFAULT_TARGETS[self.platform]]
+        statics = {name: _passed(value) for name, value in attempt.statics}
         try:
             with on_chip(target), ending(_TRACE_SECONDS):
                 traced = self._jitted(self.function, arrays, statics)
                 kernels = kernel_calls(traced.jaxpr)
         except Exception as error:  # tracing runs the user's code
             return Trace(error=_described(error))
+        if refused := next(filter(None, map(_refused_by_triton, kernels)), ""):
+            return Trace(error=refused)
         trace = Trace(outputs=_shapes(traced))
         if self.reference is not None:
             taken = {name: statics[name] for name in accepted(self.reference, list(statics))}
@@ -210,6 +222,7 @@ class Lab:
         return replace(
             trace,
             kernels=len(kernels),
+            wgmma=any("wgmma_ref" in kernel.primitives for kernel in kernels),
             wrong_blocks=bool(analysis.errors),
             illegal_blocks=any(finding.kind == "tile" for finding in analysis.findings),
             platforms=frozenset(platform_of(kernel.eqn) or self.platform for kernel in kernels),
@@ -233,6 +246,30 @@ def _called(
         else:
             args.append(value)
     return function(*args, **statics)
+
+
+def _passed(value: Any) -> Any:
+    """Return the argument that a candidate stands for: a mesh of CPU devices for its sizes."""
+    if not isinstance(value, MeshSizes):
+        return value
+    names, sizes = zip(*value.sizes, strict=True)
+    devices = np.array(jax.devices("cpu")[: math.prod(sizes)]).reshape(sizes)
+    return jax.sharding.Mesh(devices, names)
+
+
+def _refused_by_triton(kernel: KernelCall) -> str:
+    """Explain why Triton refuses a kernel for the size of an array in it, or ""."""
+    if written_for(kernel.eqn) != "Triton":
+        return ""
+    jaxprs = [*sub_jaxprs(kernel.eqn)]
+    while jaxprs:
+        for eqn in jaxprs.pop().eqns:
+            jaxprs += sub_jaxprs(eqn)
+            for var in eqn.outvars:
+                size = math.prod(getattr(var.aval, "shape", ()))
+                if size & (size - 1):
+                    return f"Triton takes no array of {size} elements, which is no power of two"
+    return ""
 
 
 def _shapes(traced: Any) -> tuple[Shape, ...]:
@@ -333,10 +370,16 @@ class _Search:
         """Try the calls for one choice of parameters."""
         reference = self.loaded.reference_function
         statics = tuple(one for one in choice if isinstance(one, StaticParameter))
-        operands = tuple(one for one in choice if isinstance(one, ArrayParameter))
+        # Numbers are given by name, and so is each array after one.
+        first = next((at for at, one in enumerate(choice) if one in statics), len(choice))
+        operands = tuple(
+            replace(one, keyword=one.keyword or at > first)
+            for at, one in enumerate(choice)
+            if isinstance(one, ArrayParameter)
+        )
         lab = Lab(self.loaded.function, operands, reference, platform)
         leaves = [leaf for operand in operands for leaf in operand.leaves]
-        floats = [dtype for leaf in leaves for dtype in leaf.dtypes if not leaf.integers]
+        floats = [dtype for leaf in leaves for dtype in leaf.dtypes if _is_float(dtype)]
         axes = [
             _sizes(leaves, alone=reference is None),
             *([*static.values] or [None] for static in statics),
@@ -376,9 +419,10 @@ def _declared(parameters: Parameters) -> tuple[str, ...]:
 def _kinds(leaf: Leaf, usual: str, *, trusted: bool) -> list[tuple[tuple[str, ...], str]]:
     """List the dims and dtypes of an array to try, best first; ``usual``: the dtype of others."""
     ranks = [("",) * rank for rank in ((1, 2, 0, 3) if leaf.integers else (2, 3, 1, 4, 0))]
+    likely = {"integers": ("int32", usual), "truths": ("bool", "int32", usual)}
     if leaf.dims is not None and trusted:
         ranks = [leaf.dims]
-    dtypes = leaf.dtypes or (("int32", usual) if leaf.integers else (usual, "int32"))
+    dtypes = leaf.dtypes or likely.get(leaf.kind, (usual, "int32"))
     pairs = list(itertools.product(range(len(ranks)), range(len(dtypes))))
     pairs.sort(key=lambda pair: (pair[0] + 2 * pair[1], pair[0]))
     return [(ranks[rank], dtypes[dtype]) for rank, dtype in pairs]
@@ -639,6 +683,24 @@ class Guess:
         """Whether the function accepts the arguments."""
         return not self.call.trace.error
 
+    @property
+    def mesh_parameter(self) -> str:
+        """The name of the parameter that is a mesh, or ""."""
+        statics = self.call.attempt.statics
+        return next((name for name, value in statics if isinstance(value, MeshSizes)), "")
+
+    @property
+    def meshes(self) -> tuple[MeshSizes, ...]:
+        """The meshes that it accepts."""
+        name = self.mesh_parameter
+        if not name:
+            return ()
+        usual: MeshSizes = dict(self.call.attempt.statics)[name]
+        meshes = (usual.resized(size) for size in MESH_SIZES)
+        attempts = {mesh: self.call.attempt.with_static(name, mesh) for mesh in meshes}
+        fine = [mesh for mesh, at in attempts.items() if not self.call.lab.trace(at).error]
+        return (*fine,) or (usual,)
+
 
 def guess(loaded: LoadedFunction) -> Guess:
     """Guess the arguments of a function.
@@ -710,6 +772,8 @@ def _keywords(
 
     for static in call.statics:
         value = values_of_call[static.name]
+        if isinstance(value, MeshSizes):
+            continue
         if not is_shared(static.name, not static.tuning):
             tuning[static.name] = (value,)
             continue
@@ -717,7 +781,10 @@ def _keywords(
         enumerated = not static.tuning and _is_enumerated(static.values)
         options[static.name] = (value, *(others if enumerated else ()))
     for static in optional:
-        values = tuple(value for value in static.values if _fine(call, static, value))
+        candidates = static.values
+        if call.trace.wgmma and static.tuning and isinstance(static.default, int):
+            candidates = tuple(value for value in candidates if not value % _WGMMA_ROWS)
+        values = tuple(value for value in candidates if _fine(call, static, value))
         if len(values) < 2:
             continue
         if is_shared(static.name, False):

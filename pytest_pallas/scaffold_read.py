@@ -2,7 +2,8 @@
 
 ``load`` imports the function and looks for its reference. ``parameters_of`` reads the signature,
 annotations, docstring and source, and lists the possible kinds of each parameter, best first: an
-``ArrayParameter`` (also a pytree of arrays), or a ``StaticParameter`` (a number, text or dtype).
+``ArrayParameter`` (also a pytree of arrays), or a ``StaticParameter`` (a number, text, dtype or
+mesh).
 ``scaffold_guess`` finds the right one by tracing.
 """
 
@@ -15,7 +16,10 @@ import enum
 import functools
 import importlib
 import inspect
+import os
 import re
+import shlex
+import subprocess
 import sys
 import textwrap
 import types
@@ -25,6 +29,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pallas_sim.errors import OptionError
+from pytest_pallas.compat.testing import configured_paths
 from pytest_pallas.draw.dtypes import SUPPORTED
 
 #: Names of the reference of a function ``{}``; the first that exists is taken.
@@ -51,6 +56,23 @@ _INTEGERS = re.compile(
     r"|(page|block)_tables?$|cu_|pages?$|tokens?$|labels?$|counts?$|starts?$|ends?$|perm"
 )
 
+#: Names of arrays of truth values.
+_BOOLS = re.compile(r"(^|_)(mask|valid|keep|flags?)$")
+
+#: Names of axes of a mesh, as parameters.
+_MESH_AXIS = re.compile(r"^(axis_names?|mesh_axis|axis)$")
+
+#: Calls and attributes whose texts are names of axes of a mesh: ``P("x")``, ``mesh.shape["x"]``.
+_OF_MESHES = re.compile(
+    r"^(P|PartitionSpec|shape|axis_(index|size)|psum|pmax|pmin|all_gather|ppermute|mesh|Mesh)$"
+)
+
+#: Attributes that arrays have, and numbers and texts do not.
+_OF_ARRAYS = frozenset({"shape", "dtype", "ndim", "astype", "at", "reshape"})
+
+#: Sizes of an axis of the meshes to trace with, and of those that a spec runs on.
+MESH_SIZE, MESH_SIZES = 4, (2, 4)
+
 #: ``(m, n)``, ``[m, n]``, ``(n,)``, ``m x n`` in brackets; names, sizes and products of them.
 _WORD = r"[A-Za-z_][A-Za-z0-9_]*|\d+"
 _DIM = rf"(?:{_WORD})(?:\s*[*+/-]+\s*(?:{_WORD}))*"
@@ -71,6 +93,10 @@ _DTYPES = {
     "integers": "int32",
     "int": "int32",
 }
+
+#: A dtype that a docstring names without saying of what, unless it is one that the kernel computes
+#: in: "a float32 array", and not "accumulated in float32".
+_ANY_DTYPE = re.compile(r"(?:\b(in|to|as|into|returns?|by)\s+)?`*\b([a-z]+\d+)\b", re.IGNORECASE)
 
 #: ``a multiple of 8 rows``, ``divisible by 128``.
 _MULTIPLE = re.compile(r"\b(?:multiples?\s+of|divisible\s+by)\s+(\d+)", re.IGNORECASE)
@@ -106,13 +132,14 @@ class LoadedFunction:
 def load(target: str) -> LoadedFunction:
     """Import the function that ``MODULE:FUNCTION`` names; ``MODULE.FUNCTION`` and a path will do.
 
-    The current folder and its ``src`` are searched, too.
+    The current folder, its ``src``, and the folders of pytest's ini value ``pythonpath`` are
+    searched, too.
 
     Raises:
       OptionError: there is no such module or function, it cannot be imported, or it is no function.
     """
     name, attribute = _divided(target)
-    for folder in (Path.cwd() / "src", Path.cwd()):
+    for folder in (*reversed(configured_paths([])[1]), Path.cwd() / "src", Path.cwd()):
         if folder.is_dir() and str(folder) not in sys.path:
             sys.path.insert(0, str(folder))
     module = _imported(name, target)
@@ -137,6 +164,33 @@ def load(target: str) -> LoadedFunction:
         if callable(value) and value is not function and not isinstance(value, type):
             return LoadedFunction(function, attribute, name, reference, value)
     return LoadedFunction(function, attribute, name)
+
+
+def outside_of_pytest(module: str, test: Path) -> list[str]:
+    """Return the options without which ``python -m pytest`` does not find a module.
+
+    Args:
+      module: its importable name.
+      test: the test module that imports it.
+    """
+    loaded = sys.modules[module.partition(".")[0]]
+    file = getattr(loaded, "__file__", None)
+    path = Path(file) if file else Path(next(iter(loaded.__path__)))
+    path = path.parent if path.name.startswith("__init__.") else path
+    folder = path.absolute().parent
+    base, configured = configured_paths([str(test)])
+    variable = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    known = [Path.cwd(), *(Path(entry).absolute() for entry in variable), *configured]
+    if folder in known or folder in map(Path, site_paths()):
+        return []
+    paths = (os.path.relpath(path, base) for path in (*configured, folder))
+    return ["-o", f"pythonpath={shlex.join(paths)}"]
+
+
+def site_paths() -> list[str]:
+    """List the search path of a new interpreter, without ``PYTHONPATH`` and the current folder."""
+    command = [sys.executable, "-I", "-c", "import sys; print(*sys.path, sep=chr(10))"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 def _divided(target: str) -> tuple[str, str]:
@@ -208,11 +262,15 @@ class Source:
       axes: names of the axes, as in ``m, k = x.shape``; "" for an axis without a name.
       keys: the keys of a dict, as in ``params["w"]``.
       items: the number of items, as in ``q, k, v = qkv``.
+      mesh_axes: the names of axes of a mesh, as in ``mesh.shape["x"]`` and ``P("x")``.
+      arrays: the names with an attribute of arrays, as in ``x.shape``.
     """
 
     axes: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     keys: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     items: dict[str, int] = field(default_factory=dict[str, int])
+    mesh_axes: list[str] = field(default_factory=list[str])
+    arrays: set[str] = field(default_factory=set[str])
 
 
 def read_source(function: Callable[..., Any]) -> Source:
@@ -230,9 +288,25 @@ def read_source(function: Callable[..., Any]) -> Source:
             case ast.Subscript(ast.Name(name), ast.Constant(str(key))):
                 keys = source.keys.setdefault(name, [])
                 keys += [key] * (key not in keys)
+            case ast.Subscript(ast.Attribute(_, name), part) | ast.Call(ast.Name(name), [part, *_]):
+                _read_mesh_axes(source, name, part)
+            case ast.Attribute(ast.Name(name), attribute) if attribute in _OF_ARRAYS:
+                source.arrays.add(name)
+            case ast.Call(ast.Attribute(_, name), args):
+                for part in args:
+                    _read_mesh_axes(source, name, part)
             case _:
                 pass
     return source
+
+
+def _read_mesh_axes(source: Source, name: str, part: ast.expr) -> None:
+    for node in ast.walk(part) if _OF_MESHES.match(name) else ():
+        match node:
+            case ast.Constant(str(axis)) if axis.isidentifier() and axis not in source.mesh_axes:
+                source.mesh_axes.append(axis)
+            case _:
+                pass
 
 
 def _read_assignment(source: Source, target: ast.expr, value: ast.expr) -> None:
@@ -280,14 +354,28 @@ def described(text: str | None, names: Sequence[str]) -> dict[str, Described]:
       names: of the parameters.
     """
     parameters: dict[str, Described] = {}
-    for name, part in _parts(text or "", names).items():
+    parts = _parts(text or "", names)
+    for name in names:
+        # A sentence may name an array and its shape: "adds x (m, n) and y [n]".
+        prose = re.search(rf"(?<![\w.]){re.escape(name)}[`*]*\s*({_SHAPE.pattern})", text or "")
+        part = parts.get(name, prose.group(1) if prose else "")
         shapes = (_dims(match.group(1)) for match in _SHAPE.finditer(part))
         dims = next(filter(None, shapes), None)
-        dtypes = (_DTYPES.get(name, name) for name in re.findall(r"\w+", part))
+        dtypes = (_DTYPES.get(word, word) for word in re.findall(r"\w+", part))
         dtypes = tuple(dict.fromkeys(dtype for dtype in dtypes if dtype in SUPPORTED))
         if dims or dtypes:
             parameters[name] = Described(dims, dtypes)
     return parameters
+
+
+def mentioned_dtypes(text: str | None) -> tuple[str, ...]:
+    """List the dtypes that a docstring names, without those that a kernel only computes in."""
+    names = (
+        _DTYPES.get(match.group(2).lower(), match.group(2).lower())
+        for match in _ANY_DTYPE.finditer(text or "")
+        if not match.group(1)
+    )
+    return tuple(dict.fromkeys(name for name in names if name in SUPPORTED))
 
 
 def multiples(text: str | None) -> frozenset[int]:
@@ -341,7 +429,8 @@ class Leaf:
         known.
       named: whether axes with the same name in ``dims`` have the same size.
       dtypes: the dtypes that it may have, best first; empty if unknown.
-      integers: whether its name is one of integers, such as lengths.
+      kind: "integers" if its name is one of integers, such as lengths; "truths" if it is one of
+        truth values, such as a mask; else "".
       source: of ``dims``: an annotation, the docstring or the source code; "" without dims.
     """
 
@@ -349,8 +438,13 @@ class Leaf:
     dims: tuple[str, ...] | None = None
     named: bool = False
     dtypes: tuple[str, ...] = ()
-    integers: bool = False
+    kind: str = ""
     source: str = ""
+
+    @property
+    def integers(self) -> bool:
+        """Whether its name is one of integers."""
+        return self.kind == "integers"
 
 
 @dataclass(frozen=True)
@@ -375,6 +469,24 @@ class ArrayParameter:
     def plain(self) -> bool:
         """Whether it is one positional array."""
         return self.build == "{}" and not self.keyword
+
+
+@dataclass(frozen=True)
+class MeshSizes:
+    """The sizes of the axes of a mesh, as a candidate for a parameter that is a mesh.
+
+    Attributes:
+      sizes: by axis.
+    """
+
+    sizes: tuple[tuple[str, int], ...]
+
+    def __repr__(self) -> str:
+        return repr(dict(self.sizes))
+
+    def resized(self, size: int) -> MeshSizes:
+        """Return a mesh of the same axes with another size of the first one."""
+        return MeshSizes(((self.sizes[0][0], size), *self.sizes[1:]))
 
 
 @dataclass(frozen=True)
@@ -418,20 +530,53 @@ def parameters_of(function: Callable[..., Any]) -> Parameters:
     except (TypeError, ValueError) as error:
         raise OptionError(f"the function has no signature that can be read: {error}") from None
     hints, source = _hints(innermost(function)), read_source(function)
-    docs = described(inspect.getdoc(innermost(function)), list(signature.parameters))
+    text = inspect.getdoc(innermost(function))
+    docs = described(text, list(signature.parameters))
+    prose = () if any(doc.dtypes for doc in docs.values()) else mentioned_dtypes(text)
     choices: list[tuple[ArrayParameter | StaticParameter, ...]] = []
     optional: list[StaticParameter] = []
     for name, parameter in signature.parameters.items():
         hint = hints.get(name)
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
-        if parameter.default is not parameter.empty:
+        if _is_mesh(name, hint) and parameter.default in (parameter.empty, None):
+            choices.append((StaticParameter(name, _meshes(source, signature)),))
+        elif parameter.default is not parameter.empty:
             optional.append(_optional(name, hint, parameter.default))
+        elif _MESH_AXIS.match(name) and hint in (None, str) and "mesh" in signature.parameters:
+            axes = dict(_meshes(source, signature)[0].sizes)
+            choices.append((StaticParameter(name, (*axes,)),))
         else:
             keyword = parameter.kind is parameter.KEYWORD_ONLY
             doc = docs.get(name, Described())
+            doc = dataclasses.replace(doc, dtypes=doc.dtypes or _of_prose(name, prose))
             choices.append(tuple(_required(name, hint, doc, source, keyword=keyword)))
     return Parameters(tuple(choices), tuple(static for static in optional if static.values))
+
+
+def _is_mesh(name: str, hint: Any) -> bool:
+    return name == "mesh" or getattr(hint, "__name__", "") in ("Mesh", "AbstractMesh")
+
+
+def _meshes(source: Source, signature: inspect.Signature) -> tuple[MeshSizes, ...]:
+    """List the meshes to try, by the names of axes in the source and in defaults."""
+    defaults = (
+        parameter.default
+        for name, parameter in signature.parameters.items()
+        if "axis" in name and isinstance(parameter.default, str)
+    )
+    names = list(dict.fromkeys((*defaults, *source.mesh_axes, "x", "i", "data")))
+    meshes = [MeshSizes(((name, MESH_SIZE),)) for name in names]
+    if len(source.mesh_axes) > 1:
+        meshes.insert(1, MeshSizes(tuple((name, 2) for name in source.mesh_axes[:2])))
+    return tuple(meshes)
+
+
+def _of_prose(name: str, dtypes: Sequence[str]) -> tuple[str, ...]:
+    """Choose the dtypes of a docstring's sentences that an array of this name may have."""
+    narrow = tuple(dtype for dtype in dtypes if "int" in dtype and "32" not in dtype)
+    floats = tuple(dtype for dtype in dtypes if "float" in dtype)
+    return () if _INTEGERS.search(name) or _BOOLS.search(name) else floats or narrow
 
 
 def _hints(annotated: Any) -> dict[str, Any]:
@@ -465,7 +610,7 @@ def _required(
     array = ArrayParameter(name, (_leaf(name, hint, doc, source),), keyword)
     if pytree := _pytree(name, hint, source, keyword=keyword):
         return [pytree, array]
-    if _is_array(hint) or doc.dims is not None or name in source.axes:
+    if _is_array(hint) or doc.dims is not None or name in source.axes or name in source.arrays:
         return [array]
     number = StaticParameter(name, _numbers(name, None), tuning)
     return [number, array] if tuning or _NUMBER.search(name) else [array, number]
@@ -513,16 +658,19 @@ def _leaf(
     name: str, hint: Any = None, doc: Described = Described(), source: Source | None = None
 ) -> Leaf:
     """Make an array from its annotation, docstring or source, in this order."""
-    integers = bool(_INTEGERS.search(name))
+    kind = "truths" if _BOOLS.search(name) else "integers" if _INTEGERS.search(name) else ""
+    axes = doc.dims or (() if source is None else source.axes.get(name, ()))
+    if kind == "integers" and (len(axes) > 2 or any("float" in dtype for dtype in doc.dtypes)):
+        kind = ""  # such as pages of keys
     if _is_jaxtyping(hint) and not re.search(r"[*#]|\.\.\.", str(hint.dim_str)):
         dims = tuple(map(_jaxtyping_dim, str(hint.dim_str).split()))
         dtypes = _preferred([str(dtype) for dtype in hint.dtypes or ()])
-        return Leaf(name, dims, True, dtypes, integers, "its annotation")
+        return Leaf(name, dims, True, dtypes, kind, "its annotation")
     if doc.dims is not None:
-        return Leaf(name, doc.dims, True, doc.dtypes, integers, "the docstring")
+        return Leaf(name, doc.dims, True, doc.dtypes, kind, "the docstring")
     if source is not None and name in source.axes:
-        return Leaf(name, source.axes[name], False, doc.dtypes, integers, "the source")
-    return Leaf(name, None, False, doc.dtypes, integers)
+        return Leaf(name, source.axes[name], False, doc.dtypes, kind, "the source")
+    return Leaf(name, None, False, doc.dtypes, kind)
 
 
 def _jaxtyping_dim(dim: str) -> str:

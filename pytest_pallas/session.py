@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from pallas_sim.errors import OptionError
+from pallas_sim.errors import OptionError, PallasError
 from pallas_sim.findings import Text
 from pytest_pallas.budget import LastUsed
 from pytest_pallas.checks import NAMES as CHECKS
@@ -100,6 +101,21 @@ class Harness:
     processes: int = 1
 
 
+@dataclass
+class CallsOfTest:
+    """The calls of a kernel in a ``@given`` test, by their names (``draw_name``).
+
+    Attributes:
+      ended: those that ended in time.
+      overdue: what those raised that did not, and where.
+    """
+
+    ended: set[str] = field(default_factory=set[str])
+    overdue: dict[str, tuple[PallasError, TracebackType | None]] = field(
+        default_factory=dict[str, tuple[PallasError, TracebackType | None]]
+    )
+
+
 @dataclass(kw_only=True)
 class Session:
     """The state that checks share. Backends and checks are loaded at their first use."""
@@ -136,6 +152,8 @@ class Session:
     untold: list[Any] = field(default_factory=list[Any])
     #: Whether a check changed state of this process that could not be undone.
     stained: bool = False
+    #: The calls in ``@given`` tests, by test and kernel; see ``run.overdue``.
+    calls: dict[tuple[str, str], CallsOfTest] = field(default_factory=dict[Any, Any])
 
     @cached_property
     def replayed(self) -> LoadedExample | None:

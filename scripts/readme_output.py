@@ -68,13 +68,14 @@ def run_files(files: Mapping[str, str], *options: str, cache: bool = False) -> s
 
 def explained(text: str) -> str:
     """The lines that explain a failure."""
-    return "\n".join(line for line in text.splitlines() if re.match(r"E  |replay:", line))
+    lines = re.compile(r"E  |replay:|script:|example:")
+    return "\n".join(line for line in text.splitlines() if lines.match(line))
 
 
 def softmax() -> str:
     """The explanation of the README's own example."""
     files = {"test_softmax.py": block(README, "test_softmax.py")}
-    return explained(run_files(files))
+    return explained(run_files(files, cache=True))
 
 
 def started(fixed: bool, *options: str) -> str:
@@ -88,7 +89,7 @@ def started(fixed: bool, *options: str) -> str:
     text = run_files(files, *options, cache=True)
     if fixed:
         return from_line(text, r"^=+ pallas =+$")
-    return "\n".join(line for line in text.splitlines() if re.match(r"E  |replay:|script:", line))
+    return explained(text)
 
 
 def refusal() -> str:

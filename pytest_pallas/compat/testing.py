@@ -9,7 +9,10 @@ from __future__ import annotations
 import copy
 import importlib
 import io
-from collections.abc import Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -109,6 +112,105 @@ def configured(
         if config.pluginmanager.has_plugin(name):
             config.pluginmanager.unregister(name=name)
     return config
+
+
+def configured_paths(args: Sequence[str]) -> tuple[Path, list[Path]]:
+    """Return what pytest's ini value ``pythonpath`` is relative to, and its folders.
+
+    Args:
+      args: files and folders of the command line.
+    """
+    finding: Any = importlib.import_module("_pytest.config.findpaths")
+    folder = Path.cwd()
+    result = finding.determine_setup(
+        inifile=None, override_ini=None, args=args, rootdir_cmd_arg=None, invocation_dir=folder
+    )
+    _, inipath, values, *_ = result
+    base = folder if inipath is None else inipath.parent
+    value = values.get("pythonpath", [])
+    value = getattr(value, "value", value)
+    paths = shlex.split(value) if isinstance(value, str) else value
+    return base, [base / path for path in paths]
+
+
+#: Titles of the groups of options of pytest and of plugins that test runs have everywhere.
+_USUAL_GROUPS = frozenset(
+    {
+        *("general", "Reporting", "pytest-warnings", "collection", "logging", "Hypothesis"),
+        *("test session debugging and configuration", "distributed and subprocess testing"),
+        *(
+            "verification of JAX Pallas kernels",
+            "coverage reporting with distributed testing support",
+        ),
+    }
+)
+
+
+@dataclass(frozen=True)
+class GivenOption:
+    """An option of the command line.
+
+    Attributes:
+      dest: its destination in ``config.option``.
+      arguments: the option and its values, as they were given.
+      from_project: whether a ``conftest.py``, or a plugin that few projects have, adds it.
+    """
+
+    dest: str
+    arguments: tuple[str, ...]
+    from_project: bool
+
+
+def given_options(config: pytest.Config) -> Iterator[GivenOption]:
+    """Yield the options of the command line, without those of the ini file, in their order."""
+    parser: Any = config._parser.optparser  # pyright: ignore[reportPrivateUsage]
+    titles = {
+        action.dest: group.title
+        for group in parser._action_groups
+        for action in group._group_actions
+    }
+    rest = [str(word) for word in config.invocation_params.args]
+    while rest and rest[0] != "--":
+        word = rest.pop(0)
+        action, has_value = _option_of(parser, word)
+        if action is None:
+            continue
+        arguments = [word]
+        if action.nargs != 0 and not has_value:
+            arguments += _values_of(action, rest)
+            del rest[: len(arguments) - 1]
+        title = titles.get(action.dest, "")
+        yield GivenOption(action.dest, tuple(arguments), title not in _USUAL_GROUPS)
+
+
+def _option_of(parser: Any, word: str) -> tuple[Any, bool]:
+    """Return the action of ``argparse`` for a word, or None, and whether the word has its value."""
+    actions = parser._option_string_actions
+    if word.startswith("--"):
+        flag, has_value, _ = word.partition("=")
+        names = [flag] if flag in actions else [name for name in actions if name.startswith(flag)]
+        return actions[names[0]] if names else None, bool(has_value)
+    # Short options may be joined, and the last one may have its value, as in -qpname.
+    while (
+        word.startswith("-") and len(word) > 2 and getattr(actions.get(word[:2]), "nargs", 1) == 0
+    ):
+        word = f"-{word[2:]}"
+    return (actions.get(word[:2]), len(word) > 2) if word.startswith("-") else (None, False)
+
+
+def _values_of(action: Any, rest: Sequence[str]) -> list[str]:
+    """Return the words after an option that are its values."""
+    if action.nargs is None:
+        return list(rest[:1])
+    most = (
+        action.nargs if isinstance(action.nargs, int) else 1 if action.nargs == "?" else len(rest)
+    )
+    values: list[str] = []
+    for word in rest[:most]:
+        if word.startswith("-"):
+            break
+        values.append(word)
+    return values
 
 
 def capture_is_closed(config: pytest.Config) -> bool:

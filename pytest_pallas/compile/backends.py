@@ -28,6 +28,7 @@ from pytest_pallas.backends.protocol import Call, Kind, Outcome, RunSettings, ex
 from pytest_pallas.backends.tracing import abstract, jitted, signature
 from pytest_pallas.budget import LastUsed
 from pytest_pallas.compile import cuda, libtpu
+from pytest_pallas.compile.cleaning import clean
 from pytest_pallas.compile.refusals import full_text, requested_shared_bytes, short
 from pytest_pallas.compile.service import CompileReport, CompileRequest
 from pytest_pallas.errors import CompileError, CompilerFailedError, NoPallasCallError
@@ -147,7 +148,10 @@ class Compiler:
         """Add to the compiler's report what only this process knows."""
         report = future.result()
         # The output of a compiler that was stopped is not the reason.
-        text = report.text if report.status in _TELLING else report.text.partition("\n")[0]
+        fate, _, output = report.text.partition("\n")
+        text = report.text if report.status in _TELLING else fate
+        if report.status == "crashed" and clean(output).lines:
+            text = output  # its last words, and not how its process ended
         message = "" if report.status == "compiled" else short(text, kernels=lowered.kernels)
         kernels = _named(report.kernels, lowered.kernels)
         return dataclasses.replace(

@@ -85,7 +85,7 @@ _REPLACED: tuple[tuple[str, str], ...] = (
     (r"\bE\d{4}: \w+: ?", ""),
     # An assembler's file and line are in generated code.
     (r"^.*?\bptxas \S+, line \d+; error\s*: ", "ptxas: "),
-    (r"^.*?\bptxas fatal\s*: .*$", ""),
+    (r"^.*?\bptxas fatal\s*: (?:Ptx assembly aborted.*)?", ""),
     (r"LLVM ERROR: Cannot select: (.*)$", r"LLVM has no instruction of this chip for \1"),
     # XLA's stack trace of what LLVM cannot do: names, but for most lines, which are empty.
     (r"\*\*\* Begin stack trace \*\*\*[\s\S]*?(?:\*\*\* End stack trace \*\*\*|\Z)", ""),
@@ -95,6 +95,7 @@ _REPLACED: tuple[tuple[str, str], ...] = (
     (r"^WARNING: All log messages before .*$", ""),
     # Stack traces of C++ and of Python's fault handler.
     (r"^\s*(?:@ +0x|#\d+ |\*\*\* |PC: @|0x[0-9a-f]+ |Stack dump|PLEASE submit).*$", ""),
+    (r"^\s*\d+\.?\s+(?:Program arguments:|\S+\s+0x[0-9a-f]+).*$", ""),
     (r"^(?:Current thread|Thread 0x|Extension modules|Fatal Python error).*$", ""),
     (r'^\s*File "[^"]*", line \d+ in .*$', ""),
     # Values' names in dumps, base64, and other text without words.

@@ -169,18 +169,45 @@ def keep_replayed(config: pytest.Config, items: list[pytest.Item], example: Exam
     same = [item for item in kept if hasattr(item, "spec") or variant_of(item) == example.variant]
     kept = same or kept[:1]  # parameters may have been renamed; the call is that of the file
     if not kept:
-        suite = ",".join(example.suite)
-        where = example.test or f"the specs of {suite or 'its run'}"
-        how = (
-            f"--pallas-suite={suite}" if suite and not example.test else "--pallas-suite or a path"
-        )
-        raise pytest.UsageError(
-            f"--pallas-replay: no collected test runs {example.check} of {example.kernel} on a "
-            f"backend of this run; the example failed in {where} on {example.backend}. Nothing "
-            f"that a file names is imported: give its location with {how}, and its backend with "
-            "--pallas-backend"
-        )
+        raise _unmatched(example)
     _select(config, items, kept)
+
+
+def require_replayed(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+    """Refuse a ``--pallas-replay`` that no selected test can run.
+
+    Raises:
+      pytest.UsageError: none is left, or none of them draws examples.
+    """
+    replayed = current(config).replayed
+    if replayed is not None:
+        if not items:
+            raise _unmatched(replayed.example)
+        return
+    fixtures = {name for item in items for name in getattr(item, "fixturenames", ())}
+    if any(hasattr(item, "spec") for item in items) or any(map(_CALLS.__contains__, fixtures)):
+        return
+    raise pytest.UsageError(
+        f"{place_of(config, 'replay')}: no selected test runs it. Paste the whole command that "
+        "the failure printed, in the same folder: it also selects the test"
+    )
+
+
+def _unmatched(example: Example) -> pytest.UsageError:
+    """Make the error for an example that no selected test runs."""
+    suite = ",".join(example.suite)
+    where = example.test or f"the specs of {suite or 'its run'}"
+    how = f"--pallas-suite={suite}" if suite and not example.test else "--pallas-suite or a path"
+    return pytest.UsageError(
+        f"--pallas-replay: no collected test runs {example.check} of {example.kernel} on a "
+        f"backend of this run; the example failed in {where} on {example.backend}. Nothing "
+        f"that a file names is imported: give its location with {how}, and its backend with "
+        "--pallas-backend"
+    )
+
+
+#: Fixtures that run checks, also those that draw.
+_CALLS = frozenset({"pallas_check", "pallas_run"})
 
 
 def _matches(item: Any, example: Example) -> bool:

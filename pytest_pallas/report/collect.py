@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +27,7 @@ from pytest_pallas.pytest_session import (
 )
 from pytest_pallas.record import Host, Record, error_fields, from_json, to_json
 from pytest_pallas.report.pictures import pictures_of
+from pytest_pallas.run.commands import command_of
 from pytest_pallas.run.result import code_of
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def _replay(session: PytestSession, item: pytest.Item, error: BaseException) -> 
     if own is not None:
         return own(error)
     options = session.options_for(item)
-    command = ["pytest", f"--pallas-seed={options.seed}", *process_arguments()]
+    command = [f"--pallas-seed={options.seed}", *process_arguments()]
     callspec: Any = getattr(item, "callspec", None)
     backend = None if callspec is None else callspec.params.get("pallas_backend")
     if backend is not None and not isinstance(backend, str):
@@ -219,4 +219,4 @@ def _replay(session: PytestSession, item: pytest.Item, error: BaseException) -> 
         command.append(f"--pallas-max-examples={options.max_examples}")
     if isinstance(error, DIED):
         command.append("--pallas-isolate=always")
-    return shlex.join([*command, item.nodeid])
+    return command_of(item, command)

@@ -20,6 +20,7 @@ from pytest_pallas.pytest_session import (
     OUTPUT,
     PART_RESULT,
     RECORDS,
+    REFUSAL,
     SECTION,
     SHARD,
     PytestSession,
@@ -89,11 +90,15 @@ class Reporter:
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """Receive from a worker the checks that do not apply. All workers send the same."""
-        for plain in getattr(node, "workeroutput", {}).get(OUTPUT, ()):
+        output = getattr(node, "workeroutput", {})
+        for plain in output.get(OUTPUT, ()):
             entry: NotApplicable = decode(NotApplicable, plain)
             self.session.not_applicable.setdefault(entry.test, entry)
-        if (shard := getattr(node, "workeroutput", {}).get(SHARD)) is not None:
+        if (shard := output.get(SHARD)) is not None:
             self.session.shard_line, self.session.empty_shard = shard
+        self.session.refusal = (
+            getattr(node, "workeroutput", {}).get(REFUSAL) or self.session.refusal
+        )
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the results, however the session ended."""
@@ -115,6 +120,8 @@ class Reporter:
         self._join_failures(session)
         if self.session.empty_shard and session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
             session.exitstatus = pytest.ExitCode.OK  # other machines run them
+        if self.session.refusal:
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
         if not self.session.options.writes:
             return
         if self.kept is not None and resumed is not None and not self.kept.begun:
@@ -188,6 +195,8 @@ class Reporter:
         """Print the tables."""
         from pytest_pallas.report import terminal
 
+        if self.session.refusal:
+            terminalreporter.write_line(f"ERROR: {self.session.refusal}", red=True)
         verbosity = self.session.config.get_verbosity()
         left_out = terminal.entries(self.session.not_applicable, self.records)
         if not self.records and not (left_out and verbosity >= 0):

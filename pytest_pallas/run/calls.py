@@ -70,6 +70,7 @@ from pytest_pallas.run.check_run import (
 from pytest_pallas.run.drawn import run_drawn
 from pytest_pallas.run.fuzzing import title_of
 from pytest_pallas.run.nodes import unmet_by_kernels
+from pytest_pallas.run.overdue import once_in_a_test
 from pytest_pallas.run.result import Result
 from pytest_pallas.session import Session
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
@@ -124,14 +125,21 @@ def check_kernel(
     checks, mesh = listed(properties.pop("checks", ())), properties.pop("mesh", None)
     names = [check if isinstance(check, str) else check.name for check in checks]
     if not isinstance(kernel, KernelSpec):
-        return _check_function(session, backend, kernel, call, names, reference, properties, mesh)
+        check = functools.partial(
+            *(_check_function, session, backend, kernel, call),
+            *(names, reference, properties, mesh),
+        )
+        return once_in_a_test(session, name_of(kernel), call, check)
     _refuse_properties(kernel, reference, properties)
     if not args and (call.options or call.tuning):
         raise OptionError(
             f"{kernel.name}: the spec draws options and tuning with its examples; leave out "
             "options= and tuning=, or give the arguments of a call, too"
         )
-    return _check_spec(session, backend, kernel, call if args else None, names, mesh)
+    if not args:
+        return _check_spec(session, backend, kernel, None, names, mesh)
+    check = functools.partial(_check_spec, session, backend, kernel, call, names, mesh)
+    return once_in_a_test(session, kernel.name, call, check)
 
 
 def listed(checks: str | Check | Sequence[str | Check]) -> list[str | Check]:
@@ -342,6 +350,8 @@ def _check_function(
         )
     fields = {**properties, "name": name, "reference": reference}
     names = names or _marked_checks(session)
+    if "vmap" in names:  # it is named, so that the compiler decides
+        fields["vmappable"] = True
     run = _run_of_call(session, backend, kernel, fields, mesh)
     chosen = backend
     with (
@@ -433,10 +443,17 @@ def _check_call(runs: Iterable[CheckRun], arguments: Arguments, named: bool) -> 
     Raises:
       NotApplicableError: a named check does not apply to the call.
       PallasError: an answer is wrong, or there is none.
+      OptionError: the blob of ``--pallas-replay`` is to be run, and a call draws nothing.
     """
     __tracebackhide__ = True
     values: Any = None
     for run in runs:
+        if blob := run.options.replay.blob:
+            raise OptionError(
+                f"--pallas-replay={blob}: this call of {run.name} has its arguments and draws no "
+                "example. Run the test without --pallas-replay, or give it the file that the "
+                "failure names"
+            )
         failure = run.spec and expected_failure(run.spec, run.backend, run.check)
         try:
             answer = _check_once(run, arguments, named)

@@ -8,7 +8,6 @@ because pytest-xdist may distribute the items of a spec.
 from __future__ import annotations
 
 import contextlib
-import shlex
 import time
 import traceback
 from collections import Counter
@@ -49,6 +48,7 @@ from pytest_pallas.pytest_session import (
 )
 from pytest_pallas.run.backends import expected_failure, mesh_or_skip
 from pytest_pallas.run.check_run import CheckRun, check_run, context_of, item_name, place_name
+from pytest_pallas.run.commands import command_of
 from pytest_pallas.run.drawn import PartRun, calls_to_compile, part_to_json, run_drawn
 from pytest_pallas.run.fuzzing import blob_of, title_of
 from pytest_pallas.run.result import Result
@@ -297,7 +297,7 @@ class SpecItem(pytest.Item):
     def replay(self, error: BaseException) -> str:
         """Return the command that runs the failing example again."""
         options = self.options
-        command = ["pytest"]
+        command: list[str] = []
         if options.suite:
             command.append(f"--pallas-suite={','.join(options.suite)}")
         command.append(f"--pallas-backend={label(self.backend)}")
@@ -312,8 +312,7 @@ class SpecItem(pytest.Item):
         command.append(f"--pallas-replay={again}" if again else f"--pallas-seed={options.seed}")
         if isinstance(error, DIED):
             command.append("--pallas-isolate=always")
-        command.append(self.nodeid)
-        return " ".join(shlex.quote(word) for word in command)
+        return command_of(self, command)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """Return the explanation and the replay command; a traceback only for unexpected errors."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -540,11 +541,15 @@ class Traces:
     Attributes:
       calls: the calls.
       context: makes the context to trace in.
+      limit: seconds for a trace. No other call is traced after one that takes longer.
+      overdue: whether one did.
       made: the kernels of each traced call; None for a call that cannot be traced.
     """
 
     calls: Sequence[Call]
     context: Callable[[], AbstractContextManager[Any]]
+    limit: float
+    overdue: bool = False
     made: list[Sequence[KernelCall] | None] = field(
         default_factory=list["Sequence[KernelCall] | None"]
     )
@@ -553,7 +558,10 @@ class Traces:
         """The kernels of each call."""
         for number, call in enumerate(self.calls):
             if number == len(self.made):
-                self.made.append(kernels_of(call, self.context))
+                begin = time.monotonic()
+                self.made.append(None if self.overdue else kernels_of(call, self.context))
+                took = time.monotonic() - begin
+                self.overdue |= self.made[number] is None and took >= self.limit
             yield self.made[number]
 
 
@@ -569,7 +577,9 @@ def _traces(session: Session, spec: KernelSpec, backend: Backend) -> Traces:
         # Simulators and interpreters have equal traces for a TPU, which JAX caches.
         own: Any = None if target.platform == "tpu" else getattr(backend, "context", None)
         context = own or functools.partial(tracing_for, target)
-        kept[key] = Traces(_calls(spec, kernel, session.options.timeout), context)
+        limit = session.options.timeout
+        overdue = any(traces.overdue for traces in kept.values())  # those of this spec
+        kept[key] = Traces(_calls(spec, kernel, limit), context, limit, overdue)
     return kept[key]
 
 

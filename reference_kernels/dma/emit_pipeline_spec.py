@@ -60,7 +60,7 @@ SPEC_CORES = KernelSpec(
     reference=reference,
     inputs=pst.arguments(_ARRAYS, tuning={"block_rows": 16, "cores": 2, "core_parallel": True}),
     # Only v5p has two cores that one kernel can ask for.
-    backends=("tpu-sim", "interpret", "tpu-interpret", "tpu-compile:v5p"),
+    backends=("tpu-sim:v5p", "interpret", "tpu-interpret", "tpu-compile:v5p"),
     exact=True,
     relations=_PERMUTED,
     vmappable=False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -437,3 +438,210 @@ def eights(x):
 
 def eights_ref(x):
     return 2 * x
+
+
+# A mesh comes first; only the source says how its axis is called.
+
+
+def rotated(mesh, x):
+    """The shards of x (rows, cols), each on the next device."""
+    n = mesh.shape["ring"]
+
+    def body(x_ref, o_ref, sent, arrived):
+        me = jax.lax.axis_index("ring")
+        barrier = pltpu.get_barrier_semaphore()
+        pl.semaphore_signal(barrier, 1, device_id={"ring": jax.lax.rem(me + n - 1, n)})
+        pl.semaphore_wait(barrier, 1)
+        to = {"ring": jax.lax.rem(me + 1, n)}
+        pltpu.async_remote_copy(x_ref, o_ref, sent, arrived, device_id=to).wait()
+
+    def on_a_device(x):
+        space = pl.BlockSpec(memory_space=pl.ANY)
+        return _call(
+            body,
+            x.shape,
+            x.dtype,
+            in_specs=[space],
+            out_specs=space,
+            scratch_shapes=[pltpu.SemaphoreType.DMA] * 2,
+            compiler_params=pltpu.CompilerParams(collective_id=0),
+        )(x)
+
+    split = jax.P("ring")
+    mapped = jax.shard_map(on_a_device, mesh=mesh, in_specs=split, out_specs=split, check_vma=False)
+    return mapped(x)
+
+
+def rotated_ref(x):
+    return jnp.roll(x, x.shape[0] // 4, 0)  # only on 4 devices
+
+
+def on_devices(x, *, mesh):
+    """Twice x (m, n), sharded over "x". The reference takes no mesh."""
+    split = jax.P("x")
+    return jax.shard_map(double, mesh=mesh, in_specs=split, out_specs=split, check_vma=False)(x)
+
+
+def on_devices_ref(x):
+    return 2 * x
+
+
+# Numbers of pages, and a place in an array.
+
+
+def look_up(tokens, table):
+    """Rows of table (vocab, dim) for tokens (batch, seq)."""
+    (batch, seq), dim = tokens.shape, table.shape[1]
+
+    def body(_, x_ref, o_ref):
+        o_ref[0] = x_ref[...]
+
+    grid = pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=1,
+        grid=(batch, seq),
+        in_specs=[pl.BlockSpec((1, 1, dim), lambda i, j, t: (t[i, j], 0, 0))],
+        out_specs=pl.BlockSpec((1, 1, 1, dim), lambda i, j, t: (i, j, 0, 0)),
+    )
+    shape = (batch, seq, 1, dim)
+    return _call(body, shape, table.dtype, grid_spec=grid)(tokens, table[:, None])[:, :, 0]
+
+
+def look_up_ref(tokens, table):
+    return table[tokens]
+
+
+def pages_in_order(k_pages, page_table):
+    """The pages of each sequence; k_pages (pages, size, dim), page_table (batch, each)."""
+    (batch, each), (_, size, dim) = page_table.shape, k_pages.shape
+
+    def body(_, x_ref, o_ref):
+        o_ref[0] = x_ref[...]
+
+    grid = pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=1,
+        grid=(batch, each),
+        in_specs=[pl.BlockSpec((1, size, dim), lambda i, j, t: (t[i, j], 0, 0))],
+        out_specs=pl.BlockSpec((1, 1, size, dim), lambda i, j, t: (i, j, 0, 0)),
+    )
+    return _call(body, (batch, each, size, dim), k_pages.dtype, grid_spec=grid)(page_table, k_pages)
+
+
+def pages_in_order_ref(k_pages, page_table):
+    return k_pages[page_table]
+
+
+def write_at(cache, new, position):
+    """Write new (batch, dim) into cache (batch, seq, dim), in place."""
+
+    def body(at_ref, new_ref, cache_ref, o_ref, done):
+        pltpu.async_copy(new_ref, o_ref.at[:, at_ref[0]], done).wait()
+
+    space = pl.BlockSpec(memory_space=pl.ANY)
+    return _call(
+        body,
+        cache.shape,
+        cache.dtype,
+        in_specs=[pl.BlockSpec(memory_space=pltpu.SMEM), space, space],
+        out_specs=space,
+        input_output_aliases={2: 0},
+        scratch_shapes=[pltpu.SemaphoreType.DMA],
+    )(jnp.reshape(position, (1,)), new, cache)
+
+
+def write_at_ref(cache, new, position):
+    return cache.at[:, position].set(new)
+
+
+# Names of numbers that are arrays, and truth values.
+
+
+def scores(q, k, mask):
+    def body(q_ref, k_ref, m_ref, o_ref):
+        o_ref[...] = jnp.where(m_ref[...], q_ref[...] * k_ref[...], 0)
+
+    return _call(body, q.shape, k.dtype)(q, k, mask)
+
+
+def scores_ref(q, k, mask):
+    return jnp.where(mask, q * k, 0)
+
+
+# Kernels of GPUs: sizes that are powers of two, and blocks of 64.
+
+
+def triton_norm(x):
+    """Rows of a float32 array x (m, n) by their root mean square."""
+    from jax.experimental.pallas import triton as plgpu_triton
+
+    def body(x_ref, o_ref):
+        x = x_ref[...]
+        o_ref[...] = x * jax.lax.rsqrt((x * x).mean(axis=-1, keepdims=True) + 1e-6)
+
+    block = pl.BlockSpec((1, x.shape[1]), lambda i: (i, 0))
+    params = plgpu_triton.CompilerParams(num_warps=2)
+    return _call(
+        body,
+        x.shape,
+        x.dtype,
+        grid=(x.shape[0],),
+        in_specs=[block],
+        out_specs=block,
+        compiler_params=params,
+    )(x)
+
+
+def triton_norm_ref(x):
+    return x * jax.lax.rsqrt((x * x).mean(axis=-1, keepdims=True) + 1e-6)
+
+
+def hopper_product(a, b, bm=64, bn=128, bk=64):
+    """a (m, k) times b (k, n) in float16, summed in float32."""
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    (m, k), n = a.shape, b.shape[1]
+    if m % bm or n % bn or k % bk:
+        raise ValueError("whole blocks only")
+    tiled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+
+    def body(a_gmem, b_gmem, o_gmem, o_smem):
+        i, j = jax.lax.axis_index("i"), jax.lax.axis_index("j")
+
+        def product(acc):
+            def step(_, a_smem, b_smem):
+                plgpu.wgmma(acc, a_smem, b_smem)
+                plgpu.wgmma_wait(0)
+
+            plgpu.emit_pipeline(
+                step,
+                grid=(k // bk,),
+                in_specs=[
+                    plgpu.BlockSpec((bm, bk), lambda s: (i, s), transforms=tiled),
+                    plgpu.BlockSpec((bk, bn), lambda s: (s, j), transforms=tiled),
+                ],
+                max_concurrent_steps=2,
+            )(a_gmem, b_gmem)
+            return acc[...]
+
+        o_smem[...] = pl.run_scoped(product, plgpu.ACC((bm, bn))).astype(o_smem.dtype)
+        plgpu.commit_smem()
+        to = o_gmem.at[pl.ds(i * bm, bm), pl.ds(j * bn, bn)]
+        plgpu.copy_smem_to_gmem(o_smem, to)
+        plgpu.wait_smem_to_gmem(0)
+
+    # JAX 0.12 calls them by other names.
+    new = hasattr(plgpu, "kernel") and "out_type" in inspect.signature(plgpu.kernel).parameters
+    names = ("out_type", "scratch_types") if new else ("out_shape", "scratch_shapes")
+    shapes = (
+        jax.ShapeDtypeStruct((m, n), a.dtype),
+        {"o_smem": plgpu.SMEM((bm, bn), a.dtype, transforms=tiled)},
+    )
+    return plgpu.kernel(
+        body,
+        grid=(m // bm, n // bn),
+        grid_names=("i", "j"),
+        **dict(zip(names, shapes, strict=True)),
+    )(a, b)
+
+
+def hopper_product_ref(a, b):
+    return jnp.dot(a, b, preferred_element_type=jnp.float32).astype(a.dtype)

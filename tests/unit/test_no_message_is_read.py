@@ -48,6 +48,7 @@ OUTSIDE: dict[tuple[str, str], str] = {
         "compared",
     ): "the last line that pytest printed in another process",
     # From outside.
+    ("compat/testing.py", "_option_of"): "a word of the command line, as users write it",
     ("compile/refusals.py", "_is_only"): "a line of a compiler's message",
     ("compile/refusals.py", "full_text"): "an exception of JAX may have no message",
     ("compile/service.py", "remarks"): "the log of a compiler",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
+import tempfile
 from importlib import metadata
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from pallas_test_support.forked_python import run_python
 
 from pytest_pallas.__main__ import main
-from pytest_pallas.scaffold_read import Described, described
+from pytest_pallas.scaffold_read import Described, described, mentioned_dtypes
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
@@ -71,6 +73,53 @@ def test_nothing_is_overwritten_without_force(folder, capsys):
 
 
 @pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        ("mine.py", []),
+        ("src/mine.py", ["-o", "pythonpath=src"]),
+        ("lib/mine/__init__.py", []),  # of pytest's ini value
+    ],
+)
+def test_what_is_printed_runs_where_it_is_printed(folder, layout, words):
+    """The module is imported from the current folder, ``src``, or a folder of pytest's ini file."""
+    (folder / "pytest.ini").write_text("[pytest]\npythonpath = lib\n" if "lib" in layout else "")
+    (folder / layout).parent.mkdir(parents=True, exist_ok=True)
+    text = (SUPPORT / "kernels_to_guess.py").read_text()
+    (folder / layout).write_text(text)
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    command = ("-m", "pytest_pallas", "new", "mine:swish")
+    done = run_python(*command, cwd=folder, env=environment)
+    lines = done.stdout.splitlines()
+    printed = shlex.join(["python", "-m", "pytest", *words, "tests/test_swish_kernel.py"])
+    assert f"$ {printed} --pallas-profile=quick" in lines
+    (replay,) = (line.split("pytest ", 1)[1] for line in lines if line.startswith("  replay"))
+    script = Path(sys.executable).with_name("pytest")
+    again = subprocess.run(
+        [script, *shlex.split(replay), "-q"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert "FILL IN the reference of swish" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("output", "words"), [("read/test_x.py", "read-only"), ("mine/test_x.py", "no folder")]
+)
+def test_a_folder_that_cannot_be_written(folder, capsys, monkeypatch, output, words):
+    """It is said before the function is traced, and with a folder that can be written."""
+    (folder / "read").mkdir()
+    (folder / "mine").write_text("")
+    monkeypatch.setattr(os, "access", lambda path, mode: path != folder / "read")
+    assert main(["new", "kernels_to_guess:double", "-o", output]) == 2
+    text = capsys.readouterr().err
+    assert f"{output} cannot be written: {folder}" in text
+    assert words in text
+    assert f"-o {Path(tempfile.gettempdir()) / 'test_x.py'}" in text
+
+
+@pytest.mark.parametrize(
     ("target", "words"),
     [
         ("no_such_module:f", "there is no module 'no_such_module'"),
@@ -113,10 +162,18 @@ def test_the_console_script_and_help(capsys):
     assert ended.value.code == 2
 
 
+def test_the_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"pytest-pallas {metadata.version('pytest-pallas')}\n"
+
+
 def test_help_does_not_import_jax():
     code = (
         "import sys\nfrom pytest_pallas.__main__ import main\n"
-        "try:\n    main(['new', '--help'])\nexcept SystemExit:\n    pass\n"
+        "for words in (['new', '--help'], ['--version']):\n"
+        "    try:\n        main(words)\n    except SystemExit:\n        pass\n"
         "assert not {'jax', 'numpy', 'hypothesis'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -135,8 +192,25 @@ def test_help_does_not_import_jax():
         ("x: what is doubled\n\n(a, b)", {}),
         ("x: m x n in words, [m x n]", {"x": Described(("m", "n"))}),
         ("Adds x and y (see [above]).", {}),
+        (
+            "x (m, n) plus y [n], in place",
+            {"x": Described(("m", "n")), "y": Described(("n",))},
+        ),
         (None, {}),
     ],
 )
 def test_shapes_in_docstrings(text, wanted):
     assert described(text, ["x", "y"]) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("Doubles a float32 array.", ("float32",)),
+        ("x @ y for bf16 or fp16, summed in float32; returns float32", ("bfloat16", "float16")),
+        ("Casts to int8.", ()),
+        (None, ()),
+    ],
+)
+def test_dtypes_in_sentences(text, wanted):
+    assert mentioned_dtypes(text) == wanted

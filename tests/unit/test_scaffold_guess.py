@@ -58,6 +58,35 @@ INPUTS = {
     "ones": "st.just(())",
     "eights": f'pst.arrays("m n", {FLOATS}, multiple_of={{"m": 8}})',
     "forgetful": f'pst.arrays("m n; m >= 8", {FLOATS})',
+    "look_up": (
+        f'pst.arguments( pst.arrays("vocab dim", {FLOATS}), then=lambda drawn: {{ '
+        "# FILL IN: indices from 0 to vocab - 1 "
+        '"tokens": pst.indices(4 * 4, size=drawn.recipe["vocab"]).map('
+        " lambda flat: flat.reshape((4, 4)), ), }, )"
+    ),
+    "pages_in_order": (
+        f'pst.arguments( pst.arrays("pages size dim", {FLOATS}), then=lambda drawn: {{ '
+        "# FILL IN: numbers of pages below pages "
+        '"page_table": pst.page_tables(4, pages_each=4, pages=drawn.recipe["pages"]), }, )'
+    ),
+    "write_at": (
+        f'pst.arguments( pst.arrays("batch seq dim, batch dim", {FLOATS}), then=lambda drawn: {{ '
+        "# FILL IN: indices from 0 to seq - 1 "
+        '"position": pst.indices(1, size=drawn.recipe["seq"]).map(lambda flat: flat.reshape(())), '
+        "}, )"
+    ),
+    "scores": (
+        'pst.arrays( "m n, m n, m n", '
+        'dtype=pst.dtype_pairs(("float32", "float32", "bool"), ("bfloat16", "bfloat16", "bool")), )'
+    ),
+    "triton_norm": (
+        'pst.arrays( "m n", dtype="float32", '
+        'dims={"n": [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]}, )'
+    ),
+    "hopper_product": (
+        'pst.arguments( pst.arrays("m k, k n", dtype="float16", '
+        'multiple_of={"m": 64, "k": 64, "n": 128}), tuning={"bn": st.sampled_from([64, 128])}, )'
+    ),
     # Without a reference only the blocks show which axes have one size.
     "matmul_alone": f'pst.arrays("m k, k n", {FLOATS})',
     "add_blocks": f'pst.arrays("m n, m n", {FLOATS})',
@@ -135,6 +164,27 @@ def test_a_function_of_jax_with_that_name_is_named():
 )
 def test_comments_and_more(name, words):
     assert words in text_of(guessed(name))
+
+
+def test_a_mesh_is_no_array():
+    """The reference gets it, too, whether it takes it or not."""
+    text = text_of(guessed("on_devices"))
+    assert 'inputs=lambda mesh: pst.arrays("m n", ' in text
+    assert 'multiple_of={"m": 8}' in text
+    assert 'meshes=({"x": 2}, {"x": 4}),' in text
+    assert "kernel=on_devices,\n    reference=reference,\n" in text
+    assert "def reference(x, *, mesh, **options):" in text
+    spec = spec_of("on_devices")
+    assert pytest_pallas.check(spec, checks="forward", max_examples=2, mesh={"x": 4}) is None
+
+
+def test_an_array_after_a_mesh():
+    text = text_of(guessed("rotated"))
+    assert 'meshes=({"ring": 4},),' in text or 'meshes=({"ring": 2}, {"ring": 4}),' in text
+    assert "def call(x, **options):" in text
+    assert "return rotated(x=x, **options)" in text
+    spec = spec_of("rotated")
+    assert pytest_pallas.check(spec, checks="forward", max_examples=2, mesh={"ring": 4}) is None
 
 
 def test_what_no_guess_fits_is_written_with_what_was_tried():

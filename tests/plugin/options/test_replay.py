@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from plugin.conftest import ADD
+
 SUITE = ("--pallas-suite=specs", "--pallas-backend=tpu-sim", "--pallas-checks=forward")
 
 
@@ -38,3 +40,20 @@ def test_a_file_that_is_called_like_a_blob(project):
     result = project.run(*SUITE, "--pallas-replay=AEEA")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: --pallas-replay: *AEEA: this is no safetensors file*"])
+
+
+@pytest.mark.parametrize("words", [("-k", "nothing"), ("-k", "nothing", "-n1")], ids=["", "n1"])
+def test_that_matches_nothing(project, words):
+    project.specs('name="add", kernel=add')
+    result = project.run(*SUITE, "--pallas-replay=AEEA", *words)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    text = result.stdout.str() + result.stderr.str()
+    assert "ERROR: --pallas-replay: no selected test runs it. Paste the whole command" in text
+    assert "INTERNALERROR" not in text
+
+
+def test_a_blob_for_a_call_that_draws_nothing(project):
+    project.write(test_add=ADD)
+    result = project.run("--pallas-backend=interpret", "--pallas-replay=AEEA")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*this call of add has its arguments and draws no example*"])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 
 import pytest
+from pallas_test_support.forked_python import run_python
 
 #: A kernel that is wrong for one width only, and says to a file what it was asked.
 KERNEL = """
@@ -28,6 +30,10 @@ def replay_of(result: pytest.RunResult) -> list[str]:
     assert len(found) == 1
     words = shlex.split(found[0].strip().removeprefix("replay:").removeprefix("replay"))
     assert words[0] == "pytest"
+    for own in (["-p", "no:jaxtyping"], ["-o", "pallas_isolate=never"]):  # of ``Project.options``
+        if own[1] in words:
+            at = words.index(own[1])
+            del words[at - 1 : at + 1]
     return words[1:]
 
 
@@ -136,6 +142,108 @@ def test_of_a_test_of_ones_own(project):
     drawn = [line for line in result.outlines if "args=Drawn(" in line]
     assert drawn
     assert [line for line in again.outlines if "args=Drawn(" in line] == drawn
+
+
+#: A test of one's own in a folder, whose conftest.py adds an option.
+IN_A_FOLDER = """
+    import numpy as np
+    from kernels import add_off, reference
+
+    def test_off(pallas_check, width):
+        x = np.ones((8, width), np.float32)
+        pallas_check(add_off, x, x, reference=reference)
+"""
+WIDTHS = """
+    def pytest_addoption(parser):
+        parser.addoption("--width", type=int, action="append")
+
+    def pytest_generate_tests(metafunc):
+        metafunc.parametrize("width", metafunc.config.getoption("--width") or [128])
+"""
+
+
+@pytest.fixture
+def in_a_folder(project):
+    """A project with a test in the folder "tests/a b", and an ini file elsewhere."""
+    folder = project.path / "tests" / "a b"
+    folder.mkdir(parents=True)
+    project.write(**{"tests/a b/test_off": IN_A_FOLDER, "tests/conftest": WIDTHS})
+    (project.path / "other.ini").write_text("[pytest]\npallas_backend = tpu-sim\n")
+    return project
+
+
+@pytest.mark.parametrize("started", [".", "tests", "tests/a b", ".."])
+def test_where_pytest_was_started(in_a_folder, monkeypatch, started):
+    project = in_a_folder
+    root = project.path
+    folder = (root / started).resolve()
+    monkeypatch.syspath_prepend(root)
+    monkeypatch.chdir(folder)
+    test = os.path.relpath(root / "tests", folder)
+    result = project.run(
+        "--pallas-backend=tpu-sim", "-c", os.path.relpath(root / "other.ini", folder), test,
+        f"--rootdir={root}", "-qs", "--width", "256", "--pallas-timeout=50", "-k", "test_off",
+    )  # fmt: skip
+    result.assert_outcomes(failed=1)
+    command = replay_of(result)
+    path = os.path.relpath(root / "tests/a b/test_off.py", folder)
+    assert command[-1] == f"{path}::test_off[256-tpu-sim]"
+    assert {"-c", "--width", "--pallas-timeout=50"} < {*command}
+    assert not {"-qs", "-k"} & {*command}
+    project.run(*command).assert_outcomes(failed=1)
+
+
+def test_beside_a_configuration_of_its_own(in_a_folder, monkeypatch):
+    """The test's folder has a configuration, which a run from above does not read."""
+    project = in_a_folder
+    monkeypatch.syspath_prepend(project.path)
+    (project.path / "tests/a b/pytest.ini").write_text("[pytest]\npallas_backend = nonsense\n")
+    project.ini(pallas_backend="tpu-sim")
+    command = replay_of(project.run())
+    assert {"--config-file=pytest.ini", "--rootdir=."} < {*command}
+    project.run(*command).assert_outcomes(failed=1)
+
+
+def test_of_a_hook_and_of_a_suite_outside(project, monkeypatch):
+    """No path selects them, or pytest would not read the conftest.py with the hook."""
+    outside = project.path / "lib"
+    inside = project.path / "mine"
+    outside.mkdir()
+    inside.mkdir()
+    project.specs('name="off", kernel=add_off, checks=("forward",)', name="lib/far_specs")
+    project.write(
+        **{
+            "mine/conftest": """
+                import dataclasses
+
+                def pytest_pallas_specs(config):
+                    from far_specs import SPEC_0
+                    return [dataclasses.replace(SPEC_0, name="hooked")]
+            """
+        }
+    )
+    monkeypatch.syspath_prepend(project.path)
+    monkeypatch.syspath_prepend(outside)
+    monkeypatch.chdir(inside)
+    options = "--pallas-backend=interpret", "--pallas-max-examples=2", "--pallas-suite=far_specs"
+    for name, other in (("off", "hooked"), ("hooked", "off")):
+        result = project.run(*options, "-k", name)
+        result.assert_outcomes(failed=1)
+        command = replay_of(result)
+        assert command[-2:] == ["-k", f"{name}-forward[interpret]"]
+        again = project.run(*command)
+        again.assert_outcomes(failed=1)
+        assert other not in again.stdout.str()
+
+
+def test_what_only_python_m_pytest_imports(in_a_folder):
+    """``pytest`` alone does not search the folder where it was started."""
+    project = in_a_folder
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    words = ("-m", "pytest", "--pallas-isolate=never", "--pallas-backend=tpu-sim", "tests")
+    done = run_python(*words, cwd=project.path, env=environment)
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("replay: "))
+    assert line.startswith("replay: pytest -o pythonpath=. ")
 
 
 def test_with_devices_and_checks(project):

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas import NotApplicableError
+from pytest_pallas import NotApplicableError, check
 from pytest_pallas.checks.vmap import program, vmap
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.judge.oracle import ExpectedCache
@@ -124,3 +125,23 @@ def test_the_second_row_is_like_the_first(context_of, x):
         assert (np.diff(second) >= 0).all()
     if set(x.flat) == {0, 1}:
         assert set(second.flat) == {0, 1}
+
+
+def test_a_named_check_asks_about_operands_in_hbm():
+    """Unnamed it leaves them out, because JAX compiles no batch of them for a TPU."""
+
+    def body(x_hbm, o_hbm, done):
+        pltpu.async_copy(x_hbm, o_hbm, done).wait()
+
+    def copy(x):
+        space = pl.BlockSpec(memory_space=pl.ANY)
+        return pl.pallas_call(
+            body,
+            out_shape=x,
+            in_specs=[space],
+            out_specs=space,
+            scratch_shapes=[pltpu.SemaphoreType.DMA],
+        )(x)
+
+    x = np.ones((8, 128), np.float32)
+    check(copy, x, reference=lambda x: x, checks="vmap", backend="tpu-sim")

@@ -224,6 +224,11 @@ TEXTS = {
         "ptxas: Instruction 'wgmma.mma_async with floating point types' not supported on .target "
         "'sm_100a'",
     ),
+    "ptxas that aborts": (
+        'ptxas fatal   : (C7600) Internal error: Assertion failed at "/x/y.cpp", line 123\n'
+        "Stack dump:\n0.\tProgram arguments: ptxas\n0  ptxas 0x00007f12\n1  libc.so 0x00007f13\n",
+        '(C7600) Internal error: Assertion failed at "/x/y.cpp", line 123',
+    ),
     "abort, with a log": (
         "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n"
         "I1121 06:23:59.208596    5753 pjrt_api.cc:119] GetPjrtApi was found for cuda at /x/y.so\n"
