@@ -66,11 +66,20 @@ def kernels() -> Iterator[Any]:
 
     for package in PACKAGES:
         for module in pkgutil.walk_packages(import_module(package).__path__, f"{package}."):
-            yield from (spec for spec in specs_in(module.name) if spec.claims("tpu-sim"))
+            yield from (spec for spec in specs_in(module.name) if chip_of(spec) is not None)
     for name in BROKEN:
         for spec in specs_in(name):
-            if table.is_right(spec.name) and spec.claims("tpu-sim"):
+            if table.is_right(spec.name) and chip_of(spec) is not None:
                 yield spec
+
+
+def chip_of(spec: Any) -> str | None:
+    """Return the chip that a kernel runs for: "" for the default one, None if there is none."""
+    from pallas_sim.chips import TPUS
+
+    names = ["tpu-sim", *(f"tpu-sim:{chip}" for chip in TPUS)]
+    claimed = next((name for name in names if spec.claims(name)), None)
+    return None if claimed is None else claimed.partition(":")[2]
 
 
 def drawn(inputs: Any, seed: int, count: int) -> list[Any]:
@@ -97,14 +106,17 @@ def drawn(inputs: Any, seed: int, count: int) -> list[Any]:
     return found
 
 
-def alarms(function: Any, arguments: Any, devices: int, seeds: Sequence[int]) -> Iterator[str]:
+def alarms(
+    function: Any, arguments: Any, chip: str, devices: int, seeds: Sequence[int]
+) -> Iterator[str]:
     """What is said of one call in several orders of events; "" where there is nothing to say."""
     import jax
 
+    from pallas_sim.chips import TARGETS
     from pytest_pallas.backends.protocol import Call, RunSettings, Schedule
     from pytest_pallas.backends.simulators import tpu_sim
 
-    backend, plain = tpu_sim(), None
+    backend, plain = tpu_sim(TARGETS.get(chip)), None
     for seed in seeds:
         outcome = backend.run(
             Call(
@@ -157,7 +169,7 @@ def main(words: Sequence[str] | None = None) -> int:
                     orders = random.Random(f"{spec.name} {number}")
                     seeds = [0, *(orders.randrange(1, 1 << 30) for _ in range(1, ORDERS))]
                     row.calls += 1
-                    for words_ in alarms(function, arguments, devices, seeds):
+                    for words_ in alarms(function, arguments, chip_of(spec) or "", devices, seeds):
                         row.runs += 1
                         if words_:
                             row.alarms += 1
