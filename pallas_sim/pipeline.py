@@ -290,7 +290,7 @@ def fetch(
     """
     array = buffer.array
     parts = _locate(this, window, array, start)
-    inside = array[tuple(source for source, _ in parts)]
+    inside = _part(array, [source for source, _ in parts])
     if buffer.overlaps is not None:
         buffer.overlaps.fetch([source for source, _ in parts], len(this.points) - 1 + ahead)
     _record(this, inside, "read", window)
@@ -318,7 +318,7 @@ def store(this: CoreRun, window: BlockWindow, buffer: BlockBuffer) -> None:
         return  # the window is the array
     parts = _clipped(window, buffer.array, buffer.start)
     targets = [target for target, _ in parts]
-    part = buffer.array[tuple(targets)]
+    part = _part(buffer.array, targets)
     buffer.left.add(buffer.start)
     if buffer.overlaps is not None:
         buffer.overlaps.store(targets, len(this.points) - 1)
@@ -331,11 +331,16 @@ def _view(this: CoreRun, window: BlockWindow, array: Array, start: BlockStart) -
     for axis, (first, size, dim) in enumerate(zip(start, window.sizes, array.shape, strict=True)):
         if first < 0 or first + size > dim:
             raise _beyond(this, window, array, start, axis)
-    key = tuple(
+    key = [
         first if axis in window.squeezed else slice(first, first + size)
         for axis, (first, size) in enumerate(zip(start, window.sizes, strict=True))
-    )
-    return array[key]
+    ]
+    return _part(array, key)
+
+
+def _part(array: Array, key: Sequence[int | slice]) -> Array:
+    """Return a view of an array, also of one element, which numpy would give as a number."""
+    return array[(*key, ...)]
 
 
 def _beyond(

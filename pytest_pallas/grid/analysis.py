@@ -20,7 +20,7 @@ from pytest_pallas.grid import findings as picture
 from pytest_pallas.grid.findings import GridFinding, Kind, Severity, finding_of, points
 from pytest_pallas.grid.kernel_calls import KernelCall
 from pytest_pallas.grid.model import GridCall, GridWindow, read_call, region
-from pytest_pallas.grid.overhang import illegal_tiles, overhang, too_much_vmem
+from pytest_pallas.grid.overhang import illegal_tiles, overhang, too_much_memory
 from pytest_pallas.grid.scalars import Points
 from pytest_pallas.grid.scopes import (
     JaxprScope,
@@ -502,7 +502,7 @@ def _findings(call: GridCall, scope: JaxprScope, chip: str) -> Iterator[GridFind
             yield finding_of(call, window, *problem)
     yield from overhang(call)
     yield from illegal_tiles(call)
-    yield from too_much_vmem(call, chip)
+    yield from too_much_memory(call, chip)
 
 
 def merged(analyses: Sequence[Analysis]) -> Analysis:

@@ -26,6 +26,7 @@ Kind = Literal[
     "overhang",
     "alias",
     "vmem",
+    "smem",
     "tile",
 ]
 
